@@ -72,7 +72,9 @@ def initial_forecaster_of(store: "Store", job_id: str, session: Session) -> Init
         return None
     kept = store.prior(job_id)
     prior = from_plain(Prior, kept) if kept is not None else _prior(store, question)
-    return InitialForecaster(dataclasses.replace(question, known=prior.rates, lessons=prior.lessons, rests_on=prior.source))
+    return InitialForecaster(
+        dataclasses.replace(question, coefficients=prior.rates, lessons=prior.lessons, rests_on=prior.source)
+    )
 
 
 def _prior(store: "Store", question: Question) -> Prior:

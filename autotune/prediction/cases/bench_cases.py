@@ -41,7 +41,7 @@ def link_volume(row: Measured) -> float:
 
 def _product_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
     cases = stacked([_case(layer_model(1, 8, 1, 8), 1, cluster, engine, row.precision) for row in rows])
-    outward, inner, outer = (_column(rows, place) for place in range(3))
+    outward, inner, outer = (_column(rows, dimension) for dimension in range(3))
     backward = np.array([row.operation is Operation.PRODUCT_BACKWARD for row in rows])
     return lambda rates: _product(cases, rates, outward, inner, outer) * np.where(backward, rates.backward_ratio, 1.0)
 
@@ -151,5 +151,5 @@ def _states(elements: int, cluster: ClusterSpec, engine: str) -> Cases:
     return dataclasses.replace(cases, shapes=shapes)
 
 
-def _column(rows: Sequence[Measured], place: int) -> Array:
-    return np.array([float(row.shape[place]) for row in rows])
+def _column(rows: Sequence[Measured], dimension: int) -> Array:
+    return np.array([float(row.shape[dimension]) for row in rows])

@@ -76,8 +76,8 @@ def engine_software(model: ModelSpec | FactoryModel, engine: str, attention: set
     """The profile of an engine; `math` attention keeps the attention matrix, and on CPUs attention that changes scores."""
     if isinstance(model, FactoryModel):  # its trace counts what it keeps
         return software_named(f"engine={engine}", gated=False)[0]
-    kept = attention == {"math"} or (model.changes_scores and device_kind == "cpu")
-    kernel = "; kernel=torch" if kept else ""
+    keeps_scores = attention == {"math"} or (model.changes_scores and device_kind == "cpu")
+    kernel = "; kernel=torch" if keeps_scores else ""
     return software_named(f"engine={engine}; device={device_kind}{kernel}", gated=model.gated_mlp)[0]
 
 

@@ -73,16 +73,16 @@ class RowBuilder:
 
     def extended(self, rows: Rows, step: "Step") -> "tuple[Rows, Index | None]":
         """Every row once for each possible value of the next knob, and the rows that they extend; None: each once, in order."""
-        which = step.combinations(rows)
-        for row in step.unknown(which):
-            step.learn(int(which[row if len(which) > 1 else 0]), self._next(rows, row, step))
-        found = step.places(which)
-        if len(found) == 1 and len(codes := step.following(int(found[0]))) == 1:
+        combinations = step.combinations(rows)
+        for row in step.unknown(combinations):
+            step.learn(int(combinations[row if len(combinations) > 1 else 0]), self._next(rows, row, step))
+        indices = step.places(combinations)
+        if len(indices) == 1 and len(codes := step.following(int(indices[0]))) == 1:
             return Rows((*rows.columns, np.array(codes, dtype=np.int16)), rows.count), None
-        counts = np.broadcast_to(step.counts(found), rows.count)
+        counts = np.broadcast_to(step.counts(indices), rows.count)
         source = np.repeat(np.arange(rows.count), counts)
         within = np.arange(len(source)) - np.repeat(np.cumsum(counts) - counts, counts)
-        starts = np.broadcast_to(step.starts(found), rows.count)
+        starts = np.broadcast_to(step.starts(indices), rows.count)
         return Rows((*rows.take(source).columns, step.codes(starts[source] + within)), len(source)), source
 
     def config_of(self, codes: Codes) -> TrialConfig:
@@ -95,8 +95,8 @@ class RowBuilder:
         """The possible next values for a row."""
         depth = len(rows.columns)
         prefix = [values[0] for values in self.values[:depth]]  # any value, for knobs that are not read
-        for place in step.reads if step.judged else self._lattice.reads(depth):
-            prefix[place] = self.values[place][rows.code(place, row)]
+        for read_depth in step.reads if step.judged else self._lattice.reads(depth):
+            prefix[read_depth] = self.values[read_depth][rows.code(read_depth, row)]
         values = self._lattice.legal_choices(tuple(prefix)) if step.judged else self._lattice.choices(tuple(prefix))[:1]
         return [self._place(depth, value) for value in values]
 
@@ -143,18 +143,18 @@ class Grid:
         for codes in self.codes_at(rows, np.arange(rows.count * self.sides.count)):
             yield self.config_of(codes)
 
-    def config(self, rows: Rows, place: int) -> TrialConfig:
+    def config(self, rows: Rows, index: int) -> TrialConfig:
         """The configuration at an index: row x sides + side."""
-        return self.config_of(self.codes_at(rows, np.array([place]))[0])
+        return self.config_of(self.codes_at(rows, np.array([index]))[0])
 
     def codes_at(self, rows: Rows, places: Index) -> Codes:
         """The codes of the configurations at these indices: of shape (places, knobs)."""
         row, side = np.divmod(places, self.sides.count)
-        found = np.empty((len(places), len(SEARCH_ORDER)), dtype=np.int16)
+        codes = np.empty((len(places), len(SEARCH_ORDER)), dtype=np.int16)
         for depth, name in enumerate(SEARCH_ORDER):
             column, at = (self.sides.columns[depth], side) if name in self.on_side else (rows.columns[depth], row)
-            found[:, depth] = column[at] if len(column) > 1 else column[0]
-        return found
+            codes[:, depth] = column[at] if len(column) > 1 else column[0]
+        return codes
 
     def config_of(self, codes: Codes) -> TrialConfig:
         """The configuration with these codes."""
@@ -192,7 +192,7 @@ class Step:
 
     def __init__(self, reads: Sequence[int], judged: bool, most: Sequence[int]) -> None:
         self.reads, self.judged = tuple(reads), judged
-        self._strides = tuple(int(np.prod([most[read] for read in reads[place + 1 :]])) for place in range(len(reads)))
+        self._strides = tuple(int(np.prod([most[read] for read in reads[position + 1 :]])) for position in range(len(reads)))
         size = int(np.prod([most[read] for read in reads]))
         self._table = np.full(size, -1, dtype=np.int64) if size <= LARGEST_TABLE else None
         self._sparse: dict[int, int] = {}
@@ -208,44 +208,44 @@ class Step:
             total = total + rows.columns[read].astype(np.int64) * stride
         return total
 
-    def unknown(self, which: Index) -> list[int]:
+    def unknown(self, combinations: Index) -> list[int]:
         """One row for each combination not yet evaluated."""
         if self._table is not None:
-            rows = np.flatnonzero(self._table[which] < 0)
-            return [int(rows[first]) for first in np.unique(which[rows], return_index=True)[1]]
-        numbers, firsts = np.unique(which, return_index=True)
+            rows = np.flatnonzero(self._table[combinations] < 0)
+            return [int(rows[first]) for first in np.unique(combinations[rows], return_index=True)[1]]
+        numbers, firsts = np.unique(combinations, return_index=True)
         return [int(row) for number, row in zip(numbers, firsts, strict=True) if int(number) not in self._sparse]
 
     def learn(self, combination: int, codes: Sequence[int]) -> None:
         """Store the possible values for a combination."""
-        place = len(self._starts)
+        index = len(self._starts)
         self._starts.append(len(self._codes))
         self._counts.append(len(codes))
         self._codes += codes
         if self._table is not None:
-            self._table[combination] = place
+            self._table[combination] = index
         else:
-            self._sparse[combination] = place
+            self._sparse[combination] = index
 
-    def places(self, which: Index) -> Index:
+    def places(self, combinations: Index) -> Index:
         """The index of each stored combination."""
         if self._table is not None:
-            return self._table[which]
-        numbers, inverse = np.unique(which, return_inverse=True)
+            return self._table[combinations]
+        numbers, inverse = np.unique(combinations, return_inverse=True)
         return np.array([self._sparse[int(number)] for number in numbers], dtype=np.int64)[inverse]
 
-    def following(self, place: int) -> list[int]:
+    def following(self, index: int) -> list[int]:
         """The possible values for the combination at an index."""
-        start = self._starts[place]
-        return self._codes[start : start + self._counts[place]]
+        start = self._starts[index]
+        return self._codes[start : start + self._counts[index]]
 
-    def counts(self, found: Index) -> Index:
+    def counts(self, indices: Index) -> Index:
         """The numbers of possible values."""
-        return np.array(self._counts, dtype=np.int64)[found]
+        return np.array(self._counts, dtype=np.int64)[indices]
 
-    def starts(self, found: Index) -> Index:
+    def starts(self, indices: Index) -> Index:
         """Their start indices in `codes`."""
-        return np.array(self._starts, dtype=np.int64)[found]
+        return np.array(self._starts, dtype=np.int64)[indices]
 
     def codes(self, places: Index) -> Codes:
         """The values at these indices."""

@@ -126,11 +126,11 @@ class GridCases(Generic[Part]):
 
     def _combination(self, combined: int) -> tuple[Value, ...]:
         """The values of the placing knobs."""
-        found: list[Value] = []
+        values: list[Value] = []
         for name in reversed(self._placing):
             combined, code = divmod(combined, len(self._values(name)))
-            found.append(self._values(name)[code])
-        return tuple(reversed(found))
+            values.append(self._values(name)[code])
+        return tuple(reversed(values))
 
     def _values(self, name: str) -> list[Value]:
         return self._grid.values[SEARCH_ORDER.index(name)]

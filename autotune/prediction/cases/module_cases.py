@@ -69,8 +69,10 @@ def described(model: Model, precision: str, device_kind: str) -> DescribedModule
         return None
     traced = traced_precision(precision)
     if traced not in model.profile.traces:
-        known = ", ".join(model.profile.traces)
-        raise RequestError("precision", f"{model.name} is described in {known}, not in {precision}", f"use one of {known}")
+        precisions = ", ".join(model.profile.traces)
+        raise RequestError(
+            "precision", f"{model.name} is described in {precisions}, not in {precision}", f"use one of {precisions}"
+        )
     return _described(model.profile, traced, device_kind == "cpu")
 
 

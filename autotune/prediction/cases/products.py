@@ -57,23 +57,23 @@ class Product:
     def take(self, rows: Sequence[Index]) -> "Product":
         """The combinations of these rows of each axis."""
         axes = tuple(axis.take(chosen) for axis, chosen in zip(self.axes, rows, strict=True))
-        first, *others = rows
-        return Product(axes, tuple(mask[np.ix_(first, other)] for mask, other in zip(self.masks, others, strict=True)))
+        first, *other_rows = rows
+        return Product(axes, tuple(mask[np.ix_(first, other)] for mask, other in zip(self.masks, other_rows, strict=True)))
 
     def take_rows(self, rows: Index) -> "Product":
         """The combinations of these rows of the first axis."""
-        first, *others = self.axes
-        return Product((first.take(rows), *others), tuple(mask[rows] for mask in self.masks))
+        first, *other_axes = self.axes
+        return Product((first.take(rows), *other_axes), tuple(mask[rows] for mask in self.masks))
 
     @property
     def legal(self) -> Mask:
         """Which combinations are legal."""
-        found: Mask = np.ones((1,) * len(self.axes), dtype=bool)
+        combinations: Mask = np.ones((1,) * len(self.axes), dtype=bool)
         for axis, mask in enumerate(self.masks, start=1):
             shape = [1] * len(self.axes)
             shape[0], shape[axis] = mask.shape
-            found = found & mask.reshape(shape)
-        return np.broadcast_to(found, self.shape)
+            combinations = combinations & mask.reshape(shape)
+        return np.broadcast_to(combinations, self.shape)
 
     def parts(self, most: int) -> "Iterator[tuple[list[Index], Product]]":
         """The configurations in parts of at most so many combinations: halved along the first axis, then the longest. With each
@@ -81,16 +81,16 @@ class Product:
         """
         first = np.logical_and.reduce([np.ones(self.axes[0].count, dtype=bool), *(mask.any(axis=1) for mask in self.masks)])
         rows = [np.flatnonzero(first), *(np.flatnonzero(mask[first].any(axis=0)) for mask in self.masks)]
-        size = int(np.prod([float(len(own)) for own in rows]))
+        size = int(np.prod([float(len(axis_rows)) for axis_rows in rows]))
         if 0 < size <= most:
             yield rows, self if tuple(map(len, rows)) == self.shape else self.take(rows)
         elif size:
-            axis = 0 if len(rows[0]) > 1 else max(range(len(rows)), key=lambda place: len(rows[place]))
+            axis = 0 if len(rows[0]) > 1 else max(range(len(rows)), key=lambda axis_index: len(rows[axis_index]))
             middle = (len(rows[axis]) + 1) // 2
             for half in (rows[axis][:middle], rows[axis][middle:]):
                 chosen = [*rows[:axis], half, *rows[axis + 1 :]]
                 for inner, part in self.take(chosen).parts(most):
-                    yield [own[at] for own, at in zip(chosen, inner, strict=True)], part
+                    yield [axis_rows[at] for axis_rows, at in zip(chosen, inner, strict=True)], part
 
 
 class Products:
@@ -112,8 +112,8 @@ class Products:
         """For each knob of SEARCH_ORDER, its axis; those with a single value are on any."""
         self._reads = tuple(space.lattice.reads(depth) for depth in DEPTHS)
         self._first = self._walk_first()
-        found = [self._axis(number) for number in range(1, len(groups) + 1)] if self._first.count else []
-        self.whole = Product((self._first, *(axis for axis, _ in found)), tuple(mask for _, mask in found))
+        axes = [self._axis(number) for number in range(1, len(groups) + 1)] if self._first.count else []
+        self.whole = Product((self._first, *(axis for axis, _ in axes)), tuple(mask for _, mask in axes))
         """All configurations."""
 
     @property
@@ -135,12 +135,12 @@ class Products:
 
     def codes_at(self, product: Product, at: Sequence[Index]) -> Codes:
         """The codes of the configurations at these indices of each axis: of shape (configurations, knobs)."""
-        found = np.empty((len(at[0]), len(SEARCH_ORDER)), dtype=np.int16)
+        codes = np.empty((len(at[0]), len(SEARCH_ORDER)), dtype=np.int16)
         for depth in DEPTHS:
             axis = self.axis_of[depth]
             column = product.axes[axis].columns[depth]
-            found[:, depth] = column[at[axis]] if len(column) > 1 else column[0]
-        return found
+            codes[:, depth] = column[at[axis]] if len(column) > 1 else column[0]
+        return codes
 
     def config_of(self, codes: Codes) -> TrialConfig:
         """The configuration with these codes."""
@@ -157,13 +157,13 @@ class Products:
 
     def _axis(self, number: int) -> tuple[Rows, Mask]:
         """The combinations of a group's knobs, and which of them are legal with which row of the first axis."""
-        own = [depth for depth in DEPTHS if self.axis_of[depth] == number]
-        read = {place for depth in own for place in self._reads[depth] if self.axis_of[place] == 0}
+        depths = [depth for depth in DEPTHS if self.axis_of[depth] == number]
+        read = {read_depth for depth in depths for read_depth in self._reads[depth] if self.axis_of[read_depth] == 0}
         kinds, kind_of = _distinct([self._first.columns[depth] for depth in sorted(read)], self._first.count)
         rows, origin = Rows((), len(kinds)), np.arange(len(kinds))
         for depth in DEPTHS:
             checkpoint()
-            if depth in own:
+            if depth in depths:
                 rows, source = self._builder.extended(rows, self._builder.step(depth, True))
                 origin = origin if source is None else origin[source]
                 if not rows.count:
@@ -171,16 +171,16 @@ class Products:
                 continue
             column = self._first.columns[depth] if depth in read else NOTHING
             rows = Rows((*rows.columns, column[kinds][origin] if len(column) > 1 else column), rows.count)
-        chosen, which = _distinct([rows.columns[depth] for depth in own], rows.count)
+        chosen, combination_index = _distinct([rows.columns[depth] for depth in depths], rows.count)
         legal = np.zeros((len(kinds), len(chosen)), dtype=bool)
-        legal[origin, which] = True
-        columns = tuple(rows.take(chosen).columns[depth] if depth in own else NOTHING for depth in DEPTHS)
+        legal[origin, combination_index] = True
+        columns = tuple(rows.take(chosen).columns[depth] if depth in depths else NOTHING for depth in DEPTHS)
         return Rows(columns, len(chosen)), legal[kind_of]
 
 
-def _first(space: SearchSpace, varying: set[int], wanted: set[int]) -> set[int]:
+def _first(space: SearchSpace, varying: set[int], requested: set[int]) -> set[int]:
     """The depths of the first axis: those wanted that vary, and all on which their legal values depend."""
-    first, waiting = set[int](), wanted & varying
+    first, waiting = set[int](), requested & varying
     while waiting:
         first |= waiting
         waiting = {read for depth in first for read in space.lattice.reads(depth) if read in varying} - first
@@ -197,12 +197,12 @@ def _distinct(columns: Sequence[Codes], count: int) -> tuple[Index, Index]:
     """Of so many rows with these columns, the first of each kind in lexicographic order, and the kind of each row."""
     if not columns:
         return np.zeros(1, dtype=np.int64), np.zeros(count, dtype=np.int64)
-    which, size = np.zeros(count, dtype=np.int64), 1
+    row_codes, size = np.zeros(count, dtype=np.int64), 1
     for column in columns:
         values = int(column.max(initial=0)) + 1
         if size * values >= LARGEST:
-            met, which = np.unique(which, return_inverse=True)
+            met, row_codes = np.unique(row_codes, return_inverse=True)
             size = len(met)
-        which, size = which * values + column, size * values
-    _, firsts, kinds = np.unique(which, return_index=True, return_inverse=True)
+        row_codes, size = row_codes * values + column, size * values
+    _, firsts, kinds = np.unique(row_codes, return_index=True, return_inverse=True)
     return firsts, kinds

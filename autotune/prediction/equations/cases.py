@@ -232,7 +232,7 @@ class Layouts:
     """1 if activations saved for backward are kept in host memory."""
     length: Array = field(default_factory=lambda: np.zeros(1))
     """Tokens per sample at this point of the schedule; 0: whole samples."""
-    kept: Array = field(default_factory=lambda: np.zeros(1))
+    kept_tokens: Array = field(default_factory=lambda: np.zeros(1))
     """Tokens that all layers but the first and the last process at that point; 0: all."""
     drops: Array = field(default_factory=lambda: np.zeros(1))
     """1 if the schedule applies to the tokens per layer (random-LTD); 0: to the tokens per sample (curriculum)."""
@@ -354,8 +354,8 @@ class Software:
 def gathered_kept(layouts: Layouts, software: Software) -> Flags:
     """Whether sequence parallelism keeps its gathered inputs for backward."""
     without_pipeline = (software.keeps_gathered == 2) & (layouts.pipeline == 1)
-    kept: Flags = (layouts.sequence_parallel > 0) & ((software.keeps_gathered == 1) | without_pipeline)
-    return kept
+    keeps_inputs: Flags = (layouts.sequence_parallel > 0) & ((software.keeps_gathered == 1) | without_pipeline)
+    return keeps_inputs
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -376,7 +376,7 @@ class RankTable:
     (layouts,) for fields that are not per rank. Of ranks with the same contents, only the first; those that can be the fullest
     or the slowest come before the others."""
 
-    place: Array
+    pipeline_rank: Array
     """Position in the pipeline."""
     alike: Array
     """Number of ranks with these contents."""

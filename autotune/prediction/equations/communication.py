@@ -133,8 +133,8 @@ def boundary_bandwidth(cases: Cases, rates: Coefficients) -> Array:
     hardware = cases.hardware
     per_stage = _replica(cases)
     across = crosses_domains(cases)
-    own = np.minimum(hardware.inter / np.minimum(hardware.devices_per_node, per_stage), hardware.intra)
-    return np.where(across, own * rates.network_efficiency, hardware.intra * rates.link_efficiency)
+    bandwidth = np.minimum(hardware.inter / np.minimum(hardware.devices_per_node, per_stage), hardware.intra)
+    return np.where(across, bandwidth * rates.network_efficiency, hardware.intra * rates.link_efficiency)
 
 
 PACK_BYTES, UNPACK_BYTES = 36.0, 22.0
@@ -172,8 +172,8 @@ def frozen_share(cases: Cases) -> Array:
 
 def has_near(cases: Cases) -> Flags:
     """Whether parameters are gathered from a second copy, except for the first time in a step."""
-    near: Flags = (cases.layouts.zero_stage == 3) & (cases.layouts.secondary_shard_size > 0)
-    return near
+    second_copy: Flags = (cases.layouts.zero_stage == 3) & (cases.layouts.secondary_shard_size > 0)
+    return second_copy
 
 
 def near_group(cases: Cases) -> Group:
@@ -186,7 +186,9 @@ def near_bytes(cases: Cases, gathered: Array) -> Array:
     return np.where(has_near(cases), gathered / np.maximum(cases.layouts.secondary_shard_size, 1.0), 0.0)
 
 
-def coding_seconds(cases: Cases, rates: Coefficients, held: StageParameters, reductions: Array, gathers: Array) -> Array:
+def coding_seconds(
+    cases: Cases, rates: Coefficients, parameter_counts: StageParameters, reductions: Array, gathers: Array
+) -> Array:
     """Seconds per step to convert numbers to integers and back; for signs, this is part of the update.
 
     Reduce: all gradients are packed, and as many unpacked on their owners; at stage 0 the shares once more. Gather: a rank
@@ -198,8 +200,8 @@ def coding_seconds(cases: Cases, rates: Coefficients, held: StageParameters, red
     ranks = layouts.shard
     packed = np.where(layouts.zero_stage == 0, 1 + 1 / ranks, 1.0) * PACK_BYTES
     unpacked = np.where(layouts.zero_stage == 0, 2.0, 1.0) * UNPACK_BYTES
-    reduced = np.where(sends_integers(cases), reductions * held.trained * (packed + unpacked), 0.0)
-    elements = held.trained + np.where(is_quantised(cases), 0.0, held.frozen)
+    reduced = np.where(sends_integers(cases), reductions * parameter_counts.trained * (packed + unpacked), 0.0)
+    elements = parameter_counts.trained + np.where(is_quantised(cases), 0.0, parameter_counts.frozen)
     # A second copy is already packed.
     packs = np.where(has_near(cases), np.minimum(gathers, 1.0), gathers)
     moved = elements * (packs * PACK_BYTES / ranks + gathers * UNPACK_BYTES)

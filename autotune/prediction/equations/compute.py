@@ -79,9 +79,9 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     if cases.module is not None:
         nothing = np.zeros(1)
         communication = _layer_communication(cases, rates) if np.any(cases.layouts.tensor > 1) else nothing
-        each = module_seconds(cases, rates) / cases.shapes.layers
+        layer = module_seconds(cases, rates) / cases.shapes.layers
         return MicroBatch(
-            layer=each, layer_communication=communication, head=nothing, head_communication=nothing, embedding=nothing
+            layer=layer, layer_communication=communication, head=nothing, head_communication=nothing, embedding=nothing
         )
     if cases.kinds:
         return mean_micro_batch(cases, [micro_batch(of_kind(cases, kind), rates) for kind in cases.kinds])
@@ -114,9 +114,9 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     again = _recomputed(cases, rates, forward + trained)
     backward_only = rates.backward_ratio * np.where(cases.shapes.frozen_bytes > 0, 0.55, 1.0)
     communication = _layer_communication(cases, rates)
-    each = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
+    launch_seconds = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
     added = _if_checkpointed(cases, cases.software.full_launches, cases.software.selective_launches)
-    launched = each * (launches(cases, rates.backward_ratio) + added) * (1 + _launches_of_experts(cases))
+    launched = launch_seconds * (launches(cases, rates.backward_ratio) + added) * (1 + _launches_of_experts(cases))
     parts = np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
@@ -141,8 +141,8 @@ def _launches_of_experts(cases: Cases) -> Array:
     if not np.any(shapes.experts > 0):
         return np.zeros(1)
     apart = (cases.software.separate_experts > 0) | (layouts.rounding_bytes > 0) | (layouts.parameter_bytes > 2)
-    own = np.maximum(shapes.experts / layouts.expert, 1.0)
-    added = np.where(apart, SEPARATE_EXPERTS + own * SEPARATE_EXPERT, GROUPED_EXPERTS)
+    local_experts = np.maximum(shapes.experts / layouts.expert, 1.0)
+    added = np.where(apart, SEPARATE_EXPERTS + local_experts * SEPARATE_EXPERT, GROUPED_EXPERTS)
     return np.where(shapes.experts > 0, shapes.expert_share * added, 0.0)
 
 
@@ -178,8 +178,8 @@ def _products(cases: Cases, rates: Coefficients) -> Array:
     # own rows: those of the tokens of all ranks that divide the experts.
     slices, routed = cases.layouts.expert_tensor, np.maximum(shapes.experts_per_token, 1)
     rows = tokens * routed * cases.layouts.busiest_rows * slices / tensor
-    own = np.maximum(shapes.experts / cases.layouts.expert, 1.0)
-    mlp = own * _mlp_products(cases, rates, rows / own, shapes.ffn, slices)
+    local_experts = np.maximum(shapes.experts / cases.layouts.expert, 1.0)
+    mlp = local_experts * _mlp_products(cases, rates, rows / local_experts, shapes.ffn, slices)
     if not np.any(shapes.shared_ffn + shapes.dense_ffn > 0):
         return attention + mlp
     shared, dense = (
@@ -200,12 +200,12 @@ def _mlp_products(cases: Cases, rates: Coefficients, rows: Array, width: Array, 
 def _latent_products(cases: Cases, rates: Coefficients) -> Array:
     """Products of latent attention; those to narrow vectors are of a rank's share of the tokens, or of all."""
     shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, _tokens(cases)
-    own = tokens / np.where(cases.layouts.sequence_parallel > 0, tensor, 1.0)
+    local_tokens = tokens / np.where(cases.layouts.sequence_parallel > 0, tensor, 1.0)
     down = shapes.query_rank + shapes.key_value_rank + shapes.rotated
     source = np.where(shapes.query_rank > 0, shapes.query_rank, shapes.hidden)
     keys = shapes.query - shapes.heads * shapes.rotated + shapes.value
     return (
-        _product(cases, rates, own, shapes.hidden, np.maximum(down, 1.0))
+        _product(cases, rates, local_tokens, shapes.hidden, np.maximum(down, 1.0))
         + _product(cases, rates, tokens, source, shapes.query / tensor)
         + _product(cases, rates, tokens, np.maximum(shapes.key_value_rank, 1.0), keys / tensor)
         + _product(cases, rates, tokens, np.maximum(shapes.value, 1.0) / tensor, shapes.hidden)
@@ -232,13 +232,13 @@ def attention_forward(cases: Cases, rates: Coefficients) -> Array:
     attended = attended + shapes.prefix
     products = 4 * _tokens(cases) * attended * shapes.query / layouts.tensor
     elements = _tokens(cases) * attended * shapes.heads / layouts.tensor
-    kept = cases.software.scores > 0
+    keeps_scores = cases.software.scores > 0
     speed = hardware.peak * rates.attention_efficiency * cases.software.attention_speed
     width = np.maximum(shapes.query / shapes.heads, 1.0)
     fused = products * causal / attended / speed * attention_slowdown(2 * causal, width)
     passes = 2 + cases.software.scores
     whole = products / (hardware.peak * rates.matrix_efficiency * 0.6) + elements * passes * 2 / hardware.bandwidth
-    return np.where(kept, whole, fused)
+    return np.where(keeps_scores, whole, fused)
 
 
 def _elementwise(cases: Cases, rates: Coefficients) -> Array:
@@ -269,9 +269,9 @@ def _routed_elements(cases: Cases) -> Array:
 def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
     """Seconds of recomputation in backward: the whole layer, or the cheap and large parts: attention with its inputs, or what
     lies between products."""
-    kept = cases.software.scores > 0
-    others = np.where(kept, attention_forward(cases, rates), 0.5 * forward)
-    selective = np.where(cases.software.keeps_products > 0, _elementwise(cases, rates), others)
+    keeps_scores = cases.software.scores > 0
+    attention = np.where(keeps_scores, attention_forward(cases, rates), 0.5 * forward)
+    selective = np.where(cases.software.keeps_products > 0, _elementwise(cases, rates), attention)
     return _if_checkpointed(cases, forward, selective)
 
 
@@ -335,10 +335,10 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     apart = layouts.expert_tensor < n
     at_experts = np.zeros(1)
     if np.any(apart):  # false for most spaces
-        fewer, own = _sums_of_experts(cases, apart, units)
+        fewer, expert_collectives = _sums_of_experts(cases, apart, units)
         share = layouts.expert_tensor / n
-        sliced = own * (layouts.expert_tensor - 1) / layouts.expert_tensor * message * share
-        at_experts = collective_seconds(cases, expert_tensor_group(cases), sliced, own, rates)
+        sliced = expert_collectives * (layouts.expert_tensor - 1) / layouts.expert_tensor * message * share
+        at_experts = collective_seconds(cases, expert_tensor_group(cases), sliced, expert_collectives, rates)
         units, scattered = units - fewer, scattered * (1 - fewer / units)
     volume = (units + beyond * scattered) * (n - 1) / n * message
     tensor = collective_seconds(cases, tensor_group(cases), volume, units / 2, rates)
@@ -407,9 +407,9 @@ def _sums_of_experts(cases: Cases, apart: Flags, units: Array) -> tuple[Array, A
     """
     shapes, layouts = cases.shapes, cases.layouts
     share = np.where(apart, shapes.expert_share, 0.0)
-    kept = np.where(shapes.shared_ffn > 0, units / 2, 0.0) + np.where(layouts.sequence_parallel > 0, 0.0, 2.0)
+    remaining_units = np.where(shapes.shared_ffn > 0, units / 2, 0.0) + np.where(layouts.sequence_parallel > 0, 0.0, 2.0)
     again = np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
-    return share * (units / 2 - kept), share * (4.0 + again)
+    return share * (units / 2 - remaining_units), share * (4.0 + again)
 
 
 def context_messages(cases: Cases) -> tuple[Array, Array]:

@@ -29,8 +29,8 @@ class Rows:
         shape = np.broadcast_shapes(*(values.shape for values in columns.values()))
         codes = np.broadcast_to(_codes([*columns.values()]), shape).reshape(-1)
         _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
-        found = {name: np.broadcast_to(values, shape).reshape(-1)[first] for name, values in columns.items()}
-        return Rows(found, inverse.reshape(-1), shape)
+        distinct_columns = {name: np.broadcast_to(values, shape).reshape(-1)[first] for name, values in columns.items()}
+        return Rows(distinct_columns, inverse.reshape(-1), shape)
 
     @property
     def count(self) -> int:
@@ -52,12 +52,12 @@ def _codes(columns: Sequence[Array]) -> NDArray[np.int64]:
     """Equal numbers for equal combinations, of the columns' common shape."""
     codes, count = np.zeros(1, dtype=np.int64), 1
     for values in columns:
-        found, own = np.unique(values, return_inverse=True)
-        if len(found) == 1:
+        distinct_values, value_codes = np.unique(values, return_inverse=True)
+        if len(distinct_values) == 1:
             continue
-        if count * len(found) > MOST_CODES:
-            kept, renumbered = np.unique(codes, return_inverse=True)
-            codes, count = renumbered.reshape(codes.shape), len(kept)
-        codes = codes * len(found) + own.reshape(values.shape)
-        count *= len(found)
+        if count * len(distinct_values) > MOST_CODES:
+            distinct_codes, renumbered = np.unique(codes, return_inverse=True)
+            codes, count = renumbered.reshape(codes.shape), len(distinct_codes)
+        codes = codes * len(distinct_values) + value_codes.reshape(values.shape)
+        count *= len(distinct_values)
     return codes

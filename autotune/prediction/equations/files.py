@@ -36,8 +36,8 @@ def file_read_seconds(cases: Cases, rates: Coefficients, shared: Array, pace: Ar
 
 def host_elements(cases: Cases, offloaded: Array) -> Array:
     """The part of a rank's `offloaded` elements whose state is in host memory at once: with files, what the buffers hold."""
-    held: Array = np.where(cases.layouts.optimizer_in_files > 0, np.minimum(offloaded, BUFFERS * CHUNK_ELEMENTS), offloaded)
-    return held
+    elements: Array = np.where(cases.layouts.optimizer_in_files > 0, np.minimum(offloaded, BUFFERS * CHUNK_ELEMENTS), offloaded)
+    return elements
 
 
 def host_parameter_bytes(cases: Cases, offloaded: Array) -> Array:
@@ -53,8 +53,8 @@ def host_parameter_bytes(cases: Cases, offloaded: Array) -> Array:
     table = cases.shapes.vocabulary * cases.shapes.hidden / cases.layouts.tensor
     units = UNITS * np.maximum(unit, table) / cases.layouts.shard * width
     written = BUFFERS / 2 * np.minimum(offloaded, CHUNK_ELEMENTS * width)
-    held: Array = np.where(cases.layouts.parameters_in_files > 0, np.minimum(units + written, offloaded), offloaded)
-    return held
+    host_bytes: Array = np.where(cases.layouts.parameters_in_files > 0, np.minimum(units + written, offloaded), offloaded)
+    return host_bytes
 
 
 def _of_a_rank(cases: Cases, bandwidth: float) -> Array:

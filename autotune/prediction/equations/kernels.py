@@ -37,10 +37,10 @@ LAYER_KERNELS = 20.0
 """Kernels of a layer's forward."""
 
 
-def smooth_maximum(one: Array, other: Array) -> Array:
+def smooth_maximum(first: Array, second: Array) -> Array:
     """A smooth maximum of two overlapping times: if they are similar, they delay each other."""
-    found: Array = (one**SHARP + other**SHARP) ** (1 / SHARP)
-    return found
+    maximum: Array = (first**SHARP + second**SHARP) ** (1 / SHARP)
+    return maximum
 
 
 def product_seconds(
@@ -93,11 +93,13 @@ def product_efficiency(device: DeviceSpec) -> float:
     """
     if device.kind == "cpu" or "bf16" not in device.peak_flops:
         return 1.0
-    known = _efficiencies()
-    return known[device.name if device.name in known else nearest(device, [*map(device_preset, known)]).name]
+    efficiencies = _efficiencies()
+    return efficiencies[
+        device.name if device.name in efficiencies else nearest(device, [*map(device_preset, efficiencies)]).name
+    ]
 
 
-def nearest(device: DeviceSpec, others: Sequence[DeviceSpec]) -> DeviceSpec:
+def nearest(device: DeviceSpec, candidates: Sequence[DeviceSpec]) -> DeviceSpec:
     """The one whose peak and bandwidth differ least from the device's, as ratios."""
 
     def distance(other: DeviceSpec) -> float:
@@ -105,7 +107,7 @@ def nearest(device: DeviceSpec, others: Sequence[DeviceSpec]) -> DeviceSpec:
         bandwidths = math.log((device.memory_bandwidth or 1e12) / (other.memory_bandwidth or 1e12))
         return math.hypot(peaks, bandwidths)
 
-    return min(others, key=distance)
+    return min(candidates, key=distance)
 
 
 @cache
@@ -226,8 +228,8 @@ input), and the gradients of its result and of its input."""
 
 def launches(cases: Cases, backward_ratio: float) -> Array:
     """Launches of a layer's forward and backward, as a multiple of those of a forward."""
-    left = FORWARD_LEFT + BACKWARD_LEFT * backward_ratio
-    return np.where(cases.layouts.cuda_graphs > 0, left, 1 + backward_ratio)
+    graph_launches = FORWARD_LEFT + BACKWARD_LEFT * backward_ratio
+    return np.where(cases.layouts.cuda_graphs > 0, graph_launches, 1 + backward_ratio)
 
 
 def copy_seconds(cases: Cases) -> Array:

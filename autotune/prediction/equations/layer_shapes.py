@@ -35,8 +35,8 @@ def adapted_shapes(shapes: Shapes, model: ModelSpec, configs: Sequence[TrialConf
     if not any(adapts(config) for config in configs):
         return shapes
     unchanged = tuple(float(getattr(shapes, name)[0]) for name in FIELDS)
-    found = [_of(model, config) if adapts(config) else unchanged for config in configs]
-    return dataclasses.replace(shapes, **dict(zip(FIELDS, np.array(found, dtype=np.float64).T, strict=True)))
+    rows = [_of(model, config) if adapts(config) else unchanged for config in configs]
+    return dataclasses.replace(shapes, **dict(zip(FIELDS, np.array(rows, dtype=np.float64).T, strict=True)))
 
 
 def _of(model: ModelSpec, config: TrialConfig) -> tuple[float, ...]:
@@ -80,10 +80,10 @@ def mean_keys_read(model: ModelSpec, sequence_length: int) -> float:
 
     Layers without it attend to half of the sequence, causality counted, as `Shapes.window` does below the sequence.
     """
-    near = keys_read(window_of(model), sequence_length)
-    if near >= sequence_length or model.window_share == 1:
-        return near
-    return model.window_share * near + (1 - model.window_share) * sequence_length / 2
+    window_keys = keys_read(window_of(model), sequence_length)
+    if window_keys >= sequence_length or model.window_share == 1:
+        return window_keys
+    return model.window_share * window_keys + (1 - model.window_share) * sequence_length / 2
 
 
 def loaded(layouts: Layouts, model: ModelSpec) -> Layouts:
@@ -91,9 +91,9 @@ def loaded(layouts: Layouts, model: ModelSpec) -> Layouts:
     if not model.expert_loads:
         return layouts
     degrees, places = np.unique(layouts.expert, return_inverse=True)
-    rows, kept = np.array([busiest(model, int(degree)) for degree in degrees], dtype=np.float64).T
+    rows, kept_rows = np.array([busiest(model, int(degree)) for degree in degrees], dtype=np.float64).T
     shaped = places.reshape(layouts.expert.shape)
-    return dataclasses.replace(layouts, busiest_rows=rows[shaped], busiest_kept=kept[shaped])
+    return dataclasses.replace(layouts, busiest_rows=rows[shaped], busiest_kept=kept_rows[shaped])
 
 
 def documented(shapes: Shapes, model: ModelSpec, workload: Workload, configs: Sequence[TrialConfig]) -> Shapes:
@@ -117,7 +117,7 @@ Kind = tuple[bool, bool]
 def kinds_of_layers(model: ModelSpec, sequence_length: int, windows: bool) -> tuple[tuple[Kind, ...], tuple[Kind, ...]]:
     """The kinds that occur, if there are several, and the kind of each layer; `windows`: whether they are the model's own."""
     windows = windows and window_of(model).hides(sequence_length)
-    layers = tuple((model.has_experts(place), windows and model.has_window(place)) for place in range(model.num_layers))
+    layers = tuple((model.has_experts(layer), windows and model.has_window(layer)) for layer in range(model.num_layers))
     kinds = tuple(sorted(set(layers)))
     return (kinds if len(kinds) > 1 else ()), layers
 
@@ -125,13 +125,13 @@ def kinds_of_layers(model: ModelSpec, sequence_length: int, windows: bool) -> tu
 def layer_kinds(model: ModelSpec, sequence_length: int, windows: bool) -> tuple[LayerKind, ...]:
     """The kinds of a model's layers with their shares; empty if all layers are alike."""
     kinds, layers = kinds_of_layers(model, sequence_length, windows)
-    seen = keys_read(window_of(model), sequence_length)
+    window_keys = keys_read(window_of(model), sequence_length)
     by_window = len({window for _, window in kinds}) > 1
     return tuple(
         LayerKind(
             share=scalar(layers.count(kind) / len(layers)),
             experts=float(kind[0]),
-            keys=(seen if kind[1] else float(sequence_length)) if by_window else None,
+            keys=(window_keys if kind[1] else float(sequence_length)) if by_window else None,
         )
         for kind in kinds
     )

@@ -61,10 +61,10 @@ def frozen_width(cases: Cases) -> Array:
     return np.where(cases.shapes.frozen_bytes > 0, cases.shapes.frozen_bytes, cases.layouts.parameter_bytes)
 
 
-def frozen_bytes(cases: Cases, held: StageParameters) -> Array:
+def frozen_bytes(cases: Cases, parameter_counts: StageParameters) -> Array:
     """Bytes of a stage's frozen parameters on a rank before sharding. Tables are not quantised."""
     width, whole = frozen_width(cases), cases.layouts.parameter_bytes
-    return (held.frozen - held.frozen_tables) * width + held.frozen_tables * whole
+    return (parameter_counts.frozen - parameter_counts.frozen_tables) * width + parameter_counts.frozen_tables * whole
 
 
 def unpacked_bytes(cases: Cases) -> Array:

@@ -109,32 +109,32 @@ def memory(cases: Cases, rates: Coefficients, tagged: bool = True) -> Memory:
     tag, too, which takes twice as long.
     """
     checkpoint()
-    found = with_explicit_layers(
+    columns = with_explicit_layers(
         cases,
-        lambda own: _as_columns(_even_memory(own, rates, tagged)),
-        lambda own: _as_columns(_fullest_share(own, rates, tagged)),
+        lambda subset: _as_columns(_even_memory(subset, rates, tagged)),
+        lambda subset: _as_columns(_fullest_share(subset, rates, tagged)),
     )
     return Memory(
-        by_tag={tag: found[tag] for tag in TAGS if tagged},
-        used=found["used"],
-        host=found["host"],
-        stage=found["stage"],
-        capacity_ratio=found["capacity_ratio"],
+        by_tag={tag: columns[tag] for tag in TAGS if tagged},
+        used=columns["used"],
+        host=columns["host"],
+        stage=columns["stage"],
+        capacity_ratio=columns["capacity_ratio"],
     )
 
 
 def _even_memory(cases: Cases, rates: Coefficients, tagged: bool) -> Memory:
     """The fullest of the candidate ranks: the first, the first with an additional layer, and the last."""
     split, p = split_layers(cases), cases.layouts.pipeline
-    one = np.ones(1)
+    unit = np.ones(1)
     single = np.where(p == 1, 1.0, 0.0)
-    ranks = [(split.first, 0 * p, one, np.maximum(single, _folded(cases)))]
+    ranks = [(split.first, 0 * p, unit, np.maximum(single, _folded(cases)))]
     if not (np.all(cases.software.first_rank > 0) or np.all(p == 1)):
-        inner = np.where(split.place > 0, split.place, 1.0)
+        inner = np.where(split.pipeline_rank > 0, split.pipeline_rank, 1.0)
         ranks.append((split.most, np.minimum(inner, p - 1), single, single))
         ranks.append((split.last, p - 1, single, np.maximum(single, 1 - _folded(cases))))
-    fullest, *others = [rank_memory(cases, rates, *rank, tagged=tagged) for rank in ranks]
-    for other in others:
+    fullest, *candidates = [rank_memory(cases, rates, *rank, tagged=tagged) for rank in ranks]
+    for other in candidates:
         fuller = (other.used > fullest.used) & (cases.software.first_rank == 0) & (p > 1)
         fullest = _where(fuller, other, fullest)
     return fullest
@@ -146,38 +146,44 @@ def share_memory(
     """Bytes by tag of a rank whose layers are given explicitly; `overrides`: the result of `uneven.layout_overrides`."""
     cases = with_layers(cases, share.kinds)
     again = _recomputation(cases, share, overrides[0]) if np.any(overrides[0] > 0) else None
-    held = offloading(cases, share, overrides[1])
-    found = rank_memory(held, rates, share.layers, share.place, share.first, share.last, again, tagged)
-    return replace(found, capacity_ratio=capacity_ratio(cases, share))
+    rank_cases = offloading(cases, share, overrides[1])
+    usage = rank_memory(rank_cases, rates, share.layers, share.pipeline_rank, share.first, share.last, again, tagged)
+    return replace(usage, capacity_ratio=capacity_ratio(cases, share))
 
 
-def _recomputation(cases: Cases, share: RankShare, stated: Array) -> "Recomputation":
-    """Of a rank's layers; `stated`: 1 if the layout states what is recomputed, else the configuration does."""
+def _recomputation(cases: Cases, share: RankShare, from_layout: Array) -> "Recomputation":
+    """Of a rank's layers; `from_layout`: 1 if the layout states what is recomputed, else the configuration does."""
     whole = layer_bytes(cases)
-    kept = [kept_layer_bytes(recomputing(cases, policy)) for policy in (1, 2)]
-    saved = share.selective * (whole - kept[0]) + share.full * (whole - kept[1])
-    most = np.maximum((share.selective > 0) * (whole - kept[0]), (share.full > 0) * (whole - kept[1]))
-    own = kept_layer_bytes(cases)
-    knobs = np.where(cases.layouts.activation_checkpointing > 0, whole - own, 0.0)
+    by_policy = [kept_layer_bytes(recomputing(cases, policy)) for policy in (1, 2)]
+    saved = share.selective * (whole - by_policy[0]) + share.full * (whole - by_policy[1])
+    most = np.maximum((share.selective > 0) * (whole - by_policy[0]), (share.full > 0) * (whole - by_policy[1]))
+    configured = kept_layer_bytes(cases)
+    knobs = np.where(cases.layouts.activation_checkpointing > 0, whole - configured, 0.0)
     layers = share.layers + share.last * cases.shapes.modules
     return Recomputation(
-        kept=np.where(stated > 0, layers * whole - saved, layers * own),
-        working=np.where(stated > 0, most, knobs),
+        kept_bytes=np.where(from_layout > 0, layers * whole - saved, layers * configured),
+        working=np.where(from_layout > 0, most, knobs),
     )
 
 
 def _fullest_share(cases: Cases, rates: Coefficients, tagged: bool) -> Memory:
     """The fullest rank; host memory is that of the rank with the most states there."""
     overrides = layout_overrides(cases)
-    fullest, *others = (share_memory(cases, rates, share, overrides, tagged) for share in shares_of(cases, contenders=True))
-    for other in others:
+    fullest, *candidates = (share_memory(cases, rates, share, overrides, tagged) for share in shares_of(cases, contenders=True))
+    for other in candidates:
         host = np.maximum(other.host, fullest.host)
         fullest = replace(_where(other.needed > fullest.needed, other, fullest), host=host)
     return fullest
 
 
-def _as_columns(held: Memory) -> dict[str, Array]:
-    return {**held.by_tag, "used": held.used, "host": held.host, "stage": held.stage, "capacity_ratio": held.capacity_ratio}
+def _as_columns(usage: Memory) -> dict[str, Array]:
+    return {
+        **usage.by_tag,
+        "used": usage.used,
+        "host": usage.host,
+        "stage": usage.stage,
+        "capacity_ratio": usage.capacity_ratio,
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,7 +204,7 @@ class Activations:
 class Recomputation:
     """Bytes per token of a rank's layers if recomputation differs between them."""
 
-    kept: Array
+    kept_bytes: Array
     """Kept by all layers together for backward."""
     working: Array
     """Working memory of the layer that is recomputed."""
@@ -208,19 +214,19 @@ def rank_memory(
     cases: Cases,
     rates: Coefficients,
     layers: Array,
-    place: Array,
+    pipeline_rank: Array,
     first: Array,
     last: Array,
     again: Recomputation | None = None,
     tagged: bool = True,
 ) -> Memory:
-    """Bytes of the rank at `place` of the pipeline with `layers` layers; `first`, `last`: 1 if it has the tables."""
+    """Bytes of the rank at `pipeline_rank` of the pipeline with `layers` layers; `first`, `last`: 1 if it has the tables."""
     if cases.module is not None:
-        return _module_memory(cases, rates, place)
-    held = stage_parameters(cases, layers, first, last)
+        return _module_memory(cases, rates, pipeline_rank)
+    parameter_counts = stage_parameters(cases, layers, first, last)
     layers = layers + last * cases.shapes.modules
-    kept = _activations(cases, rates, layers, place, first, last, again)
-    peak = _peak(cases, rates, held, layers, kept)
+    activations = _activations(cases, rates, layers, pipeline_rank, first, last, again)
+    peak = _peak(cases, rates, parameter_counts, layers, activations)
     # Static gradient buffers of graphs are permanent.
     static = static_gradients(cases, layers)
     allocated = peak.highest + (peak.states["parameters"] + peak.states["optimizer_state"] + static)
@@ -231,12 +237,12 @@ def rank_memory(
         reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
         tags["reserved"] = (reserved - 1) * allocated
         tags["context"] = rates.context_bytes + 0 * allocated
-    shape = np.broadcast_shapes(place.shape, allocated.shape)
+    shape = np.broadcast_shapes(pipeline_rank.shape, allocated.shape)
     return Memory(
         by_tag={tag: tags[tag] for tag in TAGS if tagged},
         used=allocated + rates.context_bytes,
-        host=_host(cases, held) + kept.host,
-        stage=np.broadcast_to(place, shape),
+        host=_host(cases, parameter_counts) + activations.host,
+        stage=np.broadcast_to(pipeline_rank, shape),
     )
 
 
@@ -257,13 +263,15 @@ def _tags(peak: _Peak, static: Array) -> dict[str, Array]:
 
     Forward's buffers do not coexist with all gradients: only as many are counted as fit below the peak.
     """
-    rest = peak.highest - peak.states["gradients"]
-    buffers = np.minimum(peak.buffers, rest)
+    without_gradients = peak.highest - peak.states["gradients"]
+    buffers = np.minimum(peak.buffers, without_gradients)
     gradients = peak.states["gradients"] + static
-    return {**peak.states, "gradients": gradients, "buffers": buffers, "activations": rest - buffers}
+    return {**peak.states, "gradients": gradients, "buffers": buffers, "activations": without_gradients - buffers}
 
 
-def _peak(cases: Cases, rates: Coefficients, held: StageParameters, layers: Array, activations: Activations) -> _Peak:
+def _peak(
+    cases: Cases, rates: Coefficients, parameter_counts: StageParameters, layers: Array, activations: Activations
+) -> _Peak:
     """The fullest of four moments: in forward, at the begin and the end of backward, after the update.
 
     0. The first micro-batch's forward has the buffers of updated parameters gathered during it.
@@ -272,13 +280,13 @@ def _peak(cases: Cases, rates: Coefficients, held: StageParameters, layers: Arra
     3. After the update gradients are freed, and updated parameters are gathered.
     """
     parts = (activations.begins, activations.ends, activations.forward)
-    kept, working, forward = (rates.activation_scale * part + rates.workspace_bytes for part in parts)
-    states = _states(cases, held, layers)
-    gathered, reducing = _gathered(cases, held), _reducing(cases, held)
+    kept_activations, working, forward = (rates.activation_scale * part + rates.workspace_bytes for part in parts)
+    states = _states(cases, parameter_counts, layers)
+    gathered, reducing = _gathered(cases, parameter_counts), _reducing(cases, parameter_counts)
     before = np.maximum(cases.software.holds_gradients, np.where(cases.layouts.accumulation > 1, 1.0, 0.0))
-    begins = _summed_gradients(cases, held) * before + gathered + kept
+    begins = _summed_gradients(cases, parameter_counts) * before + gathered + kept_activations
     # A table's gradient and bucket: as backward begins without logits, and as it ends without a layer's activations.
-    table = _table_reducing(cases, held)
+    table = _table_reducing(cases, parameter_counts)
     if np.any(table > 0):
         begins = np.maximum(begins, np.where(table > 0, states["gradients"] + gathered + table, -np.inf) + (forward - working))
     # Gradients of matrices in one shared tensor stay until the last of them has been copied.
@@ -288,13 +296,13 @@ def _peak(cases: Cases, rates: Coefficients, held: StageParameters, layers: Arra
         + gathered
         + np.maximum(reducing + together + working, np.where(table > 0, table + reducing * 2 / 3, 0.0))
     )
-    late = buffer_bytes(cases, held)
-    refills = refill_bytes(cases, held)
+    late = buffer_bytes(cases, parameter_counts)
+    refills = refill_bytes(cases, parameter_counts)
     highest = np.maximum(begins, np.maximum(ends, refills))
     if np.any(late > 0):
         # Two gathers are in flight before the last layer has run.
         before_last = forward - (forward - working) / np.maximum(layers, 1.0)
-        runs = _summed_gradients(cases, held) * cases.software.holds_gradients + late + before_last
+        runs = _summed_gradients(cases, parameter_counts) * cases.software.holds_gradients + late + before_last
         highest = np.maximum(highest, np.where(late > 0, runs, 0.0))
     return _Peak(states=states, highest=highest, buffers=np.maximum(gathered + reducing, np.maximum(late, refills)))
 
@@ -321,63 +329,68 @@ def _folded(cases: Cases) -> Array:
     return np.where(cases.layouts.pipeline_schedule >= 5, 1.0, 0.0)
 
 
-def _states(cases: Cases, held: StageParameters, layers: Array) -> dict[str, Array]:
+def _states(cases: Cases, parameter_counts: StageParameters, layers: Array) -> dict[str, Array]:
     layouts, software = cases.layouts, cases.software
     by_parameter, _, by_state = shares(cases)
     on_device = 1 - layouts.offload_parameters
-    frozen = frozen_bytes(cases, held) + software.quantised_extra * (held.frozen - held.frozen_tables)
-    persistent = np.minimum(persistent_parameters(cases, layers), held.trained + held.frozen)
+    frozen = frozen_bytes(cases, parameter_counts) + software.quantised_extra * (
+        parameter_counts.frozen - parameter_counts.frozen_tables
+    )
+    persistent = np.minimum(persistent_parameters(cases, layers), parameter_counts.trained + parameter_counts.frozen)
     whole = persistent * frozen_width(cases) * (1 - 1 / by_parameter)
     # Parameters in full precision are their own master: unsharded ones, and at stage 3 each rank's share.
     own_master = (layouts.parameter_bytes >= 4) & ((by_state == 1) | (layouts.zero_stage == 3))
     state = software.state_bytes - ADAM_BYTES + layouts.moment_bytes - np.where(own_master, 4.0, 0.0)
-    on_tables = held.trained_tables / by_state * (layouts.other_moment_bytes - layouts.moment_bytes)
+    on_tables = parameter_counts.trained_tables / by_state * (layouts.other_moment_bytes - layouts.moment_bytes)
     of_parameters, _, of_states = sharded(cases)
-    own = divided(cases, held, of_states)
-    here = divided(cases, held, of_parameters) * layouts.parameter_bytes
+    local_elements = divided(cases, parameter_counts, of_states)
+    trained_bytes = divided(cases, parameter_counts, of_parameters) * layouts.parameter_bytes
     return {
-        "parameters": on_device * (here + frozen / by_parameter + whole)
-        + standing_bytes(cases, own)
-        + _second_copy(cases, held, persistent, frozen),
-        "gradients": np.maximum(_summed_gradients(cases, held), own * software.gradient_bytes),
-        "optimizer_state": (own * state + on_tables) * (1 - layouts.offload_optimizer),
+        "parameters": on_device * (trained_bytes + frozen / by_parameter + whole)
+        + standing_bytes(cases, local_elements)
+        + _second_copy(cases, parameter_counts, persistent, frozen),
+        "gradients": np.maximum(_summed_gradients(cases, parameter_counts), local_elements * software.gradient_bytes),
+        "optimizer_state": (local_elements * state + on_tables) * (1 - layouts.offload_optimizer),
     }
 
 
-def _second_copy(cases: Cases, held: StageParameters, persistent: Array, frozen: Array) -> Array:
+def _second_copy(cases: Cases, parameter_counts: StageParameters, persistent: Array, frozen: Array) -> Array:
     """Bytes of the second copy of what is gathered again within a step, in the format sent."""
-    across = np.where(cases.layouts.apart, held.expert_trained, 0.0)  # experts have no second copy
-    trained = (held.trained - across) * cases.layouts.parameter_bytes * gathered_share(cases)
+    across = np.where(cases.layouts.apart, parameter_counts.expert_trained, 0.0)  # experts have no second copy
+    trained = (parameter_counts.trained - across) * cases.layouts.parameter_bytes * gathered_share(cases)
     return near_bytes(cases, trained + (frozen - persistent * frozen_width(cases)) * frozen_share(cases))
 
 
-def _summed_gradients(cases: Cases, held: StageParameters) -> Array:
+def _summed_gradients(cases: Cases, parameter_counts: StageParameters) -> Array:
     """Bytes of gradients kept between micro-batches, in the type of accumulation."""
-    layouts, own = cases.layouts, cases.software.gradient_bytes
-    width = np.where(layouts.accumulation > 1, np.minimum(own, layouts.accumulation_bytes), own)
-    return divided(cases, held, sharded(cases)[1]) * width
+    layouts, gradient_bytes = cases.layouts, cases.software.gradient_bytes
+    width = np.where(layouts.accumulation > 1, np.minimum(gradient_bytes, layouts.accumulation_bytes), gradient_bytes)
+    return divided(cases, parameter_counts, sharded(cases)[1]) * width
 
 
-def _host(cases: Cases, held: StageParameters) -> Array:
+def _host(cases: Cases, parameter_counts: StageParameters) -> Array:
     layouts = cases.layouts
     by_parameter, of_parameters, of_states = shares(cases)[0], sharded(cases)[0], sharded(cases)[2]
     state = cases.software.state_bytes - ADAM_BYTES + layouts.moment_bytes
-    states = host_elements(cases, divided(cases, held, of_states) * layouts.offload_optimizer) * state
-    parameters = divided(cases, held, of_parameters) * layouts.parameter_bytes + frozen_bytes(cases, held) / by_parameter
+    states = host_elements(cases, divided(cases, parameter_counts, of_states) * layouts.offload_optimizer) * state
+    parameters = (
+        divided(cases, parameter_counts, of_parameters) * layouts.parameter_bytes
+        + frozen_bytes(cases, parameter_counts) / by_parameter
+    )
     return states + host_parameter_bytes(cases, parameters * layouts.offload_parameters)
 
 
-def _gathered(cases: Cases, held: StageParameters) -> Array:
+def _gathered(cases: Cases, parameter_counts: StageParameters) -> Array:
     """Gathered bytes at stage 3: the running layer and the layers prefetched; experts separately if ranks divide them."""
     layouts, width = cases.layouts, frozen_width(cases)
     divides, (common, experts) = layouts.apart, gathered_units(cases)
-    of_experts = np.where(divides, held.expert_trained, 0.0)
+    of_experts = np.where(divides, parameter_counts.expert_trained, 0.0)
     # In elements as wide as those of the layers' matrices.
     table = cases.shapes.vocabulary * cases.shapes.hidden / layouts.tensor * layouts.parameter_bytes / width
-    whole = ((held.trained - of_experts) * layouts.parameter_bytes + frozen_bytes(cases, held)) / width
+    whole = ((parameter_counts.trained - of_experts) * layouts.parameter_bytes + frozen_bytes(cases, parameter_counts)) / width
     live = _live(cases, common, table, whole) * (1 - 1 / layouts.shard)
     live = live + np.where(divides, _live(cases, experts, 0.0 * experts, of_experts), 0.0) * (1 - 1 / layouts.alike)
-    live = np.where(cases.software.gathers_whole > 0, held.frozen * cases.shapes.frozen_bytes, live * width)
+    live = np.where(cases.software.gathers_whole > 0, parameter_counts.frozen * cases.shapes.frozen_bytes, live * width)
     return np.where(layouts.zero_stage >= 3, live, 0.0)
 
 
@@ -385,57 +398,61 @@ def _live(cases: Cases, unit: Array, table: Array, whole: Array) -> Array:
     """Elements of `whole` that are gathered at once: the running unit, or the table, and the prefetched ones."""
     layouts, counted = cases.layouts, counted_elements(cases)
     ahead = np.minimum(layouts.prefetch_bucket_size / counted + unit, np.maximum(layouts.max_live_parameters / counted, unit))
-    kept = np.where(layouts.reshard_after_forward > 0, np.maximum(unit + ahead, table), whole)
-    return np.minimum(kept, whole)
+    gathered = np.where(layouts.reshard_after_forward > 0, np.maximum(unit + ahead, table), whole)
+    return np.minimum(gathered, whole)
 
 
-def _reducing(cases: Cases, held: StageParameters) -> Array:
+def _reducing(cases: Cases, parameter_counts: StageParameters) -> Array:
     """Bytes of buckets being filled and reduced, if gradients are sharded."""
     layouts = cases.layouts
-    buckets = _filled(cases, held, cases.software.buckets)
-    own = buckets * np.maximum(layouts.reduce_bytes, layouts.parameter_bytes)
+    buckets = _filled(cases, parameter_counts, cases.software.buckets)
+    bucket_bytes = buckets * np.maximum(layouts.reduce_bytes, layouts.parameter_bytes)
     # The bucket being filled is unpacked; those in flight, and their results, are packed.
-    one = _filled(cases, held, np.ones(1))
-    own = np.where(sends_integers(cases), one * 4.0 + np.maximum(buckets - one, 0.0) * 2 * layouts.reduce_bytes, own)
-    own = np.where((layouts.data * layouts.context > 1) | (layouts.apart & (layouts.alike > 1)), own, 0.0)
+    filling = _filled(cases, parameter_counts, np.ones(1))
+    bucket_bytes = np.where(
+        sends_integers(cases), filling * 4.0 + np.maximum(buckets - filling, 0.0) * 2 * layouts.reduce_bytes, bucket_bytes
+    )
+    bucket_bytes = np.where((layouts.data * layouts.context > 1) | (layouts.apart & (layouts.alike > 1)), bucket_bytes, 0.0)
     divides = sharded(cases)[1] & ((layouts.shard > 1) | (layouts.apart & (layouts.alike > 1)))
-    return np.where((layouts.zero_stage >= 1) & divides, own, _cast_bucket_bytes(cases, held))
+    return np.where((layouts.zero_stage >= 1) & divides, bucket_bytes, _cast_bucket_bytes(cases, parameter_counts))
 
 
-def _filled(cases: Cases, held: StageParameters, count: Array) -> Array:
+def _filled(cases: Cases, parameter_counts: StageParameters, count: Array) -> Array:
     """Elements of `count` buckets of a rank's layers: a matrix larger than a bucket gets its own."""
     shapes, layouts = cases.shapes, cases.layouts
-    of_experts = np.where(layouts.apart, held.expert_trained, 0.0)
-    common = held.trained - of_experts
+    of_experts = np.where(layouts.apart, parameter_counts.expert_trained, 0.0)
+    common = parameter_counts.trained - of_experts
     whole = (cases.software.waits_for_bucket > 0) & (shapes.frozen_bytes == 0)
     mlp = np.where(whole, shapes.hidden * shapes.ffn / layouts.expert_tensor, 0.0)
     attention = np.where(whole, shapes.hidden * shapes.query / layouts.tensor, 0.0)
-    each = np.maximum(layouts.reduce_bucket_size, np.where(layouts.apart, attention, np.maximum(mlp, attention)))
+    bucket_size = np.maximum(layouts.reduce_bucket_size, np.where(layouts.apart, attention, np.maximum(mlp, attention)))
     # Buckets of experts are sent in between, so that one fewer exists.
     expert_elements = np.maximum(count - 1, 1.0) * np.maximum(layouts.reduce_bucket_size, mlp)
-    filled: Array = np.minimum(count * each, common) + np.minimum(expert_elements, of_experts)
+    filled: Array = np.minimum(count * bucket_size, common) + np.minimum(expert_elements, of_experts)
     return filled
 
 
-def _table_reducing(cases: Cases, held: StageParameters) -> Array:
+def _table_reducing(cases: Cases, parameter_counts: StageParameters) -> Array:
     """Bytes of a table's gradient and of the bucket that it is copied to, if buckets are sent as they fill."""
     shapes, layouts = cases.shapes, cases.layouts
     _, by_gradient, _ = shares(cases)
     sent = (cases.software.waits_for_bucket > 0) & (layouts.zero_stage >= 1) & (by_gradient > 1)
-    table = np.minimum(held.trained_tables, shapes.vocabulary * shapes.hidden / layouts.tensor)
+    table = np.minimum(parameter_counts.trained_tables, shapes.vocabulary * shapes.hidden / layouts.tensor)
     width = np.where(sends_integers(cases), 4.0, np.maximum(layouts.reduce_bytes, layouts.parameter_bytes))
     return np.where(sent, table * (width + layouts.parameter_bytes), 0.0)
 
 
-def _cast_bucket_bytes(cases: Cases, held: StageParameters) -> Array:
+def _cast_bucket_bytes(cases: Cases, parameter_counts: StageParameters) -> Array:
     """Bytes if whole gradients are summed in one type and shares reduced in another: the bucket that is cast, and the excess of
     the preceding buckets in flight over their sums. If gradients are not sharded, the cast ones are kept.
     """
     layouts = cases.layouts
     casts = (layouts.accumulation_bytes != layouts.reduce_bytes) & np.isfinite(layouts.accumulation_bytes)
     casts = casts & ~sends_integers(cases) & (layouts.accumulation > 1) & (layouts.zero_stage >= 1) & (layouts.shard > 1)
-    bucket = np.minimum(layouts.reduce_bucket_size, held.trained)
-    before = np.minimum(held.trained - bucket, layouts.reduce_bucket_size * np.where(layouts.overlap_comm > 0, 2.0, 0.0))
+    bucket = np.minimum(layouts.reduce_bucket_size, parameter_counts.trained)
+    before = np.minimum(
+        parameter_counts.trained - bucket, layouts.reduce_bucket_size * np.where(layouts.overlap_comm > 0, 2.0, 0.0)
+    )
     wider = np.maximum(layouts.reduce_bytes - np.minimum(layouts.accumulation_bytes, layouts.reduce_bytes), 0.0)
     # Sent and received data: if gradients stay whole, in addition to them.
     beside = bucket + np.where(layouts.zero_stage == 0, before, 0.0)
@@ -444,15 +461,21 @@ def _cast_bucket_bytes(cases: Cases, held: StageParameters) -> Array:
 
 
 def _activations(
-    cases: Cases, rates: Coefficients, layers: Array, place: Array, first: Array, last: Array, again: Recomputation | None
+    cases: Cases,
+    rates: Coefficients,
+    layers: Array,
+    pipeline_rank: Array,
+    first: Array,
+    last: Array,
+    again: Recomputation | None,
 ) -> Activations:
     """Bytes kept for backward, plus those of the running layer and of the loss."""
     layouts, shapes = cases.layouts, cases.shapes
     tokens = layouts.micro_batch_size * trained_tokens(cases) / layouts.context
     targets = tokens - layouts.micro_batch_size * shapes.prompt
-    whole, kept = layer_bytes(cases), kept_layer_bytes(cases)
-    all_kept = layers * _mean_kept(cases, kept) if again is None else again.kept
-    ahead = in_flight(cases, place)
+    whole, kept_per_layer = layer_bytes(cases), kept_layer_bytes(cases)
+    all_kept = layers * _mean_kept(cases, kept_per_layer) if again is None else again.kept_bytes
+    ahead = in_flight(cases, pipeline_rank)
     passed = first + 2 * np.where(layouts.pipeline > 1, 1.0, 0.0)
     embedded = passed * tokens * shapes.hidden * layouts.parameter_bytes / _divided(cases)
     logit_tokens = np.where(layouts.loss_chunk_size > 0, np.minimum(layouts.loss_chunk_size, targets), targets)
@@ -460,7 +483,7 @@ def _activations(
     logits = last * logit_tokens * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
     transient = rates.working_layers * whole + _waiting_bytes(cases)
     working = (
-        np.where(layouts.activation_checkpointing > 0, whole - kept, 0.0) if again is None else again.working
+        np.where(layouts.activation_checkpointing > 0, whole - kept_per_layer, 0.0) if again is None else again.working
     ) + transient
     modules = last * shapes.modules
     all_kept = all_kept + modules * _module_kept(cases)
@@ -479,8 +502,8 @@ def _activations(
             layouts.parameter_bytes * shapes.hidden * (targets + shapes.vocabulary / layouts.tensor * trained_head(cases))
         )
         # The logits, and their probabilities in at least fp32, which become the gradient.
-        made = layouts.parameter_bytes + np.maximum(layouts.parameter_bytes, 4.0)
-        loss = np.where(chunked, logits * made + (last + modules) * gradients, loss)
+        logit_bytes = layouts.parameter_bytes + np.maximum(layouts.parameter_bytes, 4.0)
+        loss = np.where(chunked, logits * logit_bytes + (last + modules) * gradients, loss)
     peak = np.maximum(shared * (tokens * working + unpacked), loss) + logits * outlive + waiting
     return Activations(
         begins=shared * tokens * on_device(cases, layers, all_kept, ahead) + ahead * embedded + peak + pool,
@@ -508,17 +531,17 @@ def _module_kept(cases: Cases) -> Array:
 def _grouped_matrix_bytes(cases: Cases) -> Array:
     """Bytes of a rank's expert matrices of one name, which a grouped product stores in one tensor: in 16 bits."""
     shapes, layouts = cases.shapes, cases.layouts
-    own = shapes.experts / layouts.expert
-    groups = (own > 1) & (shapes.expert_share > 0) & (layouts.parameter_bytes == 2) & (shapes.frozen_bytes == 0)
-    return np.where(groups, own * shapes.hidden * shapes.ffn / layouts.expert_tensor * layouts.parameter_bytes, 0.0)
+    local_experts = shapes.experts / layouts.expert
+    groups = (local_experts > 1) & (shapes.expert_share > 0) & (layouts.parameter_bytes == 2) & (shapes.frozen_bytes == 0)
+    return np.where(groups, local_experts * shapes.hidden * shapes.ffn / layouts.expert_tensor * layouts.parameter_bytes, 0.0)
 
 
-def _mean_kept(cases: Cases, kept: Array) -> Array:
-    """Bytes per token that a mean layer keeps if middle layers process some of the tokens; `kept`: with all tokens."""
+def _mean_kept(cases: Cases, kept_per_layer: Array) -> Array:
+    """Bytes per token that a mean layer keeps if middle layers process some of the tokens; `kept_per_layer`: with all."""
     if not drops_tokens(cases):
-        return kept
-    middle = kept_layer_bytes(with_kept_tokens(cases)) * cases.layouts.kept / trained_tokens(cases)
-    return kept + middle_share(cases) * (middle - kept)
+        return kept_per_layer
+    middle = kept_layer_bytes(with_kept_tokens(cases)) * cases.layouts.kept_tokens / trained_tokens(cases)
+    return kept_per_layer + middle_share(cases) * (middle - kept_per_layer)
 
 
 def _divided(cases: Cases) -> Array:
@@ -609,12 +632,12 @@ def kept_layer_bytes(cases: Cases) -> Array:
     shapes, layouts, software = cases.shapes, cases.layouts, cases.software
     whole = layer_bytes(cases)
     full = layouts.parameter_bytes * shapes.hidden / _divided(cases)
-    others = np.where(software.scores > 0, whole - _scores(cases) / layouts.tensor, SELECTIVE * whole)
-    selective = np.where(software.keeps_products > 0, _kept_results(cases), others)
-    kept = np.select(
+    without_scores = np.where(software.scores > 0, whole - _scores(cases) / layouts.tensor, SELECTIVE * whole)
+    selective = np.where(software.keeps_products > 0, _kept_results(cases), without_scores)
+    policy_bytes = np.select(
         [layouts.activation_checkpointing == 2, layouts.activation_checkpointing == 1], [full, selective], default=whole
     )
-    return whole + (kept - whole) / layouts.checkpoint_every_k
+    return whole + (policy_bytes - whole) / layouts.checkpoint_every_k
 
 
 def _kept_results(cases: Cases) -> Array:
@@ -635,17 +658,20 @@ def _kept_results(cases: Cases) -> Array:
     return hidden / divided + 2 * hidden + summed + gathered + rows + (attention + mlp) / t
 
 
-def _module_memory(cases: Cases, rates: Coefficients, place: Array) -> Memory:
+def _module_memory(cases: Cases, rates: Coefficients, pipeline_rank: Array) -> Memory:
     """Of a user's module. Its trace counts every tensor, so that workspaces are those of a GPU's libraries only."""
     assert cases.module is not None
-    found = module_bytes(cases, place)
+    by_tag = module_bytes(cases, pipeline_rank)
     workspace = 0.0 if cases.module.copies else rates.workspace_bytes
-    tags = {**{tag: found[tag] for tag in TAGS[:5]}, "activations": rates.activation_scale * found["activations"] + workspace}
+    tags = {**{tag: by_tag[tag] for tag in TAGS[:5]}, "activations": rates.activation_scale * by_tag["activations"] + workspace}
     used = reduce(np.add, (tags[tag] for tag in TAGS[:5]))
     reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
     tags["reserved"], tags["context"] = (reserved - 1) * used, rates.context_bytes + 0 * used
     return Memory(
-        by_tag={tag: tags[tag] for tag in TAGS}, used=used + tags["context"], host=found["host"], stage=place + 0 * used
+        by_tag={tag: tags[tag] for tag in TAGS},
+        used=used + tags["context"],
+        host=by_tag["host"],
+        stage=pipeline_rank + 0 * used,
     )
 
 
@@ -655,16 +681,16 @@ def _module_kept_bytes(cases: Cases, module: DescribedModule) -> Array:
     if not np.any(layouts.offload_activations > 0):  # only then is it read
         return np.zeros(1)
     columns = (layouts.activation_checkpointing, layouts.checkpoint_every_k, layouts.micro_batch_size)
-    kept = np.vectorize(lambda policy, every, batch: kept_bytes(module, int(policy), every, batch), otypes=[np.float64])
-    found: Array = kept(*columns) / (layouts.micro_batch_size * cases.shapes.sequence)
-    return found
+    bytes_of = np.vectorize(lambda policy, every, batch: kept_bytes(module, int(policy), every, batch), otypes=[np.float64])
+    per_token: Array = bytes_of(*columns) / (layouts.micro_batch_size * cases.shapes.sequence)
+    return per_token
 
 
-def _where(chosen: Flags, one: Memory, other: Memory) -> Memory:
+def _where(chosen: Flags, first: Memory, second: Memory) -> Memory:
     return Memory(
-        by_tag={tag: np.where(chosen, one.by_tag[tag], other.by_tag[tag]) for tag in one.by_tag},
-        used=np.where(chosen, one.used, other.used),
-        host=np.where(chosen, one.host, other.host),
-        stage=np.where(chosen, one.stage, other.stage),
-        capacity_ratio=np.where(chosen, one.capacity_ratio, other.capacity_ratio),
+        by_tag={tag: np.where(chosen, first.by_tag[tag], second.by_tag[tag]) for tag in first.by_tag},
+        used=np.where(chosen, first.used, second.used),
+        host=np.where(chosen, first.host, second.host),
+        stage=np.where(chosen, first.stage, second.stage),
+        capacity_ratio=np.where(chosen, first.capacity_ratio, second.capacity_ratio),
     )

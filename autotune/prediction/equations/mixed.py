@@ -53,9 +53,9 @@ def _peak(device: DeviceSpec, precision: str) -> float:
     """FLOP/s of products. In fp32 they are not in TF32, which torch uses only on request: the engine does not request it (its
     losses on a GPU equal a CPU's to 1e-7, docs/gpu.md).
     """
-    stated = device.peak_flops
-    fastest = max(stated.values(), default=UNKNOWN_PEAK)
-    return stated.get(precision) or stated.get("fp32") or (fastest / FP32_SLOWDOWN if precision == "fp32" else fastest)
+    peaks = device.peak_flops
+    fastest = max(peaks.values(), default=UNKNOWN_PEAK)
+    return peaks.get(precision) or peaks.get("fp32") or (fastest / FP32_SLOWDOWN if precision == "fp32" else fastest)
 
 
 def _idle_cost(cluster: ClusterSpec) -> float:
@@ -71,8 +71,10 @@ def devices_of(cluster: ClusterSpec, precision: str) -> tuple[Hardware, ...]:
     parts = ({name: getattr(group, name) for name in ("nodes", *FIELDS)} for group in cluster.groups)
     single = [hardware_of(dataclasses.replace(cluster, groups=(), **part), precision) for part in parts]
     names = [field.name for field in dataclasses.fields(Hardware)]
-    sets = ([own for place, own in enumerate(single) if chosen >> place & 1] for chosen in range(1, 1 << len(single)))
-    return tuple(Hardware(**{name: scalar(min(getattr(own, name)[0] for own in some)) for name in names}) for some in sets)
+    sets = ([hardware for index, hardware in enumerate(single) if chosen >> index & 1] for chosen in range(1, 1 << len(single)))
+    return tuple(
+        Hardware(**{name: scalar(min(getattr(hardware, name)[0] for hardware in some)) for name in names}) for some in sets
+    )
 
 
 def devices_of_ranks(config: TrialConfig, cluster: ClusterSpec) -> tuple[int, ...]:
@@ -89,7 +91,7 @@ def _groups_of_ranks(counts: tuple[int, ...], replica: int, data: int, pipeline:
     config = TrialConfig(tensor_parallel_size=replica, pipeline_parallel_size=pipeline, rank_order=order)
     mesh = make_mesh(config, replica * data * pipeline)
     ends = np.cumsum(counts)
-    found = [0] * pipeline
+    group_sets = [0] * pipeline
     for rank in range(mesh.world_size):
-        found[mesh.coordinates(rank)[PIPELINE]] |= 1 << int(np.searchsorted(ends, rank, side="right"))
-    return tuple(chosen - 1 for chosen in found)
+        group_sets[mesh.coordinates(rank)[PIPELINE]] |= 1 << int(np.searchsorted(ends, rank, side="right"))
+    return tuple(chosen - 1 for chosen in group_sets)

@@ -78,8 +78,8 @@ def _again(cases: Cases, rates: Coefficients, policy: str) -> Array:
         whole = _at(cases, block.forward.flops)
         share = np.where(whole > 0, _at(cases, flops) / np.maximum(whole, 1.0), 1.0)
         cheap = Work(moved_bytes=block.forward.moved_bytes, operators=block.forward.operators)
-        rest = _seconds(cases, rates, cheap)
-        total = total + rest + share * np.maximum(_seconds(cases, rates, block.forward) - rest, 0.0)
+        cheap_seconds = _seconds(cases, rates, cheap)
+        total = total + cheap_seconds + share * np.maximum(_seconds(cases, rates, block.forward) - cheap_seconds, 0.0)
     return total
 
 

@@ -50,45 +50,45 @@ COLUMNS = (
 PEAK = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "host")
 """The result by column."""
 Columns = dict[str, Array]
-"""Field, or `place`: the rank's position in the pipeline -> its value in each case."""
+"""Field, or `pipeline_rank`: the rank's position in the pipeline -> its value in each case."""
 
 
 def gathers_of_step(cases: Cases) -> tuple[Array, Array]:
     """Gathers of parameters in a step of stage 3, and the bytes of their messages: of the first rank of a pipeline."""
     module = _module(cases)
     rows = Rows.of({name: getattr(cases.layouts, name) for name in (*STATES, *PIPELINE[1:], *MOMENTS[:2])})
-    found = np.zeros((rows.count, 2))
-    for place in np.flatnonzero(rows.columns["zero_stage"] == 3).tolist():
-        found[place] = _gathered(module, {name: float(values[place]) for name, values in rows.columns.items()})
-    return rows.spread(found[:, 0]), rows.spread(found[:, 1])
+    traffic = np.zeros((rows.count, 2))
+    for row in np.flatnonzero(rows.columns["zero_stage"] == 3).tolist():
+        traffic[row] = _gathered(module, {name: float(values[row]) for name, values in rows.columns.items()})
+    return rows.spread(traffic[:, 0]), rows.spread(traffic[:, 1])
 
 
-def _gathered(module: DescribedModule, own: dict[str, float]) -> tuple[float, float]:
-    states, count = _knobs(module, tuple(own[name] for name in STATES)), own["accumulation"]
-    policy, every, _ = _moments(module, {**own, "offload_activations": 0.0})
-    if own["pipeline"] == 1:
+def _gathered(module: DescribedModule, values: dict[str, float]) -> tuple[float, float]:
+    states, count = _knobs(module, tuple(values[name] for name in STATES)), values["accumulation"]
+    policy, every, _ = _moments(module, {**values, "offload_activations": 0.0})
+    if values["pipeline"] == 1:
         return _steps(_shape(module, policy, every), states).gathered(count)
-    layout = _layout({**own, "place": 0.0}, int(count))
+    layout = _layout({**values, "pipeline_rank": 0.0}, int(count))
     if not is_legal(module.profile, layout):
         return 0.0, 0.0
-    found = [follow(stage.shape, states).gathered(count) for stage in _stages(module, layout, policy, every, offloads=False)]
-    return sum(times for times, _ in found), sum(sizes for _, sizes in found)
+    traffic = [follow(stage.shape, states).gathered(count) for stage in _stages(module, layout, policy, every, offloads=False)]
+    return sum(times for times, _ in traffic), sum(sizes for _, sizes in traffic)
 
 
-def module_bytes(cases: Cases, place: Array) -> dict[str, Array]:
+def module_bytes(cases: Cases, pipeline_rank: Array) -> dict[str, Array]:
     """The bytes of `PEAK` for each case, evaluated once for each combination of the values that matter.
 
-    `place`: the rank's position in the pipeline.
+    `pipeline_rank`: the rank's position in the pipeline.
     """
     module = _module(cases)
-    rows = Rows.of({**{name: getattr(cases.layouts, name) for name in COLUMNS}, "place": place})
+    rows = Rows.of({**{name: getattr(cases.layouts, name) for name in COLUMNS}, "pipeline_rank": pipeline_rank})
     columns = rows.columns
     ranks, virtual_stages, schedule = (columns[name] for name in PIPELINE)
     columns["short"] = shortened(ranks, virtual_stages, schedule, columns["accumulation"])
-    found = np.zeros((rows.count, len(PEAK)))
-    for places in rows.alike((*PIPELINE, *MOMENTS, "place", "short")):
-        found[places] = _group_bytes(module, Rows({name: values[places] for name, values in columns.items()}))
-    return {name: rows.spread(found[:, place]) for place, name in enumerate(PEAK)}
+    peak_bytes = np.zeros((rows.count, len(PEAK)))
+    for places in rows.alike((*PIPELINE, *MOMENTS, "pipeline_rank", "short")):
+        peak_bytes[places] = _group_bytes(module, Rows({name: values[places] for name, values in columns.items()}))
+    return {name: rows.spread(peak_bytes[:, column]) for column, name in enumerate(PEAK)}
 
 
 def _module(cases: Cases) -> DescribedModule:
@@ -111,7 +111,7 @@ class _Fullest:
 def _group_bytes(module: DescribedModule, rows: Rows) -> Array:
     """(cases, columns of `PEAK`) of cases with one pipeline and one kind of checkpointing."""
     first = {name: float(values[0]) for name, values in rows.columns.items()}
-    knobs, which = _distinct_knobs(module, rows)
+    knobs, knob_index = _distinct_knobs(module, rows)
     profiles = [module.profile]
     if first["pipeline"] > 1:
         layout = _layout(first, int(first["short"]))
@@ -119,59 +119,63 @@ def _group_bytes(module: DescribedModule, rows: Rows) -> Array:
             return np.zeros((rows.count, len(PEAK)))
         stages = _stages(module, layout, *_moments(module, first))
         profiles = [stage.profile for stage in stages]
-        fullest = _of_pipeline(module, rows, layout, stages, knobs, which)
+        fullest = _of_pipeline(module, rows, layout, stages, knobs, knob_index)
     else:
-        fullest = _of_module(module, rows, knobs, which)
+        fullest = _of_module(module, rows, knobs, knob_index)
     columns, trace, part = rows.columns, module.trace, 1 / rows.columns["tensor"]
     activations, parameters, gradients, buffers = (part * column for column in fullest.moment.T)
-    standing, state, host = _state_bytes(module, profiles, rows, knobs, which)
+    standing, state, host = _state_bytes(module, profiles, rows, knobs, knob_index)
     inputs = columns["accumulation"] * _at(trace.batch_bytes, columns["micro_batch_size"])
-    found = (
+    peak_columns = (
         parameters + standing * part, gradients, state * part, activations + inputs,
         buffers + fullest.received + trace.buffer_bytes, host * part + fullest.on_host,
     )  # fmt: skip
-    return np.stack(found, axis=1)
+    return np.stack(peak_columns, axis=1)
 
 
 def _of_pipeline(
     module: DescribedModule, rows: Rows, layout: Layout, stages: Sequence[Stage], knobs: Sequence[StateKnobs],
-    which: NDArray[np.int64],
+    knob_index: NDArray[np.int64],
 ) -> _Fullest:  # fmt: skip
     """Of a rank's stages together: while they run, while the optimizer steps, and while updated parameters are gathered."""
     columns, profile, trace = rows.columns, module.profile, module.trace
     batch = columns["micro_batch_size"]
     hidden = _at(trace.hidden_bytes, batch)
-    found = replay(layout, stages, knobs, which, batch, hidden, columns["accumulation"] - columns["short"])
-    stepping, refilling = _updates([stage.profile for stage in stages], rows, knobs, which)
+    replayed = replay(layout, stages, knobs, knob_index, batch, hidden, columns["accumulation"] - columns["short"])
+    stepping, refilling = _updates([stage.profile for stage in stages], rows, knobs, knob_index)
     nothing = np.zeros(rows.count)
     moments = np.stack([
-        np.column_stack([found.activations, found.held]),
-        np.column_stack([found.sent, nothing, found.after[:, GRADIENTS], stepping.sum(axis=0)]),
-        np.column_stack([found.sent, nothing, nothing, refilling.max(axis=0)]),
+        np.column_stack([replayed.activations, replayed.states]),
+        np.column_stack([replayed.sent, nothing, replayed.after[:, GRADIENTS], stepping.sum(axis=0)]),
+        np.column_stack([replayed.sent, nothing, nothing, refilling.max(axis=0)]),
     ])  # fmt: skip
     policy, _, offloads = _moments(module, {name: float(columns[name][0]) for name in MOMENTS})
     on_host = nothing
     if offloads:
         blocks_held = sum(len(blocks) for _, blocks in stages_of(profile, layout)) / max(len(profile.block_names), 1)
-        sizes, each = np.unique(batch, return_inverse=True)
-        on_host = np.array([_offloaded(trace, policy, size) for size in sizes.tolist()])[each] * blocks_held * found.in_flight
+        sizes, batch_index = np.unique(batch, return_inverse=True)
+        on_host = (
+            np.array([_offloaded(trace, policy, size) for size in sizes.tolist()])[batch_index]
+            * blocks_held
+            * replayed.in_flight
+        )
     received = received_buffers(layout) * columns["accumulation"] * hidden
     return _Fullest(
         moment=moments[moments.sum(axis=2).argmax(axis=0), np.arange(rows.count)], received=received, on_host=on_host
     )
 
 
-def _of_module(module: DescribedModule, rows: Rows, knobs: Sequence[StateKnobs], which: NDArray[np.int64]) -> _Fullest:
+def _of_module(module: DescribedModule, rows: Rows, knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64]) -> _Fullest:
     """Of a rank without a pipeline."""
     batch = rows.columns["micro_batch_size"]
     policy, every, offloads = _moments(module, {name: float(rows.columns[name][0]) for name in MOMENTS})
     curve, shape = curve_of(module.trace, policy, every, offloads), _shape(module, policy, every)
-    stepping, refilling = _updates([module.profile], rows, knobs, which)
+    stepping, refilling = _updates([module.profile], rows, knobs, knob_index)
     nothing = np.zeros(rows.count)
-    pairs = [*zip(which.tolist(), batch.tolist(), strict=True)]
-    steps = [_steps(shape, own) for own in knobs]
-    once = {(own, size): _fullest_moment(steps[own], curve, size) for own, size in dict.fromkeys(pairs)}
-    after = np.array([own.after[GRADIENTS] for own in steps])[which]
+    pairs = [*zip(knob_index.tolist(), batch.tolist(), strict=True)]
+    steps = [_steps(shape, states) for states in knobs]
+    once = {(index, size): _fullest_moment(steps[index], curve, size) for index, size in dict.fromkeys(pairs)}
+    after = np.array([step.after[GRADIENTS] for step in steps])[knob_index]
     moments = np.stack([
         np.array([once[pair] for pair in pairs]),
         np.column_stack([nothing, nothing, after, stepping[0]]),
@@ -185,29 +189,29 @@ def _of_module(module: DescribedModule, rows: Rows, knobs: Sequence[StateKnobs],
 
 def _fullest_moment(steps: "_Steps", curve: Array, batch: float) -> Array:
     """(4): the fullest moment of the first and of the last micro-batch."""
-    peaks, levels = (curve[:, 2 * place] + curve[:, 2 * place + 1] * batch for place in range(2))
+    peaks, levels = (curve[:, 2 * column] + curve[:, 2 * column + 1] * batch for column in range(2))
     moments = np.concatenate([
-        np.concatenate([np.column_stack([peaks, held]), np.column_stack([levels, acting])])
-        for held, acting in zip(steps.during, steps.acting, strict=True)
+        np.concatenate([np.column_stack([peaks, states]), np.column_stack([levels, acting])])
+        for states, acting in zip(steps.during, steps.acting, strict=True)
     ])  # fmt: skip
-    found: Array = moments[int(moments.sum(axis=1).argmax())]
-    return found
+    fullest: Array = moments[int(moments.sum(axis=1).argmax())]
+    return fullest
 
 
 def _at(value: Affine, samples: Array) -> Array:
     return value[0] + value[1] * samples
 
 
-def _moments(module: DescribedModule, own: dict[str, float]) -> tuple[str, int, bool]:
+def _moments(module: DescribedModule, values: dict[str, float]) -> tuple[str, int, bool]:
     """Checkpointing, its distance, and whether activations are offloaded."""
-    policy = RECOMPUTE[int(own["activation_checkpointing"])] if module.profile.block_names else RECOMPUTE[0]
-    return policy, int(own["checkpoint_every_k"]), own["offload_activations"] > 0
+    policy = RECOMPUTE[int(values["activation_checkpointing"])] if module.profile.block_names else RECOMPUTE[0]
+    return policy, int(values["checkpoint_every_k"]), values["offload_activations"] > 0
 
 
-def _layout(own: dict[str, float], micro_batches: int) -> Layout:
+def _layout(values: dict[str, float], micro_batches: int) -> Layout:
     return Layout(
-        ranks=int(own["pipeline"]), virtual_stages=int(own["virtual_stages"]), schedule=int(own["pipeline_schedule"]),
-        place=int(own["place"]), micro_batches=micro_batches,
+        ranks=int(values["pipeline"]), virtual_stages=int(values["virtual_stages"]), schedule=int(values["pipeline_schedule"]),
+        pipeline_rank=int(values["pipeline_rank"]), micro_batches=micro_batches,
     )  # fmt: skip
 
 
@@ -219,9 +223,9 @@ def _stages(module: DescribedModule, layout: Layout, policy: str, every: int, of
 def _distinct_knobs(module: DescribedModule, rows: Rows) -> tuple[list[StateKnobs], NDArray[np.int64]]:
     """How states are sharded and sent, each once, and which of it each case has."""
     table = np.stack([rows.columns[name] for name in STATES], axis=1)
-    found: dict[StateKnobs, int] = {}
-    which = [found.setdefault(_knobs(module, tuple(row)), len(found)) for row in table.tolist()]
-    return [*found], np.array(which)
+    indices: dict[StateKnobs, int] = {}
+    knob_index = [indices.setdefault(_knobs(module, tuple(row)), len(indices)) for row in table.tolist()]
+    return [*indices], np.array(knob_index)
 
 
 @lru_cache(maxsize=1 << 16)
@@ -262,7 +266,7 @@ def _shared_elements(profile: ModuleProfile, ranks: int) -> tuple[int, int]:
 
 def _state_bytes(
     module: DescribedModule, profiles: Sequence[ModuleProfile], rows: Rows, knobs: Sequence[StateKnobs],
-    which: NDArray[np.int64],
+    knob_index: NDArray[np.int64],
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Of the parts of a module on a rank, in each case:
 
@@ -271,14 +275,18 @@ def _state_bytes(
     - State and parameters in the main memory.
     """
     columns, frozen = rows.columns, module.trace.frozen_bytes / max(module.profile.frozen, 1)
-    whole = sum(sum(_shared_elements(own, 1)) for own in profiles)
-    shares = [np.sum([_shared_elements(own, states.ranks) for own in profiles], axis=0) for states in knobs]
-    inside, outside = np.array(shares, dtype=np.float64)[which].T
-    fields = [(own.zero_stage, own.ranks, own.width, own.master_width, own.shard_beside_master) for own in knobs]
-    stage, ranks, width, master, beside = np.array(fields, dtype=np.float64)[which].T
+    whole = sum(sum(_shared_elements(profile, 1)) for profile in profiles)
+    shares = [np.sum([_shared_elements(profile, states.ranks) for profile in profiles], axis=0) for states in knobs]
+    inside, outside = np.array(shares, dtype=np.float64)[knob_index].T
+    fields = [
+        (states.zero_stage, states.ranks, states.width, states.master_width, states.shard_beside_master) for states in knobs
+    ]
+    stage, ranks, width, master, beside = np.array(fields, dtype=np.float64)[knob_index].T
     elements, offloaded = inside + outside, columns["offload_optimizer"]
     late = (columns["overlap_param_gather"] > 0) & ((stage == 1) | (stage == 2)) & (ranks > 1) & (offloaded > 0)
-    standing = frozen * sum(own.frozen for own in profiles) + np.where(stage < 3, whole * width, beside * elements * width)
+    standing = frozen * sum(profile.frozen for profile in profiles) + np.where(
+        stage < 3, whole * width, beside * elements * width
+    )
     views = (stage == 0) & (width == master)
     moments = inside * columns["moment_bytes"] + outside * columns["other_moment_bytes"]
     on_device = (elements * np.where(views, 0.0, master) + moments * master / 4) * (1 - offloaded)
@@ -288,22 +296,22 @@ def _state_bytes(
 
 
 def _updates(
-    profiles: Sequence[ModuleProfile], rows: Rows, knobs: Sequence[StateKnobs], which: NDArray[np.int64]
+    profiles: Sequence[ModuleProfile], rows: Rows, knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64]
 ) -> tuple[Array, Array]:
     """(profiles, cases) bytes of buffers in the update: while the optimizer steps, beside the gradients, and while updated
     parameters are gathered (stages 1 and 2)."""
     columns = rows.columns
-    chosen = which.tolist(), columns["allgather_bucket_size"].tolist(), (columns["offload_optimizer"] > 0).tolist()
+    chosen = knob_index.tolist(), columns["allgather_bucket_size"].tolist(), (columns["offload_optimizer"] > 0).tolist()
     cases = [*zip(*chosen, strict=True)]
-    once = {case: [_update(own, knobs[case[0]], *case[1:]) for own in profiles] for case in dict.fromkeys(cases)}
+    once = {case: [_update(profile, knobs[case[0]], *case[1:]) for profile in profiles] for case in dict.fromkeys(cases)}
     stepping, refilling = np.array([once[case] for case in cases]).T
     return stepping, refilling
 
 
 def _update(profile: ModuleProfile, states: StateKnobs, bucket: float, offloaded: bool) -> tuple[float, float]:
-    own = sum(_shared_elements(profile, states.ranks)) * states.width
+    share_bytes = sum(_shared_elements(profile, states.ranks)) * states.width
     offloads = offloaded and states.zero_stage < 3
-    stepping = own if offloads else 0.0
+    stepping = share_bytes if offloads else 0.0
     if states.zero_stage not in (1, 2) or states.ranks == 1:
         return stepping, stepping
     casts = states.width < states.master_width and not offloads
@@ -319,15 +327,15 @@ def _refilling(
     sizes = [parameter.elements for parameter in reversed(profile.trained)]
     rows = []
     for group in cut(range(len(sizes)), sizes.__getitem__, bucket):
-        columns = sum(-(-sizes[place] // ranks) for place in group)
-        padded = sum(-(-sizes[place] // ranks) * ranks for place in group if sizes[place] % ranks)
-        held = columns * width * (ranks + (1 if casts else 0))
-        rows.append((held + (columns * width * ranks if copies else 0.0), held + padded * width))
+        columns = sum(-(-sizes[index] // ranks) for index in group)
+        padded = sum(-(-sizes[index] // ranks) * ranks for index in group if sizes[index] % ranks)
+        bucket_bytes = columns * width * (ranks + (1 if casts else 0))
+        rows.append((bucket_bytes + (columns * width * ranks if copies else 0.0), bucket_bytes + padded * width))
     at_once = 2 if overlaps else 1
     return max(
-        max(sum(first for first, _ in rows[place : place + at_once]),
-            rows[place][1] + sum(first for first, _ in rows[place + 1 : place + at_once]))
-        for place in range(len(rows))
+        max(sum(first for first, _ in rows[index : index + at_once]),
+            rows[index][1] + sum(first for first, _ in rows[index + 1 : index + at_once]))
+        for index in range(len(rows))
     )  # fmt: skip
 
 
@@ -359,12 +367,12 @@ def _shape(module: DescribedModule, policy: str, every: int) -> Shape:
 
 
 def _offloaded(trace: Trace, policy: str, batch: float) -> float:
-    kept = kept_by_block(composed(trace, policy, 1))
-    return sum(max(at(value, batch), 0.0) for block, value in kept.items() if block + 1 < len(kept))
+    by_block = kept_by_block(composed(trace, policy, 1))
+    return sum(max(at(value, batch), 0.0) for block, value in by_block.items() if block + 1 < len(by_block))
 
 
 def kept_bytes(module: DescribedModule, policy: int, every: float, batch: float) -> float:
     """Bytes that a mean block keeps for backward."""
     name = RECOMPUTE[policy] if module.profile.block_names else RECOMPUTE[0]
-    kept = kept_by_block(composed(module.trace, name, int(every)))
-    return sum(max(at(value, batch), 0.0) for value in kept.values()) / max(len(kept), 1)
+    by_block = kept_by_block(composed(module.trace, name, int(every)))
+    return sum(max(at(value, batch), 0.0) for value in by_block.values()) / max(len(by_block), 1)

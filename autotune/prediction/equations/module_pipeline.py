@@ -43,7 +43,7 @@ class Layout:
     virtual_stages: int
     schedule: int
     """Index in `SCHEDULES`."""
-    place: int
+    pipeline_rank: int
     """Of the rank."""
     micro_batches: int
 
@@ -57,7 +57,7 @@ class Layout:
     @property
     def stages(self) -> tuple[int, ...]:
         """Numbers of the rank's stages."""
-        return tuple(stages_of_rank(self.config, self.place))
+        return tuple(stages_of_rank(self.config, self.pipeline_rank))
 
 
 def shortened(ranks: Array, virtual_stages: Array, schedule: Array, micro_batches: Array) -> Array:
@@ -71,16 +71,16 @@ def shortened(ranks: Array, virtual_stages: Array, schedule: Array, micro_batche
 @lru_cache(maxsize=1024)
 def received_buffers(layout: Layout) -> int:
     """Buffers of hidden states and of their gradients for each micro-batch, from stages on other ranks."""
-    stages, found = layout.ranks * layout.virtual_stages, 0
+    stages, buffers = layout.ranks * layout.virtual_stages, 0
     for stage in layout.stages:
         for other in (stage - 1, stage + 1):
-            found += 0 <= other < stages and rank_of_stage(layout.config, other) != layout.place
-    return found
+            buffers += 0 <= other < stages and rank_of_stage(layout.config, other) != layout.pipeline_rank
+    return buffers
 
 
 def actions_of_rank(layout: Layout) -> tuple[Action, ...]:
     """In the order of the schedule."""
-    return tuple(actions_of(layout.config, layout.micro_batches)[layout.place])
+    return tuple(actions_of(layout.config, layout.micro_batches)[layout.pipeline_rank])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -122,7 +122,7 @@ def is_legal(profile: ModuleProfile, layout: Layout) -> bool:
     schedule, virtual, stages = SCHEDULES[layout.schedule], layout.virtual_stages, layout.ranks * layout.virtual_stages
     most = len(profile.starts or profile.block_names)
     runs = virtual == (1 if schedule in ONE_STAGE_SCHEDULES else 2 if schedule in FOLDED_SCHEDULES else virtual)
-    return runs and layout.place < layout.ranks and stages <= most and layout.micro_batches >= layout.ranks
+    return runs and layout.pipeline_rank < layout.ranks and stages <= most and layout.micro_batches >= layout.ranks
 
 
 @lru_cache(maxsize=1024)
@@ -139,9 +139,9 @@ def cut_stage(profile: ModuleProfile, trace: Trace, policy: str, every: int, off
     moments, hidden = with_curve(composed(trace, policy, every), curve_of(trace, policy, every, offloads)), trace.hidden_bytes
     first, last = blocks[0] == 0, blocks[-1] == len(profile.block_names) - 1
     slots = [slot for slot, parameter in enumerate(profile.trained) if _holds(parameter, blocks, first, last)]
-    renamed = {slot: place for place, slot in enumerate(slots)}
+    renamed = {slot: index for index, slot in enumerate(slots)}
     cutter = _Cutter(hidden, renamed)
-    forward = next(place for place, moment in enumerate(moments) if moment.mark is Mark.LOSS)
+    forward = next(index for index, moment in enumerate(moments) if moment.mark is Mark.LOSS)
     cutter.forward(moments[:forward], blocks, first, last)
     if last:
         cutter.add(moments[forward], moments[forward - 1].level)
@@ -170,8 +170,10 @@ def _shared_gradients(profile: ModuleProfile, moments: Sequence[Moment]) -> dict
 
 def _counted_from(blocks: range, trained: Sequence[TrainedParameter]) -> tuple[TrainedParameter, ...]:
     return tuple(
-        TrainedParameter(elements=own.elements, block=own.block if own.block == OUTER else own.block - blocks[0])
-        for own in trained
+        TrainedParameter(
+            elements=parameter.elements, block=parameter.block if parameter.block == OUTER else parameter.block - blocks[0]
+        )
+        for parameter in trained
     )
 
 
@@ -284,30 +286,32 @@ def with_curve(moments: Sequence[Moment], curve: NDArray[np.float64]) -> list[Mo
 
 def _away(moments: Sequence[Moment]) -> NDArray[np.float64]:
     """What is on the host at each moment if activations of all blocks but the last are offloaded."""
-    kept, last = kept_by_block(moments), max((moment.index for moment in moments), default=0)
+    by_block, last = kept_by_block(moments), max((moment.index for moment in moments), default=0)
     away = np.zeros((len(moments), 4))
-    held: set[int] = set()
-    for place, moment in enumerate(moments):
+    offloaded_blocks: set[int] = set()
+    for index, moment in enumerate(moments):
         if moment.mark is Mark.FORWARD and moment.index >= NEAR_BLOCKS:
-            held.add(moment.index - NEAR_BLOCKS)
+            offloaded_blocks.add(moment.index - NEAR_BLOCKS)
         if moment.mark is Mark.BACKWARD:
-            held -= {moment.index, moment.index - 1}
-        sums = np.sum([kept[block] for block in held if block in kept and block < last] or [(0.0, 0.0)], axis=0)
-        away[place] = (*sums, *sums)
+            offloaded_blocks -= {moment.index, moment.index - 1}
+        sums = np.sum(
+            [by_block[block] for block in offloaded_blocks if block in by_block and block < last] or [(0.0, 0.0)], axis=0
+        )
+        away[index] = (*sums, *sums)
     return away
 
 
 def kept_by_block(moments: Sequence[Moment]) -> dict[int, Affine]:
     """What each block's forward leaves for backward."""
-    found: dict[int, Affine] = {}
+    by_block: dict[int, Affine] = {}
     begun: dict[int, Affine] = {}
     for moment in moments:
         if moment.mark is Mark.FORWARD:
             begun[moment.index] = moment.level
         elif moment.mark is Mark.LEFT and moment.index in begun:
             first = begun[moment.index]
-            found[moment.index] = (moment.level[0] - first[0], moment.level[1] - first[1])
-    return found
+            by_block[moment.index] = (moment.level[0] - first[0], moment.level[1] - first[1])
+    return by_block
 
 
 @lru_cache(maxsize=1024)
@@ -320,21 +324,21 @@ def composed(trace: Trace, policy: str, every: int) -> tuple[Moment, ...]:
     if policy == RECOMPUTE[0] or every == 1 or policy not in trace.moments:
         return trace.moments.get(policy, trace.moments[RECOMPUTE[0]])
     pieces = {name: _pieces(trace.moments[name]) for name in (RECOMPUTE[0], policy)}
-    found: list[Moment] = []
+    moments: list[Moment] = []
     level: Affine = (0.0, 0.0)
     running = -1
-    for place, (plain, other) in enumerate(zip(*pieces.values(), strict=True)):
+    for index, (plain, other) in enumerate(zip(*pieces.values(), strict=True)):
         chosen = policy if running >= 0 and running % every == 0 else RECOMPUTE[0]
         piece = other if chosen == policy else plain
-        start = (0.0, 0.0) if not place else pieces[chosen][place - 1][-1].level
+        start = (0.0, 0.0) if not index else pieces[chosen][index - 1][-1].level
         shift = (level[0] - start[0], level[1] - start[1])
         for moment in piece:
-            found.append(
+            moments.append(
                 Moment(mark=moment.mark, index=moment.index, peak=_sum(moment.peak, shift), level=_sum(moment.level, shift))
             )
-        level, mark = found[-1].level, found[-1].mark
-        running = found[-1].index if mark in (Mark.FORWARD, Mark.BACKWARD) else -1
-    return tuple(found)
+        level, mark = moments[-1].level, moments[-1].mark
+        running = moments[-1].index if mark in (Mark.FORWARD, Mark.BACKWARD) else -1
+    return tuple(moments)
 
 
 def _pieces(moments: Sequence[Moment]) -> list[list[Moment]]:
@@ -347,5 +351,5 @@ def _pieces(moments: Sequence[Moment]) -> list[list[Moment]]:
     return [[moment for _, moment in group] for _, group in groupby(zip(keys, moments, strict=True), key=lambda pair: pair[0])]
 
 
-def _sum(one: Affine, other: Affine) -> Affine:
-    return one[0] + other[0], one[1] + other[1]
+def _sum(first: Affine, second: Affine) -> Affine:
+    return first[0] + second[0], first[1] + second[1]

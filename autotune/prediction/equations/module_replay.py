@@ -34,7 +34,7 @@ class Situations:
     """(n): which peak: (stage x kinds + kind) x steps + step."""
     waiting: Array
     """(n, S): micro-batches of each stage that wait for their backward."""
-    others: NDArray[np.int64]
+    other_states: NDArray[np.int64]
     """(n, S): in which states each stage stands: as a step begins, after the last one, or (the acting stage) none."""
     sent: Array
     """(n): gradients of hidden states that were sent."""
@@ -45,32 +45,33 @@ class Situations:
 
 @lru_cache(maxsize=4096)
 def situations_of(layout: Layout, first: int) -> Situations:
-    """The situations of a rank; `first`: the place of its stage that sends no gradients, or -1."""
+    """The situations of a rank; `first`: the position of its stage that sends no gradients, or -1."""
     actions, count = actions_of_rank(layout), layout.micro_batches
-    stages = {stage: place for place, stage in enumerate(layout.stages)}
+    stages = {stage: position for position, stage in enumerate(layout.stages)}
     done, waiting, standing = [0] * len(stages), [0] * len(stages), [0] * len(stages)
     sent = most = 0
-    found: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
+    situations: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
     for action in actions:
-        place = stages[action.stage]
+        position = stages[action.stage]
         forward, inputs = action.kind is ActionKind.FORWARD, action.kind is ActionKind.INPUT_GRADIENT
-        step = min(done[place], STEPS - 1) if forward else _step_after(done[place], count)
+        step = min(done[position], STEPS - 1) if forward else _step_after(done[position], count)
         kind = KINDS.index(action.kind) if action.kind in KINDS else 1
-        others = tuple(STEPS + 1 if other == place else state for other, state in enumerate(standing))
+        other_states = tuple(STEPS + 1 if other == position else state for other, state in enumerate(standing))
         # What was sent only grows.
-        found[(place * len(KINDS) + kind) * STEPS + step, tuple(waiting), others] = sent
+        situations[(position * len(KINDS) + kind) * STEPS + step, tuple(waiting), other_states] = sent
         if forward:
-            waiting[place] += 1
+            waiting[position] += 1
             most = max(most, sum(waiting))
         elif not inputs:
-            waiting[place] -= 1
-            done[place] += 1
-            standing[place] = STEPS if done[place] >= count else _step_after(done[place], count)
-        sent += action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT) and place != first
+            waiting[position] -= 1
+            done[position] += 1
+            standing[position] = STEPS if done[position] >= count else _step_after(done[position], count)
+        sent += action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT) and position != first
     return Situations(
-        peaks=np.array([peak for peak, _, _ in found]), waiting=np.array([waits for _, waits, _ in found], dtype=np.float64),
-        others=np.array([others for _, _, others in found]), sent=np.array([*found.values()], dtype=np.float64),
-        sent_at_end=sent, in_flight=most / len(stages),
+        peaks=np.array([peak for peak, _, _ in situations]),
+        waiting=np.array([waits for _, waits, _ in situations], dtype=np.float64),
+        other_states=np.array([other_states for _, _, other_states in situations]),
+        sent=np.array([*situations.values()], dtype=np.float64), sent_at_end=sent, in_flight=most / len(stages),
     )  # fmt: skip
 
 
@@ -85,7 +86,7 @@ class Replayed:
 
     activations: Array
     """At the fullest moment."""
-    held: Array
+    states: Array
     """(cases, 3): at the fullest moment, of the states that follow the moments."""
     after: Array
     """(cases, 3): after all backwards."""
@@ -96,8 +97,8 @@ class Replayed:
 
 
 def replay(
-    layout: Layout, stages: Sequence[Stage], knobs: Sequence[StateKnobs], which: NDArray[np.int64], batch: Array, hidden: Array,
-    skipped: Array,
+    layout: Layout, stages: Sequence[Stage], knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64], batch: Array,
+    hidden: Array, skipped: Array,
 ) -> Replayed:  # fmt: skip
     """Find the fullest moment of a rank in steps of its schedule.
 
@@ -108,31 +109,31 @@ def replay(
         layout: the pipeline, `shortened`.
         stages: the rank's stages.
         knobs: how states are sharded and sent, each once.
-        which: (cases) the knobs of each case.
+        knob_index: (cases) the knobs of each case.
         batch: (cases) samples of a micro-batch.
         hidden: (cases) bytes of a micro-batch's hidden state.
         skipped: (cases) micro-batches that the shortened layout leaves out.
     """
-    first = next((place for place, stage in enumerate(stages) if stage.first), -1)
+    first = next((position for position, stage in enumerate(stages) if stage.first), -1)
     visited = situations_of(layout, first)
-    runs = [_Runs(stage, knobs, which, batch) for stage in stages]
+    runs = [_Runs(stage, knobs, knob_index, batch) for stage in stages]
     activations = np.concatenate([run.activations for run in runs])
-    held = np.concatenate([run.held for run in runs])
-    totals = activations + held.sum(axis=2)
+    state_bytes = np.concatenate([run.held for run in runs])
+    totals = activations + state_bytes.sum(axis=2)
     waits = visited.waiting @ np.stack([run.kept for run in runs])
     waits = waits + visited.sent[:, None] * hidden + skipped * hidden * sum(not stage.first for stage in stages)
     full = waits + totals[visited.peaks]
     if len(runs) > 1:
-        for place, run in enumerate(runs):
-            full = full + run.standing.sum(axis=2)[visited.others[:, place]]
+        for position, run in enumerate(runs):
+            full = full + run.standing.sum(axis=2)[visited.other_states[:, position]]
     best, cases = full.argmax(axis=0), np.arange(len(batch))
-    states = held[visited.peaks[best], cases]
+    states = state_bytes[visited.peaks[best], cases]
     if len(runs) > 1:
-        for place, run in enumerate(runs):
-            states = states + run.standing[visited.others[best, place], cases]
+        for position, run in enumerate(runs):
+            states = states + run.standing[visited.other_states[best, position], cases]
     return Replayed(
         activations=waits[best, cases] + activations[visited.peaks[best], cases],
-        held=states,
+        states=states,
         after=np.sum([run.standing[STEPS] for run in runs], axis=0),
         sent=(visited.sent_at_end + skipped * sum(not stage.first for stage in stages)) * hidden,
         in_flight=visited.in_flight,
@@ -142,26 +143,26 @@ def replay(
 class _Runs:
     """A stage's micro-batches, for many cases."""
 
-    def __init__(self, stage: Stage, knobs: Sequence[StateKnobs], which: NDArray[np.int64], batch: Array) -> None:
-        followed = [follow(stage.shape, own) for own in knobs]
+    def __init__(self, stage: Stage, knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64], batch: Array) -> None:
+        followed = [follow(stage.shape, knob) for knob in knobs]
         cases = np.arange(len(batch))
-        kept = stage.curve[stage.turn - 1, 2:]
-        self.kept = kept[0] + kept[1] * batch
+        kept_line = stage.curve[stage.turn - 1, 2:]
+        self.kept = kept_line[0] + kept_line[1] * batch
         highest = stage.curve[stage.turn :, :2]
         inputs = np.maximum((highest[:, :1] + np.outer(highest[:, 1], batch)).max(axis=0) - self.kept, 0.0)
-        lines = _lines(stage, followed)[which]  # (cases, kinds, steps, sizes, 5)
+        lines = _lines(stage, followed)[knob_index]  # (cases, kinds, steps, sizes, 5)
         sizes = lines[..., 0] + lines[..., 1] * batch[:, None, None, None]
         best = (sizes + lines[..., 2:].sum(axis=-1)).argmax(axis=-1)[..., None]
         fullest = np.take_along_axis(sizes, best, axis=-1)[..., 0]
         states = np.take_along_axis(lines[..., 2:], best[..., None], axis=-2)[..., 0, :]
-        begun = np.stack([own.begun for own in followed])[which]
+        begun = np.stack([run.begun for run in followed])[knob_index]
         actions = np.concatenate([fullest.reshape(len(cases), -1), np.repeat(inputs[:, None], STEPS, axis=1)], axis=1)
         self.activations: Array = actions.T
         """(kinds x steps, cases)"""
         of_actions = np.concatenate([states.reshape(len(cases), -1, 3), begun], axis=1)
         self.held: Array = of_actions.transpose(1, 0, 2)
         """(kinds x steps, cases, 3)"""
-        end = np.array([own.end for own in followed])[which]
+        end = np.array([run.end for run in followed])[knob_index]
         self.standing: Array = np.stack([*begun.transpose(1, 0, 2), end, np.zeros_like(end)])
         """(steps + 2, cases, 3): as each step begins; after the last one; nothing."""
 
@@ -213,20 +214,20 @@ def _arrays(states: Iterable[Sequence[Held]]) -> Array:
 def _lines(stage: Stage, followed: Sequence[Followed]) -> Array:
     """(knobs, 2, steps, sizes, 5): the moment of forward and of backward that is the fullest for each of `SIZES`: constant and
     per-sample part of the activations, less (backward) those that wait, and the states."""
-    known = stage.lines
-    missing = [own for own in dict.fromkeys(followed) if own not in known]
+    lines = stage.lines
+    missing = [run for run in dict.fromkeys(followed) if run not in lines]
     for start in range(0, len(missing), 16):
         some = missing[start : start + 16]
-        turn, kept = stage.turn, stage.curve[stage.turn - 1, 2:]
+        turn, kept_line = stage.turn, stage.curve[stage.turn - 1, 2:]
         forward = _fullest(stage.curve[:turn], some, slice(0, turn))
-        backward = _fullest(stage.curve[turn:] - np.concatenate([kept, kept]), some, slice(turn, None))
-        known.update(zip(some, np.stack([forward, backward], axis=1), strict=True))
-    return np.stack([known[own] for own in followed])
+        backward = _fullest(stage.curve[turn:] - np.concatenate([kept_line, kept_line]), some, slice(turn, None))
+        lines.update(zip(some, np.stack([forward, backward], axis=1), strict=True))
+    return np.stack([lines[run] for run in followed])
 
 
 def _fullest(curve: Array, followed: Sequence[Followed], part: slice) -> Array:
     """(knobs, steps, sizes, 5)"""
-    states = np.stack([np.concatenate([own.during[:, part], own.acting[:, part]], axis=1) for own in followed])
+    states = np.stack([np.concatenate([run.during[:, part], run.acting[:, part]], axis=1) for run in followed])
     lines = np.concatenate([curve[:, :2], curve[:, 2:]])  # (2 x moments, 2)
     constant = lines[:, 0] + states.sum(axis=-1)
     best = np.stack([(constant + lines[:, 1] * size).argmax(axis=-1) for size in SIZES], axis=-1)

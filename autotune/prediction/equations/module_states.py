@@ -76,11 +76,11 @@ def micro_batches(
     `between`: number of further micro-batches between them, if there are several.
     """
     step = _Engine(trained, marks, knobs)
-    found = [step.run(last=not knobs.accumulates)]
+    steps = [step.run(last=not knobs.accumulates)]
     if knobs.accumulates:
-        found += [step.run(last=index == between) for index in range(between + 1)]
+        steps += [step.run(last=index == between) for index in range(between + 1)]
     step.land()
-    return found, step.now()
+    return steps, step.now()
 
 
 @dataclass(slots=True)
@@ -132,16 +132,16 @@ class _Engine:
         self.missing = [len(bucket) for bucket in self.buckets]
         if self.gatherer is not None:
             self.gatherer.begin(last)
-        found = Step()
+        step = Step()
         for mark, index in self.marks:
             now = self.now()
-            found.during.append(now)
+            step.during.append(now)
             self.most, self.highest = now, self.total
             self._act(mark, index)
-            found.acting.append(self.most)
+            step.acting.append(self.most)
         if self.gatherer is not None:
-            found.gathers, found.gathered_bytes = self.gatherer.gathers, self.gatherer.gathered_bytes
-        return found
+            step.gathers, step.gathered_bytes = self.gatherer.gathers, self.gatherer.gathered_bytes
+        return step
 
     def land(self) -> None:
         """Wait for all reductions in flight."""
@@ -222,10 +222,10 @@ class _Engine:
             if self.in_share:
                 self.share[bucket] = self.rows[bucket]
         adds = bool(self.filled & slots)
-        own = sum(self.elements[slot] for slot in slots)
-        padded = own if knobs.ranks == 1 else sum(self.shares[slot] for slot in slots) * knobs.ranks
+        elements = sum(self.elements[slot] for slot in slots)
+        padded = elements if knobs.ranks == 1 else sum(self.shares[slot] for slot in slots) * knobs.ranks
         if len(slots) == 1:
-            extra = padded * knobs.width if padded != own else 0.0
+            extra = padded * knobs.width if padded != elements else 0.0
         elif knobs.ranks == 1 and (not adds or knobs.width == self.rows_width):
             extra = 0.0
         else:
@@ -233,7 +233,7 @@ class _Engine:
             direct = not adds and whole and knobs.width <= self.rows_width
             extra = 0.0 if direct else padded * knobs.width
         self.pass_by(extra)
-        self.add(GRADIENTS, -own * knobs.width)
+        self.add(GRADIENTS, -elements * knobs.width)
         self.filled |= slots
 
     def _send_next(self) -> None:
@@ -333,7 +333,7 @@ class _Gatherer:
         self.units = {block: _Unit(block, tuple(slots)) for block, slots in by_block.items()}
         self.encloses = OUTER in self.units and not only
         self.trace = [unit for mark, index in marks if (unit := self._used(mark, index)) is not None]
-        self.offset = {slot: place for place, slot in enumerate(reversed(range(len(engine.elements))))}
+        self.offset = {slot: position for position, slot in enumerate(reversed(range(len(engine.elements))))}
         self.live: set[int] = set()
         self.live_elements = 0.0
         self.pending: dict[int, _Gather] = {}
@@ -408,8 +408,8 @@ class _Gatherer:
         return self.units.get(OUTER) if mark is Mark.LOSS else None
 
     def _use(self, unit: _Unit) -> None:
-        found = self._find(unit, self.position + 1)
-        reached = self.position if found is None else found
+        position = self._find(unit, self.position + 1)
+        reached = self.position if position is None else position
         for passed in (unit, *self.trace[self.position + 1 : reached]):
             self.ahead.difference_update(passed.slots)
         self.position = reached
@@ -436,20 +436,20 @@ class _Gatherer:
         if len(present) == len(elements):
             return ()
         live = self.live_elements + sum(elements[slot] for slot in {*fetched, *self.pending})
-        found: list[int] = []
+        candidates: list[int] = []
         for unit in self.trace[self.position + 1 :]:
             for slot in unit.slots:
                 if slot in present:
                     continue
                 if ahead >= knobs.prefetch or live + elements[slot] > knobs.max_live:
-                    self.ahead.update(found)
-                    return tuple(found)
-                found.append(slot)
+                    self.ahead.update(candidates)
+                    return tuple(candidates)
+                candidates.append(slot)
                 present.add(slot)
                 ahead += elements[slot]
                 live += elements[slot]
-        self.ahead.update(found)
-        return tuple(found)
+        self.ahead.update(candidates)
+        return tuple(candidates)
 
     def _issue(self, slots: tuple[int, ...]) -> _Gather:
         engine, knobs = self.engine, self.knobs
@@ -501,8 +501,8 @@ class _Gatherer:
         if key not in self.between:
             between = {slot for other in self.trace[now + 1 : later] for slot in other.slots} - set(unit.slots)
             self.between[key] = between, sum(self.engine.elements[slot] for slot in between)
-        others, elements = self.between[key]
+        other_slots, elements = self.between[key]
         if elements > self.knobs.prefetch:
             return False
-        missing = sum(self.engine.elements[slot] for slot in others - self.live)
+        missing = sum(self.engine.elements[slot] for slot in other_slots - self.live)
         return not missing or self.live_elements + missing <= self.knobs.max_live

@@ -28,7 +28,7 @@ def gathers(layers: Array) -> Array:
 
 
 def exposed_gather_seconds(
-    cases: Cases, rates: Coefficients, seconds: Array, pace: Array, layers: Array, held: StageParameters
+    cases: Cases, rates: Coefficients, seconds: Array, pace: Array, layers: Array, parameter_counts: StageParameters
 ) -> Array:
     """The part of the gathers' `seconds` that no computation hides; a micro-batch takes `pace` seconds.
 
@@ -38,7 +38,7 @@ def exposed_gather_seconds(
     if not np.any(gathers_late(cases)):  # only then is it read
         return seconds
     forward = pace / (1 + rates.backward_ratio)
-    table = np.where(cases.shapes.frozen_bytes > 0, 0.0, _table(cases) / np.maximum(held.trained, 1.0))
+    table = np.where(cases.shapes.frozen_bytes > 0, 0.0, _table(cases) / np.maximum(parameter_counts.trained, 1.0))
     first = np.minimum(np.maximum(1 / gathers(layers), table), 1.0)
     behind = seconds * (1 - first)
     shown = np.maximum(behind - forward * (1 - rates.data_exposed), rates.data_exposed * behind)
@@ -47,38 +47,38 @@ def exposed_gather_seconds(
     return exposed
 
 
-def buffer_bytes(cases: Cases, held: StageParameters) -> Array:
+def buffer_bytes(cases: Cases, parameter_counts: StageParameters) -> Array:
     """Bytes of gathered units in flight, and their shares in the parameters' type: the table and a layer, or two layers."""
     if not np.any(gathers_late(cases)):
         return np.zeros(1)
     layouts, layer = cases.layouts, layer_parameters(cases)
-    own = (layer.attention + layer.dense) / layouts.tensor + own_experts(cases, layer)
+    layer_elements = (layer.attention + layer.dense) / layouts.tensor + own_experts(cases, layer)
     table = np.where(cases.shapes.frozen_bytes > 0, 0.0, _table(cases))
-    units = np.minimum(np.maximum(IN_FLIGHT * own, own + table), held.trained)
+    units = np.minimum(np.maximum(IN_FLIGHT * layer_elements, layer_elements + table), parameter_counts.trained)
     cast = np.where(layouts.parameter_bytes < 4, 1 / layouts.shard, 0.0)
     return np.where(gathers_late(cases), units * layouts.parameter_bytes * (1 + cast), 0.0)
 
 
-def refill_bytes(cases: Cases, held: StageParameters) -> Array:
+def refill_bytes(cases: Cases, parameter_counts: StageParameters) -> Array:
     """Bytes of gathers of updated parameters in flight at the end of the update, for an engine that gathers in buckets; plus
     their shares in the parameters' type.
     """
     layouts = cases.layouts
-    table = np.where(cases.shapes.frozen_bytes > 0, 0.0, np.minimum(_table(cases), held.trained_tables))
-    each = layouts.allgather_bucket_size
-    elements = np.maximum(each, table) + np.where(layouts.overlap_comm > 0, IN_FLIGHT - 1, 0.0) * each
+    table = np.where(cases.shapes.frozen_bytes > 0, 0.0, np.minimum(_table(cases), parameter_counts.trained_tables))
+    bucket_size = layouts.allgather_bucket_size
+    elements = np.maximum(bucket_size, table) + np.where(layouts.overlap_comm > 0, IN_FLIGHT - 1, 0.0) * bucket_size
     cast = np.where(layouts.parameter_bytes < 4, 1 / layouts.shard, 0.0)
-    found = np.minimum(elements, held.trained) * layouts.parameter_bytes * (1 + cast)
+    gathered_bytes = np.minimum(elements, parameter_counts.trained) * layouts.parameter_bytes * (1 + cast)
     stages = (layouts.zero_stage == 1) | (layouts.zero_stage == 2)
     at_end = stages & (layouts.shard > 1) & ~gathers_late(cases) & (cases.software.waits_for_bucket > 0)
-    return np.where(at_end, found, 0.0)
+    return np.where(at_end, gathered_bytes, 0.0)
 
 
-def standing_bytes(cases: Cases, own: Array) -> Array:
-    """Bytes of the share of `own` elements in the parameters' type: it stays until gathered if the master is not entirely on
+def standing_bytes(cases: Cases, elements: Array) -> Array:
+    """Bytes of the share of so many elements in the parameters' type: it stays until gathered if the master is not entirely on
     the device.
     """
-    return np.where(gathers_late(cases) & (cases.layouts.offload_optimizer > 0), own * cases.layouts.parameter_bytes, 0.0)
+    return np.where(gathers_late(cases) & (cases.layouts.offload_optimizer > 0), elements * cases.layouts.parameter_bytes, 0.0)
 
 
 def _table(cases: Cases) -> Array:
@@ -123,31 +123,31 @@ SPLIT_BACKWARD = 4
 """The first of the schedules that compute gradients of inputs and of weights separately, so that backward reads all twice."""
 
 
-def on_device(cases: Cases, layers: Array, kept: Array, in_flight: Array) -> Array:
+def on_device(cases: Cases, layers: Array, kept_bytes: Array, in_flight: Array) -> Array:
     """Bytes per token on the device, of those that all `layers` together keep, over all micro-batches awaiting backward."""
     if not np.any(cases.layouts.offload_activations > 0):
-        return in_flight * kept
-    near = kept * np.minimum(AT_ONCE / np.maximum(layers, 1.0), 1.0)
-    return np.where(cases.layouts.offload_activations > 0, near, in_flight * kept)
+        return in_flight * kept_bytes
+    device_bytes = kept_bytes * np.minimum(AT_ONCE / np.maximum(layers, 1.0), 1.0)
+    return np.where(cases.layouts.offload_activations > 0, device_bytes, in_flight * kept_bytes)
 
 
-def host_bytes(cases: Cases, layers: Array, kept: Array, in_flight: Array) -> Array:
-    """Bytes on the host of a rank whose layers together keep `kept` bytes per token of a micro-batch."""
+def host_bytes(cases: Cases, layers: Array, kept_bytes: Array, in_flight: Array) -> Array:
+    """Bytes on the host of a rank whose layers together keep `kept_bytes` bytes per token of a micro-batch."""
     if not np.any(cases.layouts.offload_activations > 0):
         return np.zeros(1)
     share = _copied_layers(cases, layers) / np.maximum(layers, 1.0)
-    return cases.layouts.offload_activations * _tokens(cases) * in_flight * kept * share
+    return cases.layouts.offload_activations * _tokens(cases) * in_flight * kept_bytes * share
 
 
-def exposed_copy_seconds(cases: Cases, rates: Coefficients, layers: Array, kept: Array, pace: Array) -> Array:
-    """Seconds of a step: the exposed part of copying a layer's `kept` bytes per token, out in forward, in for backward.
+def exposed_copy_seconds(cases: Cases, rates: Coefficients, layers: Array, kept_bytes: Array, pace: Array) -> Array:
+    """Seconds of a step: the exposed part of copying a layer's `kept_bytes` bytes per token, out in forward, in for backward.
 
     `pace`: seconds of a micro-batch, forward and backward. Computation that hides communication does not also hide copies.
     """
     layouts = cases.layouts
     if not np.any(layouts.offload_activations > 0):
         return np.zeros(1)
-    copied = _tokens(cases) * kept * _copied_layers(cases, layers) / cases.hardware.host_link
+    copied = _tokens(cases) * kept_bytes * _copied_layers(cases, layers) / cases.hardware.host_link
     forward = pace / (1 + rates.backward_ratio)
     split = (layouts.pipeline > 1) & (layouts.pipeline_schedule >= SPLIT_BACKWARD)
     back, backward = copied * np.where(split, 2.0, 1.0), pace - forward
@@ -163,8 +163,8 @@ def exposed_copy_seconds(cases: Cases, rates: Coefficients, layers: Array, kept:
 
 def _shown(rates: Coefficients, copied: Array, computing: Array, shared: Array) -> Array:
     """The exposed part of copies if communication uses the computation of a share of the micro-batches."""
-    left = np.maximum(copied - computing * np.minimum(rates.data_exposed, 1.0), 0.0)
-    shown: Array = shared * left + (1 - shared) * np.maximum(copied - computing, 0.0)
+    unhidden = np.maximum(copied - computing * np.minimum(rates.data_exposed, 1.0), 0.0)
+    shown: Array = shared * unhidden + (1 - shared) * np.maximum(copied - computing, 0.0)
     return shown
 
 

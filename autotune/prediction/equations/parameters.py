@@ -97,11 +97,11 @@ def persistent_parameters(cases: Cases, layers: Array) -> Array:
         (2.0, shapes.hidden * shapes.key_value / layouts.tensor),
         (_mean_matrices(cases), shapes.hidden * shapes.ffn / layouts.expert_tensor),
     )
-    kept = sum(
+    persistent = sum(
         (count * size * (counted_elements(cases) * size < layouts.param_persistence_threshold) for count, size in matrices),
         np.zeros(1),
     )
-    return np.where(layouts.zero_stage >= 3, layers * kept, 0.0)
+    return np.where(layouts.zero_stage >= 3, layers * persistent, 0.0)
 
 
 def own_experts(cases: Cases, layer: LayerParameters) -> Array:
@@ -116,10 +116,10 @@ def _mean_matrices(cases: Cases) -> Array:
     return shapes.matrices * experts / cases.layouts.expert
 
 
-def divided(cases: Cases, held: StageParameters, sharded: Flags) -> Array:
+def divided(cases: Cases, parameter_counts: StageParameters, sharded: Flags) -> Array:
     """Trained parameters of one rank, where `sharded` over the ranks that hold the same ones: experts over others."""
     ranks, alike = np.where(sharded, cases.layouts.shard, 1.0), np.where(sharded, cases.layouts.alike, 1.0)
-    return (held.trained - held.expert_trained) / ranks + held.expert_trained / alike
+    return (parameter_counts.trained - parameter_counts.expert_trained) / ranks + parameter_counts.expert_trained / alike
 
 
 def stage_parameters(cases: Cases, layers: Array, first: Array, last: Array) -> StageParameters:

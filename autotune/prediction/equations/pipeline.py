@@ -17,7 +17,7 @@ class Split:
     last: Array
     most: Array
     """Layers of the fullest rank except the last."""
-    place: Array
+    pipeline_rank: Array
     """Pipeline position of the first rank with `most` layers."""
 
     @property
@@ -44,14 +44,14 @@ def split_layers(cases: Cases) -> Split:
     """
     layouts, layers = cases.layouts, cases.shapes.layers
     stages = layouts.pipeline * layouts.virtual_stages
-    others = np.maximum(stages - 1, 1)
+    other_stages = np.maximum(stages - 1, 1)
     head = np.where(layouts.balanced > 0, head_in_layers(cases), 0.0)
-    last = np.floor((layers + others * (1 - head)) / (others + 1)) + 1
+    last = np.floor((layers + other_stages * (1 - head)) / (other_stages + 1)) + 1
     for _ in range(3):
-        last = np.where(np.floor((layers - last) / others) >= head + last - 1, last, last - 1)
-    last = np.clip(last, 1, np.maximum(layers - others, 1))
-    rest = layers - last
-    low, extra = np.floor(rest / others), np.mod(rest, others)
+        last = np.where(np.floor((layers - last) / other_stages) >= head + last - 1, last, last - 1)
+    last = np.clip(last, 1, np.maximum(layers - other_stages, 1))
+    other_layers = layers - last
+    low, extra = np.floor(other_layers / other_stages), np.mod(other_layers, other_stages)
     return _of_ranks(cases, last, low, extra)
 
 
@@ -72,22 +72,24 @@ def _of_ranks(cases: Cases, last: Array, low: Array, extra: Array) -> Split:
     most = np.where(front & (v == 1), np.clip(filled, most, layers), most)
     first = np.where(front, most, v * low + np.floor((extra + 1) / p))
     end = (v - 1) * low + np.floor(extra / p) + last
-    left = np.mod(extra, p)
-    place = np.where(front | (left == 0), 0.0, np.maximum(p - 1 - left, 0.0))
-    both = low + last
+    remainder = np.mod(extra, p)
+    pipeline_rank = np.where(front | (remainder == 0), 0.0, np.maximum(p - 1 - remainder, 0.0))
+    folded_layers = low + last
     inner = 2 * low + np.where(extra > 0, 1.0, 0.0) + np.where(extra >= p, 1.0, 0.0)
     fold = folded & (v > 1) & ~single
     return Split(
-        first=np.select([single, fold], [layers + 0 * both, both], default=first),
-        last=np.select([single, fold], [layers + 0 * both, both], default=end),
-        most=np.select([single, fold], [layers + 0 * both, inner], default=np.maximum(most, first)),
-        place=np.select(
-            [single, fold], [0.0 * both, np.where(extra >= p, np.maximum(2 * p - 1 - extra, 1), 1.0)], default=place
+        first=np.select([single, fold], [layers + 0 * folded_layers, folded_layers], default=first),
+        last=np.select([single, fold], [layers + 0 * folded_layers, folded_layers], default=end),
+        most=np.select([single, fold], [layers + 0 * folded_layers, inner], default=np.maximum(most, first)),
+        pipeline_rank=np.select(
+            [single, fold],
+            [0.0 * folded_layers, np.where(extra >= p, np.maximum(2 * p - 1 - extra, 1), 1.0)],
+            default=pipeline_rank,
         ),
     )
 
 
-def in_flight(cases: Cases, place: Array) -> Array:
+def in_flight(cases: Cases, pipeline_rank: Array) -> Array:
     """Micro-batches whose activations are held at the peak, in units of a whole rank, at a pipeline position.
 
     1F1B min(m, p - i) [Narayanan 2021]; interleaved (pv + p - 2i - 1) / v, zero-bubble and V-shaped p, DualPipeV p + 1/2
@@ -95,17 +97,17 @@ def in_flight(cases: Cases, place: Array) -> Array:
     """
     layouts = cases.layouts
     p, v, m = layouts.pipeline, layouts.virtual_stages, layouts.accumulation
-    held = np.select(
+    micro_batches = np.select(
         [
             layouts.pipeline_schedule == F1B1,
             layouts.pipeline_schedule == INTERLEAVED,
             (layouts.pipeline_schedule == ZERO_BUBBLE) | (layouts.pipeline_schedule == ZBV),
             layouts.pipeline_schedule == DUALPIPEV,
         ],
-        [p - place, (p * v + p - 2 * place - 1) / v, p + 0 * place, p + 0.5 + 0 * place],
+        [p - pipeline_rank, (p * v + p - 2 * pipeline_rank - 1) / v, p + 0 * pipeline_rank, p + 0.5 + 0 * pipeline_rank],
         default=m + 0 * p,
     )
-    return np.where(p > 1, np.minimum(held, m), 1.0)
+    return np.where(p > 1, np.minimum(micro_batches, m), 1.0)
 
 
 def losses_wait(layouts: Layouts) -> Flags:

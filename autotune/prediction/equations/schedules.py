@@ -17,49 +17,53 @@ Parts = dict[str, Array]
 def scheduled(layouts: Layouts, configs: Sequence[TrialConfig], workload: Workload) -> Layouts:
     """Add the points of each configuration's schedule to the layouts; unchanged if nothing is scheduled."""
     points = [points_of(config, workload) for config in configs]
-    if not any(len(own) > 1 for own in points):
+    if not any(len(schedule) > 1 for schedule in points):
         return layouts
     drops = [bool(config.random_ltd_start_tokens) for config in configs]
-    columns = np.array([_columns(own, dropped) for own, dropped in zip(points, drops, strict=True)], dtype=np.float64).T
+    columns = np.array(
+        [_columns(schedule, dropped) for schedule, dropped in zip(points, drops, strict=True)], dtype=np.float64
+    ).T
     names = ("drops", "first_tokens", "first_weight", "middle_tokens", "middle_weight")
     return dataclasses.replace(layouts, **dict(zip(names, columns, strict=True)))
 
 
 def _columns(points: Sequence[Point], drops: bool) -> tuple[float, ...]:
     """The first and the middle point: tokens and weight; the last point has the remaining weight."""
-    *others, _ = points
-    known = [(point.kept if drops else point.length, point.weight) for point in others]
-    first, middle = ([*known, (0, 0.0), (0, 0.0)])[:2]
+    *earlier, _ = points
+    pairs = [(point.kept if drops else point.length, point.weight) for point in earlier]
+    first, middle = ([*pairs, (0, 0.0), (0, 0.0)])[:2]
     return (float(drops), *first, *middle)
 
 
 def at_point(cases: Cases, tokens: Array) -> Cases:
     """`at_tokens` with a constant schedule: a step of only that point, not the mean of the run."""
-    own = at_tokens(cases, tokens)
+    point_cases = at_tokens(cases, tokens)
     nothing = np.zeros(1)
-    return dataclasses.replace(own, layouts=dataclasses.replace(own.layouts, first_weight=nothing, middle_weight=nothing))
+    return dataclasses.replace(
+        point_cases, layouts=dataclasses.replace(point_cases.layouts, first_weight=nothing, middle_weight=nothing)
+    )
 
 
 def at_tokens(cases: Cases, tokens: Array) -> Cases:
     """The cases at the point of their schedule with `tokens` tokens per sample, or per middle layer; 0: whole sequences."""
     dropped = cases.layouts.drops > 0
-    length, kept = np.where(dropped, 0.0, tokens), np.where(dropped, tokens, 0.0)
-    return dataclasses.replace(cases, layouts=dataclasses.replace(cases.layouts, length=length, kept=kept))
+    length, kept_tokens = np.where(dropped, 0.0, tokens), np.where(dropped, tokens, 0.0)
+    return dataclasses.replace(cases, layouts=dataclasses.replace(cases.layouts, length=length, kept_tokens=kept_tokens))
 
 
 def over_schedule(cases: Cases, parts_at: Callable[[Cases], Parts]) -> Parts:
     """Mean seconds over the job per step's worth of useful tokens: the weighted seconds of the points, divided by the share of
     a whole step's tokens that their steps train on.
     """
-    found: Parts = {}
+    parts: Parts = {}
     if np.any(cases.layouts.first_weight > 0):
-        for weight, own in _points(cases):
-            for name, seconds in parts_at(own).items():
-                found[name] = found.get(name, 0.0) + weight * seconds
+        for weight, point_cases in _points(cases):
+            for name, seconds in parts_at(point_cases).items():
+                parts[name] = parts.get(name, 0.0) + weight * seconds
     else:
-        found = parts_at(cases)
+        parts = parts_at(cases)
     share = useful_share(cases)
-    return {name: seconds / share for name, seconds in found.items()}
+    return {name: seconds / share for name, seconds in parts.items()}
 
 
 def useful_share(cases: Cases) -> Array:
@@ -91,16 +95,16 @@ def attended_tokens(cases: Cases) -> Array:
 
 def drops_tokens(cases: Cases) -> bool:
     """Whether some layers of some cases process only some of the tokens."""
-    return bool(np.any(cases.layouts.kept > 0))
+    return bool(np.any(cases.layouts.kept_tokens > 0))
 
 
 def with_kept_tokens(cases: Cases) -> Cases:
     """The cases as if samples had only as many tokens as a middle layer processes."""
     layouts = cases.layouts
-    return dataclasses.replace(cases, layouts=dataclasses.replace(layouts, length=layouts.kept, kept=np.zeros(1)))
+    return dataclasses.replace(cases, layouts=dataclasses.replace(layouts, length=layouts.kept_tokens, kept_tokens=np.zeros(1)))
 
 
 def middle_share(cases: Cases) -> Array:
     """Share of the layers that process only some of the tokens."""
     layers = cases.shapes.layers
-    return np.where(cases.layouts.kept > 0, np.maximum(layers - UNSCHEDULED_LAYERS, 0.0) / layers, 0.0)
+    return np.where(cases.layouts.kept_tokens > 0, np.maximum(layers - UNSCHEDULED_LAYERS, 0.0) / layers, 0.0)

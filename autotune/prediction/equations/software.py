@@ -54,8 +54,8 @@ def _matches(word: str, parts: Mapping[str, str]) -> bool:
 
 def stated_features(text: str) -> list[tuple[str, str]]:
     """The features that `text` states, with their numbers."""
-    known = _tables()["default"]
-    return [(name, number) for name, number in _STATED.findall(text.lower()) if name in known]
+    features = _tables()["default"]
+    return [(name, number) for name, number in _STATED.findall(text.lower()) if name in features]
 
 
 @cache

@@ -64,7 +64,9 @@ class _Seconds:
     """Sums over copies of the shards."""
 
 
-def exposed_state_seconds(cases: Cases, rates: Coefficients, slowest: Array, split: Split, held: StageParameters) -> Array:
+def exposed_state_seconds(
+    cases: Cases, rates: Coefficients, slowest: Array, split: Split, parameter_counts: StageParameters
+) -> Array:
     """Seconds of a step: 2 P sent, (m + 1) P at stage 2, 3 m P at stage 3 [Rajbhandari 2020], minus the hidden part.
 
     1. Reductions are hidden by the backward of the preceding micro-batch, gathers of stage 3 by computation.
@@ -79,34 +81,34 @@ def exposed_state_seconds(cases: Cases, rates: Coefficients, slowest: Array, spl
         rates: coefficients.
         slowest: seconds of a micro-batch on the slowest rank.
         split: layers of the pipeline's ranks.
-        held: parameters of the rank with the most layers.
+        parameter_counts: parameters of the rank with the most layers.
     """
-    layouts, frequency = cases.layouts, _frequency(cases, split, held)
+    layouts, frequency = cases.layouts, _frequency(cases, split, parameter_counts)
     at_three, signs = layouts.zero_stage == 3, sends_signs(cases)
     seconds = _Seconds(
-        scatter=_scatter_seconds(cases, rates, held, frequency),
-        gather=_gather_seconds(cases, rates, split, held, frequency),
-        copies=_copies_seconds(cases, rates, held, frequency),
+        scatter=_scatter_seconds(cases, rates, parameter_counts, frequency),
+        gather=_gather_seconds(cases, rates, split, parameter_counts, frequency),
+        copies=_copies_seconds(cases, rates, parameter_counts, frequency),
     )
     all_reduced = (layouts.zero_stage == 0) & ~signs
     reduction = np.where(all_reduced, seconds.scatter + seconds.gather, seconds.scatter) + seconds.copies
     last = np.where(_waits(cases), 1 / frequency.buckets, 0.0)
     sharded_once = (layouts.zero_stage > 0) & (frequency.reductions == 1) & ~at_three
     last = np.where((cases.software.reduces_last > 0) & sharded_once, 1.0, last)
-    ahead = np.where(_waits(cases), _ahead(cases, held), 1.0)
-    late = exposed_gather_seconds(cases, rates, seconds.gather, slowest, split.before_last, held)
+    ahead = np.where(_waits(cases), _ahead(cases, parameter_counts), 1.0)
+    late = exposed_gather_seconds(cases, rates, seconds.gather, slowest, split.before_last, parameter_counts)
     after = np.where(gathers_late(cases), late, seconds.gather)
     may_hide = reduction * (1 - last) + np.where(at_three, seconds.gather * ahead, 0.0)
     unhidden = reduction * last + np.where(at_three, seconds.gather * (1 - ahead), np.where(all_reduced, 0.0, after))
     backward = slowest * rates.backward_ratio / (1 + rates.backward_ratio)
     beside = np.where(at_three, slowest * layouts.accumulation, backward * frequency.reductions)
     shown = _shown(cases, rates, np.where(signs, 0.0, may_hide), beside)
-    coding = coding_seconds(cases, rates, held, frequency.reductions, np.where(at_three, frequency.gathers, 0.0))
+    coding = coding_seconds(cases, rates, parameter_counts, frequency.reductions, np.where(at_three, frequency.gathers, 0.0))
     exposed: Array = shown + np.where(signs, seconds.scatter + seconds.gather, unhidden) + coding
     return exposed
 
 
-def _ahead(cases: Cases, held: StageParameters) -> Array:
+def _ahead(cases: Cases, parameter_counts: StageParameters) -> Array:
     """Share of the gathers of stage 3 that starts before use: as much of a layer as fits the prefetch bucket, next to the
     running layer.
     """
@@ -117,9 +119,9 @@ def _ahead(cases: Cases, held: StageParameters) -> Array:
         return np.minimum(np.minimum(layouts.prefetch_bucket_size / counted, room) / np.maximum(unit, 1.0), 1.0)
 
     common, experts = gathered_units(cases)
-    of_experts = _of_experts(cases, held) / np.maximum(held.trained, 1.0)
-    found: Array = share(common) * (1 - of_experts) + share(experts) * of_experts
-    return found
+    of_experts = _of_experts(cases, parameter_counts) / np.maximum(parameter_counts.trained, 1.0)
+    ahead_share: Array = share(common) * (1 - of_experts) + share(experts) * of_experts
+    return ahead_share
 
 
 def _shown(cases: Cases, rates: Coefficients, may_hide: Array, beside: Array) -> Array:
@@ -129,13 +131,13 @@ def _shown(cases: Cases, rates: Coefficients, may_hide: Array, beside: Array) ->
     return np.where(cases.layouts.overlap_comm > 0, np.minimum(overlapped + slowed, may_hide), may_hide)
 
 
-def _frequency(cases: Cases, split: Split, held: StageParameters) -> _Frequency:
+def _frequency(cases: Cases, split: Split, parameter_counts: StageParameters) -> _Frequency:
     layouts, m, signs = cases.layouts, cases.layouts.accumulation, sends_signs(cases)
     at_three = layouts.zero_stage == 3
     every_time = at_three | ((layouts.zero_stage == 2) & (layouts.defer_gradient_reduction == 0))
-    buckets = np.maximum(np.ceil(held.trained / layouts.reduce_bucket_size), 1.0)
+    buckets = np.maximum(np.ceil(parameter_counts.trained / layouts.reduce_bucket_size), 1.0)
     # Below stage 3 our engine gathers parameters in separate buckets.
-    refills = np.where(_waits(cases), np.ceil(held.trained / layouts.allgather_bucket_size), buckets)
+    refills = np.where(_waits(cases), np.ceil(parameter_counts.trained / layouts.allgather_bucket_size), buckets)
     if np.any(cases.software.sends_matrices > 0):
         refills = np.where(cases.software.sends_matrices > 0, MATRICES * split.before_last, refills)
     below = np.where(layouts.zero_stage == 0, buckets, np.maximum(refills, 1.0))
@@ -149,58 +151,60 @@ def _frequency(cases: Cases, split: Split, held: StageParameters) -> _Frequency:
     )
 
 
-def _scatter_seconds(cases: Cases, rates: Coefficients, held: StageParameters, frequency: _Frequency) -> Array:
-    layouts, experts = cases.layouts, _of_experts(cases, held)
+def _scatter_seconds(cases: Cases, rates: Coefficients, parameter_counts: StageParameters, frequency: _Frequency) -> Array:
+    layouts, experts = cases.layouts, _of_experts(cases, parameter_counts)
     by_another_way = sends_signs(cases) | sends_integers(cases) | (layouts.zero_stage == 0)
     volume = np.where(by_another_way, 1.0, cases.hardware.scatter_volume)
     width, count = layouts.reduce_bytes * frequency.reductions * volume, frequency.reductions * frequency.sent
     # A bucket contains either parameters shared by all ranks, or experts.
-    expert_share = experts / np.maximum(held.trained, 1.0)
-    common = _along(cases, rates, shard_group(cases), (held.trained - experts) * width, count * (1 - expert_share))
+    expert_share = experts / np.maximum(parameter_counts.trained, 1.0)
+    common = _along(cases, rates, shard_group(cases), (parameter_counts.trained - experts) * width, count * (1 - expert_share))
     return common + _along(cases, rates, expert_data_group(cases), experts * width, count * expert_share)
 
 
-def _gather_seconds(cases: Cases, rates: Coefficients, split: Split, held: StageParameters, frequency: _Frequency) -> Array:
+def _gather_seconds(
+    cases: Cases, rates: Coefficients, split: Split, parameter_counts: StageParameters, frequency: _Frequency
+) -> Array:
     """With a nearby second copy of the parameters, one gather of each uses all ranks, and the others stay among neighbours."""
     layouts, most = cases.layouts, split.before_last
     pieces = np.where(gathers_late(cases), gathers(most), frequency.pieces)
     messages = np.where((layouts.zero_stage == 3) & is_quantised(cases), 2.0, 1.0)
-    message, far = _gathered_bytes(cases, held, most), np.where(has_near(cases), 1.0, frequency.gathers)
-    volume, count = message * far, far * pieces * messages
+    message, full_gathers = _gathered_bytes(cases, parameter_counts, most), np.where(has_near(cases), 1.0, frequency.gathers)
+    volume, count = message * full_gathers, full_gathers * pieces * messages
     if cases.module is not None:
         times, sizes = gathers_of_step(cases)
         at_three, share = layouts.zero_stage == 3, gathered_share(cases) / layouts.tensor
         volume, count = np.where(at_three, sizes * share, volume), np.where(at_three, times, count)
     seconds = _along(cases, rates, shard_group(cases), volume, count)
     if cases.module is None and np.any(has_near(cases)):
-        again = frequency.gathers - far
+        again = frequency.gathers - full_gathers
         seconds = seconds + _along(cases, rates, near_group(cases), message * again, again * pieces * messages)
     width = np.where(layouts.zero_stage == 0, layouts.reduce_bytes, layouts.parameter_bytes * gathered_share(cases))
-    of_experts = _of_experts(cases, held) * width * frequency.gathers
+    of_experts = _of_experts(cases, parameter_counts) * width * frequency.gathers
     return seconds + _along(cases, rates, expert_data_group(cases), of_experts, frequency.gathers * pieces)
 
 
-def _gathered_bytes(cases: Cases, held: StageParameters, layers: Array) -> Array:
+def _gathered_bytes(cases: Cases, parameter_counts: StageParameters, layers: Array) -> Array:
     """Bytes of one gather of all parameters sharded over data ranks, without experts that ranks divide."""
-    layouts, trained = cases.layouts, held.trained - _of_experts(cases, held)
-    frozen = np.where(layouts.zero_stage == 3, frozen_bytes(cases, held) * frozen_share(cases), 0.0)
+    layouts, trained = cases.layouts, parameter_counts.trained - _of_experts(cases, parameter_counts)
+    frozen = np.where(layouts.zero_stage == 3, frozen_bytes(cases, parameter_counts) * frozen_share(cases), 0.0)
     whole = trained * layouts.parameter_bytes * gathered_share(cases) + frozen
     share = np.where(cases.shapes.frozen_bytes > 0, frozen_share(cases), gathered_share(cases))
     persistent = persistent_parameters(cases, layers) * frozen_width(cases) * share
     return np.where(layouts.zero_stage == 0, trained * layouts.reduce_bytes, np.maximum(whole - persistent, 0.0))
 
 
-def _copies_seconds(cases: Cases, rates: Coefficients, held: StageParameters, frequency: _Frequency) -> Array:
+def _copies_seconds(cases: Cases, rates: Coefficients, parameter_counts: StageParameters, frequency: _Frequency) -> Array:
     """All-reduces over copies of the shards: once per step if each bucket's last reduction is waited for, else every time."""
     group, times = replica_group(cases), np.where(_waits(cases), 1.0, frequency.reductions)
-    share = held.trained / cases.layouts.shard * cases.layouts.reduce_bytes
+    share = parameter_counts.trained / cases.layouts.shard * cases.layouts.reduce_bytes
     volume = 2 * share * (group.ranks - 1) / np.maximum(group.ranks, 1.0)
     return collective_seconds(cases, group, volume * times, times * frequency.sent, rates)
 
 
-def _of_experts(cases: Cases, held: StageParameters) -> Array:
+def _of_experts(cases: Cases, parameter_counts: StageParameters) -> Array:
     """Trained parameters of experts if they are divided over other ranks than the rest."""
-    return np.where(cases.layouts.apart, held.expert_trained, 0.0)
+    return np.where(cases.layouts.apart, parameter_counts.expert_trained, 0.0)
 
 
 def _waits(cases: Cases) -> Flags:

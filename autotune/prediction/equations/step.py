@@ -86,7 +86,9 @@ def least_seconds_of(cases: Cases, rates: Coefficients) -> Array:
     return _summed(
         over_schedule(
             cases,
-            lambda own: with_explicit_layers(own, lambda at: _even_pace(at, rates)[0], lambda at: _uneven_pace(at, rates)[0]),
+            lambda point_cases: with_explicit_layers(
+                point_cases, lambda at: _even_pace(at, rates)[0], lambda at: _uneven_pace(at, rates)[0]
+            ),
         )
     )
 
@@ -101,12 +103,12 @@ def _parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
 
     With a data schedule, the mean over the job of the values at points of the schedule.
     """
-    return over_schedule(cases, lambda own: _parts_of(own, rates))
+    return over_schedule(cases, lambda point_cases: _parts_of(point_cases, rates))
 
 
 def _parts_of(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     checkpoint()
-    return with_explicit_layers(cases, lambda own: _even_parts(own, rates), lambda own: _uneven_parts(own, rates))
+    return with_explicit_layers(cases, lambda subset: _even_parts(subset, rates), lambda subset: _uneven_parts(subset, rates))
 
 
 def _even_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
@@ -148,9 +150,9 @@ def _uneven_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     offloads = layout_overrides(cases)[1]
     after = {name: np.full(1, -np.inf) for name in ("data", "optimizer", "offload")}
     for share in shares_of(cases, contenders=True):
-        own = after_backward(cases, rates, share, offloads, pace)
-        longer = (share.layers > 0) & (_summed(own) > _summed(after))
-        after = {name: np.where(longer, own[name], after[name]) for name in after}
+        rank_parts = after_backward(cases, rates, share, offloads, pace)
+        longer = (share.layers > 0) & (_summed(rank_parts) > _summed(after))
+        after = {name: np.where(longer, rank_parts[name], after[name]) for name in after}
     return {**parts, **after}
 
 
@@ -162,7 +164,7 @@ def _uneven_pace(cases: Cases, rates: Coefficients) -> tuple[dict[str, Array], A
     for share in shares_of(cases):
         own_compute, own_tensor = rank_seconds(paces, share, recomputes)
         everywhere = everywhere + share.alike * (own_compute + own_tensor)
-        own_compute = own_compute + on_own_device(share, [own.knobs.embedding for own in paces])
+        own_compute = own_compute + on_own_device(share, [pace.knobs.embedding for pace in paces])
         slower = own_compute + own_tensor > compute + tensor
         compute, tensor = np.where(slower, own_compute, compute), np.where(slower, own_tensor, tensor)
     return _paced(cases, rates, compute, tensor, everywhere), compute + tensor
@@ -172,16 +174,16 @@ def after_backward(cases: Cases, rates: Coefficients, share: RankShare, override
     """Seconds of the parts after the micro-batches on a rank; `pace`: of a micro-batch on the slowest rank; `overrides`:
     1 if the layout states what is offloaded.
     """
-    split = Split(first=share.layers, last=share.layers, most=share.layers, place=share.place)
+    split = Split(first=share.layers, last=share.layers, most=share.layers, pipeline_rank=share.pipeline_rank)
     parts = [
         {
-            "data": _data(own, rates, pace, split),
-            "optimizer": _optimizer(own, rates, split),
-            "offload": _offload(own, rates, pace, split),
+            "data": _data(device_cases, rates, pace, split),
+            "optimizer": _optimizer(device_cases, rates, split),
+            "offload": _offload(device_cases, rates, pace, split),
         }
-        for own in on_devices(offloading(with_layers(cases, share.kinds), share, overrides))
+        for device_cases in on_devices(offloading(with_layers(cases, share.kinds), share, overrides))
     ]
-    return {name: on_own_device(share, [own[name] for own in parts]) for name in parts[0]}
+    return {name: on_own_device(share, [part[name] for part in parts]) for name in parts[0]}
 
 
 def _summed_over_ranks(cases: Cases, batch: MicroBatch) -> Array:
@@ -205,8 +207,8 @@ def _slowest(cases: Cases, batch: MicroBatch, split: Split) -> tuple[Array, Arra
 
 def _left_to_others(cases: Cases, slowest: Array, whole: Array) -> Array:
     """Seconds per micro-batch that the slowest rank gains because waiting ranks leave it their cores."""
-    left: Array = (1 - cases.hardware.idle_cost) * (slowest - _mean_pace(cases, slowest, whole))
-    return left
+    gained: Array = (1 - cases.hardware.idle_cost) * (slowest - _mean_pace(cases, slowest, whole))
+    return gained
 
 
 def _mean_pace(cases: Cases, slowest: Array, whole: Array) -> Array:
@@ -277,13 +279,13 @@ def _held(cases: Cases, split: Split) -> StageParameters:
     multi-token prediction.
     """
     single = np.where(cases.layouts.pipeline == 1, 1.0, 0.0)
-    held = stage_parameters(cases, split.before_last, np.ones(1), single)
+    fullest = stage_parameters(cases, split.before_last, np.ones(1), single)
     if not np.any(cases.shapes.modules > 0):
-        return held
+        return fullest
     last = stage_parameters(cases, split.last, single, np.ones(1))
-    fuller = last.trained > held.trained
-    fields = (item.name for item in dataclasses.fields(held))
-    return StageParameters(**{name: np.where(fuller, getattr(last, name), getattr(held, name)) for name in fields})
+    fuller = last.trained > fullest.trained
+    fields = (item.name for item in dataclasses.fields(fullest))
+    return StageParameters(**{name: np.where(fuller, getattr(last, name), getattr(fullest, name)) for name in fields})
 
 
 def _local_parameters(cases: Cases, split: Split) -> Array:

@@ -41,7 +41,7 @@ class LayoutKey(NamedTuple):
 class RankShare:
     """The contents of one pipeline rank, in every case."""
 
-    place: Array
+    pipeline_rank: Array
     layers: Array
     selective: Array
     """Those of `layers` that the layout recomputes selectively."""
@@ -91,33 +91,35 @@ def layout_key(
         return None
     text, stages = config.pipeline_layout, split_layers(model, config, sequence_length)
     if not text:
-        text = layout_text(Stage(layers=len(own)) for own in stages)
-    counts = tuple(tuple(layers[own.start : own.stop].count(kind) for kind in kinds) for own in stages)
+        text = layout_text(Stage(layers=len(stage_layers)) for stage_layers in stages)
+    counts = tuple(
+        tuple(layers[stage_layers.start : stage_layers.stop].count(kind) for kind in kinds) for stage_layers in stages
+    )
     folded = config.pipeline_schedule in FOLDED_SCHEDULES
     return LayoutKey(ranks, virtual, folded, text, devices_of_ranks(config, cluster), counts)
 
 
 def tabled(keys: Sequence[LayoutKey | None], every_rank: bool = False) -> tuple[Array, RankTable | None]:
     """The values of `Layouts.laid_out`, and the table that they refer to; `every_rank`: also ranks with the same contents."""
-    places = {key: place + 1 for place, key in enumerate(dict.fromkeys(key for key in keys if key is not None))}
+    places = {key: index + 1 for index, key in enumerate(dict.fromkeys(key for key in keys if key is not None))}
     laid_out = np.array([0 if key is None else places[key] for key in keys], dtype=np.float64)
     return laid_out, _table([*places], every_rank) if places else None
 
 
 def _table(keys: Sequence[LayoutKey], every_rank: bool) -> RankTable:
-    found = [_shares(key, every_rank) for key in keys]
-    held = [rows for rows, _ in found]
-    most, width = max(len(rows) for rows in held), len(held[0][0])
+    shares = [_shares(key, every_rank) for key in keys]
+    rows_by_key = [rows for rows, _ in shares]
+    most, width = max(len(rows) for rows in rows_by_key), len(rows_by_key[0][0])
     table = np.zeros((len(keys), most, width))
-    for rows, own in zip(held, table, strict=True):
-        own[: len(rows)] = rows
+    for rows, target in zip(rows_by_key, table, strict=True):
+        target[: len(rows)] = rows
     layouts = [parse_layout(key.text) for key in keys]
     recomputes = [any(stage.recomputed for stage in stages) for stages in layouts]
     offloads = [any(stage.offloads for stage in stages) for stages in layouts]
-    place, alike, layers, selective, full, offloaded, first, last, device, *kinds = np.moveaxis(table, 2, 0)
+    pipeline_rank, alike, layers, selective, full, offloaded, first, last, device, *kinds = np.moveaxis(table, 2, 0)
     return RankTable(
-        place=place, alike=alike, layers=layers, selective=selective, full=full, offloaded=offloaded, first=first, last=last,
-        device=device, kinds=tuple(kinds), contenders=max(count for _, count in found),
+        pipeline_rank=pipeline_rank, alike=alike, layers=layers, selective=selective, full=full, offloaded=offloaded,
+        first=first, last=last, device=device, kinds=tuple(kinds), contenders=max(count for _, count in shares),
         recomputes=np.array(recomputes, dtype=np.float64), offloads=np.array(offloads, dtype=np.float64),
     )  # fmt: skip
 
@@ -132,27 +134,27 @@ def _shares(key: LayoutKey, every_rank: bool) -> tuple[tuple[tuple[float, ...], 
     config = TrialConfig(
         pipeline_parallel_size=ranks, virtual_stages=virtual, pipeline_schedule="zbv" if folded else "interleaved_1f1b"
     )
-    found: dict[tuple[float, ...], list[int]] = {}
+    ranks_of: dict[tuple[float, ...], list[int]] = {}
     for rank in range(ranks):
-        own = stages_of_rank(config, rank)
-        counts = [sum(column) for column in zip(*(kinds[stage] for stage in own), strict=True)]
-        share = _share([stages[stage] for stage in own], 0 in own, len(stages) - 1 in own)
+        rank_stages = stages_of_rank(config, rank)
+        counts = [sum(column) for column in zip(*(kinds[stage] for stage in rank_stages), strict=True)]
+        share = _share([stages[stage] for stage in rank_stages], 0 in rank_stages, len(stages) - 1 in rank_stages)
         contents = (*share, float(devices[rank] if devices else 0), *counts, float(rank if every_rank else 0))
-        found.setdefault(contents, []).append(rank)
-    rows = [(float(own[0]), float(len(own)), *contents[:-1]) for contents, own in found.items()]
+        ranks_of.setdefault(contents, []).append(rank)
+    rows = [(float(alike[0]), float(len(alike)), *contents[:-1]) for contents, alike in ranks_of.items()]
     if every_rank:
         return tuple(rows), len(rows)
-    leading = [row for place, row in enumerate(rows) if not any(_has_all(other, row) for other in rows[:place])]
+    leading = [row for index, row in enumerate(rows) if not any(_has_all(other, row) for other in rows[:index])]
     return (*leading, *(row for row in rows if row not in leading)), len(leading)
 
 
-def _has_all(one: Sequence[float], other: Sequence[float]) -> bool:
+def _has_all(earlier: Sequence[float], later: Sequence[float]) -> bool:
     """Whether a rank has at least the layers of each kind and the tables of a later one, on the same device, without marks."""
-    _, _, layers, *marks, first, last, device = one[:9]
-    _, _, fewer, *others, of_first, of_last, on_device = other[:9]
-    counts = zip(one[9:], other[9:], strict=True)
-    alike = not any(marks) and not any(others) and device == on_device
-    return alike and layers >= fewer and first >= of_first and last >= of_last and all(own >= less for own, less in counts)
+    _, _, layers, *marks, first, last, device = earlier[:9]
+    _, _, fewer, *later_marks, of_first, of_last, on_device = later[:9]
+    counts = zip(earlier[9:], later[9:], strict=True)
+    alike = not any(marks) and not any(later_marks) and device == on_device
+    return alike and layers >= fewer and first >= of_first and last >= of_last and all(count >= less for count, less in counts)
 
 
 def _share(stages: Sequence[Stage], first: bool, last: bool) -> list[float]:
@@ -167,18 +169,18 @@ def shares_of(cases: Cases, contenders: bool = False) -> Iterable[RankShare]:
     """The contents of each rank of the table, or of those that can be the fullest or slowest; zeros for cases with fewer."""
     table, codes = cases.ranks, np.maximum(cases.layouts.laid_out.astype(np.int64) - 1, 0)
     assert table is not None
-    for place in range(table.contenders if contenders else table.layers.shape[1]):
+    for index in range(table.contenders if contenders else table.layers.shape[1]):
         yield RankShare(
-            place=table.place[codes, place],
-            alike=table.alike[codes, place],
-            layers=table.layers[codes, place],
-            selective=table.selective[codes, place],
-            full=table.full[codes, place],
-            offloaded=table.offloaded[codes, place],
-            first=table.first[codes, place],
-            last=table.last[codes, place],
-            device=table.device[codes, place],
-            kinds=tuple(counts[codes, place] for counts in table.kinds),
+            pipeline_rank=table.pipeline_rank[codes, index],
+            alike=table.alike[codes, index],
+            layers=table.layers[codes, index],
+            selective=table.selective[codes, index],
+            full=table.full[codes, index],
+            offloaded=table.offloaded[codes, index],
+            first=table.first[codes, index],
+            last=table.last[codes, index],
+            device=table.device[codes, index],
+            kinds=tuple(counts[codes, index] for counts in table.kinds),
         )
 
 
@@ -198,12 +200,12 @@ def on_own_device(share: RankShare, values: Sequence[Array]) -> Array:
     """Select the value on the rank's own device."""
     if len(values) == 1:
         return values[0]
-    return np.select([share.device == place for place in range(len(values))], list(values))
+    return np.select([share.device == index for index in range(len(values))], list(values))
 
 
 def paces_of(cases: Cases, rates: Coefficients, marked: bool = True) -> list[Paces]:
     """Micro-batch times for each recomputation policy, on each device; `marked`: whether any layout states a policy."""
-    return [_paces(own, rates, marked) for own in on_devices(cases)]
+    return [_paces(device_cases, rates, marked) for device_cases in on_devices(cases)]
 
 
 def _paces(cases: Cases, rates: Coefficients, marked: bool) -> Paces:
@@ -220,7 +222,7 @@ def capacity_ratio(cases: Cases, share: RankShare) -> Array:
     """Memory of the rank's device, as a multiple of the smallest's."""
     if not cases.devices:
         return scalar(1)
-    return on_own_device(share, [own.capacity / cases.hardware.capacity for own in cases.devices])
+    return on_own_device(share, [device.capacity / cases.hardware.capacity for device in cases.devices])
 
 
 def recomputing(cases: Cases, policy: int) -> Cases:
@@ -232,7 +234,7 @@ def recomputing(cases: Cases, policy: int) -> Cases:
 
 def rank_seconds(paces: Sequence[Paces], share: RankShare, overrides: Array) -> tuple[Array, Array]:
     """Seconds of a micro-batch on a rank: computation with the output projection, and communication of its layers."""
-    seconds = [_seconds_on(own, share, overrides) for own in paces]
+    seconds = [_seconds_on(pace, share, overrides) for pace in paces]
     return on_own_device(share, [compute for compute, _ in seconds]), on_own_device(share, [sent for _, sent in seconds])
 
 
@@ -269,28 +271,28 @@ def has_explicit_layers(cases: Cases) -> bool:
 
 
 def with_explicit_layers(
-    cases: Cases, even_of: Callable[[Cases], dict[str, Array]], own: Callable[[Cases], dict[str, Array]]
+    cases: Cases, even_of: Callable[[Cases], dict[str, Array]], uneven_of: Callable[[Cases], dict[str, Array]]
 ) -> dict[str, Array]:
-    """The values of `own` in cases with explicit layers, and of `even_of` in the others.
+    """The values of `uneven_of` in cases with explicit layers, and of `even_of` in the others.
 
-    `own` is called with only these cases if they are separate rows, since its cost is proportional to the number of ranks.
+    `uneven_of` is called with only these cases if they are separate rows: its cost is proportional to the number of ranks.
     """
     codes = cases.layouts.laid_out
     if not has_explicit_layers(cases):
         return even_of(cases)
     if np.all(codes > 0):
-        return own(cases)
+        return uneven_of(cases)
     even = even_of(cases)
     if len(codes) == 1 or codes.size > len(codes):
-        values = own(cases)
+        values = uneven_of(cases)
         return {name: np.where(codes > 0, values[name], even[name]) for name in even}
     rows = np.flatnonzero(codes.reshape(-1) > 0)
-    values = own(cases.take(rows))
+    values = uneven_of(cases.take(rows))
     return {name: _placed(even[name], values[name], rows, codes) for name in even}
 
 
-def _placed(even: Array, own: Array, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]", codes: Array) -> Array:
-    beyond = np.broadcast_shapes(even.shape[1:], own.shape[1:], codes.shape[1:])
+def _placed(even: Array, uneven: Array, rows: "np.ndarray[tuple[int], np.dtype[np.int64]]", codes: Array) -> Array:
+    beyond = np.broadcast_shapes(even.shape[1:], uneven.shape[1:], codes.shape[1:])
     whole: Array = np.broadcast_to(even, (len(codes), *beyond)).copy()
-    whole[rows] = own
+    whole[rows] = uneven
     return whole

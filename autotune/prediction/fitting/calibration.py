@@ -102,7 +102,7 @@ def _fit(part: _Part, rows: Sequence[Measured], cluster: ClusterSpec, engine: st
     measured = np.array([row.seconds for row in used])
 
     def predicted(rates: Coefficients) -> Array:
-        return np.concatenate([each(rates) for each in predictions])
+        return np.concatenate([prediction(rates) for prediction in predictions])
 
     return fitted(part.names, before, predicted, measured, NOISE, weights)
 
@@ -143,9 +143,9 @@ def _counted(record: CalibrationRecord, cluster: ClusterSpec, rates: Coefficient
     """Add measured memory beyond the equations. On a CPU the limit applies to the allocator, which reserves nothing extra."""
     if cluster.device.kind == "cpu":
         return dataclasses.replace(rates, **ON_A_PROCESSOR)
-    known: dict[str, float] = {}
+    measured: dict[str, float] = {}
     if record.context_bytes:
-        known["context_bytes"] = float(record.context_bytes)
+        measured["context_bytes"] = float(record.context_bytes)
     if record.workspace_bytes and record.workspace_bytes >= LEAST_WORKSPACE_BYTES:
-        known["workspace_bytes"] = float(record.workspace_bytes)
-    return dataclasses.replace(rates, **known)
+        measured["workspace_bytes"] = float(record.workspace_bytes)
+    return dataclasses.replace(rates, **measured)

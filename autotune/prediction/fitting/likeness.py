@@ -21,19 +21,19 @@ SINGLE_THREADED = 2**18
 """Multiplications up to which OpenBLAS uses one thread."""
 
 
-def matern(one: Array, other: Array, length: float) -> Single:
+def matern(first: Array, second: Array, length: float) -> Single:
     """Matérn 3/2 of the distances between rows: 1 if they are equal.
 
     Distances are differences of large numbers and need double precision; the result does not.
     """
     scale = np.sqrt(3) / length
-    centre = other.mean(axis=0) if len(other) else 0.0
-    ours, theirs = scale * (one - centre), scale * (other - centre)
+    centre = second.mean(axis=0) if len(second) else 0.0
+    ours, theirs = scale * (first - centre), scale * (second - centre)
     # |a|^2 - 2 a b + |b|^2 as one product: each further pass over the pairs would take as long as the product itself.
-    left = np.column_stack([ours, np.einsum("ij,ij->i", ours, ours), np.ones(len(ours))])
-    right = np.column_stack([-2 * theirs, np.ones(len(theirs)), np.einsum("ij,ij->i", theirs, theirs)])
-    distance = np.empty((len(one), len(other)), dtype=np.float32)
-    np.maximum(product(left, right.T), 0.0, out=distance, casting="same_kind")
+    left_factor = np.column_stack([ours, np.einsum("ij,ij->i", ours, ours), np.ones(len(ours))])
+    right_factor = np.column_stack([-2 * theirs, np.ones(len(theirs)), np.einsum("ij,ij->i", theirs, theirs)])
+    distance = np.empty((len(first), len(second)), dtype=np.float32)
+    np.maximum(product(left_factor, right_factor.T), 0.0, out=distance, casting="same_kind")
     np.sqrt(distance, out=distance)
     alike = np.exp(-distance)
     distance += 1
@@ -41,13 +41,13 @@ def matern(one: Array, other: Array, length: float) -> Single:
     return alike
 
 
-def product(one: Array, other: Array) -> Array:
-    """`one @ other` in parts small enough for OpenBLAS to use only this thread: others would wait for busy cores."""
-    rows = max(SINGLE_THREADED // max(other.size, 1), 16)
-    found = np.empty((len(one), other.shape[1]))
-    for first in range(0, len(one), rows):
-        np.matmul(one[first : first + rows], other, out=found[first : first + rows])
-    return found
+def product(matrix: Array, second: Array) -> Array:
+    """`matrix @ other` in parts small enough for OpenBLAS to use only this thread: others would wait for busy cores."""
+    rows = max(SINGLE_THREADED // max(second.size, 1), 16)
+    result = np.empty((len(matrix), second.shape[1]))
+    for first in range(0, len(matrix), rows):
+        np.matmul(matrix[first : first + rows], second, out=result[first : first + rows])
+    return result
 
 
 Numbers = Callable[[str, Callable[[Value], float]], Array]
@@ -79,7 +79,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         2 * CHOICE * layouts.offload_optimizer * (1 + layouts.optimizer_in_files),
         2 * CHOICE * layouts.offload_parameters * (1 + layouts.parameters_in_files),
         2 * CHOICE * layouts.offload_activations,
-        *(CHOICE * (piped & (layouts.pipeline_schedule == place)) for place in range(len(SCHEDULES))),
+        *(CHOICE * (piped & (layouts.pipeline_schedule == schedule)) for schedule in range(len(SCHEDULES))),
         CHOICE * (piped & (layouts.balanced > 0)),
         CHOICE * (piped & (layouts.laid_out > 0)),
         np.log2(layouts.checkpoint_every_k) / 2,
@@ -110,8 +110,8 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         *_script_columns(numbers),
         *_optimizer_columns(numbers),
     ]
-    own = np.stack([np.broadcast_to(column, count) for column in columns], axis=1)
-    return np.asarray(np.concatenate([features(cases), own], axis=1), dtype=np.float64)
+    knob_columns = np.stack([np.broadcast_to(column, count) for column in columns], axis=1)
+    return np.asarray(np.concatenate([features(cases), knob_columns], axis=1), dtype=np.float64)
 
 
 def config_features(cases: Cases, configs: Sequence[TrialConfig]) -> Array:
@@ -125,7 +125,7 @@ def numbers_of(configs: Sequence[TrialConfig]) -> Numbers:
 
 
 def _script_columns(numbers: Numbers) -> list[Array]:
-    return [CHOICE / SIGNS**0.5 * numbers(SCRIPT, partial(_sign, place)) for place in range(SIGNS)]
+    return [CHOICE / SIGNS**0.5 * numbers(SCRIPT, partial(_sign, index)) for index in range(SIGNS)]
 
 
 def _optimizer_columns(numbers: Numbers) -> list[Array]:
@@ -153,9 +153,9 @@ def _is(name: str, value: Value) -> float:
     return float(value == name)
 
 
-def _sign(place: int, text: Value) -> float:
+def _sign(index: int, text: Value) -> float:
     """1 or -1, depending on the text; 0 if it is empty."""
-    return 0.0 if text == "" else 2.0 * (int(stable_hash([place, text]), 16) % 2) - 1.0
+    return 0.0 if text == "" else 2.0 * (int(stable_hash([index, text]), 16) % 2) - 1.0
 
 
 def _doublings(elements: Array) -> Array:

@@ -10,10 +10,10 @@ def spearman(first: Floats, second: Floats) -> float | None:
     """Rank correlation with mid-ranks for ties; None: one of the two does not vary."""
     if first.size < 2:
         return None
-    ranks, others = mid_ranks(first), mid_ranks(second)
-    ranks, others = ranks - ranks.mean(), others - others.mean()
-    norm = float(np.sqrt((ranks @ ranks) * (others @ others)))
-    return float(ranks @ others) / norm if norm else None
+    first_ranks, second_ranks = mid_ranks(first), mid_ranks(second)
+    first_ranks, second_ranks = first_ranks - first_ranks.mean(), second_ranks - second_ranks.mean()
+    norm = float(np.sqrt((first_ranks @ first_ranks) * (second_ranks @ second_ranks)))
+    return float(first_ranks @ second_ranks) / norm if norm else None
 
 
 def mid_ranks(values: Floats) -> Floats:

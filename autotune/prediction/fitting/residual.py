@@ -44,9 +44,9 @@ class _Process:
     features: Matrix
     weights: Array
 
-    def __call__(self, asked: Matrix) -> Array:
-        between = self.kernel.size**2 * _matern(asked, self.features, self.kernel.length)
-        residuals: Array = (between + self.kernel.slope**2 * asked @ self.features.T) @ self.weights
+    def __call__(self, queries: Matrix) -> Array:
+        between = self.kernel.size**2 * _matern(queries, self.features, self.kernel.length)
+        residuals: Array = (between + self.kernel.slope**2 * queries @ self.features.T) @ self.weights
         return residuals
 
 
@@ -58,8 +58,8 @@ class Residual:
     processes: tuple[tuple[float, _Process], ...]
 
     def __call__(self, cases: Cases) -> Array:
-        asked = features(cases) - self.centre
-        total: Array = sum((share * process(asked) for share, process in self.processes), np.zeros(len(asked)))
+        queries = features(cases) - self.centre
+        total: Array = sum((share * process(queries) for share, process in self.processes), np.zeros(len(queries)))
         return total
 
 
@@ -92,8 +92,8 @@ def _fit(described: Matrix, errors: Array, groups: NDArray[np.int64], kernel: _K
     return _Process(kernel=kernel, features=described, weights=weights)
 
 
-def _matern(one: Matrix, other: Matrix, length: float) -> Matrix:
-    squared = (one**2).sum(axis=1)[:, None] + (other**2).sum(axis=1)[None] - 2 * one @ other.T
+def _matern(first: Matrix, second: Matrix, length: float) -> Matrix:
+    squared = (first**2).sum(axis=1)[:, None] + (second**2).sum(axis=1)[None] - 2 * first @ second.T
     distance = np.sqrt(np.maximum(squared, 1e-12)) * np.sqrt(3) / length
     alike: Matrix = (1 + distance) * np.exp(-distance)
     return alike

@@ -33,10 +33,10 @@ def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficient
     """
     seconds = [(runs, runs.seconds, runs.noise) for runs in history]
     peaks = [(runs, runs.peaks, np.zeros(len(runs.keys))) for runs in history]
-    timed = _Figures(seconds, lambda runs, rates: seconds_of(runs.cases, rates))
-    held = _Figures(peaks, lambda runs, rates: memory(runs.cases, rates).allocated)
-    rates, time_errors = _fit(timed, names("time"), before, TIME_NOISE)
-    rates, memory_errors = _fit(held, ALLOCATED, rates, MEMORY_NOISE)
+    time_figures = _Figures(seconds, lambda runs, rates: seconds_of(runs.cases, rates))
+    memory_figures = _Figures(peaks, lambda runs, rates: memory(runs.cases, rates).allocated)
+    rates, time_errors = _fit(time_figures, names("time"), before, TIME_NOISE)
+    rates, memory_errors = _fit(memory_figures, ALLOCATED, rates, MEMORY_NOISE)
     spreads = {
         "time_spread": spread_after(before.time_spread, time_errors),
         "memory_spread": spread_after(before.memory_spread, memory_errors),
@@ -57,12 +57,12 @@ class _Figures:
 
     def __init__(self, figures: Sequence[tuple[Runs, Array, Array]], equation: Callable[[Runs, Coefficients], Array]) -> None:
         """`figures`: runs, the value of each configuration (NaN: not measured), and the noise of its logarithm."""
-        found = [(runs, figure, noise, np.flatnonzero(np.isfinite(figure))) for runs, figure, noise in figures]
+        rows = [(runs, figure, noise, np.flatnonzero(np.isfinite(figure))) for runs, figure, noise in figures]
         # Equations are evaluated only for the configurations that have the value.
-        self._runs = [(dataclasses.replace(runs, cases=runs.cases.take(at)), len(at)) for runs, _, _, at in found if len(at)]
+        self._runs = [(dataclasses.replace(runs, cases=runs.cases.take(at)), len(at)) for runs, _, _, at in rows if len(at)]
         self._equation = equation
-        self.measured = np.concatenate([np.empty(0), *(figure[at] for _, figure, _, at in found)])
-        self.noise = np.concatenate([np.empty(0), *(noise[at] for _, _, noise, at in found)])
+        self.measured = np.concatenate([np.empty(0), *(figure[at] for _, figure, _, at in rows)])
+        self.noise = np.concatenate([np.empty(0), *(noise[at] for _, _, noise, at in rows)])
 
     def predicted(self, rates: Coefficients) -> Array:
         return np.concatenate([np.broadcast_to(self._equation(runs, rates), count) for runs, count in self._runs])
@@ -71,7 +71,7 @@ class _Figures:
         """Derivatives of the logarithm of each prediction (rows) by the logarithm of each coefficient (columns)."""
         base = self.predicted(rates)
         more = [dataclasses.replace(rates, **{name: getattr(rates, name) * factor}) for name in names]
-        changes: Array = np.stack([np.log(self.predicted(each) / base) for each in more], axis=1)
+        changes: Array = np.stack([np.log(self.predicted(changed) / base) for changed in more], axis=1)
         return changes / float(np.log(factor))
 
 
@@ -88,8 +88,8 @@ def _fit(figures: _Figures, candidates: Sequence[str], before: Coefficients, noi
     weights = noise**2 / (noise**2 + figures.noise**2)
     after = fitted(fitted_names, before, figures.predicted, figures.measured, noise, weights)
     slopes = figures.slopes(fitted_names, after, 1.001) * np.sqrt(weights)[:, None] / noise
-    known = np.diag([spread(name) ** -2 for name in fitted_names])
-    leverage = np.sum(slopes * np.linalg.solve(slopes.T @ slopes + known, slopes.T).T, axis=1)
+    prior_precisions = np.diag([spread(name) ** -2 for name in fitted_names])
+    leverage = np.sum(slopes * np.linalg.solve(slopes.T @ slopes + prior_precisions, slopes.T).T, axis=1)
     return after, np.log(figures.measured / figures.predicted(after)) / (1 - leverage)
 
 
@@ -111,8 +111,8 @@ def spread_after(before: float, errors: Array) -> float:
     if not len(errors):
         return before
     bound = 3 * max(1.4826 * float(np.median(np.abs(errors))), before)
-    kept = np.clip(errors, -bound, bound)
-    return max(float(np.sqrt((WORTH * before**2 + np.sum(kept**2)) / (WORTH + len(kept)))), LEAST_SPREAD)
+    clipped = np.clip(errors, -bound, bound)
+    return max(float(np.sqrt((WORTH * before**2 + np.sum(clipped**2)) / (WORTH + len(clipped)))), LEAST_SPREAD)
 
 
 _STEPS = 15
@@ -140,7 +140,7 @@ def fitted(
     """
     weights = np.ones(len(measured)) if weights is None else weights
     centre = np.log([getattr(before, name) for name in names])
-    known = np.array([spread(name) for name in names])
+    prior_spreads = np.array([spread(name) for name in names])
     target = np.log(measured)
 
     def at(logs: NDArray[np.float64]) -> Coefficients:
@@ -152,7 +152,7 @@ def fitted(
     def cost(logs: NDArray[np.float64], errors: Array) -> float:
         size = np.abs(errors)
         huber = np.where(size <= _OUTLIER, size**2, 2 * _OUTLIER * size - _OUTLIER**2)
-        return float(np.sum(weights * huber) + np.sum(((logs - centre) / known) ** 2))
+        return float(np.sum(weights * huber) + np.sum(((logs - centre) / prior_spreads) ** 2))
 
     logs, damping = centre.copy(), 1e-2
     errors = residuals(logs)
@@ -162,8 +162,8 @@ def fitted(
             [(residuals(logs + _DIFFERENCE * unit) - errors) / _DIFFERENCE for unit in np.eye(len(names))], axis=1
         )
         robust = weights * np.minimum(1.0, _OUTLIER / np.maximum(np.abs(errors), 1e-12))
-        gradient = slopes.T @ (robust * errors) + (logs - centre) / known**2
-        curvature = slopes.T @ (robust[:, None] * slopes) + np.diag(1 / known**2)
+        gradient = slopes.T @ (robust * errors) + (logs - centre) / prior_spreads**2
+        curvature = slopes.T @ (robust[:, None] * slopes) + np.diag(1 / prior_spreads**2)
         before_step = best
         for _ in range(6):
             step = np.linalg.solve(curvature + damping * np.diag(np.diag(curvature)), -gradient)

@@ -64,7 +64,7 @@ class _Gathered:
 
 def trial_history(store: "Store", cluster: ClusterSpec, engine: str) -> list[Runs]:
     """Measurements of the newest jobs on the same hardware and engine: trials that are OK and stable."""
-    found: dict[tuple[object, ...], _Gathered] = {}
+    groups: dict[tuple[object, ...], _Gathered] = {}
     count = 0
     for job, request in _jobs(store, cluster, engine):
         if count >= MOST_CONFIGURATIONS:
@@ -86,33 +86,33 @@ def trial_history(store: "Store", cluster: ClusterSpec, engine: str) -> list[Run
                 document_lengths=request.document_lengths,
             )
             key = (model, workload, config.precision, config.attention_backend == "math")
-            gathered = found.setdefault(key, _Gathered(model, workload))
+            gathered = groups.setdefault(key, _Gathered(model, workload))
             count += config.hash not in gathered.trials
             gathered.trials.setdefault(config.hash, []).append((config, *figures))
-    return [_runs(gathered, cluster, engine) for gathered in found.values()]
+    return [_runs(gathered, cluster, engine) for gathered in groups.values()]
 
 
 def earlier_runs(
     trials: Sequence[EarlierTrial], model: ModelSpec, workload: Workload, cluster: ClusterSpec, engine: str
 ) -> list[Runs]:
     """Trials from outside of the database, of one model and workload."""
-    found: dict[tuple[object, ...], _Gathered] = {}
+    groups: dict[tuple[object, ...], _Gathered] = {}
     for trial in trials[:MOST_CONFIGURATIONS]:
         config = trial.config
-        gathered = found.setdefault((config.precision, config.attention_backend == "math"), _Gathered(model, workload))
+        gathered = groups.setdefault((config.precision, config.attention_backend == "math"), _Gathered(model, workload))
         seconds, peak = workload.global_batch_size / trial.samples_per_second, float(trial.peak_memory_bytes or math.nan)
         gathered.trials.setdefault(config.hash, []).append((config, seconds, peak, trial.noise))
-    return [_runs(gathered, cluster, engine) for gathered in found.values()]
+    return [_runs(gathered, cluster, engine) for gathered in groups.values()]
 
 
 def jobs_elsewhere(store: "Store", cluster: ClusterSpec, engine: str) -> int:
     """How many of the newest jobs of the engine ran on other hardware."""
-    return sum(not same_hardware(there, cluster) for _, _, there in _readable(store, engine))
+    return sum(not same_hardware(job_cluster, cluster) for _, _, job_cluster in _readable(store, engine))
 
 
-def same_hardware(one: ClusterSpec, other: ClusterSpec) -> bool:
+def same_hardware(first: ClusterSpec, second: ClusterSpec) -> bool:
     """Whether trials on one apply to the other: all but the names and the memory limit is equal."""
-    return hardware_key(one) == hardware_key(other)
+    return hardware_key(first) == hardware_key(second)
 
 
 def hardware_key(cluster: ClusterSpec) -> dict[str, object]:
@@ -143,16 +143,16 @@ def _trials(store: "Store", job_id: str) -> Iterator[TrialRecord]:
 
 
 def _jobs(store: "Store", cluster: ClusterSpec, engine: str) -> Iterator[tuple[JobRecord, JobRequest]]:
-    for job, request, there in _readable(store, engine):
-        if isinstance(request.resolved_model, ModelSpec) and same_hardware(there, cluster):
+    for job, request, job_cluster in _readable(store, engine):
+        if isinstance(request.resolved_model, ModelSpec) and same_hardware(job_cluster, cluster):
             yield job, request
 
 
 def _readable(store: "Store", engine: str) -> Iterator[tuple[JobRecord, JobRequest, ClusterSpec]]:
     """The newest jobs of the engine that this version can read, with their cluster."""
-    before, seen = None, 0
-    while seen < MOST_JOBS and (page := store.jobs(limit=PAGE, before=before)):
-        before, seen = page[-1].id, seen + len(page)
+    before, job_count = None, 0
+    while job_count < MOST_JOBS and (page := store.jobs(limit=PAGE, before=before)):
+        before, job_count = page[-1].id, job_count + len(page)
         for job in page:
             request = _request(job)
             if request is not None and request.resolved_cluster is not None and request.engine == engine:

@@ -61,9 +61,9 @@ def tuned(
     return in_order(work.results(), by_memory)
 
 
-def in_order(found: Sequence[Tuned], by_memory: bool) -> list[Tuned]:
+def in_order(candidates: Sequence[Tuned], by_memory: bool) -> list[Tuned]:
     """Sort, best first."""
-    return sorted(found, key=lambda item: (item.memory, item.seconds) if by_memory else (item.seconds, item.memory))
+    return sorted(candidates, key=lambda item: (item.memory, item.seconds) if by_memory else (item.seconds, item.memory))
 
 
 @dataclass(slots=True)
@@ -84,11 +84,11 @@ class _Work:
     def of(question: Question, space: SearchSpace, leaders: Sequence[Leader]) -> "_Work":
         """The initial state."""
         alike: dict[tuple[str, str], list[int]] = {}
-        for place, leader in enumerate(leaders):
-            alike.setdefault((leader.config.precision, leader.config.attention_backend), []).append(place)
+        for index, leader in enumerate(leaders):
+            alike.setdefault((leader.config.precision, leader.config.attention_backend), []).append(index)
         groups = []
         for places in alike.values():
-            configs = [leaders[place].config for place in places]
+            configs = [leaders[index].config for index in places]
             cases = cases_of(question.model, question.cluster, question.workload, configs, question.engine)
             groups.append((np.array(places), cases))
         return _Work(
@@ -114,8 +114,8 @@ class _Work:
             moved = np.broadcast_to(getattr(cases.layouts, name), len(everyone)).copy()
             moved[rows] = np.where(best >= 0, numbers[np.maximum(best, 0)], moved[rows])
             self.groups[group] = (everyone, _with(cases, name, moved))
-            for column, place in enumerate(places):
-                self.settings[place][name] = {
+            for column, index in enumerate(places):
+                self.settings[index][name] = {
                     value: Setting(
                         seconds=float(seconds[row, column]), memory=float(memory[row, column]), fits=bool(fits[row, column])
                     )
@@ -123,20 +123,20 @@ class _Work:
                 }
                 if best[column] >= 0:
                     row = int(best[column])
-                    self.chosen[place][name] = values[row]
-                    self.seconds[place], self.memory[place] = seconds[row, column], memory[row, column]
+                    self.chosen[index][name] = values[row]
+                    self.seconds[index], self.memory[index] = seconds[row, column], memory[row, column]
 
     def results(self) -> list[Tuned]:
         """Every leader in its current state."""
         return [
             Tuned(
                 leader=leader,
-                config=self.space.canonical(leader.config.replace(self.chosen[place])),
-                seconds=float(self.seconds[place]),
-                memory=float(self.memory[place]),
-                settings=self.settings[place],
+                config=self.space.canonical(leader.config.replace(self.chosen[index])),
+                seconds=float(self.seconds[index]),
+                memory=float(self.memory[index]),
+                settings=self.settings[index],
             )
-            for place, leader in enumerate(self.leaders)
+            for index, leader in enumerate(self.leaders)
         ]
 
     def _honours(self, name: str, value: Value) -> bool:
@@ -147,9 +147,9 @@ class _Work:
         shape = len(numbers), len(cases)
         again = cases.take(np.tile(np.arange(shape[1]), shape[0]))
         prediction = predict(_with(again, name, np.repeat(numbers, shape[1])), self.question.rates)
-        held = prediction.memory
+        usage = prediction.memory
         seconds, memory, host = (
-            np.broadcast_to(own, shape[0] * shape[1]) for own in (prediction.seconds, held.needed, held.host)
+            np.broadcast_to(column, shape[0] * shape[1]) for column in (prediction.seconds, usage.needed, usage.host)
         )
         return seconds.reshape(shape), memory.reshape(shape), room.holds(memory, host).reshape(shape)
 

@@ -34,7 +34,7 @@ class Kept:
 
 
 def ranked_by_goodput(
-    question: Question, found: Sequence[Tuned], terms: GoodputTerms, price: float | None, top: int
+    question: Question, candidates: Sequence[Tuned], terms: GoodputTerms, price: float | None, top: int
 ) -> list[Kept]:
     """The best `top` of the configurations, sorted by their speed before, most tokens kept per device-hour first.
 
@@ -46,20 +46,20 @@ def ranked_by_goodput(
     """
     rates = rates_of(terms, question.cluster.nodes)
     best: list[Kept] = []
-    for item, state in _with_states(question, sorted(found, key=lambda item: item.seconds)):
+    for item, state in _with_states(question, sorted(candidates, key=lambda item: item.seconds)):
         most = question.tokens / item.seconds * 3600 / question.cluster.world_size
         if len(best) == top and most <= best[-1].goodput:
             break
-        ways = choices(layout_of(question, item.config, item.seconds, state), terms, rates, price)
-        if ways:
-            best = sorted([*best, Kept(item=item, choices=tuple(ways))], key=lambda kept: -kept.goodput)[:top]
+        item_choices = choices(layout_of(question, item.config, item.seconds, state), terms, rates, price)
+        if item_choices:
+            best = sorted([*best, Kept(item=item, choices=tuple(item_choices))], key=lambda entry: -entry.goodput)[:top]
     return best
 
 
-def _with_states(question: Question, found: Sequence[Tuned]) -> Iterator[tuple[Tuned, tuple[float, float]]]:
+def _with_states(question: Question, candidates: Sequence[Tuned]) -> Iterator[tuple[Tuned, tuple[float, float]]]:
     """Each configuration with its `saved_bytes`."""
-    for start in range(0, len(found), BATCH):
-        part = found[start : start + BATCH]
+    for start in range(0, len(candidates), BATCH):
+        part = candidates[start : start + BATCH]
         yield from zip(part, saved_bytes(question, [item.config for item in part]), strict=True)
 
 
@@ -69,9 +69,11 @@ def saved_bytes(question: Question, configs: Sequence[TrialConfig]) -> list[tupl
     for places, cases in alike(question, [config.replace(ON_DEVICE) for config in configs]):
         tags = predict(cases, question.rates).memory.by_tag
         count = len(places)
-        own = zip(*(np.broadcast_to(tags[tag], count).tolist() for tag in ("parameters", "optimizer_state")), strict=True)
-        states |= dict(zip(places, own, strict=True))
-    return [states[place] for place in range(len(configs))]
+        bytes_by_tag = zip(
+            *(np.broadcast_to(tags[tag], count).tolist() for tag in ("parameters", "optimizer_state")), strict=True
+        )
+        states |= dict(zip(places, bytes_by_tag, strict=True))
+    return [states[index] for index in range(len(configs))]
 
 
 def layout_of(question: Question, config: TrialConfig, seconds: float, state: tuple[float, float]) -> Layout:
@@ -109,5 +111,5 @@ def layout_of(question: Question, config: TrialConfig, seconds: float, state: tu
 
 def _on_nodes(copies: int, world: int, devices: int) -> int:
     """Copies that no node holds two of: consecutive ranks hold one copy."""
-    each = max(world // copies, 1)
-    return copies if each >= devices else max(copies * each // devices, 1)
+    ranks_per_copy = max(world // copies, 1)
+    return copies if ranks_per_copy >= devices else max(copies * ranks_per_copy // devices, 1)

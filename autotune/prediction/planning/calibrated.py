@@ -90,13 +90,13 @@ def calibrated(
     before = shipped if borrowed is None else borrowed.rates
     rates = before if record is None else coefficients_from_benchmark(record, cluster, engine, before)
     history = [*earlier, *(trial_history(store, cluster, engine) if store is not None else ())]
-    own = int(sum(np.sum(runs.repeats) for runs in history))
+    trial_count = int(sum(np.sum(runs.repeats) for runs in history))
     history += borrowed.runs if borrowed is not None else ()
     rates, _ = fit_runs(history, rates)
     return Calibrated(
         rates=rates,
         benchmark=record,
-        trials=own,
+        trials=trial_count,
         lessons=lessons_of(history, rates),
         borrowed=borrowed.text if borrowed is not None else "",
     )
@@ -106,8 +106,10 @@ def asked_here(store: "Store | None", question: Question, borrowed: Borrowed | N
     """Add the database's knowledge of the cluster to the question, and that of others; used for every prediction shown to
     users."""
     shipped = rates_for(question.cluster, question.engine)
-    found = calibrated(store, question.cluster, question.engine, shipped, borrowed=borrowed)
-    return dataclasses.replace(question, known=found.rates, lessons=found.lessons, rests_on=found.source)
+    calibration = calibrated(store, question.cluster, question.engine, shipped, borrowed=borrowed)
+    return dataclasses.replace(
+        question, coefficients=calibration.rates, lessons=calibration.lessons, rests_on=calibration.source
+    )
 
 
 def fingerprint(cluster: ClusterSpec) -> str:
@@ -115,8 +117,8 @@ def fingerprint(cluster: ClusterSpec) -> str:
 
     A CPU cluster is described only by its cores, so this machine's processor is included, since trials on a CPU run here.
     """
-    here = processor() if cluster.device.kind == "cpu" else ""
-    return stable_hash({**hardware_key(cluster), "processor": here})
+    local_processor = processor() if cluster.device.kind == "cpu" else ""
+    return stable_hash({**hardware_key(cluster), "processor": local_processor})
 
 
 @functools.cache

@@ -95,7 +95,7 @@ class Capacity:
             if longest is None
             else {"sequence_length": longest.sequence_length, "config": _config_document(longest.sequence_config)},
             "nearest": _rung_document(self.nearest),
-            "ways_out": [to_plain(way) for way in self.ways_out],
+            "ways_out": [to_plain(option) for option in self.ways_out],
             "rungs": [_rung_document(answer) for answer in self.rungs],
         }
 
@@ -113,11 +113,14 @@ def capacity(question: Question, probability: float = PROBABILITY) -> Capacity:
     """
     ladder = Ladder(question, probability)
     rungs, size = ladder.rungs(), ladder.micro_batch_size
-    asked = ladder.asked(ladder.ways(rungs[0], size)[0], question.sequence_length)
-    found = Capacity(
-        question=asked, micro_batch_size=size, probability=probability, rungs=tuple(ladder.answer(rung) for rung in rungs)
+    rung_question = ladder.asked(ladder.ways(rungs[0], size)[0], question.sequence_length)
+    result = Capacity(
+        question=rung_question,
+        micro_batch_size=size,
+        probability=probability,
+        rungs=tuple(ladder.answer(rung) for rung in rungs),
     )
-    return found if found.needed else dataclasses.replace(found, ways_out=tuple(_ways_out(question, found)))
+    return result if result.needed else dataclasses.replace(result, ways_out=tuple(_ways_out(question, result)))
 
 
 def fits(question: Question, probability: float) -> bool:
@@ -127,20 +130,20 @@ def fits(question: Question, probability: float) -> bool:
     return any(ladder.first_way(rung, size, tokens) is not None for rung in ladder.rungs())
 
 
-def _ways_out(question: Question, found: Capacity) -> Iterator[Way]:
+def _ways_out(question: Question, result: Capacity) -> Iterator[Way]:
     """The remedies, each predicted on its own like the rungs."""
-    shorter = max(answer.sequence_length for answer in found.rungs)
+    shorter = max(answer.sequence_length for answer in result.rungs)
     if shorter:
         yield Way(remedy=Remedy.SHORTER_SAMPLES, value=shorter)
     cluster = question.cluster
-    yield from _least(Remedy.CARD_MEMORY, cluster.device.memory_bytes, [a.lacks_card for a in found.rungs if not a.lacks_host])
-    yield from _least(Remedy.HOST_MEMORY, cluster.host_memory_bytes, [a.lacks_host for a in found.rungs if not a.lacks_card])
+    yield from _least(Remedy.CARD_MEMORY, cluster.device.memory_bytes, [a.lacks_card for a in result.rungs if not a.lacks_host])
+    yield from _least(Remedy.HOST_MEMORY, cluster.host_memory_bytes, [a.lacks_host for a in result.rungs if not a.lacks_card])
     for doubling in range(1, 1 if cluster.groups else MOST_DOUBLINGS + 1):
         nodes = cluster.nodes * 2**doubling
-        if fits(dataclasses.replace(question, cluster=dataclasses.replace(cluster, nodes=nodes)), found.probability):
+        if fits(dataclasses.replace(question, cluster=dataclasses.replace(cluster, nodes=nodes)), result.probability):
             yield Way(remedy=Remedy.NODES, value=nodes)
             break
-    yield from _smaller(question, found.probability)
+    yield from _smaller(question, result.probability)
 
 
 def _smaller(question: Question, probability: float) -> Iterator[Way]:
@@ -149,14 +152,14 @@ def _smaller(question: Question, probability: float) -> Iterator[Way]:
     if isinstance(model, FactoryModel):
         return
     if not model.adapts:
-        way, smaller = Way(remedy=Remedy.ADAPTERS, value=ADAPTER_RANK), with_adapters(model, ADAPTER_RANK)
+        option, smaller = Way(remedy=Remedy.ADAPTERS, value=ADAPTER_RANK), with_adapters(model, ADAPTER_RANK)
     elif model.frozen_bits > QUANTISED_BITS:
-        way = Way(remedy=Remedy.FROZEN_BITS, value=QUANTISED_BITS)
+        option = Way(remedy=Remedy.FROZEN_BITS, value=QUANTISED_BITS)
         smaller = dataclasses.replace(model, frozen_bits=QUANTISED_BITS)
     else:
         return
     if fits(dataclasses.replace(question, model=smaller), probability):
-        yield way
+        yield option
 
 
 def _least(remedy: Remedy, has: int, lacks: Sequence[float]) -> Iterator[Way]:

@@ -35,9 +35,11 @@ def require_same_order(space: SearchSpace, most: int, engine: str) -> None:
     if not configs:
         problem = f"no two depths of at most {most} layers are fewer together than the {model.num_layers} of {model.name}"
         raise RequestError(FIELD, problem, "give a third of its layers, or leave it out: it is shallow enough to be run whole")
-    found = correlation(space, configs, most, engine)
-    if found is not None and found < LEAST_CORRELATION:
-        problem = f"at {most} layers and fewer the predicted ranking is not the whole model's (rank correlation {found:.2f})"
+    coefficient = correlation(space, configs, most, engine)
+    if coefficient is not None and coefficient < LEAST_CORRELATION:
+        problem = (
+            f"at {most} layers and fewer the predicted ranking is not the whole model's (rank correlation {coefficient:.2f})"
+        )
         raise RequestError(FIELD, problem, "give more, or leave it out")
 
 
@@ -50,14 +52,16 @@ def correlation(space: SearchSpace, configs: Sequence[TrialConfig], most: int, e
     assert isinstance(model, ModelSpec)
     whole = _seconds(space, model, configs, engine)
     by_depths: dict[tuple[int, int], list[int]] = {}
-    for place, config in enumerate(configs):
+    for index, config in enumerate(configs):
         depths = fewer_layers(config, model, most)
         assert depths is not None
-        by_depths.setdefault(depths, []).append(place)
+        by_depths.setdefault(depths, []).append(index)
     extrapolated = np.empty(len(configs))
     for (first, second), places in by_depths.items():
-        own = [configs[place] for place in places]
-        few, more = (_seconds(space, dataclasses.replace(model, num_layers=depth), own, engine) for depth in (first, second))
+        depth_configs = [configs[index] for index in places]
+        few, more = (
+            _seconds(space, dataclasses.replace(model, num_layers=depth), depth_configs, engine) for depth in (first, second)
+        )
         extrapolated[places] = [at_full(model.num_layers, (first, second), *pair) for pair in zip(few, more, strict=True)]
     return spearman(extrapolated, np.array(whole))
 
@@ -74,4 +78,4 @@ def _seconds(space: SearchSpace, model: ModelSpec, configs: Sequence[TrialConfig
         sequence_length=work.sequence_length, training_steps=work.training_steps,
         document_lengths=work.document_lengths,
     )  # fmt: skip
-    return [found.step_seconds.mean for found in estimates(question, configs)]
+    return [estimate.step_seconds.mean for estimate in estimates(question, configs)]

@@ -128,14 +128,14 @@ class Estimate:
 
 def estimates(question: Question, configs: Sequence[TrialConfig]) -> list[Estimate]:
     """The predictions for the configurations, in their order."""
-    found: dict[int, Estimate] = {}
+    by_index: dict[int, Estimate] = {}
     for places, cases in alike(question, configs):
         prediction = predict(cases, question.rates)
-        longer = learned(question, cases, [configs[place] for place in places])
-        for row, place in enumerate(places):
-            own = cases.take(np.array([row]))
-            found[place] = _estimate(question, configs[place], own, prediction, row, float(longer[row]))
-    return [found[place] for place in range(len(configs))]
+        longer = learned(question, cases, [configs[index] for index in places])
+        for row, index in enumerate(places):
+            case = cases.take(np.array([row]))
+            by_index[index] = _estimate(question, configs[index], case, prediction, row, float(longer[row]))
+    return [by_index[index] for index in range(len(configs))]
 
 
 def learned(question: Question, cases: Cases, configs: Sequence[TrialConfig]) -> Array:
@@ -149,11 +149,14 @@ def learned(question: Question, cases: Cases, configs: Sequence[TrialConfig]) ->
 def alike(question: Question, configs: Sequence[TrialConfig]) -> Iterator[tuple[list[int], Cases]]:
     """Positions of configurations that fit into one set of cases, and these cases."""
     groups: dict[tuple[str, str], list[int]] = {}
-    for place, config in enumerate(configs):
-        groups.setdefault((config.precision, config.attention_backend), []).append(place)
+    for index, config in enumerate(configs):
+        groups.setdefault((config.precision, config.attention_backend), []).append(index)
     for places in groups.values():
-        own = [configs[place] for place in places]
-        yield places, cases_of(question.model, question.cluster, question.workload, own, question.profile or question.engine)
+        group_configs = [configs[index] for index in places]
+        yield (
+            places,
+            cases_of(question.model, question.cluster, question.workload, group_configs, question.profile or question.engine),
+        )
 
 
 def _estimate(
@@ -209,12 +212,12 @@ def _schedule(question: Question, config: TrialConfig, cases: Cases, longer: flo
     points = points_of(config, question.workload)
     if len(points) == 1:
         return ()
-    found = []
+    point_estimates = []
     for point in points:
         tokens = point.kept if config.random_ltd_start_tokens else point.length
-        own = at_point(cases, scalar(0 if tokens == question.sequence_length else tokens))
-        at_this_point = predict(own, question.rates)
-        found.append(
+        point_cases = at_point(cases, scalar(0 if tokens == question.sequence_length else tokens))
+        at_this_point = predict(point_cases, question.rates)
+        point_estimates.append(
             PointEstimate(
                 length=point.length,
                 kept=point.kept,
@@ -223,7 +226,7 @@ def _schedule(question: Question, config: TrialConfig, cases: Cases, longer: flo
                 peak_memory_bytes=_at(at_this_point.memory.total, 0),
             )
         )
-    return tuple(found)
+    return tuple(point_estimates)
 
 
 def _at(values: Array, row: int) -> float:
@@ -234,30 +237,35 @@ def _at(values: Array, row: int) -> float:
 def _ranks(question: Question, config: TrialConfig, cases: Cases) -> tuple[RankEstimate, ...]:
     """Memory of each pipeline rank, by its actual layers."""
     places, model = config.pipeline_parallel_size, question.model
-    held = stages_of_model(model, config, question.sequence_length) if places > 1 else ()
-    stages = [stages_of_rank(config, place) for place in range(places)] if places > 1 else [(0,)]
-    layers = [sum(len(held[stage]) for stage in own) for own in stages] if held else [int(cases.shapes.layers[0])]
-    last = len(held) - 1 if held else 0
+    stage_layers = stages_of_model(model, config, question.sequence_length) if places > 1 else ()
+    stages = [stages_of_rank(config, rank) for rank in range(places)] if places > 1 else [(0,)]
+    layers = (
+        [sum(len(stage_layers[stage]) for stage in rank_stages) for rank_stages in stages]
+        if stage_layers
+        else [int(cases.shapes.layers[0])]
+    )
+    last = len(stage_layers) - 1 if stage_layers else 0
     if has_explicit_layers(cases):
         cases = _with_every_rank(question, config, cases)
         overrides = layout_overrides(cases)
         memories = [share_memory(cases, question.rates, share, overrides) for share in shares_of(cases)]
-        tags = {tag: np.array([_at(own.by_tag[tag], 0) for own in memories]) for tag in memories[0].by_tag}
-        capacity_ratio = [_at(own.capacity_ratio, 0) for own in memories]
+        tags = {tag: np.array([_at(usage.by_tag[tag], 0) for usage in memories]) for tag in memories[0].by_tag}
+        capacity_ratio = [_at(usage.capacity_ratio, 0) for usage in memories]
     else:
         capacity_ratio = [1.0] * places
         memory = rank_memory(
             cases, question.rates, np.array(layers, dtype=np.float64), np.arange(places, dtype=np.float64),
-            np.array([float(0 in own) for own in stages]), np.array([float(last in own) for own in stages]),
+            np.array([float(0 in rank_stages) for rank_stages in stages]),
+            np.array([float(last in rank_stages) for rank_stages in stages]),
         )  # fmt: skip
         tags = {tag: np.broadcast_to(values, (places,)) for tag, values in memory.by_tag.items()}
     return tuple(
         RankEstimate(
-            pipeline_rank=place,
-            layers=layers[place],
-            total=float(sum(values[place] for values in tags.values())),
-            by_tag={tag: float(values[place]) for tag, values in tags.items()},
-            capacity_ratio=capacity_ratio[place],
+            pipeline_rank=rank,
+            layers=layers[rank],
+            total=float(sum(values[rank] for values in tags.values())),
+            by_tag={tag: float(values[rank]) for tag, values in tags.items()},
+            capacity_ratio=capacity_ratio[rank],
         )
-        for place in range(places)
+        for rank in range(places)
     )

@@ -131,7 +131,7 @@ class Found:
         everywhere = tuple(np.arange(count) for count in ranked.shape)
         self._best[0].add(block, ranked, everywhere)
         for best, inside in zip(self._best[1:], _within(block.products, block.product, self.apart), strict=True):
-            within = tuple(np.flatnonzero(own) for own in inside)
+            within = tuple(np.flatnonzero(mask) for mask in inside)
             if all(len(rows) for rows in within):
                 best.add(block, ranked[np.ix_(*within)], within)
 
@@ -147,15 +147,17 @@ class Found:
             shape[axis] = count
             limit = np.maximum(limit, self._limits_of_values(products, product, axis).reshape(shape))
         for best, inside in zip(self._best[1:], _within(products, product, self.apart), strict=True):
-            within = np.ix_(*(np.flatnonzero(own) for own in inside))
+            within = np.ix_(*(np.flatnonzero(mask) for mask in inside))
             limit[within] = np.maximum(limit[within], self._limit(best))
         return limit
 
     def slowest_kept_of_rows(self, products: Products, product: Product) -> Array:
         """For the rows of the first axis of a product, the largest of `slowest_kept`."""
         axes = range(len(product.axes))
-        first, *others = (self._limits_of_values(products, product, axis) for axis in axes)
-        limit = np.maximum(first, max([self._limit(self._best[0]), *(float(own.max()) for own in others)]))
+        first, *other_limits = (self._limits_of_values(products, product, axis) for axis in axes)
+        limit = np.maximum(
+            first, max([self._limit(self._best[0]), *(float(axis_limits.max()) for axis_limits in other_limits)])
+        )
         for best, inside in zip(self._best[1:], _within(products, product, self.apart), strict=True):
             limit[inside[0]] = np.maximum(limit[inside[0]], self._limit(best))
         return limit
@@ -169,8 +171,8 @@ class Found:
         """
         limit = np.zeros(product.axes[axis].count)
         for depth, name in self._compared_on(products, axis):
-            known = self._values.get(name, {})
-            limits = [self._limit_of_value(known.get(value)) for value in products.values[depth]]
+            by_value = self._values.get(name, {})
+            limits = [self._limit_of_value(by_value.get(value)) for value in products.values[depth]]
             limit = np.maximum(limit, np.array(limits)[product.axes[axis].columns[depth]])
         return limit
 
@@ -179,42 +181,42 @@ class Found:
         owners = zip(products.axis_of, SEARCH_ORDER, strict=True)
         return [(depth, name) for depth, (owner, name) in enumerate(owners) if owner == axis and name in self.compared]
 
-    def _limit_of_value(self, known: "_Value | None") -> float:
-        if known is None or not known.fits:
+    def _limit_of_value(self, value: "_Value | None") -> float:
+        if value is None or not value.fits:
             return np.inf
-        return known.least if self.slowest is None else self.slowest
+        return value.least if self.slowest is None else self.slowest
 
     def scanned(self) -> Scanned:
         """Return the results."""
-        first, *others = (best.leaders() for best in self._best)
+        first, *part_leaders = (best.leaders() for best in self._best)
         varied = {name: self._values[name] for name in SEARCH_ORDER if len(self._values.get(name, ())) > 1}
         return Scanned(
             leaders=first,
-            apart=tuple(others),
+            apart=tuple(part_leaders),
             count=self.count,
             fitting=self.fitting,
             fastest=self.fastest,
             least=self.least,
             slowest=math.inf if self.slowest is None else self.slowest,
-            at_best={name: {value: _at_best(found) for value, found in values.items()} for name, values in varied.items()},
+            at_best={name: {value: _at_best(result) for value, result in values.items()} for name, values in varied.items()},
         )
 
     def _compare(self, block: Block, ranked: Array, axis: int) -> None:
         """Record the best for each value of each knob of an axis, and the least memory."""
-        others = tuple(place for place in range(ranked.ndim) if place != axis)
-        fits = np.where(block.fits.any(axis=others), 0.0, np.inf)
-        least = [fits, block.memory.min(axis=others), ranked.min(axis=others)]
+        other_axes = tuple(other_axis for other_axis in range(ranked.ndim) if other_axis != axis)
+        fits = np.where(block.fits.any(axis=other_axes), 0.0, np.inf)
+        least = [fits, block.memory.min(axis=other_axes), ranked.min(axis=other_axes)]
         for depth, name in self._compared_on(block.products, axis):
             column, values = block.product.axes[axis].columns[depth], block.products.values[depth]
             tables = np.full((3, len(values)), np.inf)
             for table, part in zip(tables, least, strict=True):
                 np.minimum.at(table, column if len(column) > 1 else np.full(len(part), column[0]), part)
             for code in np.unique(column):
-                found = self._values.setdefault(name, {}).setdefault(values[code], _Value())
+                result = self._values.setdefault(name, {}).setdefault(values[code], _Value())
                 fitting, needed, best = tables[:, code].tolist()
-                found.needed, found.fits = min(found.needed, needed), found.fits or fitting == 0.0
-                if best < found.least:
-                    found.least, found.best = best, _first_of(block, ranked, axis, column == code, best)
+                result.needed, result.fits = min(result.needed, needed), result.fits or fitting == 0.0
+                if best < result.least:
+                    result.least, result.best = best, _first_of(block, ranked, axis, column == code, best)
 
 
 @dataclass(slots=True)
@@ -243,7 +245,7 @@ class _Best:
             places = places[flat <= np.partition(flat, self.most - 1)[self.most - 1]]
         if not len(places):
             return
-        at = tuple(own[index] for own, index in zip(rows, np.unravel_index(places, ranked.shape), strict=True))
+        at = tuple(axis_rows[index] for axis_rows, index in zip(rows, np.unravel_index(places, ranked.shape), strict=True))
         if not self._spaces or self._spaces[-1] is not block.products:
             self._spaces.append(block.products)
         codes = np.concatenate([self._codes, block.products.codes_at(block.product, at)])
@@ -275,14 +277,14 @@ def _first_of(block: Block, ranked: Array, axis: int, chosen: Mask, least: float
     at = np.nonzero((ranked == least) & chosen.reshape(shape))
     codes = block.products.codes_at(block.product, at)
     first = np.lexsort(codes.T[::-1])[0]
-    place = tuple(index[first] for index in at)
-    return block.products, codes[first], float(block.seconds[place]), float(block.memory[place])
+    position = tuple(index[first] for index in at)
+    return block.products, codes[first], float(block.seconds[position]), float(block.memory[position])
 
 
 def _within(products: Products, product: Product, parts: Sequence[Part]) -> list[list[Mask]]:
     """For each part, the rows of each axis whose values are in it."""
     tables: dict[tuple[int, frozenset[Value]], Mask] = {}
-    found = []
+    masks = []
     for part in parts:
         inside = [np.ones(axis.count, dtype=bool) for axis in product.axes]
         for name, allowed in part.values.items():
@@ -292,13 +294,13 @@ def _within(products: Products, product: Product, parts: Sequence[Part]) -> list
                 values = np.array([value in allowed for value in products.values[depth]])
                 tables[depth, allowed] = values[product.axes[axis].columns[depth]]
             inside[axis] = inside[axis] & tables[depth, allowed]
-        found.append(inside)
-    return found
+        masks.append(inside)
+    return masks
 
 
-def _at_best(found: _Value) -> AtBest:
+def _at_best(result: _Value) -> AtBest:
     leader = None
-    if found.best is not None:
-        products, codes, seconds, memory = found.best
+    if result.best is not None:
+        products, codes, seconds, memory = result.best
         leader = Leader(config=products.config_of(codes), seconds=seconds, memory=memory)
-    return AtBest(leader=leader, needed=found.needed, fits=found.fits)
+    return AtBest(leader=leader, needed=result.needed, fits=result.fits)

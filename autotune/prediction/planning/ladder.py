@@ -55,11 +55,11 @@ class Rung:
     @property
     def knobs(self) -> dict[str, Value]:
         """Its knobs and their values."""
-        place = {False: "none", True: "cpu"}
+        offload_device = {False: "none", True: "cpu"}
         return {
             "zero_stage": self.zero_stage,
-            "offload_optimizer": place[self.offload_optimizer],
-            "offload_param": place[self.offload_param],
+            "offload_optimizer": offload_device[self.offload_optimizer],
+            "offload_param": offload_device[self.offload_param],
         }
 
 
@@ -139,8 +139,8 @@ class Ladder:
         refused = {rung: self._refusals(rung) for rung in allowed}
         legal = [rung for rung in allowed if not refused[rung]]
         if not legal:
-            found = next(iter(refused.values()), None) or [self._no_rung()]
-            raise found[0]
+            refusals = next(iter(refused.values()), None) or [self._no_rung()]
+            raise refusals[0]
         return legal
 
     def ways(self, rung: Rung, micro_batch_size: int) -> list[TrialConfig]:
@@ -151,20 +151,20 @@ class Ladder:
     def answer(self, rung: Rung) -> RungAnswer:
         """What fits on the rung; the largest micro-batch and the longest samples by bisection, since memory grows with both."""
         question, size = self._question, self.micro_batch_size
-        ways = self.ways(rung, size)
-        held, host = self._needs(ways, question.sequence_length)
-        at = _chosen(self._room, held, host)
+        configs = self.ways(rung, size)
+        device_bytes, host = self._needs(configs, question.sequence_length)
+        at = _chosen(self._room, device_bytes, host)
         samples = _most(lambda count: self.first_way(rung, count, question.sequence_length) is not None, MOST_SAMPLES)
         steps = 0 if self.fixed_length else _most(
             lambda count: self.first_way(rung, size, self._tokens(count)) is not None, -(-self._longest // TOKENS)
         )  # fmt: skip
         tokens = self._tokens(steps) if steps else 0
-        (estimate,) = estimates(self.asked(ways[at], question.sequence_length), [ways[at]])
+        (estimate,) = estimates(self.asked(configs[at], question.sequence_length), [configs[at]])
         cluster = question.cluster
         return RungAnswer(
             rung=rung,
             estimate=estimate,
-            lacks_card=_lacks(float(held[at]), self._room.device, cluster.device.memory_bytes),
+            lacks_card=_lacks(float(device_bytes[at]), self._room.device, cluster.device.memory_bytes),
             lacks_host=_lacks(float(host[at]), self._room.host, cluster.host_memory_bytes),
             micro_batch=self.first_way(rung, samples, question.sequence_length) if samples else None,
             sequence_length=tokens,
@@ -173,9 +173,9 @@ class Ladder:
 
     def first_way(self, rung: Rung, micro_batch_size: int, tokens: int) -> TrialConfig | None:
         """The fastest way that fits; None: none does."""
-        ways = self.ways(rung, micro_batch_size)
-        fits = np.flatnonzero(self._room.holds(*self._needs(ways, tokens)))
-        return ways[int(fits[0])] if len(fits) else None
+        configs = self.ways(rung, micro_batch_size)
+        fits = np.flatnonzero(self._room.holds(*self._needs(configs, tokens)))
+        return configs[int(fits[0])] if len(fits) else None
 
     def asked(self, config: TrialConfig, tokens: int) -> Question:
         """The question with samples of `tokens` tokens and the global batch of one step of the configuration."""
@@ -222,25 +222,25 @@ class Ladder:
         """Bytes per rank on its card and in main memory, for each configuration."""
         question = self._question
         workload = self._workload(configs[0], tokens)
-        found = memory(cases_of(question.model, question.cluster, workload, configs, question.engine), self._rates)
-        return np.broadcast_to(found.needed, len(configs)), np.broadcast_to(found.host, len(configs))
+        usage = memory(cases_of(question.model, question.cluster, workload, configs, question.engine), self._rates)
+        return np.broadcast_to(usage.needed, len(configs)), np.broadcast_to(usage.host, len(configs))
 
     def _refusals(self, rung: Rung) -> list[IllegalConfigError]:
         config = self.ways(rung, self.micro_batch_size)[0]
-        found = check_config(config, self._context(config))
-        return [IllegalConfigError(refusal.rule, refusal.message, refusal.remedy) for refusal in found]
+        refusals = check_config(config, self._context(config))
+        return [IllegalConfigError(refusal.rule, refusal.message, refusal.remedy) for refusal in refusals]
 
     def _no_rung(self) -> IllegalConfigError:
         pinned = ", ".join(f"{name}={self._pins[name]}" for name in LADDER[0].knobs if name in self._pins)
         return IllegalConfigError("set", f"no ZeRO stage or offloading is possible with {pinned}", "pin fewer of these knobs")
 
 
-def _chosen(room: Room, held: Array, host: Array) -> int:
+def _chosen(room: Room, device_bytes: Array, host: Array) -> int:
     """Index of the first way that fits; if none does, of the first that fits the card, else of the one that needs the least."""
-    for good in (room.holds(held, host), held <= room.device):
+    for good in (room.holds(device_bytes, host), device_bytes <= room.device):
         if good.any():
             return int(np.argmax(good))
-    return int(np.argmin(held))
+    return int(np.argmin(device_bytes))
 
 
 def _lacks(needed: float, room: float, whole: int) -> float:

@@ -59,16 +59,16 @@ def largest(question: Question, dimension: str, probability: float, bounds: Boun
     """
     if dimension not in list(Dimension):
         raise RequestError("max", f"{dimension!r} is not known", f"use one of {', '.join(Dimension)}")
-    wanted = Dimension(dimension)
-    sizes = _sizes(question, wanted)
+    target_dimension = Dimension(dimension)
+    sizes = _sizes(question, target_dimension)
     last = _last_that_fits(sizes, probability, bounds or Bounds())
     if last < 0:
-        least = _value(sizes[0], wanted) if sizes else 0
+        least = _value(sizes[0], target_dimension) if sizes else 0
         raise NothingFeasibleError(
-            "max", f"not even a {wanted.value} of {least:,} fits", "plan for more devices, or pin fewer knobs"
+            "max", f"not even a {target_dimension.value} of {least:,} fits", "plan for more devices, or pin fewer knobs"
         )
-    above = _value(sizes[last + 1], wanted) if last + 1 < len(sizes) else None
-    return Largest(dimension=wanted, value=_value(sizes[last], wanted), next=above, question=sizes[last])
+    above = _value(sizes[last + 1], target_dimension) if last + 1 < len(sizes) else None
+    return Largest(dimension=target_dimension, value=_value(sizes[last], target_dimension), next=above, question=sizes[last])
 
 
 def anything_fits(question: Question, room: Room, bounds: Bounds) -> bool:

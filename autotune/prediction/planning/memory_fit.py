@@ -34,8 +34,8 @@ class Room:
 
     def holds(self, device: Array, host: Array) -> NDArray[np.bool_]:
         """Which predictions are within the limits."""
-        held: NDArray[np.bool_] = (device <= self.device) & (host <= self.host)
-        return held
+        within: NDArray[np.bool_] = (device <= self.device) & (host <= self.host)
+        return within
 
 
 def room_of(question: Question, probability: float = PROBABILITY) -> Room:
@@ -84,8 +84,8 @@ def fit_probability(needed: Array, room: Array, spread: Array | float) -> Array:
 def probability_within(margin: Array) -> Array:
     """(n,) The same of the margin, log(room / needed), in spreads."""
     scaled = margin * _EDGE
-    found: Array = 0.5 + scaled / (2 * np.sqrt(2 + scaled**2))
-    return found
+    probability: Array = 0.5 + scaled / (2 * np.sqrt(2 + scaled**2))
+    return probability
 
 
 def margin_of(probability: float) -> float:

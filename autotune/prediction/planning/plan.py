@@ -195,19 +195,19 @@ def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None)
     """
     started, bounds = time.monotonic(), bounds or Bounds()
     counted = _Counted()
-    found: list[Plan] = []
+    plans: list[Plan] = []
     for part in _sizes(question, options):
         require_within(bounds, counted.configurations)
         counted.sizes.append(part.cluster.world_size)
-        found += _plans_of(part, options, bounds, counted)
-        if found and options.objective is PlanObjective.DEVICES:
+        plans += _plans_of(part, options, bounds, counted)
+        if plans and options.objective is PlanObjective.DEVICES:
             break
-    if not found:
+    if not plans:
         raise _no_plan_error(question, options, counted)
     if len(counted.sizes) > 1:
-        found.sort(key=lambda item: _rank(item, options))
+        plans.sort(key=lambda item: _rank(item, options))
     return Plans(
-        plans=tuple(found[: options.top]),
+        plans=tuple(plans[: options.top]),
         configurations=counted.configurations,
         fitting=counted.fitting,
         bucket_settings=counted.settings,
@@ -238,7 +238,9 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
         return []
     scanned = _scanned(question, space, room, options, bounds, counted)
     by_memory = options.objective is PlanObjective.MEMORY
-    contenders = [found.leader for values in scanned.at_best.values() for found in values.values() if found.leader is not None]
+    contenders = [
+        result.leader for values in scanned.at_best.values() for result in values.values() if result.leader is not None
+    ]
     simple = [leader for leaders in scanned.apart for leader in leaders]
     leaders = tuple({leader.config: leader for leader in (*scanned.leaders, *contenders, *simple)}.values())
     best = _with_lessons(question, tuned(question, space, room, leaders, by_memory, scanned.slowest), by_memory)
@@ -246,11 +248,11 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     chosen = [item for item in best if options.rate is None or question.global_batch_size / item.seconds >= options.rate]
     if question.simple is not None:
         chosen = [item for item in chosen if is_lossless(space, question.simple, item.config)]
-    ways: dict[TrialConfig, tuple[Choice, ...]] = {}
+    choices_of: dict[TrialConfig, tuple[Choice, ...]] = {}
     if options.objective is PlanObjective.GOODPUT:
-        kept = ranked_by_goodput(question, chosen, options.goodput or GoodputTerms(), options.price, options.top)
-        groups = [Group(first=found.item) for found in kept]
-        ways = {found.item.config: found.choices for found in kept}
+        ranked = ranked_by_goodput(question, chosen, options.goodput or GoodputTerms(), options.price, options.top)
+        groups = [Group(first=entry.item) for entry in ranked]
+        choices_of = {entry.item.config: entry.choices for entry in ranked}
     elif by_memory:
         groups = [Group(first=item) for item in chosen[: options.top]]
     else:
@@ -264,7 +266,7 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     why = [reasons_of(item, scanned.at_best, best, space.context, goal, costs) for item in shown]
     predicted = estimates(question, [item.config for item in shown])
     return [
-        _plan(question, space, estimate, group, reasons, goal, options, ways.get(estimate.config, ()))
+        _plan(question, space, estimate, group, reasons, goal, options, choices_of.get(estimate.config, ()))
         for estimate, group, reasons in zip(predicted, groups, why, strict=True)
     ]
 
@@ -272,28 +274,28 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
 def _costs(question: Question, room: Room, configs: Sequence[TrialConfig]) -> dict[TrialConfig, Cost]:
     """The predicted costs of configurations."""
     unique = list(dict.fromkeys(configs))
-    found: dict[TrialConfig, Cost] = {}
+    costs: dict[TrialConfig, Cost] = {}
     for places, cases in alike(question, unique):
-        own, count = [unique[place] for place in places], len(places)
-        prediction, longer = predict(cases, question.rates), learned(question, cases, own)
+        group_configs, count = [unique[index] for index in places], len(places)
+        prediction, longer = predict(cases, question.rates), learned(question, cases, group_configs)
         parts = {name: np.broadcast_to(values, count) * longer for name, values in prediction.parts.items()}
-        needed, host = (np.broadcast_to(held, count) for held in (prediction.memory.needed, prediction.memory.host))
+        needed, host = (np.broadcast_to(usage, count) for usage in (prediction.memory.needed, prediction.memory.host))
         fits = room.holds(needed, host)
-        for row, config in enumerate(own):
-            each = {name: float(values[row]) for name, values in parts.items()}
-            found[config] = Cost(parts=each, needed=float(needed[row]), fits=bool(fits[row]))
-    return found
+        for row, config in enumerate(group_configs):
+            row_parts = {name: float(values[row]) for name, values in parts.items()}
+            costs[config] = Cost(parts=row_parts, needed=float(needed[row]), fits=bool(fits[row]))
+    return costs
 
 
-def _with_lessons(question: Question, found: list[Tuned], by_memory: bool) -> list[Tuned]:
+def _with_lessons(question: Question, candidates: list[Tuned], by_memory: bool) -> list[Tuned]:
     """Apply the residuals of earlier trials and sort, best first: the ranking uses the values shown."""
     if not question.lessons:
-        return found
-    longer = np.ones(len(found))
-    configs = [item.config for item in found]
+        return candidates
+    longer = np.ones(len(candidates))
+    configs = [item.config for item in candidates]
     for places, cases in alike(question, configs):
-        longer[places] = learned(question, cases, [configs[place] for place in places])
-    corrected = [_scaled_time(item, factor) for item, factor in zip(found, longer.tolist(), strict=True)]
+        longer[places] = learned(question, cases, [configs[index] for index in places])
+    corrected = [_scaled_time(item, factor) for item, factor in zip(candidates, longer.tolist(), strict=True)]
     return in_order(corrected, by_memory)
 
 
@@ -312,24 +314,24 @@ def _scanned(
 
     The best of each plain part are kept, too: a simple configuration may tie and yet rank behind a thousand others.
     """
-    left = bounds
+    remaining = bounds
     if bounds.configurations is not None:
-        left = dataclasses.replace(bounds, configurations=max(bounds.configurations - counted.configurations, 0))
+        remaining = dataclasses.replace(bounds, configurations=max(bounds.configurations - counted.configurations, 0))
     by_memory = options.objective is PlanObjective.MEMORY
     apart = () if by_memory else tuple(Part(values=values, most=SIMPLE_KEPT) for values in plain_parts(space))
-    scanned = scan(question, space, room, slowest=None, bounds=left, apart=apart)
+    scanned = scan(question, space, room, slowest=None, bounds=remaining, apart=apart)
     counted.configurations += scanned.count
     counted.fitting += scanned.fitting
     counted.least, counted.fastest = min(counted.least, scanned.least), min(counted.fastest, scanned.fastest)
     if not by_memory or not scanned.leaders:
         return scanned
     slowest = scanned.fastest / (SHARE if options.share is None else options.share)
-    return scan(question, space, room, slowest=slowest, bounds=left)
+    return scan(question, space, room, slowest=slowest, bounds=remaining)
 
 
 def _plan(
     question: Question, space: SearchSpace, estimate: Estimate, group: Group, reasons: tuple[Reason, ...], goal: Goal,
-    options: PlanOptions, ways: tuple[Choice, ...],
+    options: PlanOptions, choices: tuple[Choice, ...],
 ) -> Plan:  # fmt: skip
     devices = question.cluster.world_size
     hourly = None if options.price is None else options.price * devices
@@ -344,7 +346,7 @@ def _plan(
         reasons=reasons,
         goal=goal,
         cost_per_million_tokens=None if hourly is None else hourly / 3600 / estimate.tokens_per_second * 1e6,
-        goodput=ways,
+        goodput=choices,
     )
 
 

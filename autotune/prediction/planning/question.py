@@ -67,10 +67,10 @@ class Question:
     """Tokens of each document of a sample of the data; empty: every sample is whole."""
     most_steps: int | None = None
     """Limit on evaluations of the rules, as `SearchSpace.most_steps`."""
-    known: Coefficients | None = None
+    coefficients: Coefficients | None = None
     """Coefficients for this cluster; None: the shipped ones."""
     lessons: tuple[Lesson, ...] = ()
-    """Residuals of earlier trials on this cluster relative to `known`."""
+    """Residuals of earlier trials on this cluster relative to `coefficients`."""
     rests_on: str = SHIPPED
     """The source of the coefficients, in words."""
     assumed: tuple[str, ...] = ()
@@ -83,8 +83,8 @@ class Question:
                 raise RequestError(name, f"{value} is not positive", "give at least 1")
         if self.simple is not None and self.simple not in SIMPLE_TARGETS:
             raise RequestError("simple", f"{self.simple!r} is not known", f"use one of {', '.join(SIMPLE_TARGETS)}")
-        if (found := documents_problem(self.document_lengths, self.sequence_length)) is not None:
-            raise RequestError("document_lengths", *found)
+        if (problem := documents_problem(self.document_lengths, self.sequence_length)) is not None:
+            raise RequestError("document_lengths", *problem)
         model = self.model
         if isinstance(model, FactoryModel):
             require_described(model, self.sequence_length)
@@ -117,7 +117,7 @@ class Question:
     @property
     def rates(self) -> Coefficients:
         """The coefficients used for predictions."""
-        return self.known or rates_for(self.cluster, self.engine)
+        return self.coefficients or rates_for(self.cluster, self.engine)
 
     @property
     def tokens(self) -> int:
@@ -155,9 +155,9 @@ def question_of(
     """Create a question; values not given get their defaults."""
     capability_of(engine)
     batch, length = default_workload(model, cluster)
-    stated = {"global_batch_size": global_batch_size, "sequence_length": sequence_length}
+    sizes = {"global_batch_size": global_batch_size, "sequence_length": sequence_length}
     batch, length = global_batch_size or batch, length if sequence_length is None else sequence_length
-    assumed = assumed_texts(model, cluster, [name for name, value in stated.items() if value is None], batch, length)
+    assumed = assumed_texts(model, cluster, [name for name, value in sizes.items() if value is None], batch, length)
     return Question(
         model=model, cluster=cluster, engine=engine, global_batch_size=batch,
         sequence_length=length, space=space, pins=pins or {}, assumed=assumed,
@@ -268,8 +268,8 @@ def require_described(model: FactoryModel, sequence_length: int) -> None:
         remedy = "measure it by trials (`autotune sweep`)"
         raise RequestError("model", f"{model.name} cannot be predicted: {model.no_profile or 'it has no profile'}", remedy)
     if profile.sequence_length and profile.sequence_length != sequence_length:
-        known = f"{model.name} is described for {profile.sequence_length} tokens, not for {sequence_length}"
-        raise RequestError("sequence_length", known, f"give {profile.sequence_length}, or describe it again")
+        problem = f"{model.name} is described for {profile.sequence_length} tokens, not for {sequence_length}"
+        raise RequestError("sequence_length", problem, f"give {profile.sequence_length}, or describe it again")
 
 
 def with_adapters(

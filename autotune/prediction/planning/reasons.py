@@ -123,15 +123,15 @@ Costs = Mapping[TrialConfig, Cost]
 def single_knob_changes(plan: Tuned, at_best: Mapping[str, Mapping[Value, AtBest]], space: SearchSpace) -> list[TrialConfig]:
     """The plan, and the legal configurations that differ from it in one knob."""
     knobs = {knob: list(values) for knob, values in (*at_best.items(), *plan.settings.items())}
-    others = [(knob, value) for knob, values in knobs.items() for value in values if value != getattr(plan.config, knob)]
-    changed = [plan.config.replace({knob: value}) for knob, value in others]
+    changes = [(knob, value) for knob, values in knobs.items() for value in values if value != getattr(plan.config, knob)]
+    changed = [plan.config.replace({knob: value}) for knob, value in changes]
     return [plan.config, *(config for config in changed if space.canonical(config) == config and not space.check(config))]
 
 
 def reasons_of(
     plan: Tuned,
     at_best: Mapping[str, Mapping[Value, AtBest]],
-    others: Sequence[Tuned],
+    candidates: Sequence[Tuned],
     context: SpaceContext,
     goal: Goal,
     costs: Costs,
@@ -141,32 +141,32 @@ def reasons_of(
     Args:
         plan: the plan to explain.
         at_best: the best result for each value of each knob.
-        others: configurations with their buckets set, including the best for each value of each knob.
+        candidates: configurations with their buckets set, including the best for each value of each knob.
         context: context of the knobs' conditions.
         goal: the criterion of comparison.
         costs: of the configurations of `single_knob_changes`.
     """
-    found = []
+    reasons = []
     for knob, values in at_best.items():
         condition = KNOBS[knob].condition
         if condition is None or condition.holds(plan.config, context):
-            found.append(_of_knob(knob, values, plan, others, goal, costs))
-    found += [_of_bucket(knob, settings, plan, goal, costs) for knob, settings in plan.settings.items()]
-    return tuple(reason for reason in found if reason.alternatives)
+            reasons.append(_of_knob(knob, values, plan, candidates, goal, costs))
+    reasons += [_of_bucket(knob, settings, plan, goal, costs) for knob, settings in plan.settings.items()]
+    return tuple(reason for reason in reasons if reason.alternatives)
 
 
 def _of_knob(
-    knob: str, values: Mapping[Value, AtBest], plan: Tuned, others: Sequence[Tuned], goal: Goal, costs: Costs
+    knob: str, values: Mapping[Value, AtBest], plan: Tuned, candidates: Sequence[Tuned], goal: Goal, costs: Costs
 ) -> Reason:
     chosen: Value = getattr(plan.config, knob)
     best: dict[Value, Tuned] = {}
-    for item in others:  # the best come first
+    for item in candidates:  # the best come first
         best.setdefault(getattr(item.config, knob), item)
     alternatives = [
         _alternative(value, goal, plan, best[value].seconds, best[value].memory)
         if value in best
-        else _unavailable(value, goal, plan, found.needed, found.fits)
-        for value, found in values.items()
+        else _unavailable(value, goal, plan, result.needed, result.fits)
+        for value, result in values.items()
         if value != chosen
     ]
     return Reason(knob=knob, value=chosen, cause=_cause(knob, values, plan, costs), alternatives=_in_order(alternatives))
@@ -191,16 +191,16 @@ def _cause(knob: str, values: Iterable[Value], plan: Tuned, costs: Costs) -> Cau
     2. Else the least slower value that fits.
     3. Else one that does not fit. Of several that do not, the one that needs the least.
     """
-    own, chosen = costs[plan.config], getattr(plan.config, knob)
-    found = {value: costs.get(plan.config.replace({knob: value})) for value in values if value != chosen}
-    known = {value: cost for value, cost in found.items() if cost is not None}
-    tight = {value: cost for value, cost in known.items() if not cost.fits}
-    slower = {value: cost for value, cost in known.items() if cost.fits and cost.seconds > own.seconds * (1 + ALIKE)}
-    faster = {value: cost for value, cost in tight.items() if cost.seconds < own.seconds}
+    plan_cost, chosen = costs[plan.config], getattr(plan.config, knob)
+    all_costs = {value: costs.get(plan.config.replace({knob: value})) for value in values if value != chosen}
+    by_value = {value: cost for value, cost in all_costs.items() if cost is not None}
+    tight = {value: cost for value, cost in by_value.items() if not cost.fits}
+    slower = {value: cost for value, cost in by_value.items() if cost.fits and cost.seconds > plan_cost.seconds * (1 + ALIKE)}
+    faster = {value: cost for value, cost in tight.items() if cost.seconds < plan_cost.seconds}
     for chosen_from in (faster, slower, tight):
         if chosen_from:
             value, cost = min(chosen_from.items(), key=lambda item: item[1].seconds if item[1].fits else item[1].needed)
-            beyond = {name: seconds - own.parts[name] for name, seconds in cost.parts.items()}
+            beyond = {name: seconds - plan_cost.parts[name] for name, seconds in cost.parts.items()}
             return Cause(value=value, parts=beyond, needed=cost.needed, fits=cost.fits)
     return None
 
@@ -237,8 +237,8 @@ def _unavailable(value: Value, goal: Goal, plan: Tuned, needed: float, fits: boo
     )
 
 
-def _in_order(found: Sequence[Alternative]) -> tuple[Alternative, ...]:
-    return tuple(sorted(found, key=lambda item: (item.change is None, item.change or 0.0)))
+def _in_order(alternatives: Sequence[Alternative]) -> tuple[Alternative, ...]:
+    return tuple(sorted(alternatives, key=lambda item: (item.change is None, item.change or 0.0)))
 
 
 def _alternative_text(item: Alternative, goal: Goal) -> str:

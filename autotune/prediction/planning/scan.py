@@ -65,19 +65,19 @@ def scan(
     Raises:
         SpaceTooLargeError: the bounds are exceeded.
     """
-    found = Found(slowest=slowest, compared=SCANNED, apart=apart)
+    results = Found(slowest=slowest, compared=SCANNED, apart=apart)
     for part in uniform_parts(without_buckets(space)):
         products = Products(part, placing_knobs(part))
         cases = GridCases(part, question.model, question.engine, products)
-        found.count += products.count
-        require_within(bounds, found.count)
+        results.count += products.count
+        require_within(bounds, results.count)
         for rows in _fastest_first(question, products, cases):
-            require_within(bounds, found.count)
-            for least, product in rows.that_may_lead(found, products):
-                block = _predicted(question, room, products, cases, product, least, found)
+            require_within(bounds, results.count)
+            for least, product in rows.that_may_lead(results, products):
+                block = _predicted(question, room, products, cases, product, least, results)
                 if block is not None:
-                    found.add(block)
-    return found.scanned()
+                    results.add(block)
+    return results.scanned()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +91,16 @@ class _Rows:
     rows: Index
     product: Product
 
-    def that_may_lead(self, found: Found, products: Products) -> Iterator[tuple[Array, Product]]:
+    def that_may_lead(self, results: Found, products: Products) -> Iterator[tuple[Array, Product]]:
         """The configurations of the rows with which a result may change, and the lower bound of their seconds, in parts."""
-        own = self.product.take_rows(self.rows)
-        rows = np.flatnonzero(self.least <= found.slowest_kept_of_rows(products, own))
-        for chosen, part in own.take_rows(rows).parts(TOGETHER):
+        product = self.product.take_rows(self.rows)
+        rows = np.flatnonzero(self.least <= results.slowest_kept_of_rows(products, product))
+        for chosen, part in product.take_rows(rows).parts(TOGETHER):
             chosen[0] = self.rows[rows[chosen[0]]]
-            at = (own if size > 1 else np.zeros(1, dtype=int) for own, size in zip(chosen, self.of_each.shape, strict=True))
+            at = (
+                axis_rows if size > 1 else np.zeros(1, dtype=int)
+                for axis_rows, size in zip(chosen, self.of_each.shape, strict=True)
+            )
             yield self.of_each[np.ix_(*at)], part
 
 
@@ -106,14 +109,17 @@ def _fastest_first(question: Question, products: Products, cases: GridCases[Prod
 
     The bound does not depend on some of the axes, so that it is cheap for many configurations at once.
     """
-    found = []
+    row_blocks = []
     for product in products.blocks(BLOCK * min(_combined(question, products, cases), MOST_COMBINED)):
         least = least_seconds_of(cases.of(product), question.rates)
         of_row = np.broadcast_to(least.reshape(len(least), -1).min(axis=1), product.shape[0])
-        order, each = np.argsort(of_row, kind="stable"), max(TOGETHER * product.shape[0] // int(np.prod(product.shape)), 1)
-        for rows in np.split(order, range(each, len(order), each)):
-            found.append(_Rows(least=of_row[rows], of_each=least, rows=rows, product=product))
-    return sorted(found, key=lambda rows: float(rows.least[0]))
+        order, rows_per_part = (
+            np.argsort(of_row, kind="stable"),
+            max(TOGETHER * product.shape[0] // int(np.prod(product.shape)), 1),
+        )
+        for rows in np.split(order, range(rows_per_part, len(order), rows_per_part)):
+            row_blocks.append(_Rows(least=of_row[rows], of_each=least, rows=rows, product=product))
+    return sorted(row_blocks, key=lambda rows: float(rows.least[0]))
 
 
 def _combined(question: Question, products: Products, cases: GridCases[Product]) -> int:
@@ -122,29 +128,35 @@ def _combined(question: Question, products: Products, cases: GridCases[Product])
         return 1
     product = products.whole.take_rows(np.array([products.whole.shape[0] - 1]))
     read = least_seconds_of(cases.of(product), question.rates).shape
-    return int(np.prod([count for count, own in zip(product.shape, read, strict=True) if own == 1]))
+    return int(np.prod([count for count, size in zip(product.shape, read, strict=True) if size == 1]))
 
 
 def _predicted(
-    question: Question, room: Room, products: Products, cases: GridCases[Product], product: Product, least: Array, found: Found
+    question: Question,
+    room: Room,
+    products: Products,
+    cases: GridCases[Product],
+    product: Product,
+    least: Array,
+    results: Found,
 ) -> Block | None:
     """Memory of the configurations of the product with which a result may change, whether they fit, and the time of those that
     do; None: there are none. `least`: a lower bound of their seconds.
     """
-    wanted = product.legal & (least <= found.slowest_kept(products, product))
-    if not wanted.any():
+    may_lead = product.legal & (least <= results.slowest_kept(products, product))
+    if not may_lead.any():
         return None
-    rows = _rows_with(wanted)
-    product, wanted = product.take(rows), wanted[np.ix_(*rows)]
+    rows = _rows_with(may_lead)
+    product, may_lead = product.take(rows), may_lead[np.ix_(*rows)]
     needed = memory(cases.of(product), question.rates, tagged=False)
-    fits = wanted & room.holds(needed.needed, needed.host)
-    held, seconds = np.where(wanted, needed.needed, np.inf), np.full(product.shape, np.inf)
+    fits = may_lead & room.holds(needed.needed, needed.host)
+    needed_bytes, seconds = np.where(may_lead, needed.needed, np.inf), np.full(product.shape, np.inf)
     some = _rows_with(fits)
     if len(some[0]):
         timed = seconds_of(cases.of(product.take(some)), question.rates)
         seconds[np.ix_(*some)] = np.where(fits[np.ix_(*some)], timed, np.inf)
-    leads = fits if found.slowest is None else seconds <= found.slowest
-    return Block(products=products, product=product, seconds=seconds, memory=held, fits=fits, leads=leads)
+    leads = fits if results.slowest is None else seconds <= results.slowest
+    return Block(products=products, product=product, seconds=seconds, memory=needed_bytes, fits=fits, leads=leads)
 
 
 def _rows_with(chosen: Mask) -> list[Index]:

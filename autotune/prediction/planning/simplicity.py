@@ -57,13 +57,13 @@ def effort(config: TrialConfig, space: SearchSpace) -> tuple[int, ...]:
     Sharding of the states and the micro-batch add no complexity, and buckets are set automatically.
     """
     degrees = [getattr(config, name) for name in DIMENSIONS]
-    rest = [name for name in space.domains if name not in _COUNTED_SEPARATELY]
+    other_names = [name for name in space.domains if name not in _COUNTED_SEPARATELY]
     return (
         len(unusual(config, space)),
         sum(degree > 1 for degree in degrees),
         math.prod(degrees),
         config.virtual_stages,
-        sum(getattr(config, name) != getattr(space.base, name) for name in rest),
+        sum(getattr(config, name) != getattr(space.base, name) for name in other_names),
     )
 
 
@@ -82,18 +82,18 @@ def plain_parts(space: SearchSpace) -> Iterator[dict[str, frozenset[Value]]]:
         yield plain | dict(sides)
 
 
-def grouped(found: Sequence[Tuned], space: SearchSpace, time_spread: float, most: int) -> list[Group]:
-    """Group the configurations into ties; `found`: fastest first.
+def grouped(candidates: Sequence[Tuned], space: SearchSpace, time_spread: float, most: int) -> list[Group]:
+    """Group the configurations into ties; `candidates`: fastest first.
 
     The fastest leads the first group, which has all that are at most the resolution slower. The fastest of the rest leads the
     next group, and so on.
     """
     tie = 1 + resolution(time_spread)
     groups: list[Group] = []
-    rest = list(found)
-    while rest and len(groups) < most:
-        count = sum(item.seconds <= rest[0].seconds * tie for item in rest)
-        (first, *ties), rest = rest[:count], rest[count:]
+    remaining = list(candidates)
+    while remaining and len(groups) < most:
+        count = sum(item.seconds <= remaining[0].seconds * tie for item in remaining)
+        (first, *ties), remaining = remaining[:count], remaining[count:]
         simplest = min([first, *ties], key=lambda item: (*effort(item.config, space), item.seconds))
         groups.append(Group(first=first, ties=tuple(ties), simplest=None if simplest is first else simplest))
     return groups

@@ -35,32 +35,32 @@ CHOSEN = ("pipeline_split", "activation_checkpointing", "checkpoint_every_k")
 """Knobs that the program chooses itself."""
 
 
-def solved_layouts(space: SearchSpace, engine: str, known: Coefficients | None = None) -> tuple[str, ...]:
+def solved_layouts(space: SearchSpace, engine: str, rates: Coefficients | None = None) -> tuple[str, ...]:
     """Values for `pipeline_layout`, by predicted time of their pipelines; empty if none beats the even ones.
 
     Args:
         space: the space searched besides layouts.
         engine: the engine.
-        known: coefficients for the cluster; None: the shipped ones.
+        rates: coefficients for the cluster; None: the shipped ones.
     """
     model = space.model
     if not isinstance(model, ModelSpec) or (space.capability and space.capability.honoured("pipeline_layout") is not None):
         return ()
     question = Question(
         model=model, cluster=space.cluster, engine=engine, global_batch_size=space.workload.global_batch_size,
-        sequence_length=space.workload.sequence_length, known=known, training_steps=space.workload.training_steps,
+        sequence_length=space.workload.sequence_length, coefficients=rates, training_steps=space.workload.training_steps,
         document_lengths=space.workload.document_lengths,
     )  # fmt: skip
     room = room_of(question)
-    found: list[tuple[float, str]] = []
+    solutions: list[tuple[float, str]] = []
     for seconds, config in sorted(_pipelines(question, space, room), key=lambda item: item[0])[: MOST * 2]:
         answer = solved(question, config, room, _menu(space))
         if answer is None or not answer.pipeline_layout or check_config(answer, space.context):
             continue
         predicted = float(seconds_of(cases_of(model, space.cluster, space.workload, [answer], engine), question.rates)[0])
         if predicted < seconds * (1 - GAIN):
-            found.append((predicted, answer.pipeline_layout))
-    return tuple(dict.fromkeys(layout for _, layout in sorted(found)))[:MOST]
+            solutions.append((predicted, answer.pipeline_layout))
+    return tuple(dict.fromkeys(layout for _, layout in sorted(solutions)))[:MOST]
 
 
 def _menu(space: SearchSpace) -> Menu:
@@ -84,11 +84,11 @@ def _pipelines(question: Question, space: SearchSpace, room: Room) -> Iterator[t
             scanned = scan(question, part, room, slowest=None, bounds=Bounds(configurations=LARGEST))
         except SpaceTooLargeError:
             return
-        seen: dict[TrialConfig, float] = {}
+        distinct: dict[TrialConfig, float] = {}
         for leader in scanned.leaders:
             alike = leader.config.replace({name: getattr(space.base, name) for name in CHOSEN})
-            if len(seen) == EACH and alike not in seen:
+            if len(distinct) == EACH and alike not in distinct:
                 break
-            if alike not in seen:
-                seen[alike] = leader.seconds
+            if alike not in distinct:
+                distinct[alike] = leader.seconds
                 yield leader.seconds, leader.config

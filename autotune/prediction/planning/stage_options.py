@@ -89,10 +89,10 @@ def options_of(cases: Cases, rates: Coefficients, ends: Sequence[End], least: in
     most = int(cases.shapes.layers[0]) - least * (len(ends) - 1)
     columns = _columns(least, most, menu)
     paces = paces_of(cases, rates)
-    found = [_of_rank(cases, rates, paces, place, end, columns, room) for place, end in enumerate(ends)]
+    parts = [_of_rank(cases, rates, paces, rank, end, columns, room) for rank, end in enumerate(ends)]
     return _fastest(
         Options(
-            **{item.name: np.concatenate([getattr(part, item.name) for part in found]) for item in dataclasses.fields(Options)}
+            **{item.name: np.concatenate([getattr(part, item.name) for part in parts]) for item in dataclasses.fields(Options)}
         )
     )
 
@@ -101,8 +101,8 @@ def seconds_after(cases: Cases, rates: Coefficients, options: Options, pace: flo
     """For each choice, the seconds from the end of the micro-batches to the end of the step; `pace`: of the slowest rank."""
     nothing = scalar(0)
     share = RankShare(
-        place=options.rank.astype(np.float64), layers=options.layers.astype(np.float64), selective=nothing, full=nothing,
-        offloaded=options.offloads.astype(np.float64), first=nothing, last=nothing,
+        pipeline_rank=options.rank.astype(np.float64), layers=options.layers.astype(np.float64), selective=nothing,
+        full=nothing, offloaded=options.offloads.astype(np.float64), first=nothing, last=nothing,
         device=options.device.astype(np.float64),
     )  # fmt: skip
     after = reduce(np.add, after_backward(cases, rates, share, ALWAYS, scalar(pace)).values())
@@ -131,20 +131,20 @@ def _columns(least: int, most: int, menu: Menu) -> NDArray[np.int64]:
 
 
 def _of_rank(
-    cases: Cases, rates: Coefficients, paces: Sequence[Paces], place: int, end: End, columns: NDArray[np.int64], room: Room
+    cases: Cases, rates: Coefficients, paces: Sequence[Paces], rank: int, end: End, columns: NDArray[np.int64], room: Room
 ) -> Options:
     layers, policy, again, offloads = columns.T
     share = RankShare(
-        place=scalar(place), layers=layers.astype(np.float64), selective=1.0 * again * (policy == 1),
+        pipeline_rank=scalar(rank), layers=layers.astype(np.float64), selective=1.0 * again * (policy == 1),
         full=1.0 * again * (policy == 2), offloaded=offloads.astype(np.float64), first=scalar(end.first), last=scalar(end.last),
         device=scalar(end.device),
     )  # fmt: skip
-    held = share_memory(cases, rates, share, (ALWAYS, ALWAYS))
-    fits = np.broadcast_to(room.holds(held.needed, held.host), layers.shape)
+    usage = share_memory(cases, rates, share, (ALWAYS, ALWAYS))
+    fits = np.broadcast_to(room.holds(usage.needed, usage.host), layers.shape)
     compute, tensor = rank_seconds(paces, share, ALWAYS)
     work = compute + tensor
-    pace = work + on_own_device(share, [own.knobs.embedding for own in paces])
+    pace = work + on_own_device(share, [device_paces.knobs.embedding for device_paces in paces])
     return Options(
-        rank=np.full(layers.shape, place), device=np.full(layers.shape, end.device), layers=layers, policy=policy,
+        rank=np.full(layers.shape, rank), device=np.full(layers.shape, end.device), layers=layers, policy=policy,
         again=again, offloads=offloads, work=np.broadcast_to(work, layers.shape), pace=np.broadcast_to(pace, layers.shape),
     ).take(fits)  # fmt: skip

@@ -83,10 +83,13 @@ def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | Non
     plain: dict[str, Value] = {"pipeline_layout": "", "activation_checkpointing": "none", "checkpoint_every_k": 1}
     config = config.replace(plain | ({"offload_optimizer": "none"} if menu.offloads else {}))
     cases = cases_of(question.model, question.cluster, question.workload, [config], question.engine)
-    held = [stages_of_rank(config, rank) for rank in range(ranks)]
+    stage_indices = [stages_of_rank(config, rank) for rank in range(ranks)]
     devices = devices_of_ranks(config, question.cluster) or (0,) * ranks
     last = ranks * virtual - 1
-    ends = [End(first=0 in own, last=last in own, device=device) for own, device in zip(held, devices, strict=True)]
+    ends = [
+        End(first=0 in rank_stages, last=last in rank_stages, device=device)
+        for rank_stages, device in zip(stage_indices, devices, strict=True)
+    ]
     offered = options_of(cases, question.rates, ends, virtual, menu, room)
 
     def after(options: Options, pace: float) -> Array:
@@ -95,7 +98,7 @@ def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | Non
     chosen = best_choice(offered, after, ranks, question.shape.num_layers, _program(cases))
     if chosen is None:
         return None
-    stages = improved(question, config, room, menu, _stages(question, config, held, chosen))
+    stages = improved(question, config, room, menu, _stages(question, config, stage_indices, chosen))
     return None if stages is None else named(question, config, stages)
 
 
@@ -128,9 +131,9 @@ def best_choice(
         floor = least_bottleneck(follows, able, ranks, layers)
         if floor is None or spent + floor >= least * (1 - GAP):
             continue
-        found = _solve(able, follows, floor, ranks, layers, program)
-        if found is not None and program.micro_batches * pace + found[0] < least:
-            least, best = program.micro_batches * pace + found[0], able.take(found[1])
+        solution = _solve(able, follows, floor, ranks, layers, program)
+        if solution is not None and program.micro_batches * pace + solution[0] < least:
+            least, best = program.micro_batches * pace + solution[0], able.take(solution[1])
     return best
 
 
@@ -143,23 +146,23 @@ def _solve(
     every order.
     """
     count = len(offered)
-    each, every = np.arange(count), np.ones(count)
-    one = _matrix(offered.rank, each, every, (ranks, count + 1))
-    total = _matrix(0 * each, each, offered.layers.astype(np.float64), (1, count + 1))
-    rows, columns = np.concatenate([offered.rank, np.arange(ranks)]), np.concatenate([each, np.full(ranks, count)])
+    indices, every = np.arange(count), np.ones(count)
+    choices = _matrix(offered.rank, indices, every, (ranks, count + 1))
+    total = _matrix(0 * indices, indices, offered.layers.astype(np.float64), (1, count + 1))
+    rows, columns = np.concatenate([offered.rank, np.arange(ranks)]), np.concatenate([indices, np.full(ranks, count)])
     longest = _matrix(rows, columns, np.concatenate([after, -np.ones(ranks)]), (ranks, count + 1))
-    found = milp(
+    solution = milp(
         np.concatenate([program.idle * offered.work, [1.0]]),
         integrality=np.concatenate([every, [0]]),
         bounds=Between(np.concatenate([0 * every, [floor]]), np.concatenate([every, [np.inf]])),
         constraints=[
-            LinearConstraint(one, 1, 1),
+            LinearConstraint(choices, 1, 1),
             LinearConstraint(total, layers, layers),
             LinearConstraint(longest, -np.inf, 0),
         ],
         options={"time_limit": SECONDS, "mip_rel_gap": GAP},
     )
-    return (float(found.fun), np.flatnonzero(found.x[:count] > 0.5)) if found.status == _OPTIMAL else None
+    return (float(solution.fun), np.flatnonzero(solution.x[:count] > 0.5)) if solution.status == _OPTIMAL else None
 
 
 def feasible_paces(offered: Options, ranks: int, layers: int) -> Array:
@@ -193,18 +196,18 @@ def _matrix(rows: NDArray[np.int64], columns: NDArray[np.int64], values: Array, 
     return coo_array((values, (rows, columns)), shape=shape)
 
 
-def _stages(question: Question, config: TrialConfig, held: Sequence[tuple[int, ...]], chosen: Options) -> list[Stage]:
+def _stages(question: Question, config: TrialConfig, stage_indices: Sequence[tuple[int, ...]], chosen: Options) -> list[Stage]:
     """The stages of the choice, first to last."""
     head = head_in_layers(predicting(question.shape, config), question.sequence_length)
     last = config.pipeline_parallel_size * config.virtual_stages - 1
     stages: dict[int, Stage] = {}
-    for place, own in enumerate(held):
-        row = chosen.take(chosen.rank == place)
-        counts = fill([head if stage == last else 0.0 for stage in own], int(row.layers[0]))
-        left = int(row.again[0])
-        for stage, count in zip(own, counts, strict=True):
-            again, policy = min(count, left), RECOMPUTE[row.policy[0]]
-            left -= again
+    for rank, rank_stages in enumerate(stage_indices):
+        row = chosen.take(chosen.rank == rank)
+        counts = fill([head if stage == last else 0.0 for stage in rank_stages], int(row.layers[0]))
+        remaining = int(row.again[0])
+        for stage, count in zip(rank_stages, counts, strict=True):
+            again, policy = min(count, remaining), RECOMPUTE[row.policy[0]]
+            remaining -= again
             stages[stage] = Stage(
                 layers=count, recompute=policy if again else "none", recomputed=again, offloads=bool(row.offloads[0])
             )
@@ -250,10 +253,10 @@ class _Pipeline:
         model, cluster, length = self.question.shape, self.question.cluster, self.question.sequence_length
         written = [self.config.replace({"pipeline_layout": layout_text(stages)}) for stages in layouts]
         laid_out, ranks = tabled([layout_key(config, model, cluster, length) for config in written])
-        own = dataclasses.replace(self.cases.layouts, laid_out=laid_out)
-        cases = dataclasses.replace(self.cases, layouts=own, ranks=ranks)
-        held = memory(cases, self.question.rates, tagged=False)
-        beyond = np.maximum(np.maximum(held.needed / self.room.device, held.host / self.room.host) - 1, 0.0)
+        case_layouts = dataclasses.replace(self.cases.layouts, laid_out=laid_out)
+        cases = dataclasses.replace(self.cases, layouts=case_layouts, ranks=ranks)
+        usage = memory(cases, self.question.rates, tagged=False)
+        beyond = np.maximum(np.maximum(usage.needed / self.room.device, usage.host / self.room.host) - 1, 0.0)
         seconds = np.broadcast_to(seconds_of(cases, self.question.rates), len(layouts))
         return list(zip(np.broadcast_to(beyond, len(layouts)).tolist(), seconds.tolist(), strict=True))
 
@@ -281,29 +284,29 @@ def improved(question: Question, config: TrialConfig, room: Room, menu: Menu, st
     (least,) = pipeline.costs([best])
     while moves := list(_moves(best, menu)):
         costs = pipeline.costs(moves)
-        place = min(range(len(moves)), key=costs.__getitem__)
-        if costs[place] >= (least[0], least[1] * (1 - GAIN)):
+        index = min(range(len(moves)), key=costs.__getitem__)
+        if costs[index] >= (least[0], least[1] * (1 - GAIN)):
             break  # the remaining moves gain nothing
-        best, least = moves[place], costs[place]
+        best, least = moves[index], costs[index]
     return None if least[0] > 0 else best
 
 
 def _moves(stages: Stages, menu: Menu) -> Iterator[Stages]:
     several = len(stages) ** 2 <= MOST_PAIRS
-    for source, own in enumerate(stages):
+    for source, stage in enumerate(stages):
         for target in range(len(stages)) if several else (source - 1, source + 1):
-            if own.layers > 1 and target != source and 0 <= target < len(stages):
-                yield _with(stages, {source: _resized(own, -1), target: _resized(stages[target], 1)})
+            if stage.layers > 1 and target != source and 0 <= target < len(stages):
+                yield _with(stages, {source: _resized(stage, -1), target: _resized(stages[target], 1)})
         for policy in menu.policies:
-            if policy == "none" or (own.recomputed and own.recompute != policy):
+            if policy == "none" or (stage.recomputed and stage.recompute != policy):
                 continue
-            for count in (own.recomputed - 1, own.recomputed + 1):
-                if 0 <= count <= own.layers:
-                    yield _with(stages, {source: _recomputing(own, policy, count)})
+            for count in (stage.recomputed - 1, stage.recomputed + 1):
+                if 0 <= count <= stage.layers:
+                    yield _with(stages, {source: _recomputing(stage, policy, count)})
 
 
 def _with(stages: Stages, changed: dict[int, Stage]) -> Stages:
-    return tuple(changed.get(place, stage) for place, stage in enumerate(stages))
+    return tuple(changed.get(index, stage) for index, stage in enumerate(stages))
 
 
 def _resized(stage: Stage, more: int) -> Stage:

@@ -55,7 +55,7 @@ def test_the_stages_of_a_module_hold_its_parameters_and_moments(described: dict[
         profile = described[name].profile
         assert profile is not None and profile.starts == (0, 1, 2, 3)
         trace = profile.traces["fp32"]
-        layouts = [Layout(ranks=2, virtual_stages=1, schedule=1, place=place, micro_batches=4) for place in range(2)]
+        layouts = [Layout(ranks=2, virtual_stages=1, schedule=1, pipeline_rank=place, micro_batches=4) for place in range(2)]
         stages = [
             cut_stage(profile, trace, "none", 1, False, blocks)
             for layout in layouts

@@ -44,7 +44,7 @@ BATCHES = (1.0, 4.0, 32.0)
 SHAPES = {name: ((2, 1), (4, 1)) if name in ONE_STAGE_SCHEDULES else ((2, 2),) for name in SCHEDULES}
 CASES = {
     f"{name}, {ranks} x {virtual}, {count} micro-batches, {policy}{', offloaded' * offloads}": (
-        Layout(ranks=ranks, virtual_stages=virtual, schedule=SCHEDULES.index(name), place=0, micro_batches=count),
+        Layout(ranks=ranks, virtual_stages=virtual, schedule=SCHEDULES.index(name), pipeline_rank=0, micro_batches=count),
         policy, offloads,
     )
     for count, policy, offloads in itertools.product((4, 8, 16), ("none", "full"), (False, True))
@@ -80,7 +80,7 @@ def test_all_cases_at_once_equal_the_schedule_followed(profile: ModuleProfile, c
         found = replay(short, stages, KNOBS, which, batch, hidden, np.full(len(pairs), float(skipped)))
         for row, (own, size) in enumerate(pairs):
             plain = _replay(short, stages, KNOBS[own], size, float(hidden[row]), skipped)
-            values = (found.activations[row], *found.held[row], *found.after[row], found.sent[row], found.in_flight)
+            values = (found.activations[row], *found.states[row], *found.after[row], found.sent[row], found.in_flight)
             assert values == pytest.approx(plain, rel=1e-12, abs=1e-6), (place, KNOBS[own], size)
 
 

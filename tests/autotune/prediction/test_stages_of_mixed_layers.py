@@ -33,7 +33,7 @@ RATES = Coefficients()
 
 
 def asked(model: ModelSpec, samples: int = 16) -> Question:
-    return Question(model=model, cluster=CLUSTER, global_batch_size=samples, sequence_length=1024, known=RATES)
+    return Question(model=model, cluster=CLUSTER, global_batch_size=samples, sequence_length=1024, coefficients=RATES)
 
 
 def made(**knobs: Value) -> TrialConfig:

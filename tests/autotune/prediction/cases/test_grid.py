@@ -195,7 +195,7 @@ def test_layers_of_ranks_are_those_that_the_ranks_hold(preset: str) -> None:
         others = [count for rank, count in enumerate(layers) if rank != head]
         assert (split.first[place], split.last[place], split.most[place]) == (layers[0], layers[head], max(others)), config
         first_fullest = next(rank for rank, count in enumerate(layers) if rank != head and count == max(others))
-        assert split.place[place] in (first_fullest, max(first_fullest, 1)), config
+        assert split.pipeline_rank[place] in (first_fullest, max(first_fullest, 1)), config
 
 
 def test_a_configuration_is_in_one_part() -> None:
