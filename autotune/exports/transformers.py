@@ -77,9 +77,13 @@ def _common(winner: Winner) -> dict[str, Any]:
 
 
 def _stated(winner: Winner) -> dict[str, Any]:
-    stated = winner.stated
-    values = {"learning_rate": stated.lr, "weight_decay": stated.weight_decay, "max_grad_norm": stated.clip}
-    optimizer = {} if stated.optimizer is None else _optimizer(winner.config)
+    hyperparameters = winner.stated
+    values = {
+        "learning_rate": hyperparameters.lr,
+        "weight_decay": hyperparameters.weight_decay,
+        "max_grad_norm": hyperparameters.clip,
+    }
+    optimizer = {} if hyperparameters.optimizer is None else _optimizer(winner.config)
     return {**optimizer, **{name: value for name, value in values.items() if value is not None}}
 
 
@@ -117,8 +121,8 @@ def _notes(winner: Winner) -> list[str]:
     if config.zero_stage == 3:
         notes.append("for ZeRO stage 3 make the TrainingArguments before the model, so that it is divided while it is loaded")
     if _by_deepspeed(config):
-        there = ("not stated: ", RECOMPUTATION)
+        skipped_prefixes = ("not stated: ", RECOMPUTATION)
         return notes + [
-            note for note in deepspeed_notes(winner) if note.split("=")[0] not in HERE and not note.startswith(there)
+            note for note in deepspeed_notes(winner) if note.split("=")[0] not in HERE and not note.startswith(skipped_prefixes)
         ]
     return notes + TARGET.unexpressed(config)
