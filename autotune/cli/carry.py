@@ -142,7 +142,7 @@ def _table(carried: Carried) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("", "samples/s", "GiB", "fits", "differs from the recipe in"):
         table.add_column(name, justify="right" if name in ("samples/s", "GiB", "fits") else "left", overflow="fold")
-    for place, one in enumerate(carried.found, 1):
+    for place, one in enumerate(carried.candidates, 1):
         table.add_row(str(place), *_figures(one.outlook), _differences(carried, one))
     if isinstance(carried.same_outlook, Outlook):
         table.add_row("=", *_figures(carried.same_outlook), "only the number of replicas")

@@ -61,7 +61,7 @@ def with_found(
 
 def _stated(found: Imported, fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The file's hyperparameters that are not given otherwise, and a line about an optimizer that trials do not support."""
-    stated = {name: value for name, value in found.stated.values().items() if name not in fields}
+    stated = {name: value for name, value in found.hyperparameters.values().items() if name not in fields}
     capability, optimizer = _capability(fields), stated.get(OPTIMIZER)
     if optimizer is None or capability.engine == COMMAND:  # a script creates its own optimizer
         return stated, []

@@ -69,7 +69,7 @@ def unstated_note(winner: Winner, outcome: str, *names: str) -> list[str]:
         outcome: what becomes of them there.
         names: the target's, as fields of a request.
     """
-    missing = winner.stated.missing(*names)
+    missing = winner.hyperparameters.missing(*names)
     options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
     return [f"not stated: {', '.join(missing)}; {outcome} (a sweep takes {options})"] if missing else []
 
@@ -80,7 +80,7 @@ def unplaced_notes(winner: Winner, remedy: str, *names: str) -> list[str]:
     unexpressed = {name for name in winner.config.differences(TrialConfig()) if name == "optimizer"}
     return [
         f"{name}={value}: {remedy}"
-        for name, value in winner.stated.values().items()
+        for name, value in winner.hyperparameters.values().items()
         if name in names and name not in unexpressed
     ]
 

@@ -93,7 +93,7 @@ def layout_notes(winner: Winner) -> list[str]:
     """Notes about the settings that the launcher leaves to the program."""
     launch_knobs = {*VARIABLES, *(["numa_binding"] if winner.on_gpus else [])}
     knobs = {name: value for name, value in winner.config.differences(TrialConfig()).items() if name not in launch_knobs}
-    knobs |= winner.stated.values()
+    knobs |= winner.hyperparameters.values()
     settings = " ".join(f"{name}={value_text(value)}" for name, value in knobs.items()) or "every knob stands at its default"
     if winner.script:
         return [f"your script's line is filled in with the best configuration: {settings}", *_script_notes(winner)]

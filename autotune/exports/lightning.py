@@ -168,8 +168,10 @@ def _trainer(winner: Winner, strategy: _Strategy) -> dict[str, object]:
         "precision": _precision(winner, strategy),
         "accumulate_grad_batches": winner.gradient_accumulation_steps,
     }
-    if strategy.checkpoints is not Checkpoints.DEEPSPEED and winner.stated.clip is not None:  # DeepSpeed clips by itself
-        trainer["gradient_clip_val"] = winner.stated.clip
+    if (
+        strategy.checkpoints is not Checkpoints.DEEPSPEED and winner.hyperparameters.clip is not None
+    ):  # DeepSpeed clips by itself
+        trainer["gradient_clip_val"] = winner.hyperparameters.clip
     return trainer
 
 

@@ -98,7 +98,7 @@ def _noted(space: SearchSpace, config: TrialConfig, export: Callable[[Winner], E
         job="", config=config, baseline=None, model=space.model, workload=space.workload, engine="native",
         world_size=space.world_size, ranks_per_node=min(space.cluster.devices_per_node, space.world_size),
         on_gpus=space.cluster.device.kind == "cuda", verified="native-only", env={}, answer_for=None,
-        stated=Stated(), script=(), launch="",
+        hyperparameters=Stated(), script=(), launch="",
     )  # fmt: skip
     try:
         notes = export(winner).notes

@@ -94,7 +94,7 @@ def _layout(winner: Winner) -> list[str]:
 
 def _stated(winner: Winner) -> list[str]:
     """Hyperparameters. Megatron-LM needs a learning rate: if none is stated, the script reads the variable LR."""
-    hyperparameters = winner.stated
+    hyperparameters = winner.hyperparameters
     lines = ['--lr "${LR:?your learning rate}"' if hyperparameters.lr is None else f"--lr {hyperparameters.lr}"]
     if hyperparameters.weight_decay is not None:
         lines.append(f"--weight-decay {hyperparameters.weight_decay}")

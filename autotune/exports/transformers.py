@@ -77,7 +77,7 @@ def _common(winner: Winner) -> dict[str, Any]:
 
 
 def _stated(winner: Winner) -> dict[str, Any]:
-    hyperparameters = winner.stated
+    hyperparameters = winner.hyperparameters
     values = {
         "learning_rate": hyperparameters.lr,
         "weight_decay": hyperparameters.weight_decay,
@@ -100,7 +100,7 @@ def _optimizer(config: TrialConfig) -> dict[str, str]:
 def _notes(winner: Winner) -> list[str]:
     config, notes = winner.config, peft.peft_notes(winner)
     notes += unstated_note(winner, "left out, TrainingArguments' own defaults hold", *STATED)
-    if winner.stated.optimizer is None and not config.fused_optimizer:
+    if winner.hyperparameters.optimizer is None and not config.fused_optimizer:
         notes.append("fused_optimizer=False: choose an optim that is not fused, such as adamw_torch")
     if config.activation_checkpointing == "selective":
         notes.append("activation_checkpointing=selective: TrainingArguments know full alone, which is switched on")

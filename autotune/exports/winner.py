@@ -57,8 +57,8 @@ class Winner:
     """None: no baseline was measured."""
     model: Model
     workload: Workload
-    """Its hyperparameters are those of trials; exporters write `stated` instead."""
-    stated: Stated
+    """Its hyperparameters are those of trials; exporters write `hyperparameters` instead."""
+    hyperparameters: Stated
     engine: str
     """The engine that measured it."""
     world_size: int
@@ -127,7 +127,7 @@ def winner_of(document: Mapping[str, Any]) -> Winner:
         baseline=TrialConfig().replace(baseline["config"]) if baseline else None,
         model=model,
         workload=request.workload,
-        stated=hyperparameters,
+        hyperparameters=hyperparameters,
         engine=request.engine,
         world_size=launch["world_size"],
         ranks_per_node=min(cluster.devices_per_node, launch["world_size"]),

@@ -73,8 +73,8 @@ def _fsdp(case: Case, version: int) -> bool:
 
 def _unknown_fields(case: Case) -> Iterator[Finding]:
     tables: Mapping[str, frozenset[str]] = {"fsdp_config": FSDP_FIELDS, "parallelism_config": MESH_FIELDS}
-    inner = FILE in case.found.settings
-    for key in case.found.settings:
+    inner = FILE in case.imported.settings
+    for key in case.imported.settings:
         table, _, name = key.partition(".")
         if table not in FIELDS:
             if not inner:  # else it is the DeepSpeed file's
@@ -106,8 +106,8 @@ def _machines(case: Case) -> str | None:
 
 
 def _beside_file(case: Case) -> list[str]:
-    stated = [f"deepspeed_config.{name}" for name in WITH_FILE if f"deepspeed_config.{name}" in case.found.settings]
-    if "mixed_precision" in case.found.settings and str(case.get("mixed_precision")).lower() != "no":
+    stated = [f"deepspeed_config.{name}" for name in WITH_FILE if f"deepspeed_config.{name}" in case.imported.settings]
+    if "mixed_precision" in case.imported.settings and str(case.get("mixed_precision")).lower() != "no":
         stated.append("mixed_precision")
     return stated if _kind(case) == "DEEPSPEED" and case.get(FILE) else []
 
@@ -122,7 +122,7 @@ def _of_version_1(name: str) -> Check:
         name=f"version-1-{name.replace('_', '-')}",
         key=key,
         effect=Effect.IGNORED,
-        problem=lambda case: "FSDP2 has no such setting" if _fsdp(case, 2) and key in case.found.settings else None,
+        problem=lambda case: "FSDP2 has no such setting" if _fsdp(case, 2) and key in case.imported.settings else None,
         fix=lambda _: {key: None},
         remedy="leave it out",
     )
@@ -160,7 +160,7 @@ CHECKS = (
         name="mesh-needs-fsdp2", key=VERSION, effect=Effect.REFUSED,
         problem=lambda case: "a mesh of several degrees works with FSDP2 only" if _fsdp(case, 1) and _has_mesh(case) else None,
         fix=lambda case: {VERSION: 2, **{f"fsdp_config.fsdp_{name}": None for name in OF_VERSION_1
-                                         if f"fsdp_config.fsdp_{name}" in case.found.settings}},
+                                         if f"fsdp_config.fsdp_{name}" in case.imported.settings}},
         remedy="set the version to 2",
     ),
     Check(
@@ -192,7 +192,7 @@ CHECKS = (
     Check(
         name="reshard-in-version-1", key=RESHARD, effect=Effect.IGNORED, remedy="set the version to 2",
         problem=lambda case: (
-            "FSDP1 goes by fsdp_sharding_strategy" if _fsdp(case, 1) and RESHARD in case.found.settings
+            "FSDP1 goes by fsdp_sharding_strategy" if _fsdp(case, 1) and RESHARD in case.imported.settings
             and not _reshard_word(case) and not _has_mesh(case) else None
         ),
         fix=lambda _: {VERSION: 2},
@@ -282,5 +282,5 @@ def _read(settings: Settings, source: str) -> Imported:
 
 ACCELERATE = Framework(
     name=ACCELERATE_FORMAT, title="Accelerate", checked="1.15.0", read=_read, checks=CHECKS, keys=KEYS, write=_write,
-    own=_unknown_fields, rules=frozenset({"world-divides", "tensor-divides", "sequence-divides", "pipeline-layers"}),
+    undeclared_findings=_unknown_fields, rules=frozenset({"world-divides", "tensor-divides", "sequence-divides", "pipeline-layers"}),
 )  # fmt: skip

@@ -36,7 +36,7 @@ def version_of(stated: str) -> str:
 
 
 def _own(case: Case) -> list[Finding]:
-    found = findings(nested(case.found.settings), version_of(case.around.version), case.ranks)
+    found = findings(nested(case.imported.settings), version_of(case.around.version), case.ranks)
     if (refused := _refused_value(case)) is not None and all(one.key != refused.key for one in found):
         found.append(refused)
     return [replace(finding, fix=_fix(case, finding)) for finding in found]
@@ -47,7 +47,7 @@ def _refused_value(case: Case) -> Finding | None:
     sizes, and does not check the clipping.
     """
     try:
-        from_deepspeed(case.found.settings, Path(case.source).name)
+        from_deepspeed(case.imported.settings, Path(case.source).name)
     except RequestError as error:
         if case.get(error.field) not in (0, 1) and error.field != "gradient_clipping":
             return Finding(rule="value", key=error.field, effect=Effect.REFUSED, problem=error.problem, remedy=error.remedy)
@@ -93,6 +93,6 @@ def _write(_: Case, knob: str, value: Value) -> Settings:
 
 
 DEEPSPEED = Framework(
-    name=DEEPSPEED_FORMAT, title="DeepSpeed", checked=CHECKED, read=_read, checks=(), keys=KEYS, write=_write, own=_own,
+    name=DEEPSPEED_FORMAT, title="DeepSpeed", checked=CHECKED, read=_read, checks=(), keys=KEYS, write=_write, undeclared_findings=_own,
     rules=frozenset({"tensor-divides"}),
 )  # fmt: skip

@@ -41,14 +41,14 @@ def legality(case: Case) -> list[Finding]:
 
 
 def _findings(case: Case) -> list[Finding]:
-    return [*case.framework.own(case), *_table(case), *_rules(case), *_experts(case)]
+    return [*case.framework.undeclared_findings(case), *_table(case), *_rules(case), *_experts(case)]
 
 
 def _decided(case: Case) -> Iterator[Case]:
     """The configuration with values for its undecided settings: for all together, then for each one."""
     values: dict[str, list[Any]] = {}
     alone = []
-    for key in case.found.undecided:
+    for key in case.imported.undecided:
         for value in PROBES:
             with suppress(AutotuneError, SearchSpaceError):
                 alone.append(case.changed({key: value}))
@@ -63,11 +63,11 @@ def undecided_settings(case: Case) -> dict[str, str]:
     """Undecided setting -> what decides it, of those that memory or speed depend on."""
 
     def reading(one: Case) -> tuple[object, ...]:
-        return one.found.knobs, one.batch, one.tokens, one.model
+        return one.imported.knobs, one.batch, one.tokens, one.model
 
     found = {}
     joint = next(_decided(case), case)
-    for key, by in case.found.undecided.items():
+    for key, by in case.imported.undecided.items():
         for value in PROBES:
             with suppress(AutotuneError, SearchSpaceError):
                 if any(reading(one.changed({key: value})) != reading(one.changed({key: None})) for one in (case, joint)):
@@ -87,7 +87,7 @@ def undecided_findings(case: Case, certain: Iterable[Finding]) -> list[str]:
 
     `certain`: what `legality` finds.
     """
-    by, rules = case.found.undecided, {finding.rule for finding in certain}
+    by, rules = case.imported.undecided, {finding.rule for finding in certain}
     return [
         f"{finding.key}: {finding.problem}; {by[finding.key]} may set it"
         for finding in (_findings(case) if by else ()) if finding.key in by and finding.rule not in rules
@@ -139,7 +139,7 @@ def _applies(case: Case, rule: Rule) -> bool:
 
 def _blamed(case: Case, rule: Rule) -> str:
     """The setting that states the rule's first knob that is not at its default."""
-    changed = [name for name in rule.reads if name in case.found.keys]
+    changed = [name for name in rule.reads if name in case.imported.keys]
     if rule.name == "batch-divides":
         return case.framework.keys.get("global_batch_size", case.key_of("micro_batch_size"))
     return case.key_of((changed or list(rule.reads))[0])

@@ -43,7 +43,7 @@ def case_of(one: Written, around: Surroundings) -> Case:
     found = framework.read(one.content, str(one.path) if one.format == ACCELERATE.name else one.name)
     variables = {name: file for file in one.sourced for name in framework.variables if name not in found.settings}
     found = dataclasses.replace(found.noted(*one.notes()), undecided={**variables, **one.open})
-    return Case(framework=framework, found=found, around=around, source=str(one.path))
+    return Case(framework=framework, imported=found, around=around, source=str(one.path))
 
 
 def lint(one: Written, around: Surroundings) -> Linted:
@@ -68,7 +68,7 @@ def lint(one: Written, around: Surroundings) -> Linted:
         found += [] if undecided else beyond_links(case)
         if isinstance(present, Outlook):
             found += fit(case, present)
-    case = dataclasses.replace(case, found=case.found.noted(*undecided_findings(case, certain)))
+    case = dataclasses.replace(case, imported=case.imported.noted(*undecided_findings(case, certain)))
     return Linted(written=one, case=case, findings=tuple(found), outlook=present)
 
 

@@ -125,7 +125,7 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         return {batch: max(round((case.batch or step) / step), 1) * step}
 
     def queues(case: Case) -> str | None:
-        launched = any(name.startswith(LAUNCHER) for name in case.found.settings)
+        launched = any(name.startswith(LAUNCHER) for name in case.imported.settings)
         divided = case.config.tensor_parallel_size > 1 or case.config.context_parallel_size > 1
         sharded = case.on(fsdp) or case.on(fsdp2)
         cluster = case.around.cluster
@@ -357,7 +357,7 @@ def _misspelled(dialect: Dialect) -> Callable[[Case], Iterator[Finding]]:
     others = {"--num-experts", "--context-parallel-sizes"} | {f"--{name}" for name in OTHER_OPTIONS.values()}
 
     def find(case: Case) -> Iterator[Finding]:
-        for key in case.found.settings:
+        for key in case.imported.settings:
             if key in known or key in others or not key.startswith(("--", "model.", "train.", "ddp.")):
                 continue
             found = unknown(case, key, known, effect, cutoff=NEAR)
@@ -452,7 +452,7 @@ def _framework(dialect: Dialect, title: str, checked: str, read: Callable[[Setti
     return Framework(
         name=dialect.format, title=title, checked=checked, read=read, checks=_checks(dialect), keys=_keys(dialect),
         rules=frozenset({"world-divides", "tensor-divides", "batch-divides", "sequence-divides", "pipeline-layers"}),
-        write=_writer(dialect), as_run=_as_run, own=_misspelled(dialect), experts_borrow=True,
+        write=_writer(dialect), as_run=_as_run, undeclared_findings=_misspelled(dialect), experts_borrow=True,
         expert_tensor=_expert_tensor(dialect), spans_domains=_hybrid(dialect),
         variables=(QUEUES,) if dialect.format == LM else (),
         # Its layers are Transformer Engine's, whose fused norms, rotations and gates keep as little as these kernels.

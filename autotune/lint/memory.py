@@ -68,8 +68,8 @@ def outlook(case: Case) -> Outlook | str:
     missing = [what for what, value in asked.items() if value is None]
     if missing:
         return f"not predicted without {' and '.join(missing)}"
-    if case.found.unreadable:
-        return f"not predicted: {case.found.unreadable}"
+    if case.imported.unreadable:
+        return f"not predicted: {case.imported.unreadable}"
     if legal := unpredictable(case):
         return f"not predicted: {legal}"
     found = outlooks(case, [case])[0]
@@ -164,7 +164,7 @@ def assumptions(case: Case) -> list[str]:
     }  # fmt: skip
     lines = []
     for name, value in {**case.assumed, **sizes}.items():
-        by = STATED_BY.get(name) or case.found.keys.get(name) or next(iter(case.framework.write(case, name, value)), "")
+        by = STATED_BY.get(name) or case.imported.keys.get(name) or next(iter(case.framework.write(case, name, value)), "")
         lines.append(f"{name}={value_text(value)}{f' ({by})' if by else ''}")
     return lines
 
@@ -177,7 +177,7 @@ def rests_on_assumptions(case: Case) -> bool:
         return True
     least = {name: LEAST[name] for name in case.assumed}
     around = dataclasses.replace(case.around, sequence_length=case.tokens or LEAST_TOKENS)
-    found = outlook(dataclasses.replace(case, found=dataclasses.replace(case.found, assumed=least), around=around))
+    found = outlook(dataclasses.replace(case, imported=dataclasses.replace(case.imported, assumed=least), around=around))
     return isinstance(found, str) or found.probability >= UNLIKELY
 
 

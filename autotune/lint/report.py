@@ -39,14 +39,14 @@ def text_lines(one: Linted, version: str) -> list[str]:
     if not found:
         found = [f"{place}: nothing that {title} {version} would refuse, ignore or change"]
     known = {finding.key for finding in one.findings}
-    others = [note for note in one.case.found.notes if note.partition("=")[0] not in known]
+    others = [note for note in one.case.imported.notes if note.partition("=")[0] not in known]
     notes = [f"{place}: note: {note}" for note in grouped(others)]
     return [*found, *notes, f"{place}: {outlook_text(one.outlook, one.case)}"]
 
 
 def notes_of(case: Case) -> list[str]:
     """Everything that was not read as the file states it, and what predictions take instead."""
-    return [*case.found.notes, *(f"{line}: taken, because it is not stated" for line in assumptions(case))]
+    return [*case.imported.notes, *(f"{line}: taken, because it is not stated" for line in assumptions(case))]
 
 
 def grouped(notes: Iterable[str]) -> list[str]:
@@ -89,7 +89,7 @@ def document(one: Linted, version: str) -> dict[str, Any]:
         "version": version,
         "model": model.name if model else None,
         "ranks": one.case.ranks,
-        "knobs": dict(one.case.found.knobs),
+        "knobs": dict(one.case.imported.knobs),
         "global_batch_size": one.case.batch,
         "sequence_length": one.case.tokens,
         "findings": [{**to_plain(finding), "line": line_of(one, finding.key)} for finding in one.findings],

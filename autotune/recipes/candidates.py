@@ -98,7 +98,7 @@ def realised(case: Case, config: TrialConfig, batch: int) -> Case | None:
 
 def stated_batch(case: Case) -> int | None:
     """Samples per optimizer step that the settings themselves state; None: they do not, or the ranks are not known."""
-    found = case.found
+    found = case.imported
     if found.global_batch_size is not None:
         return found.global_batch_size
     return found.samples_per_rank * case.replicas if found.samples_per_rank and case.replicas else None
@@ -107,7 +107,7 @@ def stated_batch(case: Case) -> int | None:
 def _written(case: Case, name: str, value: Value) -> Settings:
     """The settings that give a knob a value; stages per rank have a setting only if the recipe states them in one."""
     if name == "virtual_stages":
-        key = case.found.keys.get(name, "")
+        key = case.imported.keys.get(name, "")
         stated = key.endswith(("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"))
         return {key: None if value == 1 else value} if stated else case.framework.write(case, name, value)
     return case.framework.write(case, name, value)
@@ -248,7 +248,7 @@ def _stages(case: Case, pipeline: int) -> list[int]:
     if pipeline == 1:
         return [1]
     found = [own] if case.config.pipeline_parallel_size > 1 else [1]
-    if "virtual_stages" in case.found.keys:
+    if "virtual_stages" in case.imported.keys:
         found += [2**power for power in range(1, 6)]
     return [stages for stages in dict.fromkeys(found) if pipeline * stages <= layers and layers % (pipeline * stages) == 0] or [
         own if pipeline * own <= layers else 1

@@ -74,7 +74,7 @@ class Carried:
     """Why that does not run."""
     same_outlook: Outlook | str
     """How it runs; else why it is not predicted."""
-    found: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
     """Best first; never empty."""
     changes: tuple[Change, ...]
     """From the recipe to the best."""
@@ -119,7 +119,7 @@ def carry(recipe: Recipe, cluster: ClusterSpec, rule: BatchRule, batch: int | No
     best = found[0]
     return Carried(
         recipe=recipe, cluster=cluster, batch_before=before, batch=after, batch_rule=rule, same=same, problems=problems,
-        same_outlook=present, found=tuple(found), changes=tuple(_changes(target, best, after)),
+        same_outlook=present, candidates=tuple(found), changes=tuple(_changes(target, best, after)),
         stays={name: value for name, value in _knobs(source, best).items() if getattr(best.config, name) == value},
         target=recipe.text(best.case, best.outlook),
     )  # fmt: skip
@@ -162,12 +162,12 @@ def _scaled(batch: int, ranks: int, cluster: ClusterSpec) -> int:
 
 def _knobs(source: Case, best: Candidate) -> dict[str, Any]:
     """The knobs that the recipe states, and those that candidates change, with the recipe's values."""
-    names = [*source.found.knobs, *(name for name in LEVERS if name not in source.found.knobs)]
+    names = [*source.imported.knobs, *(name for name in LEVERS if name not in source.imported.knobs)]
     default = TrialConfig()
     return {
         name: getattr(source.config, name)
         for name in dict.fromkeys(names)
-        if name in source.found.keys or getattr(source.config, name) != getattr(default, name)
+        if name in source.imported.keys or getattr(source.config, name) != getattr(default, name)
         or getattr(best.config, name) != getattr(default, name)
     }  # fmt: skip
 
@@ -284,7 +284,7 @@ def document(carried: Carried) -> dict[str, Any]:
                 },
                 **_predicted(one.outlook),
             }
-            for one in carried.found
+            for one in carried.candidates
         ],
         "notes": notes_of(carried.recipe.case),
         "target": {"file": target.name, "anew": target.anew, "lost": list(target.lost), "text": target.text},
@@ -293,7 +293,7 @@ def document(carried: Carried) -> dict[str, Any]:
 
 def changed_settings(source: Case, case: Case) -> dict[str, Any]:
     """Setting -> its value in a case, of those that differ from the source's; None: left out."""
-    present, wanted = source.found.settings, case.found.settings
+    present, wanted = source.imported.settings, case.imported.settings
     return {key: wanted.get(key) for key in {**present, **wanted} if wanted.get(key) != present.get(key)}
 
 

@@ -48,7 +48,7 @@ class Recipe:
         if self.document is not None:
             return Rewritten(text=text_for(self.document, case, outlook), name="best-config.json")
         assert self.written is not None
-        return rewritten(self.written, case.found.settings)
+        return rewritten(self.written, case.imported.settings)
 
 
 def recipe_of(name: str, around: Surroundings, find_job: Callable[[str], Mapping[str, Any]]) -> Recipe:
@@ -87,7 +87,7 @@ def _of_document(document: Mapping[str, Any], name: str, around: Surroundings) -
         model=around.model or model, cluster=around.cluster or cluster, global_batch_size=around.global_batch_size,
         sequence_length=around.sequence_length or tokens_of(document),
     )  # fmt: skip
-    case = Case(framework=BEST_CONFIG_FRAMEWORK, found=BEST_CONFIG_FRAMEWORK.read(settings, name), around=known, source=name)
+    case = Case(framework=BEST_CONFIG_FRAMEWORK, imported=BEST_CONFIG_FRAMEWORK.read(settings, name), around=known, source=name)
     return Recipe(name=name, case=case, document=document, written=None, cluster=known.cluster)
 
 

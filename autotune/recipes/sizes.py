@@ -31,7 +31,7 @@ def sized(case: Case, config: TrialConfig, batch: int) -> Settings:
         f"{LAUNCHER}nnodes": cluster.nodes,
         **{f"{LAUNCHER}{name}": cluster.devices_per_node for name in ("nproc_per_node", "nproc-per-node")},
     }
-    settings = {key: value for key, value in launcher.items() if key in case.found.settings}
+    settings = {key: value for key, value in launcher.items() if key in case.imported.settings}
     settings |= _SIZED[case.framework.name](case, config, batch)
     return {key: value for key, value in settings.items() if case.get(key) != value}
 
@@ -77,11 +77,11 @@ def _accelerate(case: Case, _: TrialConfig, __: int) -> dict[str, object]:
     cluster, ranks = case.around.cluster, case.ranks
     assert cluster is not None and ranks is not None
     found: dict[str, object] = {PROCESSES: ranks, MACHINES: cluster.nodes}
-    if any(mesh(name) in case.found.settings for name in ("dp_shard", "tp", "cp")):
+    if any(mesh(name) in case.imported.settings for name in ("dp_shard", "tp", "cp")):
         copies = case.get(mesh("dp_replicate"), 1)
         copies = math.gcd(int(copies), case.replicas or 1)
         found[mesh("dp_shard")] = max((case.replicas or 1) // copies, 1)
-        if mesh("dp_replicate") in case.found.settings:
+        if mesh("dp_replicate") in case.imported.settings:
             found[mesh("dp_replicate")] = copies
     return found
 
