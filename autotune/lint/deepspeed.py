@@ -93,6 +93,7 @@ def _write(_: Case, knob: str, value: Value) -> Settings:
 
 
 DEEPSPEED = Framework(
-    name=DEEPSPEED_FORMAT, title="DeepSpeed", checked=CHECKED, read=_read, checks=(), keys=KEYS, write=_write, undeclared_findings=_own,
+    name=DEEPSPEED_FORMAT, title="DeepSpeed", checked=CHECKED, read=_read, checks=(), keys=KEYS, write=_write,
+    undeclared_findings=_own,
     rules=frozenset({"tensor-divides"}),
 )  # fmt: skip

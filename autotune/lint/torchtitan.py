@@ -304,5 +304,6 @@ def _samples_per_pass(case: Case) -> int | None:
 
 TORCHTITAN = Framework(
     name=FORMAT, title="torchtitan", checked="0.3.0, TOML 0.2.2", read=from_torchtitan, checks=CHECKS, rules=RULES, keys=KEYS,
-    write=_write, undeclared_findings=_unknown_fields, experts_borrow=True, expert_tensor=_expert_tensor, samples_per_pass=_samples_per_pass,
+    write=_write,
+    undeclared_findings=_unknown_fields, experts_borrow=True, expert_tensor=_expert_tensor, samples_per_pass=_samples_per_pass,
 )  # fmt: skip
