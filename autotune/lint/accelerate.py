@@ -94,8 +94,12 @@ def _product(case: Case) -> str | None:
 
 def _product_fix(case: Case) -> Settings:
     ranks = case.get(PROCESSES)
-    others = math.prod(_degree(case, name) for name in DEGREES if name != "dp_shard")
-    return {mesh("dp_shard"): ranks // others} if ranks % others == 0 else {PROCESSES: others * _degree(case, "dp_shard")}
+    other_degrees = math.prod(_degree(case, name) for name in DEGREES if name != "dp_shard")
+    return (
+        {mesh("dp_shard"): ranks // other_degrees}
+        if ranks % other_degrees == 0
+        else {PROCESSES: other_degrees * _degree(case, "dp_shard")}
+    )
 
 
 def _machines(case: Case) -> str | None:
@@ -106,10 +110,10 @@ def _machines(case: Case) -> str | None:
 
 
 def _beside_file(case: Case) -> list[str]:
-    stated = [f"deepspeed_config.{name}" for name in WITH_FILE if f"deepspeed_config.{name}" in case.imported.settings]
+    stated_keys = [f"deepspeed_config.{name}" for name in WITH_FILE if f"deepspeed_config.{name}" in case.imported.settings]
     if "mixed_precision" in case.imported.settings and str(case.get("mixed_precision")).lower() != "no":
-        stated.append("mixed_precision")
-    return stated if _kind(case) == "DEEPSPEED" and case.get(FILE) else []
+        stated_keys.append("mixed_precision")
+    return stated_keys if _kind(case) == "DEEPSPEED" and case.get(FILE) else []
 
 
 def _reshard_word(case: Case) -> bool:
@@ -262,8 +266,8 @@ def _write(case: Case, knob: str, value: Value) -> Settings:
             key, other = KEYS[knob], {name: _degree(case, name) for name in DEGREES}
             ranks = math.prod(other.values())
             other["tp" if knob.startswith("tensor") else "cp"] = int(value)
-            rest = math.prod(count for name, count in other.items() if name != "dp_shard")
-            return {key: value, mesh("dp_shard"): ranks // rest} if ranks % rest == 0 else {}
+            other_degrees = math.prod(count for name, count in other.items() if name != "dp_shard")
+            return {key: value, mesh("dp_shard"): ranks // other_degrees} if ranks % other_degrees == 0 else {}
         case "activation_checkpointing" if fsdp and value in ("none", "full"):
             return {KEYS[knob]: value == "full"}
         case "offload_optimizer" if fsdp and value == "cpu":
@@ -282,5 +286,6 @@ def _read(settings: Settings, source: str) -> Imported:
 
 ACCELERATE = Framework(
     name=ACCELERATE_FORMAT, title="Accelerate", checked="1.15.0", read=_read, checks=CHECKS, keys=KEYS, write=_write,
-    undeclared_findings=_unknown_fields, rules=frozenset({"world-divides", "tensor-divides", "sequence-divides", "pipeline-layers"}),
+    undeclared_findings=_unknown_fields,
+    rules=frozenset({"world-divides", "tensor-divides", "sequence-divides", "pipeline-layers"}),
 )  # fmt: skip

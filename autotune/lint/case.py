@@ -72,10 +72,10 @@ class Case:
     @property
     def batch(self) -> int | None:
         """Samples per optimizer step over all ranks; None: unknown."""
-        stated = self.around.global_batch_size or self.imported.global_batch_size
-        if stated is None and self.imported.samples_per_rank and self.replicas:
+        batch = self.around.global_batch_size or self.imported.global_batch_size
+        if batch is None and self.imported.samples_per_rank and self.replicas:
             return self.imported.samples_per_rank * self.replicas
-        return stated
+        return batch
 
     @property
     def tokens(self) -> int | None:
@@ -104,8 +104,8 @@ class Case:
         settings = {**self.imported.settings, **changes}
         settings = {key: value for key, value in settings.items() if value is not None}
         undecided = {key: by for key, by in self.imported.undecided.items() if key not in settings}
-        found = dataclasses.replace(self.framework.read(settings, self.source), undecided=undecided)
-        return dataclasses.replace(self, imported=found)
+        imported = dataclasses.replace(self.framework.read(settings, self.source), undecided=undecided)
+        return dataclasses.replace(self, imported=imported)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,12 +157,12 @@ class Framework:
     """Environment variables that the checks read, as settings; a file that a script sources may set them."""
 
 
-def unknown(case: Case, key: str, known: Iterable[str], effect: Effect, cutoff: float = 0.6) -> Finding:
+def unknown(case: Case, key: str, known_keys: Iterable[str], effect: Effect, cutoff: float = 0.6) -> Finding:
     """The finding about a setting that the framework does not know, with the closest one that it knows.
 
-    `known`: whole settings, as `key`.
+    `known_keys`: whole settings, as `key`.
     """
-    close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=cutoff)
+    close = difflib.get_close_matches(key, sorted(known_keys), n=1, cutoff=cutoff)
     meant = next((name for name in close if name not in case.imported.settings), None)
     remedy = f"did you mean {meant}?" if meant else f"leave {key} out"
     return Finding(

@@ -31,13 +31,13 @@ def legality(case: Case) -> list[Finding]:
 
     Of a file with undecided settings, only what holds for each value that is tried for them.
     """
-    found = _findings(case)
+    findings = _findings(case)
     for changed in _decided(case):
-        if not found:
+        if not findings:
             break
         rules = {finding.rule for finding in _findings(changed)}
-        found = [finding for finding in found if finding.rule in rules]
-    return found
+        findings = [finding for finding in findings if finding.rule in rules]
+    return findings
 
 
 def _findings(case: Case) -> list[Finding]:
@@ -53,26 +53,28 @@ def _decided(case: Case) -> Iterator[Case]:
             with suppress(AutotuneError, SearchSpaceError):
                 alone.append(case.changed({key: value}))
                 values.setdefault(key, []).append(value)
-    for place in range(max(map(len, values.values()), default=0)):
+    for index in range(max(map(len, values.values()), default=0)):
         with suppress(AutotuneError, SearchSpaceError):
-            yield case.changed({key: options[place % len(options)] for key, options in values.items()})
+            yield case.changed({key: options[index % len(options)] for key, options in values.items()})
     yield from alone
 
 
 def undecided_settings(case: Case) -> dict[str, str]:
     """Undecided setting -> what decides it, of those that memory or speed depend on."""
 
-    def reading(one: Case) -> tuple[object, ...]:
-        return one.imported.knobs, one.batch, one.tokens, one.model
+    def reading(variant: Case) -> tuple[object, ...]:
+        return variant.imported.knobs, variant.batch, variant.tokens, variant.model
 
-    found = {}
+    deciders = {}
     joint = next(_decided(case), case)
     for key, by in case.imported.undecided.items():
         for value in PROBES:
             with suppress(AutotuneError, SearchSpaceError):
-                if any(reading(one.changed({key: value})) != reading(one.changed({key: None})) for one in (case, joint)):
-                    found[key] = by
-    return found
+                if any(
+                    reading(variant.changed({key: value})) != reading(variant.changed({key: None})) for variant in (case, joint)
+                ):
+                    deciders[key] = by
+    return deciders
 
 
 def undecided_text(undecided: Mapping[str, str]) -> str:

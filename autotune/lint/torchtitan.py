@@ -66,10 +66,10 @@ def _unknown_fields(case: Case) -> Iterator[Finding]:
 
 
 def _degrees(case: Case) -> str | None:
-    stated, ranks = case.imported.ranks, case.around.ranks or (case.around.cluster and case.around.cluster.world_size)
-    if stated is None or ranks is None or stated == ranks:
+    stated_ranks, ranks = case.imported.ranks, case.around.ranks or (case.around.cluster and case.around.cluster.world_size)
+    if stated_ranks is None or ranks is None or stated_ranks == ranks:
         return None
-    return f"the degrees multiply to {stated} ranks, and there are {ranks}"
+    return f"the degrees multiply to {stated_ranks} ranks, and there are {ranks}"
 
 
 def _batch_step(case: Case) -> int | None:
@@ -140,33 +140,34 @@ def _expert_tensor(case: Case) -> int:
 
 def _stage_layers(case: Case) -> tuple[int, int] | None:
     """Layers per stage as stated, and the stages that they make; None: not stated, or not known."""
-    each, model = case.get(keys.STAGE_LAYERS), case.model
-    if case.config.pipeline_parallel_size == 1 or not isinstance(each, int) or model is None:
+    stage_layers, model = case.get(keys.STAGE_LAYERS), case.model
+    if case.config.pipeline_parallel_size == 1 or not isinstance(stage_layers, int) or model is None:
         return None
     less = sum(int(case.get(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1)) for end in ("first", "last"))
-    return each, -(-(model.num_layers + less) // each)
+    return stage_layers, -(-(model.num_layers + less) // stage_layers)
 
 
 def _uneven_stages(case: Case) -> str | None:
-    found, ranks = _stage_layers(case), case.config.pipeline_parallel_size
-    if found is None:
+    division, ranks = _stage_layers(case), case.config.pipeline_parallel_size
+    if division is None:
         return None
-    each, stages = found
+    stage_layers, stages = division
     if stages % ranks:
-        return f"{each} layers a stage make {stages} stages, which {ranks} ranks do not divide"
+        return f"{stage_layers} layers a stage make {stages} stages, which {ranks} ranks do not divide"
     single = case.config.pipeline_schedule in ONE_STAGE_SCHEDULES
     if single != (stages == ranks):
         needs = "one stage" if single else "at least two stages"
-        return f"{each} layers a stage make {stages // ranks} on each rank, and this schedule needs {needs}"
+        return f"{stage_layers} layers a stage make {stages // ranks} on each rank, and this schedule needs {needs}"
     return None
 
 
 def _other_stage_layers(case: Case) -> Settings:
-    found = _stage_layers(case)
-    if found is None:
+    division = _stage_layers(case)
+    if division is None:
         return {}
     sizes = sorted(
-        range(1, min(found[0] * case.config.pipeline_parallel_size, MOST) + 1), key=lambda size: abs(math.log(size / found[0]))
+        range(1, min(division[0] * case.config.pipeline_parallel_size, MOST) + 1),
+        key=lambda size: abs(math.log(size / division[0])),
     )
     for size in sizes:
         if _uneven_stages(case.changed({keys.STAGE_LAYERS: size})) is None:
