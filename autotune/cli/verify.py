@@ -49,8 +49,10 @@ def _print_result(result: Verification, console: Console) -> None:
     share = result.delivered.mean / result.promised.mean
     lines = [
         f"promised  {rate_text(result.promised)} samples/s{_gain(result.promised_gain)}",
-        f"delivered {rate_text(result.delivered)} samples/s{_gain(result.delivered_gain)} on {result.engine}: "
-        f"{share:.0%} of it",
+        (
+            f"delivered {rate_text(result.delivered)} samples/s{_gain(result.delivered_gain)} on {result.engine}: "
+            f"{share:.0%} of it"
+        ),
         *(f"note: {item} is not supported by {result.engine} and was left out" for item in result.left_out),
         *([f"note: {result.message}"] if result.message else []),
         *(
