@@ -18,7 +18,7 @@ def mcp_command(http: str | None) -> Status:
         MissingPackageError: the package `mcp` is not installed.
         RequestError: the address can be reached from other machines, or is not one.
     """
-    where = None if http is None else _address(http)
+    endpoint = None if http is None else _address(http)
     try:
         from autotune.agents.server import make_server
     except ImportError as error:
@@ -27,10 +27,10 @@ def mcp_command(http: str | None) -> Status:
         raise MissingPackageError("mcp", "is not installed", install_line("mcp")) from error
     with Client() as client:
         server = make_server(client)
-        if where is None:
+        if endpoint is None:
             server.run("stdio")
         else:
-            server.run("streamable-http", host=where[0], port=where[1])
+            server.run("streamable-http", host=endpoint[0], port=endpoint[1])
     return Status.OK
 
 

@@ -50,8 +50,8 @@ def run() -> int:
 
 def _version(requested: bool) -> None:
     if requested:
-        found = installed.version()
-        typer.echo(f"{PROGRAM} {found}" if found else f"{PROGRAM}, not installed, in {Path(__file__).resolve().parents[2]}")
+        version = installed.version()
+        typer.echo(f"{PROGRAM} {version}" if version else f"{PROGRAM}, not installed, in {Path(__file__).resolve().parents[2]}")
         raise typer.Exit
 
 

@@ -55,11 +55,11 @@ def audit_command(options: AuditOptions) -> Status:
     if options.out is not None:
         require_writable(options.out)
     with open_store(options.database or default_database_url()) as store:
-        found = list(itertools.islice(_entries(store, options), options.limit))
+        entries = list(itertools.islice(_entries(store, options), options.limit))
     if options.format is AuditFormat.TABLE:
-        Console().print(_table(found), highlight=False)
+        Console().print(_table(entries), highlight=False)
         return Status.OK
-    text = _csv(found) if options.format is AuditFormat.CSV else "".join(json.dumps(_plain(item)) + "\n" for item in found)
+    text = _csv(entries) if options.format is AuditFormat.CSV else "".join(json.dumps(_plain(item)) + "\n" for item in entries)
     if options.out is None:
         sys.stdout.write(text)
     else:
@@ -107,11 +107,11 @@ def _plain(item: AuditRecord) -> dict[str, Any]:
     return {**to_plain(item)} | {"time": item.time.isoformat()}
 
 
-def _csv(found: list[AuditRecord]) -> str:
+def _csv(entries: list[AuditRecord]) -> str:
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow(COLUMNS)
-    for item in found:
+    for item in entries:
         plain = _plain(item) | {"detail": json.dumps(to_plain(item.detail))}
         writer.writerow([_cell(plain[name]) for name in COLUMNS])
     return sink.getvalue()
@@ -123,11 +123,11 @@ def _cell(value: object) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def _table(found: list[AuditRecord]) -> Table:
+def _table(entries: list[AuditRecord]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("time (UTC)", "actor", "key", "from", "action", "target", "detail"):
         table.add_column(name, overflow="fold")
-    for item in found:
+    for item in entries:
         detail = ", ".join(f"{name} {value}" for name, value in item.detail.items())
         moment = f"{item.time:%Y-%m-%d %H:%M:%S}"
         table.add_row(moment, item.actor or "-", item.key_id or "-", item.source or "-", item.action, item.target, detail)

@@ -29,8 +29,8 @@ def standing_of(job: JobRecord, searched: int) -> Standing:
     """Progress of a job, from its row and the number of search trials that ran."""
     answer = job.answer or {}
     gain = answer.get("gain")
-    known = None if gain is None else Interval(mean=gain["mean"], low=gain["low"], high=gain["high"])
-    return Standing(searched=searched, gain=known, keeps_baseline=bool(answer.get("keeps_baseline")))
+    interval = None if gain is None else Interval(mean=gain["mean"], low=gain["low"], high=gain["high"])
+    return Standing(searched=searched, gain=interval, keeps_baseline=bool(answer.get("keeps_baseline")))
 
 
 class JobBackend(ABC):
@@ -68,7 +68,7 @@ class JobBackend(ABC):
         """Progress of each of these jobs."""
 
     @abstractmethod
-    def ask(self, job: str, wanted: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
+    def ask(self, job: str, request: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
         """Request a state change; idempotent. `budget`: with RESUME, total trials or seconds."""
 
     @abstractmethod

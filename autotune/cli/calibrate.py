@@ -62,37 +62,37 @@ def calibrate_command(options: CalibrateOptions) -> Status:
     console = Console(stderr=True)
     shipped = shipped_rates()
     with open_store(options.database or default_database_url()) as store:
-        cluster, found, reason = prepare_calibration(store, request)
-        if found is None:
+        cluster, calibration, reason = prepare_calibration(store, request)
+        if calibration is None:
             with console.status(f"measuring {cluster.world_size} ranks for about {options.seconds:g} s"):
-                found = measure_cluster(store, request, cluster, reason)
-        known = calibrated(store, cluster, options.engine, shipped)
+                calibration = measure_cluster(store, request, cluster, reason)
+        coefficients = calibrated(store, cluster, options.engine, shipped)
     if options.json:
-        write_document(_document(found, known, shipped, options.engine))
+        write_document(_document(calibration, coefficients, shipped, options.engine))
     else:
-        print_calibration(found, known, shipped, options.engine, Console())
+        print_calibration(calibration, coefficients, shipped, options.engine, Console())
     return Status.OK
 
 
-def _document(found: Calibration, known: Calibrated, shipped: Coefficients, engine: str) -> dict[str, Any]:
-    record = found.record
-    before, after = dataclasses.asdict(shipped), dataclasses.asdict(known.rates)
+def _document(calibration: Calibration, coefficients: Calibrated, shipped: Coefficients, engine: str) -> dict[str, Any]:
+    record = calibration.record
+    before, after = dataclasses.asdict(shipped), dataclasses.asdict(coefficients.rates)
     return {
         "id": record.id,
         "fingerprint": record.fingerprint,
         "created": record.created.isoformat(),
-        "reused": found.reused,
-        "reason": found.reason,
+        "reused": calibration.reused,
+        "reason": calibration.reason,
         "seconds": record.seconds,
-        "cluster": to_plain(found.cluster),
+        "cluster": to_plain(calibration.cluster),
         "environment": dict(record.environment),
         "hosts": list(record.hosts),
         "context_bytes": record.context_bytes,
         "workspace_bytes": record.workspace_bytes,
         "rows": to_plain(record.rows),
         "engine": engine,
-        "trials": known.trials,
-        "source": known.source,
+        "trials": coefficients.trials,
+        "source": coefficients.source,
         "coefficients": {name: {"shipped": before[name], "calibrated": after[name]} for name in before},
     }
 
@@ -137,36 +137,45 @@ CHANGED = 0.005
 """Coefficients with a smaller relative change are omitted."""
 
 
-def print_calibration(found: Calibration, known: Calibrated, shipped: Coefficients, engine: str, console: Console) -> None:
+def print_calibration(
+    calibration: Calibration, coefficients: Calibrated, shipped: Coefficients, engine: str, console: Console
+) -> None:
     """Print the measurements, the resulting coefficients, and where they are used."""
-    for line in _heading(found):
+    for line in _heading(calibration):
         _print_line(console, line)
-    rows = found.record.rows
+    rows = calibration.record.rows
     for precision in dict.fromkeys(row.precision for row in rows if row.operation is Operation.PRODUCT):
-        _print_products(rows, precision, found.cluster, console)
-    _print_steps(rows, found.cluster, engine, shipped, known.rates, console)
+        _print_products(rows, precision, calibration.cluster, console)
+    _print_steps(rows, calibration.cluster, engine, shipped, coefficients.rates, console)
     for group in dict.fromkeys(row.group for row in rows if row.operation in COLLECTIVES):
-        _print_group(rows, group, found.cluster, console)
-    _print_coefficients(shipped, known.rates, console)
+        _print_group(rows, group, calibration.cluster, console)
+    _print_coefficients(shipped, coefficients.rates, console)
     console.print()
-    for line in _ending(found, known):
+    for line in _ending(calibration, coefficients):
         _print_line(console, line)
 
 
-def _heading(found: Calibration) -> list[str]:
-    record, cluster = found.record, found.cluster
+def _heading(calibration: Calibration) -> list[str]:
+    record, cluster = calibration.record, calibration.cluster
     name = processor() if cluster.device.kind == "cpu" else cluster.device.name
     nodes = f" on {cluster.nodes} nodes" if cluster.nodes > 1 else ""
     versions = f"torch {record.environment.get('torch', '?')}, {record.environment.get('backend', '?')}"
     when = f"{record.created:%Y-%m-%d %H:%M} UTC"
-    origin = f"reused: measured {when}" if found.reused else f"measured {when} in {record.seconds:.0f} s, start included"
-    return [f"{cluster.name}: {cluster.world_size} ranks{nodes}, {name or 'CPU'}, {versions}", f"{origin} ({found.reason})"]
-
-
-def _ending(found: Calibration, known: Calibrated) -> list[str]:
-    refined = f"{known.trials} trials on this hardware refine it" if known.trials else "trials on this hardware will refine it"
+    origin = f"reused: measured {when}" if calibration.reused else f"measured {when} in {record.seconds:.0f} s, start included"
     return [
-        f"Predictions for this hardware from this database now use calibration {found.record.id}; {refined}.",
+        f"{cluster.name}: {cluster.world_size} ranks{nodes}, {name or 'CPU'}, {versions}",
+        f"{origin} ({calibration.reason})",
+    ]
+
+
+def _ending(calibration: Calibration, coefficients: Calibrated) -> list[str]:
+    refined = (
+        f"{coefficients.trials} trials on this hardware refine it"
+        if coefficients.trials
+        else "trials on this hardware will refine it"
+    )
+    return [
+        f"Predictions for this hardware from this database now use calibration {calibration.record.id}; {refined}.",
         "Shares are of what the cluster's description states; a spread is the standard deviation of a logarithm.",
     ]
 
@@ -179,8 +188,8 @@ def _print_products(rows: Sequence[Measured], precision: str, cluster: ClusterSp
     share = f" (% of {peak / 1e9:,.0f})" if peak else ""
     table = _table(f"Matrix products, {precision}, GFLOP/s per rank{share}", "inner x outer", *(f"{n} rows" for n in counts))
     for shape in sorted({row.shape[1:] for row in products}, key=lambda shape: (shape[0] * shape[1], shape)):
-        found = {row.shape[0]: row for row in products if row.shape[1:] == shape}
-        table.add_row(f"{shape[0]} x {shape[1]}", *(_speed(found.get(count), peak) for count in counts))
+        row_by_count = {row.shape[0]: row for row in products if row.shape[1:] == shape}
+        table.add_row(f"{shape[0]} x {shape[1]}", *(_speed(row_by_count.get(count), peak) for count in counts))
     _show(console, table)
 
 
@@ -195,7 +204,7 @@ def _print_steps(
     rows: Sequence[Measured], cluster: ClusterSpec, engine: str, shipped: Coefficients, rates: Coefficients, console: Console
 ) -> None:
     """Measured and predicted times, with the shipped and the calibrated coefficients."""
-    what = {
+    parts = {
         Operation.LAYER: ("layer", "samples x tokens, hidden, heads, ffn"),
         Operation.HEAD: ("output and loss", "samples x tokens, hidden, vocabulary"),
         Operation.UPDATE: ("optimizer update", "parameters"),
@@ -203,7 +212,7 @@ def _print_steps(
     title = f"Parts of a step, forward and backward, {default_precision(cluster)}, ms"
     table = _table(title, "", "measured", "quartiles", "shipped predicts", "calibrated predicts")
     relevant = [row for row in rows if row.operation is Operation.UPDATE or row.precision == default_precision(cluster)]
-    for operation, (name, axes) in what.items():
+    for operation, (name, axes) in parts.items():
         measured = [row for row in relevant if row.operation is operation]
         if not measured:
             continue
@@ -229,16 +238,16 @@ def _largest_of(rows: Sequence[Measured], operations: tuple[Operation, ...]) -> 
 def _print_group(rows: Sequence[Measured], group: GroupShape, cluster: ClusterSpec, console: Console) -> None:
     """Time and bandwidth by payload: one line per payload, one column per operation."""
     mine = [row for row in rows if row.group == group and row.operation in COLLECTIVES]
-    where = (
+    group_text = (
         f"{group.ranks} ranks of a node" if group.ranks == group.in_node else f"{group.ranks} ranks, {group.in_node} per node"
     )
     linked = group.ranks == ranks_in_domain(group, cluster)
-    stated = cluster.intra_node_bandwidth if linked else cluster.inter_node_bandwidth
-    title = f"Collectives, {where}: ms and GB/s through a rank's link (stated: {stated / 1e9:.2f})"
+    stated_bandwidth = cluster.intra_node_bandwidth if linked else cluster.inter_node_bandwidth
+    title = f"Collectives, {group_text}: ms and GB/s through a rank's link (stated: {stated_bandwidth / 1e9:.2f})"
     table = _table(title, "message", *(operation.replace("_", " ") for operation in COLLECTIVES))
     for size in sorted({row.shape[0] for row in mine}):
-        found = {row.operation: row for row in mine if row.shape[0] == size}
-        table.add_row(bytes_text(size), *(_bandwidth(found.get(operation)) for operation in COLLECTIVES))
+        row_by_operation = {row.operation: row for row in mine if row.shape[0] == size}
+        table.add_row(bytes_text(size), *(_bandwidth(row_by_operation.get(operation)) for operation in COLLECTIVES))
     _show(console, table)
 
 

@@ -58,30 +58,30 @@ def capacity_command(options: CapacityOptions) -> Status:
         pins=pins,
     )
     probability = PROBABILITY if options.fit_probability is None else options.fit_probability
-    found = capacity(with_calibration(question, options.database), probability)
+    result = capacity(with_calibration(question, options.database), probability)
     if options.json:
-        write_document({**question_document(found.question), **found.document()})
+        write_document({**question_document(result.question), **result.document()})
     else:
-        print_capacity(found, Console())
-    return Status.OK if found.needed else Status.NOTHING_FEASIBLE
+        print_capacity(result, Console())
+    return Status.OK if result.needed else Status.NOTHING_FEASIBLE
 
 
-def print_capacity(found: Capacity, console: Console) -> None:
+def print_capacity(result: Capacity, console: Console) -> None:
     """Print the answers, followed by a table of every rung."""
 
     def print_line(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
     # It answers with the largest batch itself.
-    if assumed := [text for text in found.question.assumed if "--global-batch-size" not in text]:
+    if assumed := [text for text in result.question.assumed if "--global-batch-size" not in text]:
         print_line(assumed_line(assumed))
-    print_line(_question_text(found))
-    for line in _answers(found):
+    print_line(_question_text(result))
+    for line in _answers(result):
         print_line(line, "bold")
     print_line("")
-    console.print(_table(found), highlight=False)
+    console.print(_table(result), highlight=False)
     print_line(
-        f"  predicted by {found.question.rests_on}; nothing was run. Fits: with a probability of {found.probability:.0%} "
+        f"  predicted by {result.question.rests_on}; nothing was run. Fits: with a probability of {result.probability:.0%} "
         "or more, and with gradients summed over micro-batches; what is lacking includes the margin for that probability",
         "dim",
     )
@@ -115,28 +115,28 @@ def config_text(config: TrialConfig) -> str:
 def lacks_text(answer: RungAnswer) -> str:
     """Why a rung does not fit: `lacks 3.1 GiB per card`, with the margin for an uncertain prediction."""
     lacks = (("per card", answer.lacks_card), ("of main memory", answer.lacks_host))
-    return f"lacks {' and '.join(f'{bytes_text(count)} {what}' for what, count in lacks if count)}"
+    return f"lacks {' and '.join(f'{bytes_text(count)} {resource}' for resource, count in lacks if count)}"
 
 
-def way_text(way: Way) -> str:
+def way_text(alternative: Way) -> str:
     """Text of a remedy."""
-    match way.remedy:
+    match alternative.remedy:
         case Remedy.SHORTER_SAMPLES:
-            return f"samples of at most {way.value:,} tokens"
+            return f"samples of at most {alternative.value:,} tokens"
         case Remedy.CARD_MEMORY:
-            return f"cards of {bytes_text(way.value)}"
+            return f"cards of {bytes_text(alternative.value)}"
         case Remedy.HOST_MEMORY:
-            return f"{bytes_text(way.value)} of main memory per node"
+            return f"{bytes_text(alternative.value)} of main memory per node"
         case Remedy.NODES:
-            return f"{way.value} such nodes"
+            return f"{alternative.value} such nodes"
         case Remedy.ADAPTERS:
-            return f"low-rank adapters (--lora-rank {way.value})"
+            return f"low-rank adapters (--lora-rank {alternative.value})"
         case Remedy.FROZEN_BITS:
-            return f"base weights in {way.value} bits (--frozen-bits {way.value})"
+            return f"base weights in {alternative.value} bits (--frozen-bits {alternative.value})"
 
 
-def _question_text(found: Capacity) -> str:
-    question = found.question
+def _question_text(result: Capacity) -> str:
+    question = result.question
     model, cluster = question.model, question.cluster
     adapters, bits = trained_text(model) or ", all trained", ""
     if isinstance(model, ModelSpec) and model.lora_rank and model.frozen_bits != 16:
@@ -153,14 +153,14 @@ def _question_text(found: Capacity) -> str:
     )
 
 
-def _answers(found: Capacity) -> list[str]:
-    needed, most, longest = found.needed, found.most_samples, found.longest
+def _answers(result: Capacity) -> list[str]:
+    needed, most, longest = result.needed, result.most_samples, result.longest
     if needed is None:
-        nearest = found.nearest
-        ways = "; or ".join(way_text(way) for way in found.ways_out)
+        nearest = result.nearest
+        remedies = "; or ".join(way_text(remedy) for remedy in result.ways_out)
         return [
             f"nothing fits: the nearest is {config_text(nearest.estimate.config)}, which {lacks_text(nearest)}",
-            f"possible remedies: {ways}" if ways else "none of the tried remedies suffices; choose a smaller model",
+            f"possible remedies: {remedies}" if remedies else "none of the tried remedies suffices; choose a smaller model",
         ]
     limit, host = needed.estimate.memory_limit_bytes, needed.estimate.host_memory_bytes
     requirement = (
@@ -171,19 +171,19 @@ def _answers(found: Capacity) -> list[str]:
     if most is not None and most.micro_batch is not None:
         lines.append(f"largest micro-batch: {most.micro_batch_size:,} samples per card, with {config_text(most.micro_batch)}")
     if longest is not None and longest.sequence_config is not None:
-        size = f"{longest.sequence_length:,} tokens at micro-batch {found.micro_batch_size}"
+        size = f"{longest.sequence_length:,} tokens at micro-batch {result.micro_batch_size}"
         lines.append(f"longest samples: {size}, with {config_text(longest.sequence_config)}")
     return lines
 
 
-def _table(found: Capacity) -> Table:
+def _table(result: Capacity) -> Table:
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     table.add_column("ZeRO", justify="right")
     table.add_column("offloaded")
     for name in ("per card", "main memory", "micro-batch", "tokens"):
         table.add_column(name, justify="right")
     table.add_column("with")
-    for answer in found.rungs:
+    for answer in result.rungs:
         host = answer.estimate.host_memory_bytes
         savings = savings_text(answer.estimate.config)
         table.add_row(

@@ -107,8 +107,8 @@ def _print(carried: Carried, out: Path | None, console: Console) -> None:
     model = source.model.name if source.model else "?"
     devices = f"{cluster.nodes} x {cluster.devices_per_node} of {cluster.device.name}"
     say(f"{carried.recipe.name}: {model}, from {ranks} to {cluster.world_size} ({devices})")
-    kept = "stays" if carried.batch == carried.batch_before else f"was {carried.batch_before}"
-    say(f"global batch {carried.batch} ({kept})")
+    batch_note = "stays" if carried.batch == carried.batch_before else f"was {carried.batch_before}"
+    say(f"global batch {carried.batch} ({batch_note})")
     say("\nunchanged layout, with another number of replicas", "bold")
     for finding in carried.problems:
         say(f"  {finding}")
@@ -142,8 +142,8 @@ def _table(carried: Carried) -> Table:
     table = Table(box=None, pad_edge=False)
     for name in ("", "samples/s", "GiB", "fits", "differs from the recipe in"):
         table.add_column(name, justify="right" if name in ("samples/s", "GiB", "fits") else "left", overflow="fold")
-    for place, one in enumerate(carried.found, 1):
-        table.add_row(str(place), *_figures(one.outlook), _differences(carried, one))
+    for number, candidate in enumerate(carried.candidates, 1):
+        table.add_row(str(number), *_figures(candidate.outlook), _differences(carried, candidate))
     if isinstance(carried.same_outlook, Outlook):
         table.add_row("=", *_figures(carried.same_outlook), "only the number of replicas")
     return table
@@ -154,7 +154,10 @@ def _figures(outlook: Outlook) -> tuple[str, str, str]:
     return number_text(outlook.rate), f"{estimate.peak_memory_bytes.mean / GIB:.0f}", f"{outlook.probability:.2f}"
 
 
-def _differences(carried: Carried, one: Candidate) -> str:
+def _differences(carried: Carried, candidate: Candidate) -> str:
     source = carried.recipe.case.config
-    different = [name for name in LEVERS if getattr(one.config, name) != getattr(source, name)]
-    return ", ".join(f"{name}={value_text(getattr(one.config, name))}" for name in different) or "only the number of replicas"
+    different = [name for name in LEVERS if getattr(candidate.config, name) != getattr(source, name)]
+    return (
+        ", ".join(f"{name}={value_text(getattr(candidate.config, name))}" for name in different)
+        or "only the number of replicas"
+    )

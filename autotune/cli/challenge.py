@@ -83,7 +83,7 @@ def challenge_command(options: ChallengeOptions) -> Status:
 def prepare_challenge(recipe: Recipe, options: ChallengeOptions, say: Callable[[str], None]) -> tuple[Session, Nomination]:
     """The session whose baseline is the recipe, and its rivals. `say`: takes what was read from the recipe, line by line."""
     fields = _fields(recipe, options)
-    request = request_from_fields(with_found(fields, recipe.case.found, recipe.name, _ranks(options), say))
+    request = request_from_fields(with_found(fields, recipe.case.imported, recipe.name, _ranks(options), say))
     session = prepare(dataclasses.replace(request, resolved_model=recipe.case.model))
     case = _placed(recipe, options, session)
     return session, nominate(case, session.request.global_batch_size, options.rivals)
@@ -106,14 +106,14 @@ def _fields(recipe: Recipe, options: ChallengeOptions) -> dict[str, Any]:
     case = recipe.case
     if case.model is None:
         raise RequestError("model", f"{recipe.name} does not say which model it trains", "give --model MODEL")
-    given = {
+    fields = {
         "model": options.recipe.model or case.model.name, "cluster": options.cluster,
         "ranks": options.ranks, "global_batch_size": options.recipe.global_batch_size,
-        "sequence_length": options.recipe.sequence_length or case.found.sequence_length or case.around.sequence_length,
+        "sequence_length": options.recipe.sequence_length or case.imported.sequence_length or case.around.sequence_length,
         "confirm_repeats": options.rounds, "strategy": "random", "environments": None, "name": f"challenge of {recipe.name}",
         **options.fields,
     }  # fmt: skip
-    return with_address({name: value for name, value in given.items() if value is not None})
+    return with_address({name: value for name, value in fields.items() if value is not None})
 
 
 def _placed(recipe: Recipe, options: ChallengeOptions, session: Session | None) -> Case:

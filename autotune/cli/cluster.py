@@ -27,11 +27,11 @@ def cluster_command(ray_address: str | None, database: str | None, as_json: bool
     with ray_required(address):
         nodes = ray_nodes(address)
     with open_store(database or default_database_url()) as store:
-        found = cluster_facts(nodes, store)
+        facts = cluster_facts(nodes, store)
     if as_json:
-        write_document(_document(address, found), default=str)
+        write_document(_document(address, facts), default=str)
     else:
-        _print(address, found, Console())
+        _print(address, facts, Console())
     return Status.OK
 
 
@@ -60,49 +60,49 @@ def ray_required(address: str) -> Iterator[None]:
         raise RunnerError(f"no Ray cluster runs on this machine; {remedy}") from error
 
 
-def _document(address: str, found: ClusterFacts) -> dict[str, Any]:
-    record = found.calibration
+def _document(address: str, facts: ClusterFacts) -> dict[str, Any]:
+    record = facts.calibration
     return {
         "address": address,
-        "nodes": [to_plain(node) for node in found.nodes],
-        "cluster": None if found.cluster is None else to_plain(found.cluster),
-        "problem": found.problem or None,
+        "nodes": [to_plain(node) for node in facts.nodes],
+        "cluster": None if facts.cluster is None else to_plain(facts.cluster),
+        "problem": facts.problem or None,
         "calibration": None
         if record is None
         else {
             "id": record.id,
             "created": record.created.isoformat(),
             "hosts": list(record.hosts),
-            "not_measured": list(found.unmeasured),
-            "claims": [to_plain(claim) for claim in found.claims],
+            "not_measured": list(facts.unmeasured),
+            "claims": [to_plain(claim) for claim in facts.claims],
         },
-        "quarantine": [to_plain(item) for item in found.quarantine],
+        "quarantine": [to_plain(item) for item in facts.quarantine],
     }
 
 
-def _print(address: str, found: ClusterFacts, console: Console) -> None:
-    living = sum(node.alive for node in found.nodes)
-    gone = len(found.nodes) - living
+def _print(address: str, facts: ClusterFacts, console: Console) -> None:
+    living = sum(node.alive for node in facts.nodes)
+    gone = len(facts.nodes) - living
     _print_line(console, f"Ray at {address}: {living} node{'s' * (living != 1)}" + (f", {gone} gone" if gone else ""))
-    console.print(_nodes_table(found), highlight=False)
-    for node in found.nodes:
+    console.print(_nodes_table(facts), highlight=False)
+    for node in facts.nodes:
         if not node.alive:
             _print_line(console, f"{node.name} is gone: {node.why_gone}; start Ray on it again, as docs/deploy/by-hand.md says")
-    for item in found.quarantine:
-        _print_line(console, _quarantine_text(item, found.nodes))
+    for item in facts.quarantine:
+        _print_line(console, _quarantine_text(item, facts.nodes))
     _print_line(console, "")
-    for line in _figures(found):
+    for line in _figures(facts):
         _print_line(console, line)
 
 
-def _nodes_table(found: ClusterFacts) -> Table:
-    kept_out = {item.node for item in found.quarantine}
+def _nodes_table(facts: ClusterFacts) -> Table:
+    kept_out = {item.node for item in facts.quarantine}
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("node", "host", "state"):
         table.add_column(name, no_wrap=True)
     for name in ("GPUs", "CPUs", "memory"):
         table.add_column(name, no_wrap=True, justify="right")
-    for node in found.nodes:
+    for node in facts.nodes:
         state = "gone" if not node.alive else "quarantine" if node.name in kept_out else "alive"
         gpus = f"{node.resources.get('GPU', 0):g} {node.accelerator}".strip()
         cpus, memory = (f"{node.resources.get('CPU', 0):g}", bytes_text(node.resources.get("memory")))
@@ -111,25 +111,25 @@ def _nodes_table(found: ClusterFacts) -> Table:
 
 
 def _quarantine_text(item: QuarantineRecord, nodes: tuple[RayNode, ...]) -> str:
-    here = "" if any(node.name == item.node and node.alive for node in nodes) else " (not here now)"
+    absence = "" if any(node.name == item.node and node.alive for node in nodes) else " (not here now)"
     times = f"{item.since:%Y-%m-%d %H:%M} to {item.until:%Y-%m-%d %H:%M} UTC"
     again = f"`autotune cluster --release {item.node}` lets trials run there before"
-    return f"{item.node}{here} is in quarantine from {times}: {item.reason}; {again}"
+    return f"{item.node}{absence} is in quarantine from {times}: {item.reason}; {again}"
 
 
-def _figures(found: ClusterFacts) -> list[str]:
-    cluster, record = found.cluster, found.calibration
+def _figures(facts: ClusterFacts) -> list[str]:
+    cluster, record = facts.cluster, facts.calibration
     if cluster is None:
-        return [found.problem]
+        return [facts.problem]
     devices = f"{cluster.nodes} x {cluster.devices_per_node} {cluster.device.name}"
     lines = [f"sweeps with --cluster ray run on {devices}, {bytes_text(cluster.device.memory_bytes)} each"]
     if record is None:
         links = f"{_rate(cluster.intra_node_bandwidth)} in a node, {_rate(cluster.inter_node_bandwidth)} between nodes"
         return [*lines, f"links, estimated: {links}; measure them with `autotune calibrate --cluster ray`"]
     lines.append(f"calibration {record.id} of {record.created:%Y-%m-%d %H:%M} UTC, stated and measured:")
-    lines += [f"  {_claim_text(claim)}" for claim in found.claims]
-    if found.unmeasured:
-        hosts = ", ".join(found.unmeasured)
+    lines += [f"  {_claim_text(claim)}" for claim in facts.claims]
+    if facts.unmeasured:
+        hosts = ", ".join(facts.unmeasured)
         lines.append(f"it was not measured on {hosts}; `autotune calibrate --cluster ray --force` measures all nodes")
     return lines
 
@@ -137,9 +137,9 @@ def _figures(found: ClusterFacts) -> list[str]:
 def _claim_text(claim: Claim) -> str:
     per_second = "TFLOP/s" if claim.unit == "FLOP/s" else "GB/s"
     scale = 1e12 if claim.unit == "FLOP/s" else 1e9
-    stated = "not stated" if claim.stated is None else f"{claim.stated / scale:.3g}"
+    stated_text = "not stated" if claim.stated is None else f"{claim.stated / scale:.3g}"
     share = "" if claim.share is None else f" ({claim.share:.0%})"
-    return f"{claim.what}: {stated}, {claim.measured / scale:.3g} {per_second}{share}"
+    return f"{claim.what}: {stated_text}, {claim.measured / scale:.3g} {per_second}{share}"
 
 
 def _rate(bandwidth: float) -> str:

@@ -15,11 +15,11 @@ KEY = "command"
 
 def without_command(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Split our arguments from the words of the user's command, in which our options are not parsed."""
-    own = list(arguments)
-    if not own or own[0] not in COMMANDS or "--" not in own:
-        return own, {}
-    at = own.index("--")
-    return own[:at], {KEY: own[at + 1 :]}
+    words = list(arguments)
+    if not words or words[0] not in COMMANDS or "--" not in words:
+        return words, {}
+    at = words.index("--")
+    return words[:at], {KEY: words[at + 1 :]}
 
 
 def command_of(context: typer.Context, **options: Any) -> dict[str, Any] | None:
@@ -28,17 +28,17 @@ def command_of(context: typer.Context, **options: Any) -> dict[str, Any] | None:
     Raises:
         RequestError: an option about a command is given without a command, or cannot be parsed.
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    settings = {name: value for name, value in options.items() if value is not None}
     words = (context.obj or {}).get(KEY)
     if words is None:
-        if given:
-            name = next(iter(given))
+        if settings:
+            name = next(iter(settings))
             raise RequestError(name, "requires a command", "write the command after --, as in -- python train.py")
         return None
     for name in ("script_knobs", "environment_knobs"):
-        if name in given:
-            given[name] = dict(_values(name, text) for text in given[name])
-    return {"arguments": words, "folder": str(Path.cwd()), **given}
+        if name in settings:
+            settings[name] = dict(_values(name, text) for text in settings[name])
+    return {"arguments": words, "folder": str(Path.cwd()), **settings}
 
 
 def _values(field: str, text: str) -> tuple[str, list[str]]:

@@ -38,8 +38,10 @@ def dump_command(job_id: str | None, every: bool, out: Path | None, database: st
         job = None if every else store.job(job_id).id
         with _sink(out) as sink:
             count = store.dump(sink, job)
-    what = "everything" if job is None else f"job {job}"
-    Console(stderr=True).print(f"wrote {what} ({count:,} rows){f' to {out}' if out else ''}", highlight=False, soft_wrap=True)
+    subject = "everything" if job is None else f"job {job}"
+    Console(stderr=True).print(
+        f"wrote {subject} ({count:,} rows){f' to {out}' if out else ''}", highlight=False, soft_wrap=True
+    )
     return Status.OK
 
 
@@ -72,9 +74,9 @@ def check_command(database: str | None) -> Status:
     return Status.FAILURE if lines else Status.OK
 
 
-def _lines(store: Store, found: Sequence[Damage]) -> Iterator[str]:
+def _lines(store: Store, damages: Sequence[Damage]) -> Iterator[str]:
     """Damaged rows, and jobs whose requests this version cannot read."""
-    yield from (f"{damage.place}: {damage.problem}" for damage in found)
+    yield from (f"{damage.place}: {damage.problem}" for damage in damages)
     before = None
     while page := store.jobs(before=before):
         before = page[-1].id

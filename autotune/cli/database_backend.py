@@ -37,11 +37,11 @@ class DatabaseBackend(JobBackend):
 
     def submit(self, fields: Mapping[str, Any], priority: int) -> JobRecord:
         """See `JobBackend.submit`. This machine need not be able to run it: a worker does."""
-        given = with_import_folders({**fields})
+        request_fields = with_import_folders({**fields})
         for name in ("data_path", "nvme_path"):
-            if path := given.get(name):
-                given[name] = str(Path(path).expanduser().absolute())
-        session = resolve(request_from_fields(given))
+            if path := request_fields.get(name):
+                request_fields[name] = str(Path(path).expanduser().absolute())
+        session = resolve(request_from_fields(request_fields))
         return self._store.submit(request_to_row(session.request), Submission(priority=priority))[0]
 
     def job(self, job: str | None) -> JobRecord:
@@ -54,17 +54,17 @@ class DatabaseBackend(JobBackend):
 
     def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
         """See `JobBackend.standings`."""
-        found = self._store.overviews([job.id for job in jobs])
-        return [standing_of(job, found[job.id].searched) for job in jobs]
+        overviews = self._store.overviews([job.id for job in jobs])
+        return [standing_of(job, overviews[job.id].searched) for job in jobs]
 
-    def ask(self, job: str, wanted: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
+    def ask(self, job: str, request: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
         """See `JobBackend.ask`."""
-        return self._store.ask(self._store.job(job).id, wanted, budget)
+        return self._store.ask(self._store.job(job).id, request, budget)
 
     def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
         """See `JobBackend.label`."""
-        found = self._store.job(job)
-        return self._store.change_request(found.id, None, checked_labels(labels))
+        record = self._store.job(job)
+        return self._store.change_request(record.id, None, checked_labels(labels))
 
     def clone(self, job: str) -> JobRecord:
         """See `JobBackend.clone`."""
@@ -73,12 +73,12 @@ class DatabaseBackend(JobBackend):
 
     def extend(self, job: str, trials: int | None, max_seconds: float | None) -> JobRecord:
         """See `JobBackend.extend`."""
-        found = self._store.job(job)
-        if found.state in ENDED:
-            raise RequestError("job", f"{found.id} has ended ({found.state})", "resume it with a larger budget, or clone it")
+        record = self._store.job(job)
+        if record.state in ENDED:
+            raise RequestError("job", f"{record.id} has ended ({record.state})", "resume it with a larger budget, or clone it")
         budget = {"trials": trials, "max_seconds": max_seconds}
         changes = {name: value for name, value in budget.items() if value is not None}
-        return self._store.change_request(found.id, None, changes)
+        return self._store.change_request(record.id, None, changes)
 
     def trials(self, job: str | None, first: int = 0) -> Iterator[TrialRecord]:
         """See `JobBackend.trials`."""
@@ -145,7 +145,7 @@ class DatabaseBackend(JobBackend):
 
     def _updates(self, job: str | None, after: int, progress: bool = False) -> Iterator[EventRecord | ProgressRecord]:
         job_id = self._store.job(job).id
-        known: Collection[ProgressRecord] = ()
+        reported: Collection[ProgressRecord] = ()
         while True:
             events = self._store.events(job_id, after, PAGE)
             yield from events
@@ -153,9 +153,9 @@ class DatabaseBackend(JobBackend):
                 after = events[-1].sequence
                 continue
             now = self._store.progress([job_id])[job_id] if progress else ()
-            yield from (update for update in now if update not in known)
-            known = now
-            found = self._store.job(job_id)
-            if found.state in ENDED and found.version <= after:
+            yield from (update for update in now if update not in reported)
+            reported = now
+            record = self._store.job(job_id)
+            if record.state in ENDED and record.version <= after:
                 return
             time.sleep(POLL_SECONDS)

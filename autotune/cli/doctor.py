@@ -80,24 +80,24 @@ def _package(name: str) -> Finding:
 
 def _engines() -> list[Finding]:
     """Third-party engines. A missing one only prevents sweeps with this engine."""
-    found = []
+    findings = []
     for engine in CAPABILITIES:
         if refusal := why_unusable(engine):
             text = f"{refusal.message}; for sweeps with --engine {engine}, {refusal.remedy}"
-            found.append(Finding(name=f"engine {engine}", good=True, text=text))
-    return found
+            findings.append(Finding(name=f"engine {engine}", good=True, text=text))
+    return findings
 
 
 def _names() -> list[Finding]:
     """Another distribution with one of our top-level package names conflicts with ours in one environment."""
     owners = importlib.metadata.packages_distributions()
-    found = []
+    findings = []
     for package in PACKAGES:
-        others = sorted({owner for owner in owners.get(package, []) if owner.lower() not in (WHOLE, CLIENT)})
-        if others:
-            text = f"the package {package!r} is also installed by {', '.join(others)}"
-            found.append(Finding(name="names", good=False, text=text, remedy="use an environment without it"))
-    return found or [Finding(name="names", good=True, text=f"{', '.join(PACKAGES)} belong only to autotune")]
+        other_owners = sorted({owner for owner in owners.get(package, []) if owner.lower() not in (WHOLE, CLIENT)})
+        if other_owners:
+            text = f"the package {package!r} is also installed by {', '.join(other_owners)}"
+            findings.append(Finding(name="names", good=False, text=text, remedy="use an environment without it"))
+    return findings or [Finding(name="names", good=True, text=f"{', '.join(PACKAGES)} belong only to autotune")]
 
 
 def _machine() -> list[Finding]:

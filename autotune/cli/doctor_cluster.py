@@ -33,18 +33,18 @@ def cluster_findings(ray_address: str | None, database: str | None) -> list[Find
         text, _, remedy = str(error).rpartition("; ")
         return [Finding(name="Ray", good=False, text=text or remedy, remedy=remedy if text else "")]
     living = sum(node.alive for node in checkup.nodes)
-    found = Finding(name="Ray", good=True, text=f"{living} node{'s' * (living != 1)} at {address}")
+    ray_finding = Finding(name="Ray", good=True, text=f"{living} node{'s' * (living != 1)} at {address}")
     nodes, pairs = node_findings(checkup, _versions_here()), pair_findings(checkup, _calibration(checkup, database))
-    return [found, *nodes, *pairs]
+    return [ray_finding, *nodes, *pairs]
 
 
 def _versions_here() -> dict[str, str]:
     """Versions in this process, which must be compatible with the ranks' messages."""
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for name in ("ray", "torch", "autotune"):
         with suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
+            versions[name] = importlib.metadata.version(name)
+    return versions
 
 
 def _calibration(checkup: Checkup, database: str | None) -> CalibrationRecord | None:
@@ -62,12 +62,12 @@ HERE = "here"
 """Name of the command's machine in lists of nodes."""
 
 
-def node_findings(checkup: Checkup, here: Mapping[str, str]) -> list[Finding]:
-    """All checks without measurements. `here` has the versions of this process: python, ray, torch, autotune."""
+def node_findings(checkup: Checkup, local_versions: Mapping[str, str]) -> list[Finding]:
+    """All checks without measurements. `local_versions` has the versions of this process: python, ray, torch, autotune."""
     facts = checkup.facts
     return [
         *_silent(checkup),
-        *_versions(facts, here),
+        *_versions(facts, local_versions),
         *_installed(facts),
         *(_gloo(facts) if len(facts) > 1 else ()),
         *_nccl(facts),
@@ -87,15 +87,15 @@ def _silent(checkup: Checkup) -> Iterator[Finding]:
         yield Finding(name=f"node {name}", good=False, text=f"is alive to Ray, but {why}", remedy=remedy)
 
 
-def _versions(facts: Sequence[NodeFacts], here: Mapping[str, str]) -> Iterator[Finding]:
+def _versions(facts: Sequence[NodeFacts], local_versions: Mapping[str, str]) -> Iterator[Finding]:
     for name in EQUAL:
         nodes_of: dict[str, list[str]] = {}
-        for node_name, versions in ((HERE, here), *((node.node, node.versions) for node in facts)):
+        for node_name, versions in ((HERE, local_versions), *((node.node, node.versions) for node in facts)):
             if name in versions:
                 nodes_of.setdefault(versions[name], []).append(node_name)
         if not nodes_of:
             continue
-        text = "; ".join(f"{version} on {', '.join(where)}" for version, where in nodes_of.items())
+        text = "; ".join(f"{version} on {', '.join(node_names)}" for version, node_names in nodes_of.items())
         equal = len(nodes_of) == 1
         remedy = f"install the same {name} on every node: ranks of one trial must not differ"
         yield Finding(name=name, good=equal, text=f"{next(iter(nodes_of))} everywhere" if equal else text, remedy=remedy)
@@ -115,41 +115,41 @@ def _gloo(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
     """gloo uses the interface in the variable, else the address to which the host name resolves."""
     variable = "GLOO_SOCKET_IFNAME"
     for node in facts:
-        own = _interface_at(node, node.address)
-        remedy = f"start Ray there with {variable}={own or 'the interface of ' + node.address} in its environment"
-        named = node.environment.get(variable)
-        if named is not None:
-            there = all(name in node.interfaces for name in named.split(","))
-            text = f"{variable}={named}" + ("" if there else f" is not among {', '.join(node.interfaces) or 'none'}")
-            yield Finding(name=f"gloo's interface on {node.node}", good=there, text=text, remedy=remedy)
+        interface = _interface_at(node, node.address)
+        remedy = f"start Ray there with {variable}={interface or 'the interface of ' + node.address} in its environment"
+        configured = node.environment.get(variable)
+        if configured is not None:
+            exists = all(name in node.interfaces for name in configured.split(","))
+            text = f"{variable}={configured}" + ("" if exists else f" is not among {', '.join(node.interfaces) or 'none'}")
+            yield Finding(name=f"gloo's interface on {node.node}", good=exists, text=text, remedy=remedy)
         else:
             good = node.resolved == node.address
-            found = (
+            resolution = (
                 f"{node.resolved} ({_interface_at(node, node.resolved) or 'no interface of it'})"
                 if node.resolved
                 else "nothing"
             )
-            text = f"the name {node.host} resolves to {found}, and Ray reaches it at {node.address} ({own or '?'})"
+            text = f"the name {node.host} resolves to {resolution}, and Ray reaches it at {node.address} ({interface or '?'})"
             yield Finding(name=f"gloo's interface on {node.node}", good=good, text=text, remedy=remedy)
 
 
 def _nccl(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
     for node in facts:
-        named = node.environment.get("NCCL_SOCKET_IFNAME")
-        if not node.gpus or named is None:
+        configured = node.environment.get("NCCL_SOCKET_IFNAME")
+        if not node.gpus or configured is None:
             continue
-        fits = [name for name in node.interfaces if _nccl_uses(named, name)]
-        text = f"NCCL_SOCKET_IFNAME={named}: {', '.join(fits) or 'none of ' + ', '.join(node.interfaces)}"
-        own = _interface_at(node, node.address)
-        remedy = f"set it to {own or 'the interface of ' + node.address}, or leave it out, and start Ray there again"
+        fits = [name for name in node.interfaces if _nccl_uses(configured, name)]
+        text = f"NCCL_SOCKET_IFNAME={configured}: {', '.join(fits) or 'none of ' + ', '.join(node.interfaces)}"
+        interface = _interface_at(node, node.address)
+        remedy = f"set it to {interface or 'the interface of ' + node.address}, or leave it out, and start Ray there again"
         yield Finding(name=f"NCCL's interface on {node.node}", good=bool(fits), text=text, remedy=remedy)
 
 
-def _nccl_uses(named: str, interface: str) -> bool:
+def _nccl_uses(setting: str, interface: str) -> bool:
     """NCCL's rule: comma-separated prefixes; `^` first: all except these; `=`: exact names."""
-    names = named.lstrip("^=").split(",")
-    hit = any(interface == name if "=" in named[:2] else interface.startswith(name) for name in names)
-    return hit != named.startswith("^")
+    names = setting.lstrip("^=").split(",")
+    hit = any(interface == name if "=" in setting[:2] else interface.startswith(name) for name in names)
+    return hit != setting.startswith("^")
 
 
 def _interface_at(node: NodeFacts, address: str) -> str:
@@ -189,17 +189,17 @@ def _locked_memory(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
 
 def _topology(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
     links = {node.node: links_of(node.topology) for node in facts if node.topology}
-    for node, found in links.items():
+    for node, pair_links in links.items():
         # Within one switch or bridge GPUs have peer access; over the link between the processors often not.
-        weak = sorted(pair for pair, link in found.items() if link == "SYS")
-        strong = any(link.startswith("NV") for link in found.values())
-        kinds = ", ".join(f"{link} x {[*found.values()].count(link)}" for link in sorted(set(found.values())))
+        weak = sorted(pair for pair, link in pair_links.items() if link == "SYS")
+        strong = any(link.startswith("NV") for link in pair_links.values())
+        kinds = ", ".join(f"{link} x {[*pair_links.values()].count(link)}" for link in sorted(set(pair_links.values())))
         good = not (weak and strong)
         pairs = ", ".join(weak[:4]) + (", …" if len(weak) > 4 else "")
         text = f"{kinds}" + ("" if good else f": {pairs} communicate through the processors, others by NVLink")
         remedy = "keep tensor_parallel_size within the GPUs that NVLink connects, or choose other GPUs by CUDA_VISIBLE_DEVICES"
         yield Finding(name=f"links of GPUs on {node}", good=good, text=text, remedy=remedy)
-    if len({tuple(sorted(found.values())) for found in links.values()}) > 1:
+    if len({tuple(sorted(pair_links.values())) for pair_links in links.values()}) > 1:
         text = f"have different topologies on {', '.join(links)}"
         yield Finding(name="links of GPUs", good=False, text=text, remedy="use identical nodes: the slowest sets the pace")
 
@@ -208,13 +208,15 @@ def links_of(topology: Sequence[str]) -> dict[str, str]:
     """GPU pair -> connection type (NV4, PIX, PXB, PHB, NODE, SYS), from the lines of `nvidia-smi topo -m`."""
     heading = next((line.split() for line in topology if fnmatch.fnmatch(line.strip(), "*GPU0*GPU1*")), [])
     columns = [name for name in heading if name.startswith("GPU") and name[3:].isdigit()]
-    found = {}
+    link_of_pair = {}
     for line in topology:
         first, *cells = line.split() or [""]
         if first in columns:
-            others = zip(columns, cells, strict=False)
-            found.update({f"{first}-{other}": cell for other, cell in others if columns.index(first) < columns.index(other)})
-    return found
+            peers = zip(columns, cells, strict=False)
+            link_of_pair.update(
+                {f"{first}-{other}": cell for other, cell in peers if columns.index(first) < columns.index(other)}
+            )
+    return link_of_pair
 
 
 SLOWER = 2.0

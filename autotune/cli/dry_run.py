@@ -54,12 +54,12 @@ def dry_run_command(options: DryRunOptions) -> Status:
     request = dataclasses.replace(trial_request(session, "dry run", config, ()), timeout_seconds=options.timeout)
     backend = "gloo" if session.cluster.device.kind == "cpu" else "nccl"
     with Console(stderr=True).status(f"dry run of {session.model.name} on {session.world_size} ranks"):
-        found = dry_run_model(request, backend=backend, python_path=session.request.python_path)
+        dry_run = dry_run_model(request, backend=backend, python_path=session.request.python_path)
     if options.json:
-        write_document(_document(session, config, found))
+        write_document(_document(session, config, dry_run))
     else:
-        print_dry_run(session, config, found, Console())
-    return Status.OK if found.peak_memory_bytes <= session.cluster.device.memory_bytes else Status.NOTHING_FEASIBLE
+        print_dry_run(session, config, dry_run, Console())
+    return Status.OK if dry_run.peak_memory_bytes <= session.cluster.device.memory_bytes else Status.NOTHING_FEASIBLE
 
 
 def _fields(options: DryRunOptions, values: Mapping[str, Value]) -> dict[str, Any]:
@@ -95,51 +95,51 @@ def _least_batch(cluster: str, ranks: int | None, values: Mapping[str, Value]) -
     return config.micro_batch_size * replicas * (2 * stages if stages > 1 else 1)
 
 
-def _document(session: Session, config: TrialConfig, found: DryRun) -> dict[str, Any]:
+def _document(session: Session, config: TrialConfig, dry_run: DryRun) -> dict[str, Any]:
     memory = session.cluster.device.memory_bytes
     return {
         "model": session.model.name,
         "cluster": session.cluster.name,
         "world_size": session.world_size,
         "engine": session.request.engine,
-        "backend": found.backend,
+        "backend": dry_run.backend,
         "config": config.values(),
         "global_batch_size": session.request.global_batch_size,
         "sequence_length": session.request.sequence_length,
         "device_memory_bytes": memory,
-        "peak_memory_bytes": found.peak_memory_bytes,
-        "fits": found.peak_memory_bytes <= memory,
-        "ranks": [dataclasses.asdict(rank) for rank in found.ranks],
-        "seconds": found.seconds,
+        "peak_memory_bytes": dry_run.peak_memory_bytes,
+        "fits": dry_run.peak_memory_bytes <= memory,
+        "ranks": [dataclasses.asdict(rank) for rank in dry_run.ranks],
+        "seconds": dry_run.seconds,
     }
 
 
-def print_dry_run(session: Session, config: TrialConfig, found: DryRun, console: Console) -> None:
+def print_dry_run(session: Session, config: TrialConfig, dry_run: DryRun, console: Console) -> None:
     """Print the configuration, and memory, FLOPs and communication of each pipeline rank."""
-    for line in (_heading(session, config, found), "Figures are per optimizer step and rank."):
+    for line in (_heading(session, config, dry_run), "Figures are per optimizer step and rank."):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     memory = session.cluster.device.memory_bytes
     console.width = max(console.width, 120)
-    console.print(_memory_table(found, memory), highlight=False, markup=False)
-    console.print(_traffic_table(found), highlight=False, markup=False)
-    for line in _verdict(session, found, memory):
+    console.print(_memory_table(dry_run, memory), highlight=False, markup=False)
+    console.print(_traffic_table(dry_run), highlight=False, markup=False)
+    for line in _verdict(session, dry_run, memory):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def _heading(session: Session, config: TrialConfig, found: DryRun) -> str:
-    steps = found.ranks[0].micro_batches
+def _heading(session: Session, config: TrialConfig, dry_run: DryRun) -> str:
+    steps = dry_run.ranks[0].micro_batches
     size = f"{config.micro_batch_size} x {session.request.sequence_length} tokens"
     batches = f"{steps} micro-batch{'es' if steps != 1 else ''} of {size}"
-    where = f"{session.world_size} ranks of {session.cluster.name}"
-    return f"{session.model.name}: {session.model.parameter_count:,} parameters, {config.precision}, {batches}, on {where}"
+    rank_text = f"{session.world_size} ranks of {session.cluster.name}"
+    return f"{session.model.name}: {session.model.parameter_count:,} parameters, {config.precision}, {batches}, on {rank_text}"
 
 
-def _memory_table(found: DryRun, memory: int) -> Table:
-    tags = list(found.ranks[0].memory_by_tag)
-    hosts = any(rank.host_memory_bytes for rank in found.ranks)
+def _memory_table(dry_run: DryRun, memory: int) -> Table:
+    tags = list(dry_run.ranks[0].memory_by_tag)
+    hosts = any(rank.host_memory_bytes for rank in dry_run.ranks)
     titles = ["rank", "stages", "peak", "of device", *(tag.replace("_", " ") for tag in tags), *["host"] * hosts, "TFLOP"]
     table = _table(titles)
-    for rank in found.ranks:
+    for rank in dry_run.ranks:
         cells = [
             str(rank.rank),
             ", ".join(map(str, rank.stages)),
@@ -153,19 +153,19 @@ def _memory_table(found: DryRun, memory: int) -> Table:
     return table
 
 
-def _traffic_table(found: DryRun) -> Table:
-    table = _table(["rank", "dimension", "collective", "count", "bytes"], left=3)
-    for rank in found.ranks:
+def _traffic_table(dry_run: DryRun) -> Table:
+    table = _table(["rank", "dimension", "collective", "count", "bytes"], left_aligned=3)
+    for rank in dry_run.ranks:
         for at, sent in enumerate(rank.collectives):
             name = "" if at else str(rank.rank)
             table.add_row(name, sent.mesh_dimension, sent.operation, f"{sent.count:,}", bytes_text(sent.bytes))
     return table
 
 
-def _table(titles: list[str], left: int = 2) -> Table:
+def _table(titles: list[str], left_aligned: int = 2) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for at, title in enumerate(titles):
-        table.add_column(title, justify="left" if at < left else "right", no_wrap=True)
+        table.add_column(title, justify="left" if at < left_aligned else "right", no_wrap=True)
     return table
 
 
@@ -173,7 +173,7 @@ def _flops(rank: DryRank) -> str:
     return "-" if rank.flops_per_step is None else f"{rank.flops_per_step / 1e12:,.4g}"
 
 
-def _verdict(session: Session, found: DryRun, memory: int) -> list[str]:
-    fits = "fits" if found.peak_memory_bytes <= memory else "does not fit"
-    peak = f"peak {found.peak_memory_bytes:,} bytes {fits} in {memory:,} of {session.cluster.device.name}"
-    return [f"{peak}; dry run of {len(found.ranks)} of {session.world_size} ranks in {found.seconds:.1f} s"]
+def _verdict(session: Session, dry_run: DryRun, memory: int) -> list[str]:
+    fits = "fits" if dry_run.peak_memory_bytes <= memory else "does not fit"
+    peak = f"peak {dry_run.peak_memory_bytes:,} bytes {fits} in {memory:,} of {session.cluster.device.name}"
+    return [f"{peak}; dry run of {len(dry_run.ranks)} of {session.world_size} ranks in {dry_run.seconds:.1f} s"]

@@ -71,9 +71,11 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
 def _table(rows: Rows) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column, name in enumerate(rows.header):
-        first, left = column == 0, column in rows.left
-        last = left and not first and column == len(rows.header) - 1
-        table.add_column(f"  {name}" if first else name, justify="left" if left else "right", no_wrap=not last, overflow="fold")
-    for first_cell, *rest in rows.rows:
-        table.add_row(f"  {first_cell}", *rest)
+        first, is_left_aligned = column == 0, column in rows.left
+        last = is_left_aligned and not first and column == len(rows.header) - 1
+        table.add_column(
+            f"  {name}" if first else name, justify="left" if is_left_aligned else "right", no_wrap=not last, overflow="fold"
+        )
+    for first_cell, *cells in rows.rows:
+        table.add_row(f"  {first_cell}", *cells)
     return table

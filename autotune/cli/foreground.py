@@ -49,11 +49,11 @@ def run_job_with_table(
         try:
             return finish(session, store, job.id, runner, out=out, stop=stop, listener=table)
         except OutputError as error:
-            kept = f"the answer is kept: `{shlex.join(['autotune', 'export', job.id, *_database(options)])} --out FILE`"
-            raise JobCutShortError("out", error.problem, kept) from error
+            remedy = f"the answer is kept: `{shlex.join(['autotune', 'export', job.id, *_database(options)])} --out FILE`"
+            raise JobCutShortError("out", error.problem, remedy) from error
         except DatabaseUnavailableError as error:
-            kept = f"what was measured is kept; continue with `{resume_line(job.id, options)}`"
-            raise JobCutShortError("job", f"the database failed: {error}", kept) from error
+            remedy = f"what was measured is kept; continue with `{resume_line(job.id, options)}`"
+            raise JobCutShortError("job", f"the database failed: {error}", remedy) from error
 
 
 def start_runner(session: Session, console: Console, options: SweepOptions, job: JobRecord | None) -> Runner:

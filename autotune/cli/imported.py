@@ -33,57 +33,59 @@ def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...],
 
 
 def with_found(
-    fields: Mapping[str, Any], found: Imported, source: str, ranks: tuple[int, ...], report: Report
+    fields: Mapping[str, Any], imported: Imported, source: str, ranks: tuple[int, ...], report: Report
 ) -> dict[str, Any]:
     """`with_imported` for a file that is read already; `source` is its name in notes."""
-    knobs, left = _honoured_knobs(found.knobs, fields)
+    knobs, knob_notes = _honoured_knobs(imported.knobs, fields)
     if "precision" in fields.get("pins", {}) or "precision" in (fields.get("baseline") or {}):
         knobs.pop("reduce_dtype", None)  # it belongs to the file's precision
-    stated, unused = _stated(found, fields)
+    hyperparameters, unused = _stated(imported, fields)
     if "optimizer" in fields:
         knobs.pop("optimizer", None)
-    for note in (*found.notes, *left, *unused):
+    for note in (*imported.notes, *knob_notes, *unused):
         report(f"{source}: {note}")
-    if stated:
-        values = " ".join(f"{name}={value_text(value)}" for name, value in stated.items())
+    if hyperparameters:
+        values = " ".join(f"{name}={value_text(value)}" for name, value in hyperparameters.items())
         report(f"{source}: trials and exported files take {values}")
     pins = dict(fields.get("pins", {}))
     changing = {name: value for name, value in knobs.items() if KNOBS[name].numerics is Numerics.CHANGES}
-    for name, value in {**_carried_over(found, fields, report), **changing}.items():
+    for name, value in {**_carried_over(imported, fields, report), **changing}.items():
         pins.setdefault(name, value)
-    if found.ranks is not None and ranks not in ((), (found.ranks,)):
-        report(f"{source}: is for {found.ranks} processes, but trials run on {', '.join(map(str, ranks))}")
+    if imported.ranks is not None and ranks not in ((), (imported.ranks,)):
+        report(f"{source}: is for {imported.ranks} processes, but trials run on {', '.join(map(str, ranks))}")
     baseline = {**knobs, **(fields.get("baseline") or {})}
     knobs_text = " ".join(f"{name}={value_text(value)}" for name, value in baseline.items())
     report(f"{source}: the baseline is {knobs_text or 'the defaults'}")
-    return _with_batch({**fields, **stated, "baseline": baseline, "pins": pins}, found, ranks, report)
+    return _with_batch({**fields, **hyperparameters, "baseline": baseline, "pins": pins}, imported, ranks, report)
 
 
-def _stated(found: Imported, fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+def _stated(imported: Imported, fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
     """The file's hyperparameters that are not given otherwise, and a line about an optimizer that trials do not support."""
-    stated = {name: value for name, value in found.stated.values().items() if name not in fields}
-    capability, optimizer = _capability(fields), stated.get(OPTIMIZER)
+    hyperparameters = {name: value for name, value in imported.hyperparameters.values().items() if name not in fields}
+    capability, optimizer = _capability(fields), hyperparameters.get(OPTIMIZER)
     if optimizer is None or capability.engine == COMMAND:  # a script creates its own optimizer
-        return stated, []
+        return hyperparameters, []
     if OPTIMIZER in fields.get("pins", {}):
-        del stated[OPTIMIZER]
+        del hyperparameters[OPTIMIZER]
     elif not capability.honours(OPTIMIZER, optimizer):
-        del stated[OPTIMIZER]
-        return stated, [f"optimizer={optimizer}: the {capability.engine} engine has no such knob; trials train with its own"]
-    return stated, []
+        del hyperparameters[OPTIMIZER]
+        return hyperparameters, [
+            f"optimizer={optimizer}: the {capability.engine} engine has no such knob; trials train with its own"
+        ]
+    return hyperparameters, []
 
 
-def _carried_over(found: Imported, fields: Mapping[str, Any], report: Report) -> dict[str, Value]:
+def _carried_over(imported: Imported, fields: Mapping[str, Any], report: Report) -> dict[str, Value]:
     """Values of another engine's best configuration that also suit this engine, as far as the engines were compared."""
     capability = _capability(fields)
-    if found.engine in (None, capability.engine) or not capability.specific:
+    if imported.engine in (None, capability.engine) or not capability.specific:
         return {}
     specific = ", ".join(sorted(capability.specific))
     report(
-        f"measured on {found.engine}: values that carry over to {capability.engine} are kept, and {specific} tuned "
+        f"measured on {imported.engine}: values that carry over to {capability.engine} are kept, and {specific} tuned "
         "(docs/transfer.md)"
     )
-    values = TrialConfig().replace(found.knobs).every_value()
+    values = TrialConfig().replace(imported.knobs).every_value()
     return {
         name: value for name, value in values.items() if name not in capability.specific and capability.honours(name, value)
     }
@@ -103,22 +105,22 @@ def _honoured_knobs(knobs: Mapping[str, Value], fields: Mapping[str, Any]) -> tu
     """
     capability = _capability(fields)
     script = capability.engine == COMMAND
-    kept, left = {}, []
+    honoured, notes = {}, []
     for name, value in knobs.items():
         if capability.honours(name, value) or (not script and name in LAYOUT):
-            kept[name] = value
+            honoured[name] = value
         else:
             why = "no placeholder of the command carries it" if script else f"the {capability.engine} engine has no such knob"
-            left.append(f"{name}={value_text(value)}: {why}; the baseline is without it")
-    return kept, left
+            notes.append(f"{name}={value_text(value)}: {why}; the baseline is without it")
+    return honoured, notes
 
 
-def _with_batch(fields: dict[str, Any], found: Imported, ranks: tuple[int, ...], report: Report) -> dict[str, Any]:
+def _with_batch(fields: dict[str, Any], imported: Imported, ranks: tuple[int, ...], report: Report) -> dict[str, Any]:
     if "global_batch_size" in fields:
         return fields
-    batch = found.global_batch_size
-    if batch is None and found.samples_per_rank is not None and len(ranks) == 1:
-        batch = found.samples_per_rank * max(TrialConfig().replace(found.knobs).data_parallel_size(ranks[0]), 1)
+    batch = imported.global_batch_size
+    if batch is None and imported.samples_per_rank is not None and len(ranks) == 1:
+        batch = imported.samples_per_rank * max(TrialConfig().replace(imported.knobs).data_parallel_size(ranks[0]), 1)
     if batch is None:
         report("global_batch_size: the file does not state it; give --global-batch-size, or the default is used")
         return fields

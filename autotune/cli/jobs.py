@@ -47,7 +47,9 @@ def list_command(
         jobs = list(backend.jobs(having, limit))
         standings = backend.standings(jobs)
     if as_json:
-        write_document([job_document(job) | _standing_document(found) for job, found in zip(jobs, standings, strict=True)])
+        write_document(
+            [job_document(job) | _standing_document(standing) for job, standing in zip(jobs, standings, strict=True)]
+        )
         return Status.OK
     console = Console()
     console.print(_table(jobs, standings), highlight=False, markup=False)
@@ -69,10 +71,10 @@ def _table(jobs: Sequence[JobRecord], standings: Sequence[Standing]) -> Table:
     for name in ("job (UTC)", "state", "model", "trials", "gain", *further):
         fixed = name in ("job (UTC)", "state", "trials", "gain")
         table.add_column(name, no_wrap=fixed, overflow="fold", justify="right" if name in ("trials", "gain") else "left")
-    for job, standing, *others in zip(jobs, standings, *further.values(), strict=True):
+    for job, standing, *cells in zip(jobs, standings, *further.values(), strict=True):
         trials = f"{standing.searched}/{job.request.get('trials', '?')}"
         table.add_row(
-            job.id, state_word(job.state, job.reason), Text(model_text(job)), trials, _gain_text(standing), *map(Text, others)
+            job.id, state_word(job.state, job.reason), Text(model_text(job)), trials, _gain_text(standing), *map(Text, cells)
         )
     return table
 
@@ -104,9 +106,9 @@ def ask_command(
     with open_backend(url, database) as backend:
         changed = backend.ask(job, Ask(request), budget)
         if changed.state is JobState.QUEUED and backend.runs_jobs and not as_json:
-            here = shlex.join(["autotune", "sweep", "--resume", changed.id, *backend.words])
+            command = shlex.join(["autotune", "sweep", "--resume", changed.id, *backend.words])
             _print_job(changed, as_json)
-            _print_line(f"`autotune worker` starts a worker; or run the job in this terminal:\n  {here}")
+            _print_line(f"`autotune worker` starts a worker; or run the job in this terminal:\n  {command}")
             return Status.OK
         return _print_job(changed, as_json)
 
@@ -192,8 +194,8 @@ def _state(name: str) -> JobState:
     try:
         return JobState(name.upper())
     except ValueError:
-        known = ", ".join(state.value.lower() for state in JobState)
-        raise RequestError("state", f"{name!r} is not a state of a job", f"use some of {known}") from None
+        states = ", ".join(state.value.lower() for state in JobState)
+        raise RequestError("state", f"{name!r} is not a state of a job", f"use some of {states}") from None
 
 
 def _print_line(line: str) -> None:
@@ -220,7 +222,7 @@ def clean_command(job_id: str | None, every: bool, yes: bool, database: str | No
 
 
 def _every_job(store: Store) -> list[JobRecord]:
-    found: list[JobRecord] = []
-    while page := store.jobs(before=found[-1].id if found else None):
-        found += page
-    return found
+    jobs: list[JobRecord] = []
+    while page := store.jobs(before=jobs[-1].id if jobs else None):
+        jobs += page
+    return jobs

@@ -49,7 +49,7 @@ def lint_command(options: LintOptions) -> Status:
     unread: list[str] = []
     for path in paths:
         try:
-            linted += [_checked(one, around, options.dry_run) for one in read_written(path, format_name)]
+            linted += [_checked(recipe, around, options.dry_run) for recipe in read_written(path, format_name)]
         except UnknownFormatError:
             raise
         except (AutotuneError, SearchSpaceError) as caught:
@@ -60,7 +60,7 @@ def lint_command(options: LintOptions) -> Status:
     _print(linted, unread, options)
     if unread:
         return Status.USAGE
-    effects = {finding.effect for one in linted for finding in one.findings}
+    effects = {finding.effect for configuration in linted for finding in configuration.findings}
     return Status.FAILURE if effects - {Effect.MAY_NOT_FIT} else Status.OK
 
 
@@ -92,14 +92,14 @@ def _surroundings(options: LintOptions, format_name: str) -> Surroundings:
     )
 
 
-def _checked(one: Written, around: Surroundings, dry: bool) -> Linted:
-    found = lint(one, around)
-    if not dry or any(finding.effect in STOPS for finding in found.findings):
-        return found
+def _checked(recipe: Written, around: Surroundings, dry: bool) -> Linted:
+    linted = lint(recipe, around)
+    if not dry or any(finding.effect in STOPS for finding in linted.findings):
+        return linted
     # The dry run is exact for our engine, so that its answer replaces the predicted one.
-    others = tuple(finding for finding in found.findings if finding.rule != "memory")
-    with Console(stderr=True).status(f"dry run of {one.name}"):
-        return replace(found, findings=(*others, *exact(found.case, dry_run(found.case))))
+    other_findings = tuple(finding for finding in linted.findings if finding.rule != "memory")
+    with Console(stderr=True).status(f"dry run of {recipe.name}"):
+        return replace(linted, findings=(*other_findings, *exact(linted.case, dry_run(linted.case))))
 
 
 def _print(linted: list[Linted], unread: list[str], options: LintOptions) -> None:
@@ -109,10 +109,10 @@ def _print(linted: list[Linted], unread: list[str], options: LintOptions) -> Non
     for line in unread:
         print_error(line)
     if options.json:
-        files = [document(one, checked_version(one, options.version or "")) for one in linted]
+        files = [document(configuration, checked_version(configuration, options.version or "")) for configuration in linted]
         write_document({"files": files, "unread": unread})
         return
     console = Console()
-    for one in linted:
-        for line in text_lines(one, checked_version(one, options.version or "")):
+    for configuration in linted:
+        for line in text_lines(configuration, checked_version(configuration, options.version or "")):
             console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -158,10 +158,10 @@ class LiveTable(LoopListener):
         request, done, passed = self._session.request, ended(snapshot.trials), time.monotonic() - self._began
         most = most_measurements(request.trials, request.control_every, request.confirm_repeats)
         allowed = None if request.max_seconds is None else request.max_seconds - passed
-        left = seconds_left(most, done, passed, since=self._ended_before, allowed=allowed)
+        remaining_seconds = seconds_left(most, done, passed, since=self._ended_before, allowed=allowed)
         parts = [f"{done.search} of {most.search} trials", f"{duration_text(passed)} passed"]
-        if left:
-            parts.append(f"at most {duration_text(left)} left")
+        if remaining_seconds:
+            parts.append(f"at most {duration_text(remaining_seconds)} left")
         if done.confirm or any(trial.purpose is Purpose.CONFIRM for trial in snapshot.trials):
             parts.append("confirming the finalists")
         rate = self._verdict.rate(best) if self._verdict is not None and best is not None else None

@@ -44,10 +44,10 @@ class Canvas:
         for column in range(self.columns):
             self._cells[column, _place(1 - height, self.rows)] = (character, style)
 
-    def upright(self, place: float, character: str, style: str = "") -> None:
+    def upright(self, position: float, character: str, style: str = "") -> None:
         """Draw a vertical line."""
         for row in range(self.rows):
-            self._cells[_place(place, self.columns), row] = (character, style)
+            self._cells[_place(position, self.columns), row] = (character, style)
 
     def stairs(self, points: Sequence[Point], style: str = "") -> None:
         """Draw a step line: horizontal from each point to the next, then vertical; the last step extends to the right edge."""
@@ -110,23 +110,25 @@ def canvas_size(width: int, height: int, y: Axis) -> tuple[int, int]:
 
 def chart(title: str, canvas: Canvas, x: Axis, y: Axis) -> list[Text]:
     """The lines: title, canvas with the limits of the vertical axis, horizontal axis, and its limits."""
-    left = _label_width(y)
-    width = left + 1 + canvas.columns
+    label_width = _label_width(y)
+    width = label_width + 1 + canvas.columns
     lines = [Text(title, style="bold")]
     for row, drawn in enumerate(canvas.lines()):
         label = y.text(y.high) if row == 0 else y.text(y.low) if row == canvas.rows - 1 else ""
-        lines.append(Text.assemble((f"{label:>{left}}{'┤' if label else '│'}", "dim"), drawn))
-    lines.append(Text(f"{'':{left}}└{'─' * canvas.columns}", style="dim"))
+        lines.append(Text.assemble((f"{label:>{label_width}}{'┤' if label else '│'}", "dim"), drawn))
+    lines.append(Text(f"{'':{label_width}}└{'─' * canvas.columns}", style="dim"))
     low, high = x.text(x.low), x.text(x.high)
-    lines.append(Text(f"{'':{left}} {low}{high:>{max(canvas.columns - cell_len(low), 0)}}", style="dim"))
+    lines.append(Text(f"{'':{label_width}} {low}{high:>{max(canvas.columns - cell_len(low), 0)}}", style="dim"))
     for line in lines:
         line.truncate(width, pad=True)
     return lines
 
 
-def side_by_side(left: Sequence[Text], right: Sequence[Text], gap: int) -> list[Text]:
+def side_by_side(left_chart: Sequence[Text], right_chart: Sequence[Text], gap: int) -> list[Text]:
     """Join charts of the same height horizontally."""
-    return [Text.assemble(one, " " * gap, other) for one, other in zip(left, right, strict=True)]
+    return [
+        Text.assemble(left_line, " " * gap, right_line) for left_line, right_line in zip(left_chart, right_chart, strict=True)
+    ]
 
 
 def _label_width(y: Axis) -> int:
@@ -229,10 +231,10 @@ def _scatter(shown: _Shown, width: int, height: int) -> tuple[list[Text], set[Ma
     ranking, trials, baseline, verdict = shown.ranking, shown.trials, shown.baseline, shown.verdict
     peaks = [float(peak_bytes(trial)) for trial in trials]
     limit = ranking.memory_limit_bytes
-    near = [float(limit)] if limit is not None and limit <= NEAR * max(peaks) else []
-    x, y = axis_of([*peaks, *near], bytes_text), axis_of([_reached(trial) for trial in trials], _rate_text)
+    limits = [float(limit)] if limit is not None and limit <= NEAR * max(peaks) else []
+    x, y = axis_of([*peaks, *limits], bytes_text), axis_of([_reached(trial) for trial in trials], _rate_text)
     canvas = Canvas(*canvas_size(width, height, y))
-    for value in near:
+    for value in limits:
         canvas.upright(x.share(value), *LOOKS[Mark.LIMIT])
     marked = [(_mark(ranking, trial), trial) for trial in trials]
     marked += [(Mark.FRONT, trial) for trial in (verdict.standings.front() if verdict is not None else [])]

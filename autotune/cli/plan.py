@@ -155,8 +155,8 @@ def print_plans(question: Question, plans: Plans, options: PlanOptions, console:
     for number, ranked in enumerate(plans.plans, 1):
         console.print(_figures(number, ranked, question), soft_wrap=True)
         print_line("    " + _config_text(ranked, ranked.estimate.config, question), "dim" if number > 1 else "")
-        for place, choice in enumerate(ranked.goodput[: ALTERNATIVES if number == 1 else 1]):
-            print_line(f"    {'' if place == 0 else 'or '}{goodput_text(choice)}", "dim" if number > 1 or place else "")
+        for position, choice in enumerate(ranked.goodput[: ALTERNATIVES if number == 1 else 1]):
+            print_line(f"    {'' if position == 0 else 'or '}{goodput_text(choice)}", "dim" if number > 1 or position else "")
         if (simplest := ranked.simplest) is not None:
             rate = question.global_batch_size / simplest.step_seconds
             print_line(f"    simplest: {number_text(rate)} samples/s  {_config_text(ranked, simplest.config, question)}")
@@ -181,12 +181,12 @@ def print_plans(question: Question, plans: Plans, options: PlanOptions, console:
 
 def _unusual_note(plans: Plans, question: Question) -> str:
     """The gain of values that published recipes rarely use, if predictions for one machine may be off by as much."""
-    first, *others = plans.plans
+    first, *other_plans = plans.plans
     names = [name for name, plain in PLAIN.items() if getattr(first.estimate.config, name) not in plain]
     if not names:
         return ""
     rivals = [
-        (f"plan {number}", plan.estimate.config, plan.estimate.step_seconds.mean) for number, plan in enumerate(others, 2)
+        (f"plan {number}", plan.estimate.config, plan.estimate.step_seconds.mean) for number, plan in enumerate(other_plans, 2)
     ]
     if first.simplest is not None:
         rivals.insert(0, ("the simplest that ties with it", first.simplest.config, first.simplest.step_seconds))
@@ -201,21 +201,23 @@ def _unusual_note(plans: Plans, question: Question) -> str:
     return ""
 
 
-def print_largest(found: Largest, console: Console) -> None:
+def print_largest(result: Largest, console: Console) -> None:
     """Print the largest size that fits."""
-    model = found.question.model
-    what = {
-        Dimension.SEQUENCE_LENGTH: f"longest sequence: {found.value:,} tokens",
-        Dimension.MICRO_BATCH_SIZE: f"largest micro-batch: {found.value:,} samples",
+    model = result.question.model
+    titles = {
+        Dimension.SEQUENCE_LENGTH: f"longest sequence: {result.value:,} tokens",
+        Dimension.MICRO_BATCH_SIZE: f"largest micro-batch: {result.value:,} samples",
     }
     if isinstance(model, ModelSpec):
-        what[Dimension.MODEL] = (
-            f"largest model: {found.value / 1e9:,.4g} billion parameters ({model.num_layers} layers, hidden "
+        titles[Dimension.MODEL] = (
+            f"largest model: {result.value / 1e9:,.4g} billion parameters ({model.num_layers} layers, hidden "
             f"{model.hidden_size}, {model.num_attention_heads} heads, MLP {model.ffn_hidden_size})"
         )
-    size = f"{found.next / 1e9:,.4g} billion" if found.next and found.dimension is Dimension.MODEL else f"{found.next or 0:,}"
+    size = (
+        f"{result.next / 1e9:,.4g} billion" if result.next and result.dimension is Dimension.MODEL else f"{result.next or 0:,}"
+    )
     console.print(
-        f"{what[found.dimension]}{f'; {size} does not fit' if found.next else ''}",
+        f"{titles[result.dimension]}{f'; {size} does not fit' if result.next else ''}",
         style="bold",
         highlight=False,
         soft_wrap=True,

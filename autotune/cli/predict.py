@@ -134,9 +134,9 @@ def _borrowed(question: Question, store: "Store | None", knowledge: str, databas
     from autotune.knowledge.learning import learned_from
     from autotune.knowledge.read import read_knowledge
 
-    given = read_knowledge(knowledge, database)
-    collected = given.measurements()
-    for note in (*given.notes, *collected.lines(knowledge)):
+    source = read_knowledge(knowledge, database)
+    collected = source.measurements()
+    for note in (*source.notes, *collected.lines(knowledge)):
         print_note(note)
     return learned_from(collected.measurements, store, question.cluster, question.engine)
 

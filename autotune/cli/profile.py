@@ -74,8 +74,8 @@ class _Node:
     @property
     def shape(self) -> tuple[object, ...]:
         """Equal for identical modules."""
-        own = self.costs[0]
-        return (own.kind, own.parameters, tuple((node.label, node.shape) for node in self.inside))
+        cost = self.costs[0]
+        return (cost.kind, cost.parameters, tuple((node.label, node.shape) for node in self.inside))
 
 
 def rows_of(profile: ModelProfile, *, depth: int | None, merge: bool) -> list[Row]:
@@ -98,9 +98,11 @@ def _tree(modules: Sequence[ModuleCost], merge: bool) -> _Node:
         inside.setdefault(parent, []).append(module)
 
     def node(module: ModuleCost, prefix: str) -> _Node:
-        found = [made for child in inside.get(module.name, ()) for made in _children(node(child, module.name))]
+        child_nodes = [
+            child_node for child in inside.get(module.name, ()) for child_node in _children(node(child, module.name))
+        ]
         label = module.name[len(prefix) :].lstrip(".") or "model"
-        return _Node(label, module.name, (module,), tuple(_merged(found) if merge else found))
+        return _Node(label, module.name, (module,), tuple(_merged(child_nodes) if merge else child_nodes))
 
     return node(modules[0], "")
 
@@ -184,8 +186,10 @@ def _heading(session: Session, config: TrialConfig, profile: ModelProfile) -> st
     size = f"{config.micro_batch_size} x {session.request.sequence_length} tokens"
     device = profile.environment.get("device", "")
     threads = profile.environment.get("threads_per_rank")
-    where = f"{device}, {threads} thread{'s' if threads != '1' else ''}" if session.cluster.device.kind == "cpu" else device
-    return f"{session.model.name}: {parameters:,} parameters, {config.precision}, {batches} of {size}, on {where}"
+    device_text = (
+        f"{device}, {threads} thread{'s' if threads != '1' else ''}" if session.cluster.device.kind == "cpu" else device
+    )
+    return f"{session.model.name}: {parameters:,} parameters, {config.precision}, {batches} of {size}, on {device_text}"
 
 
 def _print_whole(console: Console, *tables: Table) -> None:
@@ -321,13 +325,13 @@ def single_values(texts: tuple[str, ...], why: str) -> dict[str, Value]:
         RequestError: several values are given; `why` explains why only one is allowed.
         SearchSpaceError: a knob or a value does not exist.
     """
-    found: dict[str, Value] = {}
+    values: dict[str, Value] = {}
     for name, text in parse_pins(texts).items():
         value = parse_domain(name, text)
         if isinstance(value, str) or len(value) != 1:
             raise RequestError(name, f"{text} is not one value", f"{why}: write {name}=VALUE")
-        found[name] = value[0]
-    return found
+        values[name] = value[0]
+    return values
 
 
 def _require_whole_model(values: Mapping[str, Value]) -> None:

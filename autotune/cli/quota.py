@@ -24,8 +24,8 @@ def parsed_quotas(texts: Sequence[str]) -> Quotas:
     Raises:
         RequestError: a text does not have this form.
     """
-    given = dict(map(_parsed, texts))
-    return Quotas(**{str(quota): None if most is None or math.isinf(most) else most for quota, most in given.items()})
+    limits = dict(map(_parsed, texts))
+    return Quotas(**{str(quota): None if most is None or math.isinf(most) else most for quota, most in limits.items()})
 
 
 def quota_command(database: str | None, owner: str | None, limits: Sequence[str], as_json: bool) -> Status:
@@ -36,14 +36,14 @@ def quota_command(database: str | None, owner: str | None, limits: Sequence[str]
             for quota, most in changes:
                 store.set_quota(owner, quota, most)
         owners = store.owners() if owner is None else [owner]
-        found = {name: store.quotas(name, Quotas()) for name in owners}
+        uses_by_owner = {name: store.quotas(name, Quotas()) for name in owners}
     if as_json:
-        write_document({name: [_plain(use) for use in uses] for name, uses in found.items()})
+        write_document({name: [_plain(use) for use in uses] for name, uses in uses_by_owner.items()})
         return Status.OK
     table = Table(box=None, pad_edge=False, header_style="bold")
     for head in ("owner", "quota", "used", "limit", ""):
         table.add_column(head)
-    for name, uses in found.items():
+    for name, uses in uses_by_owner.items():
         for use in uses:
             # Only the servers know the number of open streams.
             used = "-" if use.quota is Quota.STREAMS else f"{use.used:,.10g}"

@@ -70,16 +70,16 @@ def _request(session: Session, config: TrialConfig, document: dict[str, Any], nu
 
 def _print_result(document: dict[str, Any], now: Interval, measured: list[Repeat], as_json: bool) -> Status:
     rate = document["best"]["measured"]["samples_per_second"]
-    stated = Interval(mean=rate["mean"], low=rate["low"], high=rate["high"])
-    inside = stated.low <= now.mean <= stated.high
+    stated_interval = Interval(mean=rate["mean"], low=rate["low"], high=rate["high"])
+    inside = stated_interval.low <= now.mean <= stated_interval.high
     if as_json:
         result = {
-            "inside": inside, "stated": dataclasses.asdict(stated), "measured": dataclasses.asdict(now),
+            "inside": inside, "stated": dataclasses.asdict(stated_interval), "measured": dataclasses.asdict(now),
             "rates": [repeat.rate for repeat in measured],
         }  # fmt: skip
         write_document(result)
     else:
-        where = "inside" if inside else "OUTSIDE"
-        text = f"stated {rate_text(stated)} samples/s, now {rate_text(now)}: {where} the stated interval"
+        position = "inside" if inside else "OUTSIDE"
+        text = f"stated {rate_text(stated_interval)} samples/s, now {rate_text(now)}: {position} the stated interval"
         Console().print(text, highlight=False, soft_wrap=True)
     return Status.OK if inside else Status.FAILURE

@@ -44,27 +44,27 @@ def with_request_options(command: str, script: bool = False) -> Callable[[Callab
         position = next(index for index, parameter in enumerate(parameters) if parameter.name == "request")
         accepted = {_word(option.name): option for option in _field_options() if command in option.helps}
         annotations = {word: _annotation(option, command) for word, option in accepted.items()}
-        own = SCRIPT_OPTIONS if script else {}
-        made = [
+        script_options = SCRIPT_OPTIONS if script else {}
+        option_parameters = [
             inspect.Parameter(word, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=None, annotation=annotation)
-            for word, annotation in (annotations | own).items()
+            for word, annotation in (annotations | script_options).items()
         ]
         first = inspect.Parameter("context", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
 
         @functools.wraps(function)
         def called(context: typer.Context, **values: Any) -> None:
-            given = options.given(**{option.name: _read(option.name, values.pop(word)) for word, option in accepted.items()})
+            fields = options.given(**{option.name: _read(option.name, values.pop(word)) for word, option in accepted.items()})
             if script:
-                words = {SCRIPT_FIELDS.get(word, word): values.pop(word) for word in own}
-                given |= options.given(command=command_of(context, **words))
-            function(**values, request=given)
+                words = {SCRIPT_FIELDS.get(word, word): values.pop(word) for word in script_options}
+                fields |= options.given(command=command_of(context, **words))
+            function(**values, request=fields)
 
         del called.__wrapped__
-        listed = [first, *parameters[:position], *made, *parameters[position + 1 :]]
+        listed = [first, *parameters[:position], *option_parameters, *parameters[position + 1 :]]
         called.__signature__ = inspect.Signature(listed)  # type: ignore[attr-defined]
         hints = inspect.get_annotations(function, eval_str=True)
         called.__annotations__ = {name: hint for name, hint in hints.items() if name != "request"} | {
-            one.name: one.annotation for one in (first, *made)
+            option_parameter.name: option_parameter.annotation for option_parameter in (first, *option_parameters)
         }
         return called
 

@@ -96,11 +96,11 @@ def worker_command(options: WorkerOptions) -> Status:
     return Status.OK
 
 
-def _require_known(field: str, names: tuple[str, ...], known: tuple[str, ...]) -> None:
+def _require_known(field: str, names: tuple[str, ...], known_names: tuple[str, ...]) -> None:
     """Refuse a name that no job can have: the worker would wait forever."""
     for name in names:
-        if name not in known:
-            raise RequestError(field, f"{name!r} is not known", f"use some of {', '.join(known)}")
+        if name not in known_names:
+            raise RequestError(field, f"{name!r} is not known", f"use some of {', '.join(known_names)}")
 
 
 def create_key_command(database: str | None, owner: str, scopes: tuple[str, ...], days: int | None) -> Status:

@@ -255,8 +255,8 @@ def _require_tls_files(certificate: Path | None, key: Path | None) -> None:
     if certificate is None and key is None:
         return
     if certificate is None or key is None:
-        given, missing = ("tls_key", "tls_certificate") if certificate is None else ("tls_certificate", "tls_key")
-        raise RequestError(missing, f"is missing, and {given} is given", "give both, as PEM files")
+        present, missing = ("tls_key", "tls_certificate") if certificate is None else ("tls_certificate", "tls_key")
+        raise RequestError(missing, f"is missing, and {present} is given", "give both, as PEM files")
     for name, path in (("tls_certificate", certificate), ("tls_key", key)):
         try:
             path.open("rb").close()

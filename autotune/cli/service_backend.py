@@ -63,24 +63,24 @@ class ServiceBackend(JobBackend):
 
     def jobs(self, having: JobFilter, limit: int) -> Iterator[JobRecord]:
         """See `JobBackend.jobs`."""
-        found = self._client.jobs(
+        summaries = self._client.jobs(
             state=[*having.states], submitter=having.submitter, limit=limit, tag=[*having.tags], text=having.text or None
         )
-        return map(_job, found)
+        return map(_job, summaries)
 
     def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
         """See `JobBackend.standings`."""
         pages = [jobs[first : first + OVERVIEWS] for first in range(0, len(jobs), OVERVIEWS)]
-        searched = [one.searched for page in pages for one in self._client.overviews([job.id for job in page])]
+        searched = [overview.searched for page in pages for overview in self._client.overviews([job.id for job in page])]
         return [standing_of(job, count) for job, count in zip(jobs, searched, strict=True)]
 
-    def ask(self, job: str, wanted: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
+    def ask(self, job: str, request: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
         """See `JobBackend.ask`."""
         client = self._client
-        if wanted is Ask.RESUME:
+        if request is Ask.RESUME:
             return _job(client.resume(self._id(job), **(budget or {})))
         calls = {Ask.PAUSE: client.pause, Ask.STOP: client.stop, Ask.CANCEL: client.cancel}
-        return _job(calls[wanted](self._id(job)))
+        return _job(calls[request](self._id(job)))
 
     def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
         """See `JobBackend.label`."""
@@ -181,14 +181,14 @@ class ServiceBackend(JobBackend):
 
     def _fitting(self, prefix: str) -> list[JobSummary]:
         """Up to two jobs whose ids have this prefix. Ids begin with the opening time, so older jobs need not be searched."""
-        found: list[JobSummary] = []
+        matches: list[JobSummary] = []
         timed = min(len(prefix), TIME_LENGTH)
         for job in self._client.jobs():
             if job.id.startswith(prefix):
-                found.append(job)
-            if len(found) == 2 or job.id[:timed] < prefix[:timed]:
+                matches.append(job)
+            if len(matches) == 2 or job.id[:timed] < prefix[:timed]:
                 break
-        return found
+        return matches
 
 
 def _named(model: str) -> str | Path:
@@ -220,8 +220,8 @@ def _job(job: JobSummary) -> JobRecord:
 
 def _trial(job_id: str, trial: Trial) -> TrialRecord:
     try:
-        known = KNOB_NAMES
-        config = TrialConfig().replace({name: value for name, value in trial.config.items() if name in known})
+        knob_names = KNOB_NAMES
+        config = TrialConfig().replace({name: value for name, value in trial.config.items() if name in knob_names})
         return TrialRecord(
             job_id=job_id,
             number=trial.number,

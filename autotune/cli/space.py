@@ -95,8 +95,8 @@ def _resolve(options: SpaceOptions) -> SearchSpace:
 
 def _why(space: SearchSpace, rule: str) -> str:
     example = space.refused_example(rule)
-    found = [refusal for refusal in check_config(example, space.context) if refusal.rule == rule] if example else []
-    return f"{found[0].message}; {found[0].remedy}" if found else ""
+    refusals = [refusal for refusal in check_config(example, space.context) if refusal.rule == rule] if example else []
+    return f"{refusals[0].message}; {refusals[0].remedy}" if refusals else ""
 
 
 def _print(space: SearchSpace, examples: dict[str, str]) -> None:

@@ -131,18 +131,20 @@ _LIMITS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": 
 
 def _wrong_value(error: typer.TyperException) -> UsageError | None:
     """The usage error with field, problem and remedy, if it is a value of the wrong type or beyond a limit."""
-    parameter, found = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
-    if parameter is None or found is None:
+    parameter, read_errors = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
+    if parameter is None or read_errors is None:
         return None
-    first = found()[0]
+    first = read_errors()[0]
     kind = _KINDS.get(str(first["type"]).partition("_")[0])
     limits = [text.format(first.get("ctx", {})[name]) for name, text in _LIMITS.items() if name in first.get("ctx", {})]
-    wanted = kind or next(iter(limits), None)
-    if wanted is None:
+    expected = kind or next(iter(limits), None)
+    if expected is None:
         return None
     path = getattr(getattr(error, "ctx", None), "command_path", PROGRAM)
     name = next((word for word in parameter.opts if word.startswith("--")), str(parameter.name))
-    return UsageError(name.removeprefix("--").replace("-", "_"), f"{first['input']!r} is not {wanted}", f"see `{path} --help`")
+    return UsageError(
+        name.removeprefix("--").replace("-", "_"), f"{first['input']!r} is not {expected}", f"see `{path} --help`"
+    )
 
 
 def _usage_text(error: typer.TyperException) -> str:

@@ -10,7 +10,7 @@ from autotune.exports.optuna_study import write_study
 def study_command(job: str | None, storage: str, name: str | None, url: str | None, database: str | None) -> Status:
     """Write the study and print its name to standard output."""
     with open_backend(url, database) as backend:
-        found = backend.job(job)
-        written = write_study(storage, name or found.id, found, list(backend.trials(found.id)))
+        record = backend.job(job)
+        written = write_study(storage, name or record.id, record, list(backend.trials(record.id)))
     sys.stdout.write(f"{written}\n")
     return Status.OK

@@ -72,8 +72,8 @@ def _resumed(options: SweepOptions, console: Console) -> TuneResult:
     fields = {**options.fields}
     ray_address = fields.pop("ray_address", None)
     budget = {name: fields.pop(name) for name in BUDGET if name in fields}
-    given = (fields, options.series, options.pins, options.baseline, options.imported, options.config)
-    if any(given):
+    overrides = (fields, options.series, options.pins, options.baseline, options.imported, options.config)
+    if any(overrides):
         raise RequestError("resume", "a job is resumed with its own request", _RESUMED)
     with open_store(options.database or default_database_url()) as store:
         job, session = resume_job(store, options.resume, ray_address, budget)
@@ -96,24 +96,24 @@ def ranks_of(fields: Mapping[str, Any]) -> tuple[int, ...]:
     Raises:
         RequestError: it is none of these.
     """
-    given = fields.get("ranks")
-    if given is None:
+    ranks = fields.get("ranks")
+    if ranks is None:
         return ()
-    items = given.split(",") if isinstance(given, str) else given if isinstance(given, list) else [given]
+    items = ranks.split(",") if isinstance(ranks, str) else ranks if isinstance(ranks, list) else [ranks]
     try:
         return tuple(item if isinstance(item, int) else int(item.strip()) for item in items)
     except (AttributeError, ValueError) as error:
-        raise RequestError("ranks", f"{given!r} is not a number of ranks", "write 2, or 1,2,4 for a series") from error
+        raise RequestError("ranks", f"{ranks!r} is not a number of ranks", "write 2, or 1,2,4 for a series") from error
 
 
 def _history_in(fields: dict[str, Any]) -> str | None:
     """Take trials of the job's own model, batch and hardware from the fields: they are read when its space is known."""
-    named = fields.get("knowledge")
-    if not isinstance(named, str):
+    knowledge = fields.get("knowledge")
+    if not isinstance(knowledge, str):
         return None
     from autotune.knowledge.read import is_history
 
-    return fields.pop("knowledge") if is_history(named) else None
+    return fields.pop("knowledge") if is_history(knowledge) else None
 
 
 def _require_no_knowledge(fields: Mapping[str, Any]) -> None:
@@ -161,24 +161,24 @@ def series_command(options: SweepOptions, fields: Mapping[str, Any], ranks: tupl
             console.print(size, style="bold", highlight=False, soft_wrap=True)
         return run_new(session, options, console)
 
-    found = run_series(series, sweep, EquationForecast(database=options.database or default_database_url()))
-    if found.best_config is not None:
-        write_whole(options.out, best_config_text(found.best_config))
-    _print_series(found, options)
-    if found.interrupted:
+    result = run_series(series, sweep, EquationForecast(database=options.database or default_database_url()))
+    if result.best_config is not None:
+        write_whole(options.out, best_config_text(result.best_config))
+    _print_series(result, options)
+    if result.interrupted:
         return Status.INTERRUPTED
-    return Status.OK if found.answer is not None else Status.NOTHING_FEASIBLE
+    return Status.OK if result.answer is not None else Status.NOTHING_FEASIBLE
 
 
-def _print_series(found: SeriesResult, options: SweepOptions) -> None:
+def _print_series(result: SeriesResult, options: SweepOptions) -> None:
     if options.json:
-        write_document(found.document())
+        write_document(result.document())
         return
     console = Console()
-    print_result(found.best_config, console)
-    console.print(_table(found.entries), highlight=False)
-    console.print(f"{found.objective}: {found.message}", highlight=False, markup=False, soft_wrap=True)
-    if found.best_config is not None:
+    print_result(result.best_config, console)
+    console.print(_table(result.entries), highlight=False)
+    console.print(f"{result.objective}: {result.message}", highlight=False, markup=False, soft_wrap=True)
+    if result.best_config is not None:
         console.print(f"written to {options.out}", highlight=False, markup=False, soft_wrap=True)
 
 
@@ -221,12 +221,12 @@ def with_history(session: Session, source: str, report: Callable[[str], None]) -
     """
     require_learning(session.request, session.model)
     rows = read_history(source)
-    found = admit(rows, session)
-    report(f"knowledge: {len(found.trials)} of {len(rows)} trials count")
-    for reason, numbers in found.refused.items():
+    admitted = admit(rows, session)
+    report(f"knowledge: {len(admitted.trials)} of {len(rows)} trials count")
+    for reason, numbers in admitted.refused.items():
         listed = ", ".join(map(str, numbers[:MOST_NUMBERS])) + (", …" if len(numbers) > MOST_NUMBERS else "")
         report(f"knowledge: {'trials' if len(numbers) > 1 else 'trial'} {listed} left out: {reason}")
-    if not found.trials:
+    if not admitted.trials:
         problem = f"no trial of {without_password(source)} counts"
         raise RequestError("knowledge", problem, "use the names of knobs for its columns or parameters")
-    return dataclasses.replace(session, request=dataclasses.replace(session.request, resolved_history=found.trials))
+    return dataclasses.replace(session, request=dataclasses.replace(session.request, resolved_history=admitted.trials))

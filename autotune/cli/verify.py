@@ -35,27 +35,30 @@ def verify_command(
     for note in () if as_json else notes_of(session):
         progress.print(f"note: {note}", highlight=False, markup=False, soft_wrap=True)
     with progress.status(f"running {path} on {engine}"), make_runner(session) as runner:
-        found = verify(document, session, best, runner, rounds)
+        result = verify(document, session, best, runner, rounds)
     if write:
-        write_whole(path, best_config_text(verified(document, found)))
+        write_whole(path, best_config_text(verified(document, result)))
     if as_json:
-        write_document(found.document())
+        write_document(result.document())
     else:
-        _print_result(found, Console())
-    return Status.OK if found.holds else Status.FAILURE
+        _print_result(result, Console())
+    return Status.OK if result.holds else Status.FAILURE
 
 
-def _print_result(found: Verification, console: Console) -> None:
-    share = found.delivered.mean / found.promised.mean
+def _print_result(result: Verification, console: Console) -> None:
+    share = result.delivered.mean / result.promised.mean
     lines = [
-        f"promised  {rate_text(found.promised)} samples/s{_gain(found.promised_gain)}",
-        f"delivered {rate_text(found.delivered)} samples/s{_gain(found.delivered_gain)} on {found.engine}: {share:.0%} of it",
-        *(f"note: {item} is not supported by {found.engine} and was left out" for item in found.left_out),
-        *([f"note: {found.message}"] if found.message else []),
+        f"promised  {rate_text(result.promised)} samples/s{_gain(result.promised_gain)}",
+        (
+            f"delivered {rate_text(result.delivered)} samples/s{_gain(result.delivered_gain)} on {result.engine}: "
+            f"{share:.0%} of it"
+        ),
+        *(f"note: {item} is not supported by {result.engine} and was left out" for item in result.left_out),
+        *([f"note: {result.message}"] if result.message else []),
         *(
             []
-            if found.holds
-            else [f"the best is SLOWER than the baseline on {found.engine}; sweep with --engine {found.engine}"]
+            if result.holds
+            else [f"the best is SLOWER than the baseline on {result.engine}; sweep with --engine {result.engine}"]
         ),
     ]
     for line in lines:

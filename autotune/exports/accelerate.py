@@ -73,7 +73,7 @@ def export_accelerate_deepspeed(winner: Winner) -> Export:
         f"the knobs are in {DEEPSPEED_FILE} beside this file: `autotune export --format deepspeed --out {DEEPSPEED_FILE}`",
         *(
             ["it has the optimizer too: give accelerator.prepare an accelerate.utils.DummyOptim"]
-            if winner.stated.optimizer
+            if winner.hyperparameters.optimizer
             else []
         ),
         *_machine_notes(winner),

@@ -34,11 +34,11 @@ class Target:
         Raises:
             ExportRefusedError: a degree of `refused` is not 1.
         """
-        for name, others in self.refused.items():
+        for name, alternative in self.refused.items():
             value = getattr(config, name)
             if value != 1:
                 problem = f"{self.format} has no place for {name}={value}, without which the ranks would do something else"
-                raise ExportRefusedError("format", problem, f"use {others}")
+                raise ExportRefusedError("format", problem, f"use {alternative}")
 
     def unexpressed(self, config: TrialConfig) -> list[str]:
         """A line for each knob that is not at its default and has no place here."""
@@ -61,32 +61,36 @@ def spelled_words(config: TrialConfig, export: str) -> list[str]:
     return [KNOBS[name].exports[export].format(value=value) for name, value in changed.items() if export in KNOBS[name].exports]
 
 
-def unstated_note(winner: Winner, what: str, *names: str) -> list[str]:
+def unstated_note(winner: Winner, outcome: str, *names: str) -> list[str]:
     """A line for the hyperparameters that nobody stated, of those that a target has a place for.
 
     Args:
         winner: what is exported.
-        what: what becomes of them there.
+        outcome: what becomes of them there.
         names: the target's, as fields of a request.
     """
-    missing = winner.stated.missing(*names)
+    missing = winner.hyperparameters.missing(*names)
     options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
-    return [f"not stated: {', '.join(missing)}; {what} (a sweep takes {options})"] if missing else []
+    return [f"not stated: {', '.join(missing)}; {outcome} (a sweep takes {options})"] if missing else []
 
 
 def unplaced_notes(winner: Winner, remedy: str, *names: str) -> list[str]:
     """A line for each stated hyperparameter, of those named, that a target has no place for. `Target.unexpressed` has the
     optimizer where it is not the knob's default."""
-    told = {name for name in winner.config.differences(TrialConfig()) if name == "optimizer"}
-    return [f"{name}={value}: {remedy}" for name, value in winner.stated.values().items() if name in names and name not in told]
+    unexpressed = {name for name in winner.config.differences(TrialConfig()) if name == "optimizer"}
+    return [
+        f"{name}={value}: {remedy}"
+        for name, value in winner.hyperparameters.values().items()
+        if name in names and name not in unexpressed
+    ]
 
 
 def marks_note(config: TrialConfig, target: str) -> list[str]:
     """What a target that lays out layers alone leaves out of a layout."""
     if not (marks_recomputation(config) or marks_offloading(config)):
         return []
-    told = f"pipeline_layout={config.pipeline_layout}: {target} takes its layers"
-    return [f"{told}, and computes again (f, s) and offloads (o) on every stage alike: nothing of it is switched on"]
+    layout_text = f"pipeline_layout={config.pipeline_layout}: {target} takes its layers"
+    return [f"{layout_text}, and computes again (f, s) and offloads (o) on every stage alike: nothing of it is switched on"]
 
 
 def verified_note(winner: Winner, same: Collection[str]) -> str:
@@ -108,8 +112,8 @@ def specific_note(winner: Winner, same: Collection[str]) -> list[str]:
     engine = next((name for name in same if CAPABILITIES[name].specific), None)
     if engine is None or winner.verified == "target" or winner.engine in (*same, COMMAND):
         return []
-    told = ", ".join(sorted(CAPABILITIES[engine].specific))
-    return [f"tune {told} there: they carry over least (autotune sweep MODEL --from best-config.json --engine {engine})"]
+    knob_list = ", ".join(sorted(CAPABILITIES[engine].specific))
+    return [f"tune {knob_list} there: they carry over least (autotune sweep MODEL --from best-config.json --engine {engine})"]
 
 
 def size_note(winner: Winner) -> list[str]:

@@ -146,25 +146,29 @@ def deepspeed_document(winner: Winner) -> dict[str, Any]:
 
 def _as_stated(content: dict[str, Any], winner: Winner) -> dict[str, Any]:
     """A trial's configuration without the hyperparameters that the user did not state."""
-    left = {"clip": "gradient_clipping", "optimizer": "optimizer"}
-    kept = {key: value for key, value in content.items() if key not in {left[name] for name in winner.stated.missing(*left)}}
-    if "optimizer" in kept:
-        unstated = winner.stated.missing("lr", "weight_decay")
-        parameters = {name: value for name, value in kept["optimizer"]["params"].items() if name not in unstated}
-        kept["optimizer"] = {**kept["optimizer"], "params": parameters}
-    return kept
+    content_keys = {"clip": "gradient_clipping", "optimizer": "optimizer"}
+    stated_content = {
+        key: value
+        for key, value in content.items()
+        if key not in {content_keys[name] for name in winner.hyperparameters.missing(*content_keys)}
+    }
+    if "optimizer" in stated_content:
+        unstated = winner.hyperparameters.missing("lr", "weight_decay")
+        parameters = {name: value for name, value in stated_content["optimizer"]["params"].items() if name not in unstated}
+        stated_content["optimizer"] = {**stated_content["optimizer"], "params": parameters}
+    return stated_content
 
 
 def _stated_notes(winner: Winner) -> list[str]:
     """Notes about hyperparameters. DeepSpeed reads those of an optimizer only beside its type."""
     config, notes = winner.config, []
-    if winner.stated.optimizer is None:
-        own = "left out, hand DeepSpeed the optimizer that your program makes"
-        own += ", a DeepSpeedCPUAdam for states in main memory" if config.offload_optimizer != "none" else ""
-        notes += unstated_note(winner, own, "optimizer")
+    if winner.hyperparameters.optimizer is None:
+        outcome = "left out, hand DeepSpeed the optimizer that your program makes"
+        outcome += ", a DeepSpeedCPUAdam for states in main memory" if config.offload_optimizer != "none" else ""
+        notes += unstated_note(winner, outcome, "optimizer")
         if not config.fused_optimizer:
             notes.append("fused_optimizer=False: choose it where the optimizer is made")
-    if winner.stated.optimizer is None or config.optimizer == "adamw8bit":
+    if winner.hyperparameters.optimizer is None or config.optimizer == "adamw8bit":
         yours = "DeepSpeed reads it beside a type of optimizer alone; give it to your own optimizer"
         notes += unplaced_notes(winner, yours, "lr", "weight_decay")
     else:

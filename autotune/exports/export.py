@@ -32,14 +32,14 @@ def remarks(
         checkpoints: the library that writes them; None: the export does not affect checkpoints.
         same: our engines that run the export's framework itself.
     """
-    kept = [] if checkpoints is None else [checkpoint_note(winner, checkpoints)]
-    return (*notes, *size_note(winner), *kept, *specific_note(winner, same), verified_note(winner, same))
+    checkpoint_notes = [] if checkpoints is None else [checkpoint_note(winner, checkpoints)]
+    return (*notes, *size_note(winner), *checkpoint_notes, *specific_note(winner, same), verified_note(winner, same))
 
 
-def header(winner: Winner, what: str, notes: Sequence[str], mark: str = "# ") -> str:
+def header(winner: Winner, title: str, notes: Sequence[str], mark: str = "# ") -> str:
     """The comment lines at the top of a file: its kind, its job, and the notes."""
     of = f" (job {winner.job})" if winner.job else ""
-    lines = [f"{what}: the best configuration that Autotune found{of}.", *notes]
+    lines = [f"{title}: the best configuration that Autotune found{of}.", *notes]
     return "".join(f"{mark}{line}\n" for line in lines)
 
 

@@ -85,15 +85,15 @@ def files_notes(winner: Winner) -> list[str]:
     # In trials, and in launches on CPUs, variables replace this file.
     if winner.model.plugin == "fsdp" and "accelerate" not in names and winner.on_gpus:
         names.append("accelerate")
-    made = " ".join(["autotune export", *([winner.job] if winner.job else [])])
-    return [f"{FILES[name]}: `{made} --format {FILE_FORMATS[name]} --out {FILES[name]}` writes it" for name in names]
+    command = " ".join(["autotune export", *([winner.job] if winner.job else [])])
+    return [f"{FILES[name]}: `{command} --format {FILE_FORMATS[name]} --out {FILES[name]}` writes it" for name in names]
 
 
 def layout_notes(winner: Winner) -> list[str]:
     """Notes about the settings that the launcher leaves to the program."""
-    own = {*VARIABLES, *(["numa_binding"] if winner.on_gpus else [])}
-    knobs = {name: value for name, value in winner.config.differences(TrialConfig()).items() if name not in own}
-    knobs |= winner.stated.values()
+    launch_knobs = {*VARIABLES, *(["numa_binding"] if winner.on_gpus else [])}
+    knobs = {name: value for name, value in winner.config.differences(TrialConfig()).items() if name not in launch_knobs}
+    knobs |= winner.hyperparameters.values()
     settings = " ".join(f"{name}={value_text(value)}" for name, value in knobs.items()) or "every knob stands at its default"
     if winner.script:
         return [f"your script's line is filled in with the best configuration: {settings}", *_script_notes(winner)]
@@ -118,7 +118,7 @@ def rank_places(winner: Winner) -> list[str]:
     for node in range(winner.nodes):
         first, after = node * winner.ranks_per_node, min((node + 1) * winner.ranks_per_node, winner.world_size)
         places = [mesh.coordinates(rank) for rank in range(first, after)]
-        along = [f"{name} {_span([place[name] for place in places])}" for name in DIMENSIONS if mesh.size(name) > 1]
+        along = [f"{name} {_span([coordinates[name] for coordinates in places])}" for name in DIMENSIONS if mesh.size(name) > 1]
         lines.append(f"node {node}: ranks {_span([first, after - 1])}" + (f" ({', '.join(along)})" if along else ""))
     return lines
 

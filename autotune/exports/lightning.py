@@ -47,7 +47,7 @@ class _Strategy:
     """The code of a strategy, and its notes."""
 
     imports: tuple[str, ...]
-    made: str
+    constructor: str
     """The expression that creates it."""
     notes: tuple[str, ...]
     checkpoints: Checkpoints = Checkpoints.DISTRIBUTED
@@ -65,7 +65,7 @@ def export_lightning(winner: Winner) -> Export:
     parts = [
         header(winner, "Lightning", notes),
         "\n".join(sorted(strategy.imports)) + "\n",
-        f"{strategy.before}strategy = {strategy.made}\n",
+        f"{strategy.before}strategy = {strategy.constructor}\n",
         f"trainer = {python_text(_trainer(winner, strategy))}\n{TRAINER}",
         f"micro_batch_size = {winner.config.micro_batch_size}\n{LOADER}",
     ]
@@ -88,7 +88,7 @@ def _ddp(winner: Winner) -> _Strategy:
     DDP.require(winner.config)
     return _Strategy(
         imports=("from lightning.pytorch.strategies import DDPStrategy",),
-        made=f"DDPStrategy(bucket_cap_mb={bucket_megabytes(winner.config)}, gradient_as_bucket_view=True)",
+        constructor=f"DDPStrategy(bucket_cap_mb={bucket_megabytes(winner.config)}, gradient_as_bucket_view=True)",
         notes=tuple(DDP.unexpressed(winner.config)),
         same=("ddp",),
     )
@@ -111,7 +111,7 @@ def _fsdp(winner: Winner) -> _Strategy:
     imports = ["from lightning.pytorch.strategies import FSDPStrategy"]
     if layer is not None and winner.shape is not None:
         imports.append(f"from {layer_module(winner.shape.family)} import {layer}")
-    return _Strategy(imports=tuple(imports), made=_call("FSDPStrategy", arguments), notes=tuple(_fsdp_notes(winner)))
+    return _Strategy(imports=tuple(imports), constructor=_call("FSDPStrategy", arguments), notes=tuple(_fsdp_notes(winner)))
 
 
 def _sharding(winner: Winner) -> str:
@@ -141,7 +141,7 @@ def _model_parallel(winner: Winner) -> _Strategy:
         notes.append(f"zero_stage={config.zero_stage}: fully_shard with reshard_after_forward=False is the nearest")
     return _Strategy(
         imports=("from lightning.pytorch.strategies import ModelParallelStrategy",),
-        made=_call("ModelParallelStrategy", arguments),
+        constructor=_call("ModelParallelStrategy", arguments),
         notes=(*notes, *MODEL_PARALLEL.unexpressed(config)),
     )
 
@@ -153,7 +153,7 @@ def _deepspeed(winner: Winner) -> _Strategy:
     return _Strategy(
         imports=("from lightning.pytorch.strategies import DeepSpeedStrategy",),
         before=f"config = {python_text(config)}\n",
-        made="DeepSpeedStrategy(config=config)",
+        constructor="DeepSpeedStrategy(config=config)",
         notes=tuple(deepspeed_notes(winner)),
         checkpoints=Checkpoints.DEEPSPEED,
         same=SAME,
@@ -168,8 +168,10 @@ def _trainer(winner: Winner, strategy: _Strategy) -> dict[str, object]:
         "precision": _precision(winner, strategy),
         "accumulate_grad_batches": winner.gradient_accumulation_steps,
     }
-    if strategy.checkpoints is not Checkpoints.DEEPSPEED and winner.stated.clip is not None:  # DeepSpeed clips by itself
-        trainer["gradient_clip_val"] = winner.stated.clip
+    if (
+        strategy.checkpoints is not Checkpoints.DEEPSPEED and winner.hyperparameters.clip is not None
+    ):  # DeepSpeed clips by itself
+        trainer["gradient_clip_val"] = winner.hyperparameters.clip
     return trainer
 
 
@@ -184,9 +186,9 @@ def _stated_notes(winner: Winner, strategy: _Strategy) -> list[str]:
     """Notes about hyperparameters; DeepSpeed's strategy has its own."""
     if strategy.checkpoints is Checkpoints.DEEPSPEED:
         return []
-    made = "it belongs to the optimizer that configure_optimizers makes"
+    remedy = "it belongs to the optimizer that configure_optimizers makes"
     clip = unstated_note(winner, "left out, the Trainer does not clip", "clip")
-    return [*unplaced_notes(winner, made, "lr", "weight_decay", "optimizer"), *clip]
+    return [*unplaced_notes(winner, remedy, "lr", "weight_decay", "optimizer"), *clip]
 
 
 def _shared_notes(winner: Winner) -> list[str]:

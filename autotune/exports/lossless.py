@@ -47,14 +47,14 @@ def expressible(space: SearchSpace, target: str, pinned: frozenset[str] = frozen
     export, domains = MAKERS[target], dict(space.domains)
     for knob in space.domains.keys() - {"micro_batch_size"}:
         companions = [*_companions(space, (*COMPANIONS, *NEEDS.get(knob, ())))]
-        found = {value: _is_expressible(space, companions, export, knob, value) for value in space.domains[knob]}
+        expressibility = {value: _is_expressible(space, companions, export, knob, value) for value in space.domains[knob]}
         # A value without a tested legal configuration is kept if another value besides the base's is expressible.
-        any_expressible = any(found[value] for value in found if value != getattr(space.base, knob))
-        kept = tuple(value for value, ok in found.items() if (any_expressible if ok is None else ok))
-        if not kept and knob in pinned:
-            problem = f"{target} has no place for {knob}={','.join(map(value_text, found))}"
+        any_expressible = any(expressibility[value] for value in expressibility if value != getattr(space.base, knob))
+        expressible_values = tuple(value for value, ok in expressibility.items() if (any_expressible if ok is None else ok))
+        if not expressible_values and knob in pinned:
+            problem = f"{target} has no place for {knob}={','.join(map(value_text, expressibility))}"
             raise RequestError("simple", problem, "leave that pin out, or --simple")
-        domains[knob] = kept
+        domains[knob] = expressible_values
     return dataclasses.replace(space, domains={knob: values for knob, values in domains.items() if values})
 
 
@@ -98,7 +98,7 @@ def _noted(space: SearchSpace, config: TrialConfig, export: Callable[[Winner], E
         job="", config=config, baseline=None, model=space.model, workload=space.workload, engine="native",
         world_size=space.world_size, ranks_per_node=min(space.cluster.devices_per_node, space.world_size),
         on_gpus=space.cluster.device.kind == "cuda", verified="native-only", env={}, answer_for=None,
-        stated=Stated(), script=(), launch="",
+        hyperparameters=Stated(), script=(), launch="",
     )  # fmt: skip
     try:
         notes = export(winner).notes

@@ -94,15 +94,15 @@ def _layout(winner: Winner) -> list[str]:
 
 def _stated(winner: Winner) -> list[str]:
     """Hyperparameters. Megatron-LM needs a learning rate: if none is stated, the script reads the variable LR."""
-    stated = winner.stated
-    lines = ['--lr "${LR:?your learning rate}"' if stated.lr is None else f"--lr {stated.lr}"]
-    if stated.weight_decay is not None:
-        lines.append(f"--weight-decay {stated.weight_decay}")
-    if stated.clip is not None:
-        lines.append(f"--clip-grad {stated.clip}")
-    if stated.optimizer is not None:
+    hyperparameters = winner.hyperparameters
+    lines = ['--lr "${LR:?your learning rate}"' if hyperparameters.lr is None else f"--lr {hyperparameters.lr}"]
+    if hyperparameters.weight_decay is not None:
+        lines.append(f"--weight-decay {hyperparameters.weight_decay}")
+    if hyperparameters.clip is not None:
+        lines.append(f"--clip-grad {hyperparameters.clip}")
+    if hyperparameters.optimizer is not None:
         lines += {"sgd": ["--optimizer sgd", f"--sgd-momentum {SGD_MOMENTUM}"], "adamw": ["--optimizer adam"]}.get(
-            stated.optimizer, []
+            hyperparameters.optimizer, []
         )
     return lines
 

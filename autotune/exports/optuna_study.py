@@ -56,12 +56,12 @@ def study_trials(job: JobRecord, trials: Iterable[TrialRecord]) -> list[FrozenTr
 def _distributions(job: JobRecord, configs: Sequence[TrialConfig]) -> dict[str, BaseDistribution]:
     """Distributions of the searched knobs, if the request has them, and of all knobs that differ between trials."""
     domains: Mapping[str, Sequence[Value]] = job.request.get("resolved_domains") or {}
-    found = {}
+    distributions = {}
     for name in KNOBS:
         values = dict.fromkeys([*domains.get(name, ()), *(getattr(config, name) for config in configs)])
         if len(values) > 1:
-            found[name] = _distribution(name, list(values))
-    return found
+            distributions[name] = _distribution(name, list(values))
+    return distributions
 
 
 def _distribution(name: str, values: list[Value]) -> BaseDistribution:

@@ -84,10 +84,10 @@ def _low_rank_note(winner: Winner) -> str:
     if parameters := [*dict.fromkeys(name for name in called if name in PARAMETERS)]:
         words["target_parameters"] = parameters
     targets = ", ".join(f"{word}={values}" for word, values in words.items()) if called else "target_modules=[…]"
-    one = f"; {_fused(called)} has one adapter there" if _fused(called) else ""
+    fused_note = f"; {_fused(called)} has one adapter there" if _fused(called) else ""
     rank = config.lora_rank
-    made = f"peft.LoraConfig(r={rank}, lora_alpha={ALPHA_PER_RANK * rank}, {targets}, task_type='CAUSAL_LM')"
-    return f"{_lora_knobs(winner)}: give the model to peft.get_peft_model with {made}{one}"
+    lora_config = f"peft.LoraConfig(r={rank}, lora_alpha={ALPHA_PER_RANK * rank}, {targets}, task_type='CAUSAL_LM')"
+    return f"{_lora_knobs(winner)}: give the model to peft.get_peft_model with {lora_config}{fused_note}"
 
 
 def _other_notes(winner: Winner) -> list[str]:
@@ -95,16 +95,16 @@ def _other_notes(winner: Winner) -> list[str]:
     config = winner.config
     if size := config.adapter_size:
         hidden = f"{winner.shape.hidden_size} / {size}" if winner.shape is not None else f"HIDDEN_SIZE / {size}"
-        made = f"adapters.BnConfig(mh_adapter=True, output_adapter=True, reduction_factor={hidden}, non_linearity='gelu')"
-        return [f"adapter_size={size}: PEFT has no bottleneck adapters; the package adapters (AdapterHub) has: {made}"]
+        call = f"adapters.BnConfig(mh_adapter=True, output_adapter=True, reduction_factor={hidden}, non_linearity='gelu')"
+        return [f"adapter_size={size}: PEFT has no bottleneck adapters; the package adapters (AdapterHub) has: {call}"]
     if length := config.prefix_length:
-        made = f"peft.PrefixTuningConfig(num_virtual_tokens={length}, task_type='CAUSAL_LM')"
+        call = f"peft.PrefixTuningConfig(num_virtual_tokens={length}, task_type='CAUSAL_LM')"
         return [
-            f"prefix_length={length}: give the model to peft.get_peft_model with {made}; it counts positions from the prefix"
+            f"prefix_length={length}: give the model to peft.get_peft_model with {call}; it counts positions from the prefix"
         ]
     length = config.prompt_length
-    made = f"peft.PromptTuningConfig(num_virtual_tokens={length}, task_type='CAUSAL_LM')"
-    return [f"prompt_length={length}: give the model to peft.get_peft_model with {made}"]
+    call = f"peft.PromptTuningConfig(num_virtual_tokens={length}, task_type='CAUSAL_LM')"
+    return [f"prompt_length={length}: give the model to peft.get_peft_model with {call}"]
 
 
 def megatron_bridge_notes(winner: Winner) -> list[str]:
@@ -120,9 +120,9 @@ def megatron_bridge_notes(winner: Winner) -> list[str]:
 
 
 def _absent_notes(config: TrialConfig) -> list[str]:
-    asked = {name: getattr(config, name) for name in METHODS}
+    methods = {name: getattr(config, name) for name in METHODS}
     none = "neither Megatron-LM nor Megatron-Bridge has it; train by Transformers"
-    return [f"{name}={value}: {none}" for name, value in asked.items() if value]
+    return [f"{name}={value}: {none}" for name, value in methods.items() if value]
 
 
 def _canonical_note(winner: Winner) -> str:
@@ -134,11 +134,11 @@ def _canonical_note(winner: Winner) -> str:
     experts = ", share_expert_adapters=False" if winner.shape is not None and winner.shape.num_experts else ""
     if latent is not None:
         # LoRA adapts matrices as they are; only fused ones need CanonicalLoRA.
-        made = f"LoRA(target_modules={targets}, dim={rank}, alpha={ALPHA_PER_RANK * rank})"
+        call = f"LoRA(target_modules={targets}, dim={rank}, alpha={ALPHA_PER_RANK * rank})"
     else:
-        made = f"CanonicalLoRA(target_modules={targets}, dim={rank}, alpha={ALPHA_PER_RANK * rank}{experts})"
+        call = f"CanonicalLoRA(target_modules={targets}, dim={rank}, alpha={ALPHA_PER_RANK * rank}{experts})"
     return (
-        f"{_lora_knobs(winner)}: pretrain_gpt.py has no adapters; train by Megatron-Bridge with megatron.bridge.peft's {made}"
+        f"{_lora_knobs(winner)}: pretrain_gpt.py has no adapters; train by Megatron-Bridge with megatron.bridge.peft's {call}"
     )
 
 
@@ -152,22 +152,22 @@ def _quantised_notes(winner: Winner) -> list[str]:
     scaled = "; bitsandbytes scales 8 bits by the row, not by 64 values, and multiplies in 8 bits" if dtype == "int8" else ""
     if dtype == "int8" and winner.config.zero_stage == 3:
         scaled += ", and frameworks that shard floating-point types alone do not shard them"
-    made = f"transformers.BitsAndBytesConfig({LOADED[dtype]}{computed}{stored})"
-    return [f"frozen_dtype={dtype}: give from_pretrained quantization_config={made}{scaled}"]
+    quantization_config = f"transformers.BitsAndBytesConfig({LOADED[dtype]}{computed}{stored})"
+    return [f"frozen_dtype={dtype}: give from_pretrained quantization_config={quantization_config}{scaled}"]
 
 
 def _matrices(winner: Winner) -> list[str]:
     gated = winner.shape is None or winner.shape.gated_mlp
     targets = TARGETS[winner.config.lora_targets]
     if winner.shape is not None:
-        here = {name for name, _, _ in adapted(winner.shape, winner.config).adapted_matrices}
-        return [matrix for matrix in targets if matrix in here]
+        adapted_names = {name for name, _, _ in adapted(winner.shape, winner.config).adapted_matrices}
+        return [matrix for matrix in targets if matrix in adapted_names]
     return [matrix for matrix in targets if matrix in MEGATRON and (matrix != "gate" or gated)]
 
 
 def _fused(called: list[str]) -> str:
     """The first module name that covers several matrices; empty: none."""
-    return next((name for place, name in enumerate(called) if name in called[:place]), "")
+    return next((name for position, name in enumerate(called) if name in called[:position]), "")
 
 
 def _lora_knobs(winner: Winner) -> str:

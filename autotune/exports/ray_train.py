@@ -65,6 +65,6 @@ def _layout(winner: Winner) -> str:
         "gradient_accumulation_steps": winner.gradient_accumulation_steps,
         "micro_batch_size": winner.config.micro_batch_size,
         **winner.config.differences(TrialConfig()),
-        **winner.stated.values(),
+        **winner.hyperparameters.values(),
     }
     return python_text(values)

@@ -65,7 +65,7 @@ def _require_right(winner: Winner) -> None:
 
 
 def _command(winner: Winner) -> str:
-    rate = " --lr YOUR_LEARNING_RATE" if winner.stated.lr is None else ""
+    rate = " --lr YOUR_LEARNING_RATE" if winner.hyperparameters.lr is None else ""
     return " ".join([*torchrun_words(winner), f"FILE --steps 10{rate}"])
 
 
@@ -99,9 +99,9 @@ def _constants(winner: Winner) -> str:
         "GLOBAL_BATCH_SIZE": workload.global_batch_size,
         "MICRO_BATCH_SIZE": config.micro_batch_size,
         "SEQUENCE_LENGTH": workload.sequence_length,
-        "LEARNING_RATE": winner.stated.lr,
-        "WEIGHT_DECAY": winner.stated.weight_decay,
-        "GRADIENT_CLIPPING": winner.stated.clip,
+        "LEARNING_RATE": winner.hyperparameters.lr,
+        "WEIGHT_DECAY": winner.hyperparameters.weight_decay,
+        "GRADIENT_CLIPPING": winner.hyperparameters.clip,
         "MODEL": _model(shape),
     }
     return "\n".join(f"{name} = {python_text(value)}" for name, value in values.items())

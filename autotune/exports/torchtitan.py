@@ -62,7 +62,7 @@ def _overrides(winner: Winner) -> list[str]:
         "training.local_batch_size": local,
         "training.global_batch_size": workload.global_batch_size,
         "training.seq_len": workload.sequence_length,
-        **({} if winner.stated.clip is None else {"training.max_norm": winner.stated.clip}),
+        **({} if winner.hyperparameters.clip is None else {"training.max_norm": winner.hyperparameters.clip}),
         "training.mixed_precision_param": "bfloat16" if config.precision in ("bf16", "fp8") else "float32",
         "parallelism.data_parallel_replicate_degree": _replicas(winner),
         "parallelism.data_parallel_shard_degree": winner.data_parallel_size // _replicas(winner),

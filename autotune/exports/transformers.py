@@ -77,9 +77,13 @@ def _common(winner: Winner) -> dict[str, Any]:
 
 
 def _stated(winner: Winner) -> dict[str, Any]:
-    stated = winner.stated
-    values = {"learning_rate": stated.lr, "weight_decay": stated.weight_decay, "max_grad_norm": stated.clip}
-    optimizer = {} if stated.optimizer is None else _optimizer(winner.config)
+    hyperparameters = winner.hyperparameters
+    values = {
+        "learning_rate": hyperparameters.lr,
+        "weight_decay": hyperparameters.weight_decay,
+        "max_grad_norm": hyperparameters.clip,
+    }
+    optimizer = {} if hyperparameters.optimizer is None else _optimizer(winner.config)
     return {**optimizer, **{name: value for name, value in values.items() if value is not None}}
 
 
@@ -96,7 +100,7 @@ def _optimizer(config: TrialConfig) -> dict[str, str]:
 def _notes(winner: Winner) -> list[str]:
     config, notes = winner.config, peft.peft_notes(winner)
     notes += unstated_note(winner, "left out, TrainingArguments' own defaults hold", *STATED)
-    if winner.stated.optimizer is None and not config.fused_optimizer:
+    if winner.hyperparameters.optimizer is None and not config.fused_optimizer:
         notes.append("fused_optimizer=False: choose an optim that is not fused, such as adamw_torch")
     if config.activation_checkpointing == "selective":
         notes.append("activation_checkpointing=selective: TrainingArguments know full alone, which is switched on")
@@ -117,8 +121,8 @@ def _notes(winner: Winner) -> list[str]:
     if config.zero_stage == 3:
         notes.append("for ZeRO stage 3 make the TrainingArguments before the model, so that it is divided while it is loaded")
     if _by_deepspeed(config):
-        there = ("not stated: ", RECOMPUTATION)
+        skipped_prefixes = ("not stated: ", RECOMPUTATION)
         return notes + [
-            note for note in deepspeed_notes(winner) if note.split("=")[0] not in HERE and not note.startswith(there)
+            note for note in deepspeed_notes(winner) if note.split("=")[0] not in HERE and not note.startswith(skipped_prefixes)
         ]
     return notes + TARGET.unexpressed(config)

@@ -40,8 +40,8 @@ def stated_of(request: JobRequest, config: TrialConfig) -> Stated:
     """Hyperparameters that a request states. Pins, the baseline, or a space with another optimizer than the default may also
     state the optimizer."""
     optimizer = request.optimizer
-    named = "optimizer" in request.pins or "optimizer" in (request.baseline or {})
-    if optimizer is None and (named or config.optimizer != TrialConfig().optimizer):
+    optimizer_chosen = "optimizer" in request.pins or "optimizer" in (request.baseline or {})
+    if optimizer is None and (optimizer_chosen or config.optimizer != TrialConfig().optimizer):
         optimizer = config.optimizer
     return Stated(lr=request.lr, weight_decay=request.weight_decay, clip=request.clip, optimizer=optimizer)
 
@@ -57,8 +57,8 @@ class Winner:
     """None: no baseline was measured."""
     model: Model
     workload: Workload
-    """Its hyperparameters are those of trials; exporters write `stated` instead."""
-    stated: Stated
+    """Its hyperparameters are those of trials; exporters write `hyperparameters` instead."""
+    hyperparameters: Stated
     engine: str
     """The engine that measured it."""
     world_size: int
@@ -118,16 +118,16 @@ def winner_of(document: Mapping[str, Any]) -> Winner:
     if model is None or cluster is None:
         raise BestConfigError("job.request", "names no model and cluster", "write the file again with `autotune export`")
     config = TrialConfig().replace(document["best"]["config"])
-    stated = stated_of(request, config)
-    if stated.optimizer is not None:
-        config = config.replace({"optimizer": stated.optimizer})  # for a script, whose trials do not have this knob
+    hyperparameters = stated_of(request, config)
+    if hyperparameters.optimizer is not None:
+        config = config.replace({"optimizer": hyperparameters.optimizer})  # for a script, whose trials do not have this knob
     return Winner(
         job=document["job"].get("id", ""),
         config=config,
         baseline=TrialConfig().replace(baseline["config"]) if baseline else None,
         model=model,
         workload=request.workload,
-        stated=stated,
+        hyperparameters=hyperparameters,
         engine=request.engine,
         world_size=launch["world_size"],
         ranks_per_node=min(cluster.devices_per_node, launch["world_size"]),

@@ -70,7 +70,7 @@ def from_accelerate(content: Mapping[str, Any], path: Path, read_file: ReadFile)
     table.notes.append(f"micro_batch_size: the file does not state it, so it is 1; {baseline}")
     table.assumed |= {"micro_batch_size": 1, "activation_checkpointing": "none"}
     clip = table.quantity("deepspeed_config.gradient_clipping", "megatron_lm_config.megatron_lm_gradient_clipping")
-    return table.imported(format=ACCELERATE_FORMAT, ranks=ranks, stated=Stated(clip=clip))
+    return table.imported(format=ACCELERATE_FORMAT, ranks=ranks, hyperparameters=Stated(clip=clip))
 
 
 def _with_file(table: Table, path: Path, ranks: int | None, read_file: ReadFile) -> Imported:
@@ -81,7 +81,7 @@ def _with_file(table: Table, path: Path, ranks: int | None, read_file: ReadFile)
         global_batch_size=inner.global_batch_size,
         samples_per_rank=inner.samples_per_rank,
         ranks=ranks,
-        stated=inner.stated,
+        hyperparameters=inner.hyperparameters,
         notes=notes,
         assumed=inner.assumed,
         format=ACCELERATE_FORMAT,
@@ -135,8 +135,8 @@ def _offload(table: Table, stage: int) -> None:
     if stage == 3:
         table.set("offload_param", "cpu")
     else:
-        kept = "parameters stay on the device" if stage else "nothing is offloaded"
-        table.notes.append(f"fsdp_config.fsdp_offload_params=true: at stage {stage} {kept} in trials")
+        offload_note = "parameters stay on the device" if stage else "nothing is offloaded"
+        table.notes.append(f"fsdp_config.fsdp_offload_params=true: at stage {stage} {offload_note} in trials")
 
 
 def _megatron(table: Table) -> None:

@@ -62,7 +62,7 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
     as_deepspeed_does(table)
     _reuse(table)
     _precision(table)
-    stated = _stated(table)
+    hyperparameters = _stated(table)
     steps, batch = table.whole("gradient_accumulation_steps"), table.whole("train_batch_size")
     micro = table.knobs.get("micro_batch_size")
     if micro is None and batch is not None and steps is not None:
@@ -70,7 +70,9 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
             "train_micro_batch_size_per_gpu is not stated: it follows from the number of ranks; the default is 1"
         )
     samples = int(micro) * steps if micro is not None and steps is not None else None
-    return table.imported(format=DEEPSPEED_FORMAT, global_batch_size=batch, samples_per_rank=samples, stated=stated)
+    return table.imported(
+        format=DEEPSPEED_FORMAT, global_batch_size=batch, samples_per_rank=samples, hyperparameters=hyperparameters
+    )
 
 
 def as_deepspeed_does(table: Table) -> None:
@@ -149,9 +151,9 @@ def _stated(table: Table) -> Stated:
     kind = table.take("optimizer.type")
     optimizer = OPTIMIZERS.get(str(kind).lower())
     if kind is not None and optimizer is None:
-        known = ", ".join(sorted(set(OPTIMIZERS.values())))
+        optimizer_names = ", ".join(sorted(set(OPTIMIZERS.values())))
         table.notes.append(
-            f"optimizer.type={kind}: not among {known}; trials train with their default, and exports leave it out"
+            f"optimizer.type={kind}: not among {optimizer_names}; trials train with their default, and exports leave it out"
         )
     if table.switch("optimizer.params.torch_adam"):
         table.set("fused_optimizer", bool(table.switch("optimizer.params.fused")))

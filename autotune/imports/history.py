@@ -100,8 +100,8 @@ def _study_rows(storage: str, name: str) -> list[EarlierRow]:
         if not name and len(names) == 1:
             name = names[0]
         if name not in names:
-            known = ", ".join(names[:10]) or "none"
-            problem = f"{without_password(storage)} has no study {name!r} (it has {known})"
+            study_names = ", ".join(names[:10]) or "none"
+            problem = f"{without_password(storage)} has no study {name!r} (it has {study_names})"
             raise RequestError("knowledge", problem, "write STORAGE#NAME")
         study = optuna.load_study(study_name=name, storage=opened)
         if study.direction is not optuna.study.StudyDirection.MAXIMIZE:

@@ -32,7 +32,7 @@ class Imported:
     """Number of processes that the file is written for; None: the file does not state it."""
     engine: str | None = None
     """Our engine that measured it; None: none."""
-    stated: Stated = field(default_factory=Stated)
+    hyperparameters: Stated = field(default_factory=Stated)
     """Hyperparameters that the file states."""
     notes: tuple[str, ...] = ()
     """Settings that were not read as knobs, one line each."""
@@ -68,11 +68,11 @@ class Table:
         self.assumed: dict[str, Value] = {}
         self.keys: dict[str, str] = {}
         self.settings: dict[str, Any] = dict(flat(content))
-        self._left = dict(self.settings)
+        self._unread = dict(self.settings)
 
     def take(self, key: str) -> Any:
         """Return and remove the value under the key; None: it is missing, null or auto."""
-        value = self._left.pop(key, None)
+        value = self._unread.pop(key, None)
         if value == AUTO:
             self.notes.append(f"{key}=auto: its value is chosen when a run begins; it was left at the default")
             return None
@@ -93,8 +93,8 @@ class Table:
 
     def number(self, *keys: str, default: float) -> float:
         """As `quantity`, with a default."""
-        found = self.quantity(*keys)
-        return default if found is None else found
+        quantity = self.quantity(*keys)
+        return default if quantity is None else quantity
 
     def quantity(self, *keys: str) -> float | None:
         """A number of at least 0 under the first existing key; None: all keys are missing.
@@ -180,24 +180,24 @@ class Table:
         value = self.take(key)
         if value is None or value in (0, 1):
             return 1
-        self._left[key] = value
-        found = self.whole(key) or 1
-        self.set(name, found, key)
-        return found
+        self._unread[key] = value
+        size = self.whole(key) or 1
+        self.set(name, size, key)
+        return size
 
     def drop_tables(self, *prefixes: str) -> None:
         """Remove whole tables that carry no further information."""
-        for key in [key for key in self._left if key.startswith(prefixes)]:
-            del self._left[key]
+        for key in [key for key in self._unread if key.startswith(prefixes)]:
+            del self._unread[key]
 
     def drop(self, *keys: str) -> None:
         """Remove keys that carry no further information."""
         for key in keys:
-            self._left.pop(key, None)
+            self._unread.pop(key, None)
 
     def imported(self, **fields: Any) -> Imported:
         """Return the result, with a note for every key that was not read."""
-        for key, value in self._left.items():
+        for key, value in self._unread.items():
             why = "its value is chosen when a run begins" if value == AUTO else "is not a knob; trials run without it"
             self.notes.append(f"{key}={_text(value)}: {why}")
         knobs = {name: self.knobs[name] for name in KNOBS if name in self.knobs}

@@ -136,7 +136,7 @@ class _Reading:
             table.set("attention_backend", kernel, key("attention_backend"))
         if self.switch("use_tp_pp_dp_mapping"):
             table.set("rank_order", "tp-cp-pp-dp", key("use_tp_pp_dp_mapping"))
-        stated = Stated(
+        hyperparameters = Stated(
             lr=table.quantity(key("lr")) or None, weight_decay=table.quantity(key("weight_decay")),
             clip=table.quantity(key("clip_grad")), optimizer={"adam": "adamw", "sgd": "sgd"}.get(self.word("optimizer")),
         )  # fmt: skip
@@ -146,16 +146,18 @@ class _Reading:
         )
         return table.imported(
             format=self.dialect.format, model=model, ranks=ranks, global_batch_size=self.whole("global_batch_size"),
-            sequence_length=tokens, stated=stated,
+            sequence_length=tokens, hyperparameters=hyperparameters,
         )  # fmt: skip
 
     def _pipeline(self, model: ModelSpec | None, ranks: int) -> None:
         key = self.dialect.key
-        each, layout = self.whole("num_layers_per_virtual_pipeline_stage"), self.word("pipeline_model_parallel_layout")
+        stage_layers, layout = self.whole("num_layers_per_virtual_pipeline_stage"), self.word("pipeline_model_parallel_layout")
         counts = {
             "virtual_pipeline_model_parallel_size": self.whole("virtual_pipeline_model_parallel_size"),
             "num_virtual_stages_per_pipeline_rank": self.whole("num_virtual_stages_per_pipeline_rank"),
-            "num_layers_per_virtual_pipeline_stage": max(model.num_layers // ranks // each, 1) if each and model else None,
+            "num_layers_per_virtual_pipeline_stage": max(model.num_layers // ranks // stage_layers, 1)
+            if stage_layers and model
+            else None,
             "pipeline_model_parallel_layout": max(stages_of_layout(layout) // ranks, 1) if layout else None,
         }
         name, stages = next(((name, count) for name, count in counts.items() if count), ("", 1))
@@ -217,19 +219,19 @@ class _Reading:
         """The model that the arguments describe, else the one that they name."""
         whole, table = self.whole, self.table
         sizes = {name: whole(name) for name in ("num_layers", "hidden_size", "num_attention_heads")}
-        named = [str(table.take(key) or "") for key in NAMES]
+        model_names = [str(table.take(key) or "") for key in NAMES]
         if not all(sizes.values()):
-            return next((found for name in named if name and (found := model_named(name)) is not None), None)
-        return self._described({name: size for name, size in sizes.items() if size}, named)
+            return next((model for name in model_names if name and (model := model_named(name)) is not None), None)
+        return self._described({name: size for name, size in sizes.items() if size}, model_names)
 
-    def _described(self, sizes: Mapping[str, int], named: list[str]) -> ModelSpec | None:
+    def _described(self, sizes: Mapping[str, int], model_names: list[str]) -> ModelSpec | None:
         layers, hidden, heads = sizes["num_layers"], sizes["hidden_size"], sizes["num_attention_heads"]
         whole, bridge = self.whole, self.dialect.format == BRIDGE
         gated = self.switch("swiglu") or self.switch("gated_linear_unit")
         ffn = whole("ffn_hidden_size") or (int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
         experts = whole("num_moe_experts") or 0
         groups = whole("num_query_groups") if self.switch("group_query_attention") or bridge else None
-        tokenizer = next((found for name in named if name and (found := model_named(name)) is not None), None)
+        tokenizer = next((model for name in model_names if name and (model := model_named(name)) is not None), None)
         vocabulary = whole("padded_vocab_size") or whole("vocab_size") or (tokenizer.vocab_size if tokenizer else None)
         if vocabulary is None:
             self.table.notes.append(f"the vocabulary is not stated; predictions take {ASSUMED_VOCABULARY:,} tokens")
@@ -256,16 +258,16 @@ class _Reading:
             return None
 
     def _dense(self, layers: int, ffn: int, experts: int) -> dict[str, Any]:
-        found = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?", self.word("moe_layer_freq"))
-        if not experts or found is None or int(found[1]) + int(found[2]) != layers:
+        match = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?", self.word("moe_layer_freq"))
+        if not experts or match is None or int(match[1]) + int(match[2]) != layers:
             return {}
-        dense = (True,) * int(found[1]) + (False,) * int(found[2])
+        dense = (True,) * int(match[1]) + (False,) * int(match[2])
         return {"dense_layers": dense, "dense_ffn_size": ffn}
 
 
 def stages_of_layout(layout: str) -> int:
     """Stages of `Et|(tt|)*30mL`: parts between bars, with repeated groups."""
-    repeated = re.sub(r"\(([^()]*)\)\*(\d+)", lambda found: found[1] * int(found[2]), layout)
+    repeated = re.sub(r"\(([^()]*)\)\*(\d+)", lambda group: group[1] * int(group[2]), layout)
     return repeated.count("|") + 1
 
 
@@ -274,7 +276,7 @@ def _launched(table: Table) -> int | None:
     recipe = re.search(r"_(\d+)gpus?(?:_|$)", str(table.settings.get("recipe", "")))
     if recipe is not None:
         return int(recipe[1])
-    each, nodes = table.take(f"{LAUNCHER}nproc_per_node"), table.take(f"{LAUNCHER}nnodes")
-    if isinstance(each, int) and (nodes is None or isinstance(nodes, int)):
-        return each * (nodes or 1)
+    ranks_per_node, nodes = table.take(f"{LAUNCHER}nproc_per_node"), table.take(f"{LAUNCHER}nnodes")
+    if isinstance(ranks_per_node, int) and (nodes is None or isinstance(nodes, int)):
+        return ranks_per_node * (nodes or 1)
     return None

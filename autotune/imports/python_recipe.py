@@ -31,10 +31,10 @@ def python_recipes(text: str) -> list[PythonRecipe]:
         SyntaxError: the text is not Python.
     """
     functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
-    found = {name: _settings(node, functions, ()) for name, node in functions.items()}
+    settings_by_name = {name: _settings(node, functions, ()) for name, node in functions.items()}
     return [
         PythonRecipe(name=name, line=functions[name].lineno, settings={**settings, "recipe": name})
-        for name, settings in found.items()
+        for name, settings in settings_by_name.items()
         if settings
     ]
 
@@ -101,9 +101,9 @@ def _value(node: ast.expr, key: str) -> Iterator[tuple[str, Any]]:
 def _literal(node: ast.expr) -> Any:
     """The value of a literal, or of products and sums of whole numbers."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Add):
-        left, right = _literal(node.left), _literal(node.right)
-        if isinstance(left, int) and isinstance(right, int):
-            return left * right if isinstance(node.op, ast.Mult) else left + right
+        left_operand, right_operand = _literal(node.left), _literal(node.right)
+        if isinstance(left_operand, int) and isinstance(right_operand, int):
+            return left_operand * right_operand if isinstance(node.op, ast.Mult) else left_operand + right_operand
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):

@@ -100,11 +100,11 @@ def read_imported(path: Path) -> Imported:
     Raises:
         RequestError: the file cannot be read, has none of the formats, has several configurations, or has an invalid value.
     """
-    found = read_written(path)
-    if len(found) > 1:
-        names = ", ".join(one.name for one in found[:5])
+    recipes = read_written(path)
+    if len(recipes) > 1:
+        names = ", ".join(recipe.name for recipe in recipes[:5])
         raise RequestError("from", f"{path} has several recipes ({names} …)", "give a file with one of them")
-    return found[0].imported()
+    return recipes[0].imported()
 
 
 def read_written(path: Path, format_name: str = "", alone: bool = False) -> list[Written]:
@@ -123,28 +123,28 @@ def read_written(path: Path, format_name: str = "", alone: bool = False) -> list
     if format_name and format_name not in FORMATS:
         raise UnknownFormatError("format", f"{format_name!r} is not known", f"use auto, {', '.join(FORMATS)}")
     if path.suffix == ".py":
-        found = _python(path, format_name)
+        recipes = _python(path, format_name)
     elif path.suffix not in TABLES:
-        found = [_script(path, format_name, alone)]
+        recipes = [_script(path, format_name, alone)]
     else:
         content = read_table(path)
-        own = _format_of_table(content)
-        if format_name and own not in ("", format_name):
-            raise RequestError("format", f"{path} is of {own}, not of {format_name}", f"give {own}, or auto")
-        found = [Written(format=format_name or own, name=path.name, path=path, content=content)]
-    for one in found:
+        table_format = _format_of_table(content)
+        if format_name and table_format not in ("", format_name):
+            raise RequestError("format", f"{path} is of {table_format}, not of {format_name}", f"give {table_format}, or auto")
+        recipes = [Written(format=format_name or table_format, name=path.name, path=path, content=content)]
+    for recipe in recipes:
         if format_name:
-            _require_settings(one)
-        if alone and any("config_file" in key for key, _ in flat(one.content)):
+            _require_settings(recipe)
+        if alone and any("config_file" in key for key, _ in flat(recipe.content)):
             raise _names_another_file()
-    return found
+    return recipes
 
 
-def _require_settings(one: Written) -> None:
+def _require_settings(written: Written) -> None:
     """Refuse a file without any setting of the format that it is said to have: it would pass every check."""
-    prefixes = PREFIXES.get(one.format, ("",))
-    if not any(key.startswith(prefixes) for key in (*dict(flat(one.content)), *one.open)):
-        raise _without_setting(one.path, one.format)
+    prefixes = PREFIXES.get(written.format, ("",))
+    if not any(key.startswith(prefixes) for key in (*dict(flat(written.content)), *written.open)):
+        raise _without_setting(written.path, written.format)
 
 
 def _without_setting(path: Path, format_name: str) -> RequestError:
@@ -208,33 +208,33 @@ def _python(path: Path, format_name: str) -> list[Written]:
         raise RequestError("from", f"{path} is not Python ({error.msg}, line {error.lineno})", REMEDY) from error
     except (RecursionError, MemoryError):
         raise RequestError("from", f"{path} is nested too deeply", REMEDY) from None
-    found = []
+    written_recipes = []
     for recipe in recipes:
         kind = format_name or _format_of_keys(recipe.settings)
         if kind:
             lines = {"recipe": recipe.line}
             name = f"{path.name}:{recipe.name}"
-            found.append(Written(format=kind, name=name, path=path, content=recipe.settings, lines=lines))
-    if not found:
+            written_recipes.append(Written(format=kind, name=name, path=path, content=recipe.settings, lines=lines))
+    if not written_recipes:
         raise RequestError("from", f"{path} is Python source without a function that returns a configuration", REMEDY)
-    return found
+    return written_recipes
 
 
 def _script(path: Path, format_name: str, alone: bool) -> Written:
     text = _text(path)
-    found = read_options(text)
-    settings: dict[str, Any] = found.settings
-    overrides = {given[1]: _override(given[2]) for word in found.words if (given := OVERRIDE.fullmatch(word))}
-    undecided = {key: by for key, by in found.open.items() if not key.startswith("$")}
+    script = read_options(text)
+    settings: dict[str, Any] = script.settings
+    overrides = {override[1]: _override(override[2]) for word in script.words if (override := OVERRIDE.fullmatch(word))}
+    undecided = {key: by for key, by in script.open.items() if not key.startswith("$")}
     for key in [key for key, value in overrides.items() if isinstance(value, str) and "$" in value]:
         undecided[key] = decided_by(overrides.pop(key))
     tables = {_tyro(key): value for key, value in settings.items() if key.startswith("--")}
-    stated = [settings, tables, overrides]
+    settings_tables = [settings, tables, overrides]
     kind = format_name or next(
         (
             kind
-            for one in stated
-            for keys in (one, [*one, *undecided], [*one, *map(_tyro, undecided)])
+            for options in settings_tables
+            for keys in (options, [*options, *undecided], [*options, *map(_tyro, undecided)])
             if (kind := _format_of_keys(keys))
         ),
         "",
@@ -243,19 +243,19 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
         case "megatron-bridge":
             content: Mapping[str, Any] = overrides
         case "torchtitan":
-            others = {key: value for key, value in settings.items() if not key.startswith("--")}
-            content = {**_base(path, tables, alone), **_switches(tables), **others}
+            table_settings = {key: value for key, value in settings.items() if not key.startswith("--")}
+            content = {**_base(path, tables, alone), **_switches(tables), **table_settings}
             undecided = {_tyro(key): by for key, by in undecided.items()}
         case "megatron":
             content = settings
         case _:
             raise RequestError("from", f"{path} has no options of a known framework", REMEDY)
-    own = "recipe" in content or _format_of_keys([*content, *undecided]) == kind
-    if format_name and not own:
+    has_settings = "recipe" in content or _format_of_keys([*content, *undecided]) == kind
+    if format_name and not has_settings:
         raise _without_setting(path, kind)
-    undecided |= {key: by for key, by in found.open.items() if key.startswith("$")}
+    undecided |= {key: by for key, by in script.open.items() if key.startswith("$")}
     return Written(
-        format=kind, name=path.name, path=path, content=content, open=undecided, sourced=tuple(found.sourced)
+        format=kind, name=path.name, path=path, content=content, open=undecided, sourced=tuple(script.sourced)
     )  # fmt: skip
 
 
@@ -285,7 +285,9 @@ def _yaml(text: str) -> Any:
         if id(node) not in sizes:
             sizes[id(node)] = math.inf  # of a part of itself
             parts = node.value if isinstance(node, yaml.CollectionNode) else ()
-            sizes[id(node)] = 1 + sum(size_of(one) for part in parts for one in (part if isinstance(part, tuple) else (part,)))
+            sizes[id(node)] = 1 + sum(
+                size_of(child) for part in parts for child in (part if isinstance(part, tuple) else (part,))
+            )
         return sizes[id(node)]
 
     if root is None:
@@ -342,8 +344,8 @@ def read_table(path: Path) -> Mapping[str, Any]:
         raise RequestError("from", f"{path} has more than {MOST_VALUES:,} values", REMEDY) from None
     except (ValueError, yaml.YAMLError) as error:
         reason = " ".join(str(error).split())
-        what = "not TOML" if path.suffix == ".toml" else "neither JSON nor YAML"
-        raise RequestError("from", f"{path} is {what} ({reason})", REMEDY) from error
+        syntax_problem = "not TOML" if path.suffix == ".toml" else "neither JSON nor YAML"
+        raise RequestError("from", f"{path} is {syntax_problem} ({reason})", REMEDY) from error
     if not isinstance(content, Mapping):
         raise RequestError("from", f"{path} does not hold a table", REMEDY)
     _require_small(path, content)
@@ -355,8 +357,8 @@ def _require_small(path: Path, content: object) -> None:
     level, count = [content], 0
     for _ in range(DEEPEST):
         below: list[object] = []
-        for one in level:
-            below += one.values() if isinstance(one, Mapping) else one if isinstance(one, list | tuple | set) else ()
+        for value in level:
+            below += value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | set) else ()
         count += len(level)
         if count > MOST_VALUES:
             raise RequestError("from", f"{path} has more than {MOST_VALUES:,} values", REMEDY)
@@ -385,5 +387,9 @@ def from_best_config(content: Mapping[str, Any], source: str) -> Imported:
         raise RequestError("from", f"{source}: {error}", error.remedy) from error
     request = request_of(content)
     return Imported(
-        knobs=knobs, global_batch_size=request.global_batch_size, ranks=ranks, engine=engine, stated=stated_of(request, config)
+        knobs=knobs,
+        global_batch_size=request.global_batch_size,
+        ranks=ranks,
+        engine=engine,
+        hyperparameters=stated_of(request, config),
     )

@@ -56,18 +56,18 @@ LONGEST_ARITHMETIC = 200
 class _Variables(dict[str, str]):
     """The values of a script's variables."""
 
-    left = MOST_CHARACTERS
+    characters_left = MOST_CHARACTERS
 
-    def value(self, found: re.Match[str]) -> str:
+    def value(self, reference: re.Match[str]) -> str:
         """What a reference is replaced by: the value, else the default in it, else the reference itself.
 
         Raises:
             RequestError: all replacements together are too long.
         """
-        default = found[0] if found[2] is None else found[2]
-        text = self.get(found[1] or found[3], default) or default * (found[2] is not None)
-        self.left -= len(text)
-        if self.left < 0:
+        default = reference[0] if reference[2] is None else reference[2]
+        text = self.get(reference[1] or reference[3], default) or default * (reference[2] is not None)
+        self.characters_left -= len(text)
+        if self.characters_left < 0:
             problem = f"its variables have more than {MOST_CHARACTERS:,} characters when they are replaced"
             raise RequestError("from", problem, "write the values out")
         return text
@@ -95,18 +95,18 @@ def read_options(text: str) -> Script:
     run.take_sbatch(text)
     for connective, words in _statements(text):
         run.step(connective, words)
-    found, launches = run.script, run.launches
-    found.words += [word for value in run.variables.values() for word in _words(value)]
+    script, launches = run.script, run.launches
+    script.words += [word for value in run.variables.values() for word in _words(value)]
     if not launches:  # a file of arguments that another script launches
         launches = [_words(value) for value in run.variables.values() if "--" in value]
     if not launches:
-        return found
+        return script
     starting = [words for words in launches if any(PROGRAM.fullmatch(word) for word in words)]
     chosen = max(starting, key=len) if starting else [word for words in launches for word in words]
     for name, value in run.exported.items():
-        _take_variable(found, name, value)
-    _options(chosen, found)
-    return found
+        _take_variable(script, name, value)
+    _options(chosen, script)
+    return script
 
 
 @dataclass(slots=True)
@@ -143,7 +143,7 @@ class _Run:
             if line.strip() and not line.startswith("#"):
                 break
             words = _words(_without_comment(line.removeprefix("#SBATCH"))) if line.startswith("#SBATCH ") else []
-            short = [re.sub(r"^-([NnGc])(?=\d|$)", lambda found: f"--{SLURM_LETTERS[found[1]]}=", word) for word in words]
+            short = [re.sub(r"^-([NnGc])(?=\d|$)", lambda match: f"--{SLURM_LETTERS[match[1]]}=", word) for word in words]
             values |= {name: str(value) for name, value in _pairs([word.removesuffix("=") for word in short])}
         for part in values.pop("--export", "").split(","):
             _take_environment(self.script, part, "#SBATCH --export")
@@ -211,10 +211,10 @@ class _Run:
         if words[0] in ("source", ".") and len(words) > 1:
             self.script.sourced.append(words[1])
         parts = [(item, _expanded(item, self.variables)) for item in _assigned(words, self.variables, self.exported)]
-        expanded = [word for _, found in parts for word in found]
+        expanded = [word for _, item_words in parts for word in item_words]
         if any(word.startswith("--") for word in expanded):
             self.launches.append(expanded)
-        self.script.words += [word for item, found in parts for word in (found if VARIABLE.search(item) else [item])]
+        self.script.words += [word for item, item_words in parts for word in (item_words if VARIABLE.search(item) else [item])]
 
     def _truth(self, words: Sequence[str]) -> bool | None:
         """Whether a test holds; None: it is not known, or no comparison of words or whole numbers."""
@@ -257,18 +257,18 @@ class _Run:
         """The variables after branches of which one runs."""
         names = dict.fromkeys(name for end in ends for name in end)
         values = {name: [end.get(name) for end in ends] for name in names}
-        self._set({name: found[0] if found.count(found[0]) == len(found) else _either(found) for name, found in values.items()})
+        self._set({name: texts[0] if texts.count(texts[0]) == len(texts) else _either(texts) for name, texts in values.items()})
 
     def _set(self, variables: Mapping[str, str | None]) -> None:
         self.variables.clear()
         self.variables.update({name: value for name, value in variables.items() if value is not None})
 
 
-def _both(one: bool | None, other: bool | None) -> bool | None:
+def _both(first: bool | None, second: bool | None) -> bool | None:
     """Whether both hold."""
-    if one is False or other is False:
+    if first is False or second is False:
         return False
-    return None if one is None or other is None else True
+    return None if first is None or second is None else True
 
 
 def _matches(subject: str, patterns: Sequence[str]) -> bool | None:
@@ -285,11 +285,11 @@ def _either(values: Sequence[str | None]) -> str:
     texts = [_words(value) for value in values if value]
     if not any(word.startswith("--") for words in texts for word in words):
         return BRANCH
-    stated = [dict(_pairs(words)) for words in texts]
+    options_by_branch = [dict(_pairs(words)) for words in texts]
     options = []
-    for name in dict.fromkeys(name for one in stated for name in one):
-        value = stated[0].get(name)
-        if len(texts) < len(values) or any(one.get(name) != value for one in stated):
+    for name in dict.fromkeys(name for branch_options in options_by_branch for name in branch_options):
+        value = options_by_branch[0].get(name)
+        if len(texts) < len(values) or any(branch_options.get(name) != value for branch_options in options_by_branch):
             value = BRANCH
         options.append(name if value is True else f"{name}={value}")
     before = itertools.takewhile(lambda word: not word.startswith("--"), texts[-1])
@@ -299,10 +299,10 @@ def _either(values: Sequence[str | None]) -> str:
 def _statements(text: str) -> Iterator[tuple[str, list[str]]]:
     """Each statement: `&&` or `||` before it, and its words; an array is one word `NAME=WORD WORD …`."""
     text = "\n".join(map(_without_comment, text.split("\n"))).replace("\\\n", " ")
-    text = ARITHMETIC.sub(lambda found: "@" + re.sub(r"\s|\$|[{}]", "", found[1]) + "@", text)
+    text = ARITHMETIC.sub(lambda match: "@" + re.sub(r"\s|\$|[{}]", "", match[1]) + "@", text)
     text = COMMAND.sub(COMPUTED, text)
     text = re.sub(
-        r"(?<!\w)([A-Za-z_]\w*\+?=)\(([^()]*)\)", lambda found: found[1] + shlex.quote(" ".join(_words(found[2]))), text
+        r"(?<!\w)([A-Za-z_]\w*\+?=)\(([^()]*)\)", lambda match: match[1] + shlex.quote(" ".join(_words(match[2]))), text
     )
     text = re.sub(r";;&?", "\n;;\n", text)
     statement, quote = "", ""
@@ -325,9 +325,9 @@ def _statements(text: str) -> Iterator[tuple[str, list[str]]]:
 
 def _without_comment(line: str) -> str:
     quote = before = ""
-    for place, letter in enumerate(line):
+    for position, letter in enumerate(line):
         if letter == "#" and not quote and (not before or before.isspace()):
-            return line[:place]
+            return line[:position]
         quote, before = _open_quote(letter, quote, before), letter
     return line
 
@@ -350,17 +350,17 @@ def _words(text: str) -> list[str]:
 def _assigned(words: list[str], variables: _Variables, exported: dict[str, str]) -> list[str]:
     """Carry out the assignments at the start; return the other words."""
     export = bool(words) and words[0] in ("export", "declare", "local")
-    left = words[1:] if export else list(words)
+    remaining = words[1:] if export else list(words)
     assigned: list[str] = []
-    while left and (found := ASSIGNMENT.fullmatch(left[0])) is not None:
-        name, adds, value = found.groups()
+    while remaining and (assignment := ASSIGNMENT.fullmatch(remaining[0])) is not None:
+        name, adds, value = assignment.groups()
         text = " ".join(_expanded(value, variables))
         variables[name] = f"{variables.get(name, '')} {text}".strip() if adds else text
         assigned.append(name)
-        left.pop(0)
-    if export or left:  # `NAME=value program` is exported to the program
+        remaining.pop(0)
+    if export or remaining:  # `NAME=value program` is exported to the program
         exported.update({name: variables[name] for name in assigned})
-    return left if not export else []
+    return remaining if not export else []
 
 
 def _expanded(word: str, variables: _Variables) -> list[str]:
@@ -370,7 +370,7 @@ def _expanded(word: str, variables: _Variables) -> list[str]:
         if replaced == word:
             break
         word = replaced
-    word = re.sub(r"@([^@]+)@", lambda found: _computed(found[1], variables), word)
+    word = re.sub(r"@([^@]+)@", lambda match: _computed(match[1], variables), word)
     return word.split() if re.search(r"\s", word) else [word] * (word != "")
 
 
@@ -395,34 +395,34 @@ def _evaluated(node: ast.expr, variables: Mapping[str, str]) -> int:
             raise ValueError("not arithmetic of whole numbers")
 
 
-def _options(words: list[str], found: Script) -> None:
-    start = next((place for place, word in enumerate(words) if PROGRAM.fullmatch(word)), -1)
+def _options(words: list[str], script: Script) -> None:
+    start = next((position for position, word in enumerate(words) if PROGRAM.fullmatch(word)), -1)
     launched = any(word.rsplit("/", 1)[-1] in LAUNCHERS for word in words[: start + 1])
-    found.modules = tuple(word for word in words[: start + 1] if PROGRAM.fullmatch(word))
+    script.modules = tuple(word for word in words[: start + 1] if PROGRAM.fullmatch(word))
     for before, word in itertools.pairwise(["", *words[: start + 1]]):
         # `env NAME=1`, `mpirun -x NAME=1`, `srun --export=ALL,NAME=1`
         for part in word.removeprefix("--export=").split(",") if "=" in word or before in ("-x", "-e") else ():
-            _take_environment(found, part, before or word)
+            _take_environment(script, part, before or word)
     if launched:
         for name, value in _pairs(words[:start]):
-            found.settings[LAUNCHER + name.lstrip("-").replace("-", "_")] = _value(value)
+            script.settings[LAUNCHER + name.lstrip("-").replace("-", "_")] = _value(value)
     for name, value in _pairs(words[start + 1 :]):
         if isinstance(value, str) and "$" in value:
-            found.open[name] = decided_by(value)
+            script.open[name] = decided_by(value)
         else:
-            found.settings[name] = _value(value)
-            found.open.pop(name, None)
+            script.settings[name] = _value(value)
+            script.open.pop(name, None)
     further = [word for word in words[start + 1 :] if REFERENCE.fullmatch(word) and word not in (BRANCH, COMPUTED)]
-    found.open |= {word: "further options" for word in further if word not in found.open.values()}
+    script.open |= {word: "further options" for word in further if word not in script.open.values()}
 
 
-def _take_environment(script: Script, part: str, where: str) -> None:
+def _take_environment(script: Script, part: str, source: str) -> None:
     """Take `NAME=VALUE`, or `NAME`, whose value is the caller's."""
-    name, given, value = part.partition("=")
-    if given and name.isidentifier():
+    name, separator, value = part.partition("=")
+    if separator and name.isidentifier():
         _take_variable(script, name, value)
     elif name.isidentifier() and name not in ("ALL", "NONE", "NIL"):
-        script.open[f"{ENVIRONMENT}{name}"] = where
+        script.open[f"{ENVIRONMENT}{name}"] = source
 
 
 def _take_variable(script: Script, name: str, value: str) -> None:
@@ -454,8 +454,8 @@ def _pairs(words: list[str]) -> Iterator[tuple[str, str | Literal[True]]]:
             continue
         if name:
             yield name, " ".join(values) if values else True
-        name, given, value = word.partition("=")
-        values = [value] if given else []
+        name, separator, value = word.partition("=")
+        values = [value] if separator else []
 
 
 def _value(text: str | Literal[True]) -> Any:

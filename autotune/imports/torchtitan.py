@@ -83,7 +83,7 @@ def from_torchtitan(content: Mapping[str, Any], source: str) -> Imported:
         global_batch_size=None if batch in (None, -1) else _count(batch, source),
         samples_per_rank=local,
         sequence_length=table.whole(TOKENS) or DEFAULT_TOKENS,
-        stated=_stated(table),
+        hyperparameters=_stated(table),
     )
 
 
@@ -127,17 +127,17 @@ def _data(table: Table, pipeline: int, tensor: int, context: int) -> int | None:
 def _pipeline(table: Table, model: ModelSpec | None, ranks: int) -> None:
     name = str(table.take(SCHEDULE) or "1F1B")
     if name.lower() not in BY_NAME:
-        known = ", ".join(SCHEDULES.values())
-        raise RequestError(SCHEDULE, f"{name!r} in {table.source} is not one of our schedules", f"use one of {known}")
+        schedule_names = ", ".join(SCHEDULES.values())
+        raise RequestError(SCHEDULE, f"{name!r} in {table.source} is not one of our schedules", f"use one of {schedule_names}")
     schedule = BY_NAME[name.lower()]
     table.set("pipeline_schedule", schedule, SCHEDULE)
     stages = 1 if schedule in ONE_STAGE_SCHEDULES else 2
     less = [table.take(f"{SPLIT}pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
-    each = table.whole(STAGE_LAYERS)
-    if each is not None and model is not None and schedule not in FOLDED_SCHEDULES:
+    stage_layers = table.whole(STAGE_LAYERS)
+    if stage_layers is not None and model is not None and schedule not in FOLDED_SCHEDULES:
         layers = model.num_layers + sum(1 if count is None else int(count) for count in less)
-        stages = max(-(-layers // each) // ranks, 1)
-    table.set("virtual_stages", stages, SCHEDULE if each is None else STAGE_LAYERS)
+        stages = max(-(-layers // stage_layers) // ranks, 1)
+    table.set("virtual_stages", stages, SCHEDULE if stage_layers is None else STAGE_LAYERS)
 
 
 def _computation(table: Table) -> None:

@@ -73,8 +73,8 @@ def _fsdp(case: Case, version: int) -> bool:
 
 def _unknown_fields(case: Case) -> Iterator[Finding]:
     tables: Mapping[str, frozenset[str]] = {"fsdp_config": FSDP_FIELDS, "parallelism_config": MESH_FIELDS}
-    inner = FILE in case.found.settings
-    for key in case.found.settings:
+    inner = FILE in case.imported.settings
+    for key in case.imported.settings:
         table, _, name = key.partition(".")
         if table not in FIELDS:
             if not inner:  # else it is the DeepSpeed file's
@@ -94,8 +94,12 @@ def _product(case: Case) -> str | None:
 
 def _product_fix(case: Case) -> Settings:
     ranks = case.get(PROCESSES)
-    others = math.prod(_degree(case, name) for name in DEGREES if name != "dp_shard")
-    return {mesh("dp_shard"): ranks // others} if ranks % others == 0 else {PROCESSES: others * _degree(case, "dp_shard")}
+    other_degrees = math.prod(_degree(case, name) for name in DEGREES if name != "dp_shard")
+    return (
+        {mesh("dp_shard"): ranks // other_degrees}
+        if ranks % other_degrees == 0
+        else {PROCESSES: other_degrees * _degree(case, "dp_shard")}
+    )
 
 
 def _machines(case: Case) -> str | None:
@@ -106,10 +110,10 @@ def _machines(case: Case) -> str | None:
 
 
 def _beside_file(case: Case) -> list[str]:
-    stated = [f"deepspeed_config.{name}" for name in WITH_FILE if f"deepspeed_config.{name}" in case.found.settings]
-    if "mixed_precision" in case.found.settings and str(case.get("mixed_precision")).lower() != "no":
-        stated.append("mixed_precision")
-    return stated if _kind(case) == "DEEPSPEED" and case.get(FILE) else []
+    stated_keys = [f"deepspeed_config.{name}" for name in WITH_FILE if f"deepspeed_config.{name}" in case.imported.settings]
+    if "mixed_precision" in case.imported.settings and str(case.get("mixed_precision")).lower() != "no":
+        stated_keys.append("mixed_precision")
+    return stated_keys if _kind(case) == "DEEPSPEED" and case.get(FILE) else []
 
 
 def _reshard_word(case: Case) -> bool:
@@ -122,7 +126,7 @@ def _of_version_1(name: str) -> Check:
         name=f"version-1-{name.replace('_', '-')}",
         key=key,
         effect=Effect.IGNORED,
-        problem=lambda case: "FSDP2 has no such setting" if _fsdp(case, 2) and key in case.found.settings else None,
+        problem=lambda case: "FSDP2 has no such setting" if _fsdp(case, 2) and key in case.imported.settings else None,
         fix=lambda _: {key: None},
         remedy="leave it out",
     )
@@ -160,7 +164,7 @@ CHECKS = (
         name="mesh-needs-fsdp2", key=VERSION, effect=Effect.REFUSED,
         problem=lambda case: "a mesh of several degrees works with FSDP2 only" if _fsdp(case, 1) and _has_mesh(case) else None,
         fix=lambda case: {VERSION: 2, **{f"fsdp_config.fsdp_{name}": None for name in OF_VERSION_1
-                                         if f"fsdp_config.fsdp_{name}" in case.found.settings}},
+                                         if f"fsdp_config.fsdp_{name}" in case.imported.settings}},
         remedy="set the version to 2",
     ),
     Check(
@@ -192,7 +196,7 @@ CHECKS = (
     Check(
         name="reshard-in-version-1", key=RESHARD, effect=Effect.IGNORED, remedy="set the version to 2",
         problem=lambda case: (
-            "FSDP1 goes by fsdp_sharding_strategy" if _fsdp(case, 1) and RESHARD in case.found.settings
+            "FSDP1 goes by fsdp_sharding_strategy" if _fsdp(case, 1) and RESHARD in case.imported.settings
             and not _reshard_word(case) and not _has_mesh(case) else None
         ),
         fix=lambda _: {VERSION: 2},
@@ -262,8 +266,8 @@ def _write(case: Case, knob: str, value: Value) -> Settings:
             key, other = KEYS[knob], {name: _degree(case, name) for name in DEGREES}
             ranks = math.prod(other.values())
             other["tp" if knob.startswith("tensor") else "cp"] = int(value)
-            rest = math.prod(count for name, count in other.items() if name != "dp_shard")
-            return {key: value, mesh("dp_shard"): ranks // rest} if ranks % rest == 0 else {}
+            other_degrees = math.prod(count for name, count in other.items() if name != "dp_shard")
+            return {key: value, mesh("dp_shard"): ranks // other_degrees} if ranks % other_degrees == 0 else {}
         case "activation_checkpointing" if fsdp and value in ("none", "full"):
             return {KEYS[knob]: value == "full"}
         case "offload_optimizer" if fsdp and value == "cpu":
@@ -282,5 +286,6 @@ def _read(settings: Settings, source: str) -> Imported:
 
 ACCELERATE = Framework(
     name=ACCELERATE_FORMAT, title="Accelerate", checked="1.15.0", read=_read, checks=CHECKS, keys=KEYS, write=_write,
-    own=_unknown_fields, rules=frozenset({"world-divides", "tensor-divides", "sequence-divides", "pipeline-layers"}),
+    undeclared_findings=_unknown_fields,
+    rules=frozenset({"world-divides", "tensor-divides", "sequence-divides", "pipeline-layers"}),
 )  # fmt: skip

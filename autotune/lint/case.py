@@ -34,7 +34,7 @@ class Case:
     """A configuration, read as knobs, in its surroundings."""
 
     framework: "Framework"
-    found: Imported
+    imported: Imported
     around: Surroundings
     source: str
     """Path of the file, for messages and for the files beside it."""
@@ -42,12 +42,12 @@ class Case:
     @property
     def config(self) -> TrialConfig:
         """The configuration as knobs, with what is assumed of those that the file does not state."""
-        return TrialConfig().replace({**self.assumed, **self.found.knobs})
+        return TrialConfig().replace({**self.assumed, **self.imported.knobs})
 
     @property
     def assumed(self) -> Mapping[str, Value]:
         """Knob -> its value, of those that the file leaves to the program that trains. Such programs take fp32 on CPUs."""
-        assumed, cluster = self.found.assumed, self.around.cluster
+        assumed, cluster = self.imported.assumed, self.around.cluster
         if "precision" in assumed and cluster is not None and cluster.device.kind == "cpu":
             return {**assumed, "precision": "fp32", "reduce_dtype": "fp32"}
         return assumed
@@ -55,13 +55,13 @@ class Case:
     @property
     def model(self) -> ModelSpec | None:
         """The model; None: unknown."""
-        return self.around.model or self.found.model
+        return self.around.model or self.imported.model
 
     @property
     def ranks(self) -> int | None:
         """Ranks of the run; None: unknown."""
         cluster = self.around.cluster
-        return self.around.ranks or (cluster.world_size if cluster else None) or self.found.ranks
+        return self.around.ranks or (cluster.world_size if cluster else None) or self.imported.ranks
 
     @property
     def replicas(self) -> int | None:
@@ -72,19 +72,19 @@ class Case:
     @property
     def batch(self) -> int | None:
         """Samples per optimizer step over all ranks; None: unknown."""
-        stated = self.around.global_batch_size or self.found.global_batch_size
-        if stated is None and self.found.samples_per_rank and self.replicas:
-            return self.found.samples_per_rank * self.replicas
-        return stated
+        batch = self.around.global_batch_size or self.imported.global_batch_size
+        if batch is None and self.imported.samples_per_rank and self.replicas:
+            return self.imported.samples_per_rank * self.replicas
+        return batch
 
     @property
     def tokens(self) -> int | None:
         """Tokens of a sample; None: not stated."""
-        return self.around.sequence_length or self.found.sequence_length
+        return self.around.sequence_length or self.imported.sequence_length
 
     def get(self, key: str, default: Any = None) -> Any:
         """A setting of the file."""
-        value = self.found.settings.get(key)
+        value = self.imported.settings.get(key)
         return default if value is None else value
 
     def on(self, key: str) -> bool:
@@ -93,7 +93,7 @@ class Case:
 
     def key_of(self, knob: str) -> str:
         """The setting that states a knob, or that would."""
-        return self.found.keys.get(knob) or self.framework.keys.get(knob) or knob
+        return self.imported.keys.get(knob) or self.framework.keys.get(knob) or knob
 
     def changed(self, changes: Settings) -> "Case":
         """The case with other settings; None: a setting is left out.
@@ -101,11 +101,11 @@ class Case:
         Raises:
             RequestError: a value is not valid.
         """
-        settings = {**self.found.settings, **changes}
+        settings = {**self.imported.settings, **changes}
         settings = {key: value for key, value in settings.items() if value is not None}
-        undecided = {key: by for key, by in self.found.undecided.items() if key not in settings}
-        found = dataclasses.replace(self.framework.read(settings, self.source), undecided=undecided)
-        return dataclasses.replace(self, found=found)
+        undecided = {key: by for key, by in self.imported.undecided.items() if key not in settings}
+        imported = dataclasses.replace(self.framework.read(settings, self.source), undecided=undecided)
+        return dataclasses.replace(self, imported=imported)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +141,7 @@ class Framework:
     """The settings that give a knob another value; empty: there are none."""
     as_run: Callable[[ModelSpec, TrialConfig], ModelSpec] = field(default=lambda model, _: model)
     """The model as the framework divides it."""
-    own: Callable[[Case], Iterable[Finding]] = field(default=lambda _: ())
+    undeclared_findings: Callable[[Case], Iterable[Finding]] = field(default=lambda _: ())
     """Findings that are not declared one by one: settings that it does not know, or the findings of another table."""
     predicted: Mapping[str, Value] = field(default_factory=dict)
     """Knobs that predictions have beside the file's: kernels that the framework always runs."""
@@ -157,13 +157,13 @@ class Framework:
     """Environment variables that the checks read, as settings; a file that a script sources may set them."""
 
 
-def unknown(case: Case, key: str, known: Iterable[str], effect: Effect, cutoff: float = 0.6) -> Finding:
+def unknown(case: Case, key: str, known_keys: Iterable[str], effect: Effect, cutoff: float = 0.6) -> Finding:
     """The finding about a setting that the framework does not know, with the closest one that it knows.
 
-    `known`: whole settings, as `key`.
+    `known_keys`: whole settings, as `key`.
     """
-    close = difflib.get_close_matches(key, sorted(known), n=1, cutoff=cutoff)
-    meant = next((name for name in close if name not in case.found.settings), None)
+    close = difflib.get_close_matches(key, sorted(known_keys), n=1, cutoff=cutoff)
+    meant = next((name for name in close if name not in case.imported.settings), None)
     remedy = f"did you mean {meant}?" if meant else f"leave {key} out"
     return Finding(
         rule="unknown-key",

@@ -25,10 +25,10 @@ CHOICE_DISTANCE = math.log(2)
 
 def smallest_change(case: Case, finding: Finding) -> Settings:
     """The settings of the nearest configuration without the finding and without new ones; empty: no single knob removes it."""
-    known = {one.rule for one in legality(case)}
+    rules_before = {problem.rule for problem in legality(case)}
     for changes, changed in single_changes(case, READS.get(finding.rule, ())):
-        remaining = {one.rule for one in legality(changed)}
-        if finding.rule not in remaining and remaining <= known:
+        remaining = {problem.rule for problem in legality(changed)}
+        if finding.rule not in remaining and remaining <= rules_before:
             return changes
     return {}
 
@@ -63,9 +63,9 @@ def _values(case: Case, name: str) -> Iterator[tuple[Value, float]]:
     if isinstance(present, bool):
         yield not present, CHOICE_DISTANCE
     elif knob.choices:
-        for place, value in enumerate(knob.choices):
+        for index, value in enumerate(knob.choices):
             if value != present:
-                yield value, CHOICE_DISTANCE * (1 + place / 100)
+                yield value, CHOICE_DISTANCE * (1 + index / 100)
     elif isinstance(present, int) and not isinstance(present, bool):
         for value in _degrees(present, case):
             yield value, abs(math.log(value / max(present, 1))) or CHOICE_DISTANCE

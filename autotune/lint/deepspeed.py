@@ -24,22 +24,24 @@ KEYS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def version_of(stated: str) -> str:
+def version_of(stated_version: str) -> str:
     """The version that is checked: the stated one, else the installed one, else `CHECKED`.
 
     Raises:
         RequestError: the stated text is not a version.
     """
-    if stated and not re.match(r"\d+\.\d+", stated):
-        raise RequestError("for", f"{stated!r} is not a version", f"write it as in {CHECKED}")
-    return stated or installed_version() or CHECKED
+    if stated_version and not re.match(r"\d+\.\d+", stated_version):
+        raise RequestError("for", f"{stated_version!r} is not a version", f"write it as in {CHECKED}")
+    return stated_version or installed_version() or CHECKED
 
 
 def _own(case: Case) -> list[Finding]:
-    found = findings(nested(case.found.settings), version_of(case.around.version), case.ranks)
-    if (refused := _refused_value(case)) is not None and all(one.key != refused.key for one in found):
-        found.append(refused)
-    return [replace(finding, fix=_fix(case, finding)) for finding in found]
+    table_findings = findings(nested(case.imported.settings), version_of(case.around.version), case.ranks)
+    if (refused := _refused_value(case)) is not None and all(
+        table_finding.key != refused.key for table_finding in table_findings
+    ):
+        table_findings.append(refused)
+    return [replace(finding, fix=_fix(case, finding)) for finding in table_findings]
 
 
 def _refused_value(case: Case) -> Finding | None:
@@ -47,7 +49,7 @@ def _refused_value(case: Case) -> Finding | None:
     sizes, and does not check the clipping.
     """
     try:
-        from_deepspeed(case.found.settings, Path(case.source).name)
+        from_deepspeed(case.imported.settings, Path(case.source).name)
     except RequestError as error:
         if case.get(error.field) not in (0, 1) and error.field != "gradient_clipping":
             return Finding(rule="value", key=error.field, effect=Effect.REFUSED, problem=error.problem, remedy=error.remedy)
@@ -73,10 +75,10 @@ def nested(settings: Settings) -> dict[str, Any]:
     content: dict[str, Any] = {}
     for key, value in settings.items():
         *tables, name = key.split(".")
-        place = content
+        node = content
         for table in tables:
-            place = place.setdefault(table, {})
-        place[name] = value
+            node = node.setdefault(table, {})
+        node[name] = value
     return content
 
 
@@ -93,6 +95,7 @@ def _write(_: Case, knob: str, value: Value) -> Settings:
 
 
 DEEPSPEED = Framework(
-    name=DEEPSPEED_FORMAT, title="DeepSpeed", checked=CHECKED, read=_read, checks=(), keys=KEYS, write=_write, own=_own,
+    name=DEEPSPEED_FORMAT, title="DeepSpeed", checked=CHECKED, read=_read, checks=(), keys=KEYS, write=_write,
+    undeclared_findings=_own,
     rules=frozenset({"tensor-divides"}),
 )  # fmt: skip

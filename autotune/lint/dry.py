@@ -43,12 +43,12 @@ def dry_run(case: Case) -> DryRun:
     return dry_run_model(request, backend="gloo" if cluster.device.kind == "cpu" else "nccl", python_path=())
 
 
-def exact(case: Case, found: DryRun) -> Iterator[Finding]:
+def exact(case: Case, run: DryRun) -> Iterator[Finding]:
     """The finding that the peak of the dry run exceeds the device's memory."""
     assert case.around.cluster is not None
     limit = case.around.cluster.device.memory_bytes
-    if found.peak_memory_bytes <= limit:
+    if run.peak_memory_bytes <= limit:
         return
     changes = smaller(case)
-    problem = f"a dry run needs {found.peak_memory_bytes / GIB:.1f} GiB of {limit / GIB:.1f} GiB on the fullest device"
+    problem = f"a dry run needs {run.peak_memory_bytes / GIB:.1f} GiB of {limit / GIB:.1f} GiB on the fullest device"
     yield lacking(case, problem, changes)

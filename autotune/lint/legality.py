@@ -31,48 +31,50 @@ def legality(case: Case) -> list[Finding]:
 
     Of a file with undecided settings, only what holds for each value that is tried for them.
     """
-    found = _findings(case)
+    findings = _findings(case)
     for changed in _decided(case):
-        if not found:
+        if not findings:
             break
         rules = {finding.rule for finding in _findings(changed)}
-        found = [finding for finding in found if finding.rule in rules]
-    return found
+        findings = [finding for finding in findings if finding.rule in rules]
+    return findings
 
 
 def _findings(case: Case) -> list[Finding]:
-    return [*case.framework.own(case), *_table(case), *_rules(case), *_experts(case)]
+    return [*case.framework.undeclared_findings(case), *_table(case), *_rules(case), *_experts(case)]
 
 
 def _decided(case: Case) -> Iterator[Case]:
     """The configuration with values for its undecided settings: for all together, then for each one."""
     values: dict[str, list[Any]] = {}
     alone = []
-    for key in case.found.undecided:
+    for key in case.imported.undecided:
         for value in PROBES:
             with suppress(AutotuneError, SearchSpaceError):
                 alone.append(case.changed({key: value}))
                 values.setdefault(key, []).append(value)
-    for place in range(max(map(len, values.values()), default=0)):
+    for index in range(max(map(len, values.values()), default=0)):
         with suppress(AutotuneError, SearchSpaceError):
-            yield case.changed({key: options[place % len(options)] for key, options in values.items()})
+            yield case.changed({key: options[index % len(options)] for key, options in values.items()})
     yield from alone
 
 
 def undecided_settings(case: Case) -> dict[str, str]:
     """Undecided setting -> what decides it, of those that memory or speed depend on."""
 
-    def reading(one: Case) -> tuple[object, ...]:
-        return one.found.knobs, one.batch, one.tokens, one.model
+    def reading(variant: Case) -> tuple[object, ...]:
+        return variant.imported.knobs, variant.batch, variant.tokens, variant.model
 
-    found = {}
+    deciders = {}
     joint = next(_decided(case), case)
-    for key, by in case.found.undecided.items():
+    for key, by in case.imported.undecided.items():
         for value in PROBES:
             with suppress(AutotuneError, SearchSpaceError):
-                if any(reading(one.changed({key: value})) != reading(one.changed({key: None})) for one in (case, joint)):
-                    found[key] = by
-    return found
+                if any(
+                    reading(variant.changed({key: value})) != reading(variant.changed({key: None})) for variant in (case, joint)
+                ):
+                    deciders[key] = by
+    return deciders
 
 
 def undecided_text(undecided: Mapping[str, str]) -> str:
@@ -87,7 +89,7 @@ def undecided_findings(case: Case, certain: Iterable[Finding]) -> list[str]:
 
     `certain`: what `legality` finds.
     """
-    by, rules = case.found.undecided, {finding.rule for finding in certain}
+    by, rules = case.imported.undecided, {finding.rule for finding in certain}
     return [
         f"{finding.key}: {finding.problem}; {by[finding.key]} may set it"
         for finding in (_findings(case) if by else ()) if finding.key in by and finding.rule not in rules
@@ -139,7 +141,7 @@ def _applies(case: Case, rule: Rule) -> bool:
 
 def _blamed(case: Case, rule: Rule) -> str:
     """The setting that states the rule's first knob that is not at its default."""
-    changed = [name for name in rule.reads if name in case.found.keys]
+    changed = [name for name in rule.reads if name in case.imported.keys]
     if rule.name == "batch-divides":
         return case.framework.keys.get("global_batch_size", case.key_of("micro_batch_size"))
     return case.key_of((changed or list(rule.reads))[0])

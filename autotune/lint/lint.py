@@ -31,22 +31,22 @@ class Linted:
     """The prediction, or why there is none."""
 
 
-def case_of(one: Written, around: Surroundings) -> Case:
+def case_of(recipe: Written, around: Surroundings) -> Case:
     """The configuration, read as knobs.
 
     Raises:
         RequestError: it is of no known format or version, or has an invalid value.
     """
-    if not one.format:
-        raise RequestError("file", unknown_kind(one), REMEDY)
-    framework = FRAMEWORKS[one.format]
-    found = framework.read(one.content, str(one.path) if one.format == ACCELERATE.name else one.name)
-    variables = {name: file for file in one.sourced for name in framework.variables if name not in found.settings}
-    found = dataclasses.replace(found.noted(*one.notes()), undecided={**variables, **one.open})
-    return Case(framework=framework, found=found, around=around, source=str(one.path))
+    if not recipe.format:
+        raise RequestError("file", unknown_kind(recipe), REMEDY)
+    framework = FRAMEWORKS[recipe.format]
+    imported = framework.read(recipe.content, str(recipe.path) if recipe.format == ACCELERATE.name else recipe.name)
+    variables = {name: file for file in recipe.sourced for name in framework.variables if name not in imported.settings}
+    imported = dataclasses.replace(imported.noted(*recipe.notes()), undecided={**variables, **recipe.open})
+    return Case(framework=framework, imported=imported, around=around, source=str(recipe.path))
 
 
-def lint(one: Written, around: Surroundings) -> Linted:
+def lint(recipe: Written, around: Surroundings) -> Linted:
     """Check the configuration.
 
     1. The framework's own table, our rules, and experts: findings without predictions.
@@ -58,18 +58,18 @@ def lint(one: Written, around: Surroundings) -> Linted:
     Raises:
         RequestError: as `case_of`.
     """
-    case = case_of(one, around)
+    case = case_of(recipe, around)
     certain = legality(case)
-    found = [_with_fix(case, finding) for finding in certain]
+    findings = [_with_fix(case, finding) for finding in certain]
     present: Outlook | str = "not predicted, because the configuration does not run"
-    if not any(finding.effect in STOPS for finding in found):
+    if not any(finding.effect in STOPS for finding in findings):
         undecided = undecided_settings(case)
         present = undecided_text(undecided) if undecided else outlook(case)
-        found += [] if undecided else beyond_links(case)
+        findings += [] if undecided else beyond_links(case)
         if isinstance(present, Outlook):
-            found += fit(case, present)
-    case = dataclasses.replace(case, found=case.found.noted(*undecided_findings(case, certain)))
-    return Linted(written=one, case=case, findings=tuple(found), outlook=present)
+            findings += fit(case, present)
+    case = dataclasses.replace(case, imported=case.imported.noted(*undecided_findings(case, certain)))
+    return Linted(written=recipe, case=case, findings=tuple(findings), outlook=present)
 
 
 def _with_fix(case: Case, finding: Finding) -> Finding:
@@ -91,8 +91,8 @@ def linked_devices(case: Case) -> int | None:
     cluster = case.around.cluster
     if cluster is not None:
         return cluster.linked_devices
-    stated = (case.get(f"{table}.{LINKED}") for table in ("env_vars", "env"))
-    return next((int(value) for value in stated if isinstance(value, int) and value > 0), None)
+    stated_counts = (case.get(f"{table}.{LINKED}") for table in ("env_vars", "env"))
+    return next((int(value) for value in stated_counts if isinstance(value, int) and value > 0), None)
 
 
 def beyond_links(case: Case) -> Iterator[Finding]:
@@ -102,11 +102,11 @@ def beyond_links(case: Case) -> Iterator[Finding]:
     if linked is None or case.config.expert_parallel_size == 1 or without or ranks <= linked:
         return
     why = case.framework.spans_domains(case)
-    known = {one.rule for one in legality(case)}
+    rules_before = {finding.rule for finding in legality(case)}
     inside = [
         (changes, changed)
         for changes, changed in single_changes(case, ("expert_parallel_size",))
-        if expert_ranks(changed) <= linked and {one.rule for one in legality(changed)} <= known
+        if expert_ranks(changed) <= linked and {finding.rule for finding in legality(changed)} <= rules_before
     ]
     problem = f"groups of {ranks} ranks lie in several link domains of {linked} devices"
     key = case.key_of("expert_parallel_size")
@@ -122,8 +122,12 @@ def _faster(case: Case, key: str, problem: str, inside: Sequence[tuple[object, C
     present = outlook(case)
     if not isinstance(present, Outlook) or not inside:
         return
-    others = outlooks(case, [changed for _, changed in inside])
-    fitting = [(one.rate, changes) for one, (changes, _) in zip(others, inside, strict=True) if one is not None and one.fits]
+    predictions = outlooks(case, [changed for _, changed in inside])
+    fitting = [
+        (prediction.rate, changes)
+        for prediction, (changes, _) in zip(predictions, inside, strict=True)
+        if prediction is not None and prediction.fits
+    ]
     if not fitting:
         return
     rate, changes = max(fitting, key=lambda item: item[0])

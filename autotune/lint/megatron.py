@@ -66,8 +66,8 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
 
     def layers_of(case: Case) -> int | None:
         # Recipes of Megatron-Bridge state neither layers nor their layout: both are in the recipes that they begin with.
-        stated = case.get(key("num_layers"))
-        return stated if isinstance(stated, int) else None
+        layers = case.get(key("num_layers"))
+        return layers if isinstance(layers, int) else None
 
     def uneven_layers(case: Case) -> str | None:
         count, ranks = layers_of(case), case.config.pipeline_parallel_size
@@ -85,12 +85,12 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
 
     def uneven_virtual(case: Case) -> str | None:
         count, ranks = layers_of(case), case.config.pipeline_parallel_size
-        each = case.get(key("num_layers_per_virtual_pipeline_stage"))
+        stage_layers = case.get(key("num_layers_per_virtual_pipeline_stage"))
         stages = case.get(key("virtual_pipeline_model_parallel_size"))
         if count is None or ranks == 1 or count % ranks:
             return None
-        if isinstance(each, int) and (count // ranks) % each:
-            return f"{each} layers a virtual stage do not divide the {count // ranks} layers of a rank"
+        if isinstance(stage_layers, int) and (count // ranks) % stage_layers:
+            return f"{stage_layers} layers a virtual stage do not divide the {count // ranks} layers of a rank"
         ends = any(case.get(key(f"num_layers_in_{end}_pipeline_stage")) for end in ("first", "last"))
         plain = not ends and not case.get(key("pipeline_model_parallel_layout"))
         if plain and isinstance(stages, int) and (count // ranks) % stages:
@@ -125,7 +125,7 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         return {batch: max(round((case.batch or step) / step), 1) * step}
 
     def queues(case: Case) -> str | None:
-        launched = any(name.startswith(LAUNCHER) for name in case.found.settings)
+        launched = any(name.startswith(LAUNCHER) for name in case.imported.settings)
         divided = case.config.tensor_parallel_size > 1 or case.config.context_parallel_size > 1
         sharded = case.on(fsdp) or case.on(fsdp2)
         cluster = case.around.cluster
@@ -135,14 +135,14 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
             return None
         return None if case.get(QUEUES) == 1 else "tensor and context parallelism need it to be 1 before Blackwell"
 
-    def without_fsdp2(name: str, what: str, holds: Callable[[Case], bool], fix: Settings) -> Check:
+    def without_fsdp2(name: str, feature: str, holds: Callable[[Case], bool], fix: Settings) -> Check:
         return Check(
             name=f"torch-fsdp2-{name}",
             key=fsdp2,
             effect=Effect.REFUSED,
-            problem=when(lambda case: case.on(fsdp2) and holds(case), f"torch's FSDP2 does not work with {what}"),
+            problem=when(lambda case: case.on(fsdp2) and holds(case), f"torch's FSDP2 does not work with {feature}"),
             fix=lambda _: fix,
-            remedy=f"leave {what} out",
+            remedy=f"leave {feature} out",
         )
 
     return (
@@ -352,17 +352,17 @@ def _train(dialect: Dialect, name: str) -> str:
 
 
 def _misspelled(dialect: Dialect) -> Callable[[Case], Iterator[Finding]]:
-    known = {dialect.key(name) for name in SPELLED}
+    known_keys = {dialect.key(name) for name in SPELLED}
     effect = Effect.REFUSED if dialect.format == LM else Effect.IGNORED
-    others = {"--num-experts", "--context-parallel-sizes"} | {f"--{name}" for name in OTHER_OPTIONS.values()}
+    accepted_keys = {"--num-experts", "--context-parallel-sizes"} | {f"--{name}" for name in OTHER_OPTIONS.values()}
 
     def find(case: Case) -> Iterator[Finding]:
-        for key in case.found.settings:
-            if key in known or key in others or not key.startswith(("--", "model.", "train.", "ddp.")):
+        for key in case.imported.settings:
+            if key in known_keys or key in accepted_keys or not key.startswith(("--", "model.", "train.", "ddp.")):
                 continue
-            found = unknown(case, key, known, effect, cutoff=NEAR)
-            if found.remedy.startswith("did you mean"):
-                yield found
+            finding = unknown(case, key, known_keys, effect, cutoff=NEAR)
+            if finding.remedy.startswith("did you mean"):
+                yield finding
 
     return find
 
@@ -425,9 +425,9 @@ def _keys(dialect: Dialect) -> dict[str, str]:
 
 def _expert_tensor(dialect: Dialect) -> Callable[[Case], int]:
     def find(case: Case) -> int:
-        stated = case.get(dialect.key("expert_tensor_parallel_size"))
-        if isinstance(stated, int) and stated > 0:
-            return stated
+        size = case.get(dialect.key("expert_tensor_parallel_size"))
+        if isinstance(size, int) and size > 0:
+            return size
         # Megatron-Bridge's recipes of models with experts begin with ones that state 1.
         return case.config.tensor_parallel_size if dialect.format == LM else 1
 
@@ -452,7 +452,7 @@ def _framework(dialect: Dialect, title: str, checked: str, read: Callable[[Setti
     return Framework(
         name=dialect.format, title=title, checked=checked, read=read, checks=_checks(dialect), keys=_keys(dialect),
         rules=frozenset({"world-divides", "tensor-divides", "batch-divides", "sequence-divides", "pipeline-layers"}),
-        write=_writer(dialect), as_run=_as_run, own=_misspelled(dialect), experts_borrow=True,
+        write=_writer(dialect), as_run=_as_run, undeclared_findings=_misspelled(dialect), experts_borrow=True,
         expert_tensor=_expert_tensor(dialect), spans_domains=_hybrid(dialect),
         variables=(QUEUES,) if dialect.format == LM else (),
         # Its layers are Transformer Engine's, whose fused norms, rotations and gates keep as little as these kernels.

@@ -64,28 +64,28 @@ class Outlook:
 
 def outlook(case: Case) -> Outlook | str:
     """The prediction; else why there is none, in one clause."""
-    asked = {"a model (--model)": case.model, "a cluster (--cluster)": case.around.cluster}
-    missing = [what for what, value in asked.items() if value is None]
+    requirements = {"a model (--model)": case.model, "a cluster (--cluster)": case.around.cluster}
+    missing = [requirement for requirement, value in requirements.items() if value is None]
     if missing:
         return f"not predicted without {' and '.join(missing)}"
-    if case.found.unreadable:
-        return f"not predicted: {case.found.unreadable}"
+    if case.imported.unreadable:
+        return f"not predicted: {case.imported.unreadable}"
     if legal := unpredictable(case):
         return f"not predicted: {legal}"
-    found = outlooks(case, [case])[0]
-    return "not predicted: the equations do not know this layout" if found is None else found
+    prediction = outlooks(case, [case])[0]
+    return "not predicted: the equations do not know this layout" if prediction is None else prediction
 
 
 def outlooks(case: Case, cases: Sequence[Case]) -> list[Outlook | None]:
     """The predictions of variants of one case; None: a variant cannot be predicted."""
     question = question_about(case)
-    places = [place for place, one in enumerate(cases) if question is not None and not unpredictable(one)]
-    found: list[Outlook | None] = [None] * len(cases)
-    if question is None or not places:
-        return found
-    for place, estimate in zip(places, estimates(question, [as_predicted(cases[place]) for place in places]), strict=True):
-        found[place] = Outlook(estimate=estimate)
-    return found
+    indices = [index for index, variant in enumerate(cases) if question is not None and not unpredictable(variant)]
+    predictions: list[Outlook | None] = [None] * len(cases)
+    if question is None or not indices:
+        return predictions
+    for index, estimate in zip(indices, estimates(question, [as_predicted(cases[index]) for index in indices]), strict=True):
+        predictions[index] = Outlook(estimate=estimate)
+    return predictions
 
 
 def question_about(case: Case, model: ModelSpec | None = None, batch: int | None = None) -> Question | None:
@@ -104,8 +104,8 @@ def question_about(case: Case, model: ModelSpec | None = None, batch: int | None
     batch = batch or case.batch or config.micro_batch_size * replicas * (config.pipeline_parallel_size if replicas else 1)
     try:
         model = model or case.framework.as_run(case.model, config)
-        asked = question_of(model, cluster, global_batch_size=batch, sequence_length=case.tokens)
-        return dataclasses.replace(asked, profile=PROFILE)
+        question = question_of(model, cluster, global_batch_size=batch, sequence_length=case.tokens)
+        return dataclasses.replace(question, profile=PROFILE)
     except (AutotuneError, ModelFormatError):
         return None
 
@@ -136,10 +136,10 @@ def fit(case: Case, present: Outlook) -> Iterator[Finding]:
     if present.probability >= UNLIKELY:
         return
     estimate = present.estimate
-    needed, there = estimate.peak_memory_bytes.mean / GIB, estimate.memory_limit_bytes / GIB
+    needed, limit = estimate.peak_memory_bytes.mean / GIB, estimate.memory_limit_bytes / GIB
     changes = smaller(case)
     problem = (
-        f"predicted {needed:.0f} GiB of {there:.0f} GiB on the fullest device (fits with probability {present.probability:.2f})"
+        f"predicted {needed:.0f} GiB of {limit:.0f} GiB on the fullest device (fits with probability {present.probability:.2f})"
     )
     yield lacking(case, problem, changes)
 
@@ -160,11 +160,11 @@ def assumptions(case: Case) -> list[str]:
     question = question_about(case)
     sizes = {} if question is None else {
         name: getattr(question, name)
-        for name, stated in (("sequence_length", case.tokens), ("global_batch_size", case.batch)) if stated is None
+        for name, stated_value in (("sequence_length", case.tokens), ("global_batch_size", case.batch)) if stated_value is None
     }  # fmt: skip
     lines = []
     for name, value in {**case.assumed, **sizes}.items():
-        by = STATED_BY.get(name) or case.found.keys.get(name) or next(iter(case.framework.write(case, name, value)), "")
+        by = STATED_BY.get(name) or case.imported.keys.get(name) or next(iter(case.framework.write(case, name, value)), "")
         lines.append(f"{name}={value_text(value)}{f' ({by})' if by else ''}")
     return lines
 
@@ -177,33 +177,35 @@ def rests_on_assumptions(case: Case) -> bool:
         return True
     least = {name: LEAST[name] for name in case.assumed}
     around = dataclasses.replace(case.around, sequence_length=case.tokens or LEAST_TOKENS)
-    found = outlook(dataclasses.replace(case, found=dataclasses.replace(case.found, assumed=least), around=around))
-    return isinstance(found, str) or found.probability >= UNLIKELY
+    prediction = outlook(dataclasses.replace(case, imported=dataclasses.replace(case.imported, assumed=least), around=around))
+    return isinstance(prediction, str) or prediction.probability >= UNLIKELY
 
 
 def smaller(case: Case) -> Settings:
     """The smallest change that fits: the fastest of the single changes, else of the pairs; empty: none fits."""
-    known = {one.rule for one in legality(case)}
+    rules_before = {finding.rule for finding in legality(case)}
 
-    def legal(one: Case) -> bool:
-        return {finding.rule for finding in legality(one)} <= known
+    def legal(variant: Case) -> bool:
+        return {finding.rule for finding in legality(variant)} <= rules_before
 
     singles = list(itertools.islice(single_changes(case, LEVERS), MOST_SINGLES))
-    best = _fastest(case, [(changes, one) for changes, one in singles if legal(one)])
+    best = _fastest(case, [(changes, changed) for changes, changed in singles if legal(changed)])
     if best:
         return best
     pairs = []
-    for changes, one in singles:
-        for further, two in itertools.islice(single_changes(one, LEVERS), MOST_SINGLES // 3):
-            if not set(further) & set(changes) and legal(two):
-                pairs.append(({**changes, **further}, two))
+    for changes, changed in singles:
+        for further, changed_again in itertools.islice(single_changes(changed, LEVERS), MOST_SINGLES // 3):
+            if not set(further) & set(changes) and legal(changed_again):
+                pairs.append(({**changes, **further}, changed_again))
     return _fastest(case, pairs)
 
 
 def _fastest(case: Case, changes: Sequence[tuple[Settings, Case]]) -> Settings:
     try:
-        found = outlooks(case, [one for _, one in changes])
+        predictions = outlooks(case, [changed for _, changed in changes])
     except SearchSpaceError:
         return {}
-    fitting = [(one.rate, place) for place, one in enumerate(found) if one is not None and one.fits]
+    fitting = [
+        (prediction.rate, index) for index, prediction in enumerate(predictions) if prediction is not None and prediction.fits
+    ]
     return dict(changes[max(fitting)[1]][0]) if fitting else {}

@@ -19,34 +19,34 @@ LEVELS = {
 """Effect -> level of a SARIF result."""
 
 
-def line_of(one: Linted, key: str) -> int:
+def line_of(linted: Linted, key: str) -> int:
     """The line of the file that states a setting; where none does, the first line that could."""
     try:
-        lines = one.written.path.read_text(encoding="utf-8").splitlines()
+        lines = linted.written.path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return 1
-    first = one.written.lines.get("recipe", 1)
+    first = linted.written.lines.get("recipe", 1)
     name = key.rsplit(".", 1)[-1]
     spelled = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
     return next((number for number, line in enumerate(lines, 1) if number >= first and spelled.search(line)), first)
 
 
-def text_lines(one: Linted, version: str) -> list[str]:
+def text_lines(linted: Linted, version: str) -> list[str]:
     """One line for each finding, or one if nothing was found, one for each note, and one for the prediction."""
-    path, title = one.written.path, one.case.framework.title
-    place = path if one.written.name == path.name else f"{path}:{one.written.name.partition(':')[2]}"
-    found = [f"{path}:{line_of(one, finding.key)}: {finding}" for finding in one.findings]
-    if not found:
-        found = [f"{place}: nothing that {title} {version} would refuse, ignore or change"]
-    known = {finding.key for finding in one.findings}
-    others = [note for note in one.case.found.notes if note.partition("=")[0] not in known]
-    notes = [f"{place}: note: {note}" for note in grouped(others)]
-    return [*found, *notes, f"{place}: {outlook_text(one.outlook, one.case)}"]
+    path, title = linted.written.path, linted.case.framework.title
+    location = path if linted.written.name == path.name else f"{path}:{linted.written.name.partition(':')[2]}"
+    lines = [f"{path}:{line_of(linted, finding.key)}: {finding}" for finding in linted.findings]
+    if not lines:
+        lines = [f"{location}: nothing that {title} {version} would refuse, ignore or change"]
+    reported_keys = {finding.key for finding in linted.findings}
+    other_notes = [note for note in linted.case.imported.notes if note.partition("=")[0] not in reported_keys]
+    notes = [f"{location}: note: {note}" for note in grouped(other_notes)]
+    return [*lines, *notes, f"{location}: {outlook_text(linted.outlook, linted.case)}"]
 
 
 def notes_of(case: Case) -> list[str]:
     """Everything that was not read as the file states it, and what predictions take instead."""
-    return [*case.found.notes, *(f"{line}: taken, because it is not stated" for line in assumptions(case))]
+    return [*case.imported.notes, *(f"{line}: taken, because it is not stated" for line in assumptions(case))]
 
 
 def grouped(notes: Iterable[str]) -> list[str]:
@@ -55,7 +55,7 @@ def grouped(notes: Iterable[str]) -> list[str]:
     for note in notes:
         subject, _, reason = note.rpartition(": ")
         subjects.setdefault(reason, []).append(subject)
-    return [": ".join(filter(None, (", ".join(filter(None, found)), reason))) for reason, found in subjects.items()]
+    return [": ".join(filter(None, (", ".join(filter(None, texts)), reason))) for reason, texts in subjects.items()]
 
 
 def outlook_text(outlook: Outlook | str, case: Case | None = None) -> str:
@@ -73,27 +73,27 @@ def outlook_text(outlook: Outlook | str, case: Case | None = None) -> str:
     )
 
 
-def checked_version(one: Linted, asked: str = "") -> str:
-    """The framework's version of the findings; `asked` is the user's, which only DeepSpeed's may be."""
-    framework = one.case.framework
-    return version_of(asked) if framework.name == "deepspeed" else framework.checked
+def checked_version(linted: Linted, requested_version: str = "") -> str:
+    """The framework's version of the findings; `requested_version` is the user's, which only DeepSpeed's may be."""
+    framework = linted.case.framework
+    return version_of(requested_version) if framework.name == "deepspeed" else framework.checked
 
 
-def document(one: Linted, version: str) -> dict[str, Any]:
+def document(linted: Linted, version: str) -> dict[str, Any]:
     """The document of `--json` for one configuration."""
-    model, outlook = one.case.model, one.outlook
+    model, outlook = linted.case.model, linted.outlook
     return {
-        "file": str(one.written.path),
-        "recipe": one.written.name,
-        "format": one.written.format,
+        "file": str(linted.written.path),
+        "recipe": linted.written.name,
+        "format": linted.written.format,
         "version": version,
         "model": model.name if model else None,
-        "ranks": one.case.ranks,
-        "knobs": dict(one.case.found.knobs),
-        "global_batch_size": one.case.batch,
-        "sequence_length": one.case.tokens,
-        "findings": [{**to_plain(finding), "line": line_of(one, finding.key)} for finding in one.findings],
-        "notes": notes_of(one.case),
+        "ranks": linted.case.ranks,
+        "knobs": dict(linted.case.imported.knobs),
+        "global_batch_size": linted.case.batch,
+        "sequence_length": linted.case.tokens,
+        "findings": [{**to_plain(finding), "line": line_of(linted, finding.key)} for finding in linted.findings],
+        "notes": notes_of(linted.case),
         "predicted": None if isinstance(outlook, str) else outlook.estimate.document(every_rank=False)["predicted"],
         "not_predicted": outlook if isinstance(outlook, str) else None,
     }
@@ -101,15 +101,21 @@ def document(one: Linted, version: str) -> dict[str, Any]:
 
 def sarif(linted: Sequence[Linted], unread: Sequence[str]) -> dict[str, Any]:
     """A SARIF log of all configurations; `unread`: a line about each file that could not be read."""
-    rules = sorted({(one.written.format, finding.rule) for one in linted for finding in one.findings})
-    places = {rule: place for place, rule in enumerate(rules)}
+    rules = sorted(
+        {(configuration.written.format, finding.rule) for configuration in linted for finding in configuration.findings}
+    )
+    rule_indices = {rule: index for index, rule in enumerate(rules)}
     driver = {
         "name": "autotune lint",
         "rules": [
             {"id": f"{framework}/{rule}", "shortDescription": {"text": rule.replace("-", " ")}} for framework, rule in rules
         ],
     }
-    results = [_result(one, finding, places[one.written.format, finding.rule]) for one in linted for finding in one.findings]
+    results = [
+        _result(configuration, finding, rule_indices[configuration.written.format, finding.rule])
+        for configuration in linted
+        for finding in configuration.findings
+    ]
     notifications = [{"level": "error", "message": {"text": line}} for line in unread]
     invocation = {"executionSuccessful": not unread, "toolExecutionNotifications": notifications}
     return {
@@ -119,14 +125,14 @@ def sarif(linted: Sequence[Linted], unread: Sequence[str]) -> dict[str, Any]:
     }
 
 
-def _result(one: Linted, finding: Finding, place: int) -> dict[str, Any]:
+def _result(linted: Linted, finding: Finding, rule_index: int) -> dict[str, Any]:
     location = {
-        "artifactLocation": {"uri": one.written.path.as_posix()},
-        "region": {"startLine": line_of(one, finding.key)},
+        "artifactLocation": {"uri": linted.written.path.as_posix()},
+        "region": {"startLine": line_of(linted, finding.key)},
     }
     return {
-        "ruleId": f"{one.written.format}/{finding.rule}",
-        "ruleIndex": place,
+        "ruleId": f"{linted.written.format}/{finding.rule}",
+        "ruleIndex": rule_index,
         "level": LEVELS[finding.effect],
         "message": {"text": str(finding)},
         "locations": [{"physicalLocation": location}],

@@ -57,46 +57,46 @@ KEYS: Mapping[str, str] = {
 
 
 def _unknown_fields(case: Case) -> Iterator[Finding]:
-    if any(case.get(key) for key in EXTENDED) or "model.name" not in case.found.settings:
+    if any(case.get(key) for key in EXTENDED) or "model.name" not in case.imported.settings:
         return
-    for key in case.found.settings:
+    for key in case.imported.settings:
         table, _, name = key.partition(".")
         if name and table in KNOWN and name.split(".")[0] not in KNOWN[table]:
             yield unknown(case, key, [f"{table}.{field}" for field in KNOWN[table]], Effect.REFUSED)
 
 
 def _degrees(case: Case) -> str | None:
-    stated, ranks = case.found.ranks, case.around.ranks or (case.around.cluster and case.around.cluster.world_size)
-    if stated is None or ranks is None or stated == ranks:
+    stated_ranks, ranks = case.imported.ranks, case.around.ranks or (case.around.cluster and case.around.cluster.world_size)
+    if stated_ranks is None or ranks is None or stated_ranks == ranks:
         return None
-    return f"the degrees multiply to {stated} ranks, and there are {ranks}"
+    return f"the degrees multiply to {stated_ranks} ranks, and there are {ranks}"
 
 
 def _batch_step(case: Case) -> int | None:
-    return (case.found.samples_per_rank or 0) * case.replicas if case.replicas else None
+    return (case.imported.samples_per_rank or 0) * case.replicas if case.replicas else None
 
 
 def _global_batch(case: Case) -> str | None:
-    step, batch = _batch_step(case), case.around.global_batch_size or case.found.global_batch_size
+    step, batch = _batch_step(case), case.around.global_batch_size or case.imported.global_batch_size
     if not step or batch is None or batch % step == 0:
         return None
-    return f"{batch} is not a multiple of {step} ({case.found.samples_per_rank} samples on each of {case.replicas} ranks)"
+    return f"{batch} is not a multiple of {step} ({case.imported.samples_per_rank} samples on each of {case.replicas} ranks)"
 
 
 def _nearest_batch(case: Case) -> Settings:
-    step, batch = _batch_step(case), case.found.global_batch_size
+    step, batch = _batch_step(case), case.imported.global_batch_size
     return {keys.GLOBAL: max((2 * batch + step) // (2 * step), 1) * step} if step and batch else {}
 
 
 def _pipeline_batch(case: Case) -> str | None:
-    micro, local = case.config.micro_batch_size, case.found.samples_per_rank or 0
+    micro, local = case.config.micro_batch_size, case.imported.samples_per_rank or 0
     if case.config.pipeline_parallel_size == 1 or local % micro == 0:
         return None
     return f"a local batch of {local} is not divided by micro-batches of {micro}"
 
 
 def _nearest_micro(case: Case) -> Settings:
-    local, micro = case.found.samples_per_rank or 1, case.config.micro_batch_size
+    local, micro = case.imported.samples_per_rank or 1, case.config.micro_batch_size
     return {keys.MICRO: max(size for size in range(1, min(micro, local, MOST) + 1) if local % size == 0)}
 
 
@@ -140,33 +140,34 @@ def _expert_tensor(case: Case) -> int:
 
 def _stage_layers(case: Case) -> tuple[int, int] | None:
     """Layers per stage as stated, and the stages that they make; None: not stated, or not known."""
-    each, model = case.get(keys.STAGE_LAYERS), case.model
-    if case.config.pipeline_parallel_size == 1 or not isinstance(each, int) or model is None:
+    stage_layers, model = case.get(keys.STAGE_LAYERS), case.model
+    if case.config.pipeline_parallel_size == 1 or not isinstance(stage_layers, int) or model is None:
         return None
     less = sum(int(case.get(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1)) for end in ("first", "last"))
-    return each, -(-(model.num_layers + less) // each)
+    return stage_layers, -(-(model.num_layers + less) // stage_layers)
 
 
 def _uneven_stages(case: Case) -> str | None:
-    found, ranks = _stage_layers(case), case.config.pipeline_parallel_size
-    if found is None:
+    division, ranks = _stage_layers(case), case.config.pipeline_parallel_size
+    if division is None:
         return None
-    each, stages = found
+    stage_layers, stages = division
     if stages % ranks:
-        return f"{each} layers a stage make {stages} stages, which {ranks} ranks do not divide"
+        return f"{stage_layers} layers a stage make {stages} stages, which {ranks} ranks do not divide"
     single = case.config.pipeline_schedule in ONE_STAGE_SCHEDULES
     if single != (stages == ranks):
         needs = "one stage" if single else "at least two stages"
-        return f"{each} layers a stage make {stages // ranks} on each rank, and this schedule needs {needs}"
+        return f"{stage_layers} layers a stage make {stages // ranks} on each rank, and this schedule needs {needs}"
     return None
 
 
 def _other_stage_layers(case: Case) -> Settings:
-    found = _stage_layers(case)
-    if found is None:
+    division = _stage_layers(case)
+    if division is None:
         return {}
     sizes = sorted(
-        range(1, min(found[0] * case.config.pipeline_parallel_size, MOST) + 1), key=lambda size: abs(math.log(size / found[0]))
+        range(1, min(division[0] * case.config.pipeline_parallel_size, MOST) + 1),
+        key=lambda size: abs(math.log(size / division[0])),
     )
     for size in sizes:
         if _uneven_stages(case.changed({keys.STAGE_LAYERS: size})) is None:
@@ -249,7 +250,7 @@ CHECKS = (
         name="graphs-in-a-pipeline", key=GRAPHS, effect=Effect.REFUSED, fix=lambda _: {GRAPHS: True},
         problem=lambda case: (
             "CUDA graphs, which are on, do not work with a pipeline"
-            if case.config.pipeline_parallel_size > 1 and "model.name" not in case.found.settings and not case.on(GRAPHS)
+            if case.config.pipeline_parallel_size > 1 and "model.name" not in case.imported.settings and not case.on(GRAPHS)
             else None
         ),
         remedy="switch them off",
@@ -292,7 +293,7 @@ def _write(case: Case, knob: str, value: Value) -> Settings:
             return {keys.GLOBAL: value}
         case "pipeline_parallel_size" if value != 1 and not pipelined:
             # Without a pipeline the local batch is one micro-batch; in one it is divided, one sample at a time.
-            graphs = {} if "model.name" in case.found.settings else {GRAPHS: True}
+            graphs = {} if "model.name" in case.imported.settings else {GRAPHS: True}
             return {keys.PIPELINE: value, **graphs}
         case _:
             return {KEYS[knob]: value} if knob in KEYS else {}
@@ -304,5 +305,6 @@ def _samples_per_pass(case: Case) -> int | None:
 
 TORCHTITAN = Framework(
     name=FORMAT, title="torchtitan", checked="0.3.0, TOML 0.2.2", read=from_torchtitan, checks=CHECKS, rules=RULES, keys=KEYS,
-    write=_write, own=_unknown_fields, experts_borrow=True, expert_tensor=_expert_tensor, samples_per_pass=_samples_per_pass,
+    write=_write,
+    undeclared_findings=_unknown_fields, experts_borrow=True, expert_tensor=_expert_tensor, samples_per_pass=_samples_per_pass,
 )  # fmt: skip

@@ -98,26 +98,26 @@ def realised(case: Case, config: TrialConfig, batch: int) -> Case | None:
 
 def stated_batch(case: Case) -> int | None:
     """Samples per optimizer step that the settings themselves state; None: they do not, or the ranks are not known."""
-    found = case.found
-    if found.global_batch_size is not None:
-        return found.global_batch_size
-    return found.samples_per_rank * case.replicas if found.samples_per_rank and case.replicas else None
+    imported = case.imported
+    if imported.global_batch_size is not None:
+        return imported.global_batch_size
+    return imported.samples_per_rank * case.replicas if imported.samples_per_rank and case.replicas else None
 
 
 def _written(case: Case, name: str, value: Value) -> Settings:
     """The settings that give a knob a value; stages per rank have a setting only if the recipe states them in one."""
     if name == "virtual_stages":
-        key = case.found.keys.get(name, "")
-        stated = key.endswith(("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"))
-        return {key: None if value == 1 else value} if stated else case.framework.write(case, name, value)
+        key = case.imported.keys.get(name, "")
+        has_own_setting = key.endswith(("virtual_pipeline_model_parallel_size", "num_virtual_stages_per_pipeline_rank"))
+        return {key: None if value == 1 else value} if has_own_setting else case.framework.write(case, name, value)
     return case.framework.write(case, name, value)
 
 
 def refused(case: Case) -> Refused | None:
     """Why a realised layout cannot be run or predicted; None: it can."""
-    found = tuple(finding for finding in legality(case) if finding.effect in STOPS)
-    why = "" if found else unpredictable(case)
-    return Refused(findings=found, why=why) if found or why else None
+    findings = tuple(finding for finding in legality(case) if finding.effect in STOPS)
+    why = "" if findings else unpredictable(case)
+    return Refused(findings=findings, why=why) if findings or why else None
 
 
 def judged(case: Case) -> Outlook | Refused:
@@ -143,9 +143,9 @@ def candidates(case: Case, batch: int, top: int) -> list[Candidate]:
     """
     for offloads in (False, True):
         ranked = _ranked(case, batch, offloads)[:REALISED]
-        written = [one for one in (realised(case, config, batch) for config in ranked) if one is not None]
-        if found := _predicted(case, [one for one in written if refused(one) is None]):
-            return _in_order(found)[:top]
+        written = [candidate for candidate in (realised(case, config, batch) for config in ranked) if candidate is not None]
+        if predicted := _predicted(case, [candidate for candidate in written if refused(candidate) is None]):
+            return _in_order(predicted)[:top]
     return []
 
 
@@ -178,16 +178,16 @@ def certain_gain(case: Case) -> float:
     return math.exp(Z90 * ratio_spread(case))
 
 
-def _in_order(found: Sequence[Candidate]) -> list[Candidate]:
+def _in_order(unordered: Sequence[Candidate]) -> list[Candidate]:
     """Groups of ties, the fastest group first; in a group the nearest first."""
-    rest = sorted(found, key=lambda item: -item.outlook.rate)
+    remaining = sorted(unordered, key=lambda item: -item.outlook.rate)
     ordered: list[Candidate] = []
-    while rest:
-        question = question_about(rest[0].case)
+    while remaining:
+        question = question_about(remaining[0].case)
         tie = 1 + resolution(question.rates.time_spread if question else 0.0)
-        group = [item for item in rest if item.outlook.rate * tie >= rest[0].outlook.rate]
+        group = [item for item in remaining if item.outlook.rate * tie >= remaining[0].outlook.rate]
         ordered += sorted(group, key=lambda item: (item.distance, -item.outlook.rate))
-        rest = rest[len(group) :]
+        remaining = remaining[len(group) :]
     return ordered
 
 
@@ -209,7 +209,7 @@ def _ranked(case: Case, batch: int, offloads: bool) -> list[TrialConfig]:
         for places, cases in alike(question, predicted):
             prediction, count = predict(cases, question.rates), len(places)
             seconds = np.broadcast_to(prediction.seconds, count) * learned(question, cases, [predicted[at] for at in places])
-            needed, host = (np.broadcast_to(held, count) for held in (prediction.memory.needed, prediction.memory.host))
+            needed, host = (np.broadcast_to(values, count) for values in (prediction.memory.needed, prediction.memory.host))
             fits = room.holds(needed, host)
             scored += [(float(seconds[row]), at, configs[at]) for row, at in enumerate(places) if fits[row]]
     return [config for _, _, config in sorted(scored, key=lambda item: item[:2])]
@@ -244,31 +244,31 @@ def _layouts(case: Case, batch: int, offloads: bool) -> Iterator[TrialConfig]:
 
 def _stages(case: Case, pipeline: int) -> list[int]:
     """Numbers of stages of a rank."""
-    own, layers = case.config.virtual_stages, case.model.num_layers if case.model else 1
+    virtual_stages, layers = case.config.virtual_stages, case.model.num_layers if case.model else 1
     if pipeline == 1:
         return [1]
-    found = [own] if case.config.pipeline_parallel_size > 1 else [1]
-    if "virtual_stages" in case.found.keys:
-        found += [2**power for power in range(1, 6)]
-    return [stages for stages in dict.fromkeys(found) if pipeline * stages <= layers and layers % (pipeline * stages) == 0] or [
-        own if pipeline * own <= layers else 1
-    ]
+    stage_counts = [virtual_stages] if case.config.pipeline_parallel_size > 1 else [1]
+    if "virtual_stages" in case.imported.keys:
+        stage_counts += [2**power for power in range(1, 6)]
+    return [
+        stages for stages in dict.fromkeys(stage_counts) if pipeline * stages <= layers and layers % (pipeline * stages) == 0
+    ] or [virtual_stages if pipeline * virtual_stages <= layers else 1]
 
 
 def _shards(case: Case, chosen: Mapping[str, Value], zero_ranks: int) -> list[int]:
     """Ranks that a copy of the states is divided over: all, as in the recipe, or the ranks of a node."""
-    own, cluster = case.config.hsdp_shard_size, case.around.cluster
+    shard_size, cluster = case.config.hsdp_shard_size, case.around.cluster
     if chosen["zero_stage"] != 3 or cluster is None or case.framework.name not in ("torchtitan", "best-config"):
-        return [0 if chosen["zero_stage"] != 3 or own >= zero_ranks else own]
+        return [0 if chosen["zero_stage"] != 3 or shard_size >= zero_ranks else shard_size]
     inner = int(chosen["tensor_parallel_size"])
     node = cluster.devices_per_node // inner
-    options = [0, own, node * int(chosen["context_parallel_size"]), 4 * node]
+    options = [0, shard_size, node * int(chosen["context_parallel_size"]), 4 * node]
     return [size for size in dict.fromkeys(options) if size == 0 or (1 < size < zero_ranks and zero_ranks % size == 0)]
 
 
 def _values(case: Case, name: str, offloads: bool) -> list[Value]:
     """The recipe's own value, then others that its settings can state, the nearest first."""
-    own, options = getattr(case.config, name), list(CHOICES.get(name, ()))
+    recipe_value, options = getattr(case.config, name), list(CHOICES.get(name, ()))
     if name in LARGEST:
         most = min(LARGEST[name], case.ranks or 1) if name in DEGREES else LARGEST[name]
         if name == "tensor_parallel_size" and case.around.cluster is not None:
@@ -276,10 +276,10 @@ def _values(case: Case, name: str, offloads: bool) -> list[Value]:
         if name == "expert_parallel_size" and case.model is not None:
             most = min(most, max(case.model.num_experts, 1))
         options = [2**power for power in range(max(most, 1).bit_length()) if 2**power <= most]
-        options.sort(key=lambda value: abs(math.log(value / max(own, 1))))
+        options.sort(key=lambda value: abs(math.log(value / max(recipe_value, 1))))
     elif name == "offload_optimizer":
         options = ["none", "cpu"] if offloads else ["none"]
-    return [own, *(value for value in options if value != own and _states(case, name, value))]
+    return [recipe_value, *(value for value in options if value != recipe_value and _states(case, name, value))]
 
 
 def _states(case: Case, name: str, value: Value) -> bool:
@@ -293,5 +293,5 @@ def _states(case: Case, name: str, value: Value) -> bool:
 def shortage(outlook: Outlook) -> str:
     """Why a layout does not fit, with its arithmetic."""
     estimate = outlook.estimate
-    needed, there = estimate.peak_memory_bytes.mean / GIB, estimate.memory_limit_bytes / GIB
-    return f"predicted {needed:.0f} GiB of {there:.0f} GiB on the fullest device"
+    needed, limit = estimate.peak_memory_bytes.mean / GIB, estimate.memory_limit_bytes / GIB
+    return f"predicted {needed:.0f} GiB of {limit:.0f} GiB on the fullest device"

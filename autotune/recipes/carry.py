@@ -74,7 +74,7 @@ class Carried:
     """Why that does not run."""
     same_outlook: Outlook | str
     """How it runs; else why it is not predicted."""
-    found: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
     """Best first; never empty."""
     changes: tuple[Change, ...]
     """From the recipe to the best."""
@@ -113,39 +113,40 @@ def carry(recipe: Recipe, cluster: ClusterSpec, rule: BatchRule, batch: int | No
     same = target.changed(sized(target, source.config, after))
     problems = tuple(legality(same))
     present: Outlook | str = outlook(same) if refused(same) is None else "not predicted, because it does not run"
-    found = _with_unchanged(source, same, present, candidates(target, after, top))[:top]
-    if not found:
+    ranked = _with_unchanged(source, same, present, candidates(target, after, top))[:top]
+    if not ranked:
         raise _nothing(target, after)
-    best = found[0]
+    best = ranked[0]
     return Carried(
         recipe=recipe, cluster=cluster, batch_before=before, batch=after, batch_rule=rule, same=same, problems=problems,
-        same_outlook=present, found=tuple(found), changes=tuple(_changes(target, best, after)),
+        same_outlook=present, candidates=tuple(ranked), changes=tuple(_changes(target, best, after)),
         stays={name: value for name, value in _knobs(source, best).items() if getattr(best.config, name) == value},
         target=recipe.text(best.case, best.outlook),
     )  # fmt: skip
 
 
-def _with_unchanged(source: Case, same: Case, present: Outlook | str, found: list[Candidate]) -> list[Candidate]:
+def _with_unchanged(source: Case, same: Case, present: Outlook | str, ranked: list[Candidate]) -> list[Candidate]:
     """The candidates with the unchanged layout first, if it fits and no other is certainly faster.
 
     It fits if it is predicted to, or if it needs no more memory there than where the recipe is known to run.
     """
     if isinstance(present, str):
-        return found
+        return ranked
     before = outlook(source) if source.around.cluster is not None else ""
-    there, ran = present.estimate, False
+    estimate, ran = present.estimate, False
     if isinstance(before, Outlook):
-        here = before.estimate
+        estimate_before = before.estimate
         ran = (
-            there.peak_memory_bytes.mean <= here.peak_memory_bytes.mean and here.memory_limit_bytes <= there.memory_limit_bytes
+            estimate.peak_memory_bytes.mean <= estimate_before.peak_memory_bytes.mean
+            and estimate_before.memory_limit_bytes <= estimate.memory_limit_bytes
         )
     if not (present.fits or ran):
-        return found
-    others = [one for one in found if one.distance]
-    fastest = max((one.outlook.rate for one in others), default=0.0)
+        return ranked
+    changed = [candidate for candidate in ranked if candidate.distance]
+    fastest = max((candidate.outlook.rate for candidate in changed), default=0.0)
     if fastest > present.rate * certain_gain(same):
-        return found
-    return [Candidate(case=same, outlook=present, distance=0), *others]
+        return ranked
+    return [Candidate(case=same, outlook=present, distance=0), *changed]
 
 
 def _scaled(batch: int, ranks: int, cluster: ClusterSpec) -> int:
@@ -162,12 +163,12 @@ def _scaled(batch: int, ranks: int, cluster: ClusterSpec) -> int:
 
 def _knobs(source: Case, best: Candidate) -> dict[str, Any]:
     """The knobs that the recipe states, and those that candidates change, with the recipe's values."""
-    names = [*source.found.knobs, *(name for name in LEVERS if name not in source.found.knobs)]
+    names = [*source.imported.knobs, *(name for name in LEVERS if name not in source.imported.knobs)]
     default = TrialConfig()
     return {
         name: getattr(source.config, name)
         for name in dict.fromkeys(names)
-        if name in source.found.keys or getattr(source.config, name) != getattr(default, name)
+        if name in source.imported.keys or getattr(source.config, name) != getattr(default, name)
         or getattr(best.config, name) != getattr(default, name)
     }  # fmt: skip
 
@@ -198,7 +199,7 @@ def _changes(target: Case, best: Candidate, batch: int) -> Iterator[Change]:
 def _reason(target: Case, best: Candidate, name: str, batch: int) -> tuple[bool, str]:
     """Whether the best needs the new value of a knob, and why: what the old value would mean there."""
     old = getattr(target.config, name)
-    said = f"{name}={value_text(old)}"
+    old_text = f"{name}={value_text(old)}"
     if name == "sequence_parallel":
         return True, "goes with tensor_parallel_size"
     if name == "hsdp_shard_size" and old and best.config.zero_ranks(target.ranks or 1) % old:
@@ -206,24 +207,24 @@ def _reason(target: Case, best: Candidate, name: str, batch: int) -> tuple[bool,
     config = best.config.replace({name: old})
     ranks, size = target.ranks or 1, config.model_parallel_size
     if ranks % size:
-        return True, f"with {said} a replica has {size} ranks, which do not divide {ranks}"
+        return True, f"with {old_text} a replica has {size} ranks, which do not divide {ranks}"
     step = config.micro_batch_size * (ranks // size)
     if batch % step:
-        return True, f"with {said} {config.micro_batch_size} x {ranks // size} replicas do not divide {batch} samples"
+        return True, f"with {old_text} {config.micro_batch_size} x {ranks // size} replicas do not divide {batch} samples"
     reverted = realised(target, config, batch)
     result = None if reverted is None else judged(reverted)
     if result is None:
         return False, "the best combination by prediction"
     if isinstance(result, Refused):
         why = result.findings[0].problem if result.findings else result.why
-        return bool(result.findings), f"with {said}: {why}"
+        return bool(result.findings), f"with {old_text}: {why}"
     if not result.fits:
         chance = f"fits with probability {result.probability:.2f}"
-        return True, f"with {said}: {shortage(result)} ({chance})"
+        return True, f"with {old_text}: {shortage(result)} ({chance})"
     ratio = best.outlook.rate / result.rate
     if ratio < 1 + TIE:
-        return False, f"predicted as fast as with {said}, in this combination"
-    return False, f"predicted {ratio:.2f} times as fast as with {said}"
+        return False, f"predicted as fast as with {old_text}, in this combination"
+    return False, f"predicted {ratio:.2f} times as fast as with {old_text}"
 
 
 def _with_batch(target: Case, batch: int) -> Case:
@@ -235,9 +236,9 @@ def _nothing(target: Case, batch: int) -> RequestError | NothingFeasibleError:
     ranks, cluster = target.ranks or 1, target.around.cluster
     title = target.framework.title
     if not is_divisible(target, batch):
-        near = max(round(batch / ranks), 1) * ranks
+        nearest_batch = max(round(batch / ranks), 1) * ranks
         problem = f"no layout that {title}'s settings can state on {ranks} ranks divides {batch} samples"
-        return RequestError("batch", problem, f"give --target-batch-size {near}")
+        return RequestError("batch", problem, f"give --target-batch-size {nearest_batch}")
     memory = cluster.device.memory_bytes / GIB if cluster else 0
     problem = f"no layout that {title}'s settings can state is predicted to fit {ranks} devices of {memory:.0f} GiB"
     if assumed := assumptions(target):
@@ -265,8 +266,14 @@ def document(carried: Carried) -> dict[str, Any]:
         "batch": {"rule": carried.batch_rule.value, "before": carried.batch_before, "after": carried.batch},
         "unchanged_layout": {
             "problems": [
-                {"rule": one.rule, "key": one.key, "effect": one.effect.value, "problem": one.problem, "remedy": one.remedy}
-                for one in carried.problems
+                {
+                    "rule": finding.rule,
+                    "key": finding.key,
+                    "effect": finding.effect.value,
+                    "problem": finding.problem,
+                    "remedy": finding.remedy,
+                }
+                for finding in carried.problems
             ],
             "fits": None if isinstance(same, str) else same.fits,
             "predicted": None if isinstance(same, str) else _predicted(same),
@@ -276,15 +283,15 @@ def document(carried: Carried) -> dict[str, Any]:
         "changes": [dataclasses.asdict(change) for change in carried.changes],
         "candidates": [
             {
-                "settings": changed_settings(carried.recipe.case, one.case),
+                "settings": changed_settings(carried.recipe.case, candidate.case),
                 "differences": {
-                    name: getattr(one.config, name)
+                    name: getattr(candidate.config, name)
                     for name in LEVERS
-                    if getattr(one.config, name) != getattr(carried.recipe.case.config, name)
+                    if getattr(candidate.config, name) != getattr(carried.recipe.case.config, name)
                 },
-                **_predicted(one.outlook),
+                **_predicted(candidate.outlook),
             }
-            for one in carried.found
+            for candidate in carried.candidates
         ],
         "notes": notes_of(carried.recipe.case),
         "target": {"file": target.name, "anew": target.anew, "lost": list(target.lost), "text": target.text},
@@ -293,8 +300,8 @@ def document(carried: Carried) -> dict[str, Any]:
 
 def changed_settings(source: Case, case: Case) -> dict[str, Any]:
     """Setting -> its value in a case, of those that differ from the source's; None: left out."""
-    present, wanted = source.found.settings, case.found.settings
-    return {key: wanted.get(key) for key in {**present, **wanted} if wanted.get(key) != present.get(key)}
+    present, settings = source.imported.settings, case.imported.settings
+    return {key: settings.get(key) for key in {**present, **settings} if settings.get(key) != present.get(key)}
 
 
 def _predicted(outlook: Outlook) -> dict[str, Any]:

@@ -73,8 +73,8 @@ class Nomination:
         ratios = [rival.predicted for rival in self.rivals if rival.predicted is not None]
         if any(ratio.low > 1.0 for ratio in ratios):
             return Result.BEATEN
-        known = isinstance(self.outlook, Outlook)
-        return Result.NOT_BEATEN if known and all(ratio.high < 1.0 + EQUAL for ratio in ratios) else Result.UNDECIDED
+        is_predicted = isinstance(self.outlook, Outlook)
+        return Result.NOT_BEATEN if is_predicted and all(ratio.high < 1.0 + EQUAL for ratio in ratios) else Result.UNDECIDED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,29 +103,32 @@ def nominate(case: Case, batch: int, count: int) -> Nomination:
     """
     if case.model is None:
         raise RequestError("model", f"{case.source} does not say which model it trains", "give --model MODEL")
-    own = realised(case, case.config, batch) or case
-    found = judged(own)
-    outlook: Outlook | str = found if isinstance(found, Outlook) else _why(found)
-    rivals = [one for one in candidates(case, batch, count + 1) if _differences(case.config, one.config)]
+    recipe_case = realised(case, case.config, batch) or case
+    verdict = judged(recipe_case)
+    outlook: Outlook | str = verdict if isinstance(verdict, Outlook) else _why(verdict)
+    rivals = [candidate for candidate in candidates(case, batch, count + 1) if _differences(case.config, candidate.config)]
     factor = certain_gain(case)
-    return Nomination(case=case, outlook=outlook, rivals=tuple(_rival(case, one, outlook, factor) for one in rivals[:count]))
+    return Nomination(
+        case=case, outlook=outlook, rivals=tuple(_rival(case, candidate, outlook, factor) for candidate in rivals[:count])
+    )
 
 
 def _why(refused: Refused) -> str:
     return str(refused.findings[0]) if refused.findings else refused.why
 
 
-def _differences(own: TrialConfig, other: TrialConfig) -> dict[str, Value]:
-    return {name: value for name in FOLLOWS if (value := getattr(other, name)) != getattr(own, name)}
+def _differences(recipe_config: TrialConfig, other: TrialConfig) -> dict[str, Value]:
+    return {name: value for name in FOLLOWS if (value := getattr(other, name)) != getattr(recipe_config, name)}
 
 
-def _rival(case: Case, one: Candidate, outlook: Outlook | str, factor: float) -> Rival:
+def _rival(case: Case, candidate: Candidate, outlook: Outlook | str, factor: float) -> Rival:
     ratio = None
     if isinstance(outlook, Outlook):
-        mean = one.outlook.rate / outlook.rate
+        mean = candidate.outlook.rate / outlook.rate
         ratio = Interval(mean=mean, low=mean / factor, high=mean * factor)
     return Rival(
-        differences=_differences(case.config, one.config), settings=changed_settings(case, one.case), predicted=ratio
+        differences=_differences(case.config, candidate.config), settings=changed_settings(case, candidate.case),
+        predicted=ratio,
     )  # fmt: skip
 
 
@@ -145,8 +148,8 @@ class Nominated(Strategy):
         count: int,
         seed: int,  # noqa: ARG002
     ) -> list[TrialConfig]:
-        known = known_hashes(history, pending)
-        return [config for config in self._configs if config.hash not in known][:count]
+        hashes = known_hashes(history, pending)
+        return [config for config in self._configs if config.hash not in hashes][:count]
 
 
 def challenge_session(session: Session, nomination: Nomination) -> tuple[Session, list[tuple[TrialConfig, Rival]]]:
@@ -158,7 +161,7 @@ def challenge_session(session: Session, nomination: Nomination) -> tuple[Session
     """
     recipe = session.baselines[0]
     offered = [(recipe.replace(rival.differences), rival) for rival in nomination.rivals]
-    domains = {name: tuple(dict.fromkeys(getattr(one, name) for one in (recipe, *(one for one, _ in offered))))
+    domains = {name: tuple(dict.fromkeys(getattr(layout, name) for layout in (recipe, *(config for config, _ in offered))))
                for name in FOLLOWS}  # fmt: skip
     request = dataclasses.replace(
         session.request,
@@ -168,8 +171,8 @@ def challenge_session(session: Session, nomination: Nomination) -> tuple[Session
     )
     prepared = prepare(request)
     legal = [(prepared.space.canonical(config), rival) for config, rival in offered if not prepared.space.check(config)]
-    kept = {config: rival for config, rival in reversed(legal) if config != recipe}
-    rivals = list(reversed(kept.items()))
+    rival_of = {config: rival for config, rival in reversed(legal) if config != recipe}
+    rivals = list(reversed(rival_of.items()))
     strategy = Nominated([config for config, _ in rivals])
     return dataclasses.replace(prepared, baselines=session.baselines[:1], strategy=strategy), rivals
 
@@ -191,17 +194,17 @@ def judge(session: Session, snapshot: JobSnapshot, rivals: Sequence[tuple[TrialC
             message=f"the recipe itself {outcome.lower()} here: {message}",
         )  # fmt: skip
     standings = verdict.standings
-    own = standings.places[verdict.baseline.config_hash]
+    recipe_place = standings.places[verdict.baseline.config_hash]
     measured = []
     for config, rival in rivals:
-        ended, place = snapshot.search_trial(config), standings.places.get(config.hash)
-        ratio = standings.ranked_by.ratio(place, own) if place is not None else None
+        ended, rival_place = snapshot.search_trial(config), standings.places.get(config.hash)
+        ratio = standings.ranked_by.ratio(rival_place, recipe_place) if rival_place is not None else None
         outcome = ended.outcome.value if ended is not None and ended.outcome is not None else ""
         measured.append(dataclasses.replace(rival, measured=ratio, outcome=outcome))
     best = next((rival for (config, _), rival in zip(rivals, measured, strict=True) if config == verdict.best.config), None)
     if not verdict.keeps and verdict.gain is not None and verdict.gain.low > 1.0:
         result = Result.BEATEN
-    elif standings.ranked_by.probability_best(own, EQUAL) >= CONFIDENCE:
+    elif standings.ranked_by.probability_best(recipe_place, EQUAL) >= CONFIDENCE:
         result, best = Result.NOT_BEATEN, None
     else:
         result, best = Result.UNDECIDED, None
@@ -209,7 +212,7 @@ def judge(session: Session, snapshot: JobSnapshot, rivals: Sequence[tuple[TrialC
     gain = verdict.gain if best is not None else max(ratios, key=lambda ratio: ratio.mean, default=None)
     return Challenged(
         result=result, gain=gain, best=best, rivals=tuple(measured), rate=verdict.rate(verdict.baseline),
-        rounds=standings.repeats[own],
+        rounds=standings.repeats[recipe_place],
     )  # fmt: skip
 
 

@@ -48,7 +48,7 @@ class Recipe:
         if self.document is not None:
             return Rewritten(text=text_for(self.document, case, outlook), name="best-config.json")
         assert self.written is not None
-        return rewritten(self.written, case.found.settings)
+        return rewritten(self.written, case.imported.settings)
 
 
 def recipe_of(name: str, around: Surroundings, find_job: Callable[[str], Mapping[str, Any]]) -> Recipe:
@@ -70,25 +70,27 @@ def recipe_of(name: str, around: Surroundings, find_job: Callable[[str], Mapping
         return _of_document(find_job(name), f"job {name}", around)
     if path.suffix == ".json" and path.exists() and read_table(path).keys() >= BEST_CONFIG_KEYS:
         return _of_document(read_table(path), path.name, around)
-    found = [one for one in read_written(path) if not function or one.name == f"{path.name}:{function}"]
-    if len(found) != 1:
-        names = ", ".join(one.name for one in (found or read_written(path))[:5])
+    recipes = [recipe for recipe in read_written(path) if not function or recipe.name == f"{path.name}:{function}"]
+    if len(recipes) != 1:
+        names = ", ".join(recipe.name for recipe in (recipes or read_written(path))[:5])
         raise RequestError("recipe", f"{path} has the recipes {names}", f"name one of them, as {path}:FUNCTION")
-    case = case_of(found[0], around)
+    case = case_of(recipes[0], around)
     if undecided := undecided_settings(case):
         problem = f"{path} decides {', '.join(undecided)} when it runs"
         raise RequestError("recipe", problem, "write the values into it, or give --global-batch-size and --sequence-length")
-    return Recipe(name=found[0].name, case=case, document=None, written=found[0], cluster=around.cluster)
+    return Recipe(name=recipes[0].name, case=case, document=None, written=recipes[0], cluster=around.cluster)
 
 
 def _of_document(document: Mapping[str, Any], name: str, around: Surroundings) -> Recipe:
     settings, model, cluster = settings_of(document)
-    known = Surroundings(
+    surroundings = Surroundings(
         model=around.model or model, cluster=around.cluster or cluster, global_batch_size=around.global_batch_size,
         sequence_length=around.sequence_length or tokens_of(document),
     )  # fmt: skip
-    case = Case(framework=BEST_CONFIG_FRAMEWORK, found=BEST_CONFIG_FRAMEWORK.read(settings, name), around=known, source=name)
-    return Recipe(name=name, case=case, document=document, written=None, cluster=known.cluster)
+    case = Case(
+        framework=BEST_CONFIG_FRAMEWORK, imported=BEST_CONFIG_FRAMEWORK.read(settings, name), around=surroundings, source=name
+    )
+    return Recipe(name=name, case=case, document=document, written=None, cluster=surroundings.cluster)
 
 
 def _read(settings: Settings, source: str) -> Imported:

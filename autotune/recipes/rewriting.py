@@ -35,70 +35,70 @@ class Rewritten:
     """Settings that the text does not state as they are wanted."""
 
 
-def rewritten(one: Written, settings: Settings) -> Rewritten:
+def rewritten(recipe: Written, settings: Settings) -> Rewritten:
     """The recipe with these settings, which are all of it.
 
     Args:
-        one: the recipe as it is.
+        recipe: the recipe as it is.
         settings: the wanted ones, with flat keys.
     """
-    present = dict(flat(one.content))
+    present = dict(flat(recipe.content))
     changes = {key: settings.get(key) for key in {**present, **settings} if present.get(key) != settings.get(key)}
-    name = one.path.name
-    source = one.path.read_text(encoding="utf-8")
-    for text in _edited(one, source, changes):
-        if not _lost(text, name, one, settings):
+    name = recipe.path.name
+    source = recipe.path.read_text(encoding="utf-8")
+    for text in _edited(recipe, source, changes):
+        if not _lost(text, name, recipe, settings):
             return Rewritten(text=text, name=name)
-    text, suffix = _anew(one, settings)
-    name = f"{one.path.stem}{suffix}"
-    return Rewritten(text=text, name=name, anew=True, lost=tuple(_lost(text, name, one, settings)))
+    text, suffix = _anew(recipe, settings)
+    name = f"{recipe.path.stem}{suffix}"
+    return Rewritten(text=text, name=name, anew=True, lost=tuple(_lost(text, name, recipe, settings)))
 
 
-def _lost(text: str, name: str, one: Written, settings: Settings) -> list[str]:
+def _lost(text: str, name: str, recipe: Written, settings: Settings) -> list[str]:
     """The settings that the text states otherwise, or not at all."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         path.write_text(text, encoding="utf-8")
         try:
-            found = read_written(path, one.format)
+            recipes = read_written(path, recipe.format)
         except AutotuneError:
             return list(settings)
-    own = next((item for item in found if item.name == one.name), found[0])
-    read = dict(flat(own.content))
+    written_recipe = next((item for item in recipes if item.name == recipe.name), recipes[0])
+    read = dict(flat(written_recipe.content))
     return [key for key in {**settings, **read} if read.get(key) != settings.get(key)]
 
 
-def _edited(one: Written, source: str, changes: Settings) -> Iterator[str]:
+def _edited(recipe: Written, source: str, changes: Settings) -> Iterator[str]:
     """Texts that may be it, the one that keeps most of the source first."""
-    match one.path.suffix:
+    match recipe.path.suffix:
         case ".json":
-            wanted = {**dict(flat(one.content)), **changes}
-            yield json.dumps(nested({k: v for k, v in wanted.items() if v is not None or k not in changes}), indent=2) + "\n"
+            values = {**dict(flat(recipe.content)), **changes}
+            yield json.dumps(nested({k: v for k, v in values.items() if v is not None or k not in changes}), indent=2) + "\n"
         case ".toml":
             yield _toml(source, changes)
         case ".yaml" | ".yml":
             yield _yaml(source, changes)
         case ".py":
-            yield _python(source, changes, one.lines.get("recipe", 1))
+            yield _python(source, changes, recipe.lines.get("recipe", 1))
         case _:
             yield _script(source, changes)
 
 
-def _anew(one: Written, settings: Settings) -> tuple[str, str]:
+def _anew(recipe: Written, settings: Settings) -> tuple[str, str]:
     """All settings, and the suffix of a file with them."""
-    if one.path.suffix in TABLES:
-        return (_toml("", settings), ".toml") if one.path.suffix == ".toml" else (yaml_text(nested(settings)), ".yaml")
-    if one.format == BRIDGE:
+    if recipe.path.suffix in TABLES:
+        return (_toml("", settings), ".toml") if recipe.path.suffix == ".toml" else (yaml_text(nested(settings)), ".yaml")
+    if recipe.format == BRIDGE:
         return "\n".join(f"{key}={_word(value)}" for key, value in settings.items()) + "\n", ".args"
-    return _launch(one, settings), ".sh"
+    return _launch(recipe, settings), ".sh"
 
 
-def _launch(one: Written, settings: Settings) -> str:
+def _launch(recipe: Written, settings: Settings) -> str:
     """A launch script of Megatron-LM or torchtitan."""
     exports = [f"export {key.removeprefix(ENVIRONMENT)}={_word(value)}" for key, value in settings.items()
                if key.startswith(ENVIRONMENT)]  # fmt: skip
     launcher = [f"--{key.removeprefix(LAUNCHER)} {_word(value)}" for key, value in settings.items() if key.startswith(LAUNCHER)]
-    titan = one.format == TORCHTITAN
+    titan = recipe.format == TORCHTITAN
     words = ["torchrun", *launcher, "-m torchtitan.train" if titan else "pretrain_gpt.py"]
     for key, value in settings.items():
         if key.startswith((ENVIRONMENT, LAUNCHER)) or key == "activation_checkpoint.mode":
@@ -118,64 +118,66 @@ def _word(value: Any) -> str:
 
 def _toml(source: str, changes: Settings) -> str:
     """Replace the values of keys in their tables; a missing key follows its table's header."""
-    lines, left, table = source.splitlines(), dict(changes), ""
-    found: list[str] = []
+    lines, pending, table = source.splitlines(), dict(changes), ""
+    output: list[str] = []
     for line in lines:
         header = re.fullmatch(r"\s*\[([\w.\"-]+)\]\s*(#.*)?", line)
         if header:
             table = header[1].replace('"', "")
-        stated = re.match(r"\s*([\w-]+)\s*=\s*(.*)", line)
-        key = f"{table}.{stated[1]}" if stated and table else stated[1] if stated else ""
-        if key not in left:
-            found.append(line)
+        assignment = re.match(r"\s*([\w-]+)\s*=\s*(.*)", line)
+        key = f"{table}.{assignment[1]}" if assignment and table else assignment[1] if assignment else ""
+        if key not in pending:
+            output.append(line)
             continue
-        value = left.pop(key)
-        if value is not None and stated:
+        value = pending.pop(key)
+        if value is not None and assignment:
             comment = re.search(r"\s+#[^\"']*$", line)
-            found.append(f"{line[: stated.start(2)]}{json.dumps(value)}{comment[0] if comment else ''}")
+            output.append(f"{line[: assignment.start(2)]}{json.dumps(value)}{comment[0] if comment else ''}")
     tables: dict[str, list[str]] = {}
-    for key, value in left.items():
+    for key, value in pending.items():
         if value is not None:
             table, _, name = key.rpartition(".")
             tables.setdefault(table, []).append(f"{name} = {json.dumps(value)}")
     for table, added in tables.items():
-        place = next((at for at, line in enumerate(found) if re.fullmatch(rf"\s*\[{re.escape(table)}\]\s*(#.*)?", line)), None)
-        if place is not None:
-            found[place + 1 : place + 1] = added
+        header_index = next(
+            (at for at, line in enumerate(output) if re.fullmatch(rf"\s*\[{re.escape(table)}\]\s*(#.*)?", line)), None
+        )
+        if header_index is not None:
+            output[header_index + 1 : header_index + 1] = added
         elif not table:
-            found[:0] = added
+            output[:0] = added
         else:
-            found += [*([""] if found else []), f"[{table}]", *added]
-    return "\n".join(found) + "\n"
+            output += [*([""] if output else []), f"[{table}]", *added]
+    return "\n".join(output) + "\n"
 
 
 def _yaml(source: str, changes: Settings) -> str:
     """Replace the values of keys in their blocks; a missing key ends up below its block's key."""
-    found, left = [], dict(changes)
+    output, pending = [], dict(changes)
     path: list[tuple[int, str]] = []
     for line in source.splitlines():
-        stated = re.match(r"(\s*)([\w.-]+):(\s*)(.*)", line)
-        if not stated or line.lstrip().startswith("#"):
-            found.append(line)
+        assignment = re.match(r"(\s*)([\w.-]+):(\s*)(.*)", line)
+        if not assignment or line.lstrip().startswith("#"):
+            output.append(line)
             continue
-        indent = len(stated[1])
-        path = [*(item for item in path if item[0] < indent), (indent, stated[2])]
+        indent = len(assignment[1])
+        path = [*(item for item in path if item[0] < indent), (indent, assignment[2])]
         key = ".".join(name for _, name in path)
-        if key in left:
-            value = left.pop(key)
+        if key in pending:
+            value = pending.pop(key)
             if value is None:
                 continue
-            comment = re.search(r"\s+#.*$", stated[4])
-            line = f"{stated[1]}{stated[2]}: {json.dumps(value)}{comment[0] if comment else ''}"
-        found.append(line)
-        inside = [name for name in left if name.rpartition(".")[0] == key]
+            comment = re.search(r"\s+#.*$", assignment[4])
+            line = f"{assignment[1]}{assignment[2]}: {json.dumps(value)}{comment[0] if comment else ''}"
+        output.append(line)
+        inside = [name for name in pending if name.rpartition(".")[0] == key]
         for name in inside:
-            if (value := left.pop(name)) is not None:
-                found.append(f"{stated[1]}  {name.rpartition('.')[2]}: {json.dumps(value)}")
-    for key, value in left.items():
+            if (value := pending.pop(name)) is not None:
+                output.append(f"{assignment[1]}  {name.rpartition('.')[2]}: {json.dumps(value)}")
+    for key, value in pending.items():
         if value is not None:
-            found.append(f"{key}: {json.dumps(value)}")
-    return "\n".join(found) + "\n"
+            output.append(f"{key}: {json.dumps(value)}")
+    return "\n".join(output) + "\n"
 
 
 def _python(source: str, changes: Settings, first: int) -> str:
@@ -185,8 +187,8 @@ def _python(source: str, changes: Settings, first: int) -> str:
     body = "".join(lines[first - 1 : last])
     added = []
     for key, value in changes.items():
-        stated = re.compile(rf"(\b{re.escape(key.rpartition('.')[2])}\s*=\s*)(-?[\w.]+|\"[^\"]*\")")
-        body, count = stated.subn(r"\g<1>" + repr(value).replace("\\", r"\\"), body)
+        assignment = re.compile(rf"(\b{re.escape(key.rpartition('.')[2])}\s*=\s*)(-?[\w.]+|\"[^\"]*\")")
+        body, count = assignment.subn(r"\g<1>" + repr(value).replace("\\", r"\\"), body)
         added += [f".{key} = {value!r}\n"] if not count and value is not None else []
     assigned = list(re.finditer(r"^(\s+\w+)\.[\w.]+ = .*\n", body, re.MULTILINE))
     if assigned:
@@ -207,8 +209,8 @@ def _script(source: str, changes: Settings) -> str:
 
 def _anchor(text: str) -> str:
     """An option or override, with its value, beside which others can stand."""
-    found = re.search(r"(?<!\S)(?:--(?:micro-batch-size|training\.\w+|parallelism\.\w+)(?:[ =]\S+)|model\.\w+=\S+)", text)
-    return found[0] if found else ""
+    option = re.search(r"(?<!\S)(?:--(?:micro-batch-size|training\.\w+|parallelism\.\w+)(?:[ =]\S+)|model\.\w+=\S+)", text)
+    return option[0] if option else ""
 
 
 def _option(key: str, value: Any, anchor: str) -> str:
@@ -224,7 +226,7 @@ def _replaced(text: str, key: str, value: Any) -> tuple[str, bool]:
         return re.subn(r"activation-checkpoint:\w+", f"activation-checkpoint:{value}", text)[:2]  # type: ignore[return-value]
     if key.startswith(ENVIRONMENT):
         name = re.escape(key.removeprefix(ENVIRONMENT))
-        new, count = re.subn(rf"(export\s+{name}=)\S+", lambda found: f"{found[1]}{_word(value)}", text)
+        new, count = re.subn(rf"(export\s+{name}=)\S+", lambda assignment: f"{assignment[1]}{_word(value)}", text)
         return new, bool(count)
     option = "--" + key.removeprefix(LAUNCHER) if key.startswith(LAUNCHER) else key if key.startswith("--") else f"(?:--)?{key}"
     spelled = re.compile(rf"(?<!\S)({option})(?:([ =])(?!--)([^\s\\)]+))?(?=[\s\\)]|$)")
@@ -233,11 +235,11 @@ def _replaced(text: str, key: str, value: Any) -> tuple[str, bool]:
         return text, False
     if value is None:
         return spelled.sub("", text, count=1), True
-    stated = match[3] or ""
-    variable = re.fullmatch(r"\"?\$\{?(\w+)\}?\"?", stated)
+    stated_value = match[3] or ""
+    variable = re.fullmatch(r"\"?\$\{?(\w+)\}?\"?", stated_value)
     if variable:
         assigned = re.compile(rf"^(\s*{variable[1]}=)(\$\{{\w+:-)?([^\s}}#]+)", re.MULTILINE)
-        new, count = assigned.subn(lambda found: f"{found[1]}{found[2] or ''}{_word(value)}", text, count=1)
+        new, count = assigned.subn(lambda assignment: f"{assignment[1]}{assignment[2] or ''}{_word(value)}", text, count=1)
         if count:
             return new, True
     if value is True and not match[2]:

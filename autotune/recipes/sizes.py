@@ -31,7 +31,7 @@ def sized(case: Case, config: TrialConfig, batch: int) -> Settings:
         f"{LAUNCHER}nnodes": cluster.nodes,
         **{f"{LAUNCHER}{name}": cluster.devices_per_node for name in ("nproc_per_node", "nproc-per-node")},
     }
-    settings = {key: value for key, value in launcher.items() if key in case.found.settings}
+    settings = {key: value for key, value in launcher.items() if key in case.imported.settings}
     settings |= _SIZED[case.framework.name](case, config, batch)
     return {key: value for key, value in settings.items() if case.get(key) != value}
 
@@ -39,24 +39,24 @@ def sized(case: Case, config: TrialConfig, batch: int) -> Settings:
 def _torchtitan(case: Case, config: TrialConfig, batch: int) -> dict[str, object]:
     """Without a pipeline torchtitan accumulates local batches to the global one; a pipeline splits the local batch."""
     assert case.ranks is not None
-    rest, replicas = case.ranks // (config.tensor_parallel_size * config.pipeline_parallel_size), case.replicas or 1
-    found: dict[str, object] = {}
-    stated = case.get(titan.SHARD, -1)
+    data_ranks, replicas = case.ranks // (config.tensor_parallel_size * config.pipeline_parallel_size), case.replicas or 1
+    settings: dict[str, object] = {}
+    stated_shards = case.get(titan.SHARD, -1)
     if config.hsdp_shard_size and config.zero_stage == 3:
         shards = config.hsdp_shard_size // config.context_parallel_size
-        found |= {titan.SHARD: shards, titan.REPLICATE: max(replicas // max(shards, 1), 1)}
-    elif config.zero_stage == 0 and stated == 1:
-        found[titan.REPLICATE] = replicas
+        settings |= {titan.SHARD: shards, titan.REPLICATE: max(replicas // max(shards, 1), 1)}
+    elif config.zero_stage == 0 and stated_shards == 1:
+        settings[titan.REPLICATE] = replicas
     else:
-        found[titan.SHARD] = -1 if stated == -1 else rest // config.context_parallel_size
+        settings[titan.SHARD] = -1 if stated_shards == -1 else data_ranks // config.context_parallel_size
         if case.get(titan.REPLICATE, 1) != 1:
-            found[titan.REPLICATE] = 1
+            settings[titan.REPLICATE] = 1
     if config.pipeline_parallel_size > 1:
-        found[titan.LOCAL] = max(batch // replicas, 1)
+        settings[titan.LOCAL] = max(batch // replicas, 1)
     local = config.micro_batch_size if config.pipeline_parallel_size == 1 else max(batch // replicas, 1)
     if case.get(titan.GLOBAL) not in (None, -1) or local * replicas != batch:
-        found[titan.GLOBAL] = batch
-    return found
+        settings[titan.GLOBAL] = batch
+    return settings
 
 
 def _megatron(case: Case, _: TrialConfig, batch: int) -> Settings:
@@ -68,22 +68,22 @@ def _deepspeed(case: Case, config: TrialConfig, batch: int) -> dict[str, object]
     steps = max(batch // (config.micro_batch_size * (case.replicas or 1)), 1)
     if config.tensor_parallel_size > 1:
         return {"train_batch_size": None, STEPS: steps}
-    stated = [name for name in ("train_batch_size", STEPS) if isinstance(case.get(name), int)]
+    stated_names = [name for name in ("train_batch_size", STEPS) if isinstance(case.get(name), int)]
     values = {"train_batch_size": batch, STEPS: steps}
-    return {name: values[name] for name in stated or ["train_batch_size"]}
+    return {name: values[name] for name in stated_names or ["train_batch_size"]}
 
 
 def _accelerate(case: Case, _: TrialConfig, __: int) -> dict[str, object]:
     cluster, ranks = case.around.cluster, case.ranks
     assert cluster is not None and ranks is not None
-    found: dict[str, object] = {PROCESSES: ranks, MACHINES: cluster.nodes}
-    if any(mesh(name) in case.found.settings for name in ("dp_shard", "tp", "cp")):
+    settings: dict[str, object] = {PROCESSES: ranks, MACHINES: cluster.nodes}
+    if any(mesh(name) in case.imported.settings for name in ("dp_shard", "tp", "cp")):
         copies = case.get(mesh("dp_replicate"), 1)
         copies = math.gcd(int(copies), case.replicas or 1)
-        found[mesh("dp_shard")] = max((case.replicas or 1) // copies, 1)
-        if mesh("dp_replicate") in case.found.settings:
-            found[mesh("dp_replicate")] = copies
-    return found
+        settings[mesh("dp_shard")] = max((case.replicas or 1) // copies, 1)
+        if mesh("dp_replicate") in case.imported.settings:
+            settings[mesh("dp_replicate")] = copies
+    return settings
 
 
 def _best_config(_: Case, __: TrialConfig, batch: int) -> Settings:

@@ -80,7 +80,7 @@ def test_the_exports_of_plans_have_no_note_about_a_searched_knob(target: str) ->
         winner = Winner(
             job="", config=config, baseline=None, model=space.model, workload=space.workload, engine="native", world_size=8,
             ranks_per_node=8, on_gpus=True, verified="native-only", env={}, answer_for=None,
-            stated=Stated(), script=(), launch="",
+            hyperparameters=Stated(), script=(), launch="",
         )  # fmt: skip
         noted = {note.partition("=")[0] for note in MAKERS[target](winner).notes if "=" in note.partition(":")[0]}
         assert not noted & set(space.domains)

@@ -99,7 +99,7 @@ def test_who_names_the_optimizer(
 ) -> None:
     document = exported.document(exported.small(tmp_path), **config)
     document["job"]["request"] |= request_fields
-    assert winner_of(document).stated.optimizer == optimizer
+    assert winner_of(document).hyperparameters.optimizer == optimizer
 
 
 def test_a_file_of_before_has_none(tmp_path: Path) -> None:
@@ -108,5 +108,5 @@ def test_a_file_of_before_has_none(tmp_path: Path) -> None:
     for name in STATED:
         del document["job"]["request"][name]
     winner = winner_of(document)
-    assert winner.stated.values() == {}
+    assert winner.hyperparameters.values() == {}
     assert winner.workload.learning_rate == 1e-3

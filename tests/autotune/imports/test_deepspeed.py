@@ -44,7 +44,7 @@ def test_what_is_a_knob_and_what_is_not(tmp_path: Path) -> None:
         "reshard_after_forward": True, "offload_optimizer": "cpu", "precision": "bf16", "fused_optimizer": False,
     }  # fmt: skip
     assert (found.global_batch_size, found.samples_per_rank) == (64, 8)
-    assert found.stated.values() == {"lr": 3e-5, "clip": 0.5, "optimizer": "adamw"}
+    assert found.hyperparameters.values() == {"lr": 3e-5, "clip": 0.5, "optimizer": "adamw"}
     assert [note.partition(":")[0] for note in found.notes] == [
         "zero_optimization.stage3_prefetch_bucket_size=auto", "fp16.enabled=auto",
         "zero_optimization.stage3_gather_16bit_weights_on_model_save=true",
@@ -201,7 +201,7 @@ def test_what_is_exported_comes_back(tmp_path: Path, layout: dict[str, Any]) -> 
     canonical = session.space.canonical
     assert canonical(TrialConfig().replace(found.knobs)) == canonical(TrialConfig(**layout))
     assert {name: found.knobs[name] for name in layout} == layout
-    assert found.stated.values() == stated
+    assert found.hyperparameters.values() == stated
     if "tensor_parallel_size" in layout:
         assert (found.global_batch_size, found.samples_per_rank) == (None, 8)
     else:

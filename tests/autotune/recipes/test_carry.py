@@ -65,7 +65,7 @@ def test_the_target_is_the_best_candidate_and_lint_has_nothing_against_it(case: 
     except NothingFeasibleError as error:
         assert "\n" not in str(error)
         return
-    best, cluster = found.found[0], resolve_cluster(to)
+    best, cluster = found.candidates[0], resolve_cluster(to)
     assert found.target.lost == ()
     path = tmp_path / found.target.name
     path.write_text(found.target.text, encoding="utf-8")
@@ -77,14 +77,14 @@ def test_the_target_is_the_best_candidate_and_lint_has_nothing_against_it(case: 
     assert {name: getattr(again.case.config, name) for name in LEVERS} == {name: getattr(best.config, name) for name in LEVERS}
     assert again.case.batch == found.batch == found.batch_before
     assert not isinstance(again.outlook, str) and again.outlook.rate == pytest.approx(best.outlook.rate)
-    assert all(one.outlook.fits for one in found.found if one.distance)
+    assert all(one.outlook.fits for one in found.candidates if one.distance)
     assert json.loads(json.dumps(document(found), default=str))["to"]["ranks"] == cluster.world_size
 
 
 def test_on_more_nodes_every_change_has_its_reason() -> None:
     found = carry(recipe("titan-llama3-70b.toml", "dgx-h100:8"), resolve_cluster("dgx-h100:16"), BatchRule.FIXED, None, 5)
     reasons = {change.name: change for change in found.changes}
-    best = found.found[0].config
+    best = found.candidates[0].config
     assert best.micro_batch_size * best.data_parallel_size(128) <= 64
     micro = reasons["micro_batch_size"]
     assert micro.required and "do not divide 64 samples" in micro.reason
@@ -96,7 +96,7 @@ def test_experts_on_fewer_nodes_are_refused_by_their_arithmetic() -> None:
     found = carry(recipe("megatron-mixtral.sh", "dgx-h100:4"), resolve_cluster("dgx-h100:1"), BatchRule.FIXED, None, 5)
     assert [finding.rule for finding in found.problems] == ["experts-divide"]
     assert "does not divide the 2 ranks of a stage" in found.problems[0].problem
-    best = found.found[0].config
+    best = found.candidates[0].config
     assert (8 // best.model_parallel_size) % best.expert_parallel_size == 0
     assert "NUM_NODES=${NUM_NODES:-1}" in found.target.text and "PARALLEL_ARGS=(  # how" in found.target.text
 
@@ -106,7 +106,7 @@ def test_key_value_heads_limit_tensor_parallelism_where_the_framework_does_not_r
     found = carry(case, resolve_cluster("gb200-nvl72:1"), BatchRule.FIXED, 1152, 20)
     assert case.case.model is not None
     heads = case.case.model.num_key_value_heads
-    assert all(heads % one.config.tensor_parallel_size == 0 for one in found.found)
+    assert all(heads % one.config.tensor_parallel_size == 0 for one in found.candidates)
 
 
 @pytest.mark.prove
@@ -132,9 +132,9 @@ def test_the_batch_scales_with_the_ranks() -> None:
 def test_deepspeed_keeps_its_batch_arithmetic() -> None:
     source = recipe("deepspeed-zero2.json", "dgx-h100:1", "llama-3.2-1b", tokens=2048)
     found = carry(source, resolve_cluster("dgx-h100:2"), BatchRule.FIXED, None, 30)
-    assert {one.config.tensor_parallel_size > 1 for one in found.found} == {False, True}
-    for one in found.found:
-        settings, tensor = one.case.found.settings, one.config.tensor_parallel_size
+    assert {one.config.tensor_parallel_size > 1 for one in found.candidates} == {False, True}
+    for one in found.candidates:
+        settings, tensor = one.case.imported.settings, one.config.tensor_parallel_size
         product = settings["train_micro_batch_size_per_gpu"] * settings["gradient_accumulation_steps"] * 16 // tensor
         # Beside AutoTP DeepSpeed refuses a stated global batch.
         assert (product, settings.get("train_batch_size")) == (64, 64 if tensor == 1 else None)
@@ -151,7 +151,7 @@ def test_a_best_config_is_carried_as_one(tmp_path: Path) -> None:
     entry = json.loads(SCHEMA_PATH.read_text(encoding="utf-8"))
     jsonschema.validate(target["best"], {**entry["$defs"]["entry"], "$defs": entry["$defs"]})
     winner = winner_of(target)
-    assert (winner.world_size, winner.config, winner.workload.global_batch_size) == (32, found.found[0].config, 64)
+    assert (winner.world_size, winner.config, winner.workload.global_batch_size) == (32, found.candidates[0].config, 64)
     with pytest.raises(BestConfigError, match="nothing is measured"):
         require_measured(target, "best-config.json")
 
@@ -176,13 +176,13 @@ def test_a_layout_that_runs_stays_unless_another_is_certainly_faster() -> None:
     # On 40 GB it needs its recomputation.
     source, wider = recipe("titan-llama3-8b.toml", "dgx-a100-40gb:1"), resolve_cluster("dgx-a100-40gb:2")
     found = carry(source, wider, BatchRule.SCALED, None, 5)
-    assert (found.found[0].distance, found.changes) == (0, ())
+    assert (found.candidates[0].distance, found.changes) == (0, ())
     assert found.target.text == (RECIPES / "titan-llama3-8b.toml").read_text(encoding="utf-8")
     for name, nodes in (("titan-llama3-8b.toml", 1), ("titan-llama3-70b.toml", 8)):
         wider = resolve_cluster(f"dgx-h100:{2 * nodes}")
         faster = carry(recipe(name, f"dgx-h100:{nodes}"), wider, BatchRule.SCALED, None, 5)
-        assert not isinstance(faster.same_outlook, str) and faster.found[0].distance > 0
-        assert faster.found[0].outlook.rate > faster.same_outlook.rate * certain_gain(faster.same)
+        assert not isinstance(faster.same_outlook, str) and faster.candidates[0].distance > 0
+        assert faster.candidates[0].outlook.rate > faster.same_outlook.rate * certain_gain(faster.same)
 
 
 def test_what_ran_on_fewer_nodes_fits_on_more() -> None:
