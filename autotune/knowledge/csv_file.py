@@ -36,7 +36,7 @@ class CsvFile:
 
 @contextmanager
 def open_csv(path: Path, content: str) -> Iterator[CsvFile]:
-    """Open a CSV file and read its header; errors name the expected content `content`.
+    """Open a CSV file and read its header; errors name the expected `content`.
 
     Raises:
         MeasurementsError: it cannot be read, is not text, or is empty.

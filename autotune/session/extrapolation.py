@@ -89,7 +89,8 @@ class Extrapolation:
             "how": (
                 f"measured at {small_shape}, times predicted({large_shape}) / predicted({small_shape}) by the shipped "
                 f"equations: the same layout, micro-batch and accumulation in {self.growth} times the replicas; low and high "
-                f"hold the measurement's interval and independent errors of {self.spread / math.sqrt(2):.0%} of both predictions"
+                "hold the measurement's interval and independent errors of "
+                f"{self.spread / math.sqrt(2):.0%} of both predictions"
             ),
         }
 
