@@ -83,14 +83,16 @@ class GuidedSampler(BaseSampler):
     def sample_relative(self, study: Study, trial: FrozenTrial, search_space: dict[str, BaseDistribution]) -> dict[str, Any]:
         """Return the next configuration of guided search; empty if all were tried: then the knobs are drawn at random."""
         self._raise_error_if_multi_objective(study)
-        others = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
-        history = [self._record(study, other) for other in others if other.state in _OUTCOMES and self._is_whole(other.params)]
-        pending = [self._config(other.params) for other in others if self._is_running(other)]
+        other_trials = [other for other in study.get_trials(deepcopy=False) if other.number != trial.number]
+        history = [
+            self._record(study, other) for other in other_trials if other.state in _OUTCOMES and self._is_whole(other.params)
+        ]
+        pending = [self._config(other.params) for other in other_trials if self._is_running(other)]
         proposed = self._session.strategy.propose(self._session.space, history, pending, 1, self._session.request.seed)
         if not proposed:
             return {}
         places = self._axes.places(proposed[0])
-        return {name: self._domains[name][place] for name, place in places.items() if name in search_space}
+        return {name: self._domains[name][index] for name, index in places.items() if name in search_space}
 
     def sample_independent(
         self, study: Study, trial: FrozenTrial, param_name: str, param_distribution: BaseDistribution

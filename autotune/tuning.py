@@ -199,8 +199,8 @@ def tune(
     budget = {key: value for key, value in (("trials", trials), ("max_seconds", max_seconds)) if value is not None}
     with open_store(database or default_database_url()) as store:
         job, session = resume_job(store, resume, ray_address, budget)
-        with make_runner(session) as made:
-            return finish(session, store, job.id, made, out=out, listener=_listener(session, listener, progress))
+        with make_runner(session) as trial_runner:
+            return finish(session, store, job.id, trial_runner, out=out, listener=_listener(session, listener, progress))
 
 
 def _listener(session: Session, listener: LoopListener | None, progress: bool | None) -> LoopListener | None:
@@ -225,8 +225,8 @@ def run_new_job(
         if runner_of is None:
             calibrate_for(store, session)
         # The job is created after its ranks: if they cannot be started, no job is left behind.
-        with (runner_of or make_runner)(session) as made:
-            return finish(session, store, open_job(store, session).id, made, out=out, listener=listener)
+        with (runner_of or make_runner)(session) as trial_runner:
+            return finish(session, store, open_job(store, session).id, trial_runner, out=out, listener=listener)
 
 
 def open_job(store: Store, session: Session) -> JobRecord:

@@ -79,7 +79,7 @@ def read_log(
     """The output as plain text, not escaped. If it exceeds 4 MB, only its end, after a line with the omitted size."""
     job = visible_job(store, principal, job_id)
     _news(store, job_id, number)
-    text = LogText(named=rank is None and has_several_ranks(job.request))
+    text = LogText(with_ranks=rank is None and has_several_ranks(job.request))
     lines = text.lines(_parts(store, job_id, number, attempt, rank), gaps=rank is None)
     return PlainTextResponse(b"".join(_end_of(itertools.chain(lines, text.rest()), tail)))
 

@@ -115,11 +115,13 @@ def checked_recipe(text: str, format_name: str, language: str, around: Surroundi
         path = Path(folder) / f"recipe.{language}"
         path.write_bytes(written)
         try:
-            found = [lint(one, around) for one in read_written(path, "" if format_name == "auto" else format_name, alone=True)]
+            linted = [
+                lint(recipe, around) for recipe in read_written(path, "" if format_name == "auto" else format_name, alone=True)
+            ]
         except RequestError as error:
             field = named(error, "recipe").field
             raise RequestError(field, error.problem.replace(str(path), "it"), error.remedy) from error
-        return [document(one, checked_version(one)) for one in found]
+        return [document(recipe, checked_version(recipe)) for recipe in linted]
 
 
 def _tools(client: Client) -> list[Callable[..., Any]]:
@@ -206,8 +208,8 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
 
         trials: of the job; left out: the service's default. fields: those of `submit`.
         """
-        stated = _fields(fields or {}) | ({} if trials is None else {"trials": trials})
-        return _plain(client.estimate(named_model(model), **stated))
+        job_fields = _fields(fields or {}) | ({} if trials is None else {"trials": trials})
+        return _plain(client.estimate(named_model(model), **job_fields))
 
     @_one_line
     def submit(
@@ -226,9 +228,9 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
         if trials is None or device_hours is None:
             missing = "trials" if trials is None else "device_hours"
             raise RequestError(missing, "is missing: a job needs a budget", "call estimate, ask the user, and give both")
-        stated = _fields(fields or {}) | {"trials": trials}
+        job_fields = _fields(fields or {}) | {"trials": trials}
         # Without the budget in hours, which would end the job, and so its predicted cost.
-        expected = client.estimate(named_model(model), **stated)
+        expected = client.estimate(named_model(model), **job_fields)
         cost = expected.device_hours
         if cost is not None and cost.low > device_hours:
             raise RequestError(
@@ -236,13 +238,13 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
                 f"the job is predicted to take {cost.low:.3g} to {cost.high:.3g}, the budget is {device_hours:g}",
                 "raise the budget with the user's consent, or lower trials",
             )
-        job = client.submit(named_model(model), **stated, device_hours=device_hours)
+        job = client.submit(named_model(model), **job_fields, device_hours=device_hours)
         return {"job": job.id, "state": str(job.state), "predicted_cost": _plain(expected)}
 
     @_one_line
     def jobs(limit: int = 20) -> list[dict[str, Any]]:
         """The newest jobs that the key may see."""
-        return [_plain(one) for one in client.jobs(limit=min(max(limit, 0), 100))]
+        return [_plain(summary) for summary in client.jobs(limit=min(max(limit, 0), 100))]
 
     @_one_line
     def watch(job: str, after: int = 0, seconds: float = 20.0) -> dict[str, Any]:
@@ -278,8 +280,8 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
     @_one_line
     def export(job: str, format: str = "json") -> dict[str, Any]:
         """The best configuration as a framework's file: deepspeed, torchtitan, megatron, accelerate-fsdp, transformers, …"""
-        found = client.export(job, format)
-        return {"text": found.text, "note": found.note}
+        exported = client.export(job, format)
+        return {"text": exported.text, "note": exported.note}
 
     return [plan, predict, lint_recipe, estimate, submit, jobs, watch, stop, best, explain, export]
 
@@ -304,8 +306,8 @@ def _fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a job that an agent may state: its model and budget have arguments of their own, and commands run code."""
     for name in ("model", "command", *BUDGET):
         if name in fields:
-            own = "" if name == "command" else f"; it is an argument of its own: {name}"
-            raise RequestError(f"fields.{name}", "is not accepted here" + own, "leave it out")
+            hint = "" if name == "command" else f"; it is an argument of its own: {name}"
+            raise RequestError(f"fields.{name}", "is not accepted here" + hint, "leave it out")
     for name in ("cluster", "space"):
         if isinstance(fields.get(name), str):
             _preset(str(fields[name]), name)

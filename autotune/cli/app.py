@@ -439,6 +439,6 @@ def clean(
     db: Database = None,
 ) -> None:
     """Remove a job, or all jobs, from the database."""
-    from autotune.cli.jobs import clean_command
+    from autotune.cli.database import clean_command
 
     end(lambda: clean_command(job, all_, yes, options.only_database("clean", db)))

@@ -1,4 +1,4 @@
-"""`autotune db`: export jobs to files, back up, and remove old data."""
+"""`autotune db`: export jobs to files, back up, and remove old data; `autotune clean`."""
 
 import contextlib
 import gzip
@@ -19,10 +19,12 @@ from autotune.errors import AutotuneError, OutputError, RequestError
 from autotune.ops.output import require_writable
 from autotune.request.rows import request_from_row
 from autotune.text.console import Console
+from autotune.text.jobs import state_word
 from autotune.text.visible_text import visible
 from search_spaces.errors import SearchSpaceError
 from storage.address import default_database_url
-from storage.errors import StorageError
+from storage.errors import LeaseHeldError, StorageError
+from storage.records import JobRecord
 from storage.service_records import Damage
 from storage.store import Store, open_store
 
@@ -72,6 +74,25 @@ def check_command(database: str | None) -> Status:
     )
     Console(stderr=True).print(summary if lines else "every row can be read", highlight=False, soft_wrap=True)
     return Status.FAILURE if lines else Status.OK
+
+
+def clean_command(job_id: str | None, every: bool, yes: bool, database: str | None) -> Status:
+    """Remove one job, or all; a job whose lease a live process holds is kept."""
+    console, status = Console(stderr=True), Status.OK
+    with open_store(database or default_database_url()) as store:
+        for job in _every_job(store) if every else [store.job(job_id)]:
+            if not yes:
+                word = state_word(job.state, job.reason)
+                console.print(f"would remove job {job.id} ({word}); add --yes to do it", highlight=False)
+                continue
+            try:
+                store.delete_job(job.id)
+            except LeaseHeldError as error:
+                console.print(f"kept job {job.id}: {error}", highlight=False, soft_wrap=True)
+                status = Status.FAILURE
+            else:
+                console.print(f"removed job {job.id}", highlight=False)
+    return status
 
 
 def _lines(store: Store, damages: Sequence[Damage]) -> Iterator[str]:
@@ -154,3 +175,10 @@ def _source(path: Path) -> Iterator[TextIO]:
 
 def _opened(path: Path) -> TextIO:
     return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
+
+
+def _every_job(store: Store) -> list[JobRecord]:
+    jobs: list[JobRecord] = []
+    while page := store.jobs(before=jobs[-1].id if jobs else None):
+        jobs += page
+    return jobs

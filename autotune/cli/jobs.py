@@ -1,4 +1,4 @@
-"""`autotune jobs`, operations on one job (pause, resume, stop, cancel, clone, extend, label), and `autotune clean`."""
+"""`autotune jobs`, operations on one job (pause, resume, stop, cancel, clone, extend, label)."""
 
 import shlex
 import sys
@@ -17,10 +17,7 @@ from autotune.text.console import Console
 from autotune.text.jobs import labels_text, model_text, state_text, state_word
 from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
-from storage.address import default_database_url
-from storage.errors import LeaseHeldError
 from storage.records import Ask, JobFilter, JobRecord
-from storage.store import Store, open_store
 
 _NEXT = {
     JobState.QUEUED: "waits for a worker",
@@ -200,29 +197,3 @@ def _state(name: str) -> JobState:
 
 def _print_line(line: str) -> None:
     Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def clean_command(job_id: str | None, every: bool, yes: bool, database: str | None) -> Status:
-    """Remove one job, or all; a job whose lease a live process holds is kept."""
-    console, status = Console(stderr=True), Status.OK
-    with open_store(database or default_database_url()) as store:
-        for job in _every_job(store) if every else [store.job(job_id)]:
-            if not yes:
-                word = state_word(job.state, job.reason)
-                console.print(f"would remove job {job.id} ({word}); add --yes to do it", highlight=False)
-                continue
-            try:
-                store.delete_job(job.id)
-            except LeaseHeldError as error:
-                console.print(f"kept job {job.id}: {error}", highlight=False, soft_wrap=True)
-                status = Status.FAILURE
-            else:
-                console.print(f"removed job {job.id}", highlight=False)
-    return status
-
-
-def _every_job(store: Store) -> list[JobRecord]:
-    jobs: list[JobRecord] = []
-    while page := store.jobs(before=jobs[-1].id if jobs else None):
-        jobs += page
-    return jobs

@@ -53,7 +53,7 @@ def _print(backend: JobBackend, options: LogsOptions) -> Status:
         remedy = f"give 1 to {trial.attempts}" if trial.attempts else "it was never started"
         raise RequestError("attempt", f"trial {trial.number} has {trial.attempts} so far", remedy)
     of = (options.attempt, options.rank)
-    text, gaps = LogText(named=options.rank is None and has_several_ranks(job.request)), options.rank is None
+    text, gaps = LogText(with_ranks=options.rank is None and has_several_ranks(job.request)), options.rank is None
     lines: deque[str] = deque(maxlen=options.tail)
     last = 0
     for part in backend.logs(job.id, trial.number, *of):

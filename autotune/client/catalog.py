@@ -44,8 +44,8 @@ class CatalogCalls:
 
     def audit(self, since: datetime | None = None, actor: str | None = None, action: str | None = None) -> Iterator[AuditEntry]:
         """Who did what, newest first; for administrators. `since` has a zone."""
-        wanted = {"since": None if since is None else since.isoformat(), "actor": actor, "action": action}
-        params = {name: text for name, text in wanted.items() if text is not None}
+        filters = {"since": None if since is None else since.isoformat(), "actor": actor, "action": action}
+        params = {name: text for name, text in filters.items() if text is not None}
         while True:
             page = self._transport.get(AuditPage, "/v1/audit", params)
             yield from page.items

@@ -93,18 +93,18 @@ def _followed(
 
 def _in_order(messages: Messages, after: int) -> Iterator[tuple[int, Event | Progress]]:
     """The events beyond `after`, as far as they follow one upon the other."""
-    given = 0
+    yielded = 0
     for kind, data in messages:
         if kind == "progress":
-            yield after + given, _decoded(Progress, data)
+            yield after + yielded, _decoded(Progress, data)
             continue
         event = _decoded(Event, data)
-        if event.sequence > after + 1 + given:
-            if not given:
+        if event.sequence > after + 1 + yielded:
+            if not yielded:
                 raise ServiceError(f"events: {after + 1} is missing before {event.sequence}; ask who runs the service")
             return
-        if event.sequence == after + 1 + given:
-            given += 1
+        if event.sequence == after + 1 + yielded:
+            yielded += 1
             yield event.sequence, event
 
 
@@ -192,8 +192,8 @@ class LogCalls:
         Raises:
             NotFoundError: there is no such job, or no such trial.
         """
-        given = {"attempt": attempt, "rank": rank, "tail": tail}
-        params = {name: value for name, value in given.items() if value is not None}
+        filters = {"attempt": attempt, "rank": rank, "tail": tail}
+        params = {name: value for name, value in filters.items() if value is not None}
         return self._transport.send("GET", f"{_path(job, trial)}/text", params=params).content.decode()
 
 

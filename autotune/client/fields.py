@@ -66,14 +66,14 @@ class PlanFields(AskedFields, total=False):
     """sequence_length, micro_batch_size or model: plan for the largest that fits."""
 
 
-def asked_body(model: Model, fields: Mapping[str, Any], known: type[AskedFields]) -> dict[str, Any]:
+def asked_body(model: Model, fields: Mapping[str, Any], fields_class: type[AskedFields]) -> dict[str, Any]:
     """The body of a request to predict or plan: fields that are None left out, a model's file read.
 
     Raises:
         RequestError: the file cannot be read.
         TypeError: a field does not exist.
     """
-    names = {**AskedFields.__annotations__, **known.__annotations__}
+    names = {**AskedFields.__annotations__, **fields_class.__annotations__}
     for name in fields:
         if name not in names:
             raise TypeError(f"{name!r} is no field of this request; use some of {', '.join(names)}")
@@ -90,8 +90,8 @@ def submission_body(model: Model | None, fields: SubmissionFields) -> dict[str, 
     for name in fields:
         if name not in SubmissionFields.__annotations__:
             raise TypeError(f"{name!r} is no field of a submission; use some of {', '.join(SubmissionFields.__annotations__)}")
-    named = {} if model is None else {"model": model_body(model)}
-    return {**named, **{name: value for name, value in fields.items() if value is not None}}
+    model_field = {} if model is None else {"model": model_body(model)}
+    return {**model_field, **{name: value for name, value in fields.items() if value is not None}}
 
 
 def is_path(model: str) -> bool:
@@ -124,7 +124,7 @@ def model_body(model: Model) -> str | dict[str, Any]:
 
 def _name(config: Mapping[str, Any], file: Path) -> str:
     """`_name_or_path` where it was saved with one; else the folder (or the file, where it has a name of its own)."""
-    stated = config.get("_name_or_path")
-    if isinstance(stated, str) and stated.strip("/"):
-        return stated.rstrip("/").rsplit("/", 1)[-1]
+    saved_name = config.get("_name_or_path")
+    if isinstance(saved_name, str) and saved_name.strip("/"):
+        return saved_name.rstrip("/").rsplit("/", 1)[-1]
     return (file.resolve().parent.name if file.name == "config.json" else file.stem) or "uploaded"

@@ -91,9 +91,11 @@ class JobCalls:
             tag: one tag or several, all of which a job has; None: any or none.
             text: words, all of which are part of a job's name, note, tags, model, cluster, id, state, message or submitter.
         """
-        states, tags = ([given] if isinstance(given, str) else list(given or ()) for given in (state, tag))
-        found = self._pages({"state": states, "tag": tags, **_given(submitter=submitter, text=text)}, limit)
-        return itertools.islice(found, limit)
+        states, tags = (
+            [filter_value] if isinstance(filter_value, str) else list(filter_value or ()) for filter_value in (state, tag)
+        )
+        pages = self._pages({"state": states, "tag": tags, **_given(submitter=submitter, text=text)}, limit)
+        return itertools.islice(pages, limit)
 
     def pause(self, job: str | JobSummary) -> Job:
         """Let running trials end, and wait until the job is resumed.
@@ -184,21 +186,21 @@ class JobCalls:
         pause, most = POLL_SECONDS
         while True:
             try:
-                found = self.job(job)
+                summary = self.job(job)
                 heard = time.monotonic()
-                if found.ended:
-                    return found
+                if summary.ended:
+                    return summary
             except (UnreachableError, UnavailableError):
                 if time.monotonic() - heard > self._outage_seconds:
                     raise
-            left = float("inf") if timeout is None else began + timeout - time.monotonic()
-            if left <= 0:
+            remaining_seconds = float("inf") if timeout is None else began + timeout - time.monotonic()
+            if remaining_seconds <= 0:
                 raise WaitTimeoutError(f"job: {job_id(job)} has not ended after {timeout:g} s; wait longer, or stop it")
-            time.sleep(min(pause, left))
+            time.sleep(min(pause, remaining_seconds))
             pause = min(1.5 * pause, most)
 
-    def _ask(self, job: str | JobSummary, wanted: str) -> Job:
-        return self._transport.post(Job, f"{job_path(job)}/{wanted}")
+    def _ask(self, job: str | JobSummary, action: str) -> Job:
+        return self._transport.post(Job, f"{job_path(job)}/{action}")
 
     def _pages(self, filters: dict[str, object], most: int | None) -> Iterator[JobSummary]:
         size = PAGE if most is None else max(1, min(most, PAGE))

@@ -229,8 +229,8 @@ def decode(kind: type[T], data: Any) -> T:
         raise TypeError(f"is not an object; {kind.__name__} was expected")
     hints = _hints(kind)  # type: ignore[arg-type]
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
-    given = (item for item in fields if item.name in data or item.default is dataclasses.MISSING)
-    return kind(**{item.name: _value(hints[item.name], data[item.name]) for item in given})
+    present_fields = (item for item in fields if item.name in data or item.default is dataclasses.MISSING)
+    return kind(**{item.name: _value(hints[item.name], data[item.name]) for item in present_fields})
 
 
 @cache

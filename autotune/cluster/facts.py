@@ -55,16 +55,16 @@ class ClusterFacts:
 def cluster_facts(nodes: Sequence[RayNode], store: Store) -> ClusterFacts:
     """Combine Ray's report of its nodes with the database's calibrations of such hardware."""
     cluster, problem = _described([node for node in nodes if node.alive])
-    found = store.calibrations(fingerprint(cluster), limit=1) if cluster is not None else []
-    record = found[0] if found else None
-    here = sorted({node.host for node in nodes if node.alive})
+    calibrations = store.calibrations(fingerprint(cluster), limit=1) if cluster is not None else []
+    record = calibrations[0] if calibrations else None
+    alive_hosts = sorted({node.host for node in nodes if node.alive})
     return ClusterFacts(
         nodes=tuple(nodes),
         cluster=cluster,
         problem=problem,
         calibration=record,
         claims=claims_of(cluster, record.rows) if cluster is not None and record is not None else (),
-        unmeasured=tuple(host for host in here if host not in record.hosts) if record is not None else (),
+        unmeasured=tuple(host for host in alive_hosts if host not in record.hosts) if record is not None else (),
         quarantine=tuple(store.quarantined_nodes()),
     )
 
@@ -85,17 +85,17 @@ def _claims(cluster: ClusterSpec, rows: Sequence[Measured]) -> Iterator[Claim]:
     products = [row for row in rows if row.operation is Operation.PRODUCT]
     for precision in dict.fromkeys(row.precision for row in products):
         speeds = [_flops(row) for row in products if row.precision == precision]
-        stated = cluster.device.peak_flops.get(precision)
-        yield Claim(what=f"{precision} products of a device", unit="FLOP/s", stated=stated, measured=max(speeds))
+        nominal = cluster.device.peak_flops.get(precision)
+        yield Claim(what=f"{precision} products of a device", unit="FLOP/s", stated=nominal, measured=max(speeds))
     copies = [8 * row.shape[0] / row.seconds for row in rows if row.operation is Operation.COPY]
     if copies:
-        stated = cluster.device.memory_bandwidth
-        yield Claim(what="memory of a device", unit="bytes/s", stated=stated, measured=max(copies))
+        nominal = cluster.device.memory_bandwidth
+        yield Claim(what="memory of a device", unit="bytes/s", stated=nominal, measured=max(copies))
     grouped = [row for row in rows if row.operation in _MESSAGES and row.group.ranks > 1]
     inside = [link_volume(row) / row.seconds for row in grouped if row.group.ranks == ranks_in_domain(row.group, cluster)]
     if inside:
-        where, stated = f"links in a {cluster.link_domain_text}", cluster.intra_node_bandwidth
-        yield Claim(what=where, unit="bytes/s", stated=stated, measured=max(inside))
+        links, nominal = f"links in a {cluster.link_domain_text}", cluster.intra_node_bandwidth
+        yield Claim(what=links, unit="bytes/s", stated=nominal, measured=max(inside))
     # Groups that share a node's network each send their own volume over it at the same time.
     crossing = [row for row in grouped if row.group.ranks > ranks_in_domain(row.group, cluster)]
     across = [link_volume(row) * network_sharing(row.group, cluster) / row.seconds for row in crossing]

@@ -70,12 +70,12 @@ def require_text(request: JobRequest) -> None:
     if not root.exists():
         raise RequestError("data_path", f"{root} does not exist", "give a file or a folder of text")
     files = [root] if root.is_file() else (path for path in root.glob("**/*") if path.is_file())
-    found, least = 0, request.sequence_length + 2
+    total_bytes, least = 0, request.sequence_length + 2
     for path in files:
-        found += path.stat().st_size
-        if found >= least:
+        total_bytes += path.stat().st_size
+        if total_bytes >= least:
             return
-    problem = f"{root} holds {found:,} bytes, fewer than one sample of {request.sequence_length} tokens"
+    problem = f"{root} holds {total_bytes:,} bytes, fewer than one sample of {request.sequence_length} tokens"
     raise RequestError("data_path", problem, "give more text, or a smaller sequence_length (--sequence-length)")
 
 

@@ -15,15 +15,15 @@ ANY = "auto"
 """Ray's own name for the cluster that this machine belongs to."""
 
 
-def named_address(given: str | None = None) -> str | None:
+def named_address(address: str | None = None) -> str | None:
     """Return the given address, else that of the environment; None: there is none."""
-    return given or next((os.environ[name] for name in VARIABLES if os.environ.get(name)), None)
+    return address or next((os.environ[name] for name in VARIABLES if os.environ.get(name)), None)
 
 
 def with_address(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fields of a request with the environment's address, if they run on Ray and have no address."""
-    found = named_address() if fields.get("runner", "ray") == "ray" and fields.get("ray_address") is None else None
-    return {**fields, "ray_address": found} if found else {**fields}
+    address = named_address() if fields.get("runner", "ray") == "ray" and fields.get("ray_address") is None else None
+    return {**fields, "ray_address": address} if address else {**fields}
 
 
 def run_by(request: JobRequest, runner: str | None, address: str | None) -> JobRequest:
@@ -115,9 +115,9 @@ def _require_groups(cluster: ClusterSpec, nodes: Sequence[Mapping[str, float]], 
         )
         raise RequestError("cluster", problem, remedy)
     for group in cluster.groups:
-        found = sum(node.get(group.ray_resource, 0) > 0 for node in nodes)
-        if found < group.nodes:
-            problem = f"{cluster.name} has {group.nodes} nodes with {group.ray_resource}, and Ray at {address} has {found}"
+        node_count = sum(node.get(group.ray_resource, 0) > 0 for node in nodes)
+        if node_count < group.nodes:
+            problem = f"{cluster.name} has {group.nodes} nodes with {group.ray_resource}, and Ray at {address} has {node_count}"
             raise RequestError("cluster", problem, "start Ray on them, with that resource, or describe what is there")
 
 

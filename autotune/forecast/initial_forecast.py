@@ -53,7 +53,7 @@ class InitialForecaster:
         rates, peaks = np.empty(len(configs)), np.empty(len(configs))
         for places, cases in alike(self._question, configs):
             prediction = predict(cases, self._question.rates)
-            seconds = prediction.seconds * learned(self._question, cases, [configs[place] for place in places])
+            seconds = prediction.seconds * learned(self._question, cases, [configs[index] for index in places])
             rates[places] = self._question.global_batch_size / seconds
             peaks[places] = prediction.memory.allocated
         return [
@@ -70,8 +70,8 @@ def initial_forecaster_of(store: "Store", job_id: str, session: Session) -> Init
     question = question_of_session(session)
     if question is None:
         return None
-    kept = store.prior(job_id)
-    prior = from_plain(Prior, kept) if kept is not None else _prior(store, question)
+    stored_prior = store.prior(job_id)
+    prior = from_plain(Prior, stored_prior) if stored_prior is not None else _prior(store, question)
     return InitialForecaster(
         dataclasses.replace(question, coefficients=prior.rates, lessons=prior.lessons, rests_on=prior.source)
     )

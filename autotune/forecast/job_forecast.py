@@ -58,14 +58,14 @@ def expected(session: Session, store: Store, bounds: Bounds) -> Expected:
     question = asked_here(store, _narrowed(question, session), borrowed)
     (baseline,) = estimates(question, session.baselines[:1])
     best, note = _best(question, session, bounds)
-    bands = [trial_seconds_band(one.step_seconds.mean, request.fidelity) for one in (best or baseline, baseline)]
-    each = min(low for low, _ in bands), max(high for _, high in bands)
+    bands = [trial_seconds_band(estimate.step_seconds.mean, request.fidelity) for estimate in (best or baseline, baseline)]
+    trial_seconds = min(low for low, _ in bands), max(high for _, high in bands)
     return Expected(
         trials=trials,
         baseline=baseline,
         best=best,
-        trial_seconds=each,
-        seconds=job_seconds(request, session.world_size, each),
+        trial_seconds=trial_seconds,
+        seconds=job_seconds(request, session.world_size, trial_seconds),
         rests_on=question.rests_on,
         note=note,
     )
@@ -84,7 +84,7 @@ def _narrowed(question: Question, session: Session) -> Question:
 def _best(question: Question, session: Session, bounds: Bounds) -> tuple[Estimate | None, str]:
     objective = PlanObjective.MEMORY if session.request.objective is Objective.MEMORY else PlanObjective.THROUGHPUT
     try:
-        found = plan(question, PlanOptions(objective=objective, top=1), bounds)
+        plan_result = plan(question, PlanOptions(objective=objective, top=1), bounds)
     except (NothingFeasibleError, SpaceTooLargeError) as error:
         return None, f"{error.problem}; {error.remedy}"
-    return found.plans[0].estimate, ""
+    return plan_result.plans[0].estimate, ""

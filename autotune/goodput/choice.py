@@ -96,13 +96,13 @@ def choices(layout: Layout, terms: GoodputTerms, rates: FailureRates, price: flo
     For each recovery and checkpoint kind: the best interval in closed form; spares are added as long as they gain more than
     they cost.
     """
-    found = []
+    candidates = []
     for recovery in terms.recovery:
         runs = [run for kind in terms.checkpoint if (run := _run(layout, terms, rates, recovery, kind)) is not None]
         best = max((_with_spares(run, terms) for run in runs), key=_per_device, default=None)
         if best is not None:
-            found.append(_choice(layout, terms, best, price))
-    return sorted(found, key=lambda item: -item.tokens_kept_per_device_hour)
+            candidates.append(_choice(layout, terms, best, price))
+    return sorted(candidates, key=lambda item: -item.tokens_kept_per_device_hour)
 
 
 def _run(layout: Layout, terms: GoodputTerms, rates: FailureRates, recovery: Recovery, kind: CheckpointKind) -> Run | None:
@@ -160,12 +160,12 @@ def _choice(layout: Layout, terms: GoodputTerms, run: Run, price: float | None) 
     interval = best_interval(run)
     end = end_date(run, tokens / rate, interval)
     devices = (run.nodes + run.spares) * layout.devices_per_node
-    kept = tokens / end.mean
+    kept_token_rate = tokens / end.mean
     return Choice(
         run=run,
         interval_steps=None if math.isinf(interval) else round(interval / run.step),
-        tokens_kept_per_second=kept,
-        tokens_kept_per_device_hour=kept * 3600 / devices,
+        tokens_kept_per_second=kept_token_rate,
+        tokens_kept_per_device_hour=kept_token_rate * 3600 / devices,
         end=end,
         tokens=tokens,
         devices=devices,

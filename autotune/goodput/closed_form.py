@@ -101,9 +101,9 @@ def best_interval(run: Run) -> float:
     block, step = run.checkpoint.blocking_seconds, run.step
     if rate <= 0:
         return math.inf
-    found = (1 + _lambert(1 + rate * block)) / rate
+    optimum = (1 + _lambert(1 + rate * block)) / rate
     least = max(step, run.checkpoint.durable_seconds - block)
-    return max(round(found / step), math.ceil(least / step - 1e-9)) * step
+    return max(round(optimum / step), math.ceil(least / step - 1e-9)) * step
 
 
 def expected(run: Run, interval: float | None = None, horizon: float = math.inf) -> Expected:
@@ -124,7 +124,7 @@ def expected(run: Run, interval: float | None = None, horizon: float = math.inf)
     speed, active = 1 - missing.share, 1 - missing.waiting
     rollback, in_place = _rates(run, missing)
     busy, block = rollback + in_place, run.checkpoint.blocking_seconds
-    kept = _kept(rollback / speed, interval, block, run.checkpoint.durable_seconds)
+    kept_share = _kept(rollback / speed, interval, block, run.checkpoint.durable_seconds)
     downs = [(share, seconds + run.rollback_seconds) for share, seconds in run.detections]
     stops = in_place * _mean_retried(busy, _stops(run)) + missing.rejoin_rate * _retried(busy, missing.rejoin_seconds)
     planned = run.planned_rate * run.planned_seconds
@@ -132,7 +132,7 @@ def expected(run: Run, interval: float | None = None, horizon: float = math.inf)
     checkpointing = 0.0 if math.isinf(interval) else block / (interval + block)
     return Expected(
         interval=interval,
-        effective=kept * speed * running * active / run.step_overhead,
+        effective=kept_share * speed * running * active / run.step_overhead,
         checkpointing=checkpointing * running * active,
         waiting=missing.waiting,
         missing=missing.share,
@@ -150,23 +150,23 @@ def end_date(run: Run, work: float, interval: float | None = None) -> EndDate:
         work: step seconds times steps.
         interval: seconds of work between checkpoints; None: the best.
     """
-    found = _course(run, work, interval)
-    mean = work / found.effective
-    variance = work * run.step_overhead * _variance(run, found.interval, _missing(run, mean))
+    course = _course(run, work, interval)
+    mean = work / course.effective
+    variance = work * run.step_overhead * _variance(run, course.interval, _missing(run, mean))
     if run.failures.events:
         kinds = [dataclasses.replace(kind, per_node_day=kind.per_node_day * 1.01) for kind in run.failures.kinds]
         more = dataclasses.replace(run, failures=dataclasses.replace(run.failures, kinds=tuple(kinds)))
-        slope = (work / _course(more, work, found.interval).effective - mean) / 0.01
+        slope = (work / _course(more, work, course.interval).effective - mean) / 0.01
         variance += slope**2 / run.failures.events
-    return EndDate(course=found, mean=mean, deviation=math.sqrt(variance), earliest=work * found.failure_free)
+    return EndDate(course=course, mean=mean, deviation=math.sqrt(variance), earliest=work * course.failure_free)
 
 
 def _course(run: Run, work: float, interval: float | None) -> Expected:
     """The course averaged over the run's own duration."""
-    found = expected(run, interval)
-    for _ in range(HORIZONS if found.waiting + found.missing > NEGLIGIBLE else 0):
-        found = expected(run, found.interval, work / found.effective)
-    return found
+    course = expected(run, interval)
+    for _ in range(HORIZONS if course.waiting + course.missing > NEGLIGIBLE else 0):
+        course = expected(run, course.interval, work / course.effective)
+    return course
 
 
 def _rates(run: Run, missing: "_Missing") -> tuple[float, float]:
@@ -257,8 +257,8 @@ def _missing(run: Run, horizon: float) -> _Missing:
         share = (low + high) / 2
         without, excess = _mean_excess(load * (1 - share) * filled, run.spares)
         joining = run.rate * (1 - run.rollback_share) + run.taking_rate * run.rollback_share * without
-        found = ((1 - share) * joining * run.join_seconds + excess) / run.replicas
-        low, high = (share, high) if found > share else (low, share)
+        next_share = ((1 - share) * joining * run.join_seconds + excess) / run.replicas
+        low, high = (share, high) if next_share > share else (low, share)
     lost_all = run.rate * (1 - run.rollback_share) * (1 - share) * share ** (run.replicas - 1)
     return _Missing(share=share, exposed=1 - share, lost_all=lost_all)
 
@@ -273,8 +273,8 @@ def _filled(horizon: float, seconds: float) -> Floats:
 
 def _mean_excess(loads: Floats, spares: int) -> tuple[float, float]:
     """`poisson_excess`, averaged over times."""
-    found = [poisson_excess(load, spares) for load in loads.tolist()]
-    return sum(without for without, _ in found) / len(found), sum(excess for _, excess in found) / len(found)
+    excesses = [poisson_excess(load, spares) for load in loads.tolist()]
+    return sum(without for without, _ in excesses) / len(excesses), sum(excess for _, excess in excesses) / len(excesses)
 
 
 def _stops(run: Run) -> list[tuple[float, float]]:
@@ -353,10 +353,10 @@ def _variance(run: Run, interval: float, missing: _Missing) -> float:
         return squares / speed * per_work
     cost = (1 + stops + wait) / speed
     first, ratio = math.exp(-rate * durable), math.exp(-rate * cycle)
-    left = -math.expm1(-rate * cycle)
-    mean_x, mean_n = 1 / rate, first * ratio / left
-    var_n = first * ratio * (1 + ratio) / left**2 - mean_n**2
-    cov = first * (cycle * ratio / left**2 + (durable + 1 / rate) * ratio / left) - mean_x * mean_n
+    complement = -math.expm1(-rate * cycle)
+    mean_x, mean_n = 1 / rate, first * ratio / complement
+    var_n = first * ratio * (1 + ratio) / complement**2 - mean_n**2
+    cov = first * (cycle * ratio / complement**2 + (durable + 1 / rate) * ratio / complement) - mean_x * mean_n
     var_cycle = cost**2 / rate**2 + _square_retried(busy, downs) - down**2 + mean_x / speed * squares
     mean_cycle, gain = cost * mean_x + down, interval * mean_n
     slope = mean_cycle / gain
@@ -380,17 +380,17 @@ def _missing_variance(run: Run, missing: _Missing) -> float:
     chances /= chances.sum()
     wait = run.replacement_seconds / (spares + 1)
     if run.waits:
-        costs, own = (
+        costs, added_variance = (
             np.where(numbers == spares, run.taking_rate * wait, 0.0),
             float(chances[-1]) * run.taking_rate * 2 * wait**2,
         )
     else:
-        each = run.lost_rate if run.recovery is Recovery.REPLAN else 1 / run.replicas
-        costs, own = np.minimum(np.maximum(numbers - spares, 0) * each, 1.0), joins
+        cost_per_node = run.lost_rate if run.recovery is Recovery.REPLAN else 1 / run.replicas
+        costs, added_variance = np.minimum(np.maximum(numbers - spares, 0) * cost_per_node, 1.0), joins
     mean = float(chances @ costs)
     transposed = _flow(run.taking_rate, run.replacement_seconds, most).T
     solved = np.linalg.solve(np.outer(np.ones(most + 1), chances) - transposed, costs - mean)
-    return own + 2 * float((chances * costs) @ solved)
+    return added_variance + 2 * float((chances * costs) @ solved)
 
 
 def _lambert(exponent: float) -> float:

@@ -80,8 +80,8 @@ class FailureRates:
         total = self.per_node_day
         if not total:
             return ((1.0, default),)
-        own = ((kind.per_node_day / total, kind.detection_seconds) for kind in self.kinds)
-        return tuple((share, default if seconds is None else seconds) for share, seconds in own)
+        kinds = ((kind.per_node_day / total, kind.detection_seconds) for kind in self.kinds)
+        return tuple((share, default if seconds is None else seconds) for share, seconds in kinds)
 
 
 @cache
@@ -100,17 +100,17 @@ def failure_rates(text: str, nodes: int) -> FailureRates:
     Raises:
         RequestError: there is no such preset or file, or the log is invalid.
     """
-    found = _presets().get(text)
-    if found is None:
+    preset = _presets().get(text)
+    if preset is None:
         if text.endswith(".csv"):
             return read_log(Path(text), nodes)
         raise RequestError("failures", f"{text!r} is not known", f"use one of {', '.join(_presets())}, or a log NAME.csv")
     return FailureRates(
         name=text,
-        kinds=tuple(FailureKind(name=name, **values) for name, values in found["kinds"].items()),
-        planned_per_day=found["planned_per_day"],
-        events=found["events"],
-        source=found["source"],
+        kinds=tuple(FailureKind(name=name, **values) for name, values in preset["kinds"].items()),
+        planned_per_day=preset["planned_per_day"],
+        events=preset["events"],
+        source=preset["source"],
     )
 
 

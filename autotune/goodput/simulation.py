@@ -68,8 +68,8 @@ class _Simulation:
         kinds, total = run.failures.kinds, run.failures.per_node_day
         self.edges = np.cumsum([kind.per_node_day / total for kind in kinds])[:-1] if total else np.zeros(0)
         self.takes = np.array([kind.takes_node for kind in kinds])
-        own = [kind.detection_seconds for kind in kinds]
-        self.detection = np.array([run.detection_seconds if seconds is None else seconds for seconds in own])
+        detection_seconds = [kind.detection_seconds for kind in kinds]
+        self.detection = np.array([run.detection_seconds if seconds is None else seconds for seconds in detection_seconds])
         self.state = np.full(runs, UP)
         self.now, self.left, self.full = np.zeros(runs), np.zeros(runs), np.zeros(runs)
         self.position, self.saved = np.zeros(runs), np.zeros(runs)
@@ -99,8 +99,8 @@ class _Simulation:
         exposed = (up | stopped) * (1 - self.absent / run.replicas)
         with np.errstate(divide="ignore", invalid="ignore"):
             failure = self.random.standard_exponential(len(up)) / (exposed * run.rate)
-            rest = np.where(up, (self.end - self.position) / speed, self.left)
-            events = [failure, rest]
+            remaining = np.where(up, (self.end - self.position) / speed, self.left)
+            events = [failure, remaining]
             if run.planned_rate:
                 events.append(self.random.standard_exponential(len(up)) / (up * run.planned_rate))
         if alone:
@@ -125,10 +125,10 @@ class _Simulation:
 
     def _until_end(self, saved: Array) -> Array:
         """Training time until all work is kept, without failures. The last work needs no checkpoint."""
-        rest = self.work - saved
+        remaining_work = self.work - saved
         if np.isinf(self.interval):
-            return rest
-        return rest + (np.ceil(rest / self.interval - 1e-9) - 1) * self.run.checkpoint.blocking_seconds
+            return remaining_work
+        return remaining_work + (np.ceil(remaining_work / self.interval - 1e-9) - 1) * self.run.checkpoint.blocking_seconds
 
     def _missing_nodes(self, places: slice | NDArray[np.intp]) -> Array:
         """Nodes missing for which there is no spare."""
@@ -158,8 +158,8 @@ class _Simulation:
         without = ((self.repairs[places] > self.now[places, None]).sum(axis=1) >= run.spares) & takes
         mean = run.replacement_seconds
         times = np.full(count, mean) if self.fixed else self.random.standard_exponential(count) * mean
-        taken = places[takes]
-        self.repairs = _insert(self.repairs, self.now, taken, times[takes])
+        replaced_jobs = places[takes]
+        self.repairs = _insert(self.repairs, self.now, replaced_jobs, times[takes])
         training = self.state[places] == UP
         again = self.random.random(count) < run.rollback_share
         if run.recovery is Recovery.DROP:
@@ -177,22 +177,22 @@ class _Simulation:
     def _wait(self, places: NDArray[np.intp]) -> None:
         """Jobs that miss a node wait until enough nodes are back for one to be free."""
         missing = self._missing_nodes(places).astype(int)
-        for place, count in zip(places[missing > 0], missing[missing > 0], strict=True):
-            later = np.sort(self.repairs[place][self.repairs[place] > self.now[place]])
-            self.left[place], self.state[place] = later[count - 1] - self.now[place], WAITING
+        for job_index, count in zip(places[missing > 0], missing[missing > 0], strict=True):
+            later = np.sort(self.repairs[job_index][self.repairs[job_index] > self.now[job_index]])
+            self.left[job_index], self.state[job_index] = later[count - 1] - self.now[job_index], WAITING
 
     def _roll_back(self, places: NDArray[np.intp]) -> None:
         block = self.run.checkpoint.blocking_seconds
         position = self.position[places]
         if np.isinf(self.interval):
-            kept, done = np.zeros(len(places)), position
+            saved_work, done = np.zeros(len(places)), position
         else:
             cycle = self.interval + block
             whole = np.floor(position / cycle)
             done = whole * self.interval + np.minimum(position - whole * cycle, self.interval)
-            kept = np.maximum(np.floor((position - self.run.checkpoint.durable_seconds) / cycle), 0) * self.interval
-        self.lost[places] += done - kept
-        self.saved[places] += kept
+            saved_work = np.maximum(np.floor((position - self.run.checkpoint.durable_seconds) / cycle), 0) * self.interval
+        self.lost[places] += done - saved_work
+        self.saved[places] += saved_work
         self.position[places] = 0
         self.end[places] = self._until_end(self.saved[places])
 

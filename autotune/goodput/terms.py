@@ -55,9 +55,9 @@ class GoodputTerms:
             values = value if isinstance(value, tuple) else (value,)
             if not values:
                 raise RequestError(term.name, "has no value", "give at least one")
-            for each in values:
-                if isinstance(each, float | int) and not _within(each, term.metadata):
-                    raise RequestError(term.name, f"{each:g} is out of range", _range_text(term.metadata))
+            for item in values:
+                if isinstance(item, float | int) and not _within(item, term.metadata):
+                    raise RequestError(term.name, f"{item:g} is out of range", _range_text(term.metadata))
 
     @property
     def bandwidths(self) -> Bandwidths:
@@ -76,15 +76,15 @@ def parse_terms(settings: Iterable[str]) -> GoodputTerms:
     Raises:
         RequestError: a name is unknown, or a value is not one.
     """
-    found: dict[str, Any] = {}
+    terms: dict[str, Any] = {}
     for setting in settings:
         name, separator, text = setting.partition("=")
         if name not in TERMS:
             raise RequestError("goodput", f"{name!r} is not known", f"use one of {', '.join(TERMS)}")
         if not separator or not text:
             raise RequestError(name, "has no value", f"write {name}=VALUE")
-        found[name] = _parsed(name, text)
-    return GoodputTerms(**found)
+        terms[name] = _parsed(name, text)
+    return GoodputTerms(**terms)
 
 
 def terms_of(values: Mapping[str, Any]) -> GoodputTerms:

@@ -42,9 +42,9 @@ def local_measurements(store: "Store") -> tuple[Measurement, ...]:
 
 
 def _jobs(store: "Store") -> Iterator[JobRecord]:
-    before, seen = None, 0
-    while seen < MOST_JOBS and (page := store.jobs(limit=PAGE, before=before)):
-        before, seen = page[-1].id, seen + len(page)
+    before, job_count = None, 0
+    while job_count < MOST_JOBS and (page := store.jobs(limit=PAGE, before=before)):
+        before, job_count = page[-1].id, job_count + len(page)
         yield from (job for job in page if not job.damage)
 
 

@@ -42,7 +42,7 @@ def content_of(measurements: Iterable[Measurement]) -> dict[str, Any]:
             settings[text] = to_plain(setting)
             plain["setting"] = text
         drafts.append(plain)
-    places = {text: place for place, text in enumerate(sorted(settings))}
+    places = {text: index for index, text in enumerate(sorted(settings))}
     numbered = [{**plain, "setting": places[plain["setting"]]} if "setting" in plain else plain for plain in drafts]
     once = {_text(plain): plain for plain in numbered}
     return {"settings": [settings[text] for text in sorted(settings)], "measurements": [once[text] for text in sorted(once)]}
@@ -61,22 +61,22 @@ def read_content(content: Any) -> tuple[Measurement, ...]:
         raise KnowledgeError("knowledge", "has no lists of settings and measurements", _REMEDY)
     if len(plain) > MOST_MEASUREMENTS:
         raise KnowledgeError("knowledge", f"has more than {MOST_MEASUREMENTS:,} measurements", "send fewer")
-    settings = [_setting(each, f"knowledge.settings[{place}]") for place, each in enumerate(plain_settings)]
-    return tuple(_measurement(each, settings, f"knowledge.measurements[{at}]") for at, each in enumerate(plain))
+    settings = [_setting(item, f"knowledge.settings[{index}]") for index, item in enumerate(plain_settings)]
+    return tuple(_measurement(item, settings, f"knowledge.measurements[{at}]") for at, item in enumerate(plain))
 
 
-def _setting(plain: Any, where: str) -> Setting:
-    known = {field.name for field in dataclasses.fields(Setting)}
-    if not isinstance(plain, Mapping) or set(plain) != known:
-        raise KnowledgeError(where, "is not a model, a cluster, an engine and a workload", _REMEDY)
+def _setting(plain: Any, field_path: str) -> Setting:
+    names = {field.name for field in dataclasses.fields(Setting)}
+    if not isinstance(plain, Mapping) or set(plain) != names:
+        raise KnowledgeError(field_path, "is not a model, a cluster, an engine and a workload", _REMEDY)
     for name in ("global_batch_size", "sequence_length"):
-        _positive(plain, name, where, whole=True)
+        _positive(plain, name, field_path, whole=True)
     try:
         setting = from_plain(Setting, plain)
     except (TypeError, ValueError, AttributeError, LookupError, SearchSpaceError) as error:
-        raise KnowledgeError(where, f"cannot be read ({' '.join(str(error).split())[:200]})", _REMEDY) from error
+        raise KnowledgeError(field_path, f"cannot be read ({' '.join(str(error).split())[:200]})", _REMEDY) from error
     if (wrong := _of_wrong_type(setting)) is not None:
-        raise KnowledgeError(f"{where}.{wrong}", "has a value of another type, or no finite number", _REMEDY)
+        raise KnowledgeError(f"{field_path}.{wrong}", "has a value of another type, or no finite number", _REMEDY)
     return setting
 
 
@@ -89,8 +89,8 @@ def _of_wrong_type(value: Any) -> str | None:
     for field in dataclasses.fields(value):
         inner = getattr(value, field.name)
         if dataclasses.is_dataclass(inner):
-            if (found := _of_wrong_type(inner)) is not None:
-                return f"{field.name}.{found}"
+            if (inner_name := _of_wrong_type(inner)) is not None:
+                return f"{field.name}.{inner_name}"
         elif isinstance(field.type, type) and field.type in _PLAIN and not _is_of(inner, _PLAIN[field.type]):
             return field.name
     return None
@@ -100,41 +100,43 @@ def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
     return type(value) in kinds and not (isinstance(value, float) and not math.isfinite(value))
 
 
-def _measurement(plain: Any, settings: Sequence[Setting], where: str) -> Measurement:
+def _measurement(plain: Any, settings: Sequence[Setting], field_path: str) -> Measurement:
     if not isinstance(plain, Mapping):
-        raise KnowledgeError(where, "is not an object", _REMEDY)
-    wanted = _TRIAL_KEYS if "setting" in plain else _ROW_KEYS
-    if unknown := sorted(set(plain) - wanted) or sorted({"source", "noise", "repeats"} - set(plain)):
-        raise KnowledgeError(f"{where}.{unknown[0]}", "is unknown or missing", _REMEDY)
+        raise KnowledgeError(field_path, "is not an object", _REMEDY)
+    allowed_keys = _TRIAL_KEYS if "setting" in plain else _ROW_KEYS
+    if unknown := sorted(set(plain) - allowed_keys) or sorted({"source", "noise", "repeats"} - set(plain)):
+        raise KnowledgeError(f"{field_path}.{unknown[0]}", "is unknown or missing", _REMEDY)
     source = plain["source"]
     if not isinstance(source, str) or not 0 < len(source) <= 100:
-        raise KnowledgeError(f"{where}.source", f"{_short(source)} is not the name of a source", _REMEDY)
-    repeats, noise = _positive(plain, "repeats", where, whole=True), _positive(plain, "noise", where, zero=True)
+        raise KnowledgeError(f"{field_path}.source", f"{_short(source)} is not the name of a source", _REMEDY)
+    repeats, noise = _positive(plain, "repeats", field_path, whole=True), _positive(plain, "noise", field_path, zero=True)
     if "setting" in plain:
-        trial = _trial(plain, settings, where)
+        trial = _trial(plain, settings, field_path)
         return trial_measurement(source, trial, int(repeats or 1), noise or 0.0)
     return Measurement(
-        source=source, row=_row(plain.get("columns"), source, where), repeats=int(repeats or 1), noise=noise or 0.0
+        source=source, row=_row(plain.get("columns"), source, field_path), repeats=int(repeats or 1), noise=noise or 0.0
     )
 
 
-def _trial(plain: Mapping[str, Any], settings: Sequence[Setting], where: str) -> Trial:
-    place, outcome = plain["setting"], plain.get("outcome")
-    if type(place) is not int or not 0 <= place < len(settings):
-        raise KnowledgeError(f"{where}.setting", f"{_short(place)} is not the place of a setting", _REMEDY)
-    rate, peak = (_positive(plain, name, where) for name in ("samples_per_second", "peak_memory_bytes"))
+def _trial(plain: Mapping[str, Any], settings: Sequence[Setting], field_path: str) -> Trial:
+    setting_index, outcome = plain["setting"], plain.get("outcome")
+    if type(setting_index) is not int or not 0 <= setting_index < len(settings):
+        raise KnowledgeError(f"{field_path}.setting", f"{_short(setting_index)} is not the place of a setting", _REMEDY)
+    rate, peak = (_positive(plain, name, field_path) for name in ("samples_per_second", "peak_memory_bytes"))
     if outcome not in ("ok", "oom") or (outcome == "ok") != (rate is not None):
         problem = f"{_short(outcome)} is neither ok with a rate nor oom without"
-        raise KnowledgeError(f"{where}.outcome", problem, _REMEDY)
+        raise KnowledgeError(f"{field_path}.outcome", problem, _REMEDY)
     try:
-        given = plain.get("config", {})
-        config = TrialConfig().replace({name: check_value(name, value) for name, value in given.items()})
+        knob_values = plain.get("config", {})
+        config = TrialConfig().replace({name: check_value(name, value) for name, value in knob_values.items()})
     except (TypeError, ValueError, AttributeError, LookupError, SearchSpaceError) as error:
-        raise KnowledgeError(f"{where}.config", f"cannot be read ({' '.join(str(error).split())[:200]})", _REMEDY) from error
-    setting = settings[place]
+        raise KnowledgeError(
+            f"{field_path}.config", f"cannot be read ({' '.join(str(error).split())[:200]})", _REMEDY
+        ) from error
+    setting = settings[setting_index]
     if not _runs(config, setting):
         problem = f"{config} does not divide {setting.cluster.world_size} devices and a batch of {setting.global_batch_size}"
-        raise KnowledgeError(f"{where}.config", problem, _REMEDY)
+        raise KnowledgeError(f"{field_path}.config", problem, _REMEDY)
     return Trial(setting=setting, config=config, samples_per_second=rate, peak_memory_bytes=peak)
 
 
@@ -146,20 +148,20 @@ def _runs(config: TrialConfig, setting: Setting) -> bool:
     return config.gradient_accumulation_steps(setting.global_batch_size, world) >= 1
 
 
-def _row(columns: Any, source: str, where: str) -> Row:
+def _row(columns: Any, source: str, field_path: str) -> Row:
     if not isinstance(columns, Mapping):
-        raise KnowledgeError(f"{where}.columns", "is not an object", _REMEDY)
+        raise KnowledgeError(f"{field_path}.columns", "is not an object", _REMEDY)
     cells = {}
     for name, value in columns.items():
         good = name in LEARNED_COLUMNS and isinstance(value, str | bool | int | float) and len(str(value)) <= LONGEST_TEXT
         if not good:
             raise KnowledgeError(
-                f"{where}.columns.{name[:40]}", "is not a column that predictions read, or not its value", _REMEDY
+                f"{field_path}.columns.{name[:40]}", "is not a column that predictions read, or not its value", _REMEDY
             )
         cells[name] = str(value).lower() if isinstance(value, bool) else value if isinstance(value, str) else repr(value)
     rows, problems = read_records([Record(line=1, cells={**cells, "source": source})])
     if problems or len(rows) != 1:
-        raise KnowledgeError(f"{where}.columns", (problems or ("says nothing",))[0], _REMEDY)
+        raise KnowledgeError(f"{field_path}.columns", (problems or ("says nothing",))[0], _REMEDY)
     return rows[0]
 
 
@@ -170,8 +172,8 @@ def _plain(measurement: Measurement) -> dict[str, Any]:
         if row is None:
             raise MeasurementsError("row", "is missing", "give a row or a trial")
         columns = {name: getattr(row, name) for name in LEARNED_COLUMNS}
-        stated = {name: to_plain(value) for name, value in columns.items() if value is not None and value != ""}
-        return {**common, "columns": stated}
+        present_columns = {name: to_plain(value) for name, value in columns.items() if value is not None and value != ""}
+        return {**common, "columns": present_columns}
     figures = {"samples_per_second": trial.samples_per_second, "peak_memory_bytes": trial.peak_memory_bytes}
     return {
         **common,
@@ -182,14 +184,14 @@ def _plain(measurement: Measurement) -> dict[str, Any]:
     }
 
 
-def _positive(plain: Mapping[str, Any], name: str, where: str, whole: bool = False, zero: bool = False) -> float | None:
+def _positive(plain: Mapping[str, Any], name: str, field_path: str, whole: bool = False, zero: bool = False) -> float | None:
     value = plain.get(name)
     if value is None:
         return None
     number = type(value) in ((int,) if whole else (int, float)) and math.isfinite(value)
     if not number or value < 0 or (value == 0 and not zero):
         kind = "whole number" if whole else "number"
-        raise KnowledgeError(f"{where}.{name}", f"{_short(value)} is not a positive {kind}", _REMEDY)
+        raise KnowledgeError(f"{field_path}.{name}", f"{_short(value)} is not a positive {kind}", _REMEDY)
     return float(value)
 
 

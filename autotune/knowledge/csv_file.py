@@ -35,26 +35,26 @@ class CsvFile:
 
 
 @contextmanager
-def open_csv(path: Path, what: str) -> Iterator[CsvFile]:
-    """Open a CSV file and read its header; errors name the expected content `what`.
+def open_csv(path: Path, content: str) -> Iterator[CsvFile]:
+    """Open a CSV file and read its header; errors name the expected `content`.
 
     Raises:
         MeasurementsError: it cannot be read, is not text, or is empty.
     """
-    _require_text(path, what)
+    _require_text(path, content)
     # Invalid UTF-8 only affects text, never numbers: such characters are replaced.
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
         header, line = _header(file)
         if not header:
-            raise MeasurementsError(str(path), "is empty", f"give {what} with a header line")
+            raise MeasurementsError(str(path), "is empty", f"give {content} with a header line")
         names = [name for name in header if name]
         doubled = tuple(dict.fromkeys(name for name in names if names.count(name) > 1))
         yield CsvFile(header=tuple(dict.fromkeys(names)), doubled=doubled, records=_records(file, header, line + 1))
 
 
-def _require_text(path: Path, what: str) -> None:
-    remedy = f"give the path of {what}"
+def _require_text(path: Path, content: str) -> None:
+    remedy = f"give the path of {content}"
     try:
         with path.open("rb") as file:
             start = file.read(1 << 16)
@@ -94,8 +94,8 @@ def _records(file: TextIO, header: list[str], first: int) -> Iterator[Record]:
 def _record(line: int, cells: list[str], header: list[str]) -> Record:
     if len(cells) < len(header) or any(cells[len(header) :]):
         return Record(line=line, cells={}, problem=f"has {len(cells)} cells where the header has {len(header)}")
-    named: dict[str, str] = {}
+    cells_by_name: dict[str, str] = {}
     for name, cell in zip(header, cells, strict=False):
-        if name and name not in named:
-            named[name] = cell
-    return Record(line=line, cells={name: cell for name, cell in named.items() if cell})
+        if name and name not in cells_by_name:
+            cells_by_name[name] = cell
+    return Record(line=line, cells={name: cell for name, cell in cells_by_name.items() if cell})

@@ -49,23 +49,31 @@ def learned_from(measurements: Sequence[Measurement], store: "Store | None", clu
     2. Those on the same devices are learned from like trials; other software has more noise, and its memory is not used.
     """
     local = local_measurements(store) if store is not None else ()
-    known = {_identity(each.trial) for each in local if each.trial is not None}
-    foreign = [each for each in measurements if each.trial is None or _identity(each.trial) not in known]
-    near, far = list[Measurement](), list[Measurement]()
-    for each in foreign:
-        (near if _is_same_device(each, cluster) else far).append(each)
+    local_trials = {_identity(measurement.trial) for measurement in local if measurement.trial is not None}
+    foreign = [
+        measurement
+        for measurement in measurements
+        if measurement.trial is None or _identity(measurement.trial) not in local_trials
+    ]
+    same_device, other_devices = list[Measurement](), list[Measurement]()
+    for measurement in foreign:
+        (same_device if _is_same_device(measurement, cluster) else other_devices).append(measurement)
     return Borrowed(
-        rates=_refined(_timed(far), rates_for(cluster, engine)),
-        runs=tuple(_runs(_timed(near), engine)),
-        text=_text(len(near), len(far), len({each.source for each in foreign})),
+        rates=_refined(_timed(other_devices), rates_for(cluster, engine)),
+        runs=tuple(_runs(_timed(same_device), engine)),
+        text=_text(len(same_device), len(other_devices), len({measurement.source for measurement in foreign})),
     )
 
 
-def _text(near: int, far: int, sources: int) -> str:
-    if not near + far:
+def _text(same_device: int, other_devices: int, sources: int) -> str:
+    if not same_device + other_devices:
         return ""
     of = f"{sources} source{'s' * (sources != 1)}"
-    parts = [f"{count} {where}" for count, where in ((near, "on the same devices"), (far, "on others")) if count]
+    parts = [
+        f"{count} {hardware}"
+        for count, hardware in ((same_device, "on the same devices"), (other_devices, "on others"))
+        if count
+    ]
     return f"measurements of {of} by others ({', '.join(parts)})"
 
 
@@ -76,20 +84,20 @@ def _identity(trial: Trial) -> tuple[str, str]:
 def thinned(measurements: Sequence[Measurement], most: int) -> list[Measurement]:
     """At most so many measurements: of each source as many, evenly spread."""
     sources: dict[str, list[Measurement]] = {}
-    for each in measurements:
-        sources.setdefault(each.source, []).append(each)
+    for measurement in measurements:
+        sources.setdefault(measurement.source, []).append(measurement)
     if len(measurements) <= most:
         return list(measurements)
     share = max(most // len(sources), 1)
     return [
-        members[place]
+        members[index]
         for members in sources.values()
-        for place in sorted({round(at) for at in np.linspace(0, len(members) - 1, min(len(members), share)).tolist()})
+        for index in sorted({round(at) for at in np.linspace(0, len(members) - 1, min(len(members), share)).tolist()})
     ]
 
 
 def _timed(measurements: Sequence[Measurement]) -> list[Measurement]:
-    return thinned([each for each in measurements if _seconds(each) is not None], MOST_LESSONS)
+    return thinned([measurement for measurement in measurements if _seconds(measurement) is not None], MOST_LESSONS)
 
 
 def _seconds(measurement: Measurement) -> float | None:
@@ -101,34 +109,34 @@ def _seconds(measurement: Measurement) -> float | None:
 def _is_same_device(measurement: Measurement, cluster: ClusterSpec) -> bool:
     """Whether device and links are the same; the number of nodes may differ."""
     if (trial := measurement.trial) is not None:
-        there = trial.setting.cluster
-        if there.device.kind != cluster.device.kind or there.devices_per_node != cluster.devices_per_node:
+        trial_cluster = trial.setting.cluster
+        if trial_cluster.device.kind != cluster.device.kind or trial_cluster.devices_per_node != cluster.devices_per_node:
             return False
-        if cluster.device.kind == "cpu" and there.cores_per_node != cluster.cores_per_node:
+        if cluster.device.kind == "cpu" and trial_cluster.cores_per_node != cluster.cores_per_node:
             return False
         pairs = [
-            (there.intra_node_bandwidth, cluster.intra_node_bandwidth),
-            (there.device.memory_bandwidth, cluster.device.memory_bandwidth),
-            *((flops, cluster.device.peak_flops.get(name)) for name, flops in there.device.peak_flops.items()),
+            (trial_cluster.intra_node_bandwidth, cluster.intra_node_bandwidth),
+            (trial_cluster.device.memory_bandwidth, cluster.device.memory_bandwidth),
+            *((flops, cluster.device.peak_flops.get(name)) for name, flops in trial_cluster.device.peak_flops.items()),
         ]
-        if there.nodes > 1 and cluster.nodes > 1:
-            pairs.append((there.inter_node_bandwidth, cluster.inter_node_bandwidth))
-        return all(_is_close(one, other) for one, other in pairs)
+        if trial_cluster.nodes > 1 and cluster.nodes > 1:
+            pairs.append((trial_cluster.inter_node_bandwidth, cluster.inter_node_bandwidth))
+        return all(_is_close(value, other) for value, other in pairs)
     if measurement.row is None or cluster.device.kind != "cuda" or refusal(measurement.row) is not None:
         return False
     row, device = measurement.row, cluster.device
-    found = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
+    hardware = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
     return (
-        found is not None
-        and found.devices_per_node == cluster.linked_devices
-        and _is_close(found.intra, cluster.intra_node_bandwidth)
-        and _is_close(found.device.memory_bandwidth, device.memory_bandwidth)
-        and _is_close(found.device.peak_flops.get("bf16"), device.peak_flops.get("bf16"))
+        hardware is not None
+        and hardware.devices_per_node == cluster.linked_devices
+        and _is_close(hardware.intra, cluster.intra_node_bandwidth)
+        and _is_close(hardware.device.memory_bandwidth, device.memory_bandwidth)
+        and _is_close(hardware.device.peak_flops.get("bf16"), device.peak_flops.get("bf16"))
     )
 
 
-def _is_close(one: float | None, other: float | None) -> bool:
-    return one == other or (bool(one) and bool(other) and abs(math.log(one / other)) < ALIKE)  # type: ignore[operator]
+def _is_close(value: float | None, other: float | None) -> bool:
+    return value == other or (bool(value) and bool(other) and abs(math.log(value / other)) < ALIKE)  # type: ignore[operator]
 
 
 def _refined(measurements: Sequence[Measurement], before: Coefficients) -> Coefficients:
@@ -136,12 +144,14 @@ def _refined(measurements: Sequence[Measurement], before: Coefficients) -> Coeff
     if not measurements:
         return before
     counts: dict[str, int] = {}
-    for each in measurements:
-        counts[each.source] = counts.get(each.source, 0) + 1
+    for measurement in measurements:
+        counts[measurement.source] = counts.get(measurement.source, 0) + 1
     runs = list(_groups(measurements))
-    seconds = np.concatenate([np.array([_seconds(each) or math.nan for each in members]) for members, _, _ in runs])
+    seconds = np.concatenate(
+        [np.array([_seconds(measurement) or math.nan for measurement in members]) for members, _, _ in runs]
+    )
     share = np.concatenate(
-        [np.array([min(1.0, SOURCE_ROWS / counts[each.source]) for each in members]) for members, _, _ in runs]
+        [np.array([min(1.0, SOURCE_ROWS / counts[measurement.source]) for measurement in members]) for members, _, _ in runs]
     )
 
     def predicted(tried: Coefficients) -> Array:
@@ -155,30 +165,32 @@ def _runs(measurements: Sequence[Measurement], engine: str) -> Iterable[Runs]:
         trial = members[0].trial
         same = trial is not None and trial.setting.engine == engine
         further = 0.0 if same else OTHER_SOFTWARE**2
-        peaks = [each.trial.peak_memory_bytes if same and each.trial is not None else None for each in members]
+        peaks = [
+            measurement.trial.peak_memory_bytes if same and measurement.trial is not None else None for measurement in members
+        ]
         yield Runs(
             cases=cases,
             configs=tuple(configs),
-            keys=tuple(f"{each.source}:{place}" for place, each in enumerate(members)),
-            seconds=np.array([_seconds(each) or math.nan for each in members]),
+            keys=tuple(f"{measurement.source}:{index}" for index, measurement in enumerate(members)),
+            seconds=np.array([_seconds(measurement) or math.nan for measurement in members]),
             peaks=np.array([peak or math.nan for peak in peaks]),
-            repeats=np.array([float(each.repeats) for each in members]),
-            noise=np.sqrt(np.array([each.noise for each in members]) ** 2 + further),
+            repeats=np.array([float(measurement.repeats) for measurement in members]),
+            noise=np.sqrt(np.array([measurement.noise for measurement in members]) ** 2 + further),
         )
 
 
 def _groups(measurements: Sequence[Measurement]) -> Iterable[tuple[list[Measurement], Cases, list[TrialConfig]]]:
     """Measurements with their cases: the rows of each source, and the trials of one setting."""
     groups: dict[tuple[object, ...], list[Measurement]] = {}
-    for each in measurements:
-        groups.setdefault(_group(each), []).append(each)
+    for measurement in measurements:
+        groups.setdefault(_group(measurement), []).append(measurement)
     for members in groups.values():
         if (trial := members[0].trial) is not None:
-            configs = [each.trial.config for each in members if each.trial is not None]
+            configs = [measurement.trial.config for measurement in members if measurement.trial is not None]
             setting = trial.setting
             yield members, cases_of(setting.model, setting.cluster, setting.workload, configs, setting.engine), configs
         else:
-            rows = [each.row for each in members if each.row is not None]
+            rows = [measurement.row for measurement in members if measurement.row is not None]
             yield members, cases_of_rows([blinded(row) for row in rows]), [_config(row) for row in rows]
 
 
@@ -192,9 +204,9 @@ def _config(row: Row) -> TrialConfig:
     """The knobs that the row's columns state."""
     values = {knob: getattr(row, column) for column, knob in _KNOB_OF.items() if getattr(row, column) is not None}
     values["precision"] = row.precision
-    known = {
+    knob_values = {
         name: value
         for name, value in values.items()
         if (value in KNOBS[name].choices if KNOBS[name].choices else isinstance(value, int))
     }
-    return TrialConfig().replace(known)
+    return TrialConfig().replace(knob_values)

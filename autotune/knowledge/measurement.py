@@ -122,16 +122,18 @@ def measurements_of_job(request: JobRequest, trials: Sequence[TrialRecord], sour
     setting = _setting(request)
     if isinstance(setting, str):
         return Collected(measurements=(), left_out={setting: len(trials)} if trials else {})
-    kept: dict[str, list[TrialRecord]] = {}
+    trials_by_config: dict[str, list[TrialRecord]] = {}
     left_out = dict[str, int]()
     for trial in trials:
         why = _unusable_trial(trial)
         if why is None:
-            kept.setdefault(trial.config_hash, []).append(trial)
+            trials_by_config.setdefault(trial.config_hash, []).append(trial)
         else:
             left_out[why] = left_out.get(why, 0) + 1
-    found = [trial_measurement(source, _combined(setting, same), len(same), _noise(same)) for same in kept.values()]
-    return Collected(measurements=tuple(found), left_out=left_out)
+    measurements = [
+        trial_measurement(source, _combined(setting, same), len(same), _noise(same)) for same in trials_by_config.values()
+    ]
+    return Collected(measurements=tuple(measurements), left_out=left_out)
 
 
 def trial_measurement(source: str, trial: Trial, repeats: int, noise: float) -> Measurement:
@@ -201,14 +203,16 @@ def _combined(setting: Setting, same: Sequence[TrialRecord]) -> Trial:
 def _noise(same: Sequence[TrialRecord]) -> float:
     """The noise of the mean of the trials' logarithms."""
     intervals = [trial.result.samples_per_second for trial in same if trial.result is not None]
-    known = [each for each in intervals if each is not None and 0 < each.low <= each.high < math.inf]
-    if not known:
+    valid_intervals = [
+        interval for interval in intervals if interval is not None and 0 < interval.low <= interval.high < math.inf
+    ]
+    if not valid_intervals:
         return MOST_NOISE
-    within = [math.log(each.high / each.low) / (2 * NORMAL_95) for each in known]
-    logs = [math.log(each.mean) for each in known]
+    within = [math.log(interval.high / interval.low) / (2 * NORMAL_95) for interval in valid_intervals]
+    logs = [math.log(interval.mean) for interval in valid_intervals]
     centre = sum(logs) / len(logs)
     between = math.sqrt(sum((log - centre) ** 2 for log in logs) / max(len(logs) - 1, 1))
-    noise = max(between, math.sqrt(sum(one**2 for one in within) / len(within))) / math.sqrt(len(known))
+    noise = max(between, math.sqrt(sum(deviation**2 for deviation in within) / len(within))) / math.sqrt(len(valid_intervals))
     return min(noise, MOST_NOISE)
 
 

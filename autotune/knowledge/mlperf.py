@@ -91,15 +91,15 @@ def parsed(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:
             if (at := line.find(prefix)) < 0:
                 continue
             try:
-                found = json.loads(line[at + len(prefix) :])
+                entry = json.loads(line[at + len(prefix) :])
             except ValueError:
                 continue
-            if not isinstance(found, dict):
+            if not isinstance(entry, dict):
                 continue
             if prefix == PREFIX:
-                events.append(found)
+                events.append(entry)
             else:
-                system.update(found)
+                system.update(entry)
     return system, events
 
 
@@ -114,9 +114,9 @@ def _cells(
     if not nodes or not per_node:
         raise KnowledgeError(str(path), "states no number of nodes and devices", REMEDY)
     sizes = {
-        column: found
+        column: size
         for column, names in _SIZES.items()
-        if (found := next((variables[name] for name in names if variables.get(name, "").isdigit()), None))
+        if (size := next((variables[name] for name in names if variables.get(name, "").isdigit()), None))
     }
     if "tp" not in sizes:
         raise KnowledgeError(str(path), "states no layout", REMEDY)
@@ -134,8 +134,8 @@ def _cells(
 
 
 def _machine(system: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[int, int]:
-    def first(stated: object, written: str | None) -> int:
-        return next((int(text) for text in (str(stated), written or "") if text.isdigit()), 0)
+    def first(system_value: object, written: str | None) -> int:
+        return next((int(text) for text in (str(system_value), written or "") if text.isdigit()), 0)
 
     return (
         first(system.get("number_of_nodes"), variables.get("DGXNNODES")),
@@ -149,15 +149,15 @@ def _device(system: Mapping[str, Any], values: Mapping[str, Any]) -> str:
 
 def _framework(system: Mapping[str, Any], variables: Mapping[str, str]) -> str:
     """NeMo's recipes are those of Megatron-Bridge: the variables of the layout are theirs."""
-    stated = str(system.get("framework") or "")
-    return f"Megatron-Bridge ({stated})" if "TENSOR_MODEL_PARALLEL" in variables else stated
+    framework = str(system.get("framework") or "")
+    return f"Megatron-Bridge ({framework})" if "TENSOR_MODEL_PARALLEL" in variables else framework
 
 
 def _network(system: Mapping[str, Any]) -> str:
     """The text about the network between nodes, without those for storage and management."""
     text = str(system.get("host_networking") or "")
-    found = _COMPUTE.search(text)
-    return found[1] if found else text
+    match = _COMPUTE.search(text)
+    return match[1] if match else text
 
 
 def _precision(variables: Mapping[str, str]) -> str:
@@ -171,8 +171,8 @@ def _time(path: Path, events: Sequence[Mapping[str, Any]], batch: object, length
     """The median of the steps' times; else of the rates between evaluations."""
     stats = [event["value"] for event in events if event.get("key") == "tracked_stats" and isinstance(event.get("value"), dict)]
     for name in _STEP_TIMES:
-        if found := [value for stat in stats if isinstance(value := stat.get(name), int | float) and value > 0]:
-            return {"step_time_s": median(found[_STEADY:] or found)}
+        if step_seconds := [value for stat in stats if isinstance(value := stat.get(name), int | float) and value > 0]:
+            return {"step_time_s": median(step_seconds[_STEADY:] or step_seconds)}
     if rates := [value for stat in stats if isinstance(value := stat.get("throughput"), int | float) and value > 0]:
         return {"samples_per_s": median(rates)}
     if isinstance(batch, int) and isinstance(length, int) and (seconds := _block_steps(events, batch * length)):
@@ -182,7 +182,7 @@ def _time(path: Path, events: Sequence[Mapping[str, Any]], batch: object, length
 
 def _block_steps(events: Sequence[Mapping[str, Any]], tokens: int) -> list[float]:
     """Seconds of a step of each block between evaluations that states its tokens (`epoch_count`)."""
-    found, begun = [], None
+    step_seconds, begun = [], None
     for event in events:
         described, now = event.get("metadata"), event.get("time_ms")
         count = described.get("epoch_count") if isinstance(described, dict) else None
@@ -190,43 +190,45 @@ def _block_steps(events: Sequence[Mapping[str, Any]], tokens: int) -> list[float
             begun = now
         elif event.get("key") == "block_stop":
             if isinstance(begun, int) and isinstance(now, int) and isinstance(count, int) and count and count % tokens == 0:
-                found.append((now - begun) / 1e3 / (count // tokens))
+                step_seconds.append((now - begun) / 1e3 / (count // tokens))
             begun = None
-    return found
+    return step_seconds
 
 
 def _variables(path: Path, text: str, system: Mapping[str, Any]) -> dict[str, str]:
     """What the script of this run exports, and then what the log's own lines do."""
     texts = {script: script.read_text(encoding="utf-8", errors="replace") for script in sorted(path.parent.glob("config_*.sh"))}
-    sourced = {match[1] for each in texts.values() for line in each.splitlines() if (match := _SOURCED.match(line))}
+    sourced = {
+        match[1] for script_text in texts.values() for line in script_text.splitlines() if (match := _SOURCED.match(line))
+    }
     runs = _of_this_run([script for script in texts if script.name not in sourced and "common" not in script.name], system)
     if len(runs) > 1:
         names = ", ".join(script.name for script in runs)
         raise KnowledgeError(str(path), f"may be of {names}", "leave only the script of this run beside the log")
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for script in runs:
-        found |= _exports(texts[script], path.parent)
-    return found | _exports(text, path.parent)
+        variables |= _exports(texts[script], path.parent)
+    return variables | _exports(text, path.parent)
 
 
 def _of_this_run(scripts: Sequence[Path], system: Mapping[str, Any]) -> list[Path]:
     """Those whose names state the log's number of nodes, or all if none does."""
     nodes = str(system.get("number_of_nodes") or "")
-    named = [script for script in scripts if (found := _NAMED.search(script.name)) and found[1] == nodes]
-    return named or [*scripts]
+    matching_scripts = [script for script in scripts if (match := _NAMED.search(script.name)) and match[1] == nodes]
+    return matching_scripts or [*scripts]
 
 
 def _exports(text: str, folder: Path, depth: int = 0) -> dict[str, str]:
     """Variable -> value, in the order of the lines; scripts of the folder that are sourced are read in their place."""
-    found: dict[str, str] = {}
+    variables: dict[str, str] = {}
     for line in text.splitlines():
         if assigned := _ASSIGNED.match(line):
             value = assigned[2].strip().strip("\"'")
             default = _DEFAULT.match(value)
-            found[assigned[1]] = default[1] if default else value
+            variables[assigned[1]] = default[1] if default else value
         elif (sourced := _SOURCED.match(line)) and depth < _DEEPEST:
             if (script := folder / sourced[1]).is_file():
-                found |= _exports(script.read_text(encoding="utf-8", errors="replace"), folder, depth + 1)
+                variables |= _exports(script.read_text(encoding="utf-8", errors="replace"), folder, depth + 1)
             elif not line[:1].isspace():
                 raise KnowledgeError(str(folder), f"lacks {sourced[1]}, which a script sources", REMEDY)
-    return found
+    return variables

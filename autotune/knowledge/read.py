@@ -62,12 +62,12 @@ def read_knowledge(source: str, database: str | None = None) -> Knowledge:
     if "/" in source or source.endswith((".csv", *_STUDIES)):
         raise KnowledgeError("knowledge", f"{source} does not exist", FORMS)
     with open_store(database or default_database_url()) as store:
-        found = job_measurements(store, store.job(source).id)
-    notes = found.lines(source)
-    if not found.measurements:
+        collected = job_measurements(store, store.job(source).id)
+    notes = collected.lines(source)
+    if not collected.measurements:
         raise KnowledgeError("knowledge", f"{source} has no measurement", "; ".join(notes) or FORMS)
-    rows = tuple(each.row for each in found.measurements if each.row is not None)
-    return Knowledge(rows=rows, notes=notes, trials=found.measurements)
+    rows = tuple(measurement.row for measurement in collected.measurements if measurement.row is not None)
+    return Knowledge(rows=rows, notes=notes, trials=collected.measurements)
 
 
 def is_history(source: str) -> bool:
@@ -122,16 +122,16 @@ def _download(address: str) -> bytes:
     shown, remedy = without_password(address), "check the address, or download the file and give its path"
     if not address.startswith(("http://", "https://")):
         raise KnowledgeError("knowledge", f"{shown} is not an address of HTTP", FORMS)
-    found = bytearray()
+    content = bytearray()
     try:
         with httpx2.stream("GET", address, timeout=_SECONDS, follow_redirects=True) as answer:
             if answer.status_code != 200:
                 raise KnowledgeError("knowledge", f"{shown} answers with status {answer.status_code}", remedy)
             for chunk in answer.iter_bytes():
-                found += chunk
-                if len(found) > MOST_BYTES:
+                content += chunk
+                if len(content) > MOST_BYTES:
                     raise KnowledgeError("knowledge", f"{shown} has more than {MOST_BYTES >> 20} MiB", remedy)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         problem = f"{shown} cannot be reached ({' '.join(str(error).split()) or type(error).__name__})"
         raise KnowledgeError("knowledge", problem, remedy) from error
-    return bytes(found)
+    return bytes(content)

@@ -119,14 +119,14 @@ class Row:
             return noted
         if not (self.global_batch and self.micro_batch and self.dp):
             return None
-        steps, rest = divmod(self.global_batch, self.micro_batch * self.dp)
-        return None if rest else steps
+        steps, remainder = divmod(self.global_batch, self.micro_batch * self.dp)
+        return None if remainder else steps
 
     @property
     def kernel(self) -> str | None:
         """The attention kernel named in the notes."""
-        found = _KERNEL.search(self.notes)
-        return (found[1].strip() or None) if found else None
+        match = _KERNEL.search(self.notes)
+        return (match[1].strip() or None) if match else None
 
     @property
     def samples_per_step(self) -> int | None:
@@ -178,8 +178,8 @@ def blinded(row: Row) -> Row:
 
 def noted_accumulation(notes: str) -> int | None:
     """Gradient accumulation steps named in notes; None: not named."""
-    found = _ACCUMULATION.search(notes)
-    return (int(found[1]) or None) if found else None
+    match = _ACCUMULATION.search(notes)
+    return (int(match[1]) or None) if match else None
 
 
 _NOT_CONFIGURATION = frozenset(

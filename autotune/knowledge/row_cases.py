@@ -81,8 +81,8 @@ def _recompute(row: Row) -> str | None:
 
 def noted_recompute(notes: str) -> str | None:
     """none, selective or full; None: the notes do not state it, or state several."""
-    found = {(match["before"] or match["after"]).lower() for match in _RECOMPUTE.finditer(notes)}
-    kinds = {"none" if kind in ("no", "off") else kind for kind in found}
+    words = {(match["before"] or match["after"]).lower() for match in _RECOMPUTE.finditer(notes)}
+    kinds = {"none" if kind in ("no", "off") else kind for kind in words}
     return kinds.pop() if len(kinds) == 1 else None
 
 
@@ -98,16 +98,16 @@ def noted_software(notes: str, optimizer: str | None) -> list[str]:
 
 def noted_precision(notes: str) -> str | None:
     """8 or 4 bits, if the notes state them; None: they do not."""
-    found = _TYPE.search(notes)
-    return found[0].lower() if found else None
+    match = _TYPE.search(notes)
+    return match[0].lower() if match else None
 
 
 def noted_adapters(notes: str) -> int | None:
     """The rank of LoRA adapters; 0: it is not stated; None: no adapters."""
-    found = _ADAPTERS.search(notes)
-    if found is None:
+    match = _ADAPTERS.search(notes)
+    if match is None:
         return None
-    rank = _RANK.search(notes[found.end() :])
+    rank = _RANK.search(notes[match.end() :])
     return int(rank[1]) if rank else 0
 
 
@@ -116,8 +116,8 @@ def described(row: Row) -> str:
     framework = row.framework or ""
     parts = [framework if framework.startswith("engine=") else f"framework={framework}", f"precision={row.precision or ''}"]
     parts += [*_CONFIGURES.findall(f"{framework}; {row.notes}"), *noted_software(row.notes, row.optimizer)]
-    found = find_device(row.gpu_type or "")
-    if found is not None and "fp8" in found[1].peak_flops:
+    device = find_device(row.gpu_type or "")
+    if device is not None and "fp8" in device[1].peak_flops:
         parts.append(_RECENT)
     return "; ".join(parts)
 
@@ -227,22 +227,24 @@ def _adapter(row: Row) -> tuple[float, float]:
     return trained / layers, frozen
 
 
-def _hardware(row: Row, found: RowHardware) -> Hardware:
+def _hardware(row: Row, hardware: RowHardware) -> Hardware:
     precision = (row.precision or "bf16").lower()
-    peaks = found.device.peak_flops
+    peaks = hardware.device.peak_flops
     base = peaks.get("fp16" if "fp16" in precision else "bf16", peaks.get("fp16", peaks.get("fp32", 1e13)))
     gain = FP4_GAIN if "fp4" in precision else FP8_GAIN if "fp8" in precision else 1.0
     if "fp32" in precision and not ("bf16" in precision or "fp16" in precision):
         base = peaks.get("tf32", peaks.get("fp32", base))
     return Hardware(
-        peak=scalar(base * gain * product_efficiency(found.device)),
-        bandwidth=scalar(found.device.memory_bandwidth or 1e12),
-        capacity=scalar(found.device.memory_bytes),
-        devices_per_node=scalar(found.devices_per_node),
-        linked_devices=scalar(found.devices_per_node),
-        intra=scalar(found.intra),
-        inter=scalar(found.inter),
-        host_link=scalar(stated if (stated := found.device.host_link) != PCIE_COPIES else HOST_LINK.get(found.family, 50e9)),
+        peak=scalar(base * gain * product_efficiency(hardware.device)),
+        bandwidth=scalar(hardware.device.memory_bandwidth or 1e12),
+        capacity=scalar(hardware.device.memory_bytes),
+        devices_per_node=scalar(hardware.devices_per_node),
+        linked_devices=scalar(hardware.devices_per_node),
+        intra=scalar(hardware.intra),
+        inter=scalar(hardware.inter),
+        host_link=scalar(
+            host_link if (host_link := hardware.device.host_link) != PCIE_COPIES else HOST_LINK.get(hardware.family, 50e9)
+        ),
         host_bandwidth=scalar(HOST_BANDWIDTH),
         scatter_volume=scalar(1.0),
         idle_cost=scalar(1.0),

@@ -75,10 +75,10 @@ def find_device(name: str) -> tuple[str, DeviceSpec] | None:
     candidates = [key for key in preset_tables("devices") if key.partition("-")[0] == family]
     pcie = "pcie" in words
     right = [key for key in candidates if ("pcie" in key) == pcie] or candidates
-    stated = [float(size) for size in _SIZE.findall(name)]
-    if not stated:
+    memory_sizes = [float(size) for size in _SIZE.findall(name)]
+    if not memory_sizes:
         return family, device_preset(right[-1] if family == "a100" else right[0])
-    nearest = min(right, key=lambda key: abs(device_preset(key).memory_bytes / 2**30 - stated[0]))
+    nearest = min(right, key=lambda key: abs(device_preset(key).memory_bytes / 2**30 - memory_sizes[0]))
     return family, device_preset(nearest)
 
 
@@ -86,18 +86,18 @@ def row_hardware(
     gpu_type: str, gpus_per_node: int | None, world: int, intra: str | None, inter: str | None
 ) -> RowHardware | None:
     """The cluster of a row; None: unknown device."""
-    found = find_device(gpu_type)
-    if found is None:
+    preset = find_device(gpu_type)
+    if preset is None:
         return None
-    family, device = found
+    family, device = preset
     per_node = gpus_per_node or min(8, world)
     pcie = "pcie" in f"{gpu_type} {intra or ''}".lower()
     link = _PCIE if pcie else _INTRA.get(family, _PCIE)
-    own = _rate(inter, per_node) or _INTER.get(family, 50e9 if family in _INTRA else 12.5e9) * per_node
+    node_bandwidth = _rate(inter, per_node) or _INTER.get(family, 50e9 if family in _INTRA else 12.5e9) * per_node
     domain = _NVL_DOMAIN.search(f"{intra or ''} {gpu_type}")
     linked = int(domain[1]) if domain else _RACKS.get(family, per_node)
     return RowHardware(
-        device=device, family=family, devices_per_node=linked, intra=link, inter=own / per_node * linked
+        device=device, family=family, devices_per_node=linked, intra=link, inter=node_bandwidth / per_node * linked
     )  # fmt: skip
 
 
@@ -114,18 +114,18 @@ def _rate(text: str | None, per_node: int) -> float | None:
     """
     if not text:
         return None
-    found = _RATE.search(text) or _GENERATION.search(text)
-    if found is None:
+    match = _RATE.search(text) or _GENERATION.search(text)
+    if match is None:
         return 50e9 * per_node if re.search(r"\befa", text, re.IGNORECASE) else None
-    if found.re is _RATE:
-        one = float(found[1]) * (1e12 if found[2] in "Tt" else 1e9) / (1 if found[3] is None else 8)
+    if match.re is _RATE:
+        link_rate = float(match[1]) * (1e12 if match[2] in "Tt" else 1e9) / (1 if match[3] is None else 8)
     else:
-        one = float(found[2]) * 1e9 / 8 if found[2] else _GENERATION_RATES[found[1].lower()]
-    beside = text[: found.start()] + " " + text[found.end() :]
+        link_rate = float(match[2]) * 1e9 / 8 if match[2] else _GENERATION_RATES[match[1].lower()]
+    beside = text[: match.start()] + " " + text[match.end() :]
     if _PER_DEVICE.search(beside):
-        return one * per_node
+        return link_rate * per_node
     count = _COUNT.search(beside)
-    return one * int(count[1] or count[2]) if count else one
+    return link_rate * int(count[1] or count[2]) if count else link_rate
 
 
 STATED = {
@@ -181,8 +181,8 @@ def completed(row: Row) -> Row:
     model = named_model(row)
     if model is None:
         return row
-    known = {column: getattr(model, field) for column, field in STATED.items() if getattr(row, column) is None}
-    return replace(row, **known) if known else row
+    columns = {column: getattr(model, field) for column, field in STATED.items() if getattr(row, column) is None}
+    return replace(row, **columns) if columns else row
 
 
 def beyond_columns(model: ModelSpec) -> bool:

@@ -70,7 +70,7 @@ def read_records(records: Iterable[Record]) -> tuple[tuple[Row, ...], tuple[str,
     reading = _Reading()
     for record in records:
         reading.take(record)
-    problems = [*(each.reason for each in reading.skipped), *(each.problem for each in reading.problems)]
+    problems = [*(entry.reason for entry in reading.skipped), *(entry.problem for entry in reading.problems)]
     return tuple(reading.rows), tuple(problems)
 
 
@@ -79,7 +79,7 @@ class _Reading:
     rows: list[Row] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
-    seen: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    lines_by_row_id: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """row_id -> the lines with it, each with a hash of its cells."""
 
     def header(self, path: Path, file: CsvFile) -> None:
@@ -140,12 +140,12 @@ class _Reading:
         return Row(line=record.line, row_id=row_id, batch_problem=batch_problem, **values)
 
     def _is_copy(self, record: Record) -> bool:
-        if (named := record.cells.get("row_id")) is None:
+        if (row_id := record.cells.get("row_id")) is None:
             return False
-        before, cells = self.seen.setdefault(named, []), hash(frozenset(record.cells.items()))
+        before, cells = self.lines_by_row_id.setdefault(row_id, []), hash(frozenset(record.cells.items()))
         copy = any(cells == other for _, other in before)
         if before and not copy:
-            self._report(record, named, f"line {before[0][0]} has this row_id too: both are scored, by their lines")
+            self._report(record, row_id, f"line {before[0][0]} has this row_id too: both are scored, by their lines")
         before.append((record.line, cells))
         return copy
 
@@ -178,11 +178,11 @@ def filled_in(values: Mapping[str, Any]) -> dict[str, Any]:
     """Missing values that others determine: the data-parallel size by the other sizes, recomputation and precision by notes."""
     notes = values.get("notes", "")
     noted = {"recompute": noted_recompute(notes), "precision": noted_precision(notes)}
-    found: dict[str, Any] = {name: value for name, value in noted.items() if value and not values.get(name)}
+    additions: dict[str, Any] = {name: value for name, value in noted.items() if value and not values.get(name)}
     devices, tp, pp = (values.get(name) for name in ("num_gpus", "tp", "pp"))
     if not values.get("dp") and devices and tp and pp:
-        found["dp"] = devices // (tp * pp * values.get("cp", 1))
-    return found
+        additions["dp"] = devices // (tp * pp * values.get("cp", 1))
+    return additions
 
 
 def batch_contradiction(values: Mapping[str, Any]) -> str | None:
@@ -200,12 +200,12 @@ def batch_contradiction(values: Mapping[str, Any]) -> str | None:
 
 def outcome_of(values: Mapping[str, Any], measured: bool) -> tuple[RowOutcome, str | None]:
     """How the run ended, and the error in the row's statement of it, if any: then the outcome is unknown."""
-    stated, oom = values.get("outcome"), values.get("oom")
-    if stated is None:
+    outcome_text, oom = values.get("outcome"), values.get("oom")
+    if outcome_text is None:
         return (RowOutcome.OOM if oom else RowOutcome.OK if oom is False or measured else RowOutcome.UNKNOWN), None
-    if stated.lower() not in set(map(str, RowOutcome)):
-        return RowOutcome.UNKNOWN, f"outcome {stated!r} is none of {', '.join(RowOutcome)}: the row counts as unknown"
-    outcome = RowOutcome(stated.lower())
+    if outcome_text.lower() not in set(map(str, RowOutcome)):
+        return RowOutcome.UNKNOWN, f"outcome {outcome_text!r} is none of {', '.join(RowOutcome)}: the row counts as unknown"
+    outcome = RowOutcome(outcome_text.lower())
     if oom is not None and outcome in (RowOutcome.OK, RowOutcome.OOM) and oom != (outcome is RowOutcome.OOM):
         return (
             RowOutcome.UNKNOWN,

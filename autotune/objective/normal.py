@@ -29,8 +29,8 @@ def probability_below(values: Array) -> Array:
 
 def log_probability_below(values: Array) -> Array:
     """Logarithm of `probability_below`; below -5 by the first term of the asymptotic series."""
-    far = np.minimum(values, -5.0)
-    tail = -0.5 * far**2 - np.log(-far * math.sqrt(2 * math.pi))
+    clipped = np.minimum(values, -5.0)
+    tail = -0.5 * clipped**2 - np.log(-clipped * math.sqrt(2 * math.pi))
     result: Array = np.where(values < -5.0, tail, np.log(np.maximum(probability_below(values), _LEAST)))
     return result
 

@@ -135,14 +135,14 @@ def posterior_of(
     4. Draws of the candidates' posteriors are combined at random. Draws in which the baseline is the best are weighted so that
        its prior probability of being the best follows from `WELL_CHOSEN`.
     """
-    logs = np.log([one.rate for one in observations])
-    owner = np.array([one.candidate for one in observations])
+    logs = np.log([observation.rate for observation in observations])
+    owner = np.array([observation.candidate for observation in observations])
     counts = np.bincount(owner, minlength=candidates).astype(float)
     random = np.random.default_rng(0)
     parts, weights = [], []
     ratios = DRIFTED_RATIOS if drifted else BLOCK_RATIOS
-    assumed = prior.relative**2 + float(np.mean([one.within**2 for one in observations]))
-    for fit in _fits(logs, owner, np.array([one.block for one in observations]), assumed, prior, ratios):
+    assumed = prior.relative**2 + float(np.mean([observation.within**2 for observation in observations]))
+    for fit in _fits(logs, owner, np.array([observation.block for observation in observations]), assumed, prior, ratios):
         means = np.bincount(owner, logs - fit.effects, minlength=candidates) / counts
         for quantile in _chi_squared(fit.freedom):
             parts.append(_draws(means, fit.scale / quantile / counts, random))
@@ -176,7 +176,7 @@ def _draws(means: Array, variances: Array, random: np.random.Generator) -> Array
         density = (shares.sum(axis=0) + BROAD * start) / (len(means) + BROAD)
     reached = np.cumsum(likelihood * density, axis=1)
     ranks = (np.arange(DRAWS) + 0.5) / DRAWS
-    places = [np.searchsorted(one, one[-1] * random.permutation(ranks)) for one in reached]
+    places = [np.searchsorted(cumulative, cumulative[-1] * random.permutation(ranks)) for cumulative in reached]
     return np.asarray(grid[np.array(places)] + (random.random((len(means), DRAWS)) - 0.5) * step)
 
 
@@ -207,13 +207,13 @@ def _fits(
     y = logs[repeated]
     fixed = (owner[repeated][:, None] == np.unique(owner[repeated])).astype(float)
     random = (block[repeated][:, None] == names).astype(float)
-    seen = random.any(axis=0)
-    reference = seen & (names > 0) if (seen & (names > 0)).any() else seen
-    found = []
-    for ratio in ratios if seen.sum() > 1 else BLOCK_RATIOS[:1]:
+    repeated_blocks = random.any(axis=0)
+    reference = repeated_blocks & (names > 0) if (repeated_blocks & (names > 0)).any() else repeated_blocks
+    scored_fits = []
+    for ratio in ratios if repeated_blocks.sum() > 1 else BLOCK_RATIOS[:1]:
         # After a drift, differences between blocks do not contribute to the noise.
-        known = np.hstack([fixed, random]) if ratio in DRIFTED_RATIOS else fixed
-        independent = len(y) - int(np.linalg.matrix_rank(known))
+        design = np.hstack([fixed, random]) if ratio in DRIFTED_RATIOS else fixed
+        independent = len(y) - int(np.linalg.matrix_rank(design))
         weight = NOISE_WEIGHT if independent else prior.degrees_of_freedom
         freedom = independent + weight
         covariance = np.eye(len(y)) + ratio * random @ random.T
@@ -221,12 +221,12 @@ def _fits(
         information = fixed.T @ inverse @ fixed
         error = y - fixed @ np.linalg.solve(information, fixed.T @ inverse @ y)
         effects = ratio * random.T @ inverse @ error
-        effects = np.where(seen, effects - effects[reference].mean(), 0.0)
+        effects = np.where(repeated_blocks, effects - effects[reference].mean(), 0.0)
         scale = weight * assumed + float(error @ inverse @ error)
         size = float(np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(information)[1])
         before = math.log(STEADY if ratio == 0.0 else (1.0 - STEADY) / max(len(ratios) - 1, 1))
         fit = _Fit(effects[np.searchsorted(names, block)], scale, freedom, 1.0)
-        found.append((fit, before - 0.5 * (size + freedom * math.log(scale))))
-    most = max(likelihood for _, likelihood in found)
-    likely = [(fit, math.exp(likelihood - most)) for fit, likelihood in found]
+        scored_fits.append((fit, before - 0.5 * (size + freedom * math.log(scale))))
+    most = max(likelihood for _, likelihood in scored_fits)
+    likely = [(fit, math.exp(likelihood - most)) for fit, likelihood in scored_fits]
     return [dataclasses.replace(fit, weight=weight) for fit, weight in likely if weight >= LEAST_WEIGHT]

@@ -87,8 +87,8 @@ def traces(service: str) -> Iterator[bool]:
     Raises:
         RequestError: the environment names one, and the packages are not installed.
     """
-    named = next((name for name in WANTED if os.environ.get(name)), None)
-    if named is None or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+    variable = next((name for name in WANTED if os.environ.get(name)), None)
+    if variable is None or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         yield False
         return
     try:
@@ -99,7 +99,7 @@ def traces(service: str) -> Iterator[bool]:
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
         remedy = "pip install 'autotune[opentelemetry]', or unset it"
-        raise RequestError(named, f"asks for traces, and {error.name} is not installed", remedy) from error
+        raise RequestError(variable, f"asks for traces, and {error.name} is not installed", remedy) from error
     provider = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service)}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     trace.set_tracer_provider(provider)

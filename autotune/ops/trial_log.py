@@ -18,12 +18,12 @@ class LogText:
     Extra lines mark the beginning of another attempt, and omitted output.
     """
 
-    def __init__(self, named: bool) -> None:
+    def __init__(self, with_ranks: bool) -> None:
         """
         Args:
-            named: whether each line begins with its rank.
+            with_ranks: whether each line begins with its rank.
         """
-        self._named = named
+        self._with_ranks = with_ranks
         self._attempt: int | None = None
         self._ends: dict[int, int] = {}
         """Attempt -> bytes that it had printed up to the end of its last part."""
@@ -62,7 +62,7 @@ class LogText:
 
     def _format(self, rank: int, line: str) -> str:
         line = line.removesuffix("\r")
-        return f"[rank {rank}] {line}" if self._named else line
+        return f"[rank {rank}] {line}" if self._with_ranks else line
 
 
 def has_several_ranks(request: Mapping[str, Any]) -> bool:

@@ -118,14 +118,14 @@ def _entry(trial: TrialRecord, verdict: Verdict) -> dict[str, Any]:
 def _measured(trial: TrialRecord, verdict: Verdict) -> dict[str, Any]:
     result = trial.result or TrialResult(attempt="", outcome=trial.outcome)  # type: ignore[arg-type]
     standings, interval = verdict.standings, _rate(verdict, trial)
-    snapshot, place = standings.snapshot, standings.places.get(trial.config_hash)
+    snapshot, index = standings.snapshot, standings.places.get(trial.config_hash)
     confirmed = bool(snapshot.confirmed(trial.config))
     batch = snapshot.job.request["global_batch_size"]
     # The trial computed its FLOP/s from its own rate; the estimated rate may include other measurements.
     scale = interval.mean / rate(trial)
     return {
         "samples_per_second": to_plain(interval),
-        "repeats": 1 if place is None else standings.repeats[place],
+        "repeats": 1 if index is None else standings.repeats[index],
         "extrapolated": [] if confirmed else list(result.extrapolated),
         "step_seconds": batch / interval.mean,
         "peak_memory_bytes": [
@@ -186,13 +186,13 @@ def git_commit() -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
+            versions[package] = version(package)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
 def spent(session: Session, snapshot: JobSnapshot, verdict: Verdict) -> dict[str, Any]:

@@ -69,12 +69,12 @@ class Drift:
 
     def cuts(self) -> list[int]:
         """Trial numbers at which the machine changed; repeats on different sides of a cut are not pooled."""
-        return sorted({number for one, other in pairwise(self.levels) for number in (one.last + 1, other.first)})
+        return sorted({number for level, other in pairwise(self.levels) for number in (level.last + 1, other.first)})
 
     @property
     def text(self) -> str:
         """The changes as text, with the trials that they affect."""
-        return "; ".join(step_text(one, other) for one, other in pairwise(self.levels))
+        return "; ".join(step_text(level, other) for level, other in pairwise(self.levels))
 
 
 NO_DRIFT = Drift()
@@ -113,8 +113,10 @@ def _readings(snapshot: JobSnapshot, baseline: TrialRecord, before_round: int | 
     first = [] if _ran_concurrently(snapshot, controls[0]) else [baseline]
     rounds = snapshot.confirmations(baseline.config).items()
     trials = [*first, *controls, *(trial for number, trial in rounds if before_round is None or number < before_round)]
-    found = [(trial.number, repeat_of(trial.result)) for trial in trials]
-    return [Reading(number=number, repeat=repeat) for number, repeat in sorted(found, key=lambda item: item[0]) if repeat]
+    numbered_repeats = [(trial.number, repeat_of(trial.result)) for trial in trials]
+    return [
+        Reading(number=number, repeat=repeat) for number, repeat in sorted(numbered_repeats, key=lambda item: item[0]) if repeat
+    ]
 
 
 def _ran_concurrently(snapshot: JobSnapshot, trial: TrialRecord) -> bool:
@@ -129,19 +131,21 @@ def _ran_concurrently(snapshot: JobSnapshot, trial: TrialRecord) -> bool:
 
 
 def _has_left(level: Sequence[Reading], reading: Reading, prior: Spread) -> bool:
-    repeats = [one.repeat for one in level]
+    repeats = [earlier.repeat for earlier in level]
     ratio = pooled_spread([repeats], prior).ratio([reading.repeat], repeats, CONFIDENCE)
     return ratio.low > 1.0 or ratio.high < 1.0
 
 
 def _level(readings: Sequence[Reading], first: Sequence[Reading]) -> Level:
-    center = fmean(math.log(one.repeat.rate) for one in readings) - fmean(math.log(one.repeat.rate) for one in first)
+    center = fmean(math.log(reading.repeat.rate) for reading in readings) - fmean(
+        math.log(reading.repeat.rate) for reading in first
+    )
     return Level(readings=tuple(readings), speed=math.exp(center))
 
 
-def step_text(one: Level, other: Level) -> str:
+def step_text(level: Level, other: Level) -> str:
     """Describe the change from one level to the next."""
-    change = 100.0 * (other.speed / one.speed - 1.0)
+    change = 100.0 * (other.speed / level.speed - 1.0)
     word = "faster" if change > 0 else "slower"
-    when = f"between trial {one.last} and trial {other.first}"
+    when = f"between trial {level.last} and trial {other.first}"
     return f"the machine became {abs(change):.0f} % {word} {when}: the baseline was measured again, and left its interval"

@@ -36,29 +36,29 @@ def environment_findings(session: Session, standings: Standings, winner: TrialCo
 
 def environment_document(findings: list[EnvironmentFinding], winner: TrialConfig) -> dict[str, Any]:
     """Return the findings in the form of the best-config document."""
-    won = next((one.environment for one in findings if one.environment == winner.environment), None)
-    return {"won": won, "tried": [to_plain(one) for one in findings]}
+    won = next((finding.environment for finding in findings if finding.environment == winner.environment), None)
+    return {"won": won, "tried": [to_plain(finding) for finding in findings]}
 
 
 def environment_line(document: dict[str, Any]) -> str:
     """Summarise the result of `environment_document` in one line."""
     tried, won = document["tried"], document["won"]
-    measured = [one for one in tried if one["over_layout"] is not None]
+    measured = [finding for finding in tried if finding["over_layout"] is not None]
     if won is not None:
-        winner = next(one for one in tried if one["environment"] == won)
+        winner = next(finding for finding in tried if finding["environment"] == won)
         return f"{won} has {_ratio_text(winner['over_layout'])} the samples/s of its layout without it"
     count = f"{len(tried)} environment{'s' if len(tried) != 1 else ''}"
     if not measured:
         return f"none of {count} was measured in full: each was slower than the layout without it, or failed"
-    best = max(measured, key=lambda one: one["over_layout"]["mean"])
+    best = max(measured, key=lambda finding: finding["over_layout"]["mean"])
     text = f"none of {count} is significantly faster than the layout without it"
     return f"{text}; the fastest, {best['environment']}, is {_ratio_text(best['over_layout'])} as fast"
 
 
 def _finding(standings: Standings, trial: TrialRecord, plain: TrialRecord | None) -> EnvironmentFinding:
     assert trial.outcome is not None  # searched trials have ended
-    known = plain is not None and trial.outcome is Outcome.OK and rate(trial) > 0
-    over = standings.ratio(trial, plain) if plain is not None and known else None
+    comparable = plain is not None and trial.outcome is Outcome.OK and rate(trial) > 0
+    over = standings.ratio(trial, plain) if plain is not None and comparable else None
     return EnvironmentFinding(environment=trial.config.environment, trial=trial.number, outcome=trial.outcome, over_layout=over)
 
 

@@ -116,8 +116,8 @@ class JobSnapshot:
 
     def confirmed(self, config: TrialConfig) -> dict[int, Repeat]:
         """Measured confirmations of a configuration by repeat number."""
-        found = self.confirmations(config).items()
-        return {number: repeat for number, trial in found if (repeat := repeat_of(trial.result)) is not None}
+        confirmations = self.confirmations(config).items()
+        return {number: repeat for number, trial in confirmations if (repeat := repeat_of(trial.result)) is not None}
 
     def spread(self, prior: Spread, cuts: Sequence[int] = ()) -> Spread:
         """Estimate the spread between repeats from this job's own trials and `prior`.

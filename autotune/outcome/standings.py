@@ -50,7 +50,7 @@ class Standings:
     @cached_property
     def places(self) -> dict[str, int]:
         """Hash of a configuration -> its index in `contenders`."""
-        return {trial.config_hash: place for place, trial in enumerate(self.contenders)}
+        return {trial.config_hash: index for index, trial in enumerate(self.contenders)}
 
     @cached_property
     def ranked_by(self) -> Posterior:
@@ -71,45 +71,45 @@ class Standings:
         """Indices, best first by the objective: by mean rate, or by peak memory and then rate."""
         if self.ranking.objective is Objective.MEMORY:
             return sorted(
-                range(len(self.contenders)), key=lambda place: (peak_bytes(self.contenders[place]), -self.means[place])
+                range(len(self.contenders)), key=lambda index: (peak_bytes(self.contenders[index]), -self.means[index])
             )
-        return sorted(range(len(self.contenders)), key=lambda place: (-self.means[place], place))
+        return sorted(range(len(self.contenders)), key=lambda index: (-self.means[index], index))
 
-    def is_decidable(self, place: int) -> bool:
+    def is_decidable(self, index: int) -> bool:
         """Whether the contender can be the answer: it was timed in full before any drift, or confirmed later."""
-        trial = self.contenders[place]
-        return place in self.confirmed or not (is_extrapolated(trial) or self.drift.touches(trial.number))
+        trial = self.contenders[index]
+        return index in self.confirmed or not (is_extrapolated(trial) or self.drift.touches(trial.number))
 
     def rate(self, trial: TrialRecord) -> Interval | None:
         """Samples/s of a search trial's configuration from all of its measurements; None: it has no rate."""
-        place = self.places.get(trial.config_hash)
-        if place is not None:
-            return self.posterior.rate(place)
+        index = self.places.get(trial.config_hash)
+        if index is not None:
+            return self.posterior.rate(index)
         return trial.result.samples_per_second if trial.result is not None else None
 
     def repeats_of(self, trial: TrialRecord) -> int:
         """Number of measurements behind the rate of a measured search trial's configuration."""
-        place = self.places.get(trial.config_hash)
-        return 1 if place is None else self.repeats[place]
+        index = self.places.get(trial.config_hash)
+        return 1 if index is None else self.repeats[index]
 
     def ratio(self, trial: TrialRecord, other: TrialRecord) -> Interval | None:
         """The ratio of the rates of two search trials' configurations; None: one of them has no rate."""
         first, second = self.places.get(trial.config_hash), self.places.get(other.config_hash)
         if first is not None and second is not None:
             return self.posterior.ratio(first, second)
-        one, two = self.rate(trial), self.rate(other)
-        if one is None or two is None:
+        first_rate, second_rate = self.rate(trial), self.rate(other)
+        if first_rate is None or second_rate is None:
             return None
         # At least one is not a contender, so its rate is its own measurement: the two errors are independent.
-        mean = one.mean / two.mean
-        below = math.hypot(1.0 - one.low / one.mean, two.high / two.mean - 1.0)
-        above = math.hypot(one.high / one.mean - 1.0, 1.0 - two.low / two.mean)
+        mean = first_rate.mean / second_rate.mean
+        below = math.hypot(1.0 - first_rate.low / first_rate.mean, second_rate.high / second_rate.mean - 1.0)
+        above = math.hypot(first_rate.high / first_rate.mean - 1.0, 1.0 - second_rate.low / second_rate.mean)
         return Interval(mean=mean, low=mean * max(1.0 - below, 0.0), high=mean * (1.0 + above))
 
     def ranked_rate(self, trial: TrialRecord) -> float:
         """The samples/s that a search trial's configuration is ranked by; 0: it was not measured."""
-        place = self.places.get(trial.config_hash)
-        return self.ranking.rate(trial) if place is None else math.exp(self.means[place])
+        index = self.places.get(trial.config_hash)
+        return self.ranking.rate(trial) if index is None else math.exp(self.means[index])
 
     def front(self) -> list[TrialRecord]:
         """The Pareto front of samples/s and memory among the trials that can win, fastest first."""
@@ -135,7 +135,7 @@ def standings_of(
     drift = drift_of(snapshot, baseline, prior, before_round)
     able = [
         trial
-        for trial in (_as_measured_again(snapshot, drift, one, before_round) for one in snapshot.searched)
+        for trial in (_as_measured_again(snapshot, drift, candidate, before_round) for candidate in snapshot.searched)
         if ranking.may_win(trial)
     ]
     able = [trial for trial in able if _is_cleared(snapshot, ranking, trial)]
@@ -149,16 +149,16 @@ def standings_of(
         chosen.setdefault(baseline.config_hash, baseline)
     contenders = tuple(sorted(chosen.values(), key=lambda trial: trial.number))
     observations = [
-        Observation(candidate=place, rate=repeat.rate, within=repeat.within, block=block)
-        for place, trial in enumerate(contenders)
+        Observation(candidate=index, rate=repeat.rate, within=repeat.within, block=block)
+        for index, trial in enumerate(contenders)
         for repeat, block in _measurements(snapshot, drift, trial, before_round)
     ]
-    own = next(
-        (place for place, trial in enumerate(contenders) if baseline and trial.config_hash == baseline.config_hash), None
+    baseline_index = next(
+        (index for index, trial in enumerate(contenders) if baseline and trial.config_hash == baseline.config_hash), None
     )
-    posterior = posterior_of(observations, len(contenders), prior, own, drift.found)
-    repeats = np.bincount([one.candidate for one in observations], minlength=len(contenders))
-    confirmed = frozenset(one.candidate for one in observations if one.block != SEARCH_BLOCK)
+    posterior = posterior_of(observations, len(contenders), prior, baseline_index, drift.found)
+    repeats = np.bincount([observation.candidate for observation in observations], minlength=len(contenders))
+    confirmed = frozenset(observation.candidate for observation in observations if observation.block != SEARCH_BLOCK)
     return Standings(snapshot, ranking, drift, baseline, contenders, posterior, tuple(repeats.tolist()), confirmed)
 
 
@@ -206,13 +206,13 @@ def _measurements(
     A search trial after a drift, or with an extrapolated rate, is left out once there are confirmations.
     """
     rounds = snapshot.confirmed(trial.config).items()
-    found = [(repeat, number) for number, repeat in rounds if before_round is None or number < before_round]
-    if not found or not (is_extrapolated(trial) or drift.touches(trial.number)):
+    measurements = [(repeat, number) for number, repeat in rounds if before_round is None or number < before_round]
+    if not measurements or not (is_extrapolated(trial) or drift.touches(trial.number)):
         within = trial.result.within_relative_error if trial.result is not None else 0.0
-        found.append((Repeat(rate=_search_rate(drift, trial), within=within), SEARCH_BLOCK))
+        measurements.append((Repeat(rate=_search_rate(drift, trial), within=within), SEARCH_BLOCK))
     controls = snapshot.controls(trial.config).values()
-    repeats = (repeat_of(one.result) for one in controls if not drift.touches(one.number))
-    return [*found, *((repeat, SEARCH_BLOCK) for repeat in repeats if repeat is not None)]
+    repeats = (repeat_of(control.result) for control in controls if not drift.touches(control.number))
+    return [*measurements, *((repeat, SEARCH_BLOCK) for repeat in repeats if repeat is not None)]
 
 
 def _search_rate(drift: Drift, trial: TrialRecord) -> float:

@@ -109,7 +109,7 @@ def answer_document(verdict: Verdict) -> dict[str, Any]:
     of = {Objective.MEMORY: "peak_memory_bytes", Objective.GOODPUT: "goodput"}.get(
         standings.ranking.objective, "samples_per_second"
     )
-    places = sorted(standings.order, key=lambda place: standings.contenders[place].config_hash != best.config_hash)
+    places = sorted(standings.order, key=lambda index: standings.contenders[index].config_hash != best.config_hash)
     return {
         "keeps_baseline": verdict.keeps,
         "trial": best.number,
@@ -126,24 +126,24 @@ def answer_document(verdict: Verdict) -> dict[str, Any]:
         **_goodput(verdict),
         "standings": [
             {
-                "trial": standings.contenders[place].number,
-                "rate": to_plain(standings.posterior.rate(place)),
-                "repeats": standings.repeats[place],
+                "trial": standings.contenders[index].number,
+                "rate": to_plain(standings.posterior.rate(index)),
+                "repeats": standings.repeats[index],
             }
-            for place in places
+            for index in places
         ],
     }
 
 
 def _goodput(verdict: Verdict) -> dict[str, Any]:
     """Objective goodput: the best ways to run the answer, and the best one of the baseline; empty: another objective."""
-    ways, baseline = verdict.standings.ranking.ways, verdict.baseline
-    if ways is None:
+    choices_of, baseline = verdict.standings.ranking.choices_of, verdict.baseline
+    if choices_of is None:
         return {}
 
     def documents(trial: TrialRecord) -> list[dict[str, Any]]:
         rate = verdict.rate(trial)
-        return [way.document() for way in ways(trial, rate.mean)] if rate is not None else []
+        return [choice.document() for choice in choices_of(trial, rate.mean)] if rate is not None else []
 
     of_baseline = documents(baseline)[:1] if baseline is not None else []
     return {"goodput": {"ways": documents(verdict.best), "baseline": of_baseline[0] if of_baseline else None}}
@@ -173,65 +173,65 @@ class Verdicts:
 
 def candidates_of(standings: Standings) -> list[int]:
     """Indices of the contenders that can be the answer now."""
-    places = [place for place in range(len(standings.contenders)) if standings.is_decidable(place)]
-    begun = [place for place in places if place in standings.confirmed and not is_baseline(standings, place)]
+    places = [index for index in range(len(standings.contenders)) if standings.is_decidable(index)]
+    begun = [index for index in places if index in standings.confirmed and not is_baseline(standings, index)]
     if begun:
-        places = [place for place in places if place in standings.confirmed or is_baseline(standings, place)]
+        places = [index for index in places if index in standings.confirmed or is_baseline(standings, index)]
     if standings.ranking.objective is not Objective.MEMORY or not places:
         return places
-    least = min(peak_bytes(standings.contenders[place]) for place in places)
-    return [place for place in places if peak_bytes(standings.contenders[place]) == least]
+    least = min(peak_bytes(standings.contenders[index]) for index in places)
+    return [index for index in places if peak_bytes(standings.contenders[index]) == least]
 
 
-def is_baseline(standings: Standings, place: int) -> bool:
+def is_baseline(standings: Standings, index: int) -> bool:
     """Whether the contender is the baseline."""
-    return standings.baseline is not None and standings.contenders[place].config_hash == standings.baseline.config_hash
+    return standings.baseline is not None and standings.contenders[index].config_hash == standings.baseline.config_hash
 
 
-def is_safe(standings: Standings, place: int) -> bool:
+def is_safe(standings: Standings, index: int) -> bool:
     """Whether the contender is known to be at least as good as the baseline; True if there is no baseline."""
-    own = None if standings.baseline is None else standings.places[standings.baseline.config_hash]
-    if own is None or own == place:
+    baseline_index = None if standings.baseline is None else standings.places[standings.baseline.config_hash]
+    if baseline_index is None or baseline_index == index:
         return True
-    slower = standings.ranked_by.probability_slower(place, own, EQUAL)
-    return slower <= RISK and standings.means[place] >= standings.means[own]
+    slower = standings.ranked_by.probability_slower(index, baseline_index, EQUAL)
+    return slower <= RISK and standings.means[index] >= standings.means[baseline_index]
 
 
-def is_separated(standings: Standings, place: int, confidence: float) -> bool:
+def is_separated(standings: Standings, index: int, confidence: float) -> bool:
     """Whether, with this confidence, no contender is better than this one by more than `EQUAL`."""
-    return standings.ranked_by.probability_best(place, EQUAL) >= confidence
+    return standings.ranked_by.probability_best(index, EQUAL) >= confidence
 
 
 def _answer(standings: Standings, candidates: list[int]) -> int:
-    own = next((place for place in candidates if is_baseline(standings, place)), None)
-    safe = [place for place in candidates if own is None or is_safe(standings, place)]
-    best = max(safe, key=lambda place: (standings.means[place], -place))
-    alike = [place for place in safe if _is_as_good(standings, place, best)]
+    baseline_index = next((index for index in candidates if is_baseline(standings, index)), None)
+    safe = [index for index in candidates if baseline_index is None or is_safe(standings, index)]
+    best = max(safe, key=lambda index: (standings.means[index], -index))
+    alike = [index for index in safe if _is_as_good(standings, index, best)]
     if standings.ranking.objective is Objective.MEMORY:
         best = min(alike)
     else:
-        best = min(alike, key=lambda place: (peak_bytes(standings.contenders[place]), -standings.means[place]))
+        best = min(alike, key=lambda index: (peak_bytes(standings.contenders[index]), -standings.means[index]))
     plain = layout_without_environment(standings, best)
     return plain if plain in safe and standings.ranked_by.ratio(best, plain).low <= 1.0 else best
 
 
-def _is_as_good(standings: Standings, place: int, best: int) -> bool:
+def _is_as_good(standings: Standings, index: int, best: int) -> bool:
     """Whether the contender does not differ significantly from the best, and their means are within `EQUAL`."""
-    if place == best:
+    if index == best:
         return True
-    ratio = standings.ranked_by.ratio(best, place)
+    ratio = standings.ranked_by.ratio(best, index)
     return ratio.low <= 1.0 and ratio.mean <= 1.0 + EQUAL
 
 
-def layout_without_environment(standings: Standings, place: int) -> int | None:
+def layout_without_environment(standings: Standings, index: int) -> int | None:
     """The first contender with the same layout and no environment; None: the given contender has none, or is that one."""
-    config = standings.contenders[place].config
+    config = standings.contenders[index].config
     if not config.environment:
         return None
     trials = enumerate(standings.contenders)
     alike = [other for other, trial in trials if trial.config.replace({ENVIRONMENT: config.environment}) == config]
     first = min(alike, key=lambda other: standings.contenders[other].number)
-    return None if first == place else first
+    return None if first == index else first
 
 
 def _runner_up(standings: Standings, answer: int) -> int | None:
@@ -239,10 +239,10 @@ def _runner_up(standings: Standings, answer: int) -> int | None:
     plain = layout_without_environment(standings, answer)
     if plain is not None:
         return plain
-    others = [place for place in standings.order if place != answer]
+    other_indices = [index for index in standings.order if index != answer]
     if standings.ranking.objective is Objective.MEMORY:
-        return next(iter(others), None)
-    return min(others, key=lambda place: standings.ranked_by.probability_slower(place, answer), default=None)
+        return next(iter(other_indices), None)
+    return min(other_indices, key=lambda index: standings.ranked_by.probability_slower(index, answer), default=None)
 
 
 def _gain(standings: Standings, answer: int, baseline: TrialRecord) -> Interval:

@@ -87,11 +87,11 @@ def translate(config: TrialConfig, capability: Capability, world_size: int) -> T
         changes[name] = honoured[0]
         if name in config.differences(TrialConfig()):
             left_out.append(f"{name}={value}")
-    there = config.replace(changes)
-    refusals = capability.refusals(there, world_size)
+    adapted = config.replace(changes)
+    refusals = capability.refusals(adapted, world_size)
     if refusals:
         raise RequestError("engine", refusals[0].message, refusals[0].remedy)
-    return Translation(config=there, left_out=tuple(left_out))
+    return Translation(config=adapted, left_out=tuple(left_out))
 
 
 def target_session(
@@ -147,10 +147,10 @@ def verify(document: dict[str, Any], session: Session, best: Translation, runner
     )  # fmt: skip
 
 
-def verified(document: dict[str, Any], found: Verification) -> dict[str, Any]:
+def verified(document: dict[str, Any], verification: Verification) -> dict[str, Any]:
     """Return the document with the verification added. `verified` becomes `target` if the best runs there and is not slower,
     else `native-only`, regardless of earlier verifications."""
-    return {**document, "verified": "target" if found.holds else "native-only", "verification": found.document()}
+    return {**document, "verified": "target" if verification.holds else "native-only", "verification": verification.document()}
 
 
 def _on_engine(request: JobRequest, engine: str, command: Mapping[str, Any] | None) -> JobRequest:
@@ -176,15 +176,17 @@ def _without(engine: str, name: str, value: Value) -> RequestError:
 
 
 def _baseline(document: dict[str, Any], session: Session, best: Translation) -> tuple[TrialConfig | None, str]:
-    stated = document.get("baseline")
-    if not stated:
+    baseline_entry = document.get("baseline")
+    if not baseline_entry:
         return None, "the document has no baseline"
-    config = TrialConfig().replace(stated["config"])
+    config = TrialConfig().replace(baseline_entry["config"])
     try:
-        there = translate(config, capability_of(session.request.engine, session.request.command), session.world_size).config
+        translated = translate(
+            config, capability_of(session.request.engine, session.request.command), session.world_size
+        ).config
     except RequestError as error:
         return None, f"the baseline does not run there: {error.problem}"
-    return (None, "the baseline is the best configuration") if there == best.config else (there, "")
+    return (None, "the baseline is the best configuration") if translated == best.config else (translated, "")
 
 
 def _measured(result: TrialResult) -> Repeat:

@@ -47,8 +47,8 @@ def require_declared(name: str, declared: RequestField, kind: Any, value: Any) -
         _require_whole(name, value, int(declared.least))
     elif declared.least is not None and declared.below is None:
         good = is_number(value) and declared.least <= value < math.inf
-        which = f"a number of {declared.least:g} or more"
-        require(good, name, f"{value!r} is not {which}", f"give {which}")
+        allowed = f"a number of {declared.least:g} or more"
+        require(good, name, f"{value!r} is not {allowed}", f"give {allowed}")
 
 
 def _require_choices(name: str, kind: Any, value: Any, choices: tuple[str, ...]) -> None:
@@ -65,28 +65,28 @@ def _require_whole(name: str, value: object, least: int) -> None:
     require(whole, name, f"{value!r} is not a whole number of {least} or more", f"give at least {least}")
 
 
-def _require_positive(name: str, value: Any, what: str | None) -> None:
-    remedy = "give a positive number" if what is None else f"give {what} above 0"
-    good = is_number(value) and value > 0 and (what is not None or value < math.inf)
+def _require_positive(name: str, value: Any, amount: str | None) -> None:
+    remedy = "give a positive number" if amount is None else f"give {amount} above 0"
+    good = is_number(value) and value > 0 and (amount is not None or value < math.inf)
     require(good, name, f"{value!r} is not a positive number", remedy)
 
 
-def environment_count(given: Any) -> int:
+def environment_count(settings: Any) -> int:
     """The number of environment settings, which must be texts and at most `MOST_SETTINGS`."""
-    texts = isinstance(given, tuple) and all(isinstance(text, str) and text.strip() for text in given)
-    require(texts, ENVIRONMENT_SETTINGS, f"{given!r} is not a list of settings", "list texts such as NCCL_PROTO=Simple")
-    count = MOST_SETTINGS if given == (STANDARD,) else len(given)
+    texts = isinstance(settings, tuple) and all(isinstance(text, str) and text.strip() for text in settings)
+    require(texts, ENVIRONMENT_SETTINGS, f"{settings!r} is not a list of settings", "list texts such as NCCL_PROTO=Simple")
+    count = MOST_SETTINGS if settings == (STANDARD,) else len(settings)
     many = f"{count} settings are more than {MOST_SETTINGS}, and each needs new processes"
     require(count <= MOST_SETTINGS, ENVIRONMENT_SETTINGS, many, f"keep {MOST_SETTINGS} of them")
     return count
 
 
-def require_settings(given: tuple[str, ...]) -> None:
+def require_settings(settings: tuple[str, ...]) -> None:
     """Refuse environment settings that cannot be read, or that are given twice."""
-    if given == (STANDARD,):
+    if settings == (STANDARD,):
         return
     try:
-        spelled = [environment_text(text) for text in given]
+        spelled = [environment_text(text) for text in settings]
     except KnobValueError as error:
         raise RequestError(ENVIRONMENT_SETTINGS, error.problem, error.remedy) from None
     twice = next((text for text in spelled if spelled.count(text) > 1), None)

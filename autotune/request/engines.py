@@ -114,8 +114,12 @@ def require_script(command: CommandModel) -> None:
     if file.is_file():
         return
     existing = [path.name for path in file.parent.glob(f"*{file.suffix}")] if file.parent.is_dir() else []
-    near = difflib.get_close_matches(file.name, existing, n=1)
-    remedy = f"did you mean {Path(word).with_name(near[0])}?" if near else "give its path from the folder of the command"
+    close_matches = difflib.get_close_matches(file.name, existing, n=1)
+    remedy = (
+        f"did you mean {Path(word).with_name(close_matches[0])}?"
+        if close_matches
+        else "give its path from the folder of the command"
+    )
     raise RequestError("command", f"there is no {word} in {folder}", remedy)
 
 
@@ -151,5 +155,5 @@ def _by_launcher(command: CommandModel) -> Knobs:
 
 
 def _carried(command: CommandModel, file: str) -> Knobs:
-    own = FROM_ARGUMENTS if file == "config" and is_trainer(command) else frozenset()
-    return {name: values for name, values in FILE_KNOBS[file].items() if name not in own}
+    argument_knobs = FROM_ARGUMENTS if file == "config" and is_trainer(command) else frozenset()
+    return {name: values for name, values in FILE_KNOBS[file].items() if name not in argument_knobs}

@@ -37,16 +37,16 @@ def with_failures(fields: Mapping[str, Any]) -> dict[str, Any]:
         RequestError: they are not rows.
         FailureTableError: a row is invalid; the message names row and field.
     """
-    given = fields.get("failures")
-    if given is None:
+    table = fields.get("failures")
+    if table is None:
         return dict(fields)
-    if isinstance(given, Mapping):
-        rows: Any = rows_from(given, failure_table())
-    elif isinstance(given, list | tuple) and all(isinstance(row, FailureRow) for row in given):
-        require_small(given)
-        rows = given
+    if isinstance(table, Mapping):
+        rows: Any = rows_from(table, failure_table())
+    elif isinstance(table, list | tuple) and all(isinstance(row, FailureRow) for row in table):
+        require_small(table)
+        rows = table
     else:
         raise RequestError(
-            "failures", f"{given!r} is not a table of rows", "give {ROW: {FIELD: value}}, or --failures FILE.toml"
+            "failures", f"{table!r} is not a table of rows", "give {ROW: {FIELD: value}}, or --failures FILE.toml"
         )
     return {**fields, "failures": to_plain(rows)}

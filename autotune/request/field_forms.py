@@ -62,8 +62,8 @@ def with_loads(model: Given, loads: Loads) -> Given:
     Raises:
         RequestError: they are not loads of its experts.
     """
-    if (found := loads_problem(loads, model)) is not None:
-        raise RequestError(_LOADS_FIELD, *found)
+    if (problem := loads_problem(loads, model)) is not None:
+        raise RequestError(_LOADS_FIELD, *problem)
     return dataclasses.replace(model, expert_loads=loads) if loads and isinstance(model, ModelSpec) else model
 
 
@@ -137,10 +137,10 @@ def with_command(fields: Mapping[str, Any]) -> dict[str, Any]:
         RequestError: it is none of these, or the request names another model or engine.
         ModelFormatError: one of its fields is invalid.
     """
-    given = fields.get("command")
-    if given is None:
+    command = fields.get("command")
+    if command is None:
         return dict(fields)
-    table = _command_table(given)
+    table = _command_table(command)
     model = CommandModel(**table)
     if fields.get("engine", "command") != "command":
         raise RequestError("engine", f"{fields['engine']} does not run a command", "use command, or leave the command out")
@@ -165,17 +165,17 @@ def parse_allowed(text: str) -> tuple[str, tuple[str, ...]]:
     return folder.rstrip("/") or "/", words
 
 
-def _command_table(given: Any) -> dict[str, Any]:
-    if isinstance(given, CommandModel):
-        return {name: getattr(given, name) for name in FIELDS}
-    if isinstance(given, str | list | tuple):
-        given = {"arguments": given}
-    if not isinstance(given, Mapping):
-        raise RequestError("command", f"{given!r} is not a command", "give its words as a list")
-    for name in given:
+def _command_table(command: Any) -> dict[str, Any]:
+    if isinstance(command, CommandModel):
+        return {name: getattr(command, name) for name in FIELDS}
+    if isinstance(command, str | list | tuple):
+        command = {"arguments": command}
+    if not isinstance(command, Mapping):
+        raise RequestError("command", f"{command!r} is not a command", "give its words as a list")
+    for name in command:
         if name not in FIELDS:
             raise RequestError(f"command.{name}", "is not known", f"use some of {', '.join(FIELDS)}")
-    words = given.get("arguments", ())
+    words = command.get("arguments", ())
     if isinstance(words, str):
         try:
             words = shlex.split(words)
@@ -185,15 +185,15 @@ def _command_table(given: Any) -> dict[str, Any]:
             ) from error
     if not isinstance(words, list | tuple):
         raise RequestError("command.arguments", f"{words!r} is not a list of words", "give its words as a list")
-    if isinstance(count := given.get("parameter_count"), str):
-        known = read_quantity(Quantity.COUNT, count)
-        if known is None or not 1 <= known < MOST_PARAMETERS:
+    if isinstance(count := command.get("parameter_count"), str):
+        parameter_count = read_quantity(Quantity.COUNT, count)
+        if parameter_count is None or not 1 <= parameter_count < MOST_PARAMETERS:
             raise RequestError("command.parameter_count", f"{count!r} is not a number of parameters", "write 125M or 7B")
-        given = {**given, "parameter_count": round(known)}
+        command = {**command, "parameter_count": round(parameter_count)}
     for name in ("script_knobs", "environment_knobs"):
-        if not isinstance(given.get(name, {}), Mapping):
-            raise RequestError(f"command.{name}", f"{given[name]!r} is not a table", "give {NAME: [values]}")
-    return {**given, "arguments": tuple(words)}
+        if not isinstance(command.get(name, {}), Mapping):
+            raise RequestError(f"command.{name}", f"{command[name]!r} is not a table", "give {NAME: [values]}")
+    return {**command, "arguments": tuple(words)}
 
 
 def parse_shape(name: str, shape: str) -> tuple[int, int]:
@@ -202,10 +202,10 @@ def parse_shape(name: str, shape: str) -> tuple[int, int]:
     Raises:
         RequestError: `shape`, given as the field `name`, is not NODESxDEVICES.
     """
-    found = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,2})", shape) if isinstance(shape, str) else None
-    if found is None:
+    match = re.fullmatch(r"([1-9][0-9]{0,4})x([1-9][0-9]{0,2})", shape) if isinstance(shape, str) else None
+    if match is None:
         raise RequestError(name, f"{shape!r} is not NODESxDEVICES", "write 2x8 for 2 nodes of 8 devices")
-    return int(found[1]), int(found[2])
+    return int(match[1]), int(match[2])
 
 
 def reshaped(cluster: ClusterSpec, name: str, shape: str) -> ClusterSpec:

@@ -123,8 +123,8 @@ def _with_default(declared: RequestField, default: Any, command: str) -> str:
     text = declared.help_of(command)
     if "default" in text.lower() or default is False:
         return text
-    own = f"{default:g}" if isinstance(default, float) else "" if default in (None, "", ()) else str(default)
-    shown = (declared.shown_default or own).strip()
+    default_text = f"{default:g}" if isinstance(default, float) else "" if default in (None, "", ()) else str(default)
+    shown = (declared.shown_default or default_text).strip()
     return f"{text} [default: {shown}]" if shown else text
 
 

@@ -618,9 +618,9 @@ class JobRequest:
         self._require_ray()
         if self.nvme_path is not None:
             require_text("nvme_path", self.nvme_path)
-        found = documents_problem(self.document_lengths, self.sequence_length)
-        if found is not None:
-            raise RequestError("document_lengths", *found)
+        problem = documents_problem(self.document_lengths, self.sequence_length)
+        if problem is not None:
+            raise RequestError("document_lengths", *problem)
         require_loads(self.expert_loads)
         self._require_goodput()
         self._require_prediction(*PREDICTION_FIELDS)
@@ -635,9 +635,13 @@ class JobRequest:
     @property
     def workload(self) -> Workload:
         """The workload of every trial of the job."""
-        stated: dict[str, Any] = {"learning_rate": self.lr, "weight_decay": self.weight_decay, "gradient_clipping": self.clip}
+        hyperparameters: dict[str, Any] = {
+            "learning_rate": self.lr,
+            "weight_decay": self.weight_decay,
+            "gradient_clipping": self.clip,
+        }
         return Workload(
-            **{name: value for name, value in stated.items() if value is not None},
+            **{name: value for name, value in hyperparameters.items() if value is not None},
             global_batch_size=self.global_batch_size,
             sequence_length=self.sequence_length,
             seed=self.seed,
@@ -671,8 +675,8 @@ class JobRequest:
         count = environment_count(self.environment_settings)
         if not count:
             return
-        left = f"{count} settings leave none of {self.trials} trials for the search"
-        require(count < self.trials, ENVIRONMENT_SETTINGS, left, "raise trials, or give fewer settings")
+        problem = f"{count} settings leave none of {self.trials} trials for the search"
+        require(count < self.trials, ENVIRONMENT_SETTINGS, problem, "raise trials, or give fewer settings")
         memory = "no variable changes what a rank allocates, which is the objective"
         require(self.objective is not Objective.MEMORY, ENVIRONMENT_SETTINGS, memory, "leave them out")
         require_settings(self.environment_settings)
@@ -724,5 +728,5 @@ def declared_fields() -> Iterator[tuple[str, RequestField, Any, Any]]:
 def plain_type(kind: Any) -> type[Any]:
     """The type without None; str for an enumeration."""
     if get_origin(kind) in (Union, types.UnionType):
-        kind = next(one for one in get_args(kind) if one is not type(None))
+        kind = next(member for member in get_args(kind) if member is not type(None))
     return str if isinstance(kind, type) and issubclass(kind, StrEnum) else kind

@@ -38,9 +38,9 @@ def request_from_fields(fields: Mapping[str, Any]) -> JobRequest:
         if isinstance(fields.get(name), str):  # a single string, which tuple() would split into letters
             fields = {**fields, name: (fields[name],)}
     fidelity = fields.get("fidelity", {})
-    known = [item.name for item in dataclasses.fields(Fidelity)]
-    if not isinstance(fidelity, Mapping) or not set(fidelity) <= set(known):
-        raise RequestError("fidelity", f"{fidelity!r} is not known", f"give a table of some of {', '.join(known)}")
+    fidelity_fields = [item.name for item in dataclasses.fields(Fidelity)]
+    if not isinstance(fidelity, Mapping) or not set(fidelity) <= set(fidelity_fields):
+        raise RequestError("fidelity", f"{fidelity!r} is not known", f"give a table of some of {', '.join(fidelity_fields)}")
     if fields.get("objective") in SERIES:
         problem = f"{fields['objective']} is a series of jobs of several sizes, not one job"
         raise RequestError("objective", problem, "run it with `autotune sweep` or `autotune.tune_series`")

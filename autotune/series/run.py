@@ -74,9 +74,9 @@ def _cheapest(series: SeriesRequest, sweep: Sweep, forecast: SizeForecast) -> Se
     """Run the sizes, the predicted cheapest first, and skip those whose predicted band is above the best measured cost."""
     entries = list[SeriesEntry]()
     sessions = list(sizes(series, entries))
-    known = {session.world_size: cost_of(series, session, forecast.rate(session)) for session in sessions}
+    predicted_costs = {session.world_size: cost_of(series, session, forecast.rate(session)) for session in sessions}
     best: SeriesEntry | None = None
-    for session in sorted(sessions, key=lambda each: (_mean(known[each.world_size]), each.world_size)):
+    for session in sorted(sessions, key=lambda candidate: (_mean(predicted_costs[candidate.world_size]), candidate.world_size)):
         # Predict again, because predictions may have learned from the trials of earlier sizes.
         expected = cost_of(series, session, forecast.rate(session)) if best is not None else None
         if best is not None and best.cost is not None and expected is not None and expected.low > best.cost.high:

@@ -48,10 +48,10 @@ def with_efficiency(entries: list[SeriesEntry]) -> list[SeriesEntry]:
 def _efficiency(entry: SeriesEntry, first: SeriesEntry | None) -> Interval | None:
     if first is None or first.samples_per_second is None or entry.samples_per_second is None:
         return None
-    own, base, share = entry.samples_per_second, first.samples_per_second, first.ranks / entry.ranks
+    rate, base, share = entry.samples_per_second, first.samples_per_second, first.ranks / entry.ranks
     if entry is first:
         return Interval(mean=1.0, low=1.0, high=1.0)
-    return Interval(mean=share * own.mean / base.mean, low=share * own.low / base.high, high=share * own.high / base.low)
+    return Interval(mean=share * rate.mean / base.mean, low=share * rate.low / base.high, high=share * rate.high / base.low)
 
 
 def _message(measured: list[SeriesEntry]) -> str:

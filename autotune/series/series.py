@@ -84,8 +84,8 @@ class SeriesRequest:
     def _require_ranks(self) -> None:
         whole = all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in self.ranks)
         if not whole or len(set(self.ranks)) != len(self.ranks):
-            given = ",".join(map(str, self.ranks))
-            raise RequestError("ranks", f"{given} are not different whole numbers of 1 or more", "give for example 1,2,4")
+            ranks_text = ",".join(map(str, self.ranks))
+            raise RequestError("ranks", f"{ranks_text} are not different whole numbers of 1 or more", "give for example 1,2,4")
         if self.objective is SeriesObjective.SEQUENCE:
             if len(self.ranks) > 1:
                 raise RequestError("ranks", "has several values for the objective sequence", "give one, or leave it out")
@@ -218,8 +218,8 @@ def cost_of(series: SeriesRequest, session: Session, rate: Interval | None) -> I
         return None
     hourly = series.price * session.world_size
     mean, low, high = (
-        hourly / 3600 / (each * session.request.sequence_length) * 1e6 if each > 0 else math.inf
-        for each in (rate.mean, rate.high, rate.low)
+        hourly / 3600 / (samples_per_second * session.request.sequence_length) * 1e6 if samples_per_second > 0 else math.inf
+        for samples_per_second in (rate.mean, rate.high, rate.low)
     )
     return Interval(mean=mean, low=low, high=high)
 

@@ -32,10 +32,10 @@ class EquationForecast:
         if question is None:
             return None
         try:
-            found = plan(question, PlanOptions(top=1), Bounds(configurations=MOST_PREDICTED))
+            plan_result = plan(question, PlanOptions(top=1), Bounds(configurations=MOST_PREDICTED))
         except (AutotuneError, SearchSpaceError):  # too many, or none is predicted to fit: trials decide instead
             return None
-        return found.plans[0].estimate.samples_per_second
+        return plan_result.plans[0].estimate.samples_per_second
 
     def longest(self, session: Session) -> int | None:
         """Tokens of the longest samples for which a configuration is predicted to fit."""

@@ -46,13 +46,15 @@ def tune_series(
     """
     if out is not None:
         require_writable(Path(out))
-    place = database or default_database_url()
+    database_url = database or default_database_url()
     series = SeriesRequest(
         objective=objective,  # type: ignore[arg-type]  # it checks the name itself
         fields=with_address({**fields, "model": model}), ranks=(ranks,) if isinstance(ranks, int) else tuple(ranks),
         price=price, rate=rate, step=step,
     )  # fmt: skip
-    found = run_series(series, lambda session: run_new_job(session, place, listener=listener), EquationForecast(database=place))
-    if out is not None and found.best_config is not None:
-        write_whole(Path(out), best_config_text(found.best_config))
-    return found
+    series_result = run_series(
+        series, lambda session: run_new_job(session, database_url, listener=listener), EquationForecast(database=database_url)
+    )
+    if out is not None and series_result.best_config is not None:
+        write_whole(Path(out), best_config_text(series_result.best_config))
+    return series_result

@@ -73,7 +73,7 @@ class AllowList:
     def require_words(self, folder: str, arguments: Sequence[str], variables: Iterable[str]) -> None:
         """Check that this command may run in this folder with these tuned variables. Raises what `require` raises."""
         folder = folder.rstrip("/") or "/"
-        prefixes = [words for place, words in map(parse_allowed, self.commands) if place == folder]
+        prefixes = [words for allowed_folder, words in map(parse_allowed, self.commands) if allowed_folder == folder]
         if not any(tuple(arguments[: len(words)]) == words for words in prefixes):
             problem = "is not among the commands and folders that are allowed here"
             raise RequestError("command", problem, "ask the operator of the server (--allow-command)")

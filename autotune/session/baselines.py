@@ -70,9 +70,9 @@ def _users_baseline(values: Mapping[str, Any] | None, space: SearchSpace) -> lis
 
 def _default_baselines(space: SearchSpace) -> list[TrialConfig]:
     stages = sorted(int(stage) for stage in space.domains.get("zero_stage", (space.base.zero_stage,)))
-    asked = () if False in space.domains.get("compile_blocks", ()) else ("compile_blocks",)
+    explicit_knobs = () if False in space.domains.get("compile_blocks", ()) else ("compile_blocks",)
     admitted = [space.admitted(space.base.replace({"zero_stage": stage})) for stage in stages]
-    configs = [settled(config, space.context, asked) for config in admitted]
+    configs = [settled(config, space.context, explicit_knobs) for config in admitted]
     legal = [config for config in configs if not space.check(config)]
     available = space.cluster.most_memory_bytes
     fitting = [c for c in legal if states_lower_bound_bytes(c, space.model, space.world_size, space.capability) <= available]

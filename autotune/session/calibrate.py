@@ -102,9 +102,12 @@ def prepare_calibration(store: Store, request: CalibrationRequest) -> tuple[Clus
         return cluster, None, "nothing was measured on this hardware before"
     if newest[0].quick:
         return cluster, None, "this hardware was measured quickly before, and not in full"
-    then, now = _release(newest[0].environment.get("torch", "")), _release(importlib.metadata.version("torch"))
-    if then != now:
-        return cluster, None, f"it was measured with torch {then} before, and this is {now}"
+    measured_release, present_release = (
+        _release(newest[0].environment.get("torch", "")),
+        _release(importlib.metadata.version("torch")),
+    )
+    if measured_release != present_release:
+        return cluster, None, f"it was measured with torch {measured_release} before, and this is {present_release}"
     if request.nvme_path is not None and newest[0].environment.get("nvme_path") != request.nvme_path:
         return cluster, None, f"the files of {request.nvme_path} were not measured before"
     reason = "hardware and torch are the same; --force measures again"

@@ -34,7 +34,7 @@ class Extrapolation:
     large: SearchSpace
     """The same space on the large cluster, with the larger batch."""
     engine: str
-    _known: dict[str, tuple[Estimate, Estimate]] = field(default_factory=dict, repr=False)
+    _predictions: dict[str, tuple[Estimate, Estimate]] = field(default_factory=dict, repr=False)
 
     @property
     def growth(self) -> int:
@@ -51,8 +51,8 @@ class Extrapolation:
 
     def efficiency(self, config: TrialConfig) -> float:
         """Predicted samples/s per device on the large cluster, relative to the small one."""
-        here, there = self._predicted(config)
-        return there.samples_per_second.mean / here.samples_per_second.mean / self.growth
+        small_estimate, large_estimate = self._predicted(config)
+        return large_estimate.samples_per_second.mean / small_estimate.samples_per_second.mean / self.growth
 
     def rate(self, config: TrialConfig, measured: Interval) -> Interval:
         """Samples/s on the large cluster, with a 95 % band that includes the errors of the measurement and the predictions."""
@@ -64,22 +64,22 @@ class Extrapolation:
 
     def refusal(self, config: TrialConfig) -> Refusal | None:
         """Why a legal configuration of the small cluster cannot be the answer for the large one; None: it can."""
-        where = shape_text(self.large.cluster)
+        large_shape = shape_text(self.large.cluster)
         for refused in self.large.check(config):
-            return dataclasses.replace(refused, message=f"at {where} {refused.message}")
+            return dataclasses.replace(refused, message=f"at {large_shape} {refused.message}")
         if changed := [name for name in config.differences(self.large.canonical(config)) if name in self.large.domains]:
-            message = f"at {where} it is equivalent to another configuration ({', '.join(changed)})"
+            message = f"at {large_shape} it is equivalent to another configuration ({', '.join(changed)})"
             return Refusal(rule="answer-for", message=message, remedy="tune on more devices")
-        here, there = self._predicted(config)
+        small_estimate, large_estimate = self._predicted(config)
         # If it needs no more memory there than here, its trial here finds out whether it fits.
-        if there.fit_probability < min(1 - PROBABILITY, here.fit_probability):
-            message = f"at {where} it is predicted to fit with a probability of {there.fit_probability:.1%}"
+        if large_estimate.fit_probability < min(1 - PROBABILITY, small_estimate.fit_probability):
+            message = f"at {large_shape} it is predicted to fit with a probability of {large_estimate.fit_probability:.1%}"
             return Refusal(rule="answer-for", message=message, remedy="search a space with higher ZeRO stages or less offload")
         return None
 
     def document(self, config: TrialConfig, measured: Interval) -> dict[str, Any]:
         """Return a best-config document's entry for its best configuration on the large cluster."""
-        here, there = shape_text(self.small.cluster), shape_text(self.large.cluster)
+        small_shape, large_shape = shape_text(self.small.cluster), shape_text(self.large.cluster)
         return {
             "world_size": self.large.world_size,
             "nodes": self.large.cluster.nodes,
@@ -87,17 +87,20 @@ class Extrapolation:
             "samples_per_second": to_plain(self.rate(config, measured)),
             "verified": False,
             "how": (
-                f"measured at {here}, times predicted({there}) / predicted({here}) by the shipped equations: the same layout, "
-                f"micro-batch and accumulation in {self.growth} times the replicas; low and high hold the measurement's "
-                f"interval and independent errors of {self.spread / math.sqrt(2):.0%} of both predictions"
+                f"measured at {small_shape}, times predicted({large_shape}) / predicted({small_shape}) by the shipped "
+                f"equations: the same layout, micro-batch and accumulation in {self.growth} times the replicas; low and high "
+                "hold the measurement's interval and independent errors of "
+                f"{self.spread / math.sqrt(2):.0%} of both predictions"
             ),
         }
 
     def _predicted(self, config: TrialConfig) -> tuple[Estimate, Estimate]:
-        if config.hash not in self._known:
-            here, there = (estimates(self._question(space), [config])[0] for space in (self.small, self.large))
-            self._known[config.hash] = (here, there)
-        return self._known[config.hash]
+        if config.hash not in self._predictions:
+            small_estimate, large_estimate = (
+                estimates(self._question(space), [config])[0] for space in (self.small, self.large)
+            )
+            self._predictions[config.hash] = (small_estimate, large_estimate)
+        return self._predictions[config.hash]
 
     def _question(self, space: SearchSpace) -> Question:
         if not isinstance(space.model, ModelSpec):

@@ -34,10 +34,10 @@ class JobGoodput:
     question: Question
     """The model, the batch and the cluster that the answer is for."""
     extrapolation: "Extrapolation | None" = None
-    _ways: dict[tuple[str, float, CheckpointTimes | None], tuple[Choice, ...]] = field(default_factory=dict, repr=False)
+    _choices: dict[tuple[str, float, CheckpointTimes | None], tuple[Choice, ...]] = field(default_factory=dict, repr=False)
     _bytes: dict[str, tuple[float, float]] = field(default_factory=dict, repr=False)
 
-    def ways(self, trial: TrialRecord, rate: float) -> Sequence[Choice]:
+    def choices_of(self, trial: TrialRecord, rate: float) -> Sequence[Choice]:
         """The best way to run the configuration with each recovery that it allows, most tokens kept per device-hour first.
 
         Args:
@@ -46,15 +46,17 @@ class JobGoodput:
         """
         config, timed = trial.config, trial.result.checkpoint if trial.result is not None else None
         key = (config.hash, rate, timed)
-        if key not in self._ways:
-            there = rate * self.extrapolation.efficiency(config) * self.extrapolation.growth if self.extrapolation else rate
+        if key not in self._choices:
+            answer_rate = (
+                rate * self.extrapolation.efficiency(config) * self.extrapolation.growth if self.extrapolation else rate
+            )
             if config.hash not in self._bytes:
                 self._bytes[config.hash] = saved_bytes(self.question, [config])[0]
-            seconds = self.question.global_batch_size / there
+            seconds = self.question.global_batch_size / answer_rate
             layout = layout_of(self.question, config, seconds, self._bytes[config.hash])
             layout, terms = (layout, self.terms) if timed is None else self._as_measured(layout, timed)
-            self._ways[key] = tuple(choices(layout, terms, self.rates))
-        return self._ways[key]
+            self._choices[key] = tuple(choices(layout, terms, self.rates))
+        return self._choices[key]
 
     def _as_measured(self, layout: Layout, timed: CheckpointTimes) -> tuple[Layout, GoodputTerms]:
         """The layout with the bytes of a checkpoint that a trial saved; on the cluster of the trials, its rates are the terms'
@@ -74,10 +76,10 @@ class JobGoodput:
 
     def efficiency(self, trial: TrialRecord, rate: float) -> float:
         """Tokens kept per device-hour on the cluster of the answer, over the tokens per device-hour that were measured here."""
-        here = self.extrapolation.small.world_size if self.extrapolation else self.question.cluster.world_size
-        ways = self.ways(trial, rate)
-        tokens = rate * self.question.sequence_length * 3600 / here
-        return ways[0].tokens_kept_per_device_hour / tokens if ways else LEAST
+        device_count = self.extrapolation.small.world_size if self.extrapolation else self.question.cluster.world_size
+        run_choices = self.choices_of(trial, rate)
+        tokens = rate * self.question.sequence_length * 3600 / device_count
+        return run_choices[0].tokens_kept_per_device_hour / tokens if run_choices else LEAST
 
 
 def goodput_of(request: JobRequest, space: SearchSpace, model: Model, extrapolation: "Extrapolation | None") -> JobGoodput:

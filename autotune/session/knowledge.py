@@ -52,13 +52,13 @@ def knowledge_content(source: str, report: Callable[[str], None], database: str 
     if is_history(source):
         problem = f"{without_password(source)} has trials without their model and hardware"
         raise RequestError("knowledge", problem, "give it to `autotune sweep`, or give a table or a job")
-    given = read_knowledge(source, database)
-    collected = given.measurements()
-    for note in (*given.notes, *collected.lines(source)):
+    knowledge = read_knowledge(source, database)
+    collected = knowledge.measurements()
+    for note in (*knowledge.notes, *collected.lines(source)):
         report(note)
-    kept = thinned(collected.measurements, MOST)
-    report(f"knowledge: {len(kept):,} of {len(collected.measurements):,} measurements go with the job")
-    return content_of(kept)
+    measurements = thinned(collected.measurements, MOST)
+    report(f"knowledge: {len(measurements):,} of {len(collected.measurements):,} measurements go with the job")
+    return content_of(measurements)
 
 
 def require_knowledge(request: JobRequest, model: Model) -> None:
@@ -122,11 +122,11 @@ def admit(rows: Sequence[EarlierRow], session: Session) -> Admitted:
     """Sort the rows into usable and refused. Rows do not state model, batch and hardware, so these are not checked."""
     trials, refused = [], dict[str, list[int]]()
     for row in rows:
-        found = _admitted(row, session)
-        if isinstance(found, EarlierTrial):
-            trials.append(found)
+        admission = _admitted(row, session)
+        if isinstance(admission, EarlierTrial):
+            trials.append(admission)
         else:
-            refused.setdefault(found, []).append(row.number)
+            refused.setdefault(admission, []).append(row.number)
     return Admitted(trials=tuple(trials), refused=refused)
 
 

@@ -102,8 +102,11 @@ def _device(cluster: ClusterSpec, rank: int) -> dict[str, str]:
 def _stages(config: TrialConfig, session: Session) -> list[list[dict[str, Any]]]:
     """For each pipeline rank, its stages with their layers; null if the layers are unknown."""
     model = session.model
-    known = None
+    stage_layers = None
     if isinstance(model, ModelSpec) or (isinstance(model, FactoryModel) and model.profile and model.profile.block_names):
-        known = stages_of_model(model, config, session.request.sequence_length)
-    places = [stages_of_rank(config, place) for place in range(config.pipeline_parallel_size)]
-    return [[{"stage": stage, "layers": None if known is None else list(known[stage])} for stage in held] for held in places]
+        stage_layers = stages_of_model(model, config, session.request.sequence_length)
+    places = [stages_of_rank(config, pipeline_rank) for pipeline_rank in range(config.pipeline_parallel_size)]
+    return [
+        [{"stage": stage, "layers": None if stage_layers is None else list(stage_layers[stage])} for stage in stage_indices]
+        for stage_indices in places
+    ]

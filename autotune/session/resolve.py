@@ -169,9 +169,9 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
 def _base(request: JobRequest, cluster: ClusterSpec, capability: Capability, model: Model) -> TrialConfig:
     """The values of knobs that are not searched: the device's defaults, and the optimizer and environment of the user's
     configuration."""
-    given = {**(request.baseline or {}), **_stated_optimizer(request, capability)}
+    overrides = {**(request.baseline or {}), **_stated_optimizer(request, capability)}
     return device_defaults(cluster, capability, model).replace(
-        {name: given[name] for name in (OPTIMIZER, ENVIRONMENT) if name in given}
+        {name: overrides[name] for name in (OPTIMIZER, ENVIRONMENT) if name in overrides}
     )
 
 
@@ -180,8 +180,8 @@ def _pins(request: JobRequest, capability: Capability) -> dict[str, Any]:
     if request.command is None:
         return {**request.pins, **_stated_optimizer(request, capability)}
     require_carried(request, capability)
-    own = {SCRIPT: request.command.variants} if request.command.variants else {}
-    return {**own, **request.pins, **_stated_optimizer(request, capability)}
+    script_pins = {SCRIPT: request.command.variants} if request.command.variants else {}
+    return {**script_pins, **request.pins, **_stated_optimizer(request, capability)}
 
 
 def _stated_optimizer(request: JobRequest, capability: Capability) -> dict[str, Value]:
@@ -209,16 +209,16 @@ def with_prior(session: Session, store: "Store", lease: Lease) -> tuple[Session,
         return session, ""
     from autotune.strategies.guided.prior import Prior, learn_prior
 
-    kept = store.prior(lease.job_id)
-    if kept is None:
+    stored_prior = store.prior(lease.job_id)
+    if stored_prior is None:
         borrowed = learned_of(session.request.knowledge, store, session.cluster, session.request.engine)
-        kept = store.set_prior(
+        stored_prior = store.set_prior(
             lease, to_plain(learn_prior(store, session.cluster, session.request.engine, _earlier(session), borrowed))
         )
     if not predicts:
         return session, ""
     try:
-        prior = from_plain(Prior, kept)
+        prior = from_plain(Prior, stored_prior)
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         problem = f"{lease.job_id} has a damaged prior ({error})"
         raise JobNotResumableError("job", problem, "see `autotune db check`, or clone it") from error
@@ -254,8 +254,8 @@ def resolve(request: JobRequest, model: ModelSpec | None = None, most_steps: int
         model: the model that `request.model` names, if that is not a preset.
         most_steps: most steps for counting the session's space; None: no limit.
     """
-    named = dataclasses.replace(request, resolved_model=model) if model is not None else request
-    session = _resolve(named, found_cluster(named), most_steps)
+    model_request = dataclasses.replace(request, resolved_model=model) if model is not None else request
+    session = _resolve(model_request, found_cluster(model_request), most_steps)
     require_positions(session.model, session.request.sequence_length)
     return session
 
@@ -319,14 +319,14 @@ def _ranking(
     request: JobRequest, cluster: ClusterSpec, extrapolation: "Extrapolation | None", goodput: "JobGoodput | None"
 ) -> Ranking:
     # On a CPU, no allocator enforces the device's share of main memory, so only a stated limit counts.
-    known = request.memory_limit or (cluster.most_memory_bytes if cluster.device.kind == "cuda" else None)
+    memory_limit = request.memory_limit or (cluster.most_memory_bytes if cluster.device.kind == "cuda" else None)
     return Ranking(
         objective=request.objective,
-        memory_limit_bytes=known,
+        memory_limit_bytes=memory_limit,
         headroom=request.headroom,
         allow_unstable=request.allow_unstable,
         efficiency=_efficiency(extrapolation, goodput),
-        ways=goodput.ways if goodput else None,
+        choices_of=goodput.choices_of if goodput else None,
     )
 
 

@@ -51,8 +51,8 @@ class Resolver:
     def known(self, request: JobRequest, model: ModelSpec | None = None) -> JobRequest | None:
         """Return the cached result of `resolved`; None: not cached. Refusals are never cached."""
         with self._lock:
-            known = self._known.get(_name(_text(request, model)))
-        return None if known is None or known.until <= self._clock() else _filled(request, known.request)
+            cached = self._known.get(_name(_text(request, model)))
+        return None if cached is None or cached.until <= self._clock() else _filled(request, cached.request)
 
     def resolved(self, request: JobRequest, model: ModelSpec | None = None, most_steps: int | None = None) -> JobRequest:
         """Return the request with its resolved fields filled in, checked like `resolve`. Raises what `resolve` raises.
@@ -62,28 +62,28 @@ class Resolver:
             model: the model that `request.model` names, if that is not a preset.
             most_steps: most steps for counting the space.
         """
-        known = self.known(request, model)
-        if known is not None:
-            return known
-        found = resolve(request, model, most_steps).request
+        cached = self.known(request, model)
+        if cached is not None:
+            return cached
+        resolved_request = resolve(request, model, most_steps).request
         if not is_factory_reference(request.model):  # a factory's code may change
             text = _text(request, model)
-            size = len(text) + len(json.dumps(to_plain(found)))
+            size = len(text) + len(json.dumps(to_plain(resolved_request)))
             if size <= LARGEST:
-                self._keep(_name(text), _Known(found, self._clock() + KEPT_SECONDS, size))
-        return found
+                self._keep(_name(text), _Known(resolved_request, self._clock() + KEPT_SECONDS, size))
+        return resolved_request
 
-    def _keep(self, name: bytes, known: _Known) -> None:
+    def _keep(self, name: bytes, entry: _Known) -> None:
         with self._lock:
             former = self._known.pop(name, None)
-            self._known[name] = known
-            self._size += known.size - (0 if former is None else former.size)
+            self._known[name] = entry
+            self._size += entry.size - (0 if former is None else former.size)
             while len(self._known) > KEPT or self._size > KEPT_BYTES:
                 self._size -= self._known.popitem(last=False)[1].size
 
 
-def _filled(request: JobRequest, known: JobRequest) -> JobRequest:
-    return dataclasses.replace(request, **{name: getattr(known, name) for name in RESOLVED})
+def _filled(request: JobRequest, resolved_request: JobRequest) -> JobRequest:
+    return dataclasses.replace(request, **{name: getattr(resolved_request, name) for name in RESOLVED})
 
 
 def _name(text: str) -> bytes:

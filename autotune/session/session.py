@@ -77,11 +77,11 @@ class Session:
 
 def with_changes_of(session: Session, job: JobRecord) -> Session:
     """Return the session with the budget and the labels that the job's row has now."""
-    stated = {name: job.request.get(name, getattr(session.request, name)) for name in (*BUDGET, *LABELS)}
-    stated["tags"] = tuple(stated["tags"])
-    if all(getattr(session.request, name) == value for name, value in stated.items()):
+    changes = {name: job.request.get(name, getattr(session.request, name)) for name in (*BUDGET, *LABELS)}
+    changes["tags"] = tuple(changes["tags"])
+    if all(getattr(session.request, name) == value for name, value in changes.items()):
         return session
-    return dataclasses.replace(session, request=dataclasses.replace(session.request, **stated))
+    return dataclasses.replace(session, request=dataclasses.replace(session.request, **changes))
 
 
 def on_ray(session: Session, address: str | None) -> Session:
@@ -103,25 +103,25 @@ def environments_of(request: JobRequest, space: SearchSpace, baselines: Sequence
     Raises:
         RequestError: a setting is for another kind of device, changes nothing, or sets a variable that the command sets itself.
     """
-    given = request.environment_settings
-    if given == (STANDARD,):
-        given = standard_settings(space.cluster.device.kind, space.cluster.nodes)
+    settings = request.environment_settings
+    if settings == (STANDARD,):
+        settings = standard_settings(space.cluster.device.kind, space.cluster.nodes)
     base = search_environment(space)
-    found: list[str] = []
-    for setting in given:
+    environments: list[str] = []
+    for setting in settings:
         environment = merged(base, setting)
         problem = _problem(request.command, space, environment, setting)
-        if problem is None and environment in (base, *found, *(config.environment for config in baselines)):
+        if problem is None and environment in (base, *environments, *(config.environment for config in baselines)):
             problem = f"{setting} equals a measured environment"
         if problem is not None:
             raise RequestError(ENVIRONMENT_SETTINGS, problem, "give another setting; docs/environment.md lists the variables")
-        found.append(environment)
-    return tuple(found)
+        environments.append(environment)
+    return tuple(environments)
 
 
 def _problem(command: CommandModel | None, space: SearchSpace, environment: str, setting: str) -> str | None:
-    own = command.environment_knobs if command is not None else {}
-    twice = sorted(own.keys() & variables_of(setting).keys())
+    command_knobs = command.environment_knobs if command is not None else {}
+    twice = sorted(command_knobs.keys() & variables_of(setting).keys())
     if twice:
         return f"the command's own knobs (--environment-knob) set {', '.join(twice)}"
     return environment_problem(environment, space.cluster.device.kind)

@@ -72,8 +72,8 @@ def _comparable(session: Session, losses: tuple[float, ...]) -> tuple[float, ...
     """
     if any(_varies(session, name) for name in OTHER_MODELS):
         return ()
-    others = any(_varies(session, name) for name in (OPTIMIZER, *ADAPTERS))
-    return losses[:1] if others or INT8 in _values(session, "reduce_dtype") else losses
+    updates_differ = any(_varies(session, name) for name in (OPTIMIZER, *ADAPTERS))
+    return losses[:1] if updates_differ or INT8 in _values(session, "reduce_dtype") else losses
 
 
 def _varies(session: Session, knob: str) -> bool:
@@ -118,10 +118,10 @@ def notes_of(session: Session) -> list[str]:
         return notes
     space = session.space
     carried = space.capability.knobs if space.capability else {}
-    left = [name for name, values in space.domains.items() if name not in carried and len(values) > 1]
-    if left:
-        stays = ", ".join(f"{name}={value_text(getattr(space.base, name))}" for name in left)
-        notes.append(f"no placeholder of the command carries {', '.join(left)}: left at {stays}")
+    fixed_knobs = [name for name, values in space.domains.items() if name not in carried and len(values) > 1]
+    if fixed_knobs:
+        stays = ", ".join(f"{name}={value_text(getattr(space.base, name))}" for name in fixed_knobs)
+        notes.append(f"no placeholder of the command carries {', '.join(fixed_knobs)}: left at {stays}")
     if follows_micro_batch(command):
         notes.append("the command does not receive {gradient_accumulation_steps}: its global batch follows micro_batch_size")
     groups = compiled(command.pattern).groups if command.pattern else frozenset()
@@ -161,8 +161,8 @@ _FILLED_IN: dict[str, Any] = {
 
 def _with_own_optimizer(content: Mapping[str, Any]) -> dict[str, Any]:
     """Adapt the file for a program that creates the optimizer itself, offloaded or not."""
-    kept = {name: value for name, value in content.items() if name != "optimizer"}
-    return kept | {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    file_entries = {name: value for name, value in content.items() if name != "optimizer"}
+    return file_entries | {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
 
 
 def _document(session: Session, config: TrialConfig) -> dict[str, Any]:

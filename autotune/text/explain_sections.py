@@ -44,10 +44,10 @@ class Section:
 
 def sections_of(explanation: Explanation) -> list[Section]:
     """All sections, in reading order."""
-    found = [_time(explanation.time, explanation.rests_on)]
+    sections = [_time(explanation.time, explanation.rests_on)]
     if explanation.memory is not None:
-        found.append(_memory(explanation.memory))
-    found.append(Section(title="What each knob contributes", content=tuple(_knobs(explanation.knobs))))
+        sections.append(_memory(explanation.memory))
+    sections.append(Section(title="What each knob contributes", content=tuple(_knobs(explanation.knobs))))
     if explanation.limits is not None:
         rows = [
             (bound.name, seconds_text(bound.seconds), percent(bound.share))
@@ -55,25 +55,25 @@ def sections_of(explanation: Explanation) -> list[Section]:
             if bound.seconds > 0
         ]
         table = Rows(header=("if it cost nothing (predicted)", "saved", "of the step"), rows=tuple(rows))
-        found.append(Section(title="What limits it", content=(explanation.limits.text, table)))
+        sections.append(Section(title="What limits it", content=(explanation.limits.text, table)))
     if explanation.upgrades:
-        found.append(_upgrades(explanation))
-    return found
+        sections.append(_upgrades(explanation))
+    return sections
 
 
 def head_lines(explanation: Explanation) -> list[str]:
     """The job, the winner, and its gain."""
     tie = "; the measurements do not separate it from the runner-up" if explanation.tie else ""
     answer = "keep the baseline, trial" if explanation.baseline == explanation.config else "trial"
-    place = f"{explanation.model} on {explanation.cluster} with {explanation.world_size} ranks"
+    job_text = f"{explanation.model} on {explanation.cluster} with {explanation.world_size} ranks"
     lines = [
-        f"job {explanation.job}: {place}, {explanation.strategy} for {explanation.objective}, {explanation.state.lower()}",
+        f"job {explanation.job}: {job_text}, {explanation.strategy} for {explanation.objective}, {explanation.state.lower()}",
         f"best of {explanation.trials} trials ({explanation.measured} with a rate): {answer} {explanation.winner}{tie}",
         "  " + config_text(explanation.config),
     ]
     if explanation.gain is not None:
-        what = "less peak memory" if explanation.objective == "memory" else "samples/s"
-        lines.append(f"  {ratio_text(explanation.gain)} over the baseline ({what}, measured)")
+        measure = "less peak memory" if explanation.objective == "memory" else "samples/s"
+        lines.append(f"  {ratio_text(explanation.gain)} over the baseline ({measure}, measured)")
     return lines
 
 
@@ -116,18 +116,18 @@ def _time(time: TimeUse, rests_on: str) -> Section:
 
 def _memory(memory: MemoryUse) -> Section:
     whole = memory.limit_bytes or memory.peak_bytes or 1
-    held = [
+    tag_rows = [
         (tag, bytes_text(size), percent(size / whole), bar_text(size / whole, BAR))
         for tag, size in memory.by_tag.items()
         if size
     ]
     content: list[str | Rows] = [f"measured: {bytes_text(memory.peak_bytes)} at the peak of rank {memory.rank}, the fullest"]
     if memory.limit_bytes is not None and memory.free_bytes is not None:
-        kept = memory.headroom * memory.limit_bytes
-        rows = [("free" if memory.free_bytes >= 0 else "too much", abs(memory.free_bytes)), ("headroom", kept)]
-        held += [(name, bytes_text(size), percent(size / whole), "") for name, size in rows]
+        headroom_bytes = memory.headroom * memory.limit_bytes
+        rows = [("free" if memory.free_bytes >= 0 else "too much", abs(memory.free_bytes)), ("headroom", headroom_bytes)]
+        tag_rows += [(name, bytes_text(size), percent(size / whole), "") for name, size in rows]
     of = "of the limit" if memory.limit_bytes else "of the peak"
-    content.append(Rows(header=("tag", "bytes", of, ""), rows=tuple(held), left=frozenset({0, 3})))
+    content.append(Rows(header=("tag", "bytes", of, ""), rows=tuple(tag_rows), left=frozenset({0, 3})))
     if memory.breaks_first is not None and memory.breaks_at is not None:
         content.append(f"{memory.breaks_first} would break the limit first: at {memory.breaks_at:.3g}x their present size")
     if memory.limit_bytes is None:
@@ -146,8 +146,8 @@ def _knobs(findings: Sequence[KnobFinding]) -> Iterator[str | Rows]:
         if len(table.rows) > 1:
             yield table
         yield from _refused(finding)
-    noise = [f"{one.knob} ({_compared(one)})" for one in findings if one.verdict is Verdict.NOISE]
-    alike = [f"{one.knob}={value_text(one.value)}" for one in findings if one.verdict is Verdict.ALIKE]
+    noise = [f"{finding.knob} ({_compared(finding)})" for finding in findings if finding.verdict is Verdict.NOISE]
+    alike = [f"{finding.knob}={value_text(finding.value)}" for finding in findings if finding.verdict is Verdict.ALIKE]
     if noise:
         yield f"no difference within the noise: {', '.join(noise)}"
     if alike:
@@ -158,8 +158,8 @@ def _knobs(findings: Sequence[KnobFinding]) -> Iterator[str | Rows]:
 
 def _compared(finding: KnobFinding) -> str:
     """`4 over 2: 1.01x [0.95, 1.07], over 1: out of memory`."""
-    others = [point for point in finding.curve if point.value != finding.value and point.source is not Source.REFUSED]
-    texts = [f"over {value_text(point.value)}: {_outcome(point)}" for point in others]
+    other_points = [point for point in finding.curve if point.value != finding.value and point.source is not Source.REFUSED]
+    texts = [f"over {value_text(point.value)}: {_outcome(point)}" for point in other_points]
     return f"{value_text(finding.value)} {', '.join(texts)}"
 
 
@@ -219,7 +219,10 @@ def _mark(point: Point) -> str:
 
 
 def _upgrades(explanation: Explanation) -> Section:
-    rows = tuple((one.name, ratio_text(one.gain), _changed(one.config, explanation.config)) for one in explanation.upgrades)
+    rows = tuple(
+        (upgrade.name, ratio_text(upgrade.gain), _changed(upgrade.config, explanation.config))
+        for upgrade in explanation.upgrades
+    )
     table = Rows(header=("if there were", "rate (predicted)", "configuration"), rows=rows, left=frozenset({0, 2}))
     return Section(title="Which hardware would help most", content=(table,))
 
@@ -232,8 +235,8 @@ def _changed(config: TrialConfig | None, winner: TrialConfig) -> str:
 
 def markdown_of(explanation: Explanation) -> str:
     """The whole report."""
-    first, *rest = head_lines(explanation)
-    parts = [f"# {first}", *(line.strip() for line in rest), *map(_section, sections_of(explanation))]
+    first, *further_lines = head_lines(explanation)
+    parts = [f"# {first}", *(line.strip() for line in further_lines), *map(_section, sections_of(explanation))]
     return "\n\n".join([*parts, *(f"Note: {note}" for note in explanation.notes)]) + "\n"
 
 

@@ -21,8 +21,8 @@ def state_word(state: str, reason: str) -> str:
 
 def labels_text(request: Mapping[str, Any]) -> str:
     """`name nightly; tags smoke a100; note …`, only the fields that the request has."""
-    given = {"name": request.get("name"), "tags": " ".join(request.get("tags") or ()), "note": request.get("note")}
-    return "; ".join(f"{field} {text}" for field, text in given.items() if text)
+    labels = {"name": request.get("name"), "tags": " ".join(request.get("tags") or ()), "note": request.get("note")}
+    return "; ".join(f"{field} {text}" for field, text in labels.items() if text)
 
 
 def model_text(job: JobRecord) -> str:

@@ -138,8 +138,9 @@ def _time_table(estimate: Estimate) -> Table:
 
 
 def _memory_head(fullest: RankEstimate, ranks: int, peak: Interval) -> str:
-    where = f" on pipeline rank {fullest.pipeline_rank} ({fullest.layers} layers), the fullest" if ranks > 1 else ""
-    return f"memory {bytes_text(peak.mean)} a rank{where}   nine times in ten {bytes_text(peak.low)} to {bytes_text(peak.high)}"
+    rank_text = f" on pipeline rank {fullest.pipeline_rank} ({fullest.layers} layers), the fullest" if ranks > 1 else ""
+    band = f"{bytes_text(peak.low)} to {bytes_text(peak.high)}"
+    return f"memory {bytes_text(peak.mean)} a rank{rank_text}   nine times in ten {band}"
 
 
 def _memory_table(estimate: Estimate, fullest: RankEstimate) -> Table:

@@ -96,11 +96,11 @@ class ProgressBar(LoopListener):
         self._drawn = time.monotonic()
 
     def _line(self, snapshot: JobSnapshot) -> str:
-        wanted = snapshot.job.request["trials"]  # may change while the job runs
+        trial_count = snapshot.job.request["trials"]  # may change while the job runs
         done = sum(trial.counted and trial.outcome is not None for trial in snapshot.trials)
-        filled = min(WIDTH, WIDTH * done // wanted)
+        filled = min(WIDTH, WIDTH * done // trial_count)
         parts = [
-            f"[{'#' * filled}{'.' * (WIDTH - filled)}] {done}/{wanted} trials",
+            f"[{'#' * filled}{'.' * (WIDTH - filled)}] {done}/{trial_count} trials",
             duration_text(time.monotonic() - self._began),
         ]
         rate = self._verdict.rate(self._verdict.best) if self._verdict is not None else None
@@ -126,6 +126,6 @@ def in_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-def shows_progress(asked: bool | None) -> bool:
+def shows_progress(preference: bool | None) -> bool:
     """Whether to show a progress bar: as asked, else if the output is visible."""
-    return asked if asked is not None else in_notebook() or sys.stderr.isatty()
+    return preference if preference is not None else in_notebook() or sys.stderr.isatty()

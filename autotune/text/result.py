@@ -69,8 +69,10 @@ def _headline(document: dict[str, Any], count: int) -> str:
     baseline = document["baseline"]
     if not baseline or document["best"]["config"] != baseline["config"]:
         return f"Best configuration of {tried}"
-    own = "your configuration" if document["job"]["request"].get("baseline") else "the baseline, which are the defaults"
-    return f"Keep {own}: none of {tried} is known to be better"
+    baseline_text = (
+        "your configuration" if document["job"]["request"].get("baseline") else "the baseline, which are the defaults"
+    )
+    return f"Keep {baseline_text}: none of {tried} is known to be better"
 
 
 def _decision_text(decision: dict[str, Any]) -> str:
@@ -131,14 +133,14 @@ def _goodput_text(goodput: dict[str, Any]) -> str:
     return text if baseline in (None, goodput["ways"][0]) else f"{text}\n  the baseline there: {way_text(baseline)}"
 
 
-def way_text(way: dict[str, Any]) -> str:
+def way_text(choice: dict[str, Any]) -> str:
     """A way to run a configuration on nodes that fail, in one line."""
-    steps = way["interval_steps"]
-    saved = "no checkpoints" if steps is None else f"{way['checkpoint']} checkpoint every {steps:,} steps"
-    quantiles = way["hours_quantiles"]
+    steps = choice["interval_steps"]
+    saved = "no checkpoints" if steps is None else f"{choice['checkpoint']} checkpoint every {steps:,} steps"
+    quantiles = choice["hours_quantiles"]
     return (
-        f"{way['recovery']}, {saved}, {way['spares']} spares: {way['effective']:.2%} effective, "
-        f"{way['interruptions']:,.0f} interruptions, {way['tokens']:.3g} tokens in {way['hours'] / 24:.3g} days "
+        f"{choice['recovery']}, {saved}, {choice['spares']} spares: {choice['effective']:.2%} effective, "
+        f"{choice['interruptions']:,.0f} interruptions, {choice['tokens']:.3g} tokens in {choice['hours'] / 24:.3g} days "
         f"[{quantiles['0.05'] / 24:.3g}, {quantiles['0.95'] / 24:.3g}]"
     )
 
@@ -153,11 +155,13 @@ def _front_text(document: dict[str, Any]) -> str:
 
 def _knobs(config: dict[str, Any], reference: dict[str, Any]) -> str:
     """The knobs that differ from the reference or the defaults, and always `zero_stage` and `micro_batch_size`."""
-    every, others = DEFAULTS | config, DEFAULTS | reference
+    every, reference_values = DEFAULTS | config, DEFAULTS | reference
     shown = [
         name
         for name, value in every.items()
-        if name in ("zero_stage", "micro_batch_size") or value != others.get(name, value) or value != DEFAULTS.get(name)
+        if name in ("zero_stage", "micro_batch_size")
+        or value != reference_values.get(name, value)
+        or value != DEFAULTS.get(name)
     ]
     return " ".join(f"{name}={value_text(every[name])}" for name in shown)
 
@@ -185,8 +189,8 @@ def _gain_text(document: dict[str, Any]) -> str:
     gain = baseline["gain"]
     if document["best"]["config"] == baseline["config"]:
         return "  gain over the baseline: none, the answer is the baseline itself"
-    what = {"samples_per_second": "samples/s", "goodput": "tokens kept"}.get(gain["of"], "less peak memory")
-    text = f"  gain over the baseline: {gain['mean']:.3f}x {what}, 95 % interval [{gain['low']:.3f}, {gain['high']:.3f}]"
+    unit = {"samples_per_second": "samples/s", "goodput": "tokens kept"}.get(gain["of"], "less peak memory")
+    text = f"  gain over the baseline: {gain['mean']:.3f}x {unit}, 95 % interval [{gain['low']:.3f}, {gain['high']:.3f}]"
     if gain["low"] <= 1.0 <= gain["high"]:
         text += " (unproven: the interval includes 1)"
     return text

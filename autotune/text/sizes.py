@@ -17,5 +17,5 @@ def bytes_text(count: float | None) -> str:
 def duration_text(seconds: float) -> str:
     """`1:02:03` or `2:03`."""
     whole = max(int(seconds), 0)
-    hours, rest = divmod(whole, 3600)
-    return f"{hours}:{rest // 60:02}:{rest % 60:02}" if hours else f"{rest // 60}:{rest % 60:02}"
+    hours, remainder = divmod(whole, 3600)
+    return f"{hours}:{remainder // 60:02}:{remainder % 60:02}" if hours else f"{remainder // 60}:{remainder % 60:02}"

@@ -27,17 +27,17 @@ class MlflowTracker(Tracker):
         self._job = job
         self._client = MlflowClient()
         self._experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment_id()
-        found = self._runs(f"tags.`{JOB}` = '{job.id}'")
-        own = [run.info.run_id for run in found if TRIAL not in run.data.tags]
+        runs = self._runs(f"tags.`{JOB}` = '{job.id}'")
+        job_runs = [run.info.run_id for run in runs if TRIAL not in run.data.tags]
         self._recorded = set()
-        for run in found:
+        for run in runs:
             if TRIAL in run.data.tags:
                 if run.info.status == "RUNNING":
                     self._client.delete_run(run.info.run_id)  # its process was killed
                 else:
                     self._recorded.add(int(run.data.tags[TRIAL]))
         tags = {JOB: job.id, **{f"autotune.tag.{tag}": "" for tag in job.tags}}
-        self._own = own[0] if own else self._new_run(f"{job.name} {job.id}", tags, None)
+        self._own = job_runs[0] if job_runs else self._new_run(f"{job.name} {job.id}", tags, None)
         self._client.update_run(self._own, status="RUNNING")
         self._log(self._own, params=job.config)
 
@@ -78,14 +78,14 @@ class MlflowTracker(Tracker):
         return str(experiment.experiment_id if experiment is not None else self._client.create_experiment(name))
 
     def _runs(self, query: str) -> list[Any]:
-        found: list[Any] = []
+        runs: list[Any] = []
         token = None
         while True:
             page = self._client.search_runs([self._experiment], query, page_token=token)
-            found += page
+            runs += page
             token = page.token
             if not token:
-                return found
+                return runs
 
     def _new_run(self, name: str, tags: Mapping[str, str], started: datetime | None) -> str:
         at = None if started is None else _milliseconds(started)

@@ -221,8 +221,8 @@ def _row(trial: TrialRecord) -> tuple[Value | None, ...]:
 
 
 def _answer(answer: Mapping[str, Any]) -> dict[str, float]:
-    found: dict[str, float | None] = {"best_trial": answer.get("trial"), "baseline_trial": answer.get("baseline")}
+    figures: dict[str, float | None] = {"best_trial": answer.get("trial"), "baseline_trial": answer.get("baseline")}
     for name, key in (("best_samples_per_second", "rate"), ("baseline_samples_per_second", "baseline_rate"), ("gain", "gain")):
         interval = answer.get(key) or {}
-        found |= {name: interval.get("mean"), f"{name}_low": interval.get("low"), f"{name}_high": interval.get("high")}
-    return {name: float(value) for name, value in found.items() if value is not None}
+        figures |= {name: interval.get("mean"), f"{name}_low": interval.get("low"), f"{name}_high": interval.get("high")}
+    return {name: float(value) for name, value in figures.items() if value is not None}

@@ -9,40 +9,44 @@ from search_spaces.trial_config import TrialConfig
 
 
 def knob_differences(
-    space: SearchSpace, question: Question | None, one: TrialConfig, other: TrialConfig
+    space: SearchSpace, question: Question | None, config: TrialConfig, other: TrialConfig
 ) -> tuple[KnobEffect | None, tuple[KnobDifference, ...]]:
-    """The predicted effect of all differences together, and the knobs in which `other` differs from `one`, those with the
+    """The predicted effect of all differences together, and the knobs in which `other` differs from `config`, those with the
     largest effect first.
 
-    The effect of a knob depends on the other knobs. Therefore it is predicted twice: as the first knob to change, from `one`,
-    and as the last, to `other`.
+    The effect of a knob depends on the other knobs. Therefore it is predicted twice: as the first knob to change,
+    from `config`, and as the last, to `other`.
 
     Args:
         space: whose rules say which changes are possible.
         question: what predictions are made for. None: the equations do not know the model, and no effect is predicted.
-        one: the configuration before the change.
+        config: the configuration before the change.
         other: the configuration after it.
     """
-    changed = other.differences(one)
-    first = {name: _changed(space, one, name, value) for name, value in changed.items()}
-    last = {name: _changed(space, other, name, getattr(one, name)) for name in changed}
-    found = {} if question is None else _estimates(question, one, other, *first.values(), *last.values())
+    changed = other.differences(config)
+    first = {name: _changed(space, config, name, value) for name, value in changed.items()}
+    last = {name: _changed(space, other, name, getattr(config, name)) for name in changed}
+    predictions = {} if question is None else _estimates(question, config, other, *first.values(), *last.values())
 
     def effect(before: TrialConfig | None, after: TrialConfig | None) -> KnobEffect | None:
-        if before not in found or after not in found:
+        if before not in predictions or after not in predictions:
             return None
         return KnobEffect(
-            speed=found[before].step_seconds.mean / found[after].step_seconds.mean,
-            peak_memory=found[after].peak_memory_bytes.mean / found[before].peak_memory_bytes.mean,
+            speed=predictions[before].step_seconds.mean / predictions[after].step_seconds.mean,
+            peak_memory=predictions[after].peak_memory_bytes.mean / predictions[before].peak_memory_bytes.mean,
         )
 
     differences = [
         KnobDifference(
-            knob=name, before=getattr(one, name), after=value, first=effect(one, first[name]), last=effect(last[name], other)
+            knob=name,
+            before=getattr(config, name),
+            after=value,
+            first=effect(config, first[name]),
+            last=effect(last[name], other),
         )
         for name, value in changed.items()
     ]
-    return effect(one, other), tuple(sorted(differences, key=_size, reverse=True))
+    return effect(config, other), tuple(sorted(differences, key=_size, reverse=True))
 
 
 def _changed(space: SearchSpace, config: TrialConfig, knob: str, value: Value) -> TrialConfig | None:
@@ -52,8 +56,8 @@ def _changed(space: SearchSpace, config: TrialConfig, knob: str, value: Value) -
 
 
 def _estimates(question: Question, *configs: TrialConfig | None) -> dict[TrialConfig, Estimate]:
-    wanted = [*dict.fromkeys(config for config in configs if config is not None)]
-    return dict(zip(wanted, estimates(question, wanted), strict=True))
+    distinct_configs = [*dict.fromkeys(config for config in configs if config is not None)]
+    return dict(zip(distinct_configs, estimates(question, distinct_configs), strict=True))
 
 
 def _size(difference: KnobDifference) -> float:

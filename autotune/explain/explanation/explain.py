@@ -88,8 +88,8 @@ def machine_notes(evidence: Evidence) -> list[str]:
         again = sum(bool(evidence.snapshot.confirmed(config)) for config in touched)
         trials = f"{again} of the search trials after that {'was' if again == 1 else 'were'} measured again beside it"
         notes.append(f"{drift.text}; {trials}, and no other trial could win")
-    if found := environment_findings(evidence.session, evidence.verdict.standings, evidence.config):
-        notes.append(f"environment: {environment_line(environment_document(found, evidence.config))}")
+    if findings := environment_findings(evidence.session, evidence.verdict.standings, evidence.config):
+        notes.append(f"environment: {environment_line(environment_document(findings, evidence.config))}")
     slow = evidence.winner.result.slow_nodes if evidence.winner.result is not None else ()
     if slow:
         notes.append(f"{', '.join(slow)} held the winner back, and there was no other node to measure it on: it may be faster")

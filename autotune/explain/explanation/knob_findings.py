@@ -28,8 +28,8 @@ _ORDER = (Verdict.FASTER, Verdict.MIXED, Verdict.UNKNOWN, Verdict.FORCED, Verdic
 
 def knob_findings(evidence: Evidence) -> tuple[KnobFinding, ...]:
     """All knobs that could have another value: measured before predicted, then by gain, largest first."""
-    found = [_finding(evidence, knob) for knob in explained_knobs(evidence)]
-    return tuple(sorted((one for one in found if len(one.curve) > 1), key=_key))
+    findings = [_finding(evidence, knob) for knob in explained_knobs(evidence)]
+    return tuple(sorted((finding for finding in findings if len(finding.curve) > 1), key=_key))
 
 
 def _key(finding: KnobFinding) -> tuple[bool, int, float]:
@@ -40,16 +40,24 @@ def _key(finding: KnobFinding) -> tuple[bool, int, float]:
 def _finding(evidence: Evidence, knob: str) -> KnobFinding:
     curve, baseline = curve_of(evidence, knob), baseline_of(evidence)
     value: Value = getattr(evidence.config, knob)
-    others = [point for point in curve if point.value != value]
-    measured = [point for point in others if point.compared]
-    basis = measured or [point for point in others if point.source is Source.PREDICTED]
-    verdict = _verdict_of(others, measured, basis)
+    other_points = [point for point in curve if point.value != value]
+    measured = [point for point in other_points if point.compared]
+    basis = measured or [point for point in other_points if point.source is Source.PREDICTED]
+    verdict = _verdict_of(other_points, measured, basis)
     nearest = min(basis, key=lambda point: point.speedup.mean if point.speedup else 0.0, default=None)
-    far = () if measured else _far(evidence, knob)
+    distant_trials = () if measured else _far(evidence, knob)
     source = Source.MEASURED if measured else Source.PREDICTED if basis else Source.UNKNOWN
     default, baseline_value = KNOBS[knob].default, getattr(baseline, knob) if baseline else None
-    text = knob_text(knob, verdict, source, nearest, _reference_point(others, baseline_value, default, nearest), others, far)
-    least = _least_peak(evidence, others)
+    text = knob_text(
+        knob,
+        verdict,
+        source,
+        nearest,
+        _reference_point(other_points, baseline_value, default, nearest),
+        other_points,
+        distant_trials,
+    )
+    least = _least_peak(evidence, other_points)
     peak = evidence.winner.result.peak_memory_bytes if evidence.winner.result else None
     if least is not None and least.peak_bytes and peak:
         text = f"{memory_text(least, peak)}; {text}"
@@ -64,31 +72,31 @@ def _finding(evidence: Evidence, knob: str) -> KnobFinding:
         gain=nearest.speedup if nearest else None,
         least_peak=least,
         curve=curve,
-        far=far,
+        far=distant_trials,
         text=text,
     )
 
 
-def _verdict_of(others: Sequence[Point], measured: Sequence[Point], basis: Sequence[Point]) -> Verdict:
+def _verdict_of(other_points: Sequence[Point], measured: Sequence[Point], basis: Sequence[Point]) -> Verdict:
     if not basis:
-        unknown = not others or any(point.source in (Source.UNKNOWN, Source.BOUND) for point in others)
+        unknown = not other_points or any(point.source in (Source.UNKNOWN, Source.BOUND) for point in other_points)
         return Verdict.UNKNOWN if unknown else Verdict.FORCED
     if not measured and all(point.speedup and abs(point.speedup.mean - 1.0) <= ALIKE for point in basis):
         return Verdict.ALIKE
-    left_open = any(point.source is Source.BOUND and not point.compared for point in others)
+    left_open = any(point.source is Source.BOUND and not point.compared for point in other_points)
     if all(point.speedup and point.speedup.low > 1.0 for point in basis) and not left_open:
         return Verdict.FASTER
     if not measured:
         return Verdict.UNKNOWN
-    predicted = [point for point in others if point.source is Source.PREDICTED]
+    predicted = [point for point in other_points if point.source is Source.PREDICTED]
     return Verdict.MIXED if any(map(_differs_significantly, [*measured, *predicted])) else Verdict.NOISE
 
 
-def _least_peak(evidence: Evidence, others: Sequence[Point]) -> Point | None:
+def _least_peak(evidence: Evidence, other_points: Sequence[Point]) -> Point | None:
     """Measured before predicted: peaks repeat exactly, and predictions of them do not resolve small differences."""
     if evidence.session.ranking.objective is not Objective.MEMORY:
         return None
-    with_peak = [point for point in others if point.peak_bytes and point.source is not Source.DOES_NOT_FIT]
+    with_peak = [point for point in other_points if point.peak_bytes and point.source is not Source.DOES_NOT_FIT]
     return min(with_peak, key=lambda point: (point.trial is None, point.peak_bytes), default=None)
 
 
@@ -96,27 +104,29 @@ def _differs_significantly(point: Point) -> bool:
     return point.speedup is not None and not point.speedup.low <= 1.0 <= point.speedup.high
 
 
-def _reference_point(others: Sequence[Point], baseline: Value | None, default: Value, nearest: Point | None) -> Point | None:
+def _reference_point(
+    other_points: Sequence[Point], baseline: Value | None, default: Value, nearest: Point | None
+) -> Point | None:
     """The point at the baseline's value or the default, if it has a rate and is not reported already."""
     for value in (default if baseline is None else baseline, default):
-        found = next((point for point in others if point.value == value and point.speedup), None)
-        if found is not None and found is not nearest:
-            return found
+        reference = next((point for point in other_points if point.value == value and point.speedup), None)
+        if reference is not None and reference is not nearest:
+            return reference
     return None
 
 
 def _far(evidence: Evidence, knob: str) -> tuple[FarTrial, ...]:
     snapshot = evidence.snapshot
     timed = [t for t in snapshot.searched if t.outcome is Outcome.OK and t.result and t.result.samples_per_second]
-    found = list(far_trials(evidence, knob, timed))[:MOST_FAR]
+    trials_with_knobs = list(far_trials(evidence, knob, timed))[:MOST_FAR]
     return tuple(
         FarTrial(
             trial=trial.number,
             value=getattr(trial.config, knob),
-            also={name: getattr(trial.config, name) for name in others},
+            also={name: getattr(trial.config, name) for name in other_knobs},
             speedup=evidence.speedup(trial),
         )
-        for trial, others in found
+        for trial, other_knobs in trials_with_knobs
     )
 
 
@@ -196,41 +206,41 @@ def _measured(evidence: Evidence, value: Value, trial: TrialRecord) -> Point:
 
 def _bound(evidence: Evidence, value: Value, trial: TrialRecord, result: TrialResult, bound: float) -> Point:
     """A trial that was ended early: its bound gives the least speedup of the winner over it."""
-    own = evidence.rate
-    speedup = Interval(mean=own.mean / bound, low=own.low / bound, high=own.high / bound)
+    winner_rate = evidence.rate
+    speedup = Interval(mean=winner_rate.mean / bound, low=winner_rate.low / bound, high=winner_rate.high / bound)
     return Point(
         value=value, source=Source.BOUND, samples_per_second=result.samples_per_second, speedup=speedup,
         peak_bytes=result.peak_memory_bytes, trial=trial.number, note="ended early: at most its bound",
     )  # fmt: skip
 
 
-def _predicted(outlook: Outlook | None, own: Interval, unmeasured: dict[Value, TrialConfig]) -> dict[Value, Point]:
+def _predicted(outlook: Outlook | None, winner_rate: Interval, unmeasured: dict[Value, TrialConfig]) -> dict[Value, Point]:
     if outlook is None or not unmeasured:
         return {value: _empty(value, Source.UNKNOWN, "not measured") for value in unmeasured}
     described = outlook.describe(list(unmeasured.values()))
     ratios, spreads = outlook.log_speedups(described)
     chances = outlook.feasibility.probability(described)
     points = {}
-    for place, value in enumerate(unmeasured):
-        speedup = band(float(ratios[place]), float(spreads[place]))
-        runs = chances[place] >= LIKELY
+    for index, value in enumerate(unmeasured):
+        speedup = band(float(ratios[index]), float(spreads[index]))
+        runs = chances[index] >= LIKELY
         points[value] = Point(
             value=value,
             source=Source.PREDICTED if runs else Source.DOES_NOT_FIT,
-            samples_per_second=_rate(own, float(ratios[place]), float(spreads[place])),
+            samples_per_second=_rate(winner_rate, float(ratios[index]), float(spreads[index])),
             speedup=speedup,
-            peak_bytes=float(described.needed[place] - described.outside[place]),
+            peak_bytes=float(described.needed[index] - described.outside[index]),
             trial=None,
-            note="" if runs else f"{chances[place]:.0%} likely to run".replace("%", " %"),
+            note="" if runs else f"{chances[index]:.0%} likely to run".replace("%", " %"),
         )
     return points
 
 
-def _rate(own: Interval, log_speedup: float, spread: float) -> Interval:
+def _rate(winner_rate: Interval, log_speedup: float, spread: float) -> Interval:
     """The rate derived from the winner's measured rate, whose error widens the band."""
-    error = math.log(own.high / own.low) / (2 * HALF_WIDTHS) if own.low > 0 else MOST_ERROR
+    error = math.log(winner_rate.high / winner_rate.low) / (2 * HALF_WIDTHS) if winner_rate.low > 0 else MOST_ERROR
     ratio = band(-log_speedup, math.hypot(spread, min(error, MOST_ERROR)))
-    return Interval(mean=own.mean * ratio.mean, low=own.mean * ratio.low, high=own.mean * ratio.high)
+    return Interval(mean=winner_rate.mean * ratio.mean, low=winner_rate.mean * ratio.low, high=winner_rate.mean * ratio.high)
 
 
 def band(log_mean: float, spread: float) -> Interval:
@@ -266,17 +276,17 @@ def baseline_of(evidence: Evidence) -> TrialConfig | None:
 def values_of(evidence: Evidence, knob: str) -> list[Value]:
     """The values of the domain, the winner, the default and the baseline, in order."""
     baseline = baseline_of(evidence)
-    others = [getattr(config, knob) for config in (evidence.config, baseline, TrialConfig()) if config is not None]
+    reference_values = [getattr(config, knob) for config in (evidence.config, baseline, TrialConfig()) if config is not None]
     tried = evidence.session.request.resolved_environments if knob == ENVIRONMENT else ()
-    values = list(dict.fromkeys([*evidence.session.space.domains.get(knob, ()), *others, *tried]))
+    values = list(dict.fromkeys([*evidence.session.space.domains.get(knob, ()), *reference_values, *tried]))
     return values if isinstance(values[0], str) else sorted(values, key=float)
 
 
 def differing_knobs(evidence: Evidence, config: TrialConfig) -> list[str]:
     """Knobs in which a configuration differs from the winner, except those that do not matter in one of the two."""
     winner = evidence.config
-    found = [name for name in KNOB_NAMES if getattr(config, name) != getattr(winner, name)]
-    return [name for name in found if _matters(evidence, name, winner) and _matters(evidence, name, config)]
+    names = [name for name in KNOB_NAMES if getattr(config, name) != getattr(winner, name)]
+    return [name for name in names if _matters(evidence, name, winner) and _matters(evidence, name, config)]
 
 
 def all_differing_knobs(evidence: Evidence) -> Mapping[int, list[str]]:
@@ -290,8 +300,8 @@ def all_differing_knobs(evidence: Evidence) -> Mapping[int, list[str]]:
 
 def neighbours(evidence: Evidence, knob: str, value: Value) -> list[TrialRecord]:
     """Search trials with the value that differ from the winner only in that knob."""
-    found = all_differing_knobs(evidence)
-    ended = (trial for trial in evidence.snapshot.searched if found[trial.number] == [knob])
+    differing_by_trial = all_differing_knobs(evidence)
+    ended = (trial for trial in evidence.snapshot.searched if differing_by_trial[trial.number] == [knob])
     return [trial for trial in ended if getattr(trial.config, knob) == value]
 
 
@@ -305,10 +315,15 @@ def with_value(evidence: Evidence, knob: str, value: Value) -> TrialConfig | Non
 
 def far_trials(evidence: Evidence, knob: str, trials: Sequence[TrialRecord]) -> Iterator[tuple[TrialRecord, list[str]]]:
     """The trials that have another value and differ in a few other knobs, most similar first, with those knobs."""
-    known = all_differing_knobs(evidence)
-    found = [(trial, known[trial.number]) for trial in trials]
-    near = [(trial, [name for name in names if name != knob]) for trial, names in found if knob in names]
-    yield from sorted(((t, others) for t, others in near if 0 < len(others) <= FEW), key=lambda item: len(item[1]))
+    differing_by_trial = all_differing_knobs(evidence)
+    trials_with_knobs = [(trial, differing_by_trial[trial.number]) for trial in trials]
+    trials_with_others = [
+        (trial, [name for name in names if name != knob]) for trial, names in trials_with_knobs if knob in names
+    ]
+    yield from sorted(
+        ((t, other_knobs) for t, other_knobs in trials_with_others if 0 < len(other_knobs) <= FEW),
+        key=lambda item: len(item[1]),
+    )
 
 
 def _matters(evidence: Evidence, knob: str, config: TrialConfig) -> bool:

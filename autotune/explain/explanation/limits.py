@@ -85,15 +85,15 @@ def more_memory(outlook: Outlook) -> tuple[MoreMemory, ...]:
 
 def _found(outlook: Outlook, factor: float, now: float) -> MoreMemory:
     pool = outlook.pool(factor)
-    slower, place = _fastest(outlook, pool)
+    slower, index = _fastest(outlook, pool)
     gain = math.exp(max(now - slower, 0.0))
-    if place is None or gain < NO_GAIN:
+    if index is None or gain < NO_GAIN:
         return MoreMemory(factor=factor, gain=Interval(mean=1.0, low=1.0, high=1.0), config=None)
-    _, spread = outlook.log_speedups(pool.described.take(np.array([place])))
+    _, spread = outlook.log_speedups(pool.described.take(np.array([index])))
     wide = math.exp(Z90 * float(spread[0]))
     # The present configuration still fits, so the gain is never below 1.
     return MoreMemory(
-        factor=factor, gain=Interval(mean=gain, low=max(gain / wide, 1.0), high=gain * wide), config=pool.config(place)
+        factor=factor, gain=Interval(mean=gain, low=max(gain / wide, 1.0), high=gain * wide), config=pool.config(index)
     )
 
 
@@ -103,8 +103,8 @@ def _fastest(outlook: Outlook, pool: Pool) -> tuple[float, int | None]:
     if not fits.any():
         return math.inf, None
     slower = np.where(fits, outlook.slower(pool.described), np.inf)
-    place = int(np.argmin(slower))
-    return float(slower[place]), place
+    index = int(np.argmin(slower))
+    return float(slower[index]), index
 
 
 LAUNCHES = ("kernel_seconds", "collective_launch", "step_seconds")
@@ -145,11 +145,11 @@ def upgrades_of(evidence: Evidence, step: Counterfactual, memory: tuple[MoreMemo
         changes[f"twice the network between {cluster.link_domain_text}s"] = "inter"
     if _offloads(evidence):
         changes["twice the link to the host"] = "host_link"
-    found = [Upgrade(name=name, gain=step.gain({figure: 2.0}), config=None) for name, figure in changes.items()]
+    upgrades = [Upgrade(name=name, gain=step.gain({figure: 2.0}), config=None) for name, figure in changes.items()]
     for more in memory:
         if more.factor >= 1.25:
-            found.append(Upgrade(name=f"{more.factor:g} times the memory of a rank", gain=more.gain, config=more.config))
-    return tuple(sorted(found, key=lambda upgrade: -upgrade.gain.mean))
+            upgrades.append(Upgrade(name=f"{more.factor:g} times the memory of a rank", gain=more.gain, config=more.config))
+    return tuple(sorted(upgrades, key=lambda upgrade: -upgrade.gain.mean))
 
 
 def _offloads(evidence: Evidence) -> bool:

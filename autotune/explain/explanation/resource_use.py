@@ -33,8 +33,8 @@ def parts_of(predicted: Estimate, measured: float) -> tuple[Part, ...]:
     """Parts that sum to the measured step: as predicted, or all scaled down to it; the remainder is a part of its own."""
     scale = min(1.0, measured / predicted.step_seconds.mean)
     parts = {name: seconds * scale for name, seconds in predicted.breakdown_seconds.items()}
-    left = measured - sum(parts.values())
-    parts[UNEXPLAINED] = left if left > ROUNDING * measured else 0.0
+    unexplained_seconds = measured - sum(parts.values())
+    parts[UNEXPLAINED] = unexplained_seconds if unexplained_seconds > ROUNDING * measured else 0.0
     return tuple(Part(name=name, seconds=seconds, share=seconds / measured) for name, seconds in parts.items())
 
 
@@ -48,10 +48,10 @@ def _inverse(rate: Interval, batch: int) -> Interval:
 def _collectives(ranks: tuple[RankMeasurement, ...]) -> tuple[CollectiveCount, ...]:
     """For each operation and dimension, the count of the rank that moves most; most bytes first."""
     most: dict[tuple[str, str], CollectiveCount] = {}
-    for found in (collective for rank in ranks for collective in rank.collectives):
-        key = (found.mesh_dimension, found.operation)
-        if key not in most or (found.bytes, found.count) > (most[key].bytes, most[key].count):
-            most[key] = found
+    for collective_count in (collective for rank in ranks for collective in rank.collectives):
+        key = (collective_count.mesh_dimension, collective_count.operation)
+        if key not in most or (collective_count.bytes, collective_count.count) > (most[key].bytes, most[key].count):
+            most[key] = collective_count
     return tuple(sorted(most.values(), key=lambda item: (-item.bytes, item.mesh_dimension, item.operation)))
 
 

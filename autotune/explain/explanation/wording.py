@@ -11,23 +11,23 @@ WORTH = 1.02
 
 
 def knob_text(
-    knob: str, verdict: Verdict, source: Source, nearest: Point | None, started: Point | None, others: Sequence[Point],
-    far: Sequence[FarTrial],
+    knob: str, verdict: Verdict, source: Source, nearest: Point | None, started: Point | None, other_points: Sequence[Point],
+    far_trials: Sequence[FarTrial],
 ) -> str:  # fmt: skip
     """What the knob's value is worth, and what is known about its other values."""
-    parts = [_headline(verdict, source, nearest, others)]
+    parts = [_headline(verdict, source, nearest, other_points)]
     if started is not None and verdict not in (Verdict.NOISE, Verdict.ALIKE, Verdict.FORCED):
         parts.append(_against(started))
-    if over := [point for point in others if point.source in (Source.OUT_OF_MEMORY, Source.OVER_LIMIT)]:
+    if over := [point for point in other_points if point.source in (Source.OUT_OF_MEMORY, Source.OVER_LIMIT)]:
         parts.append(f"{values_text(over)} {'is' if len(over) == 1 else 'are'} out of memory")
-    if not_run := [point for point in others if point.source is Source.DOES_NOT_FIT]:
+    if not_run := [point for point in other_points if point.source is Source.DOES_NOT_FIT]:
         parts.append(f"{values_text(not_run)} would not fit (predicted)")
-    if left_open := [point for point in others if point.source is Source.BOUND and not point.compared]:
+    if left_open := [point for point in other_points if point.source is Source.BOUND and not point.compared]:
         several = len(left_open) > 1
         ended = f"the trial{'s' * several} of {values_text(left_open)} ended early"
         parts.append(f"{ended}, and leave{'s' * (not several)} it open")
-    if far and verdict is not Verdict.ALIKE:
-        parts.append(_far(knob, far[0]))
+    if far_trials and verdict is not Verdict.ALIKE:
+        parts.append(_far(knob, far_trials[0]))
     return "; ".join(parts)
 
 
@@ -37,10 +37,10 @@ def memory_text(least: Point, peak: float) -> str:
     return f"{(least.peak_bytes or 0.0) / peak:.2f}x the peak with {value_text(least.value)}{marked}"
 
 
-def _headline(verdict: Verdict, source: Source, nearest: Point | None, others: Sequence[Point]) -> str:
+def _headline(verdict: Verdict, source: Source, nearest: Point | None, other_points: Sequence[Point]) -> str:
     match verdict:
         case Verdict.NOISE:
-            return f"no difference within the noise to {values_text(_compared(others))}"
+            return f"no difference within the noise to {values_text(_compared(other_points))}"
         case Verdict.ALIKE:
             return "not measured by itself, and predicted to make no difference"
         case Verdict.FORCED:
@@ -98,7 +98,7 @@ def limits_text(bounds: Sequence[Bound], memory: Sequence[MoreMemory], unexplain
         text += f"{bounds[1].name} limits it most ({percent(bounds[1].share)} of the step, predicted)"
     else:
         text = f"{first.name} limits it: {percent(first.share)} of the step would go if it cost nothing (predicted)"
-    more = next((one for one in memory if one.gain.mean >= WORTH), None)
+    more = next((option for option in memory if option.gain.mean >= WORTH), None)
     if more is not None:
         text += f", and memory: {percent(more.factor - 1)} more would allow {ratio_text(more.gain)} the rate (predicted)"
     elif memory:

@@ -71,13 +71,13 @@ def _value(source: Source, ranking: Ranking, trial: TrialRecord) -> float | None
 
 def _running(values: Iterable[float | None], least: bool) -> list[float | None]:
     """For each position, the best value up to it."""
-    found: list[float | None] = []
+    running_best: list[float | None] = []
     best: float | None = None
     for value in values:
         if value is not None and (best is None or (value < best if least else value > best)):
             best = value
-        found.append(best)
-    return found
+        running_best.append(best)
+    return running_best
 
 
 def _after(trial: TrialRecord, began: datetime | None) -> float | None:
@@ -95,9 +95,9 @@ def _baseline(source: Source, ranking: Ranking, unit: Unit) -> tuple[Mark, ...]:
 
 
 def _summary(searched: Sequence[TrialRecord], values: Sequence[float | None], best: Sequence[float | None], unit: Unit) -> str:
-    place = next(place for place, value in enumerate(best) if value == best[-1])
+    index = next(index for index, value in enumerate(best) if value == best[-1])
     winning = sum(value is not None for value in values)
-    since = len(searched) - 1 - place
-    reached = f"Trial {searched[place].number} reached {cell_text(best[-1], unit)}{' samples/s' * (unit is Unit.RATE)}"
+    since = len(searched) - 1 - index
+    reached = f"Trial {searched[index].number} reached {cell_text(best[-1], unit)}{' samples/s' * (unit is Unit.RATE)}"
     after = f"; the {counted(since, 'trial')} after it found nothing better" if since else ", the last one so far"
     return f"{reached}, the best of {counted(len(searched), 'trial')} ({winning:,} may win){after}."

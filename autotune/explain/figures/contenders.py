@@ -44,4 +44,6 @@ def contenders(evidence: Evidence) -> list[Contender]:
     for name, trial in roles.items():
         if trial is not None:
             names.setdefault(trial.number, []).append(name)
-    return [Contender(", ".join(own), evidence.snapshot.trial(number), evidence) for number, own in names.items()]
+    return [
+        Contender(", ".join(trial_roles), evidence.snapshot.trial(number), evidence) for number, trial_roles in names.items()
+    ]

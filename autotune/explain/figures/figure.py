@@ -62,9 +62,9 @@ def config_text(config: TrialConfig, knobs: Collection[str] = ()) -> str:
     return " ".join(f"{name}={value_text(getattr(config, name))}" for name in shown)
 
 
-def counted(count: int, what: str) -> str:
+def counted(count: int, noun: str) -> str:
     """`1 trial`, `3 trials`."""
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 _DEFAULTS = {name: getattr(TrialConfig(), name) for name in KNOB_NAMES}

@@ -59,23 +59,23 @@ def knob_importance(source: Source) -> Figure:
     drawn = drawn_from(source.session.space, random.Random(source.session.request.seed))
     if forecast is not None:
         drawn = _that_fit(forecast, drawn)
-    found, together = shares(forecast, drawn) if forecast is not None else ([], 0.0)
-    if not found:
+    knob_shares, together = shares(forecast, drawn) if forecast is not None else ([], 0.0)
+    if not knob_shares:
         return Figure(name=NAME, title=TITLE, summary="No knob has two values that run: there is nothing to compare.")
     best = source.evidence.config if source.evidence is not None else None
     knobs = table(
         "knobs",
         "a knob, the most important first",
         [
-            column("knob", "knob", [share.knob for share in found]),
-            column("importance", "share of the variance", [share.middle for share in found], Unit.SHARE),
-            column("low", "from", [share.low for share in found], Unit.SHARE),
-            column("high", "to", [share.high for share in found], Unit.SHARE),
-            column("values", "values", [share.values for share in found]),
-            column("best", "of the best", [value_text(getattr(best, share.knob)) if best else None for share in found]),
+            column("knob", "knob", [share.knob for share in knob_shares]),
+            column("importance", "share of the variance", [share.middle for share in knob_shares], Unit.SHARE),
+            column("low", "from", [share.low for share in knob_shares], Unit.SHARE),
+            column("high", "to", [share.high for share in knob_shares], Unit.SHARE),
+            column("values", "values", [share.values for share in knob_shares]),
+            column("best", "of the best", [value_text(getattr(best, share.knob)) if best else None for share in knob_shares]),
         ],
     )
-    first = found[0]
+    first = knob_shares[0]
     band = f"{percent(first.low)} to {percent(first.high)}"
     summary = f"{first.knob} matters most: it accounts for {percent(first.middle)} of the variance of samples/s"
     return Figure(
@@ -113,7 +113,7 @@ def shares(forecast: Forecast, drawn: Sequence[TrialConfig]) -> tuple[list[_Shar
     total = draws.var(axis=0)
     if total.max() < NEGLIGIBLE:
         return [], 0.0
-    found, sums = [], np.zeros(DRAWS)
+    knob_shares, sums = [], np.zeros(DRAWS)
     for name in KNOB_NAMES:
         values = list(dict.fromkeys(getattr(config, name) for config in drawn))
         if len(values) < 2:
@@ -122,8 +122,8 @@ def shares(forecast: Forecast, drawn: Sequence[TrialConfig]) -> tuple[list[_Shar
         explained = _explained(draws, places, len(values)) / np.maximum(total, NEGLIGIBLE)
         sums += explained
         low, middle, high = (float(edge) for edge in np.quantile(explained, EDGES))
-        found.append(_Share(name, middle, low, high, len(values)))
-    return sorted(found, key=lambda share: -share.middle), float(np.median(np.maximum(1.0 - sums, 0.0)))
+        knob_shares.append(_Share(name, middle, low, high, len(values)))
+    return sorted(knob_shares, key=lambda share: -share.middle), float(np.median(np.maximum(1.0 - sums, 0.0)))
 
 
 def _explained(draws: Array, places: NDArray[np.int64], groups: int) -> Array:
@@ -143,10 +143,10 @@ def _explained(draws: Array, places: NDArray[np.int64], groups: int) -> Array:
 
 def drawn_from(space: SearchSpace, rng: random.Random) -> list[TrialConfig]:
     """Distinct legal configurations, drawn knob by knob, which needs no count of the space (slow for a large one)."""
-    found: dict[TrialConfig, None] = {}
+    configs: dict[TrialConfig, None] = {}
     for _ in range(DRAWN):
-        found.setdefault(space.base.replace(dict(zip(SEARCH_ORDER, _drawn(space.lattice, rng), strict=True))))
-    return list(found)
+        configs.setdefault(space.base.replace(dict(zip(SEARCH_ORDER, _drawn(space.lattice, rng), strict=True))))
+    return list(configs)
 
 
 def _drawn(lattice: Lattice, rng: random.Random) -> Prefix:

@@ -36,7 +36,7 @@ def memory_breakdown(source: Source) -> Figure:
             column("bytes", "at the peak", [size for _, _, size in rows], Unit.BYTES),
         ],
     )
-    every: list[tuple[Contender, RankMeasurement]] = [(one, rank) for one in compared for rank in one.ranks]
+    every: list[tuple[Contender, RankMeasurement]] = [(contender, rank) for contender in compared for rank in contender.ranks]
     ranks = table(
         "ranks",
         "a rank of a configuration",
@@ -52,8 +52,8 @@ def memory_breakdown(source: Source) -> Figure:
     limit, capacity = evidence.session.ranking.memory_limit_bytes, evidence.session.ranking.capacity_bytes
     marks = [Mark(axis="x", name="limit", title=f"limit {bytes_text(limit)}", value=float(limit))] if limit else []
     if limit and capacity < limit:
-        kept = Mark(axis="x", name="capacity", title=f"less headroom {bytes_text(capacity)}", value=capacity)
-        marks.append(kept)
+        capacity_mark = Mark(axis="x", name="capacity", title=f"less headroom {bytes_text(capacity)}", value=capacity)
+        marks.append(capacity_mark)
     return Figure(
         name=NAME,
         title=TITLE,
@@ -78,5 +78,10 @@ def _summary(compared: list[Contender], fullest: list[RankMeasurement], limit: i
     if best.memory_by_tag:
         tag = max(best.memory_by_tag, key=lambda name: best.memory_by_tag[name])
         text += f", most of it {tag.replace('_', ' ')} ({bytes_text(best.memory_by_tag[tag])})"
-    others = zip(compared[1:], fullest[1:], strict=True)
-    return "; ".join([text, *(f"the {one.name} at {bytes_text(rank.peak_memory_bytes)}" for one, rank in others)]) + "."
+    other_contenders = zip(compared[1:], fullest[1:], strict=True)
+    return (
+        "; ".join(
+            [text, *(f"the {contender.name} at {bytes_text(rank.peak_memory_bytes)}" for contender, rank in other_contenders)]
+        )
+        + "."
+    )

@@ -46,14 +46,14 @@ def parts_of_model(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
 
 def _tables(spec: ModelSpec) -> list[ModulePart]:
     width = spec.embedding_size or spec.hidden_size
-    found = [_part(spec, "token embedding", 1, "embedding", spec.vocab_size * width, 0)]
+    parts = [_part(spec, "token embedding", 1, "embedding", spec.vocab_size * width, 0)]
     if spec.position is Position.LEARNED:
         rows = spec.sequence_length + spec.position_offset
-        found.append(_part(spec, "position embedding", 1, "embedding", rows * spec.hidden_size, 0))
+        parts.append(_part(spec, "position embedding", 1, "embedding", rows * spec.hidden_size, 0))
     if spec.embedding_size:
         size = 2 * spec.embedding_size * spec.hidden_size
-        found.append(_part(spec, "projections in and out", 1, "embedding", size, size))
-    return found
+        parts.append(_part(spec, "projections in and out", 1, "embedding", size, size))
+    return parts
 
 
 def _layer(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
@@ -79,26 +79,26 @@ def _layer(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
 
 def _mlp(spec: ModelSpec) -> list[ModulePart]:
     layers = spec.expert_layers or spec.num_layers
-    found = _matrices(spec, "", layers, spec.ffn_hidden_size, max(spec.num_experts, 1), max(spec.experts_per_token, 1))
+    parts = _matrices(spec, "", layers, spec.ffn_hidden_size, max(spec.num_experts, 1), max(spec.experts_per_token, 1))
     if spec.num_experts:
         router = layers * spec.num_experts * spec.router_row
-        found.append(_part(spec, "router", 3, "layer", router, router))
+        parts.append(_part(spec, "router", 3, "layer", router, router))
     if spec.shared_expert_size:
-        found += _matrices(spec, "shared ", layers, spec.shared_expert_size)
+        parts += _matrices(spec, "shared ", layers, spec.shared_expert_size)
     if layers < spec.num_layers:
-        found += _matrices(spec, "dense ", spec.num_layers - layers, spec.dense_ffn_size)
-    return found
+        parts += _matrices(spec, "dense ", spec.num_layers - layers, spec.dense_ffn_size)
+    return parts
 
 
 def _matrices(spec: ModelSpec, kind: str, layers: int, width: int, copies: int = 1, active: int = 1) -> list[ModulePart]:
     """The matrices of MLPs of a width in so many layers, of which a token uses `active` of `copies`."""
-    found = []
+    parts = []
     for name in ("gate", "up", "down") if spec.gated_mlp else ("up", "down"):
         size = spec.hidden_size * width
         if spec.mlp_bias:
             size += spec.hidden_size if name == "down" else width
-        found.append(_part(spec, f"{kind}{name}", 3, "layer", layers * copies * size, layers * active * size))
-    return found
+        parts.append(_part(spec, f"{kind}{name}", 3, "layer", layers * copies * size, layers * active * size))
+    return parts
 
 
 def _predictions(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
@@ -114,10 +114,10 @@ def _predictions(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
 
 
 def _end(spec: ModelSpec) -> list[ModulePart]:
-    found = [_part(spec, "final norm", 1, "head", _norm(spec), _norm(spec))] if spec.final_norm else []
+    parts = [_part(spec, "final norm", 1, "head", _norm(spec), _norm(spec))] if spec.final_norm else []
     size = spec.vocab_size * (spec.embedding_size or spec.hidden_size)
     label = "tied output projection" if spec.tied_embeddings else "output projection"
-    return [*found, _part(spec, label, 1, "head", 0 if spec.tied_embeddings else size, size)]
+    return [*parts, _part(spec, label, 1, "head", 0 if spec.tied_embeddings else size, size)]
 
 
 def _adapters(spec: ModelSpec) -> ModulePart:
@@ -182,8 +182,8 @@ def module_tree(source: Source) -> Figure:
             column("memory_bytes", "states on a rank", [part.parameters * bytes_per_parameter for part in parts], Unit.BYTES),
         ],
     )
-    leaves = [place for place, part in enumerate(parts) if _is_leaf(parts, place)]
-    largest = max(leaves, key=lambda place: flops[place])
+    leaves = [index for index, part in enumerate(parts) if _is_leaf(parts, index)]
+    largest = max(leaves, key=lambda index: flops[index])
     summary = (
         f"{parts[0].parameters:,} parameters and {flops_text(flops[0])} a step; the largest part, "
         f"{share_text(flops[largest] / flops[0])}, is in {names[largest]}."
@@ -213,17 +213,17 @@ def _seconds(evidence: Evidence, question: Question, parts: Sequence[ModulePart]
         "head": float((batch.head + batch.head_communication)[0]) * scale,
     }
     tops = [part for part in parts if part.depth == 1]
-    found = []
+    part_seconds = []
     for part in parts:
         if part.kind == "model":
-            found.append(sum(whole.values()))
+            part_seconds.append(sum(whole.values()))
             continue
         alike = [top for top in tops if top.kind == part.kind]
         flops = sum(top.flops_per_token for top in alike)
         # Lookup tables have no FLOPs: their time is divided in proportion to their size.
         share = part.flops_per_token / flops if flops else part.parameters / max(sum(top.parameters for top in alike), 1)
-        found.append(whole[part.kind] * share)
-    return found
+        part_seconds.append(whole[part.kind] * share)
+    return part_seconds
 
 
 def _bytes_per_parameter(estimate: Estimate, question: Question) -> float:
@@ -235,12 +235,12 @@ def _bytes_per_parameter(estimate: Estimate, question: Question) -> float:
 def _names(parts: Sequence[ModulePart]) -> list[str]:
     """`layers.attention.query`."""
     path: list[str] = []
-    found = []
+    names = []
     for part in parts:
         path = [*path[: max(part.depth - 1, 0)], part.label] if part.depth else []
-        found.append(".".join(path) or part.label)
-    return found
+        names.append(".".join(path) or part.label)
+    return names
 
 
-def _is_leaf(parts: Sequence[ModulePart], place: int) -> bool:
-    return place + 1 == len(parts) or parts[place + 1].depth <= parts[place].depth
+def _is_leaf(parts: Sequence[ModulePart], index: int) -> bool:
+    return index + 1 == len(parts) or parts[index + 1].depth <= parts[index].depth

@@ -62,22 +62,24 @@ def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figur
     request = evidence.session.request
     batches = config.gradient_accumulation_steps(request.global_batch_size, evidence.session.world_size)
     layers = stages_of_model(question.model, config, question.sequence_length)
-    placed = place(actions_of(config, batches), durations_of(config, question, [len(stage) for stage in layers]))
+    schedule = place(actions_of(config, batches), durations_of(config, question, [len(stage) for stage in layers]))
     stages = {rank: list(stages_of_rank(config, rank)) for rank in range(config.pipeline_parallel_size)}
-    whole = max(one.end for one in placed)
-    busy = {rank: math.fsum(one.end - one.start for one in placed if one.rank == rank) for rank in stages}
-    shown = max(MOST_ACTIONS * batches // len(placed), 1)
-    drawn = [one for one in placed if one.action.micro_batch < shown]
+    whole = max(scheduled.end for scheduled in schedule)
+    busy = {
+        rank: math.fsum(scheduled.end - scheduled.start for scheduled in schedule if scheduled.rank == rank) for rank in stages
+    }
+    shown = max(MOST_ACTIONS * batches // len(schedule), 1)
+    drawn = [scheduled for scheduled in schedule if scheduled.action.micro_batch < shown]
     actions = table(
         "actions",
         "what a rank computes",
         [
-            column("rank", "pipeline rank", [one.rank for one in drawn]),
-            column("stage", "stage", [one.action.stage for one in drawn]),
-            column("micro_batch", "micro-batch", [one.action.micro_batch for one in drawn]),
-            column("kind", "what", [one.action.kind for one in drawn]),
-            column("start", "from", [one.start for one in drawn], Unit.SECONDS),
-            column("end", "to", [one.end for one in drawn], Unit.SECONDS),
+            column("rank", "pipeline rank", [scheduled.rank for scheduled in drawn]),
+            column("stage", "stage", [scheduled.action.stage for scheduled in drawn]),
+            column("micro_batch", "micro-batch", [scheduled.action.micro_batch for scheduled in drawn]),
+            column("kind", "what", [scheduled.action.kind for scheduled in drawn]),
+            column("start", "from", [scheduled.start for scheduled in drawn], Unit.SECONDS),
+            column("end", "to", [scheduled.end for scheduled in drawn], Unit.SECONDS),
         ],
     )
     ranks = table(
@@ -85,8 +87,8 @@ def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figur
         "a rank of the pipeline",
         [
             column("rank", "pipeline rank", stages),
-            column("stages", "stages", [", ".join(map(str, own)) for own in stages.values()]),
-            column("layers", "layers", [sum(len(layers[stage]) for stage in own) for own in stages.values()]),
+            column("stages", "stages", [", ".join(map(str, rank_stages)) for rank_stages in stages.values()]),
+            column("layers", "layers", [sum(len(layers[stage]) for stage in rank_stages) for rank_stages in stages.values()]),
             column("busy", "computes", busy.values(), Unit.SECONDS),
             column("idle", "waits", [whole - seconds for seconds in busy.values()], Unit.SECONDS),
             column("idle_share", "waits", [1 - seconds / whole for seconds in busy.values()], Unit.SHARE),
@@ -147,22 +149,22 @@ def place(orders: Sequence[Sequence[Action]], durations: Durations) -> list[Plac
     rank_of = {action.stage: rank for rank, order in enumerate(orders) for action in order}
     ends: dict[tuple[int, str, int], float] = {}
     clock, nexts = [0.0] * len(orders), [0] * len(orders)
-    placed: list[Placed] = []
-    left = sum(map(len, orders))
-    while left:
-        before = left
+    schedule: list[Placed] = []
+    remaining = sum(map(len, orders))
+    while remaining:
+        before = remaining
         for rank, order in enumerate(orders):
             while nexts[rank] < len(order) and (ready := _ready(order[nexts[rank]], ends, rank_of, durations.hop)) is not None:
                 action = order[nexts[rank]]
                 start = max(clock[rank], ready)
                 clock[rank] = start + durations.seconds[action.kind][action.stage]
                 ends[action.stage, _made(action.kind), action.micro_batch] = clock[rank]
-                placed.append(Placed(rank, action, start, clock[rank]))
+                schedule.append(Placed(rank, action, start, clock[rank]))
                 nexts[rank] += 1
-                left -= 1
-        if left == before:
+                remaining -= 1
+        if remaining == before:
             raise ValueError("the orders of the ranks wait for each other")
-    return placed
+    return schedule
 
 
 def _ready(action: Action, ends: Mapping[tuple[int, str, int], float], rank_of: Mapping[int, int], hop: float) -> float | None:
@@ -175,10 +177,10 @@ def _ready(action: Action, ends: Mapping[tuple[int, str, int], float], rank_of: 
             needed = [(stage, "gradient")]
         case _:
             needed = [(stage, "forward"), *([(stage + 1, "gradient")] if stage + 1 in rank_of else [])]
-    found = [(ends.get((of, what, batch)), of) for of, what in needed]
-    if any(end is None for end, _ in found):
+    arrivals = [(ends.get((of, output, batch)), of) for of, output in needed]
+    if any(end is None for end, _ in arrivals):
         return None
-    return max((end + hop * (rank_of[of] != rank_of[stage]) for end, of in found if end is not None), default=0.0)
+    return max((end + hop * (rank_of[of] != rank_of[stage]) for end, of in arrivals if end is not None), default=0.0)
 
 
 def _made(kind: ActionKind) -> str:

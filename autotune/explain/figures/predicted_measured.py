@@ -65,10 +65,10 @@ def _summary(trials: Sequence[TrialRecord], predicted: Sequence[float], measured
     return f"{text}." if agreeing is None else f"{text}; {percent(agreeing)} of pairs are in the predicted order."
 
 
-def concordance(one: Sequence[float], other: Sequence[float]) -> float | None:
+def concordance(values: Sequence[float], other: Sequence[float]) -> float | None:
     """The share of pairs that both put in the same order; None: there is no pair in which both differ."""
-    step = max(len(one) // MOST_PAIRS, 1)
-    first, second = np.array(one[::step]), np.array(other[::step])
+    step = max(len(values) // MOST_PAIRS, 1)
+    first, second = np.array(values[::step]), np.array(other[::step])
     signs = np.sign(first[:, None] - first) * np.sign(second[:, None] - second)
     distinct = int((signs != 0).sum())
     return float((signs > 0).sum() / distinct) if distinct else None

@@ -15,7 +15,7 @@ def response_curves(source: Source) -> Figure:
     if source.evidence is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
     findings = [finding for finding in knob_findings(source.evidence) if any(_is_shown(point) for point in finding.curve)]
-    rows = [(finding, place, point) for finding in findings for place, point in enumerate(finding.curve)]
+    rows = [(finding, position, point) for finding in findings for position, point in enumerate(finding.curve)]
     if not rows:
         return Figure(name=NAME, title=TITLE, summary="No knob could have another value.")
     rates = [point.samples_per_second for _, _, point in rows]
@@ -25,7 +25,7 @@ def response_curves(source: Source) -> Figure:
         [
             column("knob", "knob", [finding.knob for finding, _, _ in rows]),
             column("value", "value", [value_text(point.value) for _, _, point in rows]),
-            column("place", "place", [place for _, place, _ in rows]),
+            column("place", "place", [position for _, position, _ in rows]),
             column("source", "rests on", [point.source for _, _, point in rows]),
             column("samples_per_second", "samples/s", [rate.mean if rate else None for rate in rates], Unit.RATE),
             column("low", "from", [rate.low if rate else None for rate in rates], Unit.RATE),

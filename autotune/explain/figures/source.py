@@ -102,13 +102,13 @@ class Source:
             return self.evidence.verdict.rate(trial)
         return trial.result.samples_per_second if trial.result is not None else None
 
-    def lacking(self, wanted: str = "winner") -> str:
+    def lacking(self, missing: str = "winner") -> str:
         """Why there is nothing to show, in one sentence."""
         if self.session is None:
             return f"This version cannot read the job's request: {self._problem}."
         if not self.snapshot.searched:
             return _WITHOUT_TRIALS.get(self.job.state, f"No trial has ended: {self.job.message or self.job.state.lower()}.")
-        return f"There is no {wanted}: {trials_text(self.snapshot)}."
+        return f"There is no {missing}: {trials_text(self.snapshot)}."
 
 
 _WITHOUT_TRIALS = {

@@ -23,7 +23,7 @@ class _Point:
     """The position of a trial."""
 
     trial: TrialRecord
-    placed: str
+    basis: str
     peak: float | None
     rate: float | None
     low: float | None = None
@@ -49,7 +49,7 @@ def throughput_memory(source: Source) -> Figure:
         [
             column("trial", "trial", numbers),
             column("outcome", "outcome", [point.trial.outcome for point in points]),
-            column("placed", "placed by", [point.placed for point in points]),
+            column("placed", "placed by", [point.basis for point in points]),
             column("peak_bytes", "peak a rank", [point.peak for point in points], Unit.BYTES),
             column("samples_per_second", "samples/s", [point.rate for point in points], Unit.RATE),
             column("low", "from", [point.low for point in points], Unit.RATE),
@@ -91,7 +91,7 @@ def _predicted(source: Source, searched: Sequence[TrialRecord]) -> Mapping[int, 
     described = source.forecast.describe([trial.config for trial in unplaced_trials])
     rates = np.exp(source.forecast.surrogate.mean(described))
     peaks = described.needed - described.outside
-    return {trial.number: (float(rates[place]), float(peaks[place])) for place, trial in enumerate(unplaced_trials)}
+    return {trial.number: (float(rates[index]), float(peaks[index])) for index, trial in enumerate(unplaced_trials)}
 
 
 def _point(source: Source, trial: TrialRecord, predicted: tuple[float, float] | None) -> _Point:
@@ -122,17 +122,17 @@ def _marks(limit: int | None, capacity: float) -> tuple[Mark, ...]:
         return ()
     marks = [Mark(axis="x", name="limit", title=f"limit {bytes_text(limit)}", value=float(limit))]
     if capacity < limit:
-        kept = Mark(axis="x", name="capacity", title=f"less headroom {bytes_text(capacity)}", value=capacity)
-        marks.append(kept)
+        capacity_mark = Mark(axis="x", name="capacity", title=f"less headroom {bytes_text(capacity)}", value=capacity)
+        marks.append(capacity_mark)
     return tuple(marks)
 
 
 def _summary(source: Source, points: Sequence[_Point], best: int | None) -> str:
-    measured = sum(point.placed == "measured" for point in points)
-    placed = sum(point.placed == "predicted" for point in points)
-    text = f"{counted(measured, 'trial')} measured"
-    if placed:
-        text += f", {placed:,} without a rate placed by prediction"
+    measured_count = sum(point.basis == "measured" for point in points)
+    predicted_count = sum(point.basis == "predicted" for point in points)
+    text = f"{counted(measured_count, 'trial')} measured"
+    if predicted_count:
+        text += f", {predicted_count:,} without a rate placed by prediction"
     won = next((point for point in points if point.trial.number == best), None)
     if won is None or won.rate is None:
         return f"{text}; {source.lacking('winner yet')[:1].lower()}{source.lacking('winner yet')[1:]}"
@@ -142,9 +142,9 @@ def _summary(source: Source, points: Sequence[_Point], best: int | None) -> str:
 
 def _notes(source: Source, points: Sequence[_Point]) -> tuple[str, ...]:
     notes = []
-    if any(point.placed == "predicted" for point in points):
+    if any(point.basis == "predicted" for point in points):
         notes.append("Hollow marks have no rate: predictions, corrected by the job's trials, place them.")
-    if any(point.placed == "bound" for point in points):
+    if any(point.basis == "bound" for point in points):
         notes.append("Trials that were ended early are at the highest rate that they could have reached.")
     if unplaced := sum(point.rate is None or point.peak is None for point in points):
         notes.append(f"{counted(unplaced, 'trial')} without rate or peak: only in the table. {source.unpredicted}".strip())

@@ -74,8 +74,8 @@ def _summary(compared: Sequence[Contender], divided: Sequence[Sequence[Part]]) -
     best = compared[0]
     largest = max(divided[0], key=lambda part: part.seconds)
     text = f"The best takes {seconds_text(best.step_seconds)} a step, {percent(largest.share)} of it {TITLES[largest.name]}"
-    others = [f"the {other.name} {seconds_text(other.step_seconds)}" for other in compared[1:]]
-    return f"{'; '.join([text, *others])}."
+    other_times = [f"the {other.name} {seconds_text(other.step_seconds)}" for other in compared[1:]]
+    return f"{'; '.join([text, *other_times])}."
 
 
 ORDER = (*PARTS, UNEXPLAINED)

@@ -119,12 +119,12 @@ def test_what_is_predicted_not_to_fit_there_is_refused_and_what_fits_nowhere_is_
     beyond, config = of(session(tmp_path)), TrialConfig()
     assert beyond.refusal(config) is None
     scarce = dataclasses.replace(beyond.large.cluster, host_memory_bytes=4096)
-    tight = dataclasses.replace(beyond, large=dataclasses.replace(beyond.large, cluster=scarce), _known={})
+    tight = dataclasses.replace(beyond, large=dataclasses.replace(beyond.large, cluster=scarce), _predictions={})
     told = tight.refusal(config.replace({"offload_optimizer": "cpu", "zero_stage": 1}))
     assert told is not None
     assert "predicted to fit with a probability of 0.0%" in told.message
     small = dataclasses.replace(beyond.small, cluster=dataclasses.replace(beyond.small.cluster, host_memory_bytes=4096))
-    assert dataclasses.replace(tight, small=small, _known={}).refusal(told_config(config)) is None
+    assert dataclasses.replace(tight, small=small, _predictions={}).refusal(told_config(config)) is None
 
 
 def told_config(config: TrialConfig) -> TrialConfig:

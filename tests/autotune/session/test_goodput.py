@@ -53,7 +53,7 @@ def test_the_efficiency_is_the_closed_form_on_the_measured_rate() -> None:
     layout = layout_of(question, config, 16384 / rate, saved_bytes(question, [config])[0])
     terms = parse_terms(TERMS)
     best = choices(layout, terms, rates_of(terms, 2048))[0]
-    ways = session.ranking.ways(of(config), rate)
+    ways = session.ranking.choices_of(of(config), rate)
     assert ways[0].document() == best.document()
     tokens = rate * 8192 * 3600 / 16384
     assert session.ranking.efficiency(of(config), rate) == pytest.approx(best.tokens_kept_per_device_hour / tokens)
@@ -67,8 +67,8 @@ def test_a_slower_layout_that_survives_failures_wins() -> None:
     grouped = alone.replace({"hsdp_shard_size": 256})
     efficiency = session.ranking.efficiency
     assert efficiency(of(grouped), 900.0) > efficiency(of(alone), 900.0) * 1.02
-    assert session.ranking.ways(of(grouped), 900.0)[0].run.recovery != "restart"
-    assert [way.run.recovery for way in session.ranking.ways(of(alone), 900.0)] != []
+    assert session.ranking.choices_of(of(grouped), 900.0)[0].run.recovery != "restart"
+    assert [way.run.recovery for way in session.ranking.choices_of(of(alone), 900.0)] != []
 
 
 def test_a_job_decides_by_goodput_and_its_document_says_how(tmp_path: Path, store: Store) -> None:
@@ -92,9 +92,9 @@ def test_a_job_decides_by_goodput_and_its_document_says_how(tmp_path: Path, stor
 def test_a_measured_checkpoint_replaces_the_computed_one() -> None:
     session = large()
     config = session.space.base.replace({"zero_stage": 3, "tensor_parallel_size": 8})
-    computed = session.ranking.ways(of(config), 900.0)[0].run.checkpoint
+    computed = session.ranking.choices_of(of(config), 900.0)[0].run.checkpoint
     timed = CheckpointTimes(bytes=10**12, save_seconds=20.0, load_seconds=10.0)
-    measured = session.ranking.ways(of(config, timed), 900.0)[0].run.checkpoint
+    measured = session.ranking.choices_of(of(config, timed), 900.0)[0].run.checkpoint
     assert measured.blocking_seconds == pytest.approx(20.0) and measured.load_seconds == pytest.approx(10.0)
     assert computed.blocking_seconds != pytest.approx(20.0)
 
@@ -103,7 +103,7 @@ def test_the_answer_for_a_larger_cluster_uses_its_failures(tmp_path: Path) -> No
     small = {"cluster": "dgx-h100:1", "model": "llama-3-8b", "global_batch_size": 64, "space": "zero"}
     session = large(**small, answer_for="1024x8", pins={"tensor_parallel_size": 1})
     config = session.baselines[0]
-    way = session.ranking.ways(of(config), 10.0)[0]
+    way = session.ranking.choices_of(of(config), 10.0)[0]
     assert way.devices >= 8192
     assert session.extrapolation is not None
     rate_there = 10.0 * session.extrapolation.efficiency(config) * 1024
@@ -139,4 +139,4 @@ def test_a_configuration_without_a_recovery_never_wins() -> None:
     session = large(goodput=(*TERMS, "recovery=drop"))
     config = session.space.base.replace({"zero_stage": 3, "tensor_parallel_size": 8})
     assert isinstance(config, TrialConfig)
-    assert session.ranking.ways(of(config), 900.0) == () and session.ranking.efficiency(of(config), 900.0) < 1e-6
+    assert session.ranking.choices_of(of(config), 900.0) == () and session.ranking.efficiency(of(config), 900.0) < 1e-6
