@@ -81,7 +81,7 @@ def _carried_over(found: Imported, fields: Mapping[str, Any], report: Report) ->
     specific = ", ".join(sorted(capability.specific))
     report(
         f"measured on {found.engine}: values that carry over to {capability.engine} are kept, and {specific} tuned "
-        "(docs/transfer.md)"
+        "(docs/results/transfer.md)"
     )
     values = TrialConfig().replace(found.knobs).every_value()
     return {
