@@ -48,7 +48,7 @@ lock:
 demo: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
-# docs/testing.md lists what check, test and nightly cover. Three processes: with two a quarter of the time of two cores was waiting,
+# docs/architecture.md lists what check, test and nightly cover. Three processes: with two a quarter of the time of two cores was waiting,
 # and four were not faster.
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # Tests that start no process and play no whole sweep.

@@ -23,7 +23,7 @@ def introduction(steps: int, seconds: float) -> str:
         f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT}, on {RANKS} data-parallel gloo ranks "
         f"(native engine) at stage 2 with two micro-batches a step, at a learning rate of {loss_of_types.LEARNING_RATE:g}, "
         "where training does not amplify rounding; AdamW by default. "
-        f"The types: [types and optimizers](../numerics.md). {seconds:.0f} s.\n"
+        f"The types: [types and optimizers](../numerics.md#types-and-optimizers). {seconds:.0f} s.\n"
     )
 
 

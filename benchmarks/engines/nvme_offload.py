@@ -43,7 +43,8 @@ ROUNDS = 5
 INTRODUCTION = """# States in files, measured
 
 Written by `make bench` (`benchmarks/engines/nvme_offload.py`). A transformer of {millions} million parameters on one CPU rank,
-ZeRO stage 3 in fp32, optimizer state in files ([how](../nvme.md)), parameters in host memory. States are 16 bytes a parameter;
+ZeRO stage 3 in fp32, optimizer state in files ([how](../performance.md#offloading-to-files)), parameters in host
+memory. States are 16 bytes a parameter;
 an update reads and writes 12 of them, here by {how}. Rates count both directions, medians of {rounds} updates and of as many
 passes between them.
 """

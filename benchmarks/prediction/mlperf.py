@@ -43,7 +43,7 @@ Written by `python -m benchmarks.prediction.mlperf CHECKOUT ... --markdown docs/
 models to MLPerf Training ({rounds}; results: mlcommons, Apache-2.0). No coefficient was fitted to them. After a first look at
 them (median error 19 %), what they showed to be wrong was mended from other sources: racks of GB200 and GB300 are link domains
 of 72 devices, AMD's devices reach a smaller [share of their peak](kernel-model.md), and products, attention and messages follow
-measured kernels. A log with its script is also [knowledge](../knowledge.md).
+measured kernels. A log with its script is also [knowledge](../clusters.md#knowledge-of-others).
 
 {summary}
 

@@ -53,7 +53,7 @@ def page(documents: Mapping[Calibration, Document], lines: list[Line], sections:
         "# Predictions against measurements",
         "",
         f"Written by `make validate` in {seconds:.0f} s: `python -m benchmarks.prediction.validate` on published",
-        "measurements, in each mode. [Definitions of the scores and the ceilings](../validation-method.md).",
+        "measurements, in each mode. [Scores and ceilings](../prediction-model.md#how-predictions-are-scored).",
         "",
         f"{held} of {len(lines)} targets are held, {sum(line.held is False for line in lines)} missed.",
         "[Why](../prediction-model.md#what-is-missed-and-why).",

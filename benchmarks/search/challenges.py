@@ -158,8 +158,9 @@ def page(found: Mapping[int, Sequence[Game]]) -> str:
     lines = [
         "# Are the verdicts on recipes right?",
         "",
-        f"Written by `python -m benchmarks.search.challenges`. [Challenges](../challenge.md) of {RECIPES} DeepSpeed recipes in",
-        "each [reference grid](reference-grid.md), played on its rates with the noise of its repeats. A verdict is right if",
+        "Written by `python -m benchmarks.search.challenges`. [Challenges](../recipes.md#challenge-a-recipe) of",
+        f"{RECIPES} DeepSpeed recipes in each [reference grid](reference-grid.md), played on its rates with the noise of its",
+        "repeats. A verdict is right if",
         "the grid agrees: *beaten*, and the named rival is faster; *not beaten*, and no rival is faster by more than 1 %;",
         "*undecided*, and the 95 % intervals of as many measurements overlap.",
         "",

@@ -123,7 +123,7 @@ def main() -> int:
             "# How long guided search takes to decide", "",
             f"Written by `benchmarks/search/decision_time.py`: {FEATURES} features, {TAGS} memory tags for each synthetic",
             "candidate. A decision is all work between trials except describing the candidates, which is done once for a",
-            "search and again at each [milestone](../guided-search.md#how-it-chooses), when coefficients are fitted:",
+            "search and again at each [milestone](../strategies.md#how-it-chooses), when coefficients are fitted:",
             "0.4 to 0.8 s.",
             "",
         ]  # fmt: skip

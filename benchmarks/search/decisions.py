@@ -177,7 +177,7 @@ def page(settings: list[Row], bins: list[Row], before: dict[tuple[float, int], R
         "on the replay runner. Measurements are true rates times log-normal noise. In a third of the jobs no configuration is",
         f"faster than the baseline. *Worse*: the answer is slower than the baseline by more than {WORSE:.0%} in truth; at most",
         f"{MOST_WORSE:.0%} of the answers may be. *Loss*: the answer's shortfall from the best tried configuration.",
-        "*Repeats*: measurements after the search. How answers are decided: [decisions](../decision.md).",
+        "*Repeats*: measurements after the search. [How answers are decided](../strategies.md#how-the-answer-is-decided).",
         "",
         "| noise | trials | worse: old | now | loss: old | now | stated | repeats: old | now | keeps | best: stated | true |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
