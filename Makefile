@@ -48,7 +48,7 @@ lock:
 demo: $(STAMP)
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash examples/demo.sh
 
-# docs/testing.md lists what check, test and nightly cover. Three processes: with two a quarter of the time of two cores was waiting,
+# docs/architecture.md lists what check, test and nightly cover. Three processes: with two a quarter of the time of two cores was waiting,
 # and four were not faster.
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 # Tests that start no process and play no whole sweep.
@@ -92,7 +92,7 @@ oldest: $(OLDEST_STAMP)
 	rm -f $(OLDEST_VENV)/gpu.jsonl
 	for part in correctness grid by-hand; do $(OLDEST_BIN)/python -m benchmarks.gpu --device cpu --part $$part --out $(OLDEST_VENV)/gpu.jsonl \
 	    --resume $(OLDEST_VENV)/gpu.jsonl --seconds 520 || exit 1; done
-	$(OLDEST_BIN)/python -m benchmarks.engines.torch_versions --results $(OLDEST_VENV)/engines.xml --markdown docs/torch-versions.md
+	$(OLDEST_BIN)/python -m benchmarks.engines.torch_versions --results $(OLDEST_VENV)/engines.xml --markdown docs/results/torch-versions.md
 
 # From constraints.txt: the frameworks of others are no part of what is locked.
 # torch first, with its exact version: without it, installers may prefer a newer build with gigabytes of CUDA libraries.
@@ -127,11 +127,11 @@ trackers: $(TRACKERS_STAMP)
 extras: $(EXTRAS_STAMP) trackers
 	$(EXTRAS_BIN)/python -m pytest tests/autotune/exports/test_targets.py tests/autotune/strategies \
 	    tests/autotune/agents tests/search_spaces/models tests/executor/files tests/executor/engines/test_user_modules.py tests/executor/engines/command/test_frameworks.py tests/executor/engines/deepspeed tests/deploy/test_chart.py
-	$(EXTRAS_BIN)/python -m benchmarks.frameworks.torch_export --markdown docs/torch-export.md
-	$(EXTRAS_BIN)/python -m benchmarks.frameworks.own_models --markdown docs/own-models.md
-	$(EXTRAS_BIN)/python -m benchmarks.prediction.module_plans --markdown docs/module-plans.md
-	$(EXTRAS_BIN)/python -m benchmarks.frameworks.own_scripts --markdown docs/own-scripts.md
-	$(EXTRAS_BIN)/python -m benchmarks.engines.prefetch --markdown docs/prefetch.md
+	$(EXTRAS_BIN)/python -m benchmarks.frameworks.torch_export --markdown docs/results/torch-export.md
+	$(EXTRAS_BIN)/python -m benchmarks.frameworks.own_models --markdown docs/results/own-models.md
+	$(EXTRAS_BIN)/python -m benchmarks.prediction.module_plans --markdown docs/results/module-plans.md
+	$(EXTRAS_BIN)/python -m benchmarks.frameworks.own_scripts --markdown docs/results/own-scripts.md
+	$(EXTRAS_BIN)/python -m benchmarks.engines.prefetch --markdown docs/results/prefetch.md
 
 $(DOCS_STAMP): constraints.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
@@ -168,69 +168,69 @@ release: $(RELEASE_STAMP)
 	$(RELEASE_BIN)/python -m release.build --sbom
 
 parity: $(STAMP)
-	$(BIN)/python -m benchmarks.correctness.parity --markdown docs/parity.md
-	$(BIN)/python -m benchmarks.correctness.loss_curves --markdown docs/loss-curves.md
-	$(BIN)/python -m benchmarks.correctness.narrow_types --markdown docs/narrow-types.md
-	$(BIN)/python -m benchmarks.correctness.attention_windows --markdown docs/attention-windows.md
-	$(BIN)/python -m benchmarks.correctness.compressed --markdown docs/compressed-communication-benchmark.md
+	$(BIN)/python -m benchmarks.correctness.parity --markdown docs/results/parity.md
+	$(BIN)/python -m benchmarks.correctness.loss_curves --markdown docs/results/loss-curves.md
+	$(BIN)/python -m benchmarks.correctness.narrow_types --markdown docs/results/narrow-types.md
+	$(BIN)/python -m benchmarks.correctness.attention_windows --markdown docs/results/attention-windows.md
+	$(BIN)/python -m benchmarks.correctness.compressed --markdown docs/results/compressed-communication-benchmark.md
 
 chaos: $(STAMP)
-	AUTOTUNE_CHAOS_KILLS=10 AUTOTUNE_CRASH_MATRIX=docs/crash-matrix.md AUTOTUNE_RAY_CHAOS=docs/ray-chaos.md \
+	AUTOTUNE_CHAOS_KILLS=10 AUTOTUNE_CRASH_MATRIX=docs/results/crash-matrix.md AUTOTUNE_RAY_CHAOS=docs/results/ray-chaos.md \
 	    $(BIN)/python -m pytest -m chaos
 
 hostile: $(STAMP)
-	AUTOTUNE_HOSTILE=docs/hostile.md $(BIN)/python -m pytest -m hostile
+	AUTOTUNE_HOSTILE=docs/results/hostile.md $(BIN)/python -m pytest -m hostile
 
 fuzz: $(STAMP)
 	AUTOTUNE_FUZZ_EXAMPLES=300 $(BIN)/python -m pytest -m fuzz
 
 bench: $(STAMP)
-	$(BIN)/python -m benchmarks.trials.trial_overhead --markdown docs/trial-overhead.md
-	$(BIN)/python -m benchmarks.trials.pool_overhead --markdown docs/pool-overhead.md
-	$(BIN)/python -m benchmarks.trials.hang_and_death --markdown docs/hang-and-death.md
-	$(BIN)/python -m benchmarks.prediction.dry_run --markdown docs/dry-run.md
-	$(BIN)/python -m benchmarks.trials.intervals --markdown docs/interval-coverage.md
-	$(BIN)/python -m benchmarks.goodput --markdown docs/goodput.md
-	$(BIN)/python -m benchmarks.goodput.live --markdown docs/goodput-live.md
-	$(BIN)/python -m benchmarks.search.decisions --markdown docs/decision-benchmark.md
-	$(BIN)/python -m benchmarks.search.challenges --markdown docs/challenge-games.md
-	$(BIN)/python -m benchmarks.search.live_answers --markdown docs/live-answers.md
-	$(BIN)/python -m benchmarks.trials.fidelity --markdown docs/fidelity.md
-	$(BIN)/python -m benchmarks.search.depth --markdown docs/depth.md
-	$(BIN)/python -m benchmarks.engines.engine --markdown docs/engine-benchmark.md
-	$(BIN)/python -m benchmarks.service.load --parts reads processes streams sqlite --markdown docs/service-load.md
-	$(BIN)/python -m benchmarks.prediction.speed --markdown docs/prediction-speed.md
-	$(BIN)/python -m benchmarks.prediction.kernel_counts --markdown docs/kernel-counts.md
-	$(BIN)/python -m benchmarks.prediction.capacity --markdown docs/capacity.md
-	$(BIN)/python -m benchmarks.engines.data_efficiency --markdown docs/data-efficiency-benchmark.md
-	$(BIN)/python -m benchmarks.engines.packing --markdown docs/packing-benchmark.md
-	$(BIN)/python -m benchmarks.engines.nvme_offload --markdown docs/nvme-benchmark.md
-	$(BIN)/python -m benchmarks.engines.pipeline_program --markdown docs/pipeline-program.md
-	$(BIN)/python -m benchmarks.engines.update_counts --markdown docs/update-counts.md
-	$(BIN)/python -m benchmarks.service.load --parts large --markdown docs/service-large-job.md
-	$(BIN)/python -m benchmarks.service.page --markdown docs/page-performance.md
-	$(BIN)/python -m benchmarks.service.page --trials 100000 --runs 3 --markdown docs/page-performance-100000.md
-	$(BIN)/python -m benchmarks.search.grid --markdown docs/reference-grid.md
-	$(BIN)/python -m benchmarks.search.live_sweeps --warm --markdown docs/live-sweeps.md
-	$(BIN)/python -m benchmarks.search.scale_hosts --markdown docs/scaling.md
-	$(BIN)/python -m benchmarks.engines.deepspeed_engine --markdown docs/deepspeed-engine.md
-	$(BIN)/python -m benchmarks.search.full_space --markdown docs/full-space.md
-	$(BIN)/python -m benchmarks.prediction.plan_recipes --markdown docs/plan-recipes.md
-	$(BIN)/python -m benchmarks.prediction.transfer --markdown docs/transfer.md
-	$(BIN)/python -m benchmarks.search.against_deepspeed --deepspeed-python $(DEEPSPEED_PYTHON) --markdown docs/against-deepspeed.md
+	$(BIN)/python -m benchmarks.trials.trial_overhead --markdown docs/results/trial-overhead.md
+	$(BIN)/python -m benchmarks.trials.pool_overhead --markdown docs/results/pool-overhead.md
+	$(BIN)/python -m benchmarks.trials.hang_and_death --markdown docs/results/hang-and-death.md
+	$(BIN)/python -m benchmarks.prediction.dry_run --markdown docs/results/dry-run.md
+	$(BIN)/python -m benchmarks.trials.intervals --markdown docs/results/interval-coverage.md
+	$(BIN)/python -m benchmarks.goodput --markdown docs/results/goodput.md
+	$(BIN)/python -m benchmarks.goodput.live --markdown docs/results/goodput-live.md
+	$(BIN)/python -m benchmarks.search.decisions --markdown docs/results/decision-benchmark.md
+	$(BIN)/python -m benchmarks.search.challenges --markdown docs/results/challenge-games.md
+	$(BIN)/python -m benchmarks.search.live_answers --markdown docs/results/live-answers.md
+	$(BIN)/python -m benchmarks.trials.fidelity --markdown docs/results/fidelity.md
+	$(BIN)/python -m benchmarks.search.depth --markdown docs/results/depth.md
+	$(BIN)/python -m benchmarks.engines.engine --markdown docs/results/engine-benchmark.md
+	$(BIN)/python -m benchmarks.service.load --parts reads processes streams sqlite --markdown docs/results/service-load.md
+	$(BIN)/python -m benchmarks.prediction.speed --markdown docs/results/prediction-speed.md
+	$(BIN)/python -m benchmarks.prediction.kernel_counts --markdown docs/results/kernel-counts.md
+	$(BIN)/python -m benchmarks.prediction.capacity --markdown docs/results/capacity.md
+	$(BIN)/python -m benchmarks.engines.data_efficiency --markdown docs/results/data-efficiency-benchmark.md
+	$(BIN)/python -m benchmarks.engines.packing --markdown docs/results/packing-benchmark.md
+	$(BIN)/python -m benchmarks.engines.nvme_offload --markdown docs/results/nvme-benchmark.md
+	$(BIN)/python -m benchmarks.engines.pipeline_program --markdown docs/results/pipeline-program.md
+	$(BIN)/python -m benchmarks.engines.update_counts --markdown docs/results/update-counts.md
+	$(BIN)/python -m benchmarks.service.load --parts large --markdown docs/results/service-large-job.md
+	$(BIN)/python -m benchmarks.service.page --markdown docs/results/page-performance.md
+	$(BIN)/python -m benchmarks.service.page --trials 100000 --runs 3 --markdown docs/results/page-performance-100000.md
+	$(BIN)/python -m benchmarks.search.grid --markdown docs/results/reference-grid.md
+	$(BIN)/python -m benchmarks.search.live_sweeps --warm --markdown docs/results/live-sweeps.md
+	$(BIN)/python -m benchmarks.search.scale_hosts --markdown docs/results/scaling.md
+	$(BIN)/python -m benchmarks.engines.deepspeed_engine --markdown docs/results/deepspeed-engine.md
+	$(BIN)/python -m benchmarks.search.full_space --markdown docs/results/full-space.md
+	$(BIN)/python -m benchmarks.prediction.plan_recipes --markdown docs/results/plan-recipes.md
+	$(BIN)/python -m benchmarks.prediction.transfer --markdown docs/results/transfer.md
+	$(BIN)/python -m benchmarks.search.against_deepspeed --deepspeed-python $(DEEPSPEED_PYTHON) --markdown docs/results/against-deepspeed.md
 
 validate: $(STAMP)
-	$(BIN)/python -m benchmarks.prediction.validation --data $(DATA) --markdown docs/validation.md
+	$(BIN)/python -m benchmarks.prediction.validation --data $(DATA) --markdown docs/results/validation.md
 
 search: $(STAMP)
-	$(BIN)/python -m benchmarks.search.decision_time --markdown docs/decision-time.md
-	$(BIN)/python -m benchmarks.search.search --data $(DATA) --markdown docs/search.md
+	$(BIN)/python -m benchmarks.search.decision_time --markdown docs/results/decision-time.md
+	$(BIN)/python -m benchmarks.search.search --data $(DATA) --markdown docs/results/search.md
 
 # Needs torch, NumPy and SciPy alone: no environment is made, PYTHON is the one that has torch. Part after part, each in pieces
 # of under ten minutes that resume where the last one ended (status 75); the page has what there is.
 GPU_DEVICE ?= cuda
 GPU_LINES ?= build/gpu/$(GPU_DEVICE).jsonl
-GPU_PAGE ?= docs/gpu.md
+GPU_PAGE ?= docs/results/gpu.md
 GPU_PARTS ?= correctness grid sweep by-hand
 GPU_AHEAD ?= build/gpu/ahead.jsonl
 GPU_PART = $(PYTHON) -m benchmarks.gpu --device $(GPU_DEVICE) --out $(GPU_LINES) --resume $(GPU_LINES) $(GPU_AHEAD) --seconds 520

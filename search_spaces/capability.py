@@ -44,7 +44,7 @@ class Capability:
     combinations: tuple[Combination, ...] = ()
     """Each is refused before any process starts."""
     specific: frozenset[str] = frozenset()
-    """Knobs whose best value on the native engine lost over 3 % on this engine (docs/transfer.md): tuned only on this
+    """Knobs whose best value on the native engine lost over 3 % on this engine (docs/results/transfer.md): tuned only on this
     engine."""
     keeps_copy_beside_gradients: bool = False
     """Whether a rank of stages 0-2 holds whole parameters and all gradients at the same time. False: not at all times, so only

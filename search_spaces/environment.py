@@ -141,7 +141,7 @@ def environment_problem(text: str, device: str) -> str | None:
 
 
 def standard_settings(device: str, nodes: int) -> tuple[str, ...]:
-    """The settings of a job that does not name any (docs/environment.md has the reasons)."""
+    """The settings of a job that does not name any (docs/performance.md has the reasons)."""
     if device != "cuda":
         return _ON_CPUS
     return _ON_A_NODE if nodes == 1 else _ON_NODES

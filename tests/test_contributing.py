@@ -57,7 +57,7 @@ def run(copy: Path, *words: str) -> str:
 def test_add_a_knob(copy: Path) -> None:
     declaration = recipe("knob")
     assert f"number={max(knob.number for knob in KNOBS.values()) + 1}," in declaration
-    knobs = copy / "search_spaces" / "knobs" / "process.py"
+    knobs = copy / "search_spaces" / "knobs" / "computation.py"
     knobs.write_text(knobs.read_text(encoding="utf-8") + declaration, encoding="utf-8")
     insert(copy / "executor" / "trial" / "run.py", "    report = session.train_step()", recipe("engine"), after=True)
 

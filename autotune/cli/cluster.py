@@ -87,7 +87,7 @@ def _print(address: str, facts: ClusterFacts, console: Console) -> None:
     console.print(_nodes_table(facts), highlight=False)
     for node in facts.nodes:
         if not node.alive:
-            _print_line(console, f"{node.name} is gone: {node.why_gone}; start Ray on it again, as docs/deploy/by-hand.md says")
+            _print_line(console, f"{node.name} is gone: {node.why_gone}; start Ray on it again, as docs/deploy.md says")
     for item in facts.quarantine:
         _print_line(console, _quarantine_text(item, facts.nodes))
     _print_line(console, "")

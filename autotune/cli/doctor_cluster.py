@@ -80,7 +80,7 @@ def node_findings(checkup: Checkup, local_versions: Mapping[str, str]) -> list[F
 
 def _silent(checkup: Checkup) -> Iterator[Finding]:
     for node in (node for node in checkup.nodes if not node.alive):
-        remedy = "start Ray on it again; a supervisor does, see docs/deploy/by-hand.md"
+        remedy = "start Ray on it again; a supervisor does, see docs/deploy.md"
         yield Finding(name=f"node {node.name}", good=False, text=f"is gone: {node.why_gone}", remedy=remedy)
     for name, why in checkup.silent:
         remedy = "look at /tmp/ray/session_latest/logs on it, or start its Ray again"

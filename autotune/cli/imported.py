@@ -83,7 +83,7 @@ def _carried_over(imported: Imported, fields: Mapping[str, Any], report: Report)
     specific = ", ".join(sorted(capability.specific))
     report(
         f"measured on {imported.engine}: values that carry over to {capability.engine} are kept, and {specific} tuned "
-        "(docs/transfer.md)"
+        "(docs/results/transfer.md)"
     )
     values = TrialConfig().replace(imported.knobs).every_value()
     return {

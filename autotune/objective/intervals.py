@@ -1,4 +1,4 @@
-"""Confidence intervals that include the spread between repeats (docs/intervals.md has method and sources)."""
+"""Confidence intervals that include the spread between repeats (docs/measurement.md has method and sources)."""
 
 import math
 from collections.abc import Iterable, Sequence

@@ -21,7 +21,7 @@ Array = NDArray[np.float64]
 
 NOISE_WEIGHT = 0.75
 """Degrees of freedom of the assumed noise once there are repeats. Few, because machines differ by a factor of five: with more,
-a noisy machine makes wrong answers look certain (docs/decision-benchmark.md). Without repeats, the assumption keeps the
+a noisy machine makes wrong answers look certain (docs/results/decision-benchmark.md). Without repeats, the assumption keeps the
 prior's degrees of freedom."""
 WELL_CHOSEN = 1 / 3
 """Prior probability that the user's configuration is already tuned, so that no tried one is faster. Otherwise each of the n

@@ -114,7 +114,7 @@ def environments_of(request: JobRequest, space: SearchSpace, baselines: Sequence
         if problem is None and environment in (base, *environments, *(config.environment for config in baselines)):
             problem = f"{setting} equals a measured environment"
         if problem is not None:
-            raise RequestError(ENVIRONMENT_SETTINGS, problem, "give another setting; docs/environment.md lists the variables")
+            raise RequestError(ENVIRONMENT_SETTINGS, problem, "give another setting; docs/performance.md lists the variables")
         environments.append(environment)
     return tuple(environments)
 

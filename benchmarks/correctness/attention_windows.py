@@ -1,10 +1,10 @@
 """Does sliding-window attention train as well as full attention, and is it as fast as promised? Exit code 1 if not.
 
-    python -m benchmarks.correctness.attention_windows [--steps 60] [--markdown docs/attention-windows.md]
+    python -m benchmarks.correctness.attention_windows [--steps 60] [--markdown docs/results/attention-windows.md]
 
-The model and the text of `loss_curves.py` in one process (every layout computes the same, docs/parity.md): each window with
-five seeds; its loss must stay within a stated bound of full attention's. Then attention's forward and backward passes are timed
-at realistic sequence lengths, a window and full causal attention in turn.
+The model and the text of `loss_curves.py` in one process (every layout computes the same, docs/results/parity.md): each window
+with five seeds; its loss must stay within a stated bound of full attention's. Then attention's forward and backward passes are
+timed at realistic sequence lengths, a window and full causal attention in turn.
 """
 
 import statistics
@@ -96,7 +96,7 @@ def page(ends: Sequence[Ends], steps: int, seconds: float) -> str:
         f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT} in one "
         f"process: mean loss of the last {LAST} steps for {SEEDS} seeds, and its distance from full attention's with the "
         f"same seed. Bound: a mean of at most {BOUND:g} above it. Seeds have a standard deviation of {spread:.1%}. The "
-        f"windows: [attention](parallelism.md#attention). {seconds:.0f} s."
+        f"windows: [attention](../parallelism.md#attention). {seconds:.0f} s."
     )
     lines = [
         "# Windows of attention", "", about, "", "## Loss", "",

@@ -24,7 +24,7 @@ HELD: Mapping[str, Mapping[str, Value]] = {
     "fp32, LAMB": {"optimizer": "lamb"},
     "fp32, Muon": {"optimizer": "muon"},
 }
-"""Types, and the optimizers whose updates equal torch's exactly (docs/parity.md), so that no loss needs a bound."""
+"""Types, and the optimizers whose updates equal torch's exactly (docs/results/parity.md), so that no loss needs a bound."""
 WIDTH = {"fp32": 4, "bf16": 2, "fp16": 2}
 COUNTER = 4
 """Bytes of the step counter of torch's AdamW, for each tensor it is given."""
@@ -155,9 +155,9 @@ def section(measured: Mapping[str, Sequence[Bytes]]) -> str:
     """Markdown: bytes, and the savings against fp32."""
     about = (
         "Bytes of a rank, measured on each of the 4 after an update: equal, to the byte, to the closed forms "
-        "([states](closed-forms.md#states-parameters-gradients-optimizer_state)), and so are the savings. *Gradients*: those "
-        "kept from one micro-batch to the next. *Reduced*: gradients that a step sends, before they are divided among the "
-        "ranks."
+        "([states](../closed-forms.md#states-parameters-gradients-optimizer_state)), and so are the savings. *Gradients*: "
+        "those kept from one micro-batch to the next. *Reduced*: gradients that a step sends, before they are divided among "
+        "the ranks."
     )
     heads = ("type", "parameters", "master and moments", "gradients", "kept, of fp32", "reduced a step", "of fp32")
     lines = ["", "## Bytes", "", about, "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]

@@ -1,6 +1,6 @@
 """Does compressed communication train as well, and send as little as promised? Exit code 1 if not.
 
-    python -m benchmarks.correctness.compressed [--steps 60] [--markdown docs/compressed-communication-benchmark.md]
+    python -m benchmarks.correctness.compressed [--steps 60] [--markdown docs/results/compressed-communication-benchmark.md]
 
 The model and the text of `loss_curves.py` on 4 gloo ranks: every method with five seeds. Its loss must stay within stated
 bounds of the exact run's, and what each rank sends and keeps must equal the closed forms.
@@ -133,9 +133,10 @@ def bytes_section(measured: Mapping[str, tuple[Sequence[Step], Sequence[Step]]])
     """Markdown: messages, and the savings."""
     about = (
         "What a rank sends in a step and keeps for it, measured on each of the 4: equal, to the byte, to the closed forms "
-        "([compressed communication](closed-forms.md#compressed-communication)), and so are the savings. Messages are counted "
-        "whole, before they are divided among the ranks; savings count an all-reduce twice, since it sends in both directions. "
-        "`near` is the group of 2 neighbours; everything else goes to all ranks, or to copies of the shards (`replica`)."
+        "([compressed communication](../closed-forms.md#compressed-communication)), and so are the savings. Messages are "
+        "counted whole, before they are divided among the ranks; savings count an all-reduce twice, since it sends in both "
+        "directions. `near` is the group of 2 neighbours; everything else goes "
+        "to all ranks, or to copies of the shards (`replica`)."
     )
     heads = ("method", "without", "with", "saved beyond the neighbours", "kept more")
     lines = ["", "## Bytes", "", about, "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
@@ -172,7 +173,7 @@ def introduction(steps: int, seconds: float) -> str:
         f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT}, on {RANKS} data-parallel gloo ranks "
         f"(native engine), at a learning rate of {loss_of_types.LEARNING_RATE:g}, where training does not amplify rounding; "
         f"1-bit Adam {SIGN_STEPS} steps at {SIGN_RATE:g}, the first {WARM_UP} of them AdamW's. "
-        f"The methods: [compressed communication](compressed-communication.md). {seconds:.0f} s.\n"
+        f"The methods: [compressed communication](../numerics.md#compressed-communication). {seconds:.0f} s.\n"
     )
 
 

@@ -1,6 +1,6 @@
 """Does the loss on real text fall equally in every layout? Prints a table; exit code 1 if a curve departs or does not fall.
 
-    python -m benchmarks.correctness.loss_curves [--steps 60] [--markdown docs/loss-curves.md]
+    python -m benchmarks.correctness.loss_curves [--steps 60] [--markdown docs/results/loss-curves.md]
 
 A small llama in float32 trains on the default text (the sources of the Python standard library, as bytes) in one process and
 in each layout on 4 gloo ranks: the same samples in the same order. The remaining difference between two curves is rounding

@@ -1,6 +1,6 @@
 """What the tests of each tier notice: the product with one random change at a time.
 
-    python -m benchmarks.correctness.mutants --count 160 --seed 0 --out build/mutants.jsonl --markdown docs/mutants.md
+    python -m benchmarks.correctness.mutants --count 160 --seed 0 --out build/mutants.jsonl --markdown docs/results/mutants.md
 
 Files are drawn by their lines, and in a file an expression of its functions; a change is another operator, number or truth
 value, or a condition negated. A change counts as noticed if a test fails.

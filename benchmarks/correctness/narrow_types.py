@@ -1,6 +1,6 @@
 """Do narrow types and optimizer states train as well as float32, in the promised bytes? Exit code 1 if not.
 
-    python -m benchmarks.correctness.narrow_types [--steps 60] [--markdown docs/narrow-types.md]
+    python -m benchmarks.correctness.narrow_types [--steps 60] [--markdown docs/results/narrow-types.md]
 
 The model and the text of `loss_curves.py` on 4 gloo ranks at stage 2 with two micro-batches a step: every type with five
 seeds. Its loss must stay within stated bounds of float32's, and what each rank holds and sends must equal the closed forms.
@@ -23,7 +23,7 @@ def introduction(steps: int, seconds: float) -> str:
         f"{WORKLOAD.global_batch_size} x {WORKLOAD.sequence_length} bytes of {TEXT}, on {RANKS} data-parallel gloo ranks "
         f"(native engine) at stage 2 with two micro-batches a step, at a learning rate of {loss_of_types.LEARNING_RATE:g}, "
         "where training does not amplify rounding; AdamW by default. "
-        f"The types: [types and optimizers](numerics.md). {seconds:.0f} s.\n"
+        f"The types: [types and optimizers](../numerics.md#types-and-optimizers). {seconds:.0f} s.\n"
     )
 
 

@@ -1,6 +1,6 @@
 """Do the engines train exactly like one process? Prints a table; exit code 1 if a case differs or is missing.
 
-    python -m benchmarks.correctness.parity [--ranks 2 4 8] [--every N] [--only TEXT] [--markdown docs/parity.md]
+    python -m benchmarks.correctness.parity [--ranks 2 4 8] [--every N] [--only TEXT] [--markdown docs/results/parity.md]
 
 Each case trains three AdamW steps on real text, on `--ranks` gloo processes, and compares every loss, gradient norm and
 weight with plain PyTorch in one process on the whole batch; for types less exact than float64, only losses are compared, within

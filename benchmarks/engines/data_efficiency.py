@@ -1,6 +1,6 @@
 """Do data schedules reach the same loss sooner? Prints a table; exit code 1 if random-LTD ends beyond its bound.
 
-    python -m benchmarks.engines.data_efficiency [--steps 200] [--markdown docs/data-efficiency-benchmark.md]
+    python -m benchmarks.engines.data_efficiency [--steps 200] [--markdown docs/results/data-efficiency-benchmark.md]
 
 A small llama in float32 trains on the default text (the sources of the Python standard library, as bytes) in one process,
 exactly and with each schedule, from the same weights and on the same samples, for several seeds. The compared loss is

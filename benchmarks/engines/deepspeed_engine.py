@@ -1,6 +1,6 @@
 """The deepspeed engine in warm ranks: overhead of a trial beyond its steps, memory growth, and the native engine beside it.
 
-    python -m benchmarks.engines.deepspeed_engine [--trials 30] [--rounds 3] [--markdown docs/deepspeed-engine.md]
+    python -m benchmarks.engines.deepspeed_engine [--trials 30] [--rounds 3] [--markdown docs/results/deepspeed-engine.md]
 
 About 6 minutes on two idle cores. DeepSpeed 0.19.8 must be installed (`pip install 'autotune[deepspeed]'`); without it, the
 program prints the reason and measures nothing.

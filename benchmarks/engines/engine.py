@@ -1,7 +1,7 @@
 """The native engine against torch DDP, FSDP2 and DeepSpeed, stage by stage, on two ranks with a slow link between them.
 
     python -m benchmarks.engines.engine [--settings small …] [--contests "stage 0" …] [--rounds 8] [--rate 500mbit]
-                                [--markdown docs/engine-benchmark.md]
+                                [--markdown docs/results/engine-benchmark.md]
 
 About 90 minutes on two idle cores, half of it for the large setting.
 

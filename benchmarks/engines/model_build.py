@@ -1,7 +1,7 @@
 """Cost of building one rank of a large model, and overhead of a trial beyond its steps, now and before.
 
 python -m benchmarks.engines.model_build [--before FOLDER] [--results FILE [--partial]]
-    [--markdown docs/model-build.md]
+    [--markdown docs/results/model-build.md]
 
 FOLDER: a checkout of commit dae9dbf, the last one that drew parameters whole on the CPU. FILE: results so far, one a line;
 missing ones are run and appended, so that an interrupted run continues. With --partial they are "not run" on the page.

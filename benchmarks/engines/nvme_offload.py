@@ -1,6 +1,6 @@
 """States that exceed a memory limit twice over, kept in files: does the update run at the file system's bandwidth?
 
-    python -m benchmarks.engines.nvme_offload [--nvme PATH] [--layers N] [--markdown docs/nvme-benchmark.md]
+    python -m benchmarks.engines.nvme_offload [--nvme PATH] [--layers N] [--markdown docs/results/nvme-benchmark.md]
 
 One rank trains a transformer at stage 3 with its optimizer state in files and its parameters in host memory. Each
 step's update is compared with a pass over a file of the same size, read and written as in the engine, without the arithmetic.
@@ -43,8 +43,9 @@ ROUNDS = 5
 INTRODUCTION = """# States in files, measured
 
 Written by `make bench` (`benchmarks/engines/nvme_offload.py`). A transformer of {millions} million parameters on one CPU rank,
-ZeRO stage 3 in fp32, optimizer state in files ([how](nvme.md)), parameters in host memory. States are 16 bytes a parameter; an
-update reads and writes 12 of them, here by {how}. Rates count both directions, medians of {rounds} updates and of as many
+ZeRO stage 3 in fp32, optimizer state in files ([how](../performance.md#offloading-to-files)), parameters in host
+memory. States are 16 bytes a parameter;
+an update reads and writes 12 of them, here by {how}. Rates count both directions, medians of {rounds} updates and of as many
 passes between them.
 """
 WORKLOAD = {"global_batch_size": 1, "sequence_length": 16}

@@ -1,6 +1,6 @@
 """What does packing documents into rows save? Prints a table; exit code 1 where packed and padded training differ.
 
-    python -m benchmarks.engines.packing [--rounds 12] [--markdown docs/packing-benchmark.md]
+    python -m benchmarks.engines.packing [--rounds 12] [--markdown docs/results/packing-benchmark.md]
 
 A llama in float32 on 2 data-parallel ranks trains on documents whose lengths are skewed like those of instructions: many
 short ones, few long ones. First, one pass over the same documents, packed and padded, must have the same loss and gradient

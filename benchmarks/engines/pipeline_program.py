@@ -1,6 +1,6 @@
 """Uneven stages by an integer program: solution time, gain over even stages, and its layouts as real trials.
 
-    python -m benchmarks.engines.pipeline_program [--without-trials] [--markdown docs/pipeline-program.md]
+    python -m benchmarks.engines.pipeline_program [--without-trials] [--markdown docs/results/pipeline-program.md]
 
 Half a minute, and a minute of trials on four CPU ranks. Exit status 1 if a program takes more than `BOUND` seconds, is worse
 than even stages, or a trial's losses differ from those of even stages.

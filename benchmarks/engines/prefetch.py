@@ -1,6 +1,6 @@
 """Effect of `prefetch_bucket_size` at stage 3, below and above the size of a block, compared with DeepSpeed.
 
-    python -m benchmarks.engines.prefetch [--engines native deepspeed] [--markdown docs/prefetch.md]
+    python -m benchmarks.engines.prefetch [--engines native deepspeed] [--markdown docs/results/prefetch.md]
 
 About 2 minutes on two cores. Only counts, no times: any machine gives the same. DeepSpeed 0.19.8 takes part if it is installed
 (`pip install 'autotune[deepspeed]'`); without it, only our engine is measured.

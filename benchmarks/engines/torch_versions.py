@@ -1,6 +1,6 @@
 """The page of supported torch versions and of what each refuses, from the declaration and a run of `make oldest`.
 
-python -m benchmarks.engines.torch_versions --results .venv-oldest/engines.xml [--markdown docs/torch-versions.md]
+python -m benchmarks.engines.torch_versions --results .venv-oldest/engines.xml [--markdown docs/results/torch-versions.md]
 """
 
 import tomllib

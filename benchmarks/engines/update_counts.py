@@ -1,6 +1,6 @@
 """Work of a step on device and host besides forward and backward: operations, waits, and overlap.
 
-    python -m benchmarks.engines.update_counts [--markdown docs/update-counts.md]
+    python -m benchmarks.engines.update_counts [--markdown docs/results/update-counts.md]
 
 A minute on two CPU ranks. Counts do not depend on the machine; a GPU starts one or a few kernels for each operation. Exit
 status 1 if a count exceeds its bound.

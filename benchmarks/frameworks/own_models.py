@@ -1,6 +1,6 @@
 """Third-party and user models: swept by real trials, and every measured layout compared with the plain model.
 
-    python -m benchmarks.frameworks.own_models [--only TITLE ...] [--trials 6] [--markdown docs/own-models.md]
+    python -m benchmarks.frameworks.own_models [--only TITLE ...] [--trials 6] [--markdown docs/results/own-models.md]
 
 Each model is swept by `autotune sweep` on two ranks. The last one is swept with the installed wheel, in a project
 whose packages have our names. Every measured configuration then trains three steps in float64, and losses, gradient norms and

@@ -1,6 +1,6 @@
 """Scripts for the Hugging Face Trainer and DeepSpeed, tuned as they are, and the outcomes of failing variants.
 
-    python -m benchmarks.frameworks.own_scripts [--only NAME ...] [--trials 4] [--markdown docs/own-scripts.md]
+    python -m benchmarks.frameworks.own_scripts [--only NAME ...] [--trials 4] [--markdown docs/results/own-scripts.md]
 
 Each example is swept by `autotune sweep … -- python train.py …` on two ranks; then one line is added that makes it
 fail, hang, end without a measurement, or exceed the memory. Exit code 1 if an outcome differs from the stated one.
@@ -29,7 +29,7 @@ INTRODUCTION = """# Your own script: what was run
 
 Written by `make extras` (`benchmarks/frameworks/own_scripts.py`): the examples for the Hugging Face Trainer and DeepSpeed, on
 two ranks of two CPU cores, by the commands shown here. Two lines of each script are autotune's. Outcomes are explained in
-[your own training script](bring-your-own-script.md)."""
+[your own training script](../bring-your-own-script.md)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,7 +140,7 @@ def part(name: str, script: Script, arguments: argparse.Namespace) -> tuple[list
         "",
         f"## {name}",
         "",
-        f"[{script.path}](../{script.path}); autotune's lines:",
+        f"[{script.path}](../../{script.path}); autotune's lines:",
         "",
         "```python",
         *script.added(),

@@ -1,6 +1,6 @@
 """Goodput: the closed form against the simulation and publications, and a cluster on which the fastest layout is not the best.
 
-python -m benchmarks.goodput [--cases 200] [--runs 1000] [--markdown docs/goodput.md]
+python -m benchmarks.goodput [--cases 200] [--runs 1000] [--markdown docs/results/goodput.md]
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Goodput of real training with injected failures, against the closed form.
 
-    python -m benchmarks.goodput.live [--failures 20] [--mean-seconds 8] [--markdown docs/goodput-live.md]
+    python -m benchmarks.goodput.live [--failures 20] [--mean-seconds 8] [--markdown docs/results/goodput-live.md]
 
 The native engine trains on four local ranks. Ranks are killed at the instants of a Poisson process. After each failure all
 ranks start again, load the last checkpoint and repeat the work since then.

@@ -1,7 +1,7 @@
 """Every proof that needs a GPU, in parts that run one by one, each in under ten minutes.
 
     python -m benchmarks.gpu --part correctness|grid|sweep|by-hand --out FILE.jsonl [--resume FILE.jsonl …] [--seconds 520]
-    python -m benchmarks.gpu --page FILE.jsonl … [--markdown docs/gpu.md]
+    python -m benchmarks.gpu --page FILE.jsonl … [--markdown docs/results/gpu.md]
 
 correctness  every collective over one rank of NCCL, two ranks on one GPU, memory, graphs, all engines and families
 grid         configurations of a 1B model in one warm process, time and memory of each predicted beforehand

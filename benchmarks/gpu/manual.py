@@ -18,7 +18,7 @@ Git ignores both: copy `build/gpu-bundle` and `build/gpu/ahead.jsonl` along with
     python3 -m benchmarks.gpu --part grid --out $L --resume $L $A --seconds 520
     python3 -m benchmarks.gpu --part sweep --out $L --resume $L $A --seconds 520
     python3 -m benchmarks.gpu --part by-hand --out $L --resume $L $A --seconds 520
-    python3 -m benchmarks.gpu --page $L $A --markdown docs/gpu.md
+    python3 -m benchmarks.gpu --page $L $A --markdown docs/results/gpu.md
 
 Status 0: every item of the part has a result and none fails. 1: some fail, or lack something that can be provided. 75: items
 are left; the same command continues. Any command may be killed at any point, and `$L` may be moved to another machine with the

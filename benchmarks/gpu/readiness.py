@@ -1,6 +1,6 @@
 """Every branch that only CUDA executes: the tests that replace it on the CPU, and what only a GPU can prove.
 
-    python -m benchmarks.gpu.readiness [--markdown docs/gpu-readiness.md]
+    python -m benchmarks.gpu.readiness [--markdown docs/results/gpu-readiness.md]
 
 The branches are found in the source of `executor/`. `benchmarks/gpu/branches.py` declares an entry for each function that has
 one. A branch without an entry, an entry without a branch or a test that does not exist is printed, and nothing is written.
@@ -101,7 +101,7 @@ def page(found: Mapping[Place, Sequence[str]], entries: Sequence[Branch], faults
     lines = [
         "# Ready for a GPU", "",
         "Every function of `executor/` that has a branch only CUDA executes, or that checks for CUDA. Written by",
-        "`python -m benchmarks.gpu.readiness --markdown docs/gpu-readiness.md` from the source and from",
+        "`python -m benchmarks.gpu.readiness --markdown docs/results/gpu-readiness.md` from the source and from",
         "`benchmarks/gpu/branches.py`; `tests/benchmarks/test_gpu_readiness.py` fails if they disagree with the tests.", "",
         f"{len(known)} functions in {len(files)} files. {len(known) - len(without)} of them have a substitute in tests,",
         f"{len(without)} have none. No part of `make gpu` reaches {len(unproved)}.", "",

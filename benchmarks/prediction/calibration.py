@@ -1,6 +1,6 @@
 """Does calibration help? Step times and peaks of real trials against predictions, before and after.
 
-python -m benchmarks.prediction.calibration [--rounds 3] [--seconds 20] [--draws 12] [--markdown docs/calibration.md]
+python -m benchmarks.prediction.calibration [--rounds 3] [--seconds 20] [--draws 12] [--markdown docs/results/calibration.md]
 """
 
 import argparse
@@ -24,6 +24,7 @@ from autotune.session.calibrate import CalibrationRequest, measure_cluster, prep
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request
+from benchmarks.common.written_page import give
 from executor.runners.local import LocalRunner
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import TrialResult
@@ -197,7 +198,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--draws", type=int, default=12)
-    parser.add_argument("--markdown", type=Path, help="The page whose last section is replaced.")
+    parser.add_argument("--markdown", type=Path, help="The page to write.")
     parser.add_argument("--db", help="Store the measurements here; existing ones are reused.")
     arguments = parser.parse_args()
     shipped = Coefficients()
@@ -216,16 +217,13 @@ def main() -> None:
         "rounds": int(max(np.max(runs.repeats) for runs in history)), "draws": arguments.draws,
     }  # fmt: skip
     lines = [
-        "## Whether it helps", "", *TEXT.format(**figures).splitlines(), "",
+        "# Does calibration help?", "", *TEXT.format(**figures).splitlines(), "",
         *SHARED.format(noise=f"{noise:.0%}", spans=spans(history)).splitlines(),
         *table(compare(history, shipped, rates, arguments.draws)), "",
         *QUIET.format(spans=spans(quiet)).splitlines(),
         *table(compare(quiet, shipped, quiet_rates, arguments.draws)),
     ]  # fmt: skip
-    print("\n".join(lines))
-    if arguments.markdown:
-        head = arguments.markdown.read_text().partition(lines[0])[0]
-        arguments.markdown.write_text(head + "\n".join(lines) + "\n")
+    give(lines, arguments.markdown)
 
 
 if __name__ == "__main__":

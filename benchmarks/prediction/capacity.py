@@ -1,6 +1,6 @@
 """Which ZeRO stage, how large a micro-batch, how long a sequence: the field's questions, each answered by one command.
 
-    python -m benchmarks.prediction.capacity [--markdown docs/capacity.md]
+    python -m benchmarks.prediction.capacity [--markdown docs/results/capacity.md]
 
 Nothing is trained: every command is `autotune capacity`, which predicts. Predicted bytes of a model's states stand beside the
 bytes computed by hand. Exit status 1 if the two differ by more than `BOUND`.
@@ -33,7 +33,7 @@ RANK = 16
 """Rank of the adapters, on queries and values."""
 BOUND = 0.02
 """Largest relative difference between predicted states and those computed by hand."""
-VALIDATION = Path(__file__).parents[2] / "docs" / "validation.md"
+VALIDATION = Path(__file__).parents[2] / "docs" / "results" / "validation.md"
 INTRODUCTION = """# What fits where
 
 Written by `make bench` (`benchmarks/prediction/capacity.py`). **Predicted, not measured**: nothing here was trained. Each

@@ -1,6 +1,6 @@
 """Dry runs against real ranks of this machine, and a large dry run without hardware.
 
-python -m benchmarks.prediction.dry_run [--markdown docs/dry-run.md]
+python -m benchmarks.prediction.dry_run [--markdown docs/results/dry-run.md]
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """The families of models: real sweeps of a tiny model of each, plans at the published sizes, and dry runs beside real ranks.
 
-    python -m benchmarks.prediction.families [--markdown docs/families.md]
+    python -m benchmarks.prediction.families [--markdown docs/results/families.md]
 
 1. Sweep: `autotune.tune` of a tiny model of each family on four local ranks, over the space `3d`.
 2. Dry run: its peak of each of these ranks beside the allocator's, without and with checkpointing, at stages 1 and 3.

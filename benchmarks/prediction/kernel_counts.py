@@ -1,6 +1,6 @@
 """Costs of a step of our model in counts: matrix products, operators, and host reads of device values.
 
-    python -m benchmarks.prediction.kernel_counts [--repeats N] [--markdown docs/kernel-counts.md]
+    python -m benchmarks.prediction.kernel_counts [--repeats N] [--markdown docs/results/kernel-counts.md]
 
 Each line compares the engine before and now, in the same program: the old implementations still exist for special cases, or
 are written out here. A dispatch mode counts the operators that reach the device, forward and backward. Seconds are CPU seconds
@@ -293,7 +293,8 @@ def _number(value: float) -> str:
 PAGE = """\
 # Counts of a step's kernels
 
-Written by `python -m benchmarks.prediction.kernel_counts --markdown docs/kernel-counts.md`, on a CPU, with torch {torch}.
+Written by `python -m benchmarks.prediction.kernel_counts --markdown docs/results/kernel-counts.md`, on a CPU, with torch
+{torch}.
 
 Products, kernels (operators that are not only views) and waits are counted by a dispatch mode in forward and backward of one
 step: a GPU executes the same ones. A wait is an operator or a `tolist` whose result the host needs before it continues. CPU

@@ -1,6 +1,6 @@
 """How well the equations of kernels (`autotune.prediction.equations.kernels`) hold on published measurements of nine devices.
 
-    python -m benchmarks.prediction.kernel_model [--data ../shared/data] [--markdown docs/kernel-model.md] [--write]
+    python -m benchmarks.prediction.kernel_model [--data ../shared/data] [--markdown docs/results/kernel-model.md] [--write]
 
 Matrix products, forward attention and collectives inside a node. For each, the shared constants and one figure per device are
 fitted to nine tenths of the measurements; the error is that on the other tenth. Then each device is left out: the constants are
@@ -47,8 +47,8 @@ LINKS = {"a100-80gb": 300e9, "h100": 450e9, "h200": 450e9, "b200": 900e9, "b300"
 SOURCE = "ai-dynamo/aiconfigurator at 095f58a (Apache-2.0)"
 PREFACE = [
     "# Kernels against measurements", "",
-    "Written by `python -m benchmarks.prediction.kernel_model --markdown docs/kernel-model.md`.",
-    f"Measurements: {SOURCE}. The equations are those of [predictions](prediction-model.md#time).",
+    "Written by `python -m benchmarks.prediction.kernel_model --markdown docs/results/kernel-model.md`.",
+    f"Measurements: {SOURCE}. The equations are those of [predictions](../prediction-model.md#time).",
     "Errors are |predicted / measured - 1| on a random tenth that no fit saw. Beside them: the error if all sizes reach one",
     "share of the peak, bandwidth and launch included; and that of a device of which no measurement was seen, with the figure",
     "of the nearest other.", "",

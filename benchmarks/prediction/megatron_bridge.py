@@ -1,6 +1,6 @@
 """How far shipped predictions are from NVIDIA's published runs of models with experts, and where its layouts stand in plans.
 
-    python -m benchmarks.prediction.megatron_bridge PAGE [PAGE ...] [--markdown docs/megatron-bridge.md]
+    python -m benchmarks.prediction.megatron_bridge PAGE [PAGE ...] [--markdown docs/results/megatron-bridge.md]
 
 PAGE is docs/performance-summary.md, or its archive, of NVIDIA-NeMo/Megatron-Bridge (Apache-2.0). Its tables of pre-training
 runs are read, whose models this product knows and whose dense layers alone do not describe them.
@@ -79,11 +79,11 @@ def _cells(cell: Mapping[str, str], model: str, machine: str, row_id: str, relea
 
 PAGE = """# Predictions against Megatron-Bridge's models with experts
 
-Written by `python -m benchmarks.prediction.megatron_bridge PAGE ... --markdown docs/megatron-bridge.md`: pre-training runs that
-NVIDIA published (NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md and its archive, Apache-2.0), of models with experts.
-No coefficient was fitted to them. After a first look (median error 22 %, most predictions too fast), two parts of a layer with
-experts were added to the equations: what its kernels cost the host, as [counted on our engine](kernel-counts.md), and the bytes
-that routing moves.
+Written by `python -m benchmarks.prediction.megatron_bridge PAGE ... --markdown docs/results/megatron-bridge.md`: pre-training
+runs that NVIDIA published (NVIDIA-NeMo/Megatron-Bridge, docs/performance-summary.md and its archive, Apache-2.0), of models
+with experts. No coefficient was fitted to them. After a first look (median error 22 %, most predictions too fast), two parts of
+a layer with experts were added to the equations: what its kernels cost the host, as [counted on our engine](kernel-counts.md),
+and the bytes that routing moves.
 
 {summary}
 

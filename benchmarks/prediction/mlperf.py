@@ -1,6 +1,6 @@
 """How far shipped predictions are from MLPerf Training's submissions, which no coefficient was fitted to.
 
-    python -m benchmarks.prediction.mlperf CHECKOUT [CHECKOUT ...] [--markdown docs/mlperf.md]
+    python -m benchmarks.prediction.mlperf CHECKOUT [CHECKOUT ...] [--markdown docs/results/mlperf.md]
 
 CHECKOUT is a clone of mlcommons/training_results_v4.0, v5.1 or another round. Of each submission for a language model, the
 first log is read with the script of its run, as by `--knowledge`. A script is that of a log if its name states the log's nodes,
@@ -39,11 +39,11 @@ PRODUCTS = {"fp8": 2.0, "fp4": 4.0}
 """Precision -> how much faster products are than in bf16, at the most."""
 PAGE = """# Predictions against MLPerf Training
 
-Written by `python -m benchmarks.prediction.mlperf CHECKOUT ... --markdown docs/mlperf.md`. Submissions of language models to
-MLPerf Training ({rounds}; results: mlcommons, Apache-2.0). No coefficient was fitted to them. After a first look at them
-(median error 19 %), what they showed to be wrong was mended from other sources: racks of GB200 and GB300 are link domains of 72
-devices, AMD's devices reach a smaller [share of their peak](kernel-model.md), and products, attention and messages follow
-measured kernels. A log with its script is also [knowledge](knowledge.md).
+Written by `python -m benchmarks.prediction.mlperf CHECKOUT ... --markdown docs/results/mlperf.md`. Submissions of language
+models to MLPerf Training ({rounds}; results: mlcommons, Apache-2.0). No coefficient was fitted to them. After a first look at
+them (median error 19 %), what they showed to be wrong was mended from other sources: racks of GB200 and GB300 are link domains
+of 72 devices, AMD's devices reach a smaller [share of their peak](kernel-model.md), and products, attention and messages follow
+measured kernels. A log with its script is also [knowledge](../clusters.md#knowledge-of-others).
 
 {summary}
 

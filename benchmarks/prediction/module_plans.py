@@ -1,6 +1,6 @@
 """Predictions for users' modules against real ranks: parameters, FLOPs, peak memory, and the order of step times.
 
-    python -m benchmarks.prediction.module_plans [--markdown docs/module-plans.md]
+    python -m benchmarks.prediction.module_plans [--markdown docs/results/module-plans.md]
 
 Modules are described without data (`executor.dry.module_profile`) and predicted by the equations; the same configurations then
 run on two ranks. Exit code 1 if a count differs, a peak is off by more than the bound, or the orders disagree. Needs the extra

@@ -1,6 +1,6 @@
 """The first row of `autotune plan`, compared with published recipes for the same model, cluster and batch.
 
-    python -m benchmarks.prediction.plan_recipes --markdown docs/plan-recipes.md
+    python -m benchmarks.prediction.plan_recipes --markdown docs/results/plan-recipes.md
 
 Nothing is run. Each recipe's layout is written in our knobs and predicted as by `autotune predict`; the sentences under each
 table are generated from the same predictions.
@@ -231,8 +231,8 @@ def _verdict(ratio: float, found: Found) -> str:
 def page(all_found: list[Found]) -> str:
     """The page as markdown."""
     written = (
-        "Written by `python -m benchmarks.prediction.plan_recipes --markdown docs/plan-recipes.md`. Nothing was run: all "
-        "figures are predictions by the shipped coefficients, with 90 % intervals. The global batch is "
+        "Written by `python -m benchmarks.prediction.plan_recipes --markdown docs/results/plan-recipes.md`. Nothing was run: "
+        "all figures are predictions by the shipped coefficients, with 90 % intervals. The global batch is "
         f"{BATCH} samples of {TOKENS:,} tokens, the space is `parallel`, the engine is `native`."
     )
     compared = (
@@ -240,7 +240,7 @@ def page(all_found: list[Found]) -> str:
         "and the first row of `autotune plan`. Megatron's fused kernels save about 37 bytes a token and hidden unit for "
         "backward, our modules 52 to 56 on models with grouped queries, so layouts that fit there without recomputation do not "
         "always fit here. Configurations whose predicted difference is below the predictions' resolution are tied; the "
-        "fastest is the first row ([how](prediction.md#plans))."
+        "fastest is the first row ([how](../prediction.md#plans))."
     )
     lines = ["# Plans and published recipes", "", written, "", compared, ""]
     for found in all_found:

@@ -1,6 +1,6 @@
 """How fast is `autotune plan`, compared with the planners that can be installed?
 
-    python -m benchmarks.prediction.speed [--repeats N] [--planner-python PATH] [--markdown docs/prediction-speed.md]
+    python -m benchmarks.prediction.speed [--repeats N] [--planner-python PATH] [--markdown docs/results/prediction-speed.md]
 
 The task: Llama 3.1 405B on 2,048 H100 (256 nodes), 2,048 samples of 8,192 tokens a step. Each contestant is a separate process,
 timed from start to end, in turns, on this machine. PATH is a Python that has llm-analysis, which evaluates configurations one

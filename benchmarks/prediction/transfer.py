@@ -1,6 +1,6 @@
 """Does the answer carry over? The same configurations on native, DeepSpeed and FSDP2, by one harness on a shaped link.
 
-    python -m benchmarks.prediction.transfer [--repeats 2] [--finals 4] [--every N] [--markdown docs/transfer.md]
+    python -m benchmarks.prediction.transfer [--repeats 2] [--finals 4] [--every N] [--markdown docs/results/transfer.md]
 
 Every configuration is measured `--repeats` times, then those that decide the answer some more times: they were chosen for being
 fast, and repeats differ. About 30 minutes on two idle cores. Each rank runs in its own network namespace (root and Linux are

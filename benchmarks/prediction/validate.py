@@ -2,7 +2,7 @@
 
     python -m benchmarks.prediction.validate TABLE.csv [--calibrate leave-group-out] [--json] [--markdown page.md]
 
-docs/validation-method.md defines the scores. `benchmarks.prediction.validation` does this in every mode on published tables.
+docs/prediction-model.md defines the scores. `benchmarks.prediction.validation` does this in every mode on published tables.
 """
 
 import argparse

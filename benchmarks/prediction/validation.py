@@ -1,6 +1,6 @@
 """Do predictions meet their targets? Every calibration mode on published measurements.
 
-    python -m benchmarks.prediction.validation [--data ../shared/data] [--markdown docs/validation.md]
+    python -m benchmarks.prediction.validation [--data ../shared/data] [--markdown docs/results/validation.md]
 
 The measurements are not part of the repository: without them the program prints the reason and measures nothing. What
 needs more than a table is measured by `validate_selene` (times fitted on one curve) and `validate_plan` (the rank of experts'
@@ -53,10 +53,10 @@ def page(documents: Mapping[Calibration, Document], lines: list[Line], sections:
         "# Predictions against measurements",
         "",
         f"Written by `make validate` in {seconds:.0f} s: `python -m benchmarks.prediction.validate` on published",
-        "measurements, in each mode. [Definitions of the scores and the ceilings](validation-method.md).",
+        "measurements, in each mode. [Scores and ceilings](../prediction-model.md#how-predictions-are-scored).",
         "",
         f"{held} of {len(lines)} targets are held, {sum(line.held is False for line in lines)} missed.",
-        "[Why](prediction-model.md#what-is-missed-and-why).",
+        "[Why](../prediction-model.md#what-is-missed-and-why).",
         "",
         *table(["target", "fitted on", "bound", "figure", "", "perfect predictor"], cells),
         "",

@@ -1,6 +1,7 @@
 """Side by side with DeepSpeed's own autotuner: the same small model, machine, knobs and number of trials, from a cold command.
 
-    python -m benchmarks.search.against_deepspeed [--deepspeed-python PATH] [--rounds 5] [--markdown docs/against-deepspeed.md]
+    python -m benchmarks.search.against_deepspeed [--deepspeed-python PATH] [--rounds 5]
+        [--markdown docs/results/against-deepspeed.md]
 
 About 10 minutes on two idle cores, 4 of them for DeepSpeed's autotuner. PATH is a Python that has DeepSpeed 0.19.8 with its
 autotuning extra (`pip install "deepspeed[autotuning]==0.19.8"`); without it, the program prints why and measures nothing.

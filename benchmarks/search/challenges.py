@@ -1,6 +1,6 @@
 """Are the verdicts of `autotune challenge` right? Games against recipes whose place in the reference grid is known.
 
-    python -m benchmarks.search.challenges [--games 5] [--markdown docs/challenge-games.md]
+    python -m benchmarks.search.challenges [--games 5] [--markdown docs/results/challenge-games.md]
 
 In each grid, eight DeepSpeed recipes are taken from the fastest to the slowest. Each is challenged several times by the whole
 command: predictions nominate rivals, a job runs on the replay runner, and its rows decide. A measurement is the configuration's
@@ -158,8 +158,9 @@ def page(found: Mapping[int, Sequence[Game]]) -> str:
     lines = [
         "# Are the verdicts on recipes right?",
         "",
-        f"Written by `python -m benchmarks.search.challenges`. [Challenges](challenge.md) of {RECIPES} DeepSpeed recipes in",
-        "each [reference grid](reference-grid.md), played on its rates with the noise of its repeats. A verdict is right if",
+        "Written by `python -m benchmarks.search.challenges`. [Challenges](../recipes.md#challenge-a-recipe) of",
+        f"{RECIPES} DeepSpeed recipes in each [reference grid](reference-grid.md), played on its rates with the noise of its",
+        "repeats. A verdict is right if",
         "the grid agrees: *beaten*, and the named rival is faster; *not beaten*, and no rival is faster by more than 1 %;",
         "*undecided*, and the 95 % intervals of as many measurements overlap.",
         "",

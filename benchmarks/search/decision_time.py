@@ -1,6 +1,6 @@
 """How long guided search takes to decide, after many trials, over many candidates.
 
-    python -m benchmarks.search.decision_time [--repeats 5] [--markdown docs/decision-time.md]
+    python -m benchmarks.search.decision_time [--repeats 5] [--markdown docs/results/decision-time.md]
 
 Candidates are synthetic: 35 features and 5 memory tags each, with rates and bytes that depend on the features. A hundred trials
 are observed, a fifth of them out of memory; then the next candidate is chosen, and again after each further trial.
@@ -123,7 +123,7 @@ def main() -> int:
             "# How long guided search takes to decide", "",
             f"Written by `benchmarks/search/decision_time.py`: {FEATURES} features, {TAGS} memory tags for each synthetic",
             "candidate. A decision is all work between trials except describing the candidates, which is done once for a",
-            "search and again at each [milestone](guided-search.md#how-it-chooses), when coefficients are fitted:",
+            "search and again at each [milestone](../strategies.md#how-it-chooses), when coefficients are fitted:",
             "0.4 to 0.8 s.",
             "",
         ]  # fmt: skip

@@ -1,6 +1,7 @@
 """Is the answer of a job right, and is its stated probability calibrated? Simulated jobs on the replay runner.
 
-    python -m benchmarks.search.decisions [--jobs 400] [--before FILE] [--json FILE] [--markdown docs/decision-benchmark.md]
+    python -m benchmarks.search.decisions [--jobs 400] [--before FILE] [--json FILE]
+        [--markdown docs/results/decision-benchmark.md]
 
 Every job runs the whole loop: search, confirmation, decision. Its measurements are the true rates of a random landscape times
 log-normal noise. In a third of the jobs no configuration is faster than the baseline. `--json` writes the figures;
@@ -176,7 +177,7 @@ def page(settings: list[Row], bins: list[Row], before: dict[tuple[float, int], R
         "on the replay runner. Measurements are true rates times log-normal noise. In a third of the jobs no configuration is",
         f"faster than the baseline. *Worse*: the answer is slower than the baseline by more than {WORSE:.0%} in truth; at most",
         f"{MOST_WORSE:.0%} of the answers may be. *Loss*: the answer's shortfall from the best tried configuration.",
-        "*Repeats*: measurements after the search. How answers are decided: [decisions](decision.md).",
+        "*Repeats*: measurements after the search. [How answers are decided](../strategies.md#how-the-answer-is-decided).",
         "",
         "| noise | trials | worse: old | now | loss: old | now | stated | repeats: old | now | keeps | best: stated | true |",
         "|---|---|---|---|---|---|---|---|---|---|---|---|",

@@ -1,6 +1,6 @@
 """Deep models extrapolated from shallow ones, against the full model: agreement of rates, ranking and peaks, and time saved.
 
-    python -m benchmarks.search.depth [--layers 16] [--most 4] [--rounds 2] [--markdown docs/depth.md]
+    python -m benchmarks.search.depth [--layers 16] [--most 4] [--rounds 2] [--markdown docs/results/depth.md]
 
 About 4 minutes on two idle cores, on a link shaped like the reference grid's, which needs root and Linux.
 """

@@ -1,6 +1,6 @@
 """The `full` space against the `3d` space: sweeps of as many trials on 4 real ranks with a slow network.
 
-    python -m benchmarks.search.full_space [--seeds 3] [--trials 20] [--rounds 5] [--markdown docs/full-space.md]
+    python -m benchmarks.search.full_space [--seeds 3] [--trials 20] [--rounds 5] [--markdown docs/results/full-space.md]
 
 A sweep takes about two minutes on two idle cores; a seed runs both spaces, in alternating order, and then measures both winners
 again in interleaved rounds; only these are compared. Every seed is written to the folder of --out as soon as it ends; a restart

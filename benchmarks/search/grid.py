@@ -1,6 +1,6 @@
 """The reference grid of ZeRO's knobs: every configuration of a small space measured on real ranks with a slow network.
 
-    python -m benchmarks.search.grid [--ranks 2 4] [--most N] [--markdown docs/reference-grid.md]
+    python -m benchmarks.search.grid [--ranks 2 4] [--most N] [--markdown docs/results/reference-grid.md]
 
 About 25 minutes for 2 ranks and 35 for 4, on two idle cores. Every measurement is written at once to
 benchmarks/data/reference-grid-RANKS.csv; a restart continues from there. Each rank runs in its own network namespace, which

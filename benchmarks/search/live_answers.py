@@ -1,6 +1,6 @@
 """Does a real sweep keep the baseline whenever its answer is not faster? Sweeps on this machine's own ranks.
 
-    python -m benchmarks.search.live_answers [--sweeps 40] [--markdown docs/live-answers.md]
+    python -m benchmarks.search.live_answers [--sweeps 40] [--markdown docs/results/live-answers.md]
 
 Half of the sweeps have 3 trials, half 6. Half begin with the defaults, half with a configuration that is hard to beat.
 """

@@ -1,6 +1,6 @@
 """Live sweeps of twelve trials: guided search against every other strategy on real ranks with a slow network.
 
-    python -m benchmarks.search.live_sweeps [--ranks 2] [--seeds 10] [--warm] [--markdown docs/live-sweeps.md]
+    python -m benchmarks.search.live_sweeps [--ranks 2] [--seeds 10] [--warm] [--markdown docs/results/live-sweeps.md]
     python -m benchmarks.search.live_sweeps --replay [--ranks 2 4] [--seeds 20]
 
 A sweep takes about 45 s on two idle cores: 10 strategies and 10 seeds 75 minutes, re-measuring the winners 15 more. Seeds are

@@ -1,6 +1,6 @@
 """How does a model scale? The best configuration on 1, 2 and 4 ranks of one host, and on two hosts with a slow network.
 
-    python -m benchmarks.search.scale_hosts [--sizes 1x1 1x2 1x4 2x1 2x2] [--rate 500] [--markdown docs/scaling.md]
+    python -m benchmarks.search.scale_hosts [--sizes 1x1 1x2 1x4 2x1 2x2] [--rate 500] [--markdown docs/results/scaling.md]
 
 Runs `autotune scale` on simulated hosts: each is a network namespace on a switch whose ports have a rate (root, Linux). A size
 is HOSTSxRANKS; each has a new sweep, and the finalists are confirmed. A rank computes on one thread, so that sizes differ only

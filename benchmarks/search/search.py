@@ -1,6 +1,6 @@
 """Does guided search find the best configuration in a few trials? Strategies compared on published measurements.
 
-    python -m benchmarks.search.search [--data ../shared/data] [--seeds 20] [--draws 8] [--markdown docs/search.md]
+    python -m benchmarks.search.search [--data ../shared/data] [--seeds 20] [--draws 8] [--markdown docs/results/search.md]
 
 The measurements are not part of the repository: without them the program prints the reason and measures nothing. Each strategy
 runs on every group with eight or more timed rows, with coefficients fitted on all rows but the group's, and on all but its

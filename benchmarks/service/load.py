@@ -1,7 +1,7 @@
 """The service under load: reads, submissions, event streams, results, and a job with very many trials.
 
     python -m benchmarks.service.load [--seconds 10] [--trials 100000] [--parts reads processes streams sqlite large]
-                                 [--markdown docs/service-load.md]
+                                 [--markdown docs/results/service-load.md]
 
 One API process (`autotune serve --no-worker`) that requires API keys, with its own PostgreSQL server, and then several; the
 load comes from this machine too, so that all processes share its cores. Needs the development tools

@@ -1,7 +1,7 @@
 """The web page with a job of very many trials: load time, responsiveness, memory, cost of each event.
 
-    python -m benchmarks.service.page [--trials 10000] [--runs 5] [--markdown docs/page-performance.md]
-    python -m benchmarks.service.page --trials 100000 --runs 3 --markdown docs/page-performance-100000.md
+    python -m benchmarks.service.page [--trials 10000] [--runs 5] [--markdown docs/results/page-performance.md]
+    python -m benchmarks.service.page --trials 100000 --runs 3 --markdown docs/results/page-performance-100000.md
 
 The bounds of memory, inputs and answers are for 10,000 trials; with more, these are figures without a bound.
 `autotune serve`, a headless Chromium and the writer of the trials share this machine's cores. Needs the development tools and

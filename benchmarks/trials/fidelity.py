@@ -1,6 +1,6 @@
 """Steps of fewer micro-batches, extrapolated, against full steps: how well they agree, and the time they save.
 
-python -m benchmarks.trials.fidelity [--cycles 12] [--most 4] [--markdown docs/fidelity.md]
+python -m benchmarks.trials.fidelity [--cycles 12] [--most 4] [--markdown docs/results/fidelity.md]
 """
 
 import dataclasses

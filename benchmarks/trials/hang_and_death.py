@@ -1,6 +1,6 @@
 """How soon the devices are reusable after a hang, and how soon a dead rank ends its trial.
 
-python -m benchmarks.trials.hang_and_death [--repeats 10] [--markdown docs/hang-and-death.md]
+python -m benchmarks.trials.hang_and_death [--repeats 10] [--markdown docs/results/hang-and-death.md]
 """
 
 import statistics

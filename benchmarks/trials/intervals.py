@@ -1,6 +1,6 @@
 """Are the stated 95 % intervals honest? 5 configurations x 30 interleaved repeats.
 
-    python -m benchmarks.trials.intervals [--repeats 30] [--markdown docs/interval-coverage.md]
+    python -m benchmarks.trials.intervals [--repeats 30] [--markdown docs/results/interval-coverage.md]
 
 Each repeat's interval is computed as in a sweep: from the repeat's own steps and the spread between repeats of the trials
 before it. It is right if it contains the configuration's grand mean over all repeats.

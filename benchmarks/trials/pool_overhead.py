@@ -1,6 +1,6 @@
 """Share of device time that a pool of two gangs spends inside trials, and memory growth over 200 trials.
 
-python -m benchmarks.trials.pool_overhead [--trials 200] [--strategy tpe] [--markdown docs/pool-overhead.md]
+python -m benchmarks.trials.pool_overhead [--trials 200] [--strategy tpe] [--markdown docs/results/pool-overhead.md]
 """
 
 import statistics

@@ -1,6 +1,6 @@
 """Overhead of a trial beyond its steps: warm against cold processes, and in a sweep of 50 one-second trials.
 
-python -m benchmarks.trials.trial_overhead [--repeats 10] [--trials 50] [--markdown docs/trial-overhead.md]
+python -m benchmarks.trials.trial_overhead [--repeats 10] [--trials 50] [--markdown docs/results/trial-overhead.md]
 """
 
 import statistics

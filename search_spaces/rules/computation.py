@@ -167,7 +167,7 @@ COMPUTATION_RULES: tuple[Rule, ...] = (
     Rule("float8-model", ("precision",), MODEL_REMEDY, float8_model),
     Rule("float8-sizes", ("precision", TP, ETP), SIZES_REMEDY, float8_sizes),
     Rule("accumulation-type", ("accumulation_dtype", "precision"), "set it to fp32 or to the precision", _accumulation_type),
-    Rule(ENVIRONMENT_RULE, (ENVIRONMENT,), "set variables of docs/environment.md that act here", _environment),
+    Rule(ENVIRONMENT_RULE, (ENVIRONMENT,), "set variables of docs/performance.md that act here", _environment),
 )
 
 

@@ -51,9 +51,9 @@ def test_every_branch_has_an_entry_and_every_test_exists() -> None:
 
 @pytest.mark.prove
 def test_the_page_is_the_one_that_is_written() -> None:
-    written = (ROOT / "docs/gpu-readiness.md").read_text(encoding="utf-8")
+    written = (ROOT / "docs/results/gpu-readiness.md").read_text(encoding="utf-8")
     assert page(scan(ROOT), BRANCHES, *planted(ROOT)) == written, (
-        "run python -m benchmarks.gpu.readiness --markdown docs/gpu-readiness.md"
+        "run python -m benchmarks.gpu.readiness --markdown docs/results/gpu-readiness.md"
     )
 
 

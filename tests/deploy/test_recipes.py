@@ -1,4 +1,4 @@
-"""The recipes of docs/deploy as far as they can be tried without their hosts: every command is one, every script is sound."""
+"""The recipes of docs/deploy.md as far as they can be tried without their hosts: every command and script is sound."""
 
 import re
 import shlex
@@ -15,14 +15,15 @@ from autotune.cli.command_words import without_command
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "examples/deploy"
-PAGES = sorted((ROOT / "docs/deploy").glob("*.md"))
+PAGES = [ROOT / "docs/deploy.md"]
 SCRIPTS = sorted((*DEPLOY.glob("*.sh"), *DEPLOY.glob("*.sbatch")))
 
 
 def commands(page: Path) -> list[list[str]]:
     """The commands of a page, as they are to be typed."""
-    blocks = re.findall(r"^```\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
-    return [shlex.split(line.removesuffix(" &")) for block in blocks for line in block.splitlines() if line.strip()]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    typed = [text for language, text in blocks if not language]
+    return [shlex.split(line.removesuffix(" &")) for block in typed for line in block.splitlines() if line.strip()]
 
 
 def autotune_words() -> Iterator[list[str]]:

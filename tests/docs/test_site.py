@@ -34,7 +34,7 @@ def test_notebooks_have_the_outputs_of_a_whole_run() -> None:
 
 def test_every_public_name_is_in_the_reference() -> None:
     """Each of these modules is rendered whole, with what its `__all__` names."""
-    page = (DOCS / "reference" / "python.md").read_text(encoding="utf-8")
+    page = (DOCS / "python.md").read_text(encoding="utf-8")
     for module in (autotune, autotune.client, autotune.plots):
         assert f"::: {module.__name__}\n" in page
         assert all(hasattr(module, name) for name in module.__all__)
@@ -51,4 +51,4 @@ def test_pages_are_in_plain_english() -> None:
 
 
 def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 120
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 80

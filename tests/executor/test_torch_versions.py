@@ -16,7 +16,7 @@ from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-PAGE = Path(__file__).parents[2] / "docs" / "torch-versions.md"
+PAGE = Path(__file__).parents[2] / "docs" / "results" / "torch-versions.md"
 REFUSED: tuple[dict[str, Value], ...] = (
     {"compile_blocks": True, "precision": "fp64"},
     *(

@@ -340,7 +340,7 @@ def receivers() -> Iterator[Mapping[str, str]]:
 
 PAGE = """# Minutes of hostile and normal traffic
 
-Written by `AUTOTUNE_HOSTILE_MINUTES=N AUTOTUNE_HOSTILE_ENDURANCE=docs/hostile-endurance.md python -m pytest
+Written by `AUTOTUNE_HOSTILE_MINUTES=N AUTOTUNE_HOSTILE_ENDURANCE=docs/results/hostile-endurance.md python -m pytest
 tests/hostile/test_endurance.py`: two API processes and two workers on one database. Normal clients submit, read, follow, clone
 and cancel jobs; hostile ones send broken and large bodies, patterns that backtrack, half requests, guessed keys, webhooks to
 silent and forbidden receivers, and odd lists. Halfway one row of the database is damaged. Figures are medians: of the first

@@ -47,8 +47,8 @@ _ONE = np.ones(1)
 
 
 GROUPED_EXPERTS, SEPARATE_EXPERTS, SEPARATE_EXPERT = 0.41, 0.2, 0.16
-"""Kernels that experts add to a layer's hundred of forward and backward, counted on our engine (docs/kernel-counts.md): 41 with
-grouped products; where each expert is multiplied by itself, 20, and 16 for each of a rank's experts."""
+"""Kernels that experts add to a layer's hundred of forward and backward, counted on our engine (docs/results/kernel-counts.md):
+41 with grouped products; where each expert is multiplied by itself, 20, and 16 for each of a rank's experts."""
 ROUTED, ROUTED_BETWEEN_RANKS = 4.0, 2.0
 """Passes over the rows of experts in forward, in fused kernels: rows are taken (read and written), weighted and added to the
 sums of their tokens (read, and the sums written). Between ranks they are also put in the order of experts."""

@@ -1,5 +1,5 @@
 """Seconds of the kernels that dominate a step, by shape. `benchmarks/prediction/kernel_model.py` fits their forms and priors
-to published measurements of nine devices, and shows the errors in docs/kernel-model.md.
+to published measurements of nine devices, and shows the errors in docs/results/kernel-model.md.
 
 Fused kernels (`fused_kernels`): bytes moved and kept, by the sources of liger_kernel 0.8.5 and Transformer Engine 2.
 
@@ -165,7 +165,7 @@ def norm_extra(cases: Cases) -> Array:
 
 def mlp_bytes(cases: Cases) -> Array:
     """Bytes kept per element of the MLP's hidden layer. Compiled blocks compute the activated gate again, too: on an H200 they
-    kept 0.86 to 0.88 of the activations of a llama, which is the share without it (docs/gpu-findings.md)."""
+    kept 0.86 to 0.88 of the activations of a llama, which is the share without it (docs/results/gpu-findings.md)."""
     fused = gates_fused(cases) | ((cases.layouts.compiled > 0) & (cases.shapes.matrices == 3))
     return cases.software.mlp_bytes * np.where(fused, GATED_KEPT, 1.0)
 

@@ -51,7 +51,7 @@ def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
 
 def _peak(device: DeviceSpec, precision: str) -> float:
     """FLOP/s of products. In fp32 they are not in TF32, which torch uses only on request: the engine does not request it (its
-    losses on a GPU equal a CPU's to 1e-7, docs/gpu.md).
+    losses on a GPU equal a CPU's to 1e-7, docs/results/gpu.md).
     """
     peaks = device.peak_flops
     fastest = max(peaks.values(), default=UNKNOWN_PEAK)

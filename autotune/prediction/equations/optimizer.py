@@ -22,7 +22,8 @@ def update_seconds(cases: Cases, rates: Coefficients, local: Array, layers: Arra
     """Seconds for a rank that updates `local` parameters on the device, in a stage with `layers` layers."""
     moved = local * cases.layouts.update_bytes / (cases.hardware.bandwidth * rates.update_efficiency)
     if np.any(cases.layouts.updates_pieces):
-        # Never of two parameters. Each has about the operators of a layer's forward: 1 ms on an H200 (docs/gpu-findings.md).
+        # Never of two parameters. Each has about the operators of a layer's forward: 1 ms on an H200
+        # (docs/results/gpu-findings.md).
         pieces = local / DEVICE_CHUNK_ELEMENTS + layers * (PROJECTIONS + cases.shapes.matrices)
         moved = np.maximum(moved, cases.layouts.updates_pieces * pieces * rates.kernel_seconds)
     if not np.any(cases.layouts.orthogonalizes):  # true for most spaces: skips computation over millions of layouts

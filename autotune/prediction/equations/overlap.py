@@ -1,4 +1,4 @@
-"""Overlapped transfers (docs/overlap.md): gathered parameters, sums of tensor parallelism, and activations in host memory."""
+"""Overlapped transfers (docs/performance.md): gathered parameters, sums of tensor parallelism, activations in host memory."""
 
 from collections.abc import Sequence
 

@@ -229,7 +229,7 @@ def _any_above(surrogate: Surrogate, candidates: Described, runs: Array, bar: fl
 
 
 REBUILD_SECONDS = 0.15
-"""Seconds of a trial on warm ranks besides its steps [docs/trial-overhead.md]."""
+"""Seconds of a trial on warm ranks besides its steps [docs/results/trial-overhead.md]."""
 GROUP_SECONDS = 0.3
 """Additional seconds if process groups are rebuilt: other degrees than the previous trial."""
 WARM_STEPS = 4

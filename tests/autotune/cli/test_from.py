@@ -65,9 +65,8 @@ def test_of_another_engines_best_only_what_is_its_own_is_tuned(tmp_path: Path) -
     }  # fmt: skip
     told: list[str] = []
     found = prepare(request_from_fields(with_imported(given, tmp_path / "best-config.json", (2,), told.append)))
-    assert (
-        told[0] == "measured on native: values that carry over to fsdp2 are kept, and micro_batch_size tuned (docs/transfer.md)"
-    )
+    kept = "measured on native: values that carry over to fsdp2 are kept, and micro_batch_size tuned"
+    assert told[0] == f"{kept} (docs/results/transfer.md)"
     assert found.baselines[0].zero_stage == 2
     assert found.request.global_batch_size == sweep.request.global_batch_size
     varied = {name for config in found.space.enumerate() for name in config.differences(found.baselines[0])}

@@ -1,4 +1,4 @@
-"""The examples of docs/client.md, as they are written but for the port."""
+"""The examples of docs/python.md, as they are written but for the port."""
 
 import json
 import os
@@ -11,7 +11,7 @@ import served
 
 from storage.store import Store
 
-PAGE = (served.ROOT / "docs" / "client.md").read_text(encoding="utf-8")
+PAGE = (served.ROOT / "docs" / "python.md").read_text(encoding="utf-8")
 
 
 def example(language: str, url: str) -> str:
@@ -22,7 +22,7 @@ def example(language: str, url: str) -> str:
 @pytest.mark.usefixtures("working")
 @pytest.mark.nightly
 def test_python(url: str, capsys: pytest.CaptureFixture[str]) -> None:
-    exec(compile(example("python", url), "docs/client.md", "exec"), {})
+    exec(compile(example("python", url), "docs/python.md", "exec"), {})
     told = capsys.readouterr().out
     assert told.startswith("1 job_created \n2 job_acquired \n")
     assert " attempt_finished OK\n" in told

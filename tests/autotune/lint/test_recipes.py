@@ -9,7 +9,7 @@ from lint_recipes import BRIDGE_CASES, CASES, RecipeCase, said
 from autotune.errors import RequestError
 from autotune.lint.legality import legality
 
-PAGE = Path(__file__).parents[3] / "docs" / "lint-recipes.md"
+PAGE = Path(__file__).parents[3] / "docs" / "results" / "lint-recipes.md"
 GOOD = [case for case in CASES if not case.fault]
 FAULTY = [case for case in CASES if case.expected]
 UNREADABLE = [case for case in CASES if case.refusal]
@@ -85,7 +85,8 @@ def page() -> str:
     about = (
         "Written by `AUTOTUNE_WRITE_GOLDEN=1 pytest tests/autotune/lint/test_recipes.py`. The files are in "
         "`tests/autotune/lint/recipes`; they have the shapes of the published ones that are named. "
-        f"{good} are good, and [lint](lint.md) says nothing of them; {faulty} have a fault, which it finds with its fix. "
+        f"{good} are good, and [lint](../recipes.md#check-a-recipe) says nothing of them; "
+        f"{faulty} have a fault, which it finds with its fix. "
         "Faults with *as published* are in the named version."
     )
     lines = [

@@ -1,4 +1,4 @@
-"""The engines against one process: a part of the matrix that `make parity` runs whole (docs/parity.md)."""
+"""The engines against one process: a part of the matrix that `make parity` runs whole (docs/results/parity.md)."""
 
 import re
 import subprocess
