@@ -74,7 +74,7 @@ nightly: $(STAMP) $(RELEASE_STAMP)
 	$(PYTEST) -m "nightly and not chaos and not fuzz"
 	AUTOTUNE_STALL_SECONDS=0.05 $(BIN)/python -m pytest tests/api -m "not nightly and not fuzz"
 	AUTOTUNE_FUZZ_EXAMPLES=5 $(BIN)/python -m pytest -m fuzz
-	$(MAKE) notebooks NOTEBOOK_OUTPUTS= NOTEBOOK_FIGURES=plotly_mimetype
+	$(MAKE) notebooks NOTEBOOK_OUTPUTS=
 	$(MAKE) chaos hostile
 
 # Of PyPI's torch, which is the CUDA build: it computes on CPUs as well.
@@ -135,7 +135,7 @@ extras: $(EXTRAS_STAMP) trackers
 
 $(DOCS_STAMP): constraints.txt
 	$(PYTHON) -m venv $(DOCS_VENV)
-	$(DOCS_BIN)/python -m pip install --quiet --disable-pip-version-check mkdocs-material 'mkdocstrings[python]' codespell mkdocs-jupyter nbclient ipykernel kaleido -c constraints.txt
+	$(DOCS_BIN)/python -m pip install --quiet --disable-pip-version-check mkdocs-material 'mkdocstrings[python]' codespell mkdocs-jupyter nbclient ipykernel -c constraints.txt
 	touch $@
 
 # The site in site/: a dead link, a page outside of the navigation or a docstring that names a wrong parameter fails it.
@@ -144,12 +144,10 @@ docs: $(DOCS_STAMP) $(STAMP)
 	$(BIN)/python -m pytest -q tests/docs -m "not nightly"
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --quiet --strict
 
-# The notebooks, executed by the site's environment with the packages of the product's. --inplace: with their outputs, which needs
-# Chromium for the figures.
+# The notebooks, executed by the site's environment with the packages of the product's. --inplace: with their outputs.
 NOTEBOOK_OUTPUTS ?= --inplace
-NOTEBOOK_FIGURES ?= png
 notebooks: $(DOCS_STAMP) $(STAMP)
-	PATH="$(CURDIR)/$(BIN):$$PATH" PLOTLY_RENDERER=$(NOTEBOOK_FIGURES) AUTOTUNE_DB="$$(mktemp -d)/jobs.db" \
+	PATH="$(CURDIR)/$(BIN):$$PATH" AUTOTUNE_DB="$$(mktemp -d)/jobs.db" \
 	    PYTHONPATH="$(CURDIR):$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" \
 	    $(DOCS_BIN)/jupyter execute $(NOTEBOOK_OUTPUTS) docs/notebooks/*.ipynb
 

@@ -10,7 +10,7 @@ WHOLE, CLIENT = "autotune", "autotune-client"
 NOT_IN_CLIENT = frozenset(
     {
         "alembic", "api", "cryptography", "fastapi", "fastapi_standalone_docs", "httptools", "jinja2", "opentelemetry",
-        "optuna", "plotly", "prometheus_client", "ray", "re2", "sqlalchemy", "torch", "uvicorn", "uvloop",
+        "optuna", "prometheus_client", "ray", "re2", "sqlalchemy", "torch", "uvicorn", "uvloop",
     }
 )  # fmt: skip
 """Modules that `autotune` brings, and the client does not."""

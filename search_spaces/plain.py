@@ -6,6 +6,7 @@ modules that define plain data do not postpone annotations.
 """
 
 import dataclasses
+import math
 import types
 from collections.abc import Callable, Mapping
 from enum import Enum
@@ -36,6 +37,15 @@ _UNCHANGED = frozenset((bool, int, float, str, type(None)))
 @cache
 def _names(kind: type[Any]) -> tuple[str, ...]:
     return tuple(field.name for field in dataclasses.fields(kind))
+
+
+def finite(value: Any) -> Any:
+    """Plain data with None in place of non-finite numbers, such as a diverged loss."""
+    if isinstance(value, dict):
+        return {name: finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_plain(kind: type[T], data: Mapping[str, Any]) -> T:

@@ -33,7 +33,8 @@ export function lines(points, row) {
   ].filter(Boolean).join("\n");
 }
 
-export const linkTo = (job, points, row) => trialLink(job, points.columns.number[row]);
+/** Address of the row's trial; undefined: a report has no page of a trial. */
+export const linkTo = (job, points, row) => job && trialLink(job, points.columns.number[row]);
 
 function heading(points, row) {
   const purpose = points.purpose(row);

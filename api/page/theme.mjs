@@ -24,9 +24,17 @@ export function onTheme(listener) {
   return () => listeners.delete(listener);
 }
 
+/** What the person chose; null: nothing, or this is a frame of a notebook, which has no storage. */
+function chosen() {
+  try {
+    return localStorage.getItem(KEPT);
+  } catch {
+    return null;
+  }
+}
+
 function apply() {
-  const kept = localStorage.getItem(KEPT);
-  document.documentElement.dataset.theme = kept ?? (system.matches ? "dark" : "light");
+  document.documentElement.dataset.theme = chosen() ?? (system.matches ? "dark" : "light");
   listeners.forEach((listener) => listener());
 }
 

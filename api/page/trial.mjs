@@ -2,7 +2,7 @@
 
 import { html, useCallback, useEffect, useState } from "./vendor/preact.mjs";
 import { Attempts, Config, Ranks, Result, Steps } from "./trial_parts.mjs";
-import { TrialTime } from "./charts/breakdown.mjs";
+import { TrialTime } from "./charts/trial_time.mjs";
 import { moment } from "./format.mjs";
 import { Logs } from "./logs.mjs";
 import { outcomeLook } from "./outcomes.mjs";

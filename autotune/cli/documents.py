@@ -4,21 +4,12 @@ A command that fails prints an error document instead (`error.schema.json`), bes
 """
 
 import json
-import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-
-def finite(value: Any) -> Any:
-    """Plain data with None in place of non-finite numbers, such as a diverged loss."""
-    if isinstance(value, dict):
-        return {name: finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
+from search_spaces.plain import finite
 
 SCHEMAS = Path(__file__).parents[1] / "schemas" / "commands"
 

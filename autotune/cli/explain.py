@@ -6,14 +6,14 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.cli.documents import finite, write_document
+from autotune.cli.documents import write_document
 from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.explain.explanation.findings import Explanation
 from autotune.ops.output import require_writable, write_whole
 from autotune.text.console import Console
 from autotune.text.explain_sections import Rows, head_lines, markdown_of, sections_of
-from search_spaces.plain import to_plain
+from search_spaces.plain import finite, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,7 +30,7 @@ def format_of(name: str | None, out: Path | None) -> str:
 
     Raises:
         UnknownFormatError: there is no such format.
-        RequestError: HTML (five megabytes) would go to standard output.
+        RequestError: HTML (more than a megabyte) would go to standard output.
     """
     by_path = "md" if out is not None and out.suffix.lower() in (".md", ".markdown") else "html"
     chosen = name or by_path

@@ -1,8 +1,12 @@
-"""Writes a report as one self-contained HTML file: plots, tables and the scripts that draw them."""
+"""Writes a job as one HTML file that needs nothing else: the figures' data, and the web page's program that draws them."""
 
 import base64
 import hashlib
 import json
+import posixpath
+import re
+from collections.abc import Sequence
+from datetime import datetime
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -11,54 +15,113 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from autotune.explain.figures.figure import cell_text
-from autotune.explain.figures.palette import DARK, LIGHT
-from autotune.plots.drawing import drawn, thinning
 from autotune.reports.report import Report
 from autotune.text.explain_sections import Rows
-from autotune.wire.figures import Column, Table
+from autotune.wire.figures import Column, Figure, Table
+from autotune.wire.trials import Points
+from search_spaces.plain import finite, to_plain
 
-POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'; style-src 'unsafe-inline'; img-src data: blob:"
-"""The file's Content-Security-Policy, apart from its two scripts; plotly sets inline styles."""
+POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'"
+"""The file's Content-Security-Policy, apart from its style sheet and its script, which are named by their hashes."""
 MOST_ROWS = 150
-"""Most rows of a table, so that a report of very many trials stays small enough to send."""
+"""Most rows of a table that is shown without JavaScript."""
+OF_TRIALS = ("throughput_memory", "best_so_far", "parallel_coordinates", "predicted_measured", "timeline")
+"""The figures that are drawn from the trials' columns, so that points can be hovered over and walked through."""
+PROGRAM, CHARTS = "report.mjs", "vendor/echarts.mjs"
+"""The module of the page that draws the figures of a file, and the chart library, which only figures of trials need."""
+STYLES = ("style.css", "style/parts.css", "style/tables.css", "style/charts.css")
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";', re.MULTILINE)
+_LATE_IMPORT = re.compile(r'\bimport\("([^"]+)"\)')
+_IMPORTED = re.compile(r'(?:^import \{[^}]*\} from |\bimport\()"([^"]+)"', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?:async function|function|const|class) (\w+)", re.MULTILINE)
+_EXPORT_WORD = re.compile(r"^export (?=async |function |const |class )", re.MULTILINE)
+_EXPORTS = re.compile(r"\bexport ?\{([^}]*)\};")
 
 
 def page_of(report: Report) -> str:
-    """The whole file. The template escapes user text; the policy allows the two scripts by their hashes."""
-    plotly, own = plotly_source(), _text("report.js")
-    plots = {figure.name: drawn(figure) for figure in report.figures if figure}
-    tones = {LIGHT[name]: tone for name, tone in DARK.items()}
+    """The report as a file. The template escapes user text."""
+    return _document(
+        "report.html",
+        report.figures,
+        report.points,
+        report=report,
+        title=f"{report.title}: {report.job}",
+        is_table=lambda item: isinstance(item, Rows),
+    )
+
+
+def figures_page(title: str, figures: Sequence[Figure], points: Points | None) -> str:
+    """Only these figures as a file."""
+    return _document("document.html", figures, points, title=title)
+
+
+def _document(template: str, figures: Sequence[Figure], points: Points | None, **content: Any) -> str:
+    """The template with the figures' data and their program."""
+    shown = {figure.name: figure for figure in figures if figure.name not in OF_TRIALS}
+    style, program = _style(), _program(has_charts=points is not None)
     return (
         _environment()
-        .get_template("report.html")
+        .get_template(template)
         .render(
-            report=report,
+            **content,
+            figures=figures,
             rows_of=_rows,
             coded=coded,
-            thinning=thinning,
             is_text=_is_text,
-            is_table=lambda item: isinstance(item, Rows),
             most_rows=MOST_ROWS,
-            light=LIGHT,
-            dark=DARK,
-            style=Markup(_text("report.css")),
-            plotly=Markup(plotly),
-            program=Markup(own),
-            policy=f"{POLICY}; script-src {_hash(plotly)} {_hash(own)}",
-            data=Markup(script_json({"plots": plots, "dark": tones})),
+            style=Markup(style),
+            program=Markup(program),
+            policy=f"{POLICY}; style-src {_hash(style)}; script-src {_hash(program)}",
+            data=Markup(script_json({"points": to_plain(points), "figures": to_plain(shown)})),
         )
     )
 
 
 @cache
-def plotly_source() -> str:
-    """plotly.js, read from plotly's package without importing plotly, which would take a second."""
-    return files("plotly").joinpath("package_data/plotly.min.js").read_text(encoding="utf-8")
+def _program(has_charts: bool) -> str:
+    """The page's module `PROGRAM` with all that it imports, as one script: each module is a function, called once."""
+    linked: dict[str, str] = {}
+
+    def link(path: str) -> None:
+        if path in linked or (path == CHARTS and not has_charts):
+            return
+        text = _page_file(path)
+        for name in _IMPORTED.findall(text):
+            link(_resolved(path, name))
+        linked[path] = _as_function(path, text)
+
+    link(PROGRAM)
+    return "\n".join(["const modules = {};", *linked.values()])
+
+
+def _as_function(path: str, text: str) -> str:
+    """A call of a function that runs the module and returns its exports. Imports and exports are by name."""
+    text = _IMPORT.sub(lambda m: f'const {{{m[1].replace(" as ", ": ")}}} = modules["{_resolved(path, m[2])}"];', text)
+    text = _LATE_IMPORT.sub(lambda m: f'Promise.resolve(modules["{_resolved(path, m[1])}"])', text)
+    names = _EXPORT.findall(text)
+    # A vendored module lists its exports at its end: `export{a as render};`
+    names += [": ".join(reversed(pair.split(" as "))) for pairs in _EXPORTS.findall(text) for pair in pairs.split(",")]
+    body = _EXPORTS.sub("", _EXPORT_WORD.sub("", text))
+    return f'modules["{path}"] = (() => {{\n"use strict";\n{body}\nreturn {{ {", ".join(names)} }};\n}})();'
+
+
+def _resolved(path: str, name: str) -> str:
+    return posixpath.normpath(posixpath.join(posixpath.dirname(path), name))
+
+
+@cache
+def _style() -> str:
+    return "\n".join([*map(_page_file, STYLES), files("autotune.reports").joinpath("templates/report.css").read_text("utf-8")])
+
+
+def _page_file(path: str) -> str:
+    """A file of the web page, read as data: the client, which has no page, writes reports by a service."""
+    return files("api").joinpath("page", path).read_text(encoding="utf-8")
 
 
 def script_json(value: Any) -> str:
     """JSON that is safe in a script element: it cannot end the element or begin a comment."""
-    text = json.dumps(value, allow_nan=False, ensure_ascii=False, separators=(",", ":"))
+    text = json.dumps(finite(value), allow_nan=False, ensure_ascii=False, separators=(",", ":"), default=datetime.isoformat)
     for letter in "<>&\u2028\u2029":
         text = text.replace(letter, f"\\u{ord(letter):04x}")
     return text
@@ -89,10 +152,6 @@ def _rows(table: Table) -> list[list[tuple[str, bool]]]:
 
 def _is_text(column: Column) -> bool:
     return any(isinstance(value, str) for value in column.values)
-
-
-def _text(name: str) -> str:
-    return files("autotune.reports").joinpath(f"templates/{name}").read_text(encoding="utf-8")
 
 
 def _hash(source: str) -> str:

@@ -16,6 +16,7 @@ from autotune.text.explain_sections import Section, sections_of
 from autotune.text.jobs import place_text, state_text
 from autotune.text.result import way_text
 from autotune.wire.figures import Figure
+from autotune.wire.trials import Points
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.trial_config import TrialConfig
 
@@ -54,6 +55,8 @@ class Report:
     knobs: tuple[KnobRow, ...]
     """Those that differ from the baseline or from the defaults, and always `zero_stage` and `micro_batch_size`."""
     figures: tuple[Figure, ...]
+    points: Points | None
+    """The trials as columns. None: this version cannot read the job's request."""
     sections: tuple[Section, ...]
     """The sections of the explanation."""
     environment: Pairs
@@ -79,6 +82,7 @@ def report_of(store: "Store", job: str | None) -> Report:
         results=tuple(_results(document)) if document else (),
         knobs=tuple(_knobs(document)) if document else (),
         figures=tuple(figure_of(source, name) for name in NAMES),
+        points=source.points,
         sections=tuple(sections_of(explanation)) if explanation is not None else (),
         environment=tuple(_environment(source, document)),
         commands=_commands(source, document),

@@ -86,7 +86,7 @@ def test_only_what_changed_is_told_again(client: TestClient, store: Store) -> No
 
 
 def test_who_knows_too_little_is_told_everything(client: TestClient, store: Store, monkeypatch) -> None:
-    monkeypatch.setattr("api.points.MOST_EVENTS", 4)
+    monkeypatch.setattr("autotune.explain.figures.points.MOST_EVENTS", 4)
     job_id = submit(client)["id"]
     measure(store, job_id, trials=3)
     version = points(client, job_id)["version"]

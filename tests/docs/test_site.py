@@ -6,7 +6,7 @@ from pathlib import Path
 
 import autotune
 import autotune.client
-import autotune.plots
+import autotune.notebook
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -29,13 +29,13 @@ def test_notebooks_have_the_outputs_of_a_whole_run() -> None:
         assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)], notebook.name
         outputs = [output for cell in cells for output in cell["outputs"]]
         assert not any(output["output_type"] == "error" for output in outputs)
-        assert sum("image/png" in output.get("data", {}) for output in outputs) >= 3
+        assert outputs
 
 
 def test_every_public_name_is_in_the_reference() -> None:
     """Each of these modules is rendered whole, with what its `__all__` names."""
     page = (DOCS / "python.md").read_text(encoding="utf-8")
-    for module in (autotune, autotune.client, autotune.plots):
+    for module in (autotune, autotune.client, autotune.notebook):
         assert f"::: {module.__name__}\n" in page
         assert all(hasattr(module, name) for name in module.__all__)
 

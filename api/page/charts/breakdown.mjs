@@ -1,11 +1,10 @@
 /** Bars that are divided: where a step goes, and what memory holds, of the best, the baseline and the runner-up. */
 
-import { html, useEffect, useState } from "../vendor/preact.mjs";
+import { html } from "../vendor/preact.mjs";
 import { bytes, duration, share } from "../format.mjs";
-import { askInTurn } from "./computed.mjs";
 import { rowsOf } from "./figure_data.mjs";
 
-const TIME = {
+export const TIME = {
   compute: ["Compute", 1], tensor: ["Tensor parallel", 2], pipeline: ["Pipeline bubble", 3], data: ["Data parallel", 5],
   optimizer: ["Optimizer", 4], offload: ["Offload", 6], unexplained: ["Unexplained", 0],
 };
@@ -21,29 +20,12 @@ export function TimeBreakdown({ figure }) {
   return html`<${Divided} parts=${parts} words=${TIME} format=${duration} marks=${[]} />`;
 }
 
-/** Where the step of one trial goes. */
-export function TrialTime({ job, number }) {
-  const [told, setTold] = useState(null);
-  useEffect(() => {
-    const ended = new AbortController();
-    askInTurn(`/v1/jobs/${job}/trials/${number}/parts`, ended.signal).then(setTold, () => {}); // without it the page is as whole
-    return () => ended.abort();
-  }, [job, number]);
-  if (told === null || told.parts.length === 0) return null;
-  const parts = told.parts.filter(({ seconds }) => seconds > 0).map(({ name, seconds }) => ({ configuration: "step", trial: number, part: name, size: seconds }));
-  return html`<section class="card stack" aria-labelledby="parts-heading">
-    <h2 id="parts-heading">Where its step goes</h2>
-    <${Divided} parts=${parts} words=${TIME} format=${duration} marks=${[]} />
-    <p class="soft">Parts are estimated ${told.note}.</p>
-  </section>`;
-}
-
 export function MemoryBreakdown({ figure }) {
   const parts = rowsOf(figure, "tags").map(({ configuration, trial, tag, bytes: size }) => ({ configuration, trial, part: tag, size }));
   return html`<${Divided} parts=${parts} words=${MEMORY} format=${bytes} marks=${figure.marks.filter(({ name }) => name === "limit")} />`;
 }
 
-function Divided({ parts, words, format, marks }) {
+export function Divided({ parts, words, format, marks }) {
   const groups = [...Map.groupBy(parts, ({ configuration }) => configuration)].map(([name, own]) => ({
     name, own, trial: own[0].trial, whole: own.reduce((sum, { size }) => sum + size, 0),
   }));

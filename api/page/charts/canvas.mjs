@@ -12,13 +12,16 @@ const AGAIN_AFTER = 2000;
 
 let failures = 0;
 
+let charts = null;
+
 /** The chart library, or null where it cannot be loaded now. A browser remembers that an address failed: the next try has another. */
-async function loadCharts() {
-  const address = "../vendor/echarts.mjs" + (failures === 0 ? "" : `?attempt=${failures}`);
-  return import(address).catch(() => {
+export async function loadCharts() {
+  const loading = failures === 0 ? import("../vendor/echarts.mjs") : import(`../vendor/echarts.mjs?attempt=${failures}`);
+  charts ??= await loading.catch(() => {
     failures += 1;
     return null;
   });
+  return charts;
 }
 
 /**
@@ -60,7 +63,7 @@ export function Canvas({ plot, label, height = 320 }) {
     event.preventDefault();
     place.current = next;
     drawing.current.point(items[next]);
-    setReadout(items[next].text);
+    setReadout(`${items[next].text}${items[next].href ? "; Enter opens it" : ""}`);
   };
   const onBlur = () => {
     place.current = -1;
@@ -69,7 +72,7 @@ export function Canvas({ plot, label, height = 320 }) {
   };
   return html`
     <div class="canvas" ref=${host} style=${{ height: `${height}px` }} tabindex="0" role="group" aria-roledescription="chart"
-      aria-label=${`${label} Arrow keys walk its points, Enter opens one.`} onKeyDown=${onKeyDown} onBlur=${onBlur}></div>
+      aria-label=${`${label} Arrow keys walk its points.`} onKeyDown=${onKeyDown} onBlur=${onBlur}></div>
     <p class=${`readout${readout ? "" : " hidden"}`} aria-live="polite">${readout}</p>
   `;
 }
@@ -103,7 +106,9 @@ class Drawing {
     sight.observe(host);
     const size = new ResizeObserver(() => this.#resize());
     size.observe(host);
-    this.#ends = [() => sight.disconnect(), () => size.disconnect(), onTheme(() => this.#ask())];
+    const print = () => this.#print();
+    addEventListener("beforeprint", print);
+    this.#ends = [() => sight.disconnect(), () => size.disconnect(), onTheme(() => this.#ask()), () => removeEventListener("beforeprint", print)];
   }
 
   show(plot) {
@@ -144,12 +149,21 @@ class Drawing {
       this.#ask();
       return;
     }
-    this.#isStale = false;
     const began = performance.now();
-    if (this.#chart === null) this.#make(echarts);
-    this.#chart.setOption(this.#plot.option(lookOf(this.#host)), { replaceMerge: ["series", "xAxis", "yAxis"] });
+    this.#paint(echarts);
     const now = performance.now();
     this.#next = now + Math.max(DRAW_EVERY, REST * (now - began));
+  }
+
+  /** A plot that has not been in sight is drawn at once for paper. */
+  #print() {
+    if (this.#isStale && charts !== null) this.#paint(charts);
+  }
+
+  #paint(echarts) {
+    this.#isStale = false;
+    if (this.#chart === null) this.#make(echarts);
+    this.#chart.setOption(this.#plot.option(lookOf(this.#host)), { replaceMerge: ["series", "xAxis", "yAxis"] });
   }
 
   #make(echarts) {

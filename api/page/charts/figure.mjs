@@ -2,9 +2,8 @@
 
 import { html, useEffect, useRef, useState } from "../vendor/preact.mjs";
 import { Problem } from "../service.mjs";
-import { FigureCard } from "./card.mjs";
 import { askInTurn } from "./computed.mjs";
-import { dataTables } from "./figure_data.mjs";
+import { FigurePicture } from "./pictures.mjs";
 import { useInSight } from "./slot.mjs";
 
 /** Milliseconds to wait for further news: a figure takes the server longer than an event takes to come. */
@@ -16,25 +15,16 @@ const SETTLED = 1500;
  * @param {string} props.name - of the figure
  * @param {string} props.title - until the figure is there
  * @param {string} props.version - of what it rests on
- * @param {(props: {figure: import("./figure_data.mjs").FigureData}) => any} props.picture - a component
  * @param {"wide"} [props.place]
  */
-export function Figure({ job, name, title, version, picture: Picture, place = "" }) {
+export function Figure({ job, name, title, version, place = "" }) {
   const box = useRef(null);
   const isSeen = useInSight(box);
   const { figure, problem } = useFigure(job, name, version, isSeen);
-  const hasPicture = figure !== null && figure.tables.length > 0;
-  const summary = problem ? problem.message : (figure?.summary ?? "Loading …");
+  const shown = figure ?? { name, title, summary: "Loading …", tables: [], notes: [] };
   return html`<div ref=${box} class=${`slot ${place}`}>
-    <${FigureCard} name=${name} title=${figure?.title ?? title} summary=${summary} tables=${hasPicture ? () => dataTables(figure) : undefined}>
-      ${hasPicture && html`<${Picture} figure=${figure} /><${Notes} notes=${figure.notes} />`}
-    <//>
+    <${FigurePicture} figure=${problem ? { ...shown, summary: problem.message } : shown} />
   </div>`;
-}
-
-function Notes({ notes }) {
-  if (notes.length === 0) return null;
-  return html`<details class="notes-fold"><summary>How this was made</summary>${notes.map((note) => html`<p key=${note}>${note}</p>`)}</details>`;
 }
 
 function useFigure(job, name, version, isWanted) {

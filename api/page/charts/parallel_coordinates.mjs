@@ -13,13 +13,13 @@ const MOST_LINES = 1200;
 
 /**
  * @param {object} props
- * @param {(rows: Set<number> | null) => void} props.onBrush - null: nothing is brushed
+ * @param {(rows: Set<number> | null) => void} [props.onBrush] - null: nothing is brushed
  */
 export function ParallelCoordinates({ points, job, onBrush }) {
   const rows = useMemo(() => measured(points), [points]);
   const plot = useMemo(() => plotOf(points, rows, job.id, onBrush), [points, rows, job.id, onBrush]);
   const title = "Knobs of the measured trials";
-  return html`<${FigureCard} name="parallel_coordinates" title=${title} summary=${summaryOf(points, rows)}
+  return html`<${FigureCard} name="parallel_coordinates" title=${title} summary=${summaryOf(points, rows, Boolean(onBrush))}
     tables=${() => [{ caption: title, ...trialTable(points, [...rows].reverse(), ["rate", "peak"]) }]}>
     ${rows.length > 0 && points.varied.length > 0 && html`<${Canvas} plot=${plot} label=${title} height=${heightOf(points)} />`}
   <//>`;
@@ -28,11 +28,11 @@ export function ParallelCoordinates({ points, job, onBrush }) {
 /** On a phone axes lie below each other. */
 const heightOf = (points) => (innerWidth < 560 ? 60 * (points.varied.length + 2) : 360);
 
-function summaryOf(points, rows) {
+function summaryOf(points, rows, hasTable) {
   if (rows.length === 0) return "Nothing has been measured yet.";
   if (points.varied.length === 0) return "All trials have the same configuration.";
   const drawn = rows.length > MOST_LINES ? `${count(MOST_LINES)} of ${count(rows.length)} trials, the fastest among them,` : counted(rows.length, "trial");
-  return `${drawn} over ${counted(points.varied.length, "knob")}; the fastest are gold. Drag along an axis to see these alone, here and in the table.`;
+  return `${drawn} over ${counted(points.varied.length, "knob")}; the fastest are gold. Drag along an axis to see these alone${hasTable ? ", here and in the table" : ""}.`;
 }
 
 function thinned(rows) {
@@ -59,7 +59,7 @@ function plotOf(points, rows, job, onBrush) {
   return {
     option: (look) => optionOf({ rows, axes, lineOf, unit, points, look }),
     items: () => [...rows].reverse().map((row) => ({ at: lineOf(row), text: line(points, row), href: linkTo(job, points, row) })),
-    brush: (chart) => onBrush(brushed(chart, rows, lineOf)),
+    brush: (chart) => onBrush?.(brushed(chart, rows, lineOf)),
   };
 }
 

@@ -1,1 +1,1 @@
-"""The figures of a job as plain data, which pages, notebooks and reports draw each in their own way."""
+"""The figures of a job as plain data, which the web page's program draws on the page, in reports and in notebooks."""

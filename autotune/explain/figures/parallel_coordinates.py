@@ -6,7 +6,7 @@ from autotune.objective.ranking import peak_bytes
 from autotune.wire.figures import Column, Figure
 from search_spaces.knob_values import value_text
 
-NAME, TITLE = "parallel_coordinates", "Knobs of every trial"
+NAME, TITLE = "parallel_coordinates", "Knobs of the measured trials"
 
 
 def parallel_coordinates(source: Source) -> Figure:

@@ -13,7 +13,7 @@ from autotune.wire.figures import Axis, Figure
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 
-NAME, TITLE = "predicted_measured", "Predicted and measured"
+NAME, TITLE = "predicted_measured", "Predicted against measured"
 MOST_PAIRS = 1000
 """Most trials that are compared pair by pair; of more, an evenly spaced subset."""
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import AutotuneError, NoBestError
 from autotune.explain.explanation.evidence import Evidence, Forecast, evidence_of, question_of_job, trials_text
+from autotune.explain.figures.points import JobPoints
 from autotune.forecast.initial_forecast import InitialForecaster, initial_forecaster_of, unknown_model
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.prediction.cases.module_cases import predictable
@@ -13,6 +14,7 @@ from autotune.request.request import Objective
 from autotune.session.resolve import session_of
 from autotune.session.session import Session
 from autotune.strategies.guided.prior import Prior
+from autotune.wire.trials import Points
 from executor.errors import ExecutorError
 from search_spaces.errors import SearchSpaceError
 from search_spaces.outcome import JobState
@@ -49,6 +51,11 @@ class Source:
         except (AutotuneError, SearchSpaceError, ExecutorError) as error:
             self._problem = str(error)
             return None
+
+    @cached_property
+    def points(self) -> Points | None:
+        """The trials as columns; None: this version cannot read the job's request."""
+        return JobPoints(self.store, self.job).read() if self.session is not None else None
 
     @cached_property
     def evidence(self) -> Evidence | None:

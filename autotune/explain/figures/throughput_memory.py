@@ -13,7 +13,7 @@ from autotune.wire.figures import Axis, Figure, Mark
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 
-NAME, TITLE = "throughput_memory", "Throughput and memory"
+NAME, TITLE = "throughput_memory", "Throughput against memory"
 PLACED = (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.WRONG, Outcome.TIMEOUT, Outcome.LOST, Outcome.PRUNED)
 """Outcomes whose trials are placed by predictions if they lack a rate or a peak."""
 

@@ -14,7 +14,6 @@ from swept import LIMIT, swept, waiting
 from autotune.explain.explanation.evidence import gather
 from autotune.explain.figures.all_figures import NAMES, figure_of
 from autotune.explain.figures.module_tree import parts_of_model
-from autotune.explain.figures.palette import DARK, LIGHT, OUTCOMES
 from autotune.explain.figures.pipeline_schedule import durations_of, place
 from autotune.explain.figures.predicted_measured import concordance
 from autotune.explain.figures.source import Source
@@ -222,11 +221,3 @@ def test_the_order_of_pairs() -> None:
     assert concordance([1.0, 2.0, 3.0], [10.0, 20.0, 30.0]) == 1.0
     assert concordance([1.0, 2.0, 3.0], [30.0, 20.0, 10.0]) == 0.0
     assert concordance([1.0, 1.0], [2.0, 3.0]) is None
-
-
-def test_every_colour_is_there_in_dark_and_told_apart() -> None:
-    assert LIGHT.keys() == DARK.keys()
-    assert len(set(LIGHT.values())) == len(LIGHT)  # plots are turned dark colour by colour
-    assert OUTCOMES.keys() == set(Outcome)
-    shapes = {look.symbol for look in OUTCOMES.values()}
-    assert len(shapes) == len(OUTCOMES)

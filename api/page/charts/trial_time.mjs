@@ -1,0 +1,21 @@
+import { html, useEffect, useState } from "../vendor/preact.mjs";
+import { duration } from "../format.mjs";
+import { Divided, TIME } from "./breakdown.mjs";
+import { askInTurn } from "./computed.mjs";
+
+/** Where the step of one trial goes. */
+export function TrialTime({ job, number }) {
+  const [told, setTold] = useState(null);
+  useEffect(() => {
+    const ended = new AbortController();
+    askInTurn(`/v1/jobs/${job}/trials/${number}/parts`, ended.signal).then(setTold, () => {}); // without it the page is as whole
+    return () => ended.abort();
+  }, [job, number]);
+  if (told === null || told.parts.length === 0) return null;
+  const parts = told.parts.filter(({ seconds }) => seconds > 0).map(({ name, seconds }) => ({ configuration: "step", trial: number, part: name, size: seconds }));
+  return html`<section class="card stack" aria-labelledby="parts-heading">
+    <h2 id="parts-heading">Where its step goes</h2>
+    <${Divided} parts=${parts} words=${TIME} format=${duration} marks=${[]} />
+    <p class="soft">Parts are estimated ${told.note}.</p>
+  </section>`;
+}
