@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -223,16 +222,12 @@ def _print_steps(
             table.add_row(f"  {_shape(row)}", _ms(row.seconds), quartiles, _ms(before), _ms(after))
     _show(console, table)
     moved = {Operation.COPY: 8, Operation.TO_HOST: 1, Operation.TO_DEVICE: 1, Operation.FILE_READ: 1, Operation.FILE_UPDATE: 2}
-    for operation, row in ((row.operation, row) for row in _largest_of(rows, tuple(moved))):
+    ordered = sorted((row for row in rows if row.operation in moved), key=lambda row: (row.operation, row.shape))
+    for operation, row in {row.operation: row for row in ordered}.items():  # the largest of each
         _print_line(console, f"{operation.replace('_', ' ')}: {row.shape[0] * moved[operation] / row.seconds / 1e9:.2f} GB/s")
     for row in rows:
         if row.operation is Operation.LAUNCH:
             _print_line(console, f"launch of a small kernel: {row.seconds * 1e6:.1f} us")
-
-
-def _largest_of(rows: Sequence[Measured], operations: tuple[Operation, ...]) -> list[Measured]:
-    ordered = sorted((row for row in rows if row.operation in operations), key=lambda row: (row.operation, row.shape))
-    return [list(same)[-1] for _, same in groupby(ordered, key=lambda row: row.operation)]
 
 
 def _print_group(rows: Sequence[Measured], group: GroupShape, cluster: ClusterSpec, console: Console) -> None:

@@ -87,11 +87,6 @@ def print_capacity(result: Capacity, console: Console) -> None:
     )
 
 
-def rung_text(rung: Rung) -> str:
-    """`ZeRO 2, optimizer offloaded`."""
-    return f"ZeRO {rung.zero_stage}{f', {_offloaded(rung)} offloaded' if rung.offloaded else ''}"
-
-
 def savings_text(config: TrialConfig) -> str:
     """The memory savings of a configuration: `full recomputation, loss in chunks`."""
     savings = (
@@ -103,13 +98,14 @@ def savings_text(config: TrialConfig) -> str:
 
 
 def config_text(config: TrialConfig) -> str:
-    """A rung with its savings."""
+    """A rung with its savings: `ZeRO 2, optimizer offloaded, loss in chunks`."""
     rung = Rung(
         zero_stage=config.zero_stage,
         offload_optimizer=config.offload_optimizer != "none",
         offload_param=config.offload_param != "none",
     )
-    return ", ".join(filter(None, (rung_text(rung), savings_text(config))))
+    rung_text = f"ZeRO {rung.zero_stage}{f', {_offloaded(rung)} offloaded' if rung.offloaded else ''}"
+    return ", ".join(filter(None, (rung_text, savings_text(config))))
 
 
 def lacks_text(answer: RungAnswer) -> str:

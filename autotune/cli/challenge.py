@@ -18,6 +18,7 @@ from autotune.lint.case import Case, Surroundings
 from autotune.lint.report import outlook_text
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.prediction.planning.question import cluster_of
+from autotune.recipes.candidates import shortage
 from autotune.recipes.challenge import (
     Challenged,
     Nomination,
@@ -25,7 +26,6 @@ from autotune.recipes.challenge import (
     Rival,
     challenge_session,
     judge,
-    no_fit,
     nominate,
     rival_text,
 )  # fmt: skip
@@ -163,7 +163,8 @@ def _verdict(result: Result, nomination: Nomination, challenged: Challenged | No
         outlook = nomination.outlook
         if isinstance(outlook, str):
             return f"by prediction: {result.value}, because the recipe is not predicted here: {outlook}"
-        if why := no_fit(outlook):
+        if not outlook.fits:
+            why = f"{shortage(outlook)} (fits with probability {outlook.probability:.2f})"
             return f"by prediction the recipe does not fit: {why}"
         if best is None or best.predicted is None:
             return f"by prediction: {result.value}; no rival was found"

@@ -165,16 +165,12 @@ def _source(path: Path) -> Iterator[TextIO]:
         yield io.StringIO(sys.stdin.read())
         return
     try:
-        with _opened(path) as file:
+        with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
             yield file
     except (OSError, EOFError, UnicodeDecodeError) as error:
         if isinstance(error, StorageError):
             raise
         raise RequestError("file", f"{path} cannot be read ({error})", "give a file that `autotune db` wrote") from error
-
-
-def _opened(path: Path) -> TextIO:
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
 
 
 def _every_job(store: Store) -> list[JobRecord]:

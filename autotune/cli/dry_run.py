@@ -25,9 +25,6 @@ from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
 from search_spaces.trial_config import TrialConfig
 
-LOCAL_RANKS = 2
-LOCAL_TOKENS = 128
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DryRunOptions:
@@ -66,11 +63,11 @@ def _fields(options: DryRunOptions, values: Mapping[str, Value]) -> dict[str, An
     if not options.model:
         raise RequestError("model", "is missing", "give a preset, a config.json or module:factory")
     local, factory = options.cluster == "local", is_factory_reference(options.model)
-    ranks = options.ranks or (LOCAL_RANKS if local else None)
+    ranks = options.ranks or (2 if local else None)
     tokens = options.sequence_length
     if tokens is None and not factory:
         longest = resolve_model(options.model).sequence_length
-        tokens = min(longest, LOCAL_TOKENS) if local else longest
+        tokens = min(longest, 128) if local else longest
     fields: dict[str, Any] = {
         "model": options.model,
         "cluster": options.cluster,

@@ -24,16 +24,6 @@ rule `engine-honours` refuses other values before any process starts. The rules 
 
 `command` runs your training script: it honours the knobs that the script's [placeholders](bring-your-own-script.md) pass on.
 """
-SCHEDULES_INTRODUCTION = """\
-`yes`: supported with all other honoured values; `unless`: the named rule below refuses it with some of them.
-"""
-REFUSED_INTRODUCTION = """\
-Values that an engine honours individually but refuses in combination, before any process starts.
-"""
-_PROBED_RANKS = 8
-_PROBED_NUMBERS: tuple[Value, ...] = (1, 2)
-"""Ranks, and values of knobs without choices, for which combinations are evaluated: enough for two ranks along each of three
-dimensions."""
 
 
 def engines_page_markdown() -> str:
@@ -42,8 +32,10 @@ def engines_page_markdown() -> str:
     schedules = markdown_table(schedule_head(), ((f"`{name}`", *cells) for name, *cells in schedule_rows()))
     refused = markdown_table(refused_head(), ((engine, f"`{rule}`", *cells) for engine, rule, *cells in refused_rows()))
     return (
-        f"{INTRODUCTION}\n{knobs}\n## Pipeline schedules\n\n{SCHEDULES_INTRODUCTION}\n{schedules}\n"
-        f"## Combinations that are refused\n\n{REFUSED_INTRODUCTION}\n{refused}"
+        f"{INTRODUCTION}\n{knobs}\n## Pipeline schedules\n\n"
+        "`yes`: supported with all other honoured values; `unless`: the named rule below refuses it with some of them.\n"
+        f"\n{schedules}\n## Combinations that are refused\n\n"
+        f"Values that an engine honours individually but refuses in combination, before any process starts.\n\n{refused}"
     )
 
 
@@ -103,7 +95,10 @@ def _may_refuse(combination: Combination, engine: Capability, schedule: str) -> 
     """Whether the combination holds with this schedule for some honoured values of the knobs that it reads."""
     if "pipeline_schedule" not in combination.reads:
         return False
-    domains = {name: engine.honoured(name) or KNOBS[name].choices or _PROBED_NUMBERS for name in combination.reads}
+    # 1 and 2 for knobs without choices: 8 ranks are enough for two along each of three dimensions.
+    domains: dict[str, tuple[Value, ...]] = {
+        name: engine.honoured(name) or KNOBS[name].choices or (1, 2) for name in combination.reads
+    }
     domains |= {"pipeline_schedule": (schedule,), "pipeline_parallel_size": (2,)}
     points = (dict(zip(domains, values, strict=True)) for values in itertools.product(*domains.values()))
-    return any(combination.holds(TrialConfig().replace(point), _PROBED_RANKS) for point in points)
+    return any(combination.holds(TrialConfig().replace(point), 8) for point in points)

@@ -45,7 +45,11 @@ def list_command(
         standings = backend.standings(jobs)
     if as_json:
         write_document(
-            [job_document(job) | _standing_document(standing) for job, standing in zip(jobs, standings, strict=True)]
+            [
+                job_document(job)
+                | {"searched": standing.searched, "gain": to_plain(standing.gain), "keeps_baseline": standing.keeps_baseline}
+                for job, standing in zip(jobs, standings, strict=True)
+            ]
         )
         return Status.OK
     console = Console()
@@ -84,10 +88,6 @@ def _gain_text(standing: Standing) -> str:
 
 def _is_unproven(standing: Standing) -> bool:
     return not standing.keeps_baseline and standing.gain is not None and standing.gain.low <= 1.0 <= standing.gain.high
-
-
-def _standing_document(standing: Standing) -> dict[str, Any]:
-    return {"searched": standing.searched, "gain": to_plain(standing.gain), "keeps_baseline": standing.keeps_baseline}
 
 
 def ask_command(

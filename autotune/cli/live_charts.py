@@ -20,9 +20,6 @@ from autotune.text.sizes import bytes_text
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 
-_DOTS = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))
-"""Bits of a Braille character's dots, by column and by row from the top [The Unicode Standard, Braille Patterns]."""
-_BRAILLE = 0x2800
 Point = tuple[float, float]
 """Position as a share of the width from the left and of the height from the bottom, 0 to 1; values outside are clipped."""
 
@@ -67,8 +64,10 @@ class Canvas:
 
     def _dot(self, column: int, row: int, style: str) -> None:
         cell = column // 2, row // 4
-        self._dots[cell] = self._dots.get(cell, 0) | _DOTS[column % 2][row % 4]
-        self._cells[cell] = (chr(_BRAILLE + self._dots[cell]), style)
+        # Bits of a Braille character's dots, by column and by row from the top [The Unicode Standard, Braille Patterns].
+        dot = ((0x01, 0x02, 0x04, 0x40), (0x08, 0x10, 0x20, 0x80))[column % 2][row % 4]
+        self._dots[cell] = self._dots.get(cell, 0) | dot
+        self._cells[cell] = (chr(0x2800 + self._dots[cell]), style)
 
 
 def _place(share: float, count: int) -> int:
@@ -78,8 +77,6 @@ def _place(share: float, count: int) -> int:
 
 MARGIN = 0.05
 """Margin on either side as a share of the values' range, so that marks do not lie on an axis."""
-FLAT = 0.1
-"""The same as a share of the value, if all values are equal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,7 +96,7 @@ class Axis:
 def axis_of(values: Sequence[float], text: Callable[[float], str]) -> Axis:
     """An axis for these values, which must not be negative."""
     low, high = min(values), max(values)
-    margin = MARGIN * (high - low) or FLAT * abs(high) or 1.0
+    margin = MARGIN * (high - low) or 0.1 * abs(high) or 1.0  # equal values: a share of the value
     return Axis(low=max(low - margin, 0.0), high=high + margin, text=text)
 
 

@@ -10,7 +10,7 @@ from autotune.cli.fields import import_folders
 from autotune.cli.status import Status, print_note
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.installed import WHOLE, has
-from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question, cluster_of, described_model, precisions_of, question_of
 from autotune.request.field_forms import read_lengths, read_loads, with_loads
 from autotune.text.console import Console
@@ -72,7 +72,7 @@ def predict_command(options: PredictOptions) -> Status:
     question = with_calibration(question, options.database, options.knowledge)
     estimate = estimates(question, [question.config()])[0]
     if options.json:
-        write_document(prediction_document(question, estimate))
+        write_document({**question_document(question), **estimate.document()})
     else:
         print_estimate(question, estimate, Console(), stages=options.stages)
     return Status.OK
@@ -144,11 +144,6 @@ def _borrowed(question: Question, store: "Store | None", knowledge: str, databas
 def named(text: str | None) -> tuple[str, ...] | None:
     """Split comma-separated names; None: none given."""
     return None if text is None else tuple(part.strip() for part in text.split(","))
-
-
-def prediction_document(question: Question, estimate: Estimate) -> dict[str, Any]:
-    """The document of `--json`."""
-    return {**question_document(question), **estimate.document()}
 
 
 def question_document(question: Question) -> Mapping[str, Any]:

@@ -33,8 +33,6 @@ from search_spaces.trial_config import TrialConfig
 
 OWN = "(own)"
 """Label of the row for a module's own operations, outside its sub-modules."""
-HOLDERS = ("ModuleList", "ModuleDict")
-"""Container classes that are never called: their children replace them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -109,7 +107,7 @@ def _tree(modules: Sequence[ModuleCost], merge: bool) -> _Node:
 
 def _children(node: _Node) -> Iterable[_Node]:
     """The node itself; for a container its children instead, with its name in their labels."""
-    if node.costs[0].kind not in HOLDERS:
+    if node.costs[0].kind not in ("ModuleList", "ModuleDict"):  # containers that are never called
         return (node,)
     return tuple(_Node(f"{node.label}.{child.label}", child.name, child.costs, child.inside) for child in node.inside)
 
@@ -271,8 +269,6 @@ def _time(seconds: float) -> str:
 FIDELITY = Fidelity(min_steps=5, max_steps=50, max_seconds=2.0)
 """Steps with and without hooks: at least five of each, more until two seconds have passed."""
 
-DIVIDES_THE_MODEL = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions:
@@ -335,7 +331,7 @@ def single_values(texts: tuple[str, ...], why: str) -> dict[str, Value]:
 
 
 def _require_whole_model(values: Mapping[str, Value]) -> None:
-    for name in DIVIDES_THE_MODEL:
+    for name in ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size"):
         if values.get(name, 1) != 1:
             problem = f"{values[name]} ranks would divide the model"
             raise RequestError(name, problem, "a profile covers the whole model on one rank: leave it at 1")

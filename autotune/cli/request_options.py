@@ -29,7 +29,6 @@ SCRIPT_OPTIONS: dict[str, Any] = {
     "report_seconds": options.ReportSeconds,
 }
 """Parameter -> option about the user's own script, which is the request's field `command`."""
-SCRIPT_FIELDS = {word: field for field, word in ONE_AT_A_TIME.items()}
 
 
 def with_request_options(command: str, script: bool = False) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -55,7 +54,8 @@ def with_request_options(command: str, script: bool = False) -> Callable[[Callab
         def called(context: typer.Context, **values: Any) -> None:
             fields = options.given(**{option.name: _read(option.name, values.pop(word)) for word, option in accepted.items()})
             if script:
-                words = {SCRIPT_FIELDS.get(word, word): values.pop(word) for word in script_options}
+                script_fields = {word: field for field, word in ONE_AT_A_TIME.items()}
+                words = {script_fields.get(word, word): values.pop(word) for word in script_options}
                 fields |= options.given(command=command_of(context, **words))
             function(**values, request=fields)
 

@@ -33,8 +33,6 @@ from storage.records import LATEST, Ask, EventRecord, JobFilter, JobRecord, Tria
 WHOLE_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
 OVERVIEWS = 200
 """Maximum jobs per overview request."""
-TIME_LENGTH = 15
-"""Characters of an id that encode the opening time."""
 NEWER = "use the `autotune` of the service's version"
 
 
@@ -182,7 +180,7 @@ class ServiceBackend(JobBackend):
     def _fitting(self, prefix: str) -> list[JobSummary]:
         """Up to two jobs whose ids have this prefix. Ids begin with the opening time, so older jobs need not be searched."""
         matches: list[JobSummary] = []
-        timed = min(len(prefix), TIME_LENGTH)
+        timed = min(len(prefix), 15)  # characters of an id that encode the opening time
         for job in self._client.jobs():
             if job.id.startswith(prefix):
                 matches.append(job)

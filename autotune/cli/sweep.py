@@ -34,8 +34,6 @@ from storage.address import default_database_url, without_password
 from storage.records import BUDGET
 from storage.store import open_store
 
-_RESUMED = "leave out MODEL and all options except --trials, --max-seconds, --out, --db and --ray-address"
-
 
 def sweep_command(options: SweepOptions) -> Status:
     """Run a sweep. Model, space, output path and database are validated before the first trial."""
@@ -52,16 +50,14 @@ def sweep_command(options: SweepOptions) -> Status:
 
             fields = with_imported(fields, options.imported, ranks, lambda line: print_line(console, line))
         if fields.get("objective") in SERIES:
-            from autotune.cli.sweep import series_command
-
-            _require_no_knowledge(fields)
+            if fields.get("knowledge") is not None:
+                problem = "applies to one job, but this is a series of jobs"
+                raise RequestError("knowledge", problem, "leave it out, or choose one size")
             return series_command(options, with_import_folders(fields), ranks)
         history = _history_in(fields)
         request = with_knowledge(_request(options, fields, ranks), lambda line: print_line(console, line), options.database)
         session = prepare(request)
         if history is not None:
-            from autotune.cli.sweep import with_history
-
             session = with_history(session, history, lambda line: print_line(console, line))
         result = run_new(session, options, console, options.out)
     _print(result, options, console)
@@ -74,7 +70,8 @@ def _resumed(options: SweepOptions, console: Console) -> TuneResult:
     budget = {name: fields.pop(name) for name in BUDGET if name in fields}
     overrides = (fields, options.series, options.pins, options.baseline, options.imported, options.config)
     if any(overrides):
-        raise RequestError("resume", "a job is resumed with its own request", _RESUMED)
+        remedy = "leave out MODEL and all options except --trials, --max-seconds, --out, --db and --ray-address"
+        raise RequestError("resume", "a job is resumed with its own request", remedy)
     with open_store(options.database or default_database_url()) as store:
         job, session = resume_job(store, options.resume, ray_address, budget)
         with start_runner(session, console, options, job) as runner:
@@ -114,11 +111,6 @@ def _history_in(fields: dict[str, Any]) -> str | None:
     from autotune.knowledge.read import is_history
 
     return fields.pop("knowledge") if is_history(knowledge) else None
-
-
-def _require_no_knowledge(fields: Mapping[str, Any]) -> None:
-    if fields.get("knowledge") is not None:
-        raise RequestError("knowledge", "applies to one job, but this is a series of jobs", "leave it out, or choose one size")
 
 
 def _print(result: TuneResult, options: SweepOptions, console: Console) -> None:

@@ -34,11 +34,6 @@ MAKERS: Mapping[str, Callable[[Winner], Export]] = {
 """Framework -> the function that makes its format; `jobs.request.SIMPLE_TARGETS` has the same names."""
 
 
-def _export_json(best: dict[str, Any]) -> Export:
-    """Return the document as it is written to best-config.json."""
-    return Export(text=best_config_text(best))
-
-
 def _reading(make: Callable[[Winner], Export]) -> Exporter:
     return lambda document: make(winner_of(document))
 
@@ -49,7 +44,7 @@ def _of_plugin(name: str) -> Exporter:
 
 
 EXPORTERS: Mapping[str, Exporter] = {
-    "json": _export_json,
+    "json": lambda document: Export(text=best_config_text(document)),
     **{name: _reading(make) for name, make in MAKERS.items()},
     "ray": _reading(export_ray),
     "slurm": _reading(export_slurm),

@@ -116,13 +116,6 @@ def specific_note(winner: Winner, same: Collection[str]) -> list[str]:
     return [f"tune {knob_list} there: they carry over least (autotune sweep MODEL --from best-config.json --engine {engine})"]
 
 
-def size_note(winner: Winner) -> list[str]:
-    """Of an answer for a larger cluster: which of the two is written."""
-    if winner.answer_for is None:
-        return []
-    return [f"written for the {winner.world_size} ranks that were measured; the answer for {winner.answer_for} is extrapolated"]
-
-
 PARTS: Mapping[str, Callable[[ModelSpec], bool]] = {
     "experts": lambda shape: shape.num_experts > 0,
     "a capacity of experts": lambda shape: shape.capacity_factor > 0,

@@ -13,7 +13,6 @@ from search_spaces.deepspeed.config import REDUCTION, deepspeed_config, offloads
 from search_spaces.training.data_schedule import GRANULARITY, UNSCHEDULED_LAYERS
 from search_spaces.trial_config import TrialConfig
 
-DATA_KNOBS = frozenset({"curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps"})
 METRIC = "seqlen_truncate"
 """The metric name by which Megatron-DeepSpeed truncates samples; DeepSpeed itself knows no name and truncates nothing."""
 CLUSTERS = "data_clusters"
@@ -92,7 +91,8 @@ TARGET = Target(
         "max_live_parameters", "overlap_comm", "contiguous_gradients", "reduce_dtype", "precision", "offload_optimizer",
         "offload_param", "offload_ratio", "fused_optimizer", "hsdp_shard_size", "tensor_parallel_size", "reshard_after_forward",
         "accumulation_dtype", "optimizer", "onebit_warmup_steps", "gather_dtype", "secondary_shard_size",
-        "activation_checkpointing", *peft.KNOBS, *DATA_KNOBS,
+        "activation_checkpointing", *peft.KNOBS,
+        "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",
     }),
     elsewhere={
         "offload_activations": "DeepSpeed's own checkpointing has cpu_checkpointing; else wrap the model's forward in "

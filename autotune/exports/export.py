@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.exports.checkpoints import Checkpoints, checkpoint_note
-from autotune.exports.coverage import size_note, specific_note, verified_note
+from autotune.exports.coverage import specific_note, verified_note
 from autotune.exports.winner import Winner
 
 
@@ -33,7 +33,10 @@ def remarks(
         same: our engines that run the export's framework itself.
     """
     checkpoint_notes = [] if checkpoints is None else [checkpoint_note(winner, checkpoints)]
-    return (*notes, *size_note(winner), *checkpoint_notes, *specific_note(winner, same), verified_note(winner, same))
+    size_notes = [] if winner.answer_for is None else [
+        f"written for the {winner.world_size} ranks that were measured; the answer for {winner.answer_for} is extrapolated"
+    ]  # fmt: skip
+    return (*notes, *size_notes, *checkpoint_notes, *specific_note(winner, same), verified_note(winner, same))
 
 
 def header(winner: Winner, title: str, notes: Sequence[str], mark: str = "# ") -> str:

@@ -93,9 +93,3 @@ DECODER_LAYERS: Mapping[str, str] = {
     "llama4_text": "Llama4TextDecoderLayer",
 }
 """Family -> the class of its layers, the unit in which FSDP gathers parameters."""
-
-
-def layer_module(family: str) -> str:
-    """The module of transformers that has the class of the family's layers."""
-    package = family.removesuffix("_text")
-    return f"transformers.models.{package}.modeling_{package}"

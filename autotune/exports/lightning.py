@@ -6,7 +6,7 @@ from autotune.exports.checkpoints import Checkpoints
 from autotune.exports.coverage import Target, unplaced_notes, unstated_note
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, header, python_text, remarks
-from autotune.exports.fsdp2 import DECODER_LAYERS, bucket_megabytes, layer_module, offload_notes, reduction_note
+from autotune.exports.fsdp2 import DECODER_LAYERS, bucket_megabytes, offload_notes, reduction_note
 from autotune.exports.winner import Winner
 
 _SHARED = frozenset({"zero_stage", "micro_batch_size", "precision"})
@@ -38,8 +38,6 @@ MODEL_PARALLEL = Target(
 )
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp64": "64-true", "fp8": "transformer-engine"}
 BATCH = ("train_batch_size", "gradient_accumulation_steps")
-TRAINER = '"""Arguments of `lightning.pytorch.Trainer(strategy=strategy, **trainer)`."""\n'
-LOADER = '"""The batch_size of the DataLoader."""\n'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +58,17 @@ class _Strategy:
 def export_lightning(winner: Winner) -> Export:
     """Return a module with `strategy`, and the arguments of the Trainer around it."""
     strategy = _strategy(winner)
-    own_notes = [*_shared_notes(winner), *_stated_notes(winner, strategy), *strategy.notes]
+    own_notes = [*_stated_notes(winner, strategy), *strategy.notes]
+    if not winner.on_gpus and winner.config.zero_stage > 0:
+        own_notes.insert(0, "measured on CPUs: Lightning runs sharded strategies on GPUs alone")
     notes = remarks(winner, own_notes, strategy.checkpoints, strategy.same)
+    arguments = python_text(_trainer(winner, strategy))
     parts = [
         header(winner, "Lightning", notes),
         "\n".join(sorted(strategy.imports)) + "\n",
         f"{strategy.before}strategy = {strategy.constructor}\n",
-        f"trainer = {python_text(_trainer(winner, strategy))}\n{TRAINER}",
-        f"micro_batch_size = {winner.config.micro_batch_size}\n{LOADER}",
+        f'trainer = {arguments}\n"""Arguments of `lightning.pytorch.Trainer(strategy=strategy, **trainer)`."""\n',
+        f'micro_batch_size = {winner.config.micro_batch_size}\n"""The batch_size of the DataLoader."""\n',
     ]
     return Export(text="\n".join(parts), notes=notes)
 
@@ -110,7 +111,8 @@ def _fsdp(winner: Winner) -> _Strategy:
             arguments.append(f"activation_checkpointing_policy={{{layer}}}")
     imports = ["from lightning.pytorch.strategies import FSDPStrategy"]
     if layer is not None and winner.shape is not None:
-        imports.append(f"from {layer_module(winner.shape.family)} import {layer}")
+        package = winner.shape.family.removesuffix("_text")
+        imports.append(f"from transformers.models.{package}.modeling_{package} import {layer}")
     return _Strategy(imports=tuple(imports), constructor=_call("FSDPStrategy", arguments), notes=tuple(_fsdp_notes(winner)))
 
 
@@ -189,12 +191,6 @@ def _stated_notes(winner: Winner, strategy: _Strategy) -> list[str]:
     remedy = "it belongs to the optimizer that configure_optimizers makes"
     clip = unstated_note(winner, "left out, the Trainer does not clip", "clip")
     return [*unplaced_notes(winner, remedy, "lr", "weight_decay", "optimizer"), *clip]
-
-
-def _shared_notes(winner: Winner) -> list[str]:
-    if winner.on_gpus or winner.config.zero_stage == 0:
-        return []
-    return ["measured on CPUs: Lightning runs sharded strategies on GPUs alone"]
 
 
 def _layer(winner: Winner) -> str | None:

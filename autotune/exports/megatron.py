@@ -322,12 +322,8 @@ def _shape_notes(shape: ModelSpec) -> list[str]:
         notes.append(f"pretrain_gpt.py's model is written without {', '.join(missing)}: add them")
     if shape.capacity_factor:
         notes.append("Megatron-LM fills its experts by micro-batch, not by sequence: other tokens may be dropped")
-    if not _has_activation(shape):
+    if (shape.activation == "silu") != shape.gated_mlp or shape.activation not in ("silu", "gelu", "gelu_tanh"):
         notes.append(f"the model's activation {shape.activation} is not one of pretrain_gpt.py's")
     if shape.mlp_bias != shape.attention_output_bias or (shape.attention_output_bias and not shape.qkv_bias):
         notes.append("only some of the model's matrices have a bias, and --disable-bias-linear speaks of all of them")
     return notes
-
-
-def _has_activation(shape: ModelSpec) -> bool:
-    return (shape.activation == "silu") == shape.gated_mlp and shape.activation in ("silu", "gelu", "gelu_tanh")

@@ -1,6 +1,6 @@
 """Exports a job as an Optuna study: its knobs are the parameters, samples/s is the value. Opens and closes Optuna storages."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
@@ -20,11 +20,8 @@ from search_spaces.trial_config import TrialConfig
 from storage.address import without_password
 from storage.records import JobRecord, TrialRecord
 
-FITS = "fits"
-"""Name of the constraint: 1 for a configuration that can never run (out of memory, refused), else 0."""
 STATES = {Outcome.OK: TrialState.COMPLETE, Outcome.PRUNED: TrialState.PRUNED}
 """Outcome -> Optuna state. All other outcomes become FAIL."""
-IMPOSSIBLE = (Outcome.INFEASIBLE, Outcome.INVALID)
 
 
 def write_study(storage: str, name: str, job: JobRecord, trials: Sequence[TrialRecord]) -> str:
@@ -42,15 +39,10 @@ def write_study(storage: str, name: str, job: JobRecord, trials: Sequence[TrialR
             ) from error
         for key, value in _about(job).items():
             study.set_user_attr(key, value)
-        study.add_trials(study_trials(job, trials))
+        ended = [trial for trial in trials if trial.outcome is not None]
+        distributions = _distributions(job, [trial.config for trial in ended])
+        study.add_trials([_frozen(trial, distributions) for trial in ended])
     return name
-
-
-def study_trials(job: JobRecord, trials: Iterable[TrialRecord]) -> list[FrozenTrial]:
-    """Each trial that has an outcome, as an Optuna trial."""
-    ended = [trial for trial in trials if trial.outcome is not None]
-    distributions = _distributions(job, [trial.config for trial in ended])
-    return [_frozen(trial, distributions) for trial in ended]
 
 
 def _distributions(job: JobRecord, configs: Sequence[TrialConfig]) -> dict[str, BaseDistribution]:
@@ -88,7 +80,8 @@ def _frozen(trial: TrialRecord, distributions: dict[str, BaseDistribution]) -> F
         user_attrs=_attributes(trial),
         # Optuna reads the last value of a pruned trial from here.
         intermediate_values={0: rate} if rate is not None and state is TrialState.PRUNED else {},
-        constraints={FITS: 1.0 if trial.outcome in IMPOSSIBLE else 0.0},
+        # 1 for a configuration that can never run (out of memory, refused), else 0.
+        constraints={"fits": 1.0 if trial.outcome in (Outcome.INFEASIBLE, Outcome.INVALID) else 0.0},
     )
     frozen.datetime_start = _naive(trial.started or trial.created)
     frozen.datetime_complete = _naive(trial.finished or trial.created)

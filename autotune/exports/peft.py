@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from autotune.exports.winner import Winner
 from search_spaces.knobs.conditions import METHODS
 from search_spaces.training.adapters import ALPHA_PER_RANK, TARGETS, adapted, adapts
-from search_spaces.trial_config import TrialConfig
 
 KNOBS = frozenset({*METHODS, "lora_targets", "frozen_dtype"})
 """Knobs that the notes of this module cover."""
@@ -112,17 +111,15 @@ def megatron_bridge_notes(winner: Winner) -> list[str]:
     config = winner.config
     if not adapts(config):
         return []
-    notes = [_canonical_note(winner)] if config.lora_rank else _absent_notes(config)
+    if config.lora_rank:
+        notes = [_canonical_note(winner)]
+    else:
+        remedy = "neither Megatron-LM nor Megatron-Bridge has it; train by Transformers"
+        notes = [f"{name}={value}: {remedy}" for name in METHODS if (value := getattr(config, name))]
     if config.frozen_dtype != "same":
         setting = f"frozen_dtype={config.frozen_dtype}"
         notes.append(f"{setting}: it keeps frozen matrices in the precision; expect their memory")
     return notes
-
-
-def _absent_notes(config: TrialConfig) -> list[str]:
-    methods = {name: getattr(config, name) for name in METHODS}
-    none = "neither Megatron-LM nor Megatron-Bridge has it; train by Transformers"
-    return [f"{name}={value}: {none}" for name, value in methods.items() if value]
 
 
 def _canonical_note(winner: Winner) -> str:

@@ -7,7 +7,6 @@ from autotune.exports.fsdp2 import fsdp2_notes, replicas
 from autotune.exports.launch import environment, torchrun_words
 from autotune.exports.winner import Winner
 from search_spaces.models.pipeline import split_layers
-from search_spaces.trial_config import TrialConfig
 
 TARGET = Target(
     format="torchtitan",
@@ -58,6 +57,7 @@ def _overrides(winner: Winner) -> list[str]:
     config, workload = winner.config, winner.workload
     # In a pipeline the schedule splits the batch into micro-batches; else torchtitan accumulates to the global batch.
     local = config.micro_batch_size * (winner.gradient_accumulation_steps if config.pipeline_parallel_size > 1 else 1)
+    reshards = config.zero_stage == 3 and config.reshard_after_forward
     values: dict[str, object] = {
         "training.local_batch_size": local,
         "training.global_batch_size": workload.global_batch_size,
@@ -66,7 +66,7 @@ def _overrides(winner: Winner) -> list[str]:
         "training.mixed_precision_param": "bfloat16" if config.precision in ("bf16", "fp8") else "float32",
         "parallelism.data_parallel_replicate_degree": _replicas(winner),
         "parallelism.data_parallel_shard_degree": winner.data_parallel_size // _replicas(winner),
-        "parallelism.fsdp_reshard_after_forward": _reshard(config),
+        "parallelism.fsdp_reshard_after_forward": "always" if reshards else "never",
         "parallelism.tensor_parallel_degree": config.tensor_parallel_size,
         "parallelism.context_parallel_degree": config.context_parallel_size,
         "parallelism.pipeline_parallel_degree": config.pipeline_parallel_size,
@@ -88,10 +88,6 @@ def _overrides(winner: Winner) -> list[str]:
 def _replicas(winner: Winner) -> int:
     """Number of copies of the states; without sharding, every data-parallel rank has one."""
     return winner.data_parallel_size if winner.config.zero_stage == 0 else replicas(winner, TARGET.format)
-
-
-def _reshard(config: TrialConfig) -> str:
-    return "always" if config.zero_stage == 3 and config.reshard_after_forward else "never"
 
 
 def _pipeline(winner: Winner) -> list[str]:

@@ -16,7 +16,7 @@ from autotune.lint.memory import Outlook
 from autotune.loop.confirmation import CONFIDENCE
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import EQUAL, decide
-from autotune.recipes.candidates import LEVERS, Candidate, Refused, candidates, certain_gain, judged, realised, shortage
+from autotune.recipes.candidates import LEVERS, Candidate, Refused, candidates, certain_gain, judged, realised
 from autotune.recipes.carry import changed_settings
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
@@ -219,8 +219,3 @@ def judge(session: Session, snapshot: JobSnapshot, rivals: Sequence[tuple[TrialC
 def rival_text(rival: Rival) -> str:
     """Its differences from the recipe."""
     return ", ".join(f"{name}={value_text(value)}" for name, value in rival.differences.items())
-
-
-def no_fit(outlook: Outlook) -> str:
-    """Why the recipe is predicted not to fit; empty: it is predicted to."""
-    return "" if outlook.fits else f"{shortage(outlook)} (fits with probability {outlook.probability:.2f})"
