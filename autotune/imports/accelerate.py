@@ -150,13 +150,10 @@ def _megatron(table: Table) -> None:
 
 def _mesh(table: Table) -> None:
     """The degrees of Accelerate's ParallelismConfig."""
-    keys = {name: f"parallelism_config.parallelism_config_{name}_size" for name in _DIMENSIONS}
+    keys = {name: f"parallelism_config.parallelism_config_{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp")}
     sizes = {name: table.whole(key) or 1 for name, key in keys.items()}
     for name, knob in (("tp", "tensor_parallel_size"), ("cp", "context_parallel_size")):
         if sizes[name] > 1:
             table.set(knob, sizes[name], keys[name])
     if sizes["dp_replicate"] > 1 and sizes["dp_shard"] * sizes["cp"] > 1 and table.knobs.get("zero_stage") == 3:
         table.set("hsdp_shard_size", sizes["dp_shard"] * sizes["cp"], keys["dp_shard"])
-
-
-_DIMENSIONS = ("dp_replicate", "dp_shard", "tp", "cp")

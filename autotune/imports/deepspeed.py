@@ -27,12 +27,6 @@ SAME = {
     f"{ZERO}offload_param.device": "offload_param",
 }
 """Key -> the knob that has the same values."""
-REDUCE_BUCKET = 500_000_000
-"""DeepSpeed's default of `reduce_bucket_size`."""
-DEFAULT_REUSE = 1e9
-"""DeepSpeed's default of `stage3_max_reuse_distance`."""
-NEWER_NAMES = {"prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters"}
-"""Keys that DeepSpeed also accepts without the prefix `stage3_`."""
 OPTIMIZERS = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "lamb": "lamb", "muon": "muon"}
 """Optimizer type in lower case -> our name. DeepSpeed's Adam applies decoupled weight decay, as AdamW does."""
 DTYPES = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bfp16": "bf16", "bfloat16": "bf16"}
@@ -51,7 +45,8 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
     table = Table(content, source)
     for key, name in SAME.items():
         table.knob(key, name)
-    for name in NEWER_NAMES:
+    # DeepSpeed also accepts these without the prefix `stage3_`.
+    for name in ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters"):
         table.knob(f"{ZERO}{name}", name)
     key = "tensor_parallel.autotp_size"
     if (size := table.number(key, default=0)) > 1:  # 0 and 1 switch it off
@@ -94,7 +89,7 @@ def as_deepspeed_does(table: Table) -> None:
     if stage in (1, 2):
         table.knobs.setdefault("overlap_comm", False)
     if stage:
-        table.knobs.setdefault("reduce_bucket_size", REDUCE_BUCKET)
+        table.knobs.setdefault("reduce_bucket_size", 500_000_000)  # DeepSpeed's default
 
 
 def reduces_as_it_computes(table: Table) -> None:
@@ -109,7 +104,7 @@ def _reuse(table: Table) -> None:
     if table.knobs.get("zero_stage") != 3:
         return
     key = f"{ZERO}stage3_max_reuse_distance"
-    distance = table.number(key, f"{ZERO}max_reuse_distance", default=DEFAULT_REUSE)
+    distance = table.number(key, f"{ZERO}max_reuse_distance", default=1e9)  # DeepSpeed's default
     if distance in (0, KEEP_ALL):
         table.set("reshard_after_forward", distance == 0)
         return

@@ -221,12 +221,6 @@ def _text(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
-SAME_SHAPE = {
-    "llama318b": "llama-3-8b", "llama3170b": "llama-3-70b", "llama3370b": "llama-3-70b", "llama3405b": "llama-3.1-405b",
-    "deepseekv3671b": "deepseek-v3", "deepseekv31": "deepseek-v3", "deepseekr1": "deepseek-v3",
-    "deepseekv316b": "deepseek-v2-lite",
-}  # fmt: skip
-"""Other names of presets, and models of the same shape."""
 FURTHER = re.compile(
     r"(instruct|base|chat|hf|v0\d|pretrain|sft|peft|lora|finetune|config|\d+gpus?|[hab]\d{3}|gb\d{3}|bf16|fp8\w*)*"
 )
@@ -245,4 +239,10 @@ def model_named(text: str) -> ModelSpec | None:
 
 @cache
 def _names() -> dict[str, str]:
-    return {**{plain_name(name): name for name in model_preset_names()}, **SAME_SHAPE}
+    """Plain names of the presets, other names of them, and models of the same shape."""
+    return {
+        **{plain_name(name): name for name in model_preset_names()},
+        "llama318b": "llama-3-8b", "llama3170b": "llama-3-70b", "llama3370b": "llama-3-70b", "llama3405b": "llama-3.1-405b",
+        "deepseekv3671b": "deepseek-v3", "deepseekv31": "deepseek-v3", "deepseekr1": "deepseek-v3",
+        "deepseekv316b": "deepseek-v2-lite",
+    }  # fmt: skip

@@ -28,7 +28,6 @@ BRIDGE_NAMES: Mapping[str, str] = {
     **dict.fromkeys(("tp_comm_overlap", "overlap_p2p_comm"), "comm_overlap"),
 }  # fmt: skip
 """Setting -> its table in Megatron-Bridge's ConfigContainer, where that is not `model`."""
-BRIDGE_TABLES = frozenset(BRIDGE_NAMES.values())
 OTHER_OPTIONS: Mapping[str, str] = {
     "num_moe_experts": "num-experts", "bucket_size": "ddp-bucket-size",
 }  # fmt: skip

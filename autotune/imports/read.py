@@ -19,7 +19,7 @@ from autotune.imports.accelerate import from_accelerate
 from autotune.imports.deepspeed import DEEPSPEED_FORMAT as DEEPSPEED
 from autotune.imports.deepspeed import from_deepspeed
 from autotune.imports.imported import Imported, flat
-from autotune.imports.megatron import BRIDGE, BRIDGE_TABLES, LM, REMOVED, from_megatron, from_megatron_bridge
+from autotune.imports.megatron import BRIDGE, BRIDGE_NAMES, LM, REMOVED, from_megatron, from_megatron_bridge
 from autotune.imports.python_recipe import python_recipes
 from autotune.imports.shell import decided_by, read_options
 from autotune.imports.torchtitan import FORMAT as TORCHTITAN
@@ -30,16 +30,12 @@ from search_spaces.knob_values import check_value
 from search_spaces.plugins import Group, load_plugins
 from search_spaces.trial_config import TrialConfig
 
-ACCELERATE_KEYS = frozenset(
-    {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config", "megatron_lm_config"}
-)
-DEEPSPEED_KEYS = frozenset({"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"})
 BEST_CONFIG = frozenset({"schema_version", "best"})
 FORMATS = (DEEPSPEED, TORCHTITAN, LM, BRIDGE, ACCELERATE)
 PREFIXES: Mapping[str, tuple[str, ...]] = {
     TORCHTITAN: ("recipe", "model.", "training.", "optimizer.", "parallelism.", "activation_checkpoint.", "compile.", *UNREAD),
     LM: ("--",),
-    BRIDGE: ("recipe", "model.", "dataset.", "scheduler.", "tokenizer.", *(f"{table}." for table in BRIDGE_TABLES)),
+    BRIDGE: ("recipe", "model.", "dataset.", "scheduler.", "tokenizer.", *{f"{table}." for table in BRIDGE_NAMES.values()}),
 }  # fmt: skip
 """Format -> how its settings begin. The other formats report each setting that they do not know."""
 REMEDY = (
@@ -164,9 +160,9 @@ def named(error: AutotuneError | SearchSpaceError, field: str) -> AutotuneError 
 def _format_of_table(content: Mapping[str, Any]) -> str:
     if content.keys() >= BEST_CONFIG:
         return ""
-    if ACCELERATE_KEYS & content.keys():
+    if content.keys() & {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config", "megatron_lm_config"}:
         return ACCELERATE
-    if DEEPSPEED_KEYS & content.keys():
+    if content.keys() & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"}:
         return DEEPSPEED
     return _format_of_keys(dict(flat(content)))
 
@@ -244,7 +240,10 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
             content: Mapping[str, Any] = overrides
         case "torchtitan":
             table_settings = {key: value for key, value in settings.items() if not key.startswith("--")}
-            content = {**_base(path, tables, alone), **_switches(tables), **table_settings}
+            switched = {  # by tyro's switches: `--compile.no_enable` means `compile.enable = false`
+                key.replace(".no_", "."): False if ".no_" in key and value is True else value for key, value in tables.items()
+            }
+            content = {**_base(path, tables, alone), **switched, **table_settings}
             undecided = {_tyro(key): by for key, by in undecided.items()}
         case "megatron":
             content = settings
@@ -295,11 +294,6 @@ def _yaml(text: str) -> Any:
     if size_of(root) > MOST_VALUES:
         raise OverflowError
     return loader.construct_document(root)
-
-
-def _switches(tables: Mapping[str, Any]) -> dict[str, Any]:
-    """tyro's switches: `--compile.no_enable` means `compile.enable = false`."""
-    return {key.replace(".no_", "."): False if ".no_" in key and value is True else value for key, value in tables.items()}
 
 
 def _base(path: Path, tables: dict[str, Any], alone: bool) -> dict[str, Any]:

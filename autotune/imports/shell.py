@@ -23,7 +23,6 @@ ENVIRONMENT = "env."
 LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 PROGRAM = re.compile(r".*\.py|torchtitan\.\S+")
 """The word after which options are the program's."""
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(.*)", re.DOTALL)
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|[1-9])(?:\[[@*]\])?(?::?[-=]([^}]{0,1000}))?\}|\$([A-Za-z_]\w*)")
 ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
@@ -42,15 +41,10 @@ SLURM_LETTERS = {"N": "nodes", "n": "ntasks", "G": "gpus", "c": "cpus-per-task"}
 COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
 }  # fmt: skip
-SUBCOMMAND = re.compile(r"activation-checkpoint:(\w+)")
-"""torchtitan's subcommand, after all options."""
 OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
              ast.FloorDiv: operator.floordiv}  # fmt: skip
-MOST_ROUNDS = 8
-"""Depth to which variables may refer to variables."""
 MOST_CHARACTERS = 1_000_000
 """That all variables of a script may be replaced by: a few lines could double their text until the memory is full."""
-LONGEST_ARITHMETIC = 200
 
 
 class _Variables(dict[str, str]):
@@ -352,7 +346,7 @@ def _assigned(words: list[str], variables: _Variables, exported: dict[str, str])
     export = bool(words) and words[0] in ("export", "declare", "local")
     remaining = words[1:] if export else list(words)
     assigned: list[str] = []
-    while remaining and (assignment := ASSIGNMENT.fullmatch(remaining[0])) is not None:
+    while remaining and (assignment := re.fullmatch(r"([A-Za-z_]\w*)(\+?)=(.*)", remaining[0], re.DOTALL)) is not None:
         name, adds, value = assignment.groups()
         text = " ".join(_expanded(value, variables))
         variables[name] = f"{variables.get(name, '')} {text}".strip() if adds else text
@@ -365,7 +359,7 @@ def _assigned(words: list[str], variables: _Variables, exported: dict[str, str])
 
 def _expanded(word: str, variables: _Variables) -> list[str]:
     """The words that a word stands for; unknown variables stay."""
-    for _ in range(MOST_ROUNDS):
+    for _ in range(8):  # depth to which variables may refer to variables
         replaced = VARIABLE.sub(variables.value, word)
         if replaced == word:
             break
@@ -375,7 +369,7 @@ def _expanded(word: str, variables: _Variables) -> list[str]:
 
 
 def _computed(expression: str, variables: Mapping[str, str]) -> str:
-    if len(expression) > LONGEST_ARITHMETIC:
+    if len(expression) > 200:
         return COMPUTED
     try:
         return str(_evaluated(ast.parse(expression, mode="eval").body, variables))
@@ -444,7 +438,7 @@ def _pairs(words: list[str]) -> Iterator[tuple[str, str | Literal[True]]]:
     words = [word for before, word in itertools.pairwise(["", *words])
              if not REDIRECTION.fullmatch(word) and before not in (">", ">>", "2>", "&>", "<")]  # fmt: skip
     for word in [*words, "--"]:
-        if (command := SUBCOMMAND.fullmatch(word)) is not None:
+        if (command := re.fullmatch(r"activation-checkpoint:(\w+)", word)) is not None:  # torchtitan's subcommand
             yield "--activation_checkpoint.mode", command[1]
             continue
         if not word.startswith("--"):

@@ -80,7 +80,6 @@ def _with_fix(case: Case, finding: Finding) -> Finding:
     return dataclasses.replace(finding, remedy=written(changes), fix=changes)
 
 
-LINKED = "NVLINK_DOMAIN_SIZE"
 RULE = "experts-beyond-links"
 GAIN = 1.1
 """Least predicted ratio of rates from which a slower exchange of tokens is a finding: less is within the predictions' error."""
@@ -91,7 +90,7 @@ def linked_devices(case: Case) -> int | None:
     cluster = case.around.cluster
     if cluster is not None:
         return cluster.linked_devices
-    stated_counts = (case.get(f"{table}.{LINKED}") for table in ("env_vars", "env"))
+    stated_counts = (case.get(f"{table}.NVLINK_DOMAIN_SIZE") for table in ("env_vars", "env"))
     return next((int(value) for value in stated_counts if isinstance(value, int) and value > 0), None)
 
 

@@ -20,8 +20,6 @@ from search_spaces.trial_config import TrialConfig
 QUEUES = f"{ENVIRONMENT}CUDA_DEVICE_MAX_CONNECTIONS"
 BEFORE_BLACKWELL = ("v100", "a100", "h100", "h200", "h800", "h20", "gh200", "l40", "a10", "a40", "t4")
 """Beginnings of the names of devices of architecture 9 and before."""
-VOCABULARY_MULTIPLE = 128
-"""Megatron's default of make-vocab-size-divisible-by, times the tensor-parallel ranks."""
 MOST = 1024
 """Largest count that a fix tries."""
 NEAR = 0.94
@@ -372,7 +370,7 @@ def _as_run(model: ModelSpec, config: TrialConfig) -> ModelSpec:
     size, heads = config.tensor_parallel_size, model.num_key_value_heads
     if model.latent is None and size % heads == 0 and model.num_attention_heads % size == 0:
         heads = max(heads, size)
-    step = VOCABULARY_MULTIPLE * size
+    step = 128 * size  # Megatron's default of make-vocab-size-divisible-by, times the tensor-parallel ranks
     vocabulary = -(-model.vocab_size // step) * step
     return dataclasses.replace(model, num_key_value_heads=heads, vocab_size=vocabulary)
 

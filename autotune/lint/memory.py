@@ -27,10 +27,7 @@ LEAST: Mapping[str, Value] = {
     "reduce_dtype": "bf16",
 }  # fmt: skip
 """Values with which a configuration needs least memory, of knobs that a file may leave to the program that trains."""
-LEAST_TOKENS = 128
 STATED_BY = {"sequence_length": "--sequence-length", "global_batch_size": "--global-batch-size"}
-PROFILE = "native; recompute=framework"
-"""Our engine's equations, with the frameworks' selective checkpointing, which keeps less than ours."""
 GIB = 2**30
 LEVERS = (
     "activation_checkpointing", "micro_batch_size", "zero_stage", "tensor_parallel_size", "pipeline_parallel_size",
@@ -105,7 +102,8 @@ def question_about(case: Case, model: ModelSpec | None = None, batch: int | None
     try:
         model = model or case.framework.as_run(case.model, config)
         question = question_of(model, cluster, global_batch_size=batch, sequence_length=case.tokens)
-        return dataclasses.replace(question, profile=PROFILE)
+        # Our engine's equations, with the frameworks' selective checkpointing, which keeps less than ours.
+        return dataclasses.replace(question, profile="native; recompute=framework")
     except (AutotuneError, ModelFormatError):
         return None
 
@@ -176,7 +174,7 @@ def rests_on_assumptions(case: Case) -> bool:
     if any(name not in LEAST for name in case.assumed):
         return True
     least = {name: LEAST[name] for name in case.assumed}
-    around = dataclasses.replace(case.around, sequence_length=case.tokens or LEAST_TOKENS)
+    around = dataclasses.replace(case.around, sequence_length=case.tokens or 128)
     prediction = outlook(dataclasses.replace(case, imported=dataclasses.replace(case.imported, assumed=least), around=around))
     return isinstance(prediction, str) or prediction.probability >= UNLIKELY
 

@@ -35,7 +35,6 @@ KNOWN: Mapping[str, frozenset[str]] = {
     "compile": frozenset({"enable", "components", "backend", "enable_async_tensor_parallel"}),
 }  # fmt: skip
 """Fields of the tables that decide a layout, of all versions. torchtitan refuses others, unless a module extends them."""
-EXTENDED = ("job.custom_config_module", "experimental.custom_args_module")
 KV_HEADS: Mapping[str, tuple[int, int]] = {
     "qwen3_535ba3b": (16, 2), "qwen35_35b_a3b": (16, 2), "qwen3_5122ba10b": (32, 2), "qwen35_122b_a10b": (32, 2),
     "qwen3_5397ba17b": (32, 2), "qwen35_397b_a17b": (32, 2),
@@ -57,7 +56,8 @@ KEYS: Mapping[str, str] = {
 
 
 def _unknown_fields(case: Case) -> Iterator[Finding]:
-    if any(case.get(key) for key in EXTENDED) or "model.name" not in case.imported.settings:
+    extended = any(case.get(key) for key in ("job.custom_config_module", "experimental.custom_args_module"))
+    if extended or "model.name" not in case.imported.settings:
         return
     for key in case.imported.settings:
         table, _, name = key.partition(".")
@@ -299,12 +299,8 @@ def _write(case: Case, knob: str, value: Value) -> Settings:
             return {KEYS[knob]: value} if knob in KEYS else {}
 
 
-def _samples_per_pass(case: Case) -> int | None:
-    return _batch_step(case)
-
-
 TORCHTITAN = Framework(
     name=FORMAT, title="torchtitan", checked="0.3.0, TOML 0.2.2", read=from_torchtitan, checks=CHECKS, rules=RULES, keys=KEYS,
     write=_write,
-    undeclared_findings=_unknown_fields, experts_borrow=True, expert_tensor=_expert_tensor, samples_per_pass=_samples_per_pass,
+    undeclared_findings=_unknown_fields, experts_borrow=True, expert_tensor=_expert_tensor, samples_per_pass=_batch_step,
 )  # fmt: skip

@@ -70,9 +70,6 @@ class JsonLines(logging.Formatter):
         return json.dumps(fields, default=str)
 
 
-WANTED = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-
-
 def are_traced() -> bool:
     """Whether spans of this process are exported."""
     from opentelemetry import trace
@@ -87,7 +84,8 @@ def traces(service: str) -> Iterator[bool]:
     Raises:
         RequestError: the environment names one, and the packages are not installed.
     """
-    variable = next((name for name in WANTED if os.environ.get(name)), None)
+    names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    variable = next((name for name in names if os.environ.get(name)), None)
     if variable is None or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
         yield False
         return

@@ -2,12 +2,10 @@
 
 import ipaddress
 
-LOOPBACK_NAMES = ("localhost",)
-
 
 def is_loopback(host: str) -> bool:
     """Whether only processes of this machine can reach the address."""
-    if host in LOOPBACK_NAMES:
+    if host == "localhost":
         return True
     try:
         return ipaddress.ip_address(host.strip("[]")).is_loopback

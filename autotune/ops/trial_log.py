@@ -6,11 +6,6 @@ from typing import Any
 
 from storage.log_records import LogRecord
 
-HELD_CHARACTERS = 16_384
-"""Longest unfinished line that is held back: some programs never end their lines."""
-_ENDS = re.compile(r"\r\n|\n|\r(?=.)", re.DOTALL)
-"""Progress bars end lines with a carriage return. At the end of a part, it may be the first half of a Windows line end."""
-
 
 class LogText:
     """Assembles whole lines from parts, which may begin and end within a line. Lines can be prefixed with their rank.
@@ -52,8 +47,9 @@ class LogText:
             yield self._format(rank, begun[rank])
 
     def _of(self, part: LogRecord) -> Iterator[str]:
-        *ended, begun = _ENDS.split(self._begun.pop(part.rank, "") + part.text)
-        if len(begun) > HELD_CHARACTERS:
+        # Progress bars end lines with a carriage return. At the end of a part, it may be the first half of a Windows line end.
+        *ended, begun = re.split(r"\r\n|\n|\r(?=.)", self._begun.pop(part.rank, "") + part.text, flags=re.DOTALL)
+        if len(begun) > 16_384:  # some programs never end their lines
             ended, begun = [*ended, begun], ""
         if begun:
             self._begun[part.rank] = begun

@@ -38,14 +38,10 @@ CHOICES: Mapping[str, tuple[Value, ...]] = {
     "zero_stage": (0, 1, 2, 3),
     "activation_checkpointing": ("none", "selective", "full"),
 }
-TOKENS_OF_A_CONTEXT_RANK = 8192
-"""Samples are divided over ranks only if each rank keeps at least this many tokens, or the recipe divides them already."""
 NORMAL_MEDIAN = 0.6745
 """Median of the absolute value of a standard normal variable: `RESOLUTION` is the median error between two configurations."""
 MOST = 30_000
 """Number of predicted layouts. Of more, those that are furthest from the recipe are left out."""
-REALISED = 40
-"""Number of layouts, best first, that are written as settings, read back, and checked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -142,7 +138,7 @@ def candidates(case: Case, batch: int, top: int) -> list[Candidate]:
     Offloading is tried only if nothing fits without it.
     """
     for offloads in (False, True):
-        ranked = _ranked(case, batch, offloads)[:REALISED]
+        ranked = _ranked(case, batch, offloads)[:40]  # those that are written as settings, read back and checked
         written = [candidate for candidate in (realised(case, config, batch) for config in ranked) if candidate is not None]
         if predicted := _predicted(case, [candidate for candidate in written if refused(candidate) is None]):
             return _in_order(predicted)[:top]
@@ -167,15 +163,12 @@ def _predicted(source: Case, cases: Sequence[Case]) -> list[Candidate]:
     ]
 
 
-def ratio_spread(case: Case) -> float:
-    """Standard deviation of the error of the ratio of two predicted rates of one model, in log."""
-    question = question_about(case)
-    return RESOLUTION * (question.rates.time_spread if question else 0.0) / NORMAL_MEDIAN
-
-
 def certain_gain(case: Case) -> float:
     """Ratio of predicted rates from which one layout is faster with a probability of 95 %."""
-    return math.exp(Z90 * ratio_spread(case))
+    question = question_about(case)
+    # Standard deviation of the error of the ratio of two predicted rates of one model, in log.
+    spread = RESOLUTION * (question.rates.time_spread if question else 0.0) / NORMAL_MEDIAN
+    return math.exp(Z90 * spread)
 
 
 def _in_order(unordered: Sequence[Candidate]) -> list[Candidate]:
@@ -231,7 +224,8 @@ def _layouts(case: Case, batch: int, offloads: bool) -> Iterator[TrialConfig]:
             continue
         if experts > 1 and model.num_experts % experts:
             continue
-        if context > max(config.context_parallel_size, tokens // TOKENS_OF_A_CONTEXT_RANK):
+        # Samples are divided over ranks only if each keeps at least 8192 tokens, or the recipe divides them already.
+        if context > max(config.context_parallel_size, tokens // 8192):
             continue
         chosen["sequence_parallel"] = (config.sequence_parallel or config.tensor_parallel_size == 1) and tensor > 1
         for stages in _stages(case, pipeline):

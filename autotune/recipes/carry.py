@@ -33,9 +33,6 @@ from search_spaces.finding import Finding
 from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
 
-TIE = 0.02
-"""Relative difference of predicted rates below which a change is not called faster."""
-
 
 class BatchRule(StrEnum):
     """What happens with the global batch."""
@@ -222,7 +219,7 @@ def _reason(target: Case, best: Candidate, name: str, batch: int) -> tuple[bool,
         chance = f"fits with probability {result.probability:.2f}"
         return True, f"with {old_text}: {shortage(result)} ({chance})"
     ratio = best.outlook.rate / result.rate
-    if ratio < 1 + TIE:
+    if ratio < 1.02:  # a smaller difference is not called faster
         return False, f"predicted as fast as with {old_text}, in this combination"
     return False, f"predicted {ratio:.2f} times as fast as with {old_text}"
 

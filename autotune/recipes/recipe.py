@@ -46,7 +46,7 @@ class Recipe:
     def text(self, case: Case, outlook: Outlook) -> Rewritten:
         """The recipe with another layout, in its own format."""
         if self.document is not None:
-            return Rewritten(text=text_for(self.document, case, outlook), name="best-config.json")
+            return Rewritten(text=best_config_text(document_for(self.document, case, outlook)), name="best-config.json")
         assert self.written is not None
         return rewritten(self.written, case.imported.settings)
 
@@ -85,7 +85,7 @@ def _of_document(document: Mapping[str, Any], name: str, around: Surroundings) -
     settings, model, cluster = settings_of(document)
     surroundings = Surroundings(
         model=around.model or model, cluster=around.cluster or cluster, global_batch_size=around.global_batch_size,
-        sequence_length=around.sequence_length or tokens_of(document),
+        sequence_length=around.sequence_length or request_of(document).sequence_length,
     )  # fmt: skip
     case = Case(
         framework=BEST_CONFIG_FRAMEWORK, imported=BEST_CONFIG_FRAMEWORK.read(settings, name), around=surroundings, source=name
@@ -134,11 +134,6 @@ def settings_of(document: Mapping[str, Any]) -> tuple[dict[str, Any], ModelSpec,
         problem = "is about a module or a script, whose layouts cannot be predicted"
         raise BestConfigError("model", problem, "give a recipe of a model with a preset or a config.json")
     return {**document["best"]["config"], BATCH: request.global_batch_size}, model, cluster
-
-
-def tokens_of(document: Mapping[str, Any]) -> int:
-    """Tokens of a sample."""
-    return request_of(document).sequence_length
 
 
 def document_for(document: Mapping[str, Any], case: Case, outlook: Outlook) -> dict[str, Any]:
@@ -191,8 +186,3 @@ def document_for(document: Mapping[str, Any], case: Case, outlook: Outlook) -> d
 
 def _whole(sizes: Mapping[str, float]) -> dict[str, int]:
     return {name: round(size) for name, size in sizes.items()}
-
-
-def text_for(document: Mapping[str, Any], case: Case, outlook: Outlook) -> str:
-    """`document_for` as a file's text."""
-    return best_config_text(document_for(document, case, outlook))

@@ -199,18 +199,14 @@ def _python(source: str, changes: Settings, first: int) -> str:
 
 def _script(source: str, changes: Settings) -> str:
     """Replace the values of options and overrides, or of the variables that they are; new ones stand beside the last one."""
-    text, anchor = source, _anchor(source)
+    # An option or override, with its value, beside which others can stand.
+    option = re.search(r"(?<!\S)(?:--(?:micro-batch-size|training\.\w+|parallelism\.\w+)(?:[ =]\S+)|model\.\w+=\S+)", source)
+    text, anchor = source, option[0] if option else ""
     for key, value in changes.items():
         text, done = _replaced(text, key, value)
         if not done and value is not None and anchor:
             text = text.replace(anchor, f"{anchor} {_option(key, value, anchor)}", 1)
     return text
-
-
-def _anchor(text: str) -> str:
-    """An option or override, with its value, beside which others can stand."""
-    option = re.search(r"(?<!\S)(?:--(?:micro-batch-size|training\.\w+|parallelism\.\w+)(?:[ =]\S+)|model\.\w+=\S+)", text)
-    return option[0] if option else ""
 
 
 def _option(key: str, value: Any, anchor: str) -> str:

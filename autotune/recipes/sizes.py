@@ -86,15 +86,11 @@ def _accelerate(case: Case, _: TrialConfig, __: int) -> dict[str, object]:
     return settings
 
 
-def _best_config(_: Case, __: TrialConfig, batch: int) -> Settings:
-    return {BATCH: batch}
-
-
 _SIZED: Mapping[str, Callable[[Case, TrialConfig, int], Settings]] = {
     titan.FORMAT: _torchtitan,
     LM: _megatron,
     BRIDGE: _megatron,
     DEEPSPEED_FORMAT: _deepspeed,
     ACCELERATE_FORMAT: _accelerate,
-    BEST_CONFIG: _best_config,
+    BEST_CONFIG: lambda _case, _config, batch: {BATCH: batch},
 }

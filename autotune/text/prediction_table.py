@@ -9,7 +9,6 @@ from autotune.text.sizes import bytes_text
 from search_spaces.knob_values import value_text
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.quantities import number_text
-from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 
 BAR = 24
@@ -44,7 +43,11 @@ def print_estimate(question: Question, estimate: Estimate, console: Console, sta
         f"{estimate.tflops_per_device:.3g} TFLOP/s a device{share}"
     )
     peak, fullest = estimate.peak_memory_bytes, estimate.fullest
-    say(f"\n{_memory_head(fullest, len(estimate.ranks), peak)}", "bold")
+    rank_text = ""
+    if len(estimate.ranks) > 1:
+        rank_text = f" on pipeline rank {fullest.pipeline_rank} ({fullest.layers} layers), the fullest"
+    band = f"{bytes_text(peak.low)} to {bytes_text(peak.high)}"
+    say(f"\nmemory {bytes_text(peak.mean)} a rank{rank_text}   nine times in ten {band}", "bold")
     console.print(_memory_table(estimate, fullest), highlight=False)
     say("  " + fit_text(estimate), "" if estimate.fit_probability >= 0.5 else "yellow")
     for point in estimate.schedule:
@@ -135,12 +138,6 @@ def _time_table(estimate: Estimate) -> Table:
         share = seconds / whole
         table.add_row(f"  {name}", seconds_text(seconds), f"{share:.1%}", bar_text(share), SPENT_ON.get(name, ""))
     return table
-
-
-def _memory_head(fullest: RankEstimate, ranks: int, peak: Interval) -> str:
-    rank_text = f" on pipeline rank {fullest.pipeline_rank} ({fullest.layers} layers), the fullest" if ranks > 1 else ""
-    band = f"{bytes_text(peak.low)} to {bytes_text(peak.high)}"
-    return f"memory {bytes_text(peak.mean)} a rank{rank_text}   nine times in ten {band}"
 
 
 def _memory_table(estimate: Estimate, fullest: RankEstimate) -> Table:

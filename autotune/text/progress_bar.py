@@ -19,9 +19,6 @@ from storage.records import TrialRecord
 
 WIDTH = 10
 """Characters of the bar."""
-NOTEBOOK_COLUMNS = 120
-DRAW_SECONDS = 0.2
-"""Least seconds between two redraws that only a trial's progress causes."""
 
 
 class ProgressBar(LoopListener):
@@ -67,7 +64,7 @@ class ProgressBar(LoopListener):
     def on_progress(self, trial: TrialRecord, progress: Progress) -> None:
         self._inner.on_progress(trial, progress)
         self._running[trial.number] = f"{progress.phase}{f' {progress.step}' if progress.step else ''}"
-        if time.monotonic() - self._drawn >= DRAW_SECONDS:
+        if time.monotonic() - self._drawn >= 0.2:
             self._draw()
 
     def on_answer(self, verdict: Verdict | None) -> None:
@@ -87,7 +84,7 @@ class ProgressBar(LoopListener):
     def _draw(self) -> None:
         if not self._rewrites or self._snapshot is None:
             return
-        columns = shutil.get_terminal_size().columns if self._output.isatty() else NOTEBOOK_COLUMNS
+        columns = shutil.get_terminal_size().columns if self._output.isatty() else 120  # in a notebook
         line = self._line(self._snapshot)[: columns - 1]
         # Blanks overwrite the rest of a longer previous line.
         self._output.write("\r" + line + " " * (self._written - len(line)))

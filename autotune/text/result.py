@@ -40,7 +40,7 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
     for name in ("samples/s [95 %]", "step", "peak/rank", "TFLOP/s", *map(str.upper, shares)):
         table.add_column(name, justify="right")
     for name, measured in rows.items():
-        table.add_row(name, *_figures(measured), *(_share_text(measured[key]) for key in shares))
+        table.add_row(name, *_figures(measured), *("-" if measured[key] is None else f"{measured[key]:.1%}" for key in shares))
     console.print(table, highlight=False)
     console.print(_gain_text(document), highlight=False, soft_wrap=True)
     if decision := document.get("decision"):
@@ -176,10 +176,6 @@ def _figures(measured: dict[str, Any]) -> list[str]:
         bytes_text(peak),
         "-" if tflops is None else f"{tflops:.3g}",
     ]
-
-
-def _share_text(share: float | None) -> str:
-    return "-" if share is None else f"{share:.1%}"
 
 
 def _gain_text(document: dict[str, Any]) -> str:

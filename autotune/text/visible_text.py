@@ -3,15 +3,13 @@
 The output of trials and the names of jobs are arbitrary. A terminal would obey escape sequences in them.
 """
 
-_PICTURES = 0x2400
-"""Start of the Unicode block with a picture of each ASCII control character, such as ␛ for escape."""
-_KEPT = "\t\n"
-_BIDIRECTIONAL = [*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C]
-"""Characters that change the display order of other characters."""
 _VISIBLE = (
-    {code: _PICTURES + code for code in range(0x20) if chr(code) not in _KEPT}
+    # The Unicode block with a picture of each ASCII control character, such as ␛ for escape.
+    {code: 0x2400 + code for code in range(0x20) if chr(code) not in "\t\n"}
     | {0x7F: 0x2421}
-    | dict.fromkeys([*range(0x80, 0xA0), 0x2028, 0x2029, *_BIDIRECTIONAL], 0xFFFD)
+    | dict.fromkeys([*range(0x80, 0xA0), 0x2028, 0x2029], 0xFFFD)
+    # Characters that change the display order of other characters.
+    | dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F, 0x061C], 0xFFFD)
 )
 
 
