@@ -221,7 +221,7 @@ def profile(
         int | None, typer.Option(min=1, metavar="N", help="Samples per optimizer step. [default: one micro-batch]")
     ] = None,
     sequence_length: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens per sample. [default: 128]")] = None,
-    data_path: options.DataPath = None,
+    data_path: Annotated[Path | None, typer.Option(metavar="PATH", help="A file or folder of text to train on.")] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which the profile is killed.")] = 300.0,
     json: Json = False,
 ) -> None:

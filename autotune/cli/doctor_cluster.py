@@ -34,8 +34,11 @@ def cluster_findings(ray_address: str | None, database: str | None) -> list[Find
         return [Finding(name="Ray", good=False, text=text or remedy, remedy=remedy if text else "")]
     living = sum(node.alive for node in checkup.nodes)
     ray_finding = Finding(name="Ray", good=True, text=f"{living} node{'s' * (living != 1)} at {address}")
-    nodes, pairs = node_findings(checkup, _versions_here()), pair_findings(checkup, _calibration(checkup, database))
-    return [ray_finding, *nodes, *pairs]
+    nodes, calibration = node_findings(checkup, _versions_here()), None
+    # A database that cannot be opened is a separate finding.
+    with suppress(StorageError), open_store(database or default_database_url()) as store:
+        calibration = cluster_facts(checkup.nodes, store).calibration
+    return [ray_finding, *nodes, *pair_findings(checkup, calibration)]
 
 
 def _versions_here() -> dict[str, str]:
@@ -45,13 +48,6 @@ def _versions_here() -> dict[str, str]:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions
-
-
-def _calibration(checkup: Checkup, database: str | None) -> CalibrationRecord | None:
-    """The calibration of this cluster. A database that cannot be opened is a separate finding."""
-    with suppress(StorageError), open_store(database or default_database_url()) as store:
-        return cluster_facts(checkup.nodes, store).calibration
-    return None
 
 
 LEAST_SHARED_BYTES = 1 << 30

@@ -53,7 +53,6 @@ KnobValues = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VAL
 MemoryLimit = Annotated[
     int | None, typer.Option(parser=parse_bytes, metavar="BYTES", help="Memory limit per rank: 2000000000, 2GB or 1.5GiB.")
 ]
-DataPath = Annotated[Path | None, typer.Option(metavar="PATH", help="A file or folder of text to train on.")]
 NvmePath = Annotated[
     str | None,
     typer.Option(metavar="PATH", help="Folder on a fast local disk for states offloaded to files (nvme)."),
