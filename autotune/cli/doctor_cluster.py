@@ -34,7 +34,8 @@ def cluster_findings(ray_address: str | None, database: str | None) -> list[Find
         return [Finding(name="Ray", good=False, text=text or remedy, remedy=remedy if text else "")]
     living = sum(node.alive for node in checkup.nodes)
     ray_finding = Finding(name="Ray", good=True, text=f"{living} node{'s' * (living != 1)} at {address}")
-    nodes, calibration = node_findings(checkup, _versions_here()), None
+    nodes = node_findings(checkup, _versions_here())
+    calibration: CalibrationRecord | None = None
     # A database that cannot be opened is a separate finding.
     with suppress(StorageError), open_store(database or default_database_url()) as store:
         calibration = cluster_facts(checkup.nodes, store).calibration
