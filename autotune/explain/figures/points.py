@@ -134,13 +134,13 @@ class Codes:
     """Assigns numbers to words in the order of their first use; an assigned number never changes."""
 
     values: list[Any] = field(default_factory=list)
-    codes: dict[Any, int] = field(default_factory=dict)
+    numbers: dict[Any, int] = field(default_factory=dict)
 
     def of(self, value: Any) -> int:
         """The value's number."""
-        code = self.codes.get(value)
+        code = self.numbers.get(value)
         if code is None:
-            code = self.codes[value] = len(self.values)
+            code = self.numbers[value] = len(self.values)
             self.values.append(value)
         return code
 
