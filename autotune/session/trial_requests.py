@@ -88,16 +88,10 @@ def _values(session: Session, knob: str) -> set[Value]:
 
 
 def _files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]:
-    """The files that a user's command reads."""
-    if not isinstance(session.model, CommandModel):
-        return ()
-    return rendered_files(session, config)
-
-
-def rendered_files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]:
-    """Return name and content of the files that the command reads in a trial of this configuration."""
+    """Name and content of the files that a user's command reads in a trial of this configuration."""
     command = session.model
-    assert isinstance(command, CommandModel)
+    if not isinstance(command, CommandModel):
+        return ()
     return tuple((FILES[name], _rendered(session, command, config, FILE_FORMATS[name])) for name in files_read(command))
 
 
