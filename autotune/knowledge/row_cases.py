@@ -25,7 +25,6 @@ _RECOMPUTE = re.compile(
     r"|\b(?:activation[ _]checkpointing|re-?comput\w*|act_ckpt)\s*[=:]\s*(?P<after>none|off|full|selective)\b)(?!\s*\+)",
     re.IGNORECASE,
 )
-_EVERY_LAYER = re.compile(r"selective layer|every (second|other) layer", re.IGNORECASE)
 _CONFIGURES = re.compile(r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile|async ?tp", re.IGNORECASE)
 """Parts of notes that describe the software; the others may describe the result, which a predictor must not see."""
 HOST_LINK = {"v100": 12e9, "a100": 25e9, "a800": 25e9}
@@ -244,6 +243,9 @@ def _layouts(row: Row, values: dict[str, float]) -> Layouts:
     virtual = row.vpp or 1
     schedule = "interleaved_1f1b" if virtual > 1 and pp > 1 else "1f1b"
     sharding = values["sequence_parallel"] if row.sequence_parallel is None else float(row.sequence_parallel)
+    skips_layers = _recompute(row) == "selective" and re.search(
+        r"selective layer|every (second|other) layer", row.notes, re.IGNORECASE
+    )
     return Layouts(
         data=scalar(dp),
         tensor=scalar(tp),
@@ -259,7 +261,7 @@ def _layouts(row: Row, values: dict[str, float]) -> Layouts:
         virtual_stages=scalar(virtual if pp > 1 else 1),
         pipeline_schedule=scalar(SCHEDULES.index(schedule)),
         activation_checkpointing=scalar(RECOMPUTE.index(_recompute(row) or "none")),
-        checkpoint_every_k=scalar(2.0 if _recompute(row) == "selective" and _EVERY_LAYER.search(row.notes) else 1.0),
+        checkpoint_every_k=scalar(2.0 if skips_layers else 1.0),
         offload_optimizer=scalar(1.0 if row.offload and "optimizer" in row.offload else 0.0),
         offload_parameters=scalar(1.0 if row.offload and "param" in row.offload else 0.0),
         parameter_bytes=scalar(4.0 if (row.precision or "").lower() == "fp32" else 2.0),

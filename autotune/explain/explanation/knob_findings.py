@@ -131,7 +131,6 @@ LIKELY = 0.5
 """Probability of running below which a configuration is reported as not running."""
 MOST_ERROR = 0.5
 """Upper bound of the standard deviation of a measured rate's logarithm; used where the interval reaches down to 0."""
-_SOURCES = {Outcome.PRUNED: Source.BOUND, Outcome.INFEASIBLE: Source.OUT_OF_MEMORY, Outcome.INVALID: Source.REFUSED}
 _INFORMATIVE = (Outcome.OK, Outcome.PRUNED, Outcome.INFEASIBLE, Outcome.WRONG, Outcome.FAILED, Outcome.TIMEOUT, Outcome.INVALID)
 """Outcomes by how much they say: of several trials with one value, the one whose outcome comes first is reported."""
 
@@ -180,7 +179,8 @@ def _winner_point(evidence: Evidence, value: Value) -> Point:
 def _measured(evidence: Evidence, value: Value, trial: TrialRecord) -> Point:
     result = trial.result
     if result is None or result.samples_per_second is None or trial.outcome not in (Outcome.OK, Outcome.PRUNED):
-        source = _SOURCES.get(trial.outcome or Outcome.FAILED, Source.FAILED)
+        sources = {Outcome.PRUNED: Source.BOUND, Outcome.INFEASIBLE: Source.OUT_OF_MEMORY, Outcome.INVALID: Source.REFUSED}
+        source = sources.get(trial.outcome or Outcome.FAILED, Source.FAILED)
         note = (result.message if result else "") or (trial.outcome.value.lower() if trial.outcome else "")
         return _empty(value, source, note, trial.number)
     if trial.outcome is Outcome.PRUNED:
