@@ -87,7 +87,11 @@ class GuidedSampler(BaseSampler):
         history = [
             self._record(study, other) for other in other_trials if other.state in _OUTCOMES and self._is_whole(other.params)
         ]
-        pending = [self._config(other.params) for other in other_trials if self._is_running(other)]
+        pending = [
+            self._config(other.params)
+            for other in other_trials
+            if other.state is TrialState.RUNNING and self._is_whole(other.params)
+        ]
         proposed = self._session.strategy.propose(self._session.space, history, pending, 1, self._session.request.seed)
         if not proposed:
             return {}
@@ -107,9 +111,6 @@ class GuidedSampler(BaseSampler):
     def _is_whole(self, params: Mapping[str, Any]) -> bool:
         return params.keys() >= self._domains.keys()
 
-    def _is_running(self, trial: FrozenTrial) -> bool:
-        return trial.state is TrialState.RUNNING and self._is_whole(trial.params)
-
     def _record(self, study: Study, trial: FrozenTrial) -> TrialRecord:
         config, result = self._config(trial.params), _result(study, trial)
         now = datetime.now(UTC)
@@ -121,16 +122,12 @@ class GuidedSampler(BaseSampler):
 
 
 def _result(study: Study, trial: FrozenTrial) -> TrialResult:
-    violated = any(value > 0 for value in _constraints(trial).values())
+    violated = any(value > 0 for value in (trial.constraints or {}).values())
     outcome = Outcome.INFEASIBLE if violated else _OUTCOMES[trial.state]
     rate = _rate(study, trial)
     if outcome not in (Outcome.OK, Outcome.PRUNED) or rate is None:
         return TrialResult(attempt="", outcome=outcome if outcome is not Outcome.OK else Outcome.FAILED)
     return TrialResult(attempt="", outcome=outcome, samples_per_second=Interval(mean=rate, low=rate, high=rate))
-
-
-def _constraints(trial: FrozenTrial) -> Mapping[str, float]:
-    return trial.constraints or {}
 
 
 def _rate(study: Study, trial: FrozenTrial) -> float | None:

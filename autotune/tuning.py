@@ -187,7 +187,8 @@ def tune(
         seed=seed, global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit=memory_limit,
         pins=dict(pins or {}), max_seconds=max_seconds, trial_timeout=trial_timeout,
         data_path=None if data_path is None else str(data_path), baseline=_baseline_values(baseline), runner=runner,
-        ray_address=ray_address, python_path=tuple(python_path), failures=_failure_rows(failures), name=name, tags=tuple(tags),
+        ray_address=ray_address, python_path=tuple(python_path),
+        failures=read_failures(Path(failures)) if isinstance(failures, str | Path) else failures, name=name, tags=tuple(tags),
         note=note, **further,
     )  # fmt: skip
     if resume is None:
@@ -314,10 +315,6 @@ def _traceback(snapshot: JobSnapshot) -> str | None:
 def _gain(document: dict[str, Any] | None) -> Interval | None:
     gain = ((document or {}).get("baseline") or {}).get("gain")
     return Interval(mean=gain["mean"], low=gain["low"], high=gain["high"]) if gain else None
-
-
-def _failure_rows(failures: Mapping[str, Any] | str | Path | None) -> Mapping[str, Any] | None:
-    return read_failures(Path(failures)) if isinstance(failures, str | Path) else failures
 
 
 def _baseline_values(baseline: Mapping[str, Value] | str | Path | None) -> dict[str, Value] | None:

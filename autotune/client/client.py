@@ -9,7 +9,6 @@ from autotune.client.jobs import JobCalls, WebhookCalls
 from autotune.client.results import ResultCalls
 from autotune.client.transport import Transport
 
-DEFAULT_URL = "http://127.0.0.1:8000"
 OUTAGE_SECONDS = 60.0
 
 
@@ -41,7 +40,7 @@ class Client(JobCalls, ResultCalls, LogCalls, CatalogCalls, WebhookCalls):
             RequestError: address or key cannot be ones.
         """
         key = os.environ.get("AUTOTUNE_API_KEY") if api_key is None else api_key
-        address = os.environ.get("AUTOTUNE_URL") or DEFAULT_URL if url is None else url
+        address = os.environ.get("AUTOTUNE_URL") or "http://127.0.0.1:8000" if url is None else url
         self._transport = Transport(address, key or None, timeout)
         self._outage_seconds = outage_seconds
 

@@ -53,15 +53,6 @@ def follow_events(
     return _followed(transport, f"{path}/stream", params, after, outage_seconds, _in_order)
 
 
-def follow_parts(transport: Transport, path: str, after: int, outage_seconds: float) -> Iterator[LogPart]:
-    """Parts of a trial's output beyond `after`, each once and in order, until it has its outcome and all were given.
-
-    Raises:
-        ServiceError: the service refuses it, or has been away for longer than `outage_seconds`.
-    """
-    return _followed(transport, f"{path}/stream", {}, after, outage_seconds, _later)
-
-
 def _followed(
     transport: Transport,
     path: str,
@@ -168,7 +159,7 @@ class LogCalls:
         if not follow:
             of = {"attempt": attempt, "rank": rank}
             return known_parts(self._transport, path, after, {name: value for name, value in of.items() if value is not None})
-        parts = follow_parts(self._transport, path, after, self._outage_seconds)
+        parts = _followed(self._transport, f"{path}/stream", {}, after, self._outage_seconds, _later)
         return (part for part in parts if attempt in (None, part.attempt) and rank in (None, part.rank))
 
     def log_text(

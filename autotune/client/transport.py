@@ -32,13 +32,8 @@ from autotune.wire.problems import FieldProblem
 T = TypeVar("T")
 
 TRIES = 5
-FIRST_PAUSE_SECONDS = 0.1
-"""Before the second try; twice as long before each further one."""
 SILENCE_SECONDS = 45.0
 """After which a stream is given up: the service gives a sign of life every 15 s."""
-_UNSENT = (httpx2.ConnectError, httpx2.ConnectTimeout, httpx2.PoolTimeout)
-"""The request did not leave this machine."""
-_NOW_NOT = (502, 503, 504)
 
 
 class Transport:
@@ -107,13 +102,14 @@ class Transport:
             try:
                 answer = self._http.request(method, self.url + path, params=params, content=content, headers=sent)
             except httpx2.TransportError as error:
-                if pause is None or not (repeatable or isinstance(error, _UNSENT)):
+                is_unsent = isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout)
+                if pause is None or not (repeatable or is_unsent):
                     raise self._unreachable(error) from None
             else:
                 if not answer.is_error and not answer.is_redirect:
                     return self._ours(answer)
                 wait = _retry_after(answer, self._timeout)
-                again = answer.status_code == 429 or (repeatable and answer.status_code in _NOW_NOT)
+                again = answer.status_code == 429 or (repeatable and answer.status_code in (502, 503, 504))
                 if pause is None or not again or wait is None:
                     raise error_of(answer, self.url, self.has_key)
                 pause = max(pause, wait)
@@ -166,7 +162,7 @@ def pauses() -> Iterator[float | None]:
     """Seconds to wait after each try; None: it was the last one."""
     for number in range(TRIES - 1):
         # Spread, so that clients that were cut off together do not come back together.
-        yield FIRST_PAUSE_SECONDS * 2**number * random.uniform(0.5, 1.5)
+        yield 0.1 * 2**number * random.uniform(0.5, 1.5)
     yield None
 
 
@@ -255,8 +251,6 @@ def _value(kind: Any, value: Any) -> Any:
     return value
 
 
-MOST_TEXT = 1000
-"""Characters of an answer that a message repeats."""
 _KINDS: dict[int, type[ServiceError]] = {
     401: UnauthorizedError, 403: ForbiddenError, 404: NotFoundError, 409: ConflictError, 412: ConflictError,
     429: UnavailableError, 502: UnavailableError, 503: UnavailableError, 504: UnavailableError,
@@ -281,8 +275,8 @@ def error_of(answer: httpx2.Response, url: str, had_key: bool) -> ServiceError:
 
 
 def one_line(text: str) -> str:
-    """The text on one line, without what a terminal would obey."""
-    return "".join(char if char.isprintable() else " " for char in " ".join(text.split()))[:MOST_TEXT]
+    """The text on one line, at most 1000 characters of it, without what a terminal would obey."""
+    return "".join(char if char.isprintable() else " " for char in " ".join(text.split()))[:1000]
 
 
 def quoted(text: str) -> str:

@@ -12,8 +12,6 @@ from search_spaces.clusters.microbenchmark import Measured, Operation, network_s
 from storage.records import CalibrationRecord, QuarantineRecord
 from storage.store import Store
 
-_MESSAGES = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
@@ -63,15 +61,10 @@ def cluster_facts(nodes: Sequence[RayNode], store: Store) -> ClusterFacts:
         cluster=cluster,
         problem=problem,
         calibration=record,
-        claims=claims_of(cluster, record.rows) if cluster is not None and record is not None else (),
+        claims=tuple(_claims(cluster, record.rows)) if cluster is not None and record is not None else (),
         unmeasured=tuple(host for host in alive_hosts if host not in record.hosts) if record is not None else (),
         quarantine=tuple(store.quarantined_nodes()),
     )
-
-
-def claims_of(cluster: ClusterSpec, rows: Sequence[Measured]) -> tuple[Claim, ...]:
-    """Return the best measured value for each figure of the description."""
-    return tuple(_claims(cluster, rows))
 
 
 def _described(living: Sequence[RayNode]) -> tuple[ClusterSpec | None, str]:
@@ -82,6 +75,7 @@ def _described(living: Sequence[RayNode]) -> tuple[ClusterSpec | None, str]:
 
 
 def _claims(cluster: ClusterSpec, rows: Sequence[Measured]) -> Iterator[Claim]:
+    """The best measured value for each figure of the description."""
     products = [row for row in rows if row.operation is Operation.PRODUCT]
     for precision in dict.fromkeys(row.precision for row in products):
         speeds = [_flops(row) for row in products if row.precision == precision]
@@ -91,7 +85,8 @@ def _claims(cluster: ClusterSpec, rows: Sequence[Measured]) -> Iterator[Claim]:
     if copies:
         nominal = cluster.device.memory_bandwidth
         yield Claim(what="memory of a device", unit="bytes/s", stated=nominal, measured=max(copies))
-    grouped = [row for row in rows if row.operation in _MESSAGES and row.group.ranks > 1]
+    collectives = (Operation.ALL_REDUCE, Operation.ALL_GATHER, Operation.REDUCE_SCATTER)
+    grouped = [row for row in rows if row.operation in collectives and row.group.ranks > 1]
     inside = [link_volume(row) / row.seconds for row in grouped if row.group.ranks == ranks_in_domain(row.group, cluster)]
     if inside:
         links, nominal = f"links in a {cluster.link_domain_text}", cluster.intra_node_bandwidth

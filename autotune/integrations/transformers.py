@@ -9,9 +9,6 @@ from transformers import TrainerCallback
 
 from autotune.measured import VARIABLE, SampleCount, report, timed
 
-LOGGED_STEPS = 3
-"""First steps whose loss is always logged, so that a NaN loss is seen for every value of `logging_steps`."""
-
 
 class AutotuneCallback(TrainerCallback):  # type: ignore[misc]
     """Reports every optimizer step: its samples over all ranks, the seconds spent waiting for batches, and logged losses.
@@ -40,7 +37,7 @@ class AutotuneCallback(TrainerCallback):  # type: ignore[misc]
         # Nothing is counted where the Trainer has replaced its loader, as when it skips the batches of a resumed run.
         samples = self._counted.take(full) or full * args.gradient_accumulation_steps
         report(samples=samples * replicas, step=state.global_step)
-        if state.global_step <= LOGGED_STEPS:
+        if state.global_step <= 3:  # so that a NaN loss is seen for every value of `logging_steps`
             control.should_log = True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kwargs: Any) -> None:  # noqa: ARG002

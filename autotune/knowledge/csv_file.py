@@ -9,8 +9,6 @@ from typing import TextIO
 
 from autotune.errors import MeasurementsError
 
-_LONGEST_CELL = 1 << 20
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
@@ -44,7 +42,7 @@ def open_csv(path: Path, content: str) -> Iterator[CsvFile]:
     _require_text(path, content)
     # Invalid UTF-8 only affects text, never numbers: such characters are replaced.
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        csv.field_size_limit(max(csv.field_size_limit(), _LONGEST_CELL))
+        csv.field_size_limit(max(csv.field_size_limit(), 1 << 20))
         header, line = _header(file)
         if not header:
             raise MeasurementsError(str(path), "is empty", f"give {content} with a header line")

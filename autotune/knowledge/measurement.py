@@ -18,8 +18,6 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, stable_hash
 from storage.records import FULL, TrialRecord
 
-ROW_NOISE = 0.05
-"""Standard deviation of the logarithm of a rate in a table, which states no interval."""
 MOST_NOISE = 1.0
 NORMAL_95 = 1.96
 LEARNED_COLUMNS = (
@@ -85,8 +83,8 @@ class Measurement:
     trial: Trial | None = None
     """None: the row has all that is known."""
     repeats: int = 1
-    noise: float = ROW_NOISE
-    """Standard deviation of the logarithm of the rate."""
+    noise: float = 0.05
+    """Standard deviation of the logarithm of the rate; the default is for tables, which state no interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

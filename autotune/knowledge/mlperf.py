@@ -42,13 +42,9 @@ _SIZES = {
 }  # fmt: skip
 """Column -> the variables that state it."""
 _ASSIGNED = re.compile(r"^\s*(?:\+\s*)?export\s+([A-Z][A-Z0-9_]*)=(.*?)\s*(?:#.*)?$")
-_DEFAULT = re.compile(r"^\$\{[A-Za-z0-9_]+:?[-=]([^}]*)\}$")
 _NAMED = re.compile(r"_(\d+)x\d+x\d+")
 """Nodes, in the name of a script, before its devices and the samples of a replica."""
-_COMPUTE = re.compile(r"Compute:\s*([^;]*?(?:b/s|bit)[^,;]*)", re.IGNORECASE)
 _SOURCED = re.compile(r"^\s*(?:source|\.)\s+.*?/?(config_[A-Za-z0-9_]+\.sh)\s*$")
-_DEEPEST = 3
-_BEGINNING = 1 << 20
 _STEP_TIMES = ("train_step_time", "train_step_timing in s")
 """Names under which logs track the seconds of steps."""
 _STEADY = 5
@@ -58,7 +54,7 @@ _STEADY = 5
 def has_log(path: Path) -> bool:
     """Whether lines of an MLPerf log begin in the first megabyte of a file."""
     with path.open(encoding="utf-8", errors="replace") as file:
-        beginning = file.read(_BEGINNING)
+        beginning = file.read(1 << 20)
     return PREFIX in beginning or SYSTEM in beginning
 
 
@@ -156,7 +152,7 @@ def _framework(system: Mapping[str, Any], variables: Mapping[str, str]) -> str:
 def _network(system: Mapping[str, Any]) -> str:
     """The text about the network between nodes, without those for storage and management."""
     text = str(system.get("host_networking") or "")
-    match = _COMPUTE.search(text)
+    match = re.search(r"Compute:\s*([^;]*?(?:b/s|bit)[^,;]*)", text, re.IGNORECASE)
     return match[1] if match else text
 
 
@@ -201,7 +197,10 @@ def _variables(path: Path, text: str, system: Mapping[str, Any]) -> dict[str, st
     sourced = {
         match[1] for script_text in texts.values() for line in script_text.splitlines() if (match := _SOURCED.match(line))
     }
-    runs = _of_this_run([script for script in texts if script.name not in sourced and "common" not in script.name], system)
+    runs = [script for script in texts if script.name not in sourced and "common" not in script.name]
+    nodes = str(system.get("number_of_nodes") or "")
+    # Those whose names state the log's number of nodes, or all if none does.
+    runs = [script for script in runs if (match := _NAMED.search(script.name)) and match[1] == nodes] or runs
     if len(runs) > 1:
         names = ", ".join(script.name for script in runs)
         raise KnowledgeError(str(path), f"may be of {names}", "leave only the script of this run beside the log")
@@ -211,22 +210,15 @@ def _variables(path: Path, text: str, system: Mapping[str, Any]) -> dict[str, st
     return variables | _exports(text, path.parent)
 
 
-def _of_this_run(scripts: Sequence[Path], system: Mapping[str, Any]) -> list[Path]:
-    """Those whose names state the log's number of nodes, or all if none does."""
-    nodes = str(system.get("number_of_nodes") or "")
-    matching_scripts = [script for script in scripts if (match := _NAMED.search(script.name)) and match[1] == nodes]
-    return matching_scripts or [*scripts]
-
-
 def _exports(text: str, folder: Path, depth: int = 0) -> dict[str, str]:
     """Variable -> value, in the order of the lines; scripts of the folder that are sourced are read in their place."""
     variables: dict[str, str] = {}
     for line in text.splitlines():
         if assigned := _ASSIGNED.match(line):
             value = assigned[2].strip().strip("\"'")
-            default = _DEFAULT.match(value)
+            default = re.match(r"^\$\{[A-Za-z0-9_]+:?[-=]([^}]*)\}$", value)
             variables[assigned[1]] = default[1] if default else value
-        elif (sourced := _SOURCED.match(line)) and depth < _DEEPEST:
+        elif (sourced := _SOURCED.match(line)) and depth < 3:
             if (script := folder / sourced[1]).is_file():
                 variables |= _exports(script.read_text(encoding="utf-8", errors="replace"), folder, depth + 1)
             elif not line[:1].isspace():

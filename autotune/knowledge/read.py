@@ -21,7 +21,6 @@ from storage.store import open_store
 
 MOST_BYTES = 1 << 28
 FORMS = "give a table, an MLPerf log or a folder of them, a job of the database, or the address of a table"
-_SECONDS = 60.0
 _STUDIES = (".db", ".sqlite", ".sqlite3")
 
 
@@ -124,7 +123,7 @@ def _download(address: str) -> bytes:
         raise KnowledgeError("knowledge", f"{shown} is not an address of HTTP", FORMS)
     content = bytearray()
     try:
-        with httpx2.stream("GET", address, timeout=_SECONDS, follow_redirects=True) as answer:
+        with httpx2.stream("GET", address, timeout=60.0, follow_redirects=True) as answer:
             if answer.status_code != 200:
                 raise KnowledgeError("knowledge", f"{shown} answers with status {answer.status_code}", remedy)
             for chunk in answer.iter_bytes():

@@ -5,10 +5,7 @@ from dataclasses import dataclass, fields, replace
 from enum import StrEnum
 from typing import Any
 
-_ACCUMULATION = re.compile(r"(?:^|[;\s])grad_acc(?:um)?=(\d{1,9})(?=$|[;\s])")
 GIB = 2**30
-_GIB = re.compile(r"\bGiB\b|\bgibi", re.IGNORECASE)
-_KERNEL = re.compile(r"(?:^|;)\s*kernel=([^;]*)")
 
 
 class RowOutcome(StrEnum):
@@ -125,7 +122,7 @@ class Row:
     @property
     def kernel(self) -> str | None:
         """The attention kernel named in the notes."""
-        match = _KERNEL.search(self.notes)
+        match = re.search(r"(?:^|;)\s*kernel=([^;]*)", self.notes)
         return (match[1].strip() or None) if match else None
 
     @property
@@ -157,7 +154,7 @@ def peak_bytes(row: Row) -> float | None:
     """Peak memory of a row that ran: in GiB if `mem_kind` names GiB, else in GB of 1e9 bytes."""
     if row.outcome is not RowOutcome.OK or row.peak_mem_gb is None:
         return None
-    return row.peak_mem_gb * (GIB if _GIB.search(row.mem_kind or "") else 1e9)
+    return row.peak_mem_gb * (GIB if re.search(r"\bGiB\b|\bgibi", row.mem_kind or "", re.IGNORECASE) else 1e9)
 
 
 def blinded(row: Row) -> Row:
@@ -178,7 +175,7 @@ def blinded(row: Row) -> Row:
 
 def noted_accumulation(notes: str) -> int | None:
     """Gradient accumulation steps named in notes; None: not named."""
-    match = _ACCUMULATION.search(notes)
+    match = re.search(r"(?:^|[;\s])grad_acc(?:um)?=(\d{1,9})(?=$|[;\s])", notes)
     return (int(match[1]) or None) if match else None
 
 

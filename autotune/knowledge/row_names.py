@@ -18,10 +18,8 @@ from search_spaces.preset_files import preset_tables
 
 _RACKS = {"gb200": 72, "gb300": 72}
 """Family -> devices of a link domain, where nothing else is stated."""
-_NVL_DOMAIN = re.compile(r"NVL\s?(\d{2,3})", re.IGNORECASE)
 _RATE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([TtGg])(?:(b(?:it)?(?:/s|ps)|bE\b|igabit|\b)|B(?:/s|ps))")
 """400 Gb/s, 400Gbps, 3.2 Tb/s, 400G, 100GbE, or bytes: 50 GB/s."""
-_GENERATION = re.compile(r"\b(EDR|HDR|NDR|XDR)(\d{3})?\b", re.IGNORECASE)
 _GENERATION_RATES = {"edr": 12.5e9, "hdr": 25e9, "ndr": 50e9, "xdr": 100e9}
 """Bytes/s of an InfiniBand port of four lanes, by its generation."""
 _COUNT = re.compile(
@@ -29,8 +27,6 @@ _COUNT = re.compile(
     r"|[x×*]\s*(\d{1,2})(?![\w.])",
     re.IGNORECASE,
 )
-_PER_DEVICE = re.compile(r"(?:per|/)\s*(?:GPU|device|accelerator)\b", re.IGNORECASE)
-_SIZE = re.compile(r"(\d{2,3})\s*G(?:i?B)?\b", re.IGNORECASE)
 _WORDS = re.compile(r"[a-z]*\d+[a-z]*|[a-z]+")
 
 _INTRA = {
@@ -75,7 +71,7 @@ def find_device(name: str) -> tuple[str, DeviceSpec] | None:
     candidates = [key for key in preset_tables("devices") if key.partition("-")[0] == family]
     pcie = "pcie" in words
     right = [key for key in candidates if ("pcie" in key) == pcie] or candidates
-    memory_sizes = [float(size) for size in _SIZE.findall(name)]
+    memory_sizes = [float(size) for size in re.findall(r"(\d{2,3})\s*G(?:i?B)?\b", name, re.IGNORECASE)]
     if not memory_sizes:
         return family, device_preset(right[-1] if family == "a100" else right[0])
     nearest = min(right, key=lambda key: abs(device_preset(key).memory_bytes / 2**30 - memory_sizes[0]))
@@ -94,7 +90,7 @@ def row_hardware(
     pcie = "pcie" in f"{gpu_type} {intra or ''}".lower()
     link = _PCIE if pcie else _INTRA.get(family, _PCIE)
     node_bandwidth = _rate(inter, per_node) or _INTER.get(family, 50e9 if family in _INTRA else 12.5e9) * per_node
-    domain = _NVL_DOMAIN.search(f"{intra or ''} {gpu_type}")
+    domain = re.search(r"NVL\s?(\d{2,3})", f"{intra or ''} {gpu_type}", re.IGNORECASE)
     linked = int(domain[1]) if domain else _RACKS.get(family, per_node)
     return RowHardware(
         device=device, family=family, devices_per_node=linked, intra=link, inter=node_bandwidth / per_node * linked
@@ -114,7 +110,7 @@ def _rate(text: str | None, per_node: int) -> float | None:
     """
     if not text:
         return None
-    match = _RATE.search(text) or _GENERATION.search(text)
+    match = _RATE.search(text) or re.search(r"\b(EDR|HDR|NDR|XDR)(\d{3})?\b", text, re.IGNORECASE)
     if match is None:
         return 50e9 * per_node if re.search(r"\befa", text, re.IGNORECASE) else None
     if match.re is _RATE:
@@ -122,7 +118,7 @@ def _rate(text: str | None, per_node: int) -> float | None:
     else:
         link_rate = float(match[2]) * 1e9 / 8 if match[2] else _GENERATION_RATES[match[1].lower()]
     beside = text[: match.start()] + " " + text[match.end() :]
-    if _PER_DEVICE.search(beside):
+    if re.search(r"(?:per|/)\s*(?:GPU|device|accelerator)\b", beside, re.IGNORECASE):
         return link_rate * per_node
     count = _COUNT.search(beside)
     return link_rate * int(count[1] or count[2]) if count else link_rate

@@ -202,17 +202,12 @@ def spent(session: Session, snapshot: JobSnapshot, verdict: Verdict) -> dict[str
     """
     hours = session.device_hours(snapshot.job.active_seconds)
     run = session.request.run_device_hours
-    share = _saved_share(session, verdict)
+    share: float | None = None  # of a baseline run that the best configuration saves
+    if verdict.gain is not None and session.request.objective is not Objective.MEMORY and verdict.gain.mean > 1.0:
+        share = 1 - 1 / verdict.gain.mean
     return {
         "device_hours": hours,
         "break_even_device_hours": hours / share if share else None,
         "run_device_hours": run,
         "saved_device_hours": None if run is None or share is None else run * share,
     }
-
-
-def _saved_share(session: Session, verdict: Verdict) -> float | None:
-    """Share of a baseline run that the best configuration saves; None: rates are not compared, or there is no gain."""
-    if verdict.gain is None or session.request.objective is Objective.MEMORY or verdict.gain.mean <= 1.0:
-        return None
-    return 1 - 1 / verdict.gain.mean

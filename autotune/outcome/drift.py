@@ -77,9 +77,6 @@ class Drift:
         return "; ".join(step_text(level, other) for level, other in pairwise(self.levels))
 
 
-NO_DRIFT = Drift()
-
-
 def drift_of(snapshot: JobSnapshot, baseline: TrialRecord | None, prior: Spread, before_round: int | None = None) -> Drift:
     """Return the drift that the baseline's measurements show; none is detected for jobs without control trials.
 

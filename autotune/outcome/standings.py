@@ -21,8 +21,6 @@ from storage.records import SHALLOWER, TrialRecord
 
 MOST_CONTENDERS = 64
 """The rates of this many configurations, the fastest ones, are estimated jointly; slower ones keep their own measurement."""
-CLEARED = (None, Outcome.OK, Outcome.TIMEOUT, Outcome.LOST, Outcome.PREEMPTED, Outcome.CANCELLED)
-"""Outcomes of a confirmation that do not disqualify its configuration."""
 NOT_MEASURED = "not-measured"
 """The failure table's row of a script that ended before its steps could be timed."""
 SEARCH_BLOCK = 0
@@ -241,7 +239,9 @@ def _as_measured_again(snapshot: JobSnapshot, drift: Drift, trial: TrialRecord, 
 
 
 def _is_cleared(snapshot: JobSnapshot, ranking: Ranking, finalist: TrialRecord) -> bool:
+    # Other outcomes of a confirmation disqualify its configuration.
+    cleared = (None, Outcome.OK, Outcome.TIMEOUT, Outcome.LOST, Outcome.PREEMPTED, Outcome.CANCELLED)
     return all(
-        trial.outcome in CLEARED and (trial.outcome is not Outcome.OK or ranking.may_win(trial))
+        trial.outcome in cleared and (trial.outcome is not Outcome.OK or ranking.may_win(trial))
         for trial in snapshot.confirmations_of(finalist.config_hash).values()
     )

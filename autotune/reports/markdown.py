@@ -39,25 +39,25 @@ def escaped(text: str) -> str:
 
 def code(text: str) -> str:
     """Inline code; the fence is longer than any run of backticks in it."""
-    fence = "`" * (max((len(found) for found in re.findall("`+", text)), default=0) + 1)
+    fence = "`" * (max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     return f"{fence}{text}{fence}"
 
 
 def block(lines: Sequence[str]) -> str:
     """A code block."""
     text = "\n".join(lines)
-    fence = "`" * max(3, max((len(found) for found in re.findall("`+", text)), default=0) + 1)
+    fence = "`" * max(3, max((len(run) for run in re.findall("`+", text)), default=0) + 1)
     return f"{fence}\n{text}\n{fence}"
 
 
-def pairs(found: Pairs) -> str:
+def pairs(name_values: Pairs) -> str:
     """A list of names and values."""
-    return "\n".join(f"- {escaped(name)}: {escaped(value)}" for name, value in found)
+    return "\n".join(f"- {escaped(name)}: {escaped(value)}" for name, value in name_values)
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequence[int]) -> str:
     """A table; the columns `numbers` are right-aligned."""
-    rule = ["---:" if place in numbers else "---" for place in range(len(header))]
+    rule = ["---:" if index in numbers else "---" for index in range(len(header))]
     lines = [[escaped(cell) for cell in line] for line in (header, *rows)]
     return "\n".join("| " + " | ".join(line) + " |" for line in (lines[0], rule, *lines[1:]))
 
@@ -65,25 +65,29 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]], numbers: Sequenc
 def _figure(figure: Figure) -> list[str]:
     parts = [f"## {escaped(figure.title)}", escaped(figure.summary)]
     parts += [escaped(f"{mark.title}.") for mark in figure.marks]
-    for found in figure.tables:
-        parts += _rows(found)
+    for figure_table in figure.tables:
+        parts += _rows(figure_table)
     return [*parts, *(f"*{escaped(note)}*" for note in figure.notes)]
 
 
-def _rows(found: Table) -> list[str]:
-    shares = next((column for column in found.columns if column.unit == Unit.SHARE), None)
-    drawn = [(column, place) for place, column in enumerate(found.columns) if any(value is not None for value in column.values)]
+def _rows(figure_table: Table) -> list[str]:
+    shares = next((column for column in figure_table.columns if column.unit == Unit.SHARE), None)
+    drawn = [
+        (column, index)
+        for index, column in enumerate(figure_table.columns)
+        if any(value is not None for value in column.values)
+    ]
     rows = []
-    for row in range(min(len(found), MOST_ROWS)):
+    for row in range(min(len(figure_table), MOST_ROWS)):
         cells = [cell_text(column.values[row], column.unit) for column, _ in drawn]
         share = shares.values[row] if shares is not None else None
         rows.append([*cells, bar_text(float(share))] if isinstance(share, int | float) else cells)
     header = [column.title for column, _ in drawn] + ([""] if shares is not None else [])
     rows = [[*row, *[""] * (len(header) - len(row))] for row in rows]
-    numbers = [place for place, (column, _) in enumerate(drawn) if not any(isinstance(value, str) for value in column.values)]
-    parts = [f"{escaped(found.title[:1].upper() + found.title[1:])}:", table(header, rows, numbers)]
-    if len(found) > MOST_ROWS:
-        parts.append(f"*The first {MOST_ROWS} of {len(found):,} rows.*")
+    numbers = [index for index, (column, _) in enumerate(drawn) if not any(isinstance(value, str) for value in column.values)]
+    parts = [f"{escaped(figure_table.title[:1].upper() + figure_table.title[1:])}:", table(header, rows, numbers)]
+    if len(figure_table) > MOST_ROWS:
+        parts.append(f"*The first {MOST_ROWS} of {len(figure_table):,} rows.*")
     return parts
 
 
@@ -91,7 +95,7 @@ def _section(section: Section) -> list[str]:
     parts = [f"## {escaped(section.title)}, in detail"]
     for item in section.content:
         if isinstance(item, Rows):
-            numbers = [place for place in range(len(item.header)) if place not in item.left]
+            numbers = [index for index in range(len(item.header)) if index not in item.left]
             parts.append(table(item.header, item.rows, numbers))
         else:
             parts.append(escaped(item))

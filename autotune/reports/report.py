@@ -124,11 +124,11 @@ def _headline(source: Source, document: Mapping[str, Any] | None) -> str:
     if baseline is None:
         return f"{text}; no baseline was measured: the gain is unknown."
     gain = baseline["gain"]
-    named = {"samples_per_second": "the baseline's samples/s", "goodput": "the tokens that the baseline keeps"}
-    what = named.get(gain["of"], "less peak memory than the baseline")
+    references = {"samples_per_second": "the baseline's samples/s", "goodput": "the tokens that the baseline keeps"}
+    reference = references.get(gain["of"], "less peak memory than the baseline")
     sure = "" if not gain["low"] <= 1.0 <= gain["high"] else " (unproven: the interval includes 1)"
     tie = "; a tie with the runner-up" if document["job"]["tie"] else ""
-    return f"{text}, {gain['mean']:.3f} times {what}{sure}{tie}."
+    return f"{text}, {gain['mean']:.3f} times {reference}{sure}{tie}."
 
 
 def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

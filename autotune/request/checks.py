@@ -15,8 +15,6 @@ from search_spaces.training.fewer import FEWEST
 from search_spaces.trial import Fidelity
 
 ENVIRONMENT_SETTINGS = "environment_settings"
-_AMOUNTS = {"SECONDS": "seconds", "HOURS": "hours", "SHARE": "a share"}
-"""Unit of a field -> its name in remedies."""
 
 
 def require(holds: bool, name: str, problem: str, remedy: str) -> None:
@@ -42,7 +40,8 @@ def require_declared(name: str, declared: RequestField, kind: Any, value: Any) -
     elif kind is bool:
         require(isinstance(value, bool), name, f"{value!r} is not a boolean", "give true or false")
     elif declared.above is not None:
-        _require_positive(name, value, _AMOUNTS.get(declared.unit))
+        amount = {"SECONDS": "seconds", "HOURS": "hours", "SHARE": "a share"}.get(declared.unit)
+        _require_positive(name, value, amount)
     elif declared.least is not None and kind in (int, int | None):
         _require_whole(name, value, int(declared.least))
     elif declared.least is not None and declared.below is None:

@@ -78,9 +78,6 @@ FSDP: Knobs = {
 """Knobs that Accelerate passes to FSDP2: stage 2 keeps parameters gathered after forward, 3 does not; 0 is DDP."""
 FILE_KNOBS: Mapping[str, Knobs] = {"config": DEEPSPEED_FILE_KNOBS, "accelerate": FSDP}
 """Placeholder of a file -> the knobs that its format supports."""
-_INTERPRETER = re.compile(r"(?:python[\d.]*|bash|sh)")
-FROM_ARGUMENTS = frozenset({"micro_batch_size", "precision"})
-"""Knobs that such a Trainer reads from its arguments, regardless of its DeepSpeed file."""
 
 
 def capability_for(command: CommandModel) -> Capability:
@@ -90,9 +87,13 @@ def capability_for(command: CommandModel) -> Capability:
         SearchSpaceError: a placeholder is unknown, or the command does not use a script knob.
     """
     require_known(command)
-    knobs: dict[str, tuple[Value, ...] | None] = dict(_by_launcher(command))
-    for name in files_read(command):
-        knobs |= _carried(command, name)
+    knobs: dict[str, tuple[Value, ...] | None] = {}
+    if command.launcher == "accelerate":  # its environment variables pass them on
+        knobs |= FSDP if command.plugin == "fsdp" else {"precision": FSDP["precision"]}
+    for file in files_read(command):
+        # A Trainer reads these from its arguments, regardless of its DeepSpeed file.
+        argument_knobs = ("micro_batch_size", "precision") if file == "config" and is_trainer(command) else ()
+        knobs |= {name: values for name, values in FILE_KNOBS[file].items() if name not in argument_knobs}
     return command_capability(knobs | expressible_values(command))
 
 
@@ -105,7 +106,9 @@ def require_script(command: CommandModel) -> None:
     words, folder = command.arguments, Path(command.folder)
     at = program_at(words)
     # Another program, such as a container launcher, may interpret its arguments differently.
-    plain = at is not None and (at == 0 or _INTERPRETER.fullmatch(PurePath(words[0]).name)) and folder.is_dir()
+    plain = (
+        at is not None and (at == 0 or re.fullmatch(r"(?:python[\d.]*|bash|sh)", PurePath(words[0]).name)) and folder.is_dir()
+    )
     if at is None or not plain or not all(word.startswith("-") for word in words[1:at]) or "-m" in words[:at]:
         return
     if "{" in (word := words[at]):
@@ -130,7 +133,10 @@ def require_carried(request: JobRequest, capability: Capability) -> None:
         RequestError: there is such a knob.
     """
     for name in (*request.pins, *(request.baseline or {})):
-        if name in KNOBS and name not in capability.knobs and _is_turned(request, name):
+        if name == SCRIPT or name not in KNOBS or name in capability.knobs:
+            continue
+        requested = request.pins.get(name, (request.baseline or {}).get(name))
+        if value_text(requested) != value_text(KNOBS[name].default):
             problem = f"no placeholder of the command carries {name}"
             raise RequestError("command", problem, f"write {carriers_of(name)} in it, or leave {name} out")
 
@@ -139,21 +145,3 @@ def carriers_of(name: str) -> str:
     """The placeholders that would pass on a knob, as text for a message."""
     files = [file for file, knobs in FILE_KNOBS.items() if name in knobs]
     return " or ".join(f"{{{carrier}}}" for carrier in (name, *files))
-
-
-def _is_turned(request: JobRequest, name: str) -> bool:
-    """Whether the request sets a knob to a value other than its default."""
-    requested = request.pins.get(name, (request.baseline or {}).get(name))
-    return name != SCRIPT and value_text(requested) != value_text(KNOBS[name].default)
-
-
-def _by_launcher(command: CommandModel) -> Knobs:
-    """The knobs that Accelerate's environment variables pass on."""
-    if command.launcher != "accelerate":
-        return {}
-    return FSDP if command.plugin == "fsdp" else {"precision": FSDP["precision"]}
-
-
-def _carried(command: CommandModel, file: str) -> Knobs:
-    argument_knobs = FROM_ARGUMENTS if file == "config" and is_trainer(command) else frozenset()
-    return {name: values for name, values in FILE_KNOBS[file].items() if name not in argument_knobs}

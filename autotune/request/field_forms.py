@@ -97,9 +97,6 @@ def read_lengths(text: str | None, folder: Path = Path()) -> tuple[int, ...]:
     return tuple(map(int, words))
 
 
-_BETWEEN = re.compile(r"[,\s]+")
-
-
 def words_of_lines(field: str, text: str, characters: str, folder: Path, remedy: str) -> list[list[str]]:
     """The words of each line that has any: of `text` if it consists of `characters` (a regular expression of one of them), else
     of the file in `folder` that it names.
@@ -108,7 +105,7 @@ def words_of_lines(field: str, text: str, characters: str, folder: Path, remedy:
         RequestError: the file cannot be read, or there are no words.
     """
     written = text if re.fullmatch(f"{characters}*", text) else _file_text(field, folder / text, remedy)
-    lines = [[word for word in _BETWEEN.split(line) if word] for line in written.splitlines()]
+    lines = [[word for word in re.split(r"[,\s]+", line) if word] for line in written.splitlines()]
     if not any(lines):
         raise RequestError(field, f"{text!r} contains no numbers", remedy)
     return [words for words in lines if words]
@@ -123,8 +120,6 @@ def _file_text(field: str, path: Path, remedy: str) -> str:
         raise RequestError(field, f"{path} is not text", remedy) from error
 
 
-MOST_PARAMETERS = 1e16
-"""Upper limit; more than any model has."""
 FIELDS = tuple(item.name for item in dataclasses.fields(CommandModel))
 
 
@@ -187,7 +182,7 @@ def _command_table(command: Any) -> dict[str, Any]:
         raise RequestError("command.arguments", f"{words!r} is not a list of words", "give its words as a list")
     if isinstance(count := command.get("parameter_count"), str):
         parameter_count = read_quantity(Quantity.COUNT, count)
-        if parameter_count is None or not 1 <= parameter_count < MOST_PARAMETERS:
+        if parameter_count is None or not 1 <= parameter_count < 1e16:  # more than any model has
             raise RequestError("command.parameter_count", f"{count!r} is not a number of parameters", "write 125M or 7B")
         command = {**command, "parameter_count": round(parameter_count)}
     for name in ("script_knobs", "environment_knobs"):

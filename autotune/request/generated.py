@@ -97,8 +97,6 @@ KINDS = {
 }  # fmt: skip
 """Fields whose option has another type than the field, because the command parses it."""
 KIND_NAMES = {str: "text", int: "whole", float: "number", bool: "flag"}
-MERGED = frozenset({"pins", "baseline"})
-"""Fields whose options the commands declare themselves, because they are merged with a file's values in a special way."""
 
 
 def field_options() -> str:
@@ -113,7 +111,8 @@ def field_options() -> str:
             helps={command: _with_default(declared, default, command) for command in declared.commands},
         )
         for name, declared, kind, default in declared_fields()
-        if declared.commands and name not in MERGED
+        # The commands declare these options themselves: they are merged with a file's values in a special way.
+        if declared.commands and name not in ("pins", "baseline")
     ]
     return json.dumps([option._asdict() for option in options], indent=1, ensure_ascii=False) + "\n"
 

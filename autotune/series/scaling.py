@@ -27,7 +27,8 @@ def scaled(
         entries.append(entry_of(series, session, sweep(session)))
         if stopped := interrupted(series, entries):
             return stopped
-    complete = with_efficiency(entries)
+    first = next((entry for entry in entries if entry.samples_per_second is not None), None)
+    complete = [replace(entry, efficiency=_efficiency(entry, first)) for entry in entries]
     measured = [entry for entry in complete if entry.samples_per_second is not None]
     best = max(measured, key=_mean, default=None)
     message = (
@@ -36,16 +37,11 @@ def scaled(
     return SeriesResult(objective=series.objective, entries=tuple(complete), answer=best, message=message)
 
 
-def with_efficiency(entries: list[SeriesEntry]) -> list[SeriesEntry]:
-    """Return the entries with their efficiency: the rate per rank relative to that of the smallest measured size.
+def _efficiency(entry: SeriesEntry, first: SeriesEntry | None) -> Interval | None:
+    """The rate per rank relative to that of the smallest measured size.
 
     The bounds divide opposite bounds of the two rates, so they cover at least 95 %.
     """
-    first = next((entry for entry in entries if entry.samples_per_second is not None), None)
-    return [replace(entry, efficiency=_efficiency(entry, first)) for entry in entries]
-
-
-def _efficiency(entry: SeriesEntry, first: SeriesEntry | None) -> Interval | None:
     if first is None or first.samples_per_second is None or entry.samples_per_second is None:
         return None
     rate, base, share = entry.samples_per_second, first.samples_per_second, first.ranks / entry.ranks

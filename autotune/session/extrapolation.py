@@ -17,9 +17,6 @@ from search_spaces.space import SearchSpace
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 
-Z95 = 1.96
-"""Half-width of a 95 % band in standard deviations, the same level as measured intervals."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Extrapolation:
@@ -57,7 +54,7 @@ class Extrapolation:
     def rate(self, config: TrialConfig, measured: Interval) -> Interval:
         """Samples/s on the large cluster, with a 95 % band that includes the errors of the measurement and the predictions."""
         factor = self.efficiency(config) * self.growth
-        wide = Z95 * self.spread
+        wide = 1.96 * self.spread  # 95 %, the same level as measured intervals
         mean, above = measured.mean * factor, math.log(measured.high / measured.mean)
         below = math.log(measured.mean / measured.low) if measured.low > 0 else math.inf
         return Interval(mean=mean, low=mean * math.exp(-math.hypot(below, wide)), high=mean * math.exp(math.hypot(above, wide)))

@@ -15,12 +15,10 @@ from search_spaces.models.pipeline import stages_of_model, stages_of_rank
 from search_spaces.placeholders import FILES, environment_of, words_of
 from search_spaces.trial_config import TrialConfig
 
-ALLOCATOR_VARIABLE = "PYTORCH_ALLOC_CONF"
-
 
 def launch_of(config: TrialConfig, session: Session) -> dict[str, Any]:
     """Return the launch command and the placement of each rank. The result depends only on the arguments."""
-    variables = {ALLOCATOR_VARIABLE: "expandable_segments:True"} if config.expandable_segments else {}
+    variables = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if config.expandable_segments else {}
     variables |= variables_of(config.environment)
     line = "autotune reproduce best-config.json"
     placement = _placement(config, session)

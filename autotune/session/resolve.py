@@ -46,8 +46,6 @@ if TYPE_CHECKING:
     from autotune.session.goodput import JobGoodput
     from storage.store import Store
 
-DIVIDES_ALL = math.factorial(16)
-"""A number that every useful tensor-parallel size divides."""
 GPU_SPREAD = 0.01
 """Relative standard deviation between repeats on an exclusive GPU, before a job has its own repeats."""
 
@@ -104,8 +102,9 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
     workload = request.workload
     if request.resolved_model is None and is_factory_reference(request.model):
         # Problems that do not depend on the module's size are reported before a process is started to inspect the module.
+        # Every useful tensor-parallel size divides the factorial.
         placeholder = FactoryModel(
-            reference=request.model, parameter_count=1, python_path=request.python_path, tensor_divisor=DIVIDES_ALL,
+            reference=request.model, parameter_count=1, python_path=request.python_path, tensor_divisor=math.factorial(16),
             pipeline_stages=MOST_LAYERS,
         )  # fmt: skip
         resolve_space(request.space, placeholder, cluster, workload, capability, request.pins)

@@ -28,8 +28,6 @@ from search_spaces.trial_config import TrialConfig
 
 ADAPTERS = ("lora_rank", "lora_targets", "adapter_size")
 """Knobs of adapters, which do not change the model's output before the first update."""
-OTHER_MODELS = ("frozen_dtype", "gather_dtype", *VIRTUAL_TOKENS, "attention_window", "attention_global_tokens", PACK)
-"""Knobs that change the model's output from the start."""
 
 
 def trial_request(
@@ -70,7 +68,8 @@ def _comparable(session: Session, losses: tuple[float, ...]) -> tuple[float, ...
     Quantised weights or gathers, virtual tokens and attention windows change the model from the start; packed rows change the
     documents of a step.
     """
-    if any(_varies(session, name) for name in OTHER_MODELS):
+    changing_from_start = ("frozen_dtype", "gather_dtype", *VIRTUAL_TOKENS, "attention_window", "attention_global_tokens", PACK)
+    if any(_varies(session, name) for name in changing_from_start):
         return ()
     updates_differ = any(_varies(session, name) for name in (OPTIMIZER, *ADAPTERS))
     return losses[:1] if updates_differ or INT8 in _values(session, "reduce_dtype") else losses
@@ -88,16 +87,10 @@ def _values(session: Session, knob: str) -> set[Value]:
 
 
 def _files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]:
-    """The files that a user's command reads."""
-    if not isinstance(session.model, CommandModel):
-        return ()
-    return rendered_files(session, config)
-
-
-def rendered_files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]:
-    """Return name and content of the files that the command reads in a trial of this configuration."""
+    """Name and content of the files that a user's command reads in a trial of this configuration."""
     command = session.model
-    assert isinstance(command, CommandModel)
+    if not isinstance(command, CommandModel):
+        return ()
     return tuple((FILES[name], _rendered(session, command, config, FILE_FORMATS[name])) for name in files_read(command))
 
 

@@ -26,7 +26,12 @@ def knob_differences(
     changed = other.differences(config)
     first = {name: _changed(space, config, name, value) for name, value in changed.items()}
     last = {name: _changed(space, other, name, getattr(config, name)) for name in changed}
-    predictions = {} if question is None else _estimates(question, config, other, *first.values(), *last.values())
+    predictions: dict[TrialConfig, Estimate] = {}
+    if question is not None:
+        configs = [
+            *dict.fromkeys(candidate for candidate in (config, other, *first.values(), *last.values()) if candidate is not None)
+        ]
+        predictions = dict(zip(configs, estimates(question, configs), strict=True))
 
     def effect(before: TrialConfig | None, after: TrialConfig | None) -> KnobEffect | None:
         if before not in predictions or after not in predictions:
@@ -53,11 +58,6 @@ def _changed(space: SearchSpace, config: TrialConfig, knob: str, value: Value) -
     """The configuration with only this knob changed. None: the rules refuse it, or other knobs have to change too."""
     changed = config.replace({knob: value})
     return changed if space.canonical(changed) == changed and not space.check(changed) else None
-
-
-def _estimates(question: Question, *configs: TrialConfig | None) -> dict[TrialConfig, Estimate]:
-    distinct_configs = [*dict.fromkeys(config for config in configs if config is not None)]
-    return dict(zip(distinct_configs, estimates(question, distinct_configs), strict=True))
 
 
 def _size(difference: KnobDifference) -> float:

@@ -21,9 +21,6 @@ from storage.records import TrialRecord
 
 ALIKE = 0.01
 """Relative difference of predicted rates below which values count as equal."""
-MOST_FAR = 3
-_ORDER = (Verdict.FASTER, Verdict.MIXED, Verdict.UNKNOWN, Verdict.FORCED, Verdict.NOISE, Verdict.ALIKE)
-"""Order of reporting; predicted findings come after measured differences."""
 
 
 def knob_findings(evidence: Evidence) -> tuple[KnobFinding, ...]:
@@ -33,8 +30,10 @@ def knob_findings(evidence: Evidence) -> tuple[KnobFinding, ...]:
 
 
 def _key(finding: KnobFinding) -> tuple[bool, int, float]:
+    order = (Verdict.FASTER, Verdict.MIXED, Verdict.UNKNOWN, Verdict.FORCED, Verdict.NOISE, Verdict.ALIKE)
+    # Predicted findings come after measured differences.
     informative = finding.source is Source.MEASURED and finding.verdict in (Verdict.FASTER, Verdict.MIXED)
-    return not informative, _ORDER.index(finding.verdict), -(finding.gain.mean if finding.gain else 0.0)
+    return not informative, order.index(finding.verdict), -(finding.gain.mean if finding.gain else 0.0)
 
 
 def _finding(evidence: Evidence, knob: str) -> KnobFinding:
@@ -89,7 +88,9 @@ def _verdict_of(other_points: Sequence[Point], measured: Sequence[Point], basis:
     if not measured:
         return Verdict.UNKNOWN
     predicted = [point for point in other_points if point.source is Source.PREDICTED]
-    return Verdict.MIXED if any(map(_differs_significantly, [*measured, *predicted])) else Verdict.NOISE
+    speedups = [point.speedup for point in [*measured, *predicted] if point.speedup is not None]
+    differs = any(not speedup.low <= 1.0 <= speedup.high for speedup in speedups)
+    return Verdict.MIXED if differs else Verdict.NOISE
 
 
 def _least_peak(evidence: Evidence, other_points: Sequence[Point]) -> Point | None:
@@ -98,10 +99,6 @@ def _least_peak(evidence: Evidence, other_points: Sequence[Point]) -> Point | No
         return None
     with_peak = [point for point in other_points if point.peak_bytes and point.source is not Source.DOES_NOT_FIT]
     return min(with_peak, key=lambda point: (point.trial is None, point.peak_bytes), default=None)
-
-
-def _differs_significantly(point: Point) -> bool:
-    return point.speedup is not None and not point.speedup.low <= 1.0 <= point.speedup.high
 
 
 def _reference_point(
@@ -118,7 +115,7 @@ def _reference_point(
 def _far(evidence: Evidence, knob: str) -> tuple[FarTrial, ...]:
     snapshot = evidence.snapshot
     timed = [t for t in snapshot.searched if t.outcome is Outcome.OK and t.result and t.result.samples_per_second]
-    trials_with_knobs = list(far_trials(evidence, knob, timed))[:MOST_FAR]
+    trials_with_knobs = list(far_trials(evidence, knob, timed))[:3]
     return tuple(
         FarTrial(
             trial=trial.number,
@@ -134,7 +131,6 @@ LIKELY = 0.5
 """Probability of running below which a configuration is reported as not running."""
 MOST_ERROR = 0.5
 """Upper bound of the standard deviation of a measured rate's logarithm; used where the interval reaches down to 0."""
-_SOURCES = {Outcome.PRUNED: Source.BOUND, Outcome.INFEASIBLE: Source.OUT_OF_MEMORY, Outcome.INVALID: Source.REFUSED}
 _INFORMATIVE = (Outcome.OK, Outcome.PRUNED, Outcome.INFEASIBLE, Outcome.WRONG, Outcome.FAILED, Outcome.TIMEOUT, Outcome.INVALID)
 """Outcomes by how much they say: of several trials with one value, the one whose outcome comes first is reported."""
 
@@ -183,7 +179,8 @@ def _winner_point(evidence: Evidence, value: Value) -> Point:
 def _measured(evidence: Evidence, value: Value, trial: TrialRecord) -> Point:
     result = trial.result
     if result is None or result.samples_per_second is None or trial.outcome not in (Outcome.OK, Outcome.PRUNED):
-        source = _SOURCES.get(trial.outcome or Outcome.FAILED, Source.FAILED)
+        sources = {Outcome.PRUNED: Source.BOUND, Outcome.INFEASIBLE: Source.OUT_OF_MEMORY, Outcome.INVALID: Source.REFUSED}
+        source = sources.get(trial.outcome or Outcome.FAILED, Source.FAILED)
         note = (result.message if result else "") or (trial.outcome.value.lower() if trial.outcome else "")
         return _empty(value, source, note, trial.number)
     if trial.outcome is Outcome.PRUNED:

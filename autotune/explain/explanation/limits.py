@@ -69,8 +69,6 @@ class Counterfactual:
 
 
 FACTORS = (1.1, 1.25, 2.0)
-NO_GAIN = 1.001
-"""Gain below which the present configuration is kept."""
 
 
 def more_memory(outlook: Outlook) -> tuple[MoreMemory, ...]:
@@ -87,7 +85,7 @@ def _found(outlook: Outlook, factor: float, now: float) -> MoreMemory:
     pool = outlook.pool(factor)
     slower, index = _fastest(outlook, pool)
     gain = math.exp(max(now - slower, 0.0))
-    if index is None or gain < NO_GAIN:
+    if index is None or gain < 1.001:  # too little: the present configuration is kept
         return MoreMemory(factor=factor, gain=Interval(mean=1.0, low=1.0, high=1.0), config=None)
     _, spread = outlook.log_speedups(pool.described.take(np.array([index])))
     wide = math.exp(Z90 * float(spread[0]))
@@ -107,7 +105,6 @@ def _fastest(outlook: Outlook, pool: Pool) -> tuple[float, int | None]:
     return float(slower[index]), index
 
 
-LAUNCHES = ("kernel_seconds", "collective_launch", "step_seconds")
 INSIDE = ("link_seconds",)
 BETWEEN = ("network_seconds", "half_message", "crossed_seconds")
 
@@ -118,7 +115,7 @@ def limits_of(evidence: Evidence, step: Counterfactual, memory: tuple[MoreMemory
     saved = {
         "compute": step.saved({"peak": FREE}),
         "memory bandwidth": step.saved({"bandwidth": FREE}),
-        "launch overhead": step.saved({}, LAUNCHES),
+        "launch overhead": step.saved({}, ("kernel_seconds", "collective_launch", "step_seconds")),
     }
     if cluster.linked_devices > 1:
         saved[f"the link inside a {cluster.link_domain_text}"] = step.saved({"intra": FREE}, INSIDE)

@@ -7,8 +7,6 @@ from search_spaces.trial import CollectiveCount, Interval, RankMeasurement
 from search_spaces.waiting import waiting_text
 
 UNEXPLAINED = "unexplained"
-ROUNDING = 1e-9
-"""Share of a step up to which a remainder counts as rounding error."""
 
 
 def time_use(evidence: Evidence) -> TimeUse:
@@ -34,7 +32,8 @@ def parts_of(predicted: Estimate, measured: float) -> tuple[Part, ...]:
     scale = min(1.0, measured / predicted.step_seconds.mean)
     parts = {name: seconds * scale for name, seconds in predicted.breakdown_seconds.items()}
     unexplained_seconds = measured - sum(parts.values())
-    parts[UNEXPLAINED] = unexplained_seconds if unexplained_seconds > ROUNDING * measured else 0.0
+    # A smaller remainder is a rounding error.
+    parts[UNEXPLAINED] = unexplained_seconds if unexplained_seconds > 1e-9 * measured else 0.0
     return tuple(Part(name=name, seconds=seconds, share=seconds / measured) for name, seconds in parts.items())
 
 

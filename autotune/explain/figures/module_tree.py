@@ -163,7 +163,9 @@ def module_tree(source: Source) -> Figure:
     estimate = estimates(question, [evidence.config])[0]
     parts = parts_of_model(configured(question.shape, evidence.config), question.sequence_length)
     seconds = _seconds(evidence, question, parts, estimate)
-    bytes_per_parameter = _bytes_per_parameter(estimate, question)
+    # Summed over the ranks of one pipeline, each of which holds its part of the model.
+    state_bytes = sum(rank.by_tag.get(tag, 0.0) for rank in estimate.ranks for tag in STATES)
+    bytes_per_parameter = state_bytes / question.model.parameter_count
     flops = [part.flops_per_token * question.tokens for part in parts]
     names = _names(parts)
     modules = table(
@@ -182,7 +184,7 @@ def module_tree(source: Source) -> Figure:
             column("memory_bytes", "states on a rank", [part.parameters * bytes_per_parameter for part in parts], Unit.BYTES),
         ],
     )
-    leaves = [index for index, part in enumerate(parts) if _is_leaf(parts, index)]
+    leaves = [index for index, part in enumerate(parts) if index + 1 == len(parts) or parts[index + 1].depth <= part.depth]
     largest = max(leaves, key=lambda index: flops[index])
     summary = (
         f"{parts[0].parameters:,} parameters and {flops_text(flops[0])} a step; the largest part, "
@@ -226,12 +228,6 @@ def _seconds(evidence: Evidence, question: Question, parts: Sequence[ModulePart]
     return part_seconds
 
 
-def _bytes_per_parameter(estimate: Estimate, question: Question) -> float:
-    """Bytes of model states per parameter, summed over the ranks of one pipeline, each of which holds its part of the model."""
-    states = sum(rank.by_tag.get(tag, 0.0) for rank in estimate.ranks for tag in STATES)
-    return states / question.model.parameter_count
-
-
 def _names(parts: Sequence[ModulePart]) -> list[str]:
     """`layers.attention.query`."""
     path: list[str] = []
@@ -240,7 +236,3 @@ def _names(parts: Sequence[ModulePart]) -> list[str]:
         path = [*path[: max(part.depth - 1, 0)], part.label] if part.depth else []
         names.append(".".join(path) or part.label)
     return names
-
-
-def _is_leaf(parts: Sequence[ModulePart], index: int) -> bool:
-    return index + 1 == len(parts) or parts[index + 1].depth <= parts[index].depth

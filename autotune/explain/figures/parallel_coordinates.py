@@ -30,13 +30,10 @@ def parallel_coordinates(source: Source) -> Figure:
             column("peak_bytes", "peak a rank", [peak_bytes(trial) or None for trial in searched], Unit.BYTES),
         ],
     )
-    summary = f"{counted(len(searched), 'trial')} over {counted(len(knobs), 'knob')} that {_vary(len(knobs))}"
+    vary = "varies" if len(knobs) == 1 else "vary"
+    summary = f"{counted(len(searched), 'trial')} over {counted(len(knobs), 'knob')} that {vary}"
     best = source.evidence.config if source.evidence is not None else None
     if best is not None:
         summary += f"; the best has {', '.join(f'{name}={value_text(getattr(best, name))}' for name in knobs[:4])}"
         summary += " and more" if len(knobs) > 4 else ""
     return Figure(name=NAME, title=TITLE, summary=f"{summary}.", tables=(trials,))
-
-
-def _vary(count: int) -> str:
-    return "varies" if count == 1 else "vary"

@@ -17,10 +17,6 @@ from search_spaces.models.pipeline import stages_of_model, stages_of_rank
 from search_spaces.trial_config import TrialConfig
 
 NAME, TITLE = "pipeline_schedule", "Pipeline schedule of the best"
-MOST_ACTIONS = 1_500
-"""Most actions that are drawn; if there are more, those of the first micro-batches."""
-RECOMPUTED_SHARE = {"none": 0.0, "selective": 0.25, "full": 1.0}
-"""Share of the forward pass that backward recomputes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +64,8 @@ def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figur
     busy = {
         rank: math.fsum(scheduled.end - scheduled.start for scheduled in schedule if scheduled.rank == rank) for rank in stages
     }
-    shown = max(MOST_ACTIONS * batches // len(schedule), 1)
+    # At most about 1,500 actions are drawn; if there are more, those of the first micro-batches.
+    shown = max(1_500 * batches // len(schedule), 1)
     drawn = [scheduled for scheduled in schedule if scheduled.action.micro_batch < shown]
     actions = table(
         "actions",
@@ -122,7 +119,8 @@ def durations_of(config: TrialConfig, question: Question, layers: Sequence[int])
     """
     cases = cases_of(question.model, question.cluster, question.workload, [config], question.engine)
     batch, ratio = micro_batch(cases, question.rates), question.rates.backward_ratio
-    recomputed = RECOMPUTED_SHARE[config.activation_checkpointing] / config.checkpoint_every_k
+    # The share of the forward pass that backward recomputes.
+    recomputed = {"none": 0.0, "selective": 0.25, "full": 1.0}[config.activation_checkpointing] / config.checkpoint_every_k
     layer = float((batch.layer + batch.layer_communication)[0]) / (1 + ratio + recomputed)
     head = float((batch.head + batch.head_communication)[0]) / (1 + ratio)
     last = len(layers) - 1

@@ -58,10 +58,10 @@ class JobPoints:
         """
         with self._lock:
             news = self._store.news({self._job_id: since or NONE}, MOST_EVENTS)[self._job_id]
-            known = len(self._knobs)
+            cached_count = len(self._knobs)
             snapshot = self._reader.read()
             trials = snapshot.trials
-            self._take(trials[known:])
+            self._take(trials[cached_count:])
             whole = since == 0 or since < snapshot.job.events_removed or news.version - since > MOST_EVENTS
             changed = trials if whole else _changed(trials, news)
             # Placements of trials that had ended before are cached.
@@ -75,8 +75,8 @@ class JobPoints:
         legal = (trial for trial in new if trial.outcome is not Outcome.INVALID)
         unpredicted = {trial.config_hash: trial.config for trial in legal if trial.config_hash not in self._predicted}
         if self._forecaster is not None and unpredicted:
-            found = self._forecaster.of(list(unpredicted.values()))
-            self._predicted |= dict(zip(unpredicted, found, strict=True))
+            forecasts = self._forecaster.of(list(unpredicted.values()))
+            self._predicted |= dict(zip(unpredicted, forecasts, strict=True))
 
     def _view(self, snapshot: JobSnapshot, news: JobNews, whole: bool, changed: list[TrialRecord]) -> Points:
         job, ranking = snapshot.job, self._session.ranking
@@ -111,8 +111,10 @@ class JobPoints:
 
 def _changed(trials: list[TrialRecord], news: JobNews) -> list[TrialRecord]:
     """The trials that the events name, by number."""
-    named = {event.payload.get("trial") for event in news.events}
-    return [trials[number] for number in sorted(number for number in named if isinstance(number, int) and number < len(trials))]
+    numbers = {event.payload.get("trial") for event in news.events}
+    return [
+        trials[number] for number in sorted(number for number in numbers if isinstance(number, int) and number < len(trials))
+    ]
 
 
 def _decision(verdict: Verdict | None) -> dict[str, Any]:
@@ -132,13 +134,13 @@ class Codes:
     """Assigns numbers to words in the order of their first use; an assigned number never changes."""
 
     values: list[Any] = field(default_factory=list)
-    known: dict[Any, int] = field(default_factory=dict)
+    numbers: dict[Any, int] = field(default_factory=dict)
 
     def of(self, value: Any) -> int:
         """The value's number."""
-        code = self.known.get(value)
+        code = self.numbers.get(value)
         if code is None:
-            code = self.known[value] = len(self.values)
+            code = self.numbers[value] = len(self.values)
             self.values.append(value)
         return code
 
@@ -168,13 +170,13 @@ class Knobs:
         """The knobs that are searched or have several values, with these trials' codes."""
         rows = [self._rows[number] for number in numbers]
         shown = [
-            (place, name, codes.values)
-            for place, (name, codes) in enumerate(self._codes.items())
+            (position, name, codes.values)
+            for position, (name, codes) in enumerate(self._codes.items())
             if len(codes.values) > 1 or name in self._searched
         ]
         return tuple(
-            KnobColumn(name=name, unit=KNOBS[name].unit, values=tuple(values), codes=tuple(row[place] for row in rows))
-            for place, name, values in shown
+            KnobColumn(name=name, unit=KNOBS[name].unit, values=tuple(values), codes=tuple(row[position] for row in rows))
+            for position, name, values in shown
         )
 
     def constants(self) -> dict[str, Value]:
@@ -224,11 +226,13 @@ def columns(
         low=tuple(None if rate is None else _digits(rate.low) for rate in rates),
         high=tuple(None if rate is None else _digits(rate.high) for rate in rates),
         peak=tuple(None if result is None else result.peak_memory_bytes for result in results),
-        predicted_rate=tuple(None if one is None else _digits(one.samples_per_second) for one in predicted),
-        predicted_peak=tuple(None if one is None else int(one.peak_memory_bytes) for one in predicted),
-        started=tuple(None if place is None else round((place.started - epoch).total_seconds(), 3) for place in places),
+        predicted_rate=tuple(None if forecast is None else _digits(forecast.samples_per_second) for forecast in predicted),
+        predicted_peak=tuple(None if forecast is None else int(forecast.peak_memory_bytes) for forecast in predicted),
+        started=tuple(
+            None if placement is None else round((placement.started - epoch).total_seconds(), 3) for placement in places
+        ),
         finished=tuple(None if t.finished is None else round((t.finished - epoch).total_seconds(), 3) for t in trials),
-        node=tuple(None if place is None else words.nodes.of_word(place.node) for place in places),
+        node=tuple(None if placement is None else words.nodes.of_word(placement.node) for placement in places),
     )
 
 

@@ -1,6 +1,6 @@
 """The effect of each knob around the winner: every value with all other knobs as in the winner, measured or predicted."""
 
-from autotune.explain.explanation.findings import KnobFinding, Point
+from autotune.explain.explanation.findings import KnobFinding
 from autotune.explain.explanation.knob_findings import knob_findings
 from autotune.explain.figures.figure import Unit, column, counted, table
 from autotune.explain.figures.source import Source
@@ -14,7 +14,11 @@ def response_curves(source: Source) -> Figure:
     """The curves of `autotune explain`, the most informative knob first."""
     if source.evidence is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
-    findings = [finding for finding in knob_findings(source.evidence) if any(_is_shown(point) for point in finding.curve)]
+    findings = [
+        finding
+        for finding in knob_findings(source.evidence)
+        if any(point.samples_per_second is not None for point in finding.curve)
+    ]
     rows = [(finding, position, point) for finding in findings for position, point in enumerate(finding.curve)]
     if not rows:
         return Figure(name=NAME, title=TITLE, summary="No knob could have another value.")
@@ -30,7 +34,12 @@ def response_curves(source: Source) -> Figure:
             column("samples_per_second", "samples/s", [rate.mean if rate else None for rate in rates], Unit.RATE),
             column("low", "from", [rate.low if rate else None for rate in rates], Unit.RATE),
             column("high", "to", [rate.high if rate else None for rate in rates], Unit.RATE),
-            column("speedup", "the best over it", [_speedup(point) for _, _, point in rows], Unit.RATIO),
+            column(
+                "speedup",
+                "the best over it",
+                [point.speedup.mean if point.speedup else None for _, _, point in rows],
+                Unit.RATIO,
+            ),
             column("peak_bytes", "peak a rank", [point.peak_bytes for _, _, point in rows], Unit.BYTES),
             column("trial", "trial", [point.trial for _, _, point in rows]),
             column("note", "note", [point.note for _, _, point in rows]),
@@ -55,14 +64,6 @@ def response_curves(source: Source) -> Figure:
         tables=(points, knobs),
         notes=("Values that were not measured with all other knobs equal are predicted, corrected by the job's trials.",),
     )
-
-
-def _is_shown(point: Point) -> bool:
-    return point.samples_per_second is not None
-
-
-def _speedup(point: Point) -> float | None:
-    return point.speedup.mean if point.speedup is not None else None
 
 
 def _summary(findings: list[KnobFinding]) -> str:

@@ -14,8 +14,6 @@ from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 
 NAME, TITLE = "throughput_memory", "Throughput against memory"
-PLACED = (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.WRONG, Outcome.TIMEOUT, Outcome.LOST, Outcome.PRUNED)
-"""Outcomes whose trials are placed by predictions if they lack a rate or a peak."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +83,8 @@ def throughput_memory(source: Source) -> Figure:
 
 def _predicted(source: Source, searched: Sequence[TrialRecord]) -> Mapping[int, tuple[float, float]]:
     """Samples/s and peak bytes of the trials without a position. The peak is the allocator's, as measured for other trials."""
-    unplaced_trials = [trial for trial in searched if trial.outcome in PLACED and not (_rate(trial) and peak_bytes(trial))]
+    outcomes = (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.WRONG, Outcome.TIMEOUT, Outcome.LOST, Outcome.PRUNED)
+    unplaced_trials = [trial for trial in searched if trial.outcome in outcomes and not (_rate(trial) and peak_bytes(trial))]
     if not unplaced_trials or source.forecast is None:
         return {}
     described = source.forecast.describe([trial.config for trial in unplaced_trials])
