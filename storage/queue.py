@@ -39,8 +39,6 @@ _LATER = {Ask.PAUSE: JobState.PAUSING, Ask.STOP: JobState.STOPPING, Ask.CANCEL: 
 """Request to a running job -> the state that signals it to the holder."""
 _STRENGTH = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
 """If there are two requests to a running job, the later one in this order wins."""
-_CLAIMS = 4_281_703_165
-"""PostgreSQL advisory lock for claims: an arbitrary number without other users."""
 
 
 def submit_all(
@@ -198,7 +196,7 @@ def claim(session: Session, now: datetime, owner: Owner, seconds: float, limits:
     """See `Store.claim`."""
     if session.get_bind().dialect.name == "postgresql":
         # One claim at a time, else two workers could both take the last job that a submitter may run.
-        session.execute(select(func.pg_advisory_xact_lock(_CLAIMS)))
+        session.execute(select(func.pg_advisory_xact_lock(4_281_703_165)))  # an arbitrary number without other users
     for job in session.scalars(_orphaned(now, owner).where(*_suitable(limits))):
         if not leases.is_held(now, job):
             return jobs.take(session, now, job, owner, seconds, job.state)
