@@ -4,9 +4,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from search_spaces.communication import INT8
-from search_spaces.knob import Applies, Canonical, Distance, Numerics, Planning, Value, knob
+from search_spaces.knob import Applies, Canonical, Condition, Distance, Numerics, Planning, Value, knob
 from search_spaces.knobs import conditions
 from search_spaces.knobs.conditions import PARALLEL_SIZES
+from search_spaces.models.pipeline import marks_offloading
 
 
 def _reduced(value: Value, config: Any, context: Any) -> Value:
@@ -87,7 +88,11 @@ class ZeroKnobs:
         unit="ranks",
         numerics=Numerics.EXACT,
         applies=Applies.PROCESS_GROUP,
-        condition=conditions.GATHERS_AGAIN,
+        condition=Condition(
+            "zero_stage is 3 and reshard_after_forward",
+            ("zero_stage", "reshard_after_forward"),
+            lambda config, _: config.zero_stage == 3 and config.reshard_after_forward,
+        ),
         spaces={"full": "powers_of_two"},
         plain=(0,),
         remedy="it keeps no second copy of sharded parameters",
@@ -213,7 +218,11 @@ class ZeroKnobs:
         number=48,
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
-        condition=conditions.GATHERS_UPDATED,
+        condition=Condition(
+            "zero_stage is 1 or 2 and data x context ranks > 1",
+            ("zero_stage", *PARALLEL_SIZES),
+            lambda config, context: config.zero_stage in (1, 2) and config.zero_ranks(context.world_size) > 1,
+        ),
         spaces={"full": "all"},
         planning=Planning.TUNED_LAST,
         tuned=6,
@@ -260,7 +269,9 @@ class OffloadKnobs:
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
         choices=("none", "cpu", "nvme"),
-        condition=conditions.UNIFORM_OFFLOADING,
+        condition=Condition(
+            "pipeline_layout marks no offloading", ("pipeline_layout",), lambda config, _: not marks_offloading(config)
+        ),
         searched_after="gather_dtype",
         spaces={"parallel": ("none", "cpu"), "full": ("none", "cpu", "nvme")},
         plain=("none",),
