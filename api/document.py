@@ -193,15 +193,13 @@ def _link_jobs(document: dict[str, Any]) -> None:
                 answer["links"] = {name: {"operationId": name, "parameters": parameters} for name in takes_job}
 
 
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an optional parameter without null, which is only its Python default: a request cannot send it."""
-    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
-    return {name: value for name, value in schema.items() if name != "anyOf"} | kinds[0] if len(kinds) == 1 else schema
-
-
 def _add_refusals(method: str, operation: dict[str, Any]) -> None:
     for parameter in operation.get("parameters", ()):
-        parameter["schema"] = _without_null(parameter["schema"])
+        # An optional parameter's null is only its Python default: a request cannot send it.
+        schema = parameter["schema"]
+        kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+        if len(kinds) == 1:
+            parameter["schema"] = {name: value for name, value in schema.items() if name != "anyOf"} | kinds[0]
     answers = operation["responses"]
     parameters = operation.get("parameters", ())
     statuses = {403, 413, 421, 429, 503, *(int(status) for status in answers if int(status) in REFUSALS)}

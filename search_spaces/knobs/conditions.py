@@ -11,11 +11,6 @@ VIRTUAL_TOKENS = ("prefix_length", "prompt_length")
 """The methods that add virtual tokens."""
 
 
-def _at_stages(*stages: int) -> Condition:
-    text = f"zero_stage is {' or '.join(str(stage) for stage in stages)}"
-    return Condition(text, ("zero_stage",), lambda config, _: config.zero_stage in stages)
-
-
 def _accumulates(config: Any, context: Any) -> bool:
     return int(config.gradient_accumulation_steps(context.workload.global_batch_size, context.world_size)) > 1
 
@@ -26,8 +21,7 @@ def segments_may_grow(config: Any) -> bool:
 
 
 PARALLEL_SIZES = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
-STAGE_3 = _at_stages(3)
-STAGES_1_2 = _at_stages(1, 2)
+STAGE_3 = Condition("zero_stage is 3", ("zero_stage",), lambda config, _: config.zero_stage == 3)
 DEFERS = Condition(
     "zero_stage is 2 and gradient_accumulation_steps > 1",
     ("zero_stage", "micro_batch_size", *PARALLEL_SIZES),

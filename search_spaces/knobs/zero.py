@@ -1,18 +1,12 @@
 """ZeRO and hybrid sharding: what is sharded over data-parallel ranks, how they communicate, and what is offloaded."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from search_spaces.communication import INT8
-from search_spaces.knob import Applies, Canonical, Condition, Distance, Numerics, Planning, Value, knob
+from search_spaces.knob import Applies, Canonical, Condition, Distance, Numerics, Planning, knob
 from search_spaces.knobs import conditions
 from search_spaces.knobs.conditions import PARALLEL_SIZES
 from search_spaces.models.pipeline import marks_offloading
-
-
-def _reduced(value: Value, config: Any, context: Any) -> Value:
-    """On one rank int8 is equivalent to fp32: nothing is sent."""
-    return "fp32" if value == INT8 and config.zero_ranks(context.world_size) == 1 else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,7 +169,7 @@ class ZeroKnobs:
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
         minimum=1,
-        condition=conditions.STAGES_1_2,
+        condition=Condition("zero_stage is 1 or 2", ("zero_stage",), lambda config, _: config.zero_stage in (1, 2)),
         spaces={"zero-buckets": "element_sizes"},
         planning=Planning.TUNED_LAST,
         tuned=9,
@@ -251,7 +245,11 @@ class ZeroKnobs:
         applies=Applies.REBUILD,
         choices=("fp32", "bf16", "fp16", "int8"),
         plain=("fp32", "bf16"),
-        canonical=Canonical(PARALLEL_SIZES, _reduced),
+        # On one rank int8 is equivalent to fp32: nothing is sent.
+        canonical=Canonical(
+            PARALLEL_SIZES,
+            lambda value, config, context: "fp32" if value == INT8 and config.zero_ranks(context.world_size) == 1 else value,
+        ),
     )
 
 

@@ -83,6 +83,7 @@ FLOAT8 = "fp8"
 """The value of `precision` that selects them."""
 MULTIPLE = 16
 """Both dimensions of a matrix must be multiples of this, as cuBLASLt's float8 products require."""
+MODEL_REMEDY = "use precision=bf16; the factory may convert its linear layers itself (torchao.float8)"
 
 
 def float8_device(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -156,12 +157,7 @@ COMPUTATION_RULES: tuple[Rule, ...] = (
         _attention_kernel,
     ),
     Rule("float8-device", ("precision",), "use precision=bf16, or such a device", float8_device),
-    Rule(
-        "float8-model",
-        ("precision",),
-        "use precision=bf16; the factory may convert its linear layers itself (torchao.float8)",
-        float8_model,
-    ),
+    Rule("float8-model", ("precision",), MODEL_REMEDY, float8_model),
     Rule(
         "float8-sizes", ("precision", TP, ETP), "use precision=bf16, or a tensor_parallel_size whose slices are", float8_sizes
     ),

@@ -15,18 +15,10 @@ WINDOW, MODULES, BIAS = "attention_window", "mtp_layers", "router_bias_update_ra
 SCHEDULES = ("curriculum_start_length", "random_ltd_start_tokens")
 
 
-def _adapters_together(config: TrialConfig, context: SpaceContext) -> str | None:
-    return None if isinstance(context.model, CommandModel) else adapters.together_problem(config)
-
-
 def _virtual_tokens(config: TrialConfig, context: SpaceContext) -> str | None:
     if isinstance(context.model, CommandModel):
         return None
     return adapters.tokens_problem(config, context.workload.sequence_length)
-
-
-def _prediction_together(config: TrialConfig, context: SpaceContext) -> str | None:
-    return None if isinstance(context.model, CommandModel) else token_prediction.together_problem(config)
 
 
 def _router_bias_padding(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -42,7 +34,12 @@ TRAINING_RULES: tuple[Rule, ...] = (
         adapters.ADAPTERS_REMEDY,
         lambda config, context: adapters.adapters_problem(config, context.model),
     ),
-    Rule("adapters-together", METHODS, adapters.TOGETHER_REMEDY, _adapters_together),
+    Rule(
+        "adapters-together",
+        METHODS,
+        adapters.TOGETHER_REMEDY,
+        lambda config, context: None if isinstance(context.model, CommandModel) else adapters.together_problem(config),
+    ),
     Rule("virtual-tokens", VIRTUAL_TOKENS, adapters.TOKENS_REMEDY, _virtual_tokens),
     Rule(
         "attention-window",
@@ -59,7 +56,12 @@ TRAINING_RULES: tuple[Rule, ...] = (
     Rule(
         "router-bias-padding", (BIAS,), f"set {BIAS}=0, or train on whole samples (no document_lengths)", _router_bias_padding
     ),
-    Rule("mtp-together", (MODULES, *METHODS, *SCHEDULES), token_prediction.TOGETHER_REMEDY, _prediction_together),
+    Rule(
+        "mtp-together",
+        (MODULES, *METHODS, *SCHEDULES),
+        token_prediction.TOGETHER_REMEDY,
+        lambda config, context: None if isinstance(context.model, CommandModel) else token_prediction.together_problem(config),
+    ),
 )
 
 
