@@ -133,8 +133,6 @@ KEY_SECONDS = 4.0
 """How long a valid key is cached, which is also the longest time that a revoked key keeps working."""
 CHECK_SECONDS = 0.5
 """How often a stream checks its key. With `KEY_SECONDS`, revoking a key ends its streams within 5 s."""
-MOST_KEYS = 10_000
-"""Most cached keys; the one that was looked up first is removed first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +170,7 @@ class KeyReader:
         self._known.pop(name, None)
         if key is not None:
             self._known[name] = _Known(key, began + KEY_SECONDS)
-            if len(self._known) > MOST_KEYS:
+            if len(self._known) > 10_000:  # the one that was looked up first is removed first
                 self._known.popitem(last=False)
             note = asyncio.create_task(self._note(key))
             self._notes.add(note)

@@ -32,8 +32,6 @@ SWEEP_SECONDS = 1.0
 LOG_SECONDS = 10.0
 """Least seconds between two log lines about ended connections."""
 MOST_HEADER_BYTES = 65_536
-MOST_PIPELINED = 16
-"""Most requests that a client may send before it reads the responses."""
 log = logging.getLogger(__name__)
 
 
@@ -131,11 +129,6 @@ class Connections:
         """Count an ended connection, and log it together with others of the next seconds."""
         self.ended[why] += 1
         self._unlogged[why, address] += 1
-
-    def shut_down(self) -> None:
-        """End open responses."""
-        while self.on_shutdown:
-            self.on_shutdown.pop()()
 
     def _is_proxy(self, peer: str) -> bool:
         return bool(peer) and any(ipaddress.ip_address(peer) in proxy for proxy in self._proxies)
@@ -278,7 +271,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """Start the request, unless too many are waiting."""
         self._heard, self._is_read = None, True
-        if len(self.pipeline) >= MOST_PIPELINED:
+        # Requests that a client may send before it reads the responses.
+        if len(self.pipeline) >= 16:
             raise httptools.HttpParserCallbackError("too many requests before their answers")
         super().on_headers_complete()
 
@@ -289,7 +283,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     def shutdown(self) -> None:
         """End the streams when the server ends; nothing else ends them."""
-        self._places.shut_down()
+        while self._places.on_shutdown:
+            self._places.on_shutdown.pop()()
         if self._speaks_http:
             super().shutdown()
         else:

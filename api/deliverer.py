@@ -31,14 +31,8 @@ AT_ONCE = 16
 """Most concurrent tries."""
 OF_AN_OWNER, AT_A_HOST = 3, 6
 """Most concurrent tries of one owner, and to one receiver's host."""
-CLAIM_SECONDS = 120.0
-"""Longer than any try, even if its DNS look-up times out."""
-BUSY_SECONDS = 5.0
-"""How long a webhook waits if its host is at the limit."""
 WAITS = (5.0, 60.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0)
 """Seconds between the tries, 31 hours in total: a receiver that is down for a day still gets its deliveries."""
-GONE = 410
-"""The status with which a receiver declines all further tries."""
 log = logging.getLogger(__name__)
 
 
@@ -90,20 +84,19 @@ class Deliverer:
             return 0
         owners = Counter(delivery.webhook.owner for delivery in self._running.values())
         began = 0
-        for delivery in self._store.claim_deliveries(free, CLAIM_SECONDS, OF_AN_OWNER, owners):
+        # 120 seconds are longer than any try, even if its DNS look-up times out.
+        for delivery in self._store.claim_deliveries(free, 120.0, OF_AN_OWNER, owners):
             hosts = Counter(host_of(other.webhook) for other in self._running.values())
             suspended = self._breaker.seconds_left(place_of(delivery.webhook))
             if suspended or hosts[host_of(delivery.webhook)] >= AT_A_HOST:
-                self._postpone(delivery, suspended or BUSY_SECONDS)
+                # The claimed delivery would be due only after its claim expires, so release it too.
+                seconds = suspended or 5.0
+                self._store.finish_delivery(delivery.id, None, DeliveryState.PENDING, seconds)
+                self._store.postpone_deliveries(delivery.webhook.id, seconds)
             else:
                 self._running[pool.submit(self._try, delivery)] = delivery
                 began += 1
         return began
-
-    def _postpone(self, delivery: Delivery, seconds: float) -> None:
-        # The claimed delivery would be due only after its claim expires, so release it too.
-        self._store.finish_delivery(delivery.id, None, DeliveryState.PENDING, seconds)
-        self._store.postpone_deliveries(delivery.webhook.id, seconds)
 
     def _note_ended(self) -> None:
         for future in [future for future in self._running if future.done()]:
@@ -138,7 +131,7 @@ def after(delivery: Delivery, tried: DeliveryTry) -> tuple[DeliveryState, float]
     """The state of a delivery after a try, and the seconds until the next one."""
     if tried.status is not None and 200 <= tried.status < 300:
         return DeliveryState.DELIVERED, 0.0
-    if len(delivery.tries) >= len(WAITS) or tried.status == GONE:
+    if len(delivery.tries) >= len(WAITS) or tried.status == http.HTTPStatus.GONE:
         return DeliveryState.GIVEN_UP, 0.0
     return DeliveryState.PENDING, WAITS[len(delivery.tries)] * random.uniform(0.9, 1.1)
 
@@ -235,8 +228,6 @@ LEAST_SECONDS, MOST_SECONDS = 30.0, 900.0
 """The first and the longest suspension; each one is twice as long as the previous."""
 SLOW_SECONDS = 5.0
 """A slower answer counts as none: a slow receiver holds a connection as long as one that does not answer."""
-MOST_KNOWN = 10_000
-"""Most receivers that are remembered; beyond that, the least recently failed one is forgotten."""
 
 Place = tuple[str, str]
 """An owner, and a receiver's scheme, host and port. Owners are separate: their addresses at one host may behave differently."""
@@ -267,7 +258,7 @@ class Breaker:
         if tried.status is not None and tried.seconds < SLOW_SECONDS:
             return 0.0
         failing = failing or _Failing()
-        while len(self._failing) >= MOST_KNOWN:
+        while len(self._failing) >= 10_000:  # the least recently failed one is forgotten
             del self._failing[next(iter(self._failing))]
         self._failing[receiver] = failing
         failing.failures += 1

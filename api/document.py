@@ -107,8 +107,6 @@ HEADERS: dict[int, dict[str, Any]] = {
 }
 ETAG = {"ETag": {"required": True, "description": "The job's version.", "schema": {"type": "string", "pattern": '^"[0-9-]+"$'}}}
 LOCATED = ETAG | {"Location": {"required": True, "description": "Address of the job.", **TEXT}}
-ANYWHERE = (403, 413, 421, 429, 503)
-WITH_A_BODY = (400, 408, 415)
 
 
 class DocumentedApp(FastAPI):
@@ -164,14 +162,12 @@ def _rename_references(schema: Any) -> None:
             _rename_references(part)
 
 
-_KEYWORDS = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
-
-
 def _with_keywords(schema: Any) -> None:
     """Rename bounds to JSON Schema keywords: for a number with a before-validator, pydantic writes its own names."""
     if isinstance(schema, dict):
         if schema.get("type") in ("integer", "number"):
-            for bound, keyword in _KEYWORDS.items():
+            keywords = {"ge": "minimum", "le": "maximum", "gt": "exclusiveMinimum", "lt": "exclusiveMaximum"}
+            for bound, keyword in keywords.items():
                 if bound in schema:
                     schema[keyword] = schema.pop(bound)
         for part in schema.values():
@@ -197,22 +193,20 @@ def _link_jobs(document: dict[str, Any]) -> None:
                 answer["links"] = {name: {"operationId": name, "parameters": parameters} for name in takes_job}
 
 
-def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of an optional parameter without null, which is only its Python default: a request cannot send it."""
-    kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
-    return {name: value for name, value in schema.items() if name != "anyOf"} | kinds[0] if len(kinds) == 1 else schema
-
-
 def _add_refusals(method: str, operation: dict[str, Any]) -> None:
     for parameter in operation.get("parameters", ()):
-        parameter["schema"] = _without_null(parameter["schema"])
+        # An optional parameter's null is only its Python default: a request cannot send it.
+        schema = parameter["schema"]
+        kinds = [kind for kind in schema.get("anyOf", ()) if kind != {"type": "null"}]
+        if len(kinds) == 1:
+            parameter["schema"] = {name: value for name, value in schema.items() if name != "anyOf"} | kinds[0]
     answers = operation["responses"]
     parameters = operation.get("parameters", ())
-    statuses = {*ANYWHERE, *(int(status) for status in answers if int(status) in REFUSALS)}
+    statuses = {403, 413, 421, 429, 503, *(int(status) for status in answers if int(status) in REFUSALS)}
     statuses |= {401} if operation.get("security") else set()
     statuses |= {404} if any(parameter["in"] == "path" for parameter in parameters) else set()
     statuses |= {422} if parameters or "requestBody" in operation else set()
-    statuses |= set(WITH_A_BODY) if method in ("post", "put", "patch") else set()
+    statuses |= {400, 408, 415} if method in ("post", "put", "patch") else set()
     for status in sorted(statuses):
         if status != HTTPStatus.UNPROCESSABLE_ENTITY and "content" in answers.get(str(status), {}):
             continue  # it has its own schema; only for 422 is FastAPI's schema wrong

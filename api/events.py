@@ -7,7 +7,6 @@ from pydantic_core import to_json
 
 from api.hub import POLL_SECONDS, Hub, News, Part, message
 from api.views import event_view, progress_view
-from storage.log_records import ProgressRecord
 from storage.records import ENDED, EventRecord
 from storage.store import Store
 
@@ -34,7 +33,10 @@ class EventHub(Hub[str]):
                 parts=[_encoded(event) for event in news.events],
                 over=news.state in ENDED and news.version <= last,
                 more=news.version > last,
-                live={record.trial_number: _progress_message(record) for record in progress[job_id]}
+                live={
+                    record.trial_number: message(None, PROGRESS, to_json(progress_view(record), inf_nan_mode="null"))
+                    for record in progress[job_id]
+                }
                 if job_id in progress
                 else None,
             )
@@ -48,7 +50,3 @@ def _encoded(event: EventRecord) -> Part:
     # A line break in the kind would break the stream.
     kind = json.dumps(event.kind)[1:-1]
     return event.sequence, message(event.sequence, kind, to_json(event_view(event), inf_nan_mode="null"))
-
-
-def _progress_message(record: ProgressRecord) -> bytes:
-    return message(None, PROGRESS, to_json(progress_view(record), inf_nan_mode="null"))

@@ -1,11 +1,10 @@
 """Field types of request bodies: numbers, names, commands that the server allows, rows of the failure table."""
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
 from autotune.request.sizes import parse_size
-from autotune.session.allowed import AllowList
 from search_spaces.failure import LONGEST_PATTERN, MOST_PATTERNS
 from search_spaces.training.documents import MOST_DOCUMENTS
 from search_spaces.training.expert_loads import MOST as MOST_LOADS
@@ -43,7 +42,6 @@ class Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-Word = Annotated[str, Field(max_length=300, pattern=r"^[^\x00]*$")]
 Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f]*$")]
 OwnName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Values = Annotated[list[Annotated[str, Field(min_length=1, max_length=60)]], Field(min_length=1, max_length=20)]
@@ -54,7 +52,9 @@ class SubmittedCommand(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    arguments: Annotated[list[Word], Field(min_length=1, max_length=100)]
+    arguments: Annotated[
+        list[Annotated[str, Field(max_length=300, pattern=r"^[^\x00]*$")]], Field(min_length=1, max_length=100)
+    ]
     """The words of the command."""
     folder: Text
     """Its working directory."""
@@ -70,23 +70,14 @@ class SubmittedCommand(BaseModel):
     report_seconds: Annotated[float, Field(gt=0, le=1e9)] | None = None
 
 
-def allowed_command(command: SubmittedCommand, allowed: AllowList) -> dict[str, Any]:
-    """The command in the form that a request has.
-
-    Raises:
-        RequestError: the server does not allow it.
-        ModelFormatError: a field has an invalid value.
-    """
-    fields = command.model_dump(exclude_none=True) | {"folder": command.folder.rstrip("/") or "/"}
-    allowed.require_words(command.folder, command.arguments, command.environment_knobs)
-    return fields
-
-
 RowName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_-]+$")]
-_Word = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_]+$")]
-_Pattern = Annotated[str, Field(min_length=1, max_length=LONGEST_PATTERN, pattern=r"^[^\x00]*$")]
-_Words = Annotated[list[_Word], Field(max_length=100, fail_fast=True)]
-_Patterns = Annotated[list[_Pattern], Field(max_length=MOST_PATTERNS, fail_fast=True)]
+_Words = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9_]+$")]], Field(max_length=100, fail_fast=True)
+]
+_Patterns = Annotated[
+    list[Annotated[str, Field(min_length=1, max_length=LONGEST_PATTERN, pattern=r"^[^\x00]*$")]],
+    Field(max_length=MOST_PATTERNS, fail_fast=True),
+]
 
 
 class SubmittedRow(BaseModel):

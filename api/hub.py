@@ -18,10 +18,6 @@ from storage.errors import DatabaseUnavailableError
 POLL_SECONDS = 0.2
 OUTAGE_SECONDS = 1.0
 KEEPALIVE_SECONDS = 15.0
-LOGGED_EVERY = 60
-"""One of this many consecutive failures is logged."""
-STREAMED = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-"""Headers that keep proxies from buffering a stream."""
 log = logging.getLogger(__name__)
 
 K = TypeVar("K", bound=Hashable)
@@ -189,7 +185,7 @@ class Hub(ABC, Generic[K]):
 
     def _note(self, error: Exception) -> None:
         """Count a failure. The first one is logged, then one per minute."""
-        if self.failures % LOGGED_EVERY == 0:
+        if self.failures % 60 == 0:
             if isinstance(error, DatabaseUnavailableError):
                 log.error("%s", error)
             else:
@@ -202,7 +198,10 @@ class StreamAnswer(StreamingResponse):
     """An event stream that counts against its owner's quota while it is open."""
 
     def __init__(self, stream: AsyncIterator[bytes], limits: OwnerLimits, owner: str) -> None:
-        super().__init__(stream, media_type="text/event-stream", headers=STREAMED)
+        # Keep proxies from buffering the stream.
+        super().__init__(
+            stream, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        )
         self._limits, self._owner = limits, owner
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:

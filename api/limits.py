@@ -14,7 +14,6 @@ from starlette.exceptions import HTTPException
 from storage.service_records import Quota, Quotas, QuotaUse
 from storage.store import Store
 
-BURST_SECONDS = 10.0
 MOST_CLIENTS = 10_000
 """Most clients whose rate is remembered; the least recently seen one is forgotten first."""
 
@@ -31,7 +30,7 @@ class Rates:
         """Seconds until the client may send a request; 0: now, and this request is counted."""
         if self._per_second <= 0:
             return 0.0
-        now, most = self._clock(), self._per_second * BURST_SECONDS
+        now, most = self._clock(), self._per_second * 10.0  # a burst of 10 seconds
         tokens, refilled = self._clients.pop(client, (most, now))
         tokens = min(most, tokens + (now - refilled) * self._per_second)
         allowed = tokens >= 1.0
@@ -82,8 +81,6 @@ def network_of(address: str) -> str:
 
 LIMIT_SECONDS = 5.0
 """How long the limits of an owner are cached."""
-MOST_OWNERS = 10_000
-"""Most owners whose limits are cached; the one that was looked up first is removed first."""
 
 
 class OwnerLimits:
@@ -103,7 +100,7 @@ class OwnerLimits:
             limits = await asyncio.to_thread(self._store.limits, owner, self._defaults)
             self._known.pop(owner, None)
             self._known[owner] = (now + LIMIT_SECONDS, limits)
-            while len(self._known) > MOST_OWNERS:
+            while len(self._known) > 10_000:  # the one that was looked up first is removed first
                 self._known.popitem(last=False)
         return limits.of(quota)
 

@@ -9,9 +9,6 @@ from autotune.explain.figures.points import JobPoints
 from storage.records import JobRecord
 from storage.store import Store
 
-KEPT_TRIALS = 50_000
-"""Most cached trials, at about two kilobytes each. The most recently requested job is always kept."""
-
 
 class PointsBoard:
     """Cache of the most recently requested jobs."""
@@ -41,5 +38,6 @@ class PointsBoard:
         with self._lock:
             if job_id in self._jobs:
                 self._jobs.move_to_end(job_id)
-            while len(self._jobs) > 1 and sum(map(len, self._jobs.values())) > KEPT_TRIALS:
+            # A cached trial takes about two kilobytes. The most recently requested job is always kept.
+            while len(self._jobs) > 1 and sum(map(len, self._jobs.values())) > 50_000:
                 self._jobs.popitem(last=False)

@@ -18,9 +18,8 @@ from autotune.wire.problems import FieldProblem
 MOST_ERRORS = 20
 Schema = Mapping[str, Any]
 
-_JOB = r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$"
 _FORMS: dict[str, tuple[str, str]] = {
-    _JOB: ("a job's whole id", "give one such as 20300101-000000-a1b2"),
+    r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$": ("a job's whole id", "give one such as 20300101-000000-a1b2"),
     r"^[0-9a-f]{12}$": ("an id of 12 characters", "give it as the service returned it"),
     r"^[^\x00-\x1f]*$": ("a text without control characters", "leave them out"),
     r"^[^\x00]*$": ("a text without null characters", "leave them out"),

@@ -18,7 +18,6 @@ from api.fields import (
     Size,
     SubmittedCommand,
     SubmittedRow,
-    allowed_command,
 )
 from api.settings import Settings
 from autotune.errors import RequestError
@@ -47,8 +46,6 @@ KnobValue = (
 )
 KnobName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[a-z0-9_]+$")]
 Setting = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f]*$")]
-ModelName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-"""A name that cannot be interpreted as a path or as `module:factory`."""
 
 
 JobName = Annotated[str, Field(max_length=LONGEST["name"], pattern=r"^[^\x00-\x1f]*$")]
@@ -69,8 +66,6 @@ KnowledgeContent = Annotated[
     BeforeValidator(_of_two_fields),
 ]
 """Settings and measurements; what they hold is checked with the rest of the request."""
-GoodputTexts = Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=40, fail_fast=True)]
-TrackerNames = Annotated[list[Name], Field(max_length=10, fail_fast=True)]
 JobTags = Annotated[list[JobTag], Field(max_length=MOST_TAGS, fail_fast=True)]
 
 
@@ -79,7 +74,8 @@ class UploadedModel(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: ModelName = "uploaded"
+    # The pattern excludes paths and `module:factory`.
+    name: Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] = "uploaded"
     config: dict[str, Any]
 
 
@@ -107,8 +103,9 @@ def _declared_fields() -> dict[str, Any]:
 
 OWN_TYPES: Mapping[str, Any] = {
     "document_lengths": DocumentLengths, "expert_loads": ExpertLoads, "memory_limit": Size,
-    "name": JobName, "note": JobNote, "tags": JobTags, "goodput": GoodputTexts, "knowledge": KnowledgeContent,
-    "trackers": TrackerNames,
+    "name": JobName, "note": JobNote, "tags": JobTags, "knowledge": KnowledgeContent,
+    "goodput": Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=40, fail_fast=True)],
+    "trackers": Annotated[list[Name], Field(max_length=10, fail_fast=True)],
     "environment_settings": Annotated[list[Setting], Field(max_length=MOST_SETTINGS, fail_fast=True)],
 }  # fmt: skip
 """Types of fields that are not numbers, switches or names."""
@@ -207,7 +204,9 @@ def _request(body: JobSubmission, settings: Settings) -> tuple[JobRequest, Model
     if body.baseline is not None:
         fields["baseline"] = checked(body.baseline)
     if body.command is not None:
-        fields["command"] = allowed_command(body.command, settings.allow_list)
+        command = body.command
+        fields["command"] = command.model_dump(exclude_none=True) | {"folder": command.folder.rstrip("/") or "/"}
+        settings.allow_list.require_words(command.folder, command.arguments, command.environment_knobs)
     if body.model is None:
         return request_from_fields(fields), None
     fields["model"], uploaded = uploaded_or_named(body.model, settings)

@@ -1,7 +1,7 @@
 """Map configurations with equal behaviour to one: knobs without effect take their default, oversized values are clipped."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from search_spaces.context import SpaceContext
 from search_spaces.knob import Value
@@ -59,11 +59,6 @@ def canonical_value(name: str, value: Value, config: TrialConfig, context: Space
     if knob.is_element_size and int(value) >= (count := context.model.parameter_count) > 0:
         return max(int(knob.default), count)
     return value if knob.canonical is None else knob.canonical.value(value, config, context)
-
-
-def canonical_values(name: str, domain: Iterable[Value], config: TrialConfig, context: SpaceContext) -> tuple[Value, ...]:
-    """The distinct canonical values of a domain, in the order of the domain."""
-    return tuple(dict.fromkeys(canonical_value(name, value, config, context) for value in domain))
 
 
 def canonical(config: TrialConfig, context: SpaceContext) -> TrialConfig:

@@ -17,8 +17,6 @@ LARGEST_BUCKET = 1_000_000_000
 """Elements: 4 GB in fp32; more does not make a collective faster."""
 SOLVED = "solved"
 """For `pipeline_layout`: even stages, and the layouts that an integer program proposes."""
-BUCKET_SHARES = (512, 64, 8, 1)
-"""A bucket size is the parameter count divided by one of these."""
 
 
 def resolve_domains(written: Mapping[str, Any], context: SpaceContext) -> dict[str, Domain]:
@@ -88,7 +86,7 @@ def _divisors(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) -
 def _element_sizes(name: str, context: SpaceContext, _: Mapping[str, Domain]) -> list[Value]:
     """Fractions of the parameter count, to two digits, so that they differ in behaviour for models of any size."""
     count = context.model.parameter_count or LARGEST_BUCKET  # 0: unknown, as for some user scripts
-    shares = {min(_two_digits(count // share), LARGEST_BUCKET) for share in BUCKET_SHARES if share > 1}
+    shares = {min(_two_digits(count // share), LARGEST_BUCKET) for share in (512, 64, 8)}
     zero = {0} if KNOBS[name].zero else set()
     return sorted(size for size in {*shares, *zero, min(count, LARGEST_BUCKET)} if size >= KNOBS[name].minimum)
 
@@ -121,13 +119,8 @@ def _largest(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) ->
     counts_to = KNOBS[name].counts_to
     if counts_to is None:
         raise KnobValueError(name, "has no largest value to count up to", "list its values")
-    return counts_to(context, _fewest_replicas(context.world_size, degrees))
-
-
-def _fewest_replicas(world: int, degrees: Mapping[str, Domain]) -> int:
-    """Data-parallel ranks if every model-parallel degree is at its maximum."""
-    replica = math.prod(max(int(value) for value in domain) for domain in degrees.values())
-    return max(world // replica, 1)
+    largest_replica = math.prod(max(int(value) for value in domain) for domain in degrees.values())
+    return counts_to(context, max(context.world_size // largest_replica, 1))
 
 
 def _two_digits(number: int) -> int:

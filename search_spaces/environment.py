@@ -30,8 +30,6 @@ _ALGORITHM = r"(tree|ring|collnetdirect|collnetchain|nvls|nvlstree|pat)"
 _ALGORITHMS = rf"\^?{_ALGORITHM}(,{_ALGORITHM})*"
 _FUNCTION = r"(broadcast|reduce|allgather|reducescatter|allreduce)"
 _ALGO = re.compile(rf"({_ALGORITHMS}|{_FUNCTION}:{_ALGORITHMS})(;{_FUNCTION}:{_ALGORITHMS})*", _ANY_CASE)
-_PROTO = re.compile(r"(LL|Simple)(,(LL|Simple))*|\^(LL|LL128|Simple)(,(LL|LL128|Simple))*", _ANY_CASE)
-_WAIT = re.compile(r"active|passive", _ANY_CASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +55,17 @@ def _between(least: int, most: int, unit: str = "", device: str | None = None) -
     return Variable(values=f"a whole number{f' of {unit}' if unit else ''} from {least} to {most}", holds=holds, device=device)
 
 
-_NCCL_ALGO = (
-    "names such as Ring, Tree, NVLS or PAT with commas between, after ^ those left out, or allreduce:tree;allgather:ring"
-)
-_NCCL_PROTO = "Simple, LL, or after ^ what is left out, as ^LL128: to force LL128 corrupts data where a platform lacks it"
-_TERABYTE = 2**40
-
 VARIABLES: Mapping[str, Variable] = {
-    "NCCL_ALGO": _matching(_ALGO, _NCCL_ALGO, "cuda"),
-    "NCCL_PROTO": _matching(_PROTO, _NCCL_PROTO, "cuda"),
+    "NCCL_ALGO": _matching(
+        _ALGO,
+        "names such as Ring, Tree, NVLS or PAT with commas between, after ^ those left out, or allreduce:tree;allgather:ring",
+        "cuda",
+    ),
+    "NCCL_PROTO": _matching(
+        re.compile(r"(LL|Simple)(,(LL|Simple))*|\^(LL|LL128|Simple)(,(LL|LL128|Simple))*", _ANY_CASE),
+        "Simple, LL, or after ^ what is left out, as ^LL128: to force LL128 corrupts data where a platform lacks it",
+        "cuda",
+    ),
     "NCCL_NVLS_ENABLE": _between(0, 2, device="cuda"),
     "NCCL_MIN_NCHANNELS": _between(1, 64, "channels", "cuda"),
     "NCCL_MAX_NCHANNELS": _between(1, 64, "channels", "cuda"),
@@ -81,12 +81,12 @@ VARIABLES: Mapping[str, Variable] = {
     "NCCL_SOCKET_NTHREADS": _between(1, 16, "threads", "cuda"),
     "NCCL_NSOCKS_PERTHREAD": _between(1, 16, "sockets", "cuda"),
     "CUDA_DEVICE_MAX_CONNECTIONS": _between(1, 32, "queues", "cuda"),
-    "OMP_WAIT_POLICY": _matching(_WAIT, "active or passive"),
+    "OMP_WAIT_POLICY": _matching(re.compile(r"active|passive", _ANY_CASE), "active or passive"),
     "GOMP_SPINCOUNT": _between(0, 10**12, "turns"),
     "MALLOC_ARENA_MAX": _between(1, 1024, "arenas"),
     "MALLOC_MMAP_MAX_": _between(0, 2**30, "allocations"),
     "MALLOC_MMAP_THRESHOLD_": _between(4096, 2**25, "bytes"),
-    "MALLOC_TRIM_THRESHOLD_": _between(4096, _TERABYTE, "bytes"),
+    "MALLOC_TRIM_THRESHOLD_": _between(4096, 2**40, "bytes"),
     "MALLOC_TOP_PAD_": _between(0, 2**34, "bytes"),
 }
 """All allowed variables."""
@@ -143,14 +143,10 @@ def environment_problem(text: str, device: str) -> str | None:
 def standard_settings(device: str, nodes: int) -> tuple[str, ...]:
     """The settings of a job that does not name any (docs/performance.md has the reasons)."""
     if device != "cuda":
-        return _ON_CPUS
-    return _ON_A_NODE if nodes == 1 else _ON_NODES
-
-
-_ON_A_NODE = ("NCCL_NVLS_ENABLE=0", "NCCL_PROTO=Simple", "NCCL_MAX_CTAS=8", "NCCL_BUFFSIZE=8388608")
-_ON_NODES = ("NCCL_ALGO=Ring", "NCCL_PROTO=Simple", "NCCL_MAX_CTAS=8", "NCCL_BUFFSIZE=8388608")
-_KEEPS = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776"
-_ON_CPUS = (_KEEPS, f"MALLOC_ARENA_MAX=1 {_KEEPS}", "OMP_WAIT_POLICY=passive", "OMP_WAIT_POLICY=active")
+        keeps = "MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=1099511627776"
+        return (keeps, f"MALLOC_ARENA_MAX=1 {keeps}", "OMP_WAIT_POLICY=passive", "OMP_WAIT_POLICY=active")
+    first = "NCCL_NVLS_ENABLE=0" if nodes == 1 else "NCCL_ALGO=Ring"
+    return (first, "NCCL_PROTO=Simple", "NCCL_MAX_CTAS=8", "NCCL_BUFFSIZE=8388608")
 
 
 def _refused(problem: str, remedy: str) -> KnobValueError:

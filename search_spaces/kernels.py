@@ -183,9 +183,6 @@ KERNELS: Mapping[str, Mapping[str, Kernel]] = {
     },
 }  # fmt: skip
 """Kind of device -> kernel."""
-LAST_RESORTS = ("math", "cudnn")
-"""Kernels that torch chooses if no other kernel can run: `math` stores every score; only the newest devices try `cudnn` before
-it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +205,8 @@ def verdict(kernel: str, precision: str, heads: int, kv_heads: int, device: str,
         fused = [
             candidate
             for name, candidate in kernels.items()
-            if name not in LAST_RESORTS and _computes(candidate, precision, masked)
+            # Last resorts: math stores every score, and only the newest devices try cudnn before it.
+            if name not in ("math", "cudnn") and precision in candidate.precisions and (candidate.masks or not masked)
         ]
         return Verdict(repeats_heads=heads != kv_heads and bool(fused) and not any(candidate.groups for candidate in fused))
     if kernel not in kernels:
@@ -219,7 +217,3 @@ def verdict(kernel: str, precision: str, heads: int, kv_heads: int, device: str,
     if masked and not candidate.masks:
         return Verdict(problem=f"the {kernel} kernel does not accept a mask")
     return Verdict(repeats_heads=heads != kv_heads and not candidate.groups)
-
-
-def _computes(kernel: Kernel, precision: str, masked: bool) -> bool:
-    return precision in kernel.precisions and (kernel.masks or not masked)

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from search_spaces.canonical import SEARCH_ORDER, canonical_reads, canonical_values
+from search_spaces.canonical import SEARCH_ORDER, canonical_reads, canonical_value
 from search_spaces.checkpoints import checkpoint
 from search_spaces.context import SpaceContext
 from search_spaces.errors import SpaceTooLargeError
@@ -33,10 +33,6 @@ class Tally:
     legal: int
     refused: Mapping[str, int]
     """Rule -> configurations, each counted under the first rule that refuses it."""
-
-
-CHECKED_STEPS = 64
-"""Steps between two checkpoints: about two milliseconds."""
 
 
 class Lattice:
@@ -76,7 +72,9 @@ class Lattice:
         key = (depth, _pick(prefix, self._choice_reads[depth]))
         if key not in self._choices:
             config = self._config(prefix, self._choice_reads[depth])
-            self._choices[key] = canonical_values(SEARCH_ORDER[depth], self._domains[depth], config, self._context)
+            name, domain = SEARCH_ORDER[depth], self._domains[depth]
+            values = (canonical_value(name, value, config, self._context) for value in domain)
+            self._choices[key] = tuple(dict.fromkeys(values))  # distinct, in the order of the domain
         return self._choices[key]
 
     def reads(self, depth: int) -> tuple[int, ...]:
@@ -190,7 +188,7 @@ class Lattice:
 
     def _step(self) -> None:
         self._steps += 1
-        if self._steps % CHECKED_STEPS == 0:
+        if self._steps % 64 == 0:  # about two milliseconds
             checkpoint()
         if self._most_steps is not None and self._steps > self._most_steps:
             problem = f"it takes more than {self._most_steps:,} steps to count"

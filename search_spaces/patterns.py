@@ -29,10 +29,6 @@ SEARCHED_BYTES = 65_536
 LINE_BYTES = 8_192
 """Length of the start of a log line that is searched, again after each match, for up to `LINE_MATCHES` matches."""
 LINE_MATCHES = 100
-_MEMORY_BYTES = 2**18
-"""RE2's memory limit per expression: enough for its program; without memory for more states it continues without caching."""
-_CACHED = 512
-"""Compiled expressions in the cache; each takes a few kB until it is first searched."""
 _REMEDY = "write it as RE2 reads it, without lookaround and backreferences (github.com/google/re2/wiki/Syntax)"
 
 
@@ -70,7 +66,7 @@ _READ_DIFFERENTLY = (
 """Syntax that RE2 and Python's engine silently interpret differently -> problem and remedy."""
 
 
-@lru_cache(_CACHED)
+@lru_cache(512)  # each takes a few kB until it is first searched
 def compiled(pattern: str) -> Pattern:
     """Compile an expression.
 
@@ -89,7 +85,8 @@ def compiled(pattern: str) -> Pattern:
     if re2 is None:
         return _of_python(pattern, lines)
     options = re2.Options()
-    options.max_mem, options.log_errors = _MEMORY_BYTES, False
+    # Enough for the program of the expression; without memory for more states it continues without caching.
+    options.max_mem, options.log_errors = 2**18, False
     try:
         engine = re2.compile(lines.decode(), options)  # as str, so that group names are str
     except re2.error as error:

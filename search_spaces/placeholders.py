@@ -23,9 +23,8 @@ FILES: Mapping[str, str] = {"config": "config.json", "accelerate": "accelerate.y
 TRIAL_FOLDER = "trial_folder"
 """The placeholder of a folder of the trial's own, which is removed when the trial ends."""
 
-Derived = Callable[[TrialConfig, Workload, int], Value]
 
-DERIVED: Mapping[str, Derived] = {
+DERIVED: Mapping[str, Callable[[TrialConfig, Workload, int], Value]] = {
     "gradient_accumulation_steps": lambda config, work, ranks: config.gradient_accumulation_steps(
         work.global_batch_size, ranks
     ),
@@ -54,12 +53,9 @@ ACCUMULATION_PLACEHOLDERS = frozenset({
 """Placeholders from which a script knows how many micro-batches a step has."""
 BATCH_PLACEHOLDERS = ACCUMULATION_PLACEHOLDERS | {"micro_batch_size"}
 """Placeholders from which a script knows the batch size."""
-TRAINER_ARGUMENT = "--per_device_train_batch_size"
-"""Identifies a Hugging Face Trainer, which fills in the "auto" values of a DeepSpeed file, and refuses conflicting ones."""
 
 
 _LITERAL_BATCH = re.compile(r"--(?:global|total)[-_]batch[-_]size[ =](\d+)")
-_LITERAL_ACCUMULATION = re.compile(r"--[\w-]*accum[\w-]*[ =]([1-9]\d*)")
 
 
 def names_in(words: Iterable[str]) -> tuple[str, ...]:
@@ -177,7 +173,8 @@ def environment_of(command: CommandModel, config: TrialConfig) -> dict[str, str]
 
 def is_trainer(command: CommandModel) -> bool:
     """Whether the command starts a Hugging Face Trainer, by its argument."""
-    return any(word.partition("=")[0] == TRAINER_ARGUMENT for word in command.arguments)
+    # The Trainer fills in the "auto" values of a DeepSpeed file, and refuses conflicting ones.
+    return any(word.partition("=")[0] == "--per_device_train_batch_size" for word in command.arguments)
 
 
 def follows_micro_batch(command: CommandModel) -> bool:
@@ -198,7 +195,7 @@ def samples_of_step(command: CommandModel, config: TrialConfig, workload: Worklo
         return int(batch[1])
     if not follows_micro_batch(command):
         return workload.global_batch_size
-    accumulation = _LITERAL_ACCUMULATION.search(words)
+    accumulation = re.search(r"--[\w-]*accum[\w-]*[ =]([1-9]\d*)", words)
     return config.micro_batch_size * config.data_parallel_size(world_size) * (int(accumulation[1]) if accumulation else 1)
 
 

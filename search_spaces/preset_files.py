@@ -9,13 +9,11 @@ from typing import Any
 
 from search_spaces.errors import UnknownNameError
 
-PRESETS = Path(__file__).parent / "presets"
-
 
 @cache
 def preset_tables(file: str) -> dict[str, dict[str, Any]]:
     """The tables of a preset file by name, in the order of the file. Do not modify: the result is cached."""
-    return tomllib.loads((PRESETS / f"{file}.toml").read_text(encoding="utf-8"))
+    return tomllib.loads((Path(__file__).parent / "presets" / f"{file}.toml").read_text(encoding="utf-8"))
 
 
 def unknown_name(kind: str, name: str, known_names: Iterable[str], otherwise: str = "") -> UnknownNameError:

@@ -4,10 +4,6 @@ import re
 from collections.abc import Mapping
 from enum import StrEnum
 
-_SCALES = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
-_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
-_WRITTEN = re.compile(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)")
-
 
 class Quantity(StrEnum):
     """What a number measures; the value describes the format."""
@@ -19,7 +15,9 @@ class Quantity(StrEnum):
 
 
 def _factors(unit: str, share: float = 1) -> dict[str, float]:
-    return {f"{scale}{unit}".upper(): factor * share for scale, factor in {**_SCALES, **_BINARY}.items()}
+    scales = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+    scales |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+    return {f"{scale}{unit}".upper(): factor * share for scale, factor in scales.items()}
 
 
 _BYTES = _factors("B")
@@ -38,7 +36,7 @@ _FACTORS: Mapping[Quantity, Mapping[str, float]] = {
 
 def read_quantity(quantity: Quantity, text: str) -> float | None:
     """Parse a number to bytes, bytes/s, FLOP/s or ones; None: it is not such a number."""
-    match = _WRITTEN.fullmatch(text.strip())
+    match = re.fullmatch(r"([0-9][0-9_]*(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?)\s*([A-Za-z/]*)", text.strip())
     if match is None:
         return None
     unit = re.sub(r"b(?=/s$|ps$)", "bit", match[2]) if quantity is Quantity.RATE else match[2]

@@ -18,26 +18,16 @@ with equal behaviour are one configuration. **Numerics** is the effect of a chan
 the same order, `reorders`: equal except for rounding, `changes`: different results; such a knob is searched only if a space
 file or a pin names it. **A change needs**, from cheap to expensive: `step`, `rebuild`, `process_group`, `process`.
 """
-RULES_INTRODUCTION = """\
-These apply to every engine. [Engines](engines.md) lists what each engine refuses in addition.
-"""
 
 
 def knobs_page_markdown() -> str:
     """The whole page."""
-    return f"{INTRODUCTION}\n{knob_table_markdown()}\n## Rules\n\n{RULES_INTRODUCTION}\n{rule_table_markdown()}"
-
-
-def knob_table_markdown() -> str:
-    """A row for each knob, in the order of TrialConfig."""
     head = ("knob", "what it does", "domain", "default", "has an effect when", "numerics", "a change needs")
-    return markdown_table(head, (_knob_row(knob) for knob in KNOBS.values()))
-
-
-def rule_table_markdown() -> str:
-    """A row for each rule, in the order in which refusals are listed."""
+    knobs = markdown_table(head, (_knob_row(knob) for knob in KNOBS.values()))
     rows = ((f"`{rule.name}`", _knob_names(rule.reads), rule.remedy) for rule in RULES)
-    return markdown_table(("rule", "knobs", "remedy"), rows)
+    rules = markdown_table(("rule", "knobs", "remedy"), rows)
+    rules_head = "These apply to every engine. [Engines](engines.md) lists what each engine refuses in addition."
+    return f"{INTRODUCTION}\n{knobs}\n## Rules\n\n{rules_head}\n\n{rules}"
 
 
 def _knob_row(knob: Knob) -> tuple[str, ...]:

@@ -128,7 +128,7 @@ def resolve_space(
         searched = {
             name: values if name in explicit else _available_values(name, values, context)
             for name, values in resolved.items()
-            if name in explicit or _honours_any(name, values, capability)
+            if name in explicit or capability is None or any(capability.honours(name, value) for value in values)
         }
         return SearchSpace(
             model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability,
@@ -143,10 +143,6 @@ def resolve_space(
     if layouts is not None and (written | pinned).get("pipeline_layout") == SOLVED and "pipeline_layout" in answer.domains:
         return replace(answer, domains={**answer.domains, "pipeline_layout": ("", *layouts(answer))})
     return answer
-
-
-def _honours_any(name: str, values: Iterable[Value], capability: Capability | None) -> bool:
-    return capability is None or any(capability.honours(name, value) for value in values)
 
 
 def _available_values(name: str, values: Sequence[Value], context: SpaceContext) -> tuple[Value, ...]:

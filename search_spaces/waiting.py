@@ -3,16 +3,13 @@
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model
 
-WAIT_SHARE = 0.05
-"""Share of a step spent waiting for data above which it is reported."""
-
 
 def waiting_text(share: float, model: Model, prefix: str = "") -> str:
     """The message for a trial that waits for this share of its step; empty: too small to report.
 
     The remedy contains only what this command supports: the number of workers is searched only if the command passes one on.
     """
-    if share <= WAIT_SHARE:
+    if share <= 0.05:  # not worth a report
         return ""
     finding = f"{prefix}waits for data in {share:.0%} of the step, which no layout changes"
     script_knobs = (*model.script_knobs, *model.environment_knobs) if isinstance(model, CommandModel) else ()

@@ -61,7 +61,10 @@ def finish_attempt(session: Session, now: datetime, lease: Lease, result: TrialR
         raise UnknownTrialError(f"job {job.id} has no attempt {result.attempt!r}; results are of attempts that were started")
     if attempt.result is not None:
         return attempt.state is not AttemptState.SUPERSEDED
-    attempt.state = _state_after(attempt.state, retry)
+    if attempt.state is not AttemptState.RUNNING:
+        attempt.state = AttemptState.SUPERSEDED  # it was no longer running when the result came
+    else:
+        attempt.state = AttemptState.RETRIED if retry else AttemptState.ACCEPTED
     attempt.outcome, attempt.finished, attempt.result = result.outcome, now, to_plain(result)
     if result.ranks:
         session.execute(insert(RankRow), [rank_row(attempt.token, measurement) for measurement in result.ranks])
@@ -101,13 +104,6 @@ def placements(session: Session, job_id: str, first: int) -> dict[int, Placement
     return {number: Placement(started=started, node=node) for number, started, node in session.execute(mine)}
 
 
-def _state_after(state: AttemptState, retry: bool) -> AttemptState:
-    """The state of an attempt with its result: superseded if it was no longer running when the result came."""
-    if state is not AttemptState.RUNNING:
-        return AttemptState.SUPERSEDED
-    return AttemptState.RETRIED if retry else AttemptState.ACCEPTED
-
-
 def finished_payload(trial: int, attempt: int, state: AttemptState, result: TrialResult) -> dict[str, Any]:
     """The payload of the event for a result."""
     return {"trial": trial, "attempt": attempt, "state": state, "outcome": result.outcome, "message": result.message}
@@ -119,32 +115,38 @@ def _named(attempt: AttemptRow) -> dict[str, Any]:
 
 def rank_row(attempt: str, measurement: RankMeasurement) -> dict[str, Any]:
     """The columns of one rank's measurement."""
-    values = {name: value for name, value in to_plain(measurement).items() if name in _RANK_COLUMNS}
+    values = {name: value for name, value in to_plain(measurement).items() if name in RankRow.__table__.columns}
     return values | {"attempt": attempt, "host": clean(measurement.host)}
 
 
-_RANK_COLUMNS = frozenset(column.name for column in RankRow.__table__.columns)
-
-
 _JOBS, _ATTEMPTS, _TRIALS = (table_of(row) for row in (JobRow, AttemptRow, TrialRow))
-_CURRENT = (JobRow.id == bindparam("job"), JobRow.lease_token == bindparam("fence"), JobRow.lease_host.is_not(None))
-_COUNTED: dict[str, Any] = {"event_count": JobRow.event_count + 1, "updated": bindparam("now")}
-_FENCE = update(_JOBS).where(*_CURRENT).values(_COUNTED).returning(JobRow.event_count)
+_FENCE = (
+    update(_JOBS)
+    .where(JobRow.id == bindparam("job"), JobRow.lease_token == bindparam("fence"), JobRow.lease_host.is_not(None))
+    .values(event_count=JobRow.event_count + 1, updated=bindparam("now"))
+    .returning(JobRow.event_count)
+)
 _RUNS = (
     AttemptRow.token == bindparam("attempt"),
     AttemptRow.job_id == bindparam("job"),
     AttemptRow.state == AttemptState.RUNNING,
 )
-_FINISHED: dict[str, Any] = {name: bindparam(f"new_{name}") for name in ("state", "outcome", "finished", "result")}
 _NAMED = (AttemptRow.trial_number, AttemptRow.number, AttemptRow.started)
-_FINISH = update(_ATTEMPTS).where(*_RUNS).values(_FINISHED).returning(*_NAMED)
-_PLACE = (TrialRow.job_id == bindparam("job"), TrialRow.number == bindparam("trial"))
+_FINISH = (
+    update(_ATTEMPTS)
+    .where(*_RUNS)
+    .values(**{name: bindparam(f"new_{name}") for name in ("state", "outcome", "finished", "result")})
+    .returning(*_NAMED)
+)
 _FIGURES = (
     "outcome", "started", "finished", "peak_memory_bytes", "samples_per_second_mean", "samples_per_second_low",
     "samples_per_second_high",
 )  # fmt: skip
-_SETTLED: dict[str, Any] = {name: bindparam(f"new_{name}") for name in _FIGURES}
-_SETTLE = update(_TRIALS).where(*_PLACE).values(_SETTLED)
+_SETTLE = (
+    update(_TRIALS)
+    .where(TrialRow.job_id == bindparam("job"), TrialRow.number == bindparam("trial"))
+    .values(**{name: bindparam(f"new_{name}") for name in _FIGURES})
+)
 _RANKS, _EVENT = insert(table_of(RankRow)), insert(table_of(EventRow))
 
 

@@ -38,7 +38,8 @@ def damages(session: Session, job_id: str | None = None) -> Iterator[Damage]:
     Rows are read in batches, and one by one if a batch cannot be read.
     """
     for table in Base.metadata.sorted_tables:
-        if job_id is not None and table is not table_of(JobRow) and not _has_job(table):
+        has_job = table is table_of(JobRow) or "job_id" in table.c or "attempt" in table.primary_key.columns
+        if job_id is not None and not has_job:
             continue
         key = list(table.primary_key)
         query = select(*key).order_by(*key)
@@ -47,10 +48,6 @@ def damages(session: Session, job_id: str | None = None) -> Iterator[Damage]:
         with contextlib.closing(session.execute(query.execution_options(yield_per=BATCH))) as key_rows:
             for keys in key_rows.partitions(BATCH):
                 yield from _among(session, table, [tuple(key) for key in keys])
-
-
-def _has_job(table: Table) -> bool:
-    return "job_id" in table.c or "attempt" in table.primary_key.columns
 
 
 def _among(session: Session, table: Table, keys: list[tuple[Any, ...]]) -> Iterator[Damage]:

@@ -28,8 +28,6 @@ CONNECTIONS = 20
 """Most connections of a process: several processes share the server's limit."""
 POOL_SECONDS = 10.0
 """Longest wait for a connection."""
-RACES = 3
-"""Tries of a transaction that conflicts with names of another one."""
 OUTAGE_SECONDS = 30.0
 """How long a database that was available before may be unavailable, for example during a restart or failover of a server."""
 
@@ -165,7 +163,8 @@ class Database:
                 return attempt()
             except DatabaseError as error:
                 fault = self._backend.fault(error)
-                if fault is Fault.OURS or (fault is Fault.RACE and tries >= RACES):
+                # RACE: the transaction conflicts with names of another one.
+                if fault is Fault.OURS or (fault is Fault.RACE and tries >= 3):
                     raise
                 waits = {
                     Fault.BUSY: self._busy_seconds,

@@ -19,7 +19,6 @@ PREFIX = "at"
 """Prefix of every key, so that scanners of leaked secrets find it."""
 _USE_PRECISION = timedelta(minutes=1)
 """Precision of the stored last use: a write for every request would be too expensive."""
-_DIGITS = "0123456789abcdef"
 
 
 def create_key(
@@ -39,7 +38,7 @@ def authenticate(session: Session, now: datetime, text: str) -> ApiKey | None:
     """See `Store.authenticate`."""
     prefix, _, key_text = text.partition("_")
     public, _, secret = key_text.partition("_")
-    if prefix != PREFIX or not 1 <= len(public) <= 16 or set(public) - set(_DIGITS):
+    if prefix != PREFIX or not 1 <= len(public) <= 16 or set(public) - set("0123456789abcdef"):
         return None
     row = session.get(KeyRow, public)
     # Compared even if there is no such key, so that the duration reveals nothing.

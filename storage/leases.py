@@ -10,9 +10,6 @@ from storage.owners import is_dead
 from storage.records import Lease, Owner
 from storage.tables import JobRow
 
-_WITHOUT_REQUEST = (defer(JobRow.request), defer(JobRow.reference_losses), defer(JobRow.answer))
-"""Columns that are slow to read and that writers seldom need: fetched on access."""
-
 
 def locked(session: Session, job_id: str) -> JobRow:
     """Return the job's row, locked by this transaction until it ends.
@@ -33,10 +30,15 @@ def fenced(session: Session, now: datetime, lease: Lease) -> JobRow:
     Raises:
         LeaseLostError: the lease is no longer the job's current one.
     """
-    job = session.get(JobRow, lease.job_id, with_for_update=True, options=_WITHOUT_REQUEST)
+    # These columns are slow to read, and writers seldom need them: fetched on access.
+    deferred = (defer(JobRow.request), defer(JobRow.reference_losses), defer(JobRow.answer))
+    job = session.get(JobRow, lease.job_id, with_for_update=True, options=deferred)
     if job is None or job.lease_host is None or job.lease_token != lease.token:
         raise lost(lease)
-    _count_seconds(job, now)
+    if job.lease_seen is not None and job.lease_expires is not None:
+        # Count the time up to the lease's end at most: a suspended machine does not hold the job.
+        job.active_seconds += max(0.0, (min(now, job.lease_expires) - job.lease_seen).total_seconds())
+    job.lease_seen = now
     return job
 
 
@@ -89,10 +91,3 @@ def extend(now: datetime, job: JobRow, seconds: float) -> Lease:
 def free(job: JobRow) -> None:
     """End the lease. The token stays, so that the next lease gets a higher one."""
     job.lease_host = job.lease_pid = job.lease_started = job.lease_expires = job.lease_seen = None
-
-
-def _count_seconds(job: JobRow, now: datetime) -> None:
-    """Add the time since the holder's last write, up to the lease's end: a suspended machine does not hold the job."""
-    if job.lease_seen is not None and job.lease_expires is not None:
-        job.active_seconds += max(0.0, (min(now, job.lease_expires) - job.lease_seen).total_seconds())
-    job.lease_seen = now

@@ -8,8 +8,6 @@ from storage.records import Owner
 
 _INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 """Linux's name for the process-id namespace of the machine itself (PROC_PID_INIT_INO)."""
-_ENDED = ("Z", "X")
-"""States of a process that has ended and whose parent has not collected its exit status."""
 
 
 def current_owner() -> Owner:
@@ -31,7 +29,8 @@ def is_dead(owner: Owner) -> bool:
     if process is None:
         return False
     state, started = process
-    return state in _ENDED or (owner.started != 0.0 and abs(started - owner.started) > 0.005)
+    # Z and X: the process has ended, and its parent has not collected its exit status.
+    return state in ("Z", "X") or (owner.started != 0.0 and abs(started - owner.started) > 0.005)
 
 
 def _host() -> str:

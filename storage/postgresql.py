@@ -18,15 +18,7 @@ KEPT = timedelta(hours=1)
 """How long commit marks are kept."""
 NEVER = datetime(1970, 1, 1, tzinfo=UTC)
 """The time of a mark that replaces the mark of a transaction that was not committed."""
-IDLE_SECONDS = 60
-"""Longest time that a transaction of a hanging process holds its row locks."""
 
-_BUSY = {"40001", "40P01", "55P03"}
-"""serialization_failure, deadlock_detected, lock_not_available."""
-_UNIQUE_VIOLATION = "23505"
-_LOST = {"25006", "25P03", "57P01", "57P02", "57P03"}
-"""read_only_sql_transaction (a former primary), idle_in_transaction_session_timeout, admin_shutdown, crash_shutdown,
-cannot_connect_now."""
 _REMEDIES = {
     "28000": ("refuses this user", "check user and password in the address"),
     "28P01": ("refuses this password", "check user and password in the address"),
@@ -45,7 +37,7 @@ class PostgreSQL(Backend):
     def engine_options(self, busy_seconds: float) -> Mapping[str, Any]:
         timeouts = {
             "lock_timeout": int(1000 * busy_seconds),
-            "idle_in_transaction_session_timeout": 1000 * IDLE_SECONDS,
+            "idle_in_transaction_session_timeout": 60_000,  # a hanging process holds its row locks no longer
             "default_transaction_isolation": r"read\ committed",
         }
         return {
@@ -68,11 +60,13 @@ class PostgreSQL(Backend):
 
     def fault(self, error: DatabaseError) -> Fault:
         code = _code(error)
-        if code in _BUSY:
+        if code in {"40001", "40P01", "55P03"}:  # serialization_failure, deadlock_detected, lock_not_available
             return Fault.BUSY
-        if code == _UNIQUE_VIOLATION:
+        if code == "23505":  # unique_violation
             return Fault.RACE
-        if error.connection_invalidated or code in _LOST or code[:2] == "08":
+        # A former primary (read_only_sql_transaction), idle_in_transaction_session_timeout, admin_shutdown, crash_shutdown,
+        # cannot_connect_now; 08…: connection exceptions.
+        if error.connection_invalidated or code in {"25006", "25P03", "57P01", "57P02", "57P03"} or code[:2] == "08":
             return Fault.LOST
         if isinstance(error, OperationalError | InterfaceError):
             # psycopg sets no code for errors of the connection itself.

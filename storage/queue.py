@@ -39,8 +39,6 @@ _LATER = {Ask.PAUSE: JobState.PAUSING, Ask.STOP: JobState.STOPPING, Ask.CANCEL: 
 """Request to a running job -> the state that signals it to the holder."""
 _STRENGTH = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
 """If there are two requests to a running job, the later one in this order wins."""
-_CLAIMS = 4_281_703_165
-"""PostgreSQL advisory lock for claims: an arbitrary number without other users."""
 
 
 def submit_all(
@@ -198,19 +196,15 @@ def claim(session: Session, now: datetime, owner: Owner, seconds: float, limits:
     """See `Store.claim`."""
     if session.get_bind().dialect.name == "postgresql":
         # One claim at a time, else two workers could both take the last job that a submitter may run.
-        session.execute(select(func.pg_advisory_xact_lock(_CLAIMS)))
-    for job in session.scalars(_orphaned(now, owner).where(*_suitable(limits))):
+        session.execute(select(func.pg_advisory_xact_lock(4_281_703_165)))  # an arbitrary number without other users
+    # Jobs whose process may be dead: their lease has expired, or the process was on this host, where it can be checked.
+    gone = or_(JobRow.lease_host.is_(None), JobRow.lease_expires <= now, JobRow.lease_host == owner.host)
+    orphaned = select(JobRow).where(JobRow.state.in_(HELD), JobRow.queued.is_not(None), gone, *_suitable(limits))
+    for job in session.scalars(orphaned.order_by(JobRow.queued, JobRow.id).with_for_update(skip_locked=True)):
         if not leases.is_held(now, job):
             return jobs.take(session, now, job, owner, seconds, job.state)
     job = session.scalars(_waiting(now, limits)).first()
     return None if job is None else jobs.take(session, now, job, owner, seconds, JobState.RUNNING)
-
-
-def _orphaned(now: datetime, owner: Owner) -> Any:
-    """Jobs whose process may be dead: their lease has expired, or the process was on this host, where it can be checked."""
-    gone = or_(JobRow.lease_host.is_(None), JobRow.lease_expires <= now, JobRow.lease_host == owner.host)
-    query = select(JobRow).where(JobRow.state.in_(HELD), JobRow.queued.is_not(None), gone)
-    return query.order_by(JobRow.queued, JobRow.id).with_for_update(skip_locked=True)
 
 
 def _waiting(now: datetime, limits: QueueLimits) -> Any:

@@ -22,8 +22,6 @@ REMEDIES: Mapping[Quota, str] = {
     Quota.DEVICE_HOURS: "submit again tomorrow (UTC), or ask the operator of the server (`autotune keys quota`)",
     Quota.WEBHOOKS: "delete one that is not needed",
 }
-_OWNERS = 4_281_703
-"""Class of PostgreSQL advisory locks of owners: an arbitrary number without other users."""
 
 
 def require(quota: Quota, used: float, more: float, most: float | None) -> None:
@@ -69,7 +67,8 @@ def lock(session: Session, owners: Collection[str]) -> None:
     """
     if session.get_bind().dialect.name == "postgresql":
         for owner in sorted(owners):
-            session.execute(text("SELECT pg_advisory_xact_lock(:kind, hashtext(:owner))"), {"kind": _OWNERS, "owner": owner})
+            # The class of these locks is an arbitrary number without other users.
+            session.execute(text("SELECT pg_advisory_xact_lock(:kind, hashtext(:owner))"), {"kind": 4_281_703, "owner": owner})
 
 
 def require_quota(session: Session, now: datetime, owner: str, defaults: Quotas | None, jobs: int, size: int) -> None:

@@ -15,12 +15,6 @@ from sqlalchemy.orm import Session
 from storage.backend import Backend, Fault
 from storage.errors import DatabaseUnavailableError
 
-PAUSES = (0.001, 0.004)
-"""Bounds of the seconds between two tries to take the write lock, which a transaction holds for a few milliseconds."""
-CACHE_KIB = 512
-"""Page cache of each connection. Small, because the operating system caches the file, and a process has many connections."""
-LEAST_FREE_BYTES = 64_000_000
-"""Least free space on the database's disk: the write-ahead log of large submissions needs about this much."""
 _REMEDIES = {
     sqlite3.SQLITE_BUSY: ("is locked by another process", "end that process, or name another database with --db"),
     sqlite3.SQLITE_LOCKED: ("is locked by another process", "end that process, or name another database with --db"),
@@ -61,7 +55,7 @@ class Sqlite(Backend):
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute("PRAGMA synchronous = NORMAL")
                 connection.execute("PRAGMA foreign_keys = ON")
-                connection.execute(f"PRAGMA cache_size = -{CACHE_KIB}")
+                connection.execute("PRAGMA cache_size = -512")  # KiB; small: the operating system caches the file
                 connection.execute("PRAGMA busy_timeout = 0")  # from here on, this module waits itself
             except BaseException:
                 connection.close()
@@ -85,7 +79,7 @@ class Sqlite(Backend):
         bind = session.get_bind()
         file = Path(str(bind.engine.url.database))
         free = shutil.disk_usage(file.parent).free
-        if free < LEAST_FREE_BYTES:
+        if free < 64_000_000:  # the write-ahead log of large submissions needs about this much
             raise DatabaseUnavailableError(f"{file}: its disk has {free / 1e6:.0f} MB left; free some space")
 
     def remedy(self, error: DBAPIError) -> tuple[str, str] | None:
@@ -112,7 +106,7 @@ def _begin_immediate(connection: Connection, seconds: float) -> bool:
         except sqlite3.OperationalError as error:
             if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > until:
                 return False
-        time.sleep(random.uniform(*PAUSES))
+        time.sleep(random.uniform(0.001, 0.004))  # a transaction holds the lock for a few milliseconds
 
 
 def _code(error: DBAPIError) -> int:

@@ -144,7 +144,6 @@ def _rows(session: Session, table: Table, job: str | None) -> Iterator[dict[str,
 
 _Numbered = tuple[int, dict[str, Any]]
 """A row and its line in the file."""
-_JOB_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
 
 
 def _rows_of(source: TextIO, kind: str) -> Iterator[tuple[int, str, dict[str, Any]]]:
@@ -269,7 +268,7 @@ def _owned_here(number: int, table: Table, row: dict[str, Any], submitter: str) 
     """Make the file's job a job of this database; return its id."""
     if table is not table_of(JobRow):
         raise TransferError(f"line {number}: is a row of {table.name} before the job's; {REMEDY}")
-    if not _JOB_ID.fullmatch(row["id"]):
+    if not re.fullmatch(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}", row["id"]):
         raise TransferError(f"line {number}: jobs.id: is not a job's id; {REMEDY}")
     if row["active_seconds"] < 0 or row.get("devices", 1) < 1:
         raise TransferError(f"line {number}: jobs: a job cannot have negative seconds or no devices; {REMEDY}")

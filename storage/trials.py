@@ -44,9 +44,10 @@ def add_trial(
             )
     if refusal is not None and trial.outcome is None and trial.attempt_count == 0:
         _refuse(session, now, job, trial, refusal)
-    # A trial without an outcome, or a refused one, has no accepted attempt.
-    is_measured = trial.outcome is not None and trial.refusal is None
-    return trial_record(trial, accepted_result(session, trial) if is_measured else None)
+    if trial.outcome is None or trial.refusal is not None:
+        return trial_record(trial, None)  # it has no accepted attempt
+    of_trial = (AttemptRow.job_id == trial.job_id, AttemptRow.trial_number == trial.number)
+    return trial_record(trial, session.scalars(select(AttemptRow.result).where(*of_trial, _IS_ACCEPTED)).first())
 
 
 def trials(session: Session, job_id: str, first: int = 0, limit: int | None = None) -> list[TrialRecord]:
@@ -102,12 +103,6 @@ def columns_of(result: TrialResult) -> dict[str, Any]:
         "samples_per_second_low": None if rate is None else rate.low,
         "samples_per_second_high": None if rate is None else rate.high,
     }
-
-
-def accepted_result(session: Session, trial: TrialRow) -> dict[str, Any] | None:
-    """The result of the trial's accepted attempt, if there is one."""
-    query = select(AttemptRow.result).where(AttemptRow.job_id == trial.job_id, AttemptRow.trial_number == trial.number)
-    return session.scalars(query.where(_IS_ACCEPTED)).first()
 
 
 def _new_trial(now: datetime, job: JobRow, config: TrialConfig, purpose: Purpose, fidelity: str, repeat: int) -> TrialRow:

@@ -11,15 +11,12 @@ from storage.records import HELD
 from storage.service_records import Usage, WorkerRecord
 from storage.tables import JobRow, UsageRow, WorkerRow
 
-FORGOTTEN = timedelta(days=1)
-"""How long a worker without a heartbeat is kept."""
-
 
 def beat(session: Session, now: datetime, worker: WorkerRecord) -> None:
     """See `Store.beat`."""
     row = session.get(WorkerRow, worker.id)
     if row is None:
-        session.execute(delete(WorkerRow).where(WorkerRow.seen < now - FORGOTTEN))
+        session.execute(delete(WorkerRow).where(WorkerRow.seen < now - timedelta(days=1)))
         row = WorkerRow(id=worker.id, host=clean(worker.host), pid=worker.pid, started=now)
         session.add(row)
     row.seen, row.job_id, row.runner, row.problem = now, worker.job_id, worker.runner, clean(worker.problem)

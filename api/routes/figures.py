@@ -23,13 +23,17 @@ from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["figures"])
 
-Since = Annotated[int, Query(ge=0, le=MOST, description="The `version` of the previous response; omitted: every trial.")]
-FigureName = Annotated[str, Path(pattern=r"^[a-z_]{1,40}$", description=f"One of {', '.join(NAMES)}.")]
-
 
 @router.get("/points", operation_id="list_points", response_model=Points)
 async def list_points(
-    job_id: JobId, request: Request, store: StoreOf, principal: Reader, computing: Computing, since: Since = 0
+    job_id: JobId,
+    request: Request,
+    store: StoreOf,
+    principal: Reader,
+    computing: Computing,
+    since: Annotated[
+        int, Query(ge=0, le=MOST, description="The `version` of the previous response; omitted: every trial.")
+    ] = 0,
 ) -> Response:
     """Trials as columns, for plots: all of them, or those that changed since a version."""
     job = await run_in_threadpool(visible_job, store, principal, job_id)
@@ -50,7 +54,12 @@ def list_figures(job_id: JobId, store: StoreOf, principal: Reader) -> Names:
 
 @router.get("/figures/{name}", operation_id="get_figure", response_model=Figure)
 async def get_figure(
-    job_id: JobId, name: FigureName, request: Request, store: StoreOf, principal: Reader, computing: Computing
+    job_id: JobId,
+    name: Annotated[str, Path(pattern=r"^[a-z_]{1,40}$", description=f"One of {', '.join(NAMES)}.")],
+    request: Request,
+    store: StoreOf,
+    principal: Reader,
+    computing: Computing,
 ) -> Response:
     """A figure as plain data: a summary sentence, tables, axes. If there is nothing to show, the summary says why."""
     figures = await run_in_threadpool(_figures, request, store, principal, job_id)

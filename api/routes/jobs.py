@@ -29,7 +29,6 @@ router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
 
 JobId = Annotated[str, Path(pattern=r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$", description="A job's whole id.")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most items to return.")]
-Cursor = Annotated[str | None, Query(pattern=r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$", description="The `next` of the page before.")]
 Key = Annotated[
     str | None,
     Header(
@@ -39,7 +38,6 @@ Key = Annotated[
     ),
 ]
 Submissions = RequestBatcher[tuple[Mapping[str, Any], Submission], tuple[JobRecord, bool]]
-IfMatch = Annotated[str | None, Header(alias="If-Match", max_length=200)]
 IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", max_length=200)]
 
 FROM_SERVICE = {ORIGIN: "service"}
@@ -98,7 +96,9 @@ def list_jobs(
     store: StoreOf,
     principal: Reader,
     limit: Limit = 50,
-    cursor: Cursor = None,
+    cursor: Annotated[
+        str | None, Query(pattern=r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$", description="The `next` of the page before.")
+    ] = None,
     state: Annotated[list[JobState] | None, Query(max_length=9, description="States to list; omitted: all.")] = None,
     submitter: Annotated[
         str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Whose jobs; only operators see those of others.")
@@ -204,7 +204,12 @@ def clone_job(
 
 @router.patch("/{job_id}", operation_id="change_job", responses={200: {"headers": ETAG}, 409: {}, 412: {}})
 def change_job(
-    job_id: JobId, body: JobChange, store: StoreOf, principal: Steerer, response: Response, match: IfMatch = None
+    job_id: JobId,
+    body: JobChange,
+    store: StoreOf,
+    principal: Steerer,
+    response: Response,
+    match: Annotated[str | None, Header(alias="If-Match", max_length=200)] = None,
 ) -> Job:
     """Set the budget or the labels; with `If-Match` only if the job has not changed since. The budget of a job that has ended
     cannot change: resume it with a larger one, or clone it."""

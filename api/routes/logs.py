@@ -27,7 +27,6 @@ router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["logs"])
 After = Annotated[int, Query(ge=0, le=MOST, description="Sequence of the last part that the client has.")]
 Attempt = Annotated[int | None, Query(ge=1, le=MOST, description="Only this attempt; omitted: all attempts.")]
 Rank = Annotated[int | None, Query(ge=0, le=MOST, description="Only this rank; omitted: all ranks.")]
-Tail = Annotated[int | None, Query(ge=0, le=MOST, description="Number of last lines to return; omitted: all stored lines.")]
 
 
 @router.get("/progress", operation_id="list_progress")
@@ -74,7 +73,9 @@ def read_log(
     principal: Reader,
     attempt: Attempt = None,
     rank: Rank = None,
-    tail: Tail = None,
+    tail: Annotated[
+        int | None, Query(ge=0, le=MOST, description="Number of last lines to return; omitted: all stored lines.")
+    ] = None,
 ) -> Response:
     """The output as plain text, not escaped. If it exceeds 4 MB, only its end, after a line with the omitted size."""
     job = visible_job(store, principal, job_id)

@@ -26,8 +26,6 @@ router = APIRouter(tags=["operations"])
 
 log = logging.getLogger(__name__)
 
-DISK_SECONDS = 5.0
-"""How long the result of the disk check is cached."""
 FAILURES = 3
 """Consecutive failures after which streams count as broken."""
 SEEN_SECONDS = 60.0
@@ -169,7 +167,7 @@ class DiskCheck:
                 except DatabaseUnavailableError as error:
                     log.error("%s", error)
                     self._is_writable = False
-                self._until = self._clock() + DISK_SECONDS
+                self._until = self._clock() + 5.0  # how long the result is cached
             return self._is_writable
 
 

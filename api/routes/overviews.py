@@ -14,14 +14,17 @@ from storage import records
 router = APIRouter(prefix="/v1/overviews", tags=["jobs"])
 
 MOST = 200
-JobIds = Annotated[
-    list[Annotated[str, Field(pattern=r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$")]],
-    Query(alias="job", min_length=1, max_length=MOST, description="Jobs, by their whole ids."),
-]
 
 
 @router.get("", operation_id="list_overviews", responses={404: {"description": "One of the jobs does not exist."}})
-def list_overviews(store: StoreOf, principal: Reader, jobs: JobIds) -> OverviewList:
+def list_overviews(
+    store: StoreOf,
+    principal: Reader,
+    jobs: Annotated[
+        list[Annotated[str, Field(pattern=r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$")]],
+        Query(alias="job", min_length=1, max_length=MOST, description="Jobs, by their whole ids."),
+    ],
+) -> OverviewList:
     """The progress of these jobs: trials by outcome, and the best so far."""
     records_by_id = store.exact_jobs(jobs)
     visible = [if_visible(records_by_id.get(job_id), principal, job_id, "job") for job_id in dict.fromkeys(jobs)]

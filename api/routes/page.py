@@ -16,8 +16,6 @@ from starlette.exceptions import HTTPException
 router = APIRouter(include_in_schema=False)
 
 FOLDER = Path(__file__).parent.parent / "page"
-SWAGGER_UI = ("swagger-ui-bundle.js", "swagger-ui.css", "LICENSE")
-"""Files of a released Swagger UI build in the package `fastapi_standalone_docs`; served as `vendor/swagger/…`."""
 TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
@@ -98,7 +96,8 @@ def _files() -> Mapping[str, _File]:
         if path.suffix in TYPES and path.is_file()
     }
     swagger = files("fastapi_standalone_docs") / "static" / "swagger"
-    for name in SWAGGER_UI:
+    # Files of a released Swagger UI build; served as `vendor/swagger/…`.
+    for name in ("swagger-ui-bundle.js", "swagger-ui.css", "LICENSE"):
         ours[f"vendor/swagger/{name}"] = _file(Path(name).suffix or ".txt", (swagger / name).read_bytes())
     return ours
 

@@ -171,7 +171,7 @@ def _described(text: str, live: ClusterSpec | None) -> ClusterSpec:
         return replace(cards, name=text, nodes=count) if cards is not None else _cluster(text, presets[name], count)
     if Path(text).expanduser().exists() or text.endswith(".toml") or "/" in text:
         return read_cluster_file(text)
-    otherwise = f"or give NAME:NODES, {CARDS_FORMAT}, or the path of a TOML file"
+    otherwise = "or give NAME:NODES, COUNTxMEMORY or COUNTxDEVICE (2x24GB, 8xa100-80gb), or the path of a TOML file"
     raise unknown_name("cluster preset", name, ("local", "ray", *presets), otherwise)
 
 
@@ -365,43 +365,31 @@ def host_memory_bytes() -> int:
     return min(installed, int(limit)) if limit.isdigit() else installed
 
 
-CARDS_FORMAT = "COUNTxMEMORY or COUNTxDEVICE (2x24GB, 8xa100-80gb)"
-"""The format of such a machine."""
-HOST_MEMORY_FACTOR = 3
-"""Main memory as a multiple of the memory of all cards, typical of machines on sale."""
-MIN_HOST_MEMORY_BYTES = 64 * 2**30
-"""Minimum main memory of a machine in bytes."""
-CORES_PER_CARD = 8
-"""Processor cores per card."""
-PCIE_BANDWIDTH = 2.5e10
-"""Bytes/s between cards that no cluster preset has: achievable copy rate of PCIe 4.0 x16."""
-NVLINK = {"a800": 200e9, "h100-96gb": 450e9}
-"""Devices on boards with NVLink that no cluster preset has -> bytes/s in one direction (data sheets of A800 and H100 SXM)."""
-INTER_NODE_BANDWIDTH = 1.25e9
-"""Bytes/s between machines: 10 Gbit/s."""
 _CARDS = re.compile(r"([1-9][0-9]{0,3})x(.+)")
-_MEMORY = re.compile(r"([1-9][0-9]{0,3}(?:\.[0-9]{1,3})?)Gi?B", re.IGNORECASE)
 
 
 def machine_of_cards(text: str, device_preset: Callable[[str], DeviceSpec]) -> ClusterSpec | None:
-    """One machine of such cards, with the main memory and links assumed above; None: the text does not have this format."""
+    """One machine of such cards, with the main memory and links assumed below; None: the text does not have this format."""
     match = _CARDS.fullmatch(text)
-    memory = _MEMORY.fullmatch(match[2]) if match else None
+    memory = re.fullmatch(r"([1-9][0-9]{0,3}(?:\.[0-9]{1,3})?)Gi?B", match[2], re.IGNORECASE) if match else None
     if match is None or (memory is None and match[2] not in preset_tables("devices")):
         return None
     count, device = int(match[1]), _card(match[2], float(memory[1])) if memory else device_preset(match[2])
     return ClusterSpec(
         name=text, nodes=1, devices_per_node=count, device=device,
-        intra_node_bandwidth=link_bandwidth(match[2]), inter_node_bandwidth=INTER_NODE_BANDWIDTH,
-        host_memory_bytes=max(HOST_MEMORY_FACTOR * count * device.memory_bytes, MIN_HOST_MEMORY_BYTES),
-        cores_per_node=CORES_PER_CARD * count,
+        intra_node_bandwidth=link_bandwidth(match[2]), inter_node_bandwidth=1.25e9,  # 10 Gbit/s
+        host_memory_bytes=max(3 * count * device.memory_bytes, 64 * 2**30),  # 3: typical of machines on sale
+        cores_per_node=8 * count,
     )  # fmt: skip
 
 
 def link_bandwidth(device: str) -> float:
     """Bytes/s between cards of this name: as in the cluster presets that have them."""
     presets = [table["intra_node_bandwidth"] for table in preset_tables("clusters").values() if table["device"] == device]
-    return float(max([*presets, NVLINK.get(device, PCIE_BANDWIDTH)]))
+    # Boards with NVLink that no cluster preset has, in one direction (data sheets of A800 and H100 SXM); for other cards the
+    # achievable copy rate of PCIe 4.0 x16.
+    other = {"a800": 200e9, "h100-96gb": 450e9}.get(device, 2.5e10)
+    return float(max([*presets, other]))
 
 
 def link_text(cluster: ClusterSpec) -> str:

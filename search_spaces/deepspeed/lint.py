@@ -6,7 +6,7 @@ and, if it is installed, by tests against its classes. "auto" values are not che
 
 import difflib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from search_spaces.finding import Effect, Finding
@@ -19,7 +19,8 @@ def findings(config: Config, version: str, world_size: int | None = None) -> lis
 
     `world_size`: ranks of the run; None: checks that depend on it are skipped.
     """
-    rule_findings = [finding for rule in _RULES for finding in rule(config, _numbers(version))]
+    rules = (_removed_keys, _unknown_keys, _sections, _batch, _types, _stage, _offload, _tensor, _dead_keys)
+    rule_findings = [finding for rule in rules for finding in rule(config, _numbers(version))]
     return rule_findings if world_size is None else [*rule_findings, *_ranks(config, world_size)]
 
 
@@ -206,11 +207,6 @@ def _ranks(config: Config, world_size: int) -> Iterator[Finding]:
         if micro * steps * world_size != batch:
             problem = f"{batch} is not {micro} samples x {steps} micro-batches x {world_size} ranks"
             yield _refused("batch-product", "train_batch_size", problem, "give two of the three")
-
-
-_RULES: tuple[Callable[[Config, tuple[int, ...]], Iterator[Finding]], ...] = (
-    _removed_keys, _unknown_keys, _sections, _batch, _types, _stage, _offload, _tensor, _dead_keys,
-)  # fmt: skip
 
 
 def _section(config: Config, path: str) -> Config:

@@ -5,12 +5,23 @@ from typing import Any
 
 from search_spaces.environment import environment_text
 from search_spaces.kernels import FUSED_KERNELS, KERNEL_CHOICES, LOSS, replaced
-from search_spaces.knob import EVERY_ENGINE, TORCH_ENGINES, Applies, Canonical, Distance, Numerics, Planning, Value, knob
+from search_spaces.knob import (
+    EVERY_ENGINE,
+    TORCH_ENGINES,
+    Applies,
+    Canonical,
+    Condition,
+    Distance,
+    Numerics,
+    Planning,
+    Value,
+    knob,
+)
 from search_spaces.knobs import conditions
 from search_spaces.knobs.parallelism import layers_of
 from search_spaces.models.model import ModelSpec
-
-MOST_CHECKPOINTED_APART = 8
+from search_spaces.models.pipeline import marks_recomputation
+from search_spaces.optimizers import KERNELS
 
 
 def _kernels(value: Value, config: Any, context: Any) -> Value:
@@ -83,7 +94,9 @@ class ComputationKnobs:
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
         choices=("none", "selective", "full"),
-        condition=conditions.UNIFORM_RECOMPUTATION,
+        condition=Condition(
+            "pipeline_layout marks no recomputation", ("pipeline_layout",), lambda config, _: not marks_recomputation(config)
+        ),
         searched_after="allgather_bucket_size",
         engines=EVERY_ENGINE,
         spaces={"zero": ("none", "full"), "3d": "all"},
@@ -101,7 +114,7 @@ class ComputationKnobs:
         engines=EVERY_ENGINE,
         spaces={"parallel": "powers_of_two", "full": "powers_of_two"},
         remedy="set it in the model",
-        counts_to=lambda context, _: min(layers_of(context) // 2, MOST_CHECKPOINTED_APART),
+        counts_to=lambda context, _: min(layers_of(context) // 2, 8),
     )
     precision: str = knob(
         "fp32",
@@ -157,7 +170,9 @@ class ComputationKnobs:
         number=29,
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
-        condition=conditions.HAS_KERNEL,
+        condition=Condition(
+            f"optimizer is {' or '.join(KERNELS)}", ("optimizer",), lambda config, _: config.optimizer in KERNELS
+        ),
         engines=EVERY_ENGINE,
         spaces={"full": "all"},
         planning=Planning.NOT_MODELLED,
@@ -210,7 +225,7 @@ class ProcessKnobs:
         number=50,
         numerics=Numerics.EXACT,
         applies=Applies.PROCESS,
-        condition=conditions.HAS_NUMA_NODES,
+        condition=Condition("a machine has several NUMA nodes", (), lambda _, context: context.cluster.numa_nodes != 1),
         engines=EVERY_ENGINE,
         spaces={"full": "all"},
         planning=Planning.NOT_MODELLED,

@@ -3,12 +3,11 @@
 from dataclasses import dataclass
 from typing import Any
 
-from search_spaces.knob import EVERY_ENGINE, Applies, Canonical, Distance, Numerics, Planning, Value, knob
+from search_spaces.knob import EVERY_ENGINE, Applies, Canonical, Condition, Distance, Numerics, Planning, Value, knob
 from search_spaces.knobs import conditions
+from search_spaces.knobs.conditions import PARALLEL_SIZES
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.models.pipeline import is_split, layout_text, parse_layout, split_layers
-
-MOST_VIRTUAL_STAGES = 8
 
 
 def layers_of(context: Any) -> int:
@@ -116,7 +115,7 @@ class ParallelismKnobs:
         condition=conditions.PIPELINED,
         engines=("native", "fsdp2"),
         spaces={"3d": "powers_of_two"},
-        counts_to=lambda context, _: min(layers_of(context) // 2, MOST_VIRTUAL_STAGES),
+        counts_to=lambda context, _: min(layers_of(context) // 2, 8),
     )
     pipeline_layout: str = knob(
         "",
@@ -141,7 +140,11 @@ class ParallelismKnobs:
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
         choices=("even", "balanced"),
-        condition=conditions.SPLITS,
+        condition=Condition(
+            "pipeline_parallel_size > 1 and pipeline_layout is empty",
+            ("pipeline_parallel_size", "pipeline_layout"),
+            lambda config, _: config.pipeline_parallel_size > 1 and not config.pipeline_layout,
+        ),
         engines=("native", "fsdp2", "deepspeed"),
         spaces={"full": "all"},
         canonical=Canonical(("pipeline_parallel_size", "virtual_stages", "mtp_layers"), _split),
@@ -206,7 +209,11 @@ class ParallelismKnobs:
         unit="ranks",
         numerics=Numerics.REORDERS,
         applies=Applies.PROCESS_GROUP,
-        condition=conditions.TENSOR_PARALLEL_EXPERTS,
+        condition=Condition(
+            "tensor_parallel_size > 1 and the model has experts",
+            ("tensor_parallel_size",),
+            lambda config, context: config.tensor_parallel_size > 1 and getattr(context.model, "num_experts", 0) > 0,
+        ),
         spaces={"parallel": (0, 1), "full": (0, 1)},
         zero=True,
         counts_to=lambda context, _: min(context.cluster.linked_devices, context.world_size),
@@ -222,7 +229,11 @@ class ParallelismKnobs:
         number=65,
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
-        condition=conditions.SHARED_EXPERTS_APART,
+        condition=Condition(
+            "expert_parallel_size > 1 and the model has shared experts",
+            ("expert_parallel_size",),
+            lambda config, context: config.expert_parallel_size > 1 and getattr(context.model, "shared_expert_size", 0) > 0,
+        ),
         spaces={"parallel": "all", "full": "all"},
         planning=Planning.TUNED_LAST,
         tuned=10,
@@ -238,7 +249,11 @@ class ParallelismKnobs:
         numerics=Numerics.REORDERS,
         applies=Applies.PROCESS,
         choices=("tp-cp-dp-pp", "tp-cp-pp-dp"),
-        condition=conditions.DATA_AND_PIPELINE,
+        condition=Condition(
+            "pipeline_parallel_size > 1 and data-parallel degree > 1",
+            PARALLEL_SIZES,
+            lambda config, context: config.pipeline_parallel_size > 1 and config.data_parallel_size(context.world_size) > 1,
+        ),
         engines=("native", "fsdp2"),
         spaces={"full": "all"},
         planning=Planning.NOT_MODELLED,

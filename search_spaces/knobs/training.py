@@ -6,7 +6,7 @@ They are searched only if the user names them.
 from dataclasses import dataclass
 from typing import Any
 
-from search_spaces.knob import TORCH_ENGINES, Applies, Canonical, Distance, Numerics, Planning, Value, knob
+from search_spaces.knob import TORCH_ENGINES, Applies, Canonical, Condition, Distance, Numerics, Planning, Value, knob
 from search_spaces.knobs import conditions
 from search_spaces.models.model import attention_span
 from search_spaces.optimizers import OPTIMIZERS
@@ -45,7 +45,7 @@ class TrainingKnobs:
         numerics=Numerics.CHANGES,
         applies=Applies.REBUILD,
         minimum=1,
-        condition=conditions.ONEBIT,
+        condition=Condition("optimizer is onebit_adam", ("optimizer",), lambda config, _: config.optimizer == "onebit_adam"),
         distance=Distance.DOUBLINGS,
         remedy="no framework that is exported to has 1-bit Adam today",
     )
@@ -70,7 +70,7 @@ class TrainingKnobs:
         unit="tokens",
         numerics=Numerics.CHANGES,
         applies=Applies.REBUILD,
-        condition=conditions.WINDOWED,
+        condition=Condition("attention_window > 0", ("attention_window",), lambda config, _: config.attention_window > 0),
         engines=TORCH_ENGINES,
         planning=Planning.FIXED,
         distance=Distance.DOUBLINGS,
@@ -95,7 +95,7 @@ class TrainingKnobs:
         number=63,
         numerics=Numerics.CHANGES,
         applies=Applies.REBUILD,
-        condition=conditions.PREDICTS_TOKENS,
+        condition=Condition("mtp_layers > 0", ("mtp_layers",), lambda config, _: config.mtp_layers > 0),
         planning=Planning.FIXED,
         distance=Distance.DOUBLINGS,
         remedy="multiply the mean loss of those modules by it",
@@ -166,7 +166,7 @@ class TrainingKnobs:
         numerics=Numerics.CHANGES,
         applies=Applies.REBUILD,
         choices=("attention", "mlp", "both"),
-        condition=conditions.LOW_RANK,
+        condition=Condition("lora_rank > 0", ("lora_rank",), lambda config, _: config.lora_rank > 0),
         planning=Planning.FIXED,
         distance=Distance.CHOICE,
         remedy="say it where the adapters are made",
@@ -201,7 +201,9 @@ class TrainingKnobs:
         unit="steps",
         numerics=Numerics.CHANGES,
         applies=Applies.REBUILD,
-        condition=conditions.LENGTHENS,
+        condition=Condition(
+            "curriculum_start_length > 0", ("curriculum_start_length",), lambda config, _: config.curriculum_start_length > 0
+        ),
         planning=Planning.FIXED,
         remedy="let the length of samples grow by 8 tokens at a time over so many steps",
     )
@@ -223,7 +225,9 @@ class TrainingKnobs:
         unit="steps",
         numerics=Numerics.CHANGES,
         applies=Applies.REBUILD,
-        condition=conditions.DROPS_TOKENS,
+        condition=Condition(
+            "random_ltd_start_tokens > 0", ("random_ltd_start_tokens",), lambda config, _: config.random_ltd_start_tokens > 0
+        ),
         planning=Planning.FIXED,
         remedy="let the tokens that layers see grow to all over so many steps",
     )
@@ -233,7 +237,7 @@ class TrainingKnobs:
         number=59,
         numerics=Numerics.CHANGES,
         applies=Applies.REBUILD,
-        condition=conditions.PACKS,
+        condition=Condition("two of the workload's documents fit into a row", (), lambda _, context: context.workload.packs),
         engines=TORCH_ENGINES,
         planning=Planning.FIXED,
         remedy=(

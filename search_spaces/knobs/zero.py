@@ -1,17 +1,12 @@
 """ZeRO and hybrid sharding: what is sharded over data-parallel ranks, how they communicate, and what is offloaded."""
 
 from dataclasses import dataclass
-from typing import Any
 
 from search_spaces.communication import INT8
-from search_spaces.knob import Applies, Canonical, Distance, Numerics, Planning, Value, knob
+from search_spaces.knob import Applies, Canonical, Condition, Distance, Numerics, Planning, knob
 from search_spaces.knobs import conditions
 from search_spaces.knobs.conditions import PARALLEL_SIZES
-
-
-def _reduced(value: Value, config: Any, context: Any) -> Value:
-    """On one rank int8 is equivalent to fp32: nothing is sent."""
-    return "fp32" if value == INT8 and config.zero_ranks(context.world_size) == 1 else value
+from search_spaces.models.pipeline import marks_offloading
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,7 +82,11 @@ class ZeroKnobs:
         unit="ranks",
         numerics=Numerics.EXACT,
         applies=Applies.PROCESS_GROUP,
-        condition=conditions.GATHERS_AGAIN,
+        condition=Condition(
+            "zero_stage is 3 and reshard_after_forward",
+            ("zero_stage", "reshard_after_forward"),
+            lambda config, _: config.zero_stage == 3 and config.reshard_after_forward,
+        ),
         spaces={"full": "powers_of_two"},
         plain=(0,),
         remedy="it keeps no second copy of sharded parameters",
@@ -170,7 +169,7 @@ class ZeroKnobs:
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
         minimum=1,
-        condition=conditions.STAGES_1_2,
+        condition=Condition("zero_stage is 1 or 2", ("zero_stage",), lambda config, _: config.zero_stage in (1, 2)),
         spaces={"zero-buckets": "element_sizes"},
         planning=Planning.TUNED_LAST,
         tuned=9,
@@ -213,7 +212,11 @@ class ZeroKnobs:
         number=48,
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
-        condition=conditions.GATHERS_UPDATED,
+        condition=Condition(
+            "zero_stage is 1 or 2 and data x context ranks > 1",
+            ("zero_stage", *PARALLEL_SIZES),
+            lambda config, context: config.zero_stage in (1, 2) and config.zero_ranks(context.world_size) > 1,
+        ),
         spaces={"full": "all"},
         planning=Planning.TUNED_LAST,
         tuned=6,
@@ -242,7 +245,11 @@ class ZeroKnobs:
         applies=Applies.REBUILD,
         choices=("fp32", "bf16", "fp16", "int8"),
         plain=("fp32", "bf16"),
-        canonical=Canonical(PARALLEL_SIZES, _reduced),
+        # On one rank int8 is equivalent to fp32: nothing is sent.
+        canonical=Canonical(
+            PARALLEL_SIZES,
+            lambda value, config, context: "fp32" if value == INT8 and config.zero_ranks(context.world_size) == 1 else value,
+        ),
     )
 
 
@@ -260,7 +267,9 @@ class OffloadKnobs:
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
         choices=("none", "cpu", "nvme"),
-        condition=conditions.UNIFORM_OFFLOADING,
+        condition=Condition(
+            "pipeline_layout marks no offloading", ("pipeline_layout",), lambda config, _: not marks_offloading(config)
+        ),
         searched_after="gather_dtype",
         spaces={"parallel": ("none", "cpu"), "full": ("none", "cpu", "nvme")},
         plain=("none",),

@@ -29,7 +29,6 @@ MOST_VARIANTS = 256
 """Maximum combinations of the values of the script's own knobs."""
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_VALUE = re.compile(r"[^\s\x00-\x1f]+")
 
 Values = dict[str, tuple[str, ...]]
 """Name -> the values that are searched, as text; the first is the starting value."""
@@ -161,7 +160,7 @@ def _checked_values(field_name: str, declared: Mapping[str, object]) -> Values:
         _require(bool(_NAME.fullmatch(name)), value_field, "is not a name", "use letters, digits and _")
         listed = values if isinstance(values, list | tuple) else (values,)
         texts = tuple(dict.fromkeys(_text(value) for value in listed))
-        good = bool(texts) and all(_VALUE.fullmatch(text) for text in texts)
+        good = bool(texts) and all(re.fullmatch(r"[^\s\x00-\x1f]+", text) for text in texts)
         _require(
             good,
             value_field,

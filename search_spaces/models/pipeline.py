@@ -138,7 +138,6 @@ MARKS = {"s": "selective", "f": "full"}
 OFFLOADED = "o"
 """Letter of a stage whose whole optimizer state is stored and updated in host memory."""
 FORM = "a count of layers for each stage, such as 6-7f3-7s-4o: f recomputes layers fully, s selectively, o offloads"
-_STAGE = re.compile(r"([1-9]\d{0,5})(?:([sf])([1-9]\d{0,5})?)?(o)?")
 _LETTERS = {policy: letter for letter, policy in MARKS.items()}
 
 
@@ -221,7 +220,7 @@ def redundancy(stages: Sequence[Stage]) -> str | None:
 
 
 def _stage(part: str, text: str) -> Stage:
-    match = _STAGE.fullmatch(part)
+    match = re.fullmatch(r"([1-9]\d{0,5})(?:([sf])([1-9]\d{0,5})?)?(o)?", part)
     if match is None:
         raise KnobValueError(KNOB, f"{part!r} in {text!r} is not a stage", f"write {FORM}")
     layers, mark, count, offloaded = match.groups()

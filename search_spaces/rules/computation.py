@@ -30,7 +30,6 @@ from search_spaces.trial_config import TrialConfig
 
 _DEFAULTS = TrialConfig()
 EVERY, WINDOW = "checkpoint_every_k", "attention_window"
-KERNEL = ("attention_backend", "precision", WINDOW, CP, METHOD, "prefix_length")
 
 
 def _checkpointed_layers(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -84,9 +83,7 @@ FLOAT8 = "fp8"
 """The value of `precision` that selects them."""
 MULTIPLE = 16
 """Both dimensions of a matrix must be multiples of this, as cuBLASLt's float8 products require."""
-DEVICE_REMEDY = "use precision=bf16, or such a device"
 MODEL_REMEDY = "use precision=bf16; the factory may convert its linear layers itself (torchao.float8)"
-SIZES_REMEDY = "use precision=bf16, or a tensor_parallel_size whose slices are"
 
 
 def float8_device(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -132,18 +129,9 @@ def kernels_model(config: TrialConfig, context: SpaceContext) -> str | None:
     return f"fused kernels replace operators of our own modules, not those of {context.model.name}"
 
 
-def kernels_device(config: TrialConfig, context: SpaceContext) -> str | None:
-    device = context.cluster.device
-    return device_problem(config.fused_kernels, device.kind, device.name)
-
-
 def kernels_package(config: TrialConfig, context: SpaceContext) -> str | None:
     installed = context.cluster.kernel_packages if context.cluster.device.kind == "cuda" else None
     return package_problem(config.fused_kernels, installed)
-
-
-def kernels_precision(config: TrialConfig, _: SpaceContext) -> str | None:
-    return precision_problem(config.fused_kernels, config.precision)
 
 
 def kernels_untested(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -162,10 +150,17 @@ def kernels_untested(config: TrialConfig, context: SpaceContext) -> str | None:
 COMPUTATION_RULES: tuple[Rule, ...] = (
     Rule("checkpoint-layers", ("activation_checkpointing", EVERY), "lower checkpoint_every_k", _checkpointed_layers),
     Rule("precision-supported", ("precision",), "choose a precision that the device computes in", _precision_supported),
-    Rule("attention-kernel", KERNEL, "leave attention_backend at best", _attention_kernel),
-    Rule("float8-device", ("precision",), DEVICE_REMEDY, float8_device),
+    Rule(
+        "attention-kernel",
+        ("attention_backend", "precision", WINDOW, CP, METHOD, "prefix_length"),
+        "leave attention_backend at best",
+        _attention_kernel,
+    ),
+    Rule("float8-device", ("precision",), "use precision=bf16, or such a device", float8_device),
     Rule("float8-model", ("precision",), MODEL_REMEDY, float8_model),
-    Rule("float8-sizes", ("precision", TP, ETP), SIZES_REMEDY, float8_sizes),
+    Rule(
+        "float8-sizes", ("precision", TP, ETP), "use precision=bf16, or a tensor_parallel_size whose slices are", float8_sizes
+    ),
     Rule("accumulation-type", ("accumulation_dtype", "precision"), "set it to fp32 or to the precision", _accumulation_type),
     Rule(ENVIRONMENT_RULE, (ENVIRONMENT,), "set variables of docs/performance.md that act here", _environment),
 )
@@ -173,9 +168,19 @@ COMPUTATION_RULES: tuple[Rule, ...] = (
 
 KERNEL_RULES: tuple[Rule, ...] = (
     Rule("fused-kernels-model", (FUSED_KERNELS,), OFF, kernels_model),
-    Rule(DEVICE_RULE, (FUSED_KERNELS,), REMEDIES[DEVICE_RULE], kernels_device),
+    Rule(
+        DEVICE_RULE,
+        (FUSED_KERNELS,),
+        REMEDIES[DEVICE_RULE],
+        lambda config, context: device_problem(config.fused_kernels, context.cluster.device.kind, context.cluster.device.name),
+    ),
     Rule(PACKAGE_RULE, (FUSED_KERNELS,), REMEDIES[PACKAGE_RULE], kernels_package),
-    Rule(PRECISION_RULE, (FUSED_KERNELS, "precision"), REMEDIES[PRECISION_RULE], kernels_precision),
+    Rule(
+        PRECISION_RULE,
+        (FUSED_KERNELS, "precision"),
+        REMEDIES[PRECISION_RULE],
+        lambda config, _: precision_problem(config.fused_kernels, config.precision),
+    ),
     Rule(
         "fused-kernels-beside",
         (FUSED_KERNELS, "compile_blocks", "cuda_graphs"),
@@ -207,45 +212,18 @@ def graphs_problem(config: TrialConfig, model: Model, workload: Workload) -> str
     return f"window attention of {model.name} is a kernel that torch compiles, which cannot be captured here" if hides else None
 
 
-def graphs_model(config: TrialConfig, context: SpaceContext) -> str | None:
-    """Only our own blocks, with the same shapes in every step, can be captured."""
-    return graphs_problem(config, context.model, context.workload)
-
-
 GRAPH_RULES: tuple[Rule, ...] = (
-    Rule(GRAPHS_MODEL, ("cuda_graphs", "attention_window", "attention_global_tokens"), GRAPHS_REMEDY, graphs_model),
+    Rule(
+        GRAPHS_MODEL,
+        ("cuda_graphs", "attention_window", "attention_global_tokens"),
+        GRAPHS_REMEDY,
+        # Only our own blocks, with the same shapes in every step, can be captured.
+        lambda config, context: graphs_problem(config, context.model, context.workload),
+    ),
 )
 
 
 _COLLECTIVES = ("tensor_parallel_size", "context_parallel_size", "expert_parallel_size")
-
-
-def _gathers_parameters(config: TrialConfig, _: int) -> bool:
-    return config.cuda_graphs and config.zero_stage == 3
-
-
-def _communicates_in_blocks(config: TrialConfig, _: int) -> bool:
-    return config.cuda_graphs and any(getattr(config, name) > 1 for name in _COLLECTIVES)
-
-
-def _has_several_in_flight(config: TrialConfig, _: int) -> bool:
-    return config.cuda_graphs and config.pipeline_parallel_size > 1
-
-
-def _computes_again(config: TrialConfig, _: int) -> bool:
-    return config.cuda_graphs and config.activation_checkpointing != "none"
-
-
-def _offloads_activations(config: TrialConfig, _: int) -> bool:
-    return config.cuda_graphs and config.offload_activations
-
-
-def _compiles(config: TrialConfig, _: int) -> bool:
-    return config.cuda_graphs and config.compile_blocks
-
-
-def _changes_shapes(config: TrialConfig, _: int) -> bool:
-    return config.cuda_graphs and is_scheduled(config)
 
 
 GRAPHED: tuple[Combination, ...] = (
@@ -255,21 +233,21 @@ GRAPHED: tuple[Combination, ...] = (
         problem="stage 3 gathers parameters into memory that it releases again, but a graph reads them at the addresses of its "
         "capture",
         remedy="set cuda_graphs=false, or use zero_stage 0, 1 or 2",
-        holds=_gathers_parameters,
+        holds=lambda config, _: config.cuda_graphs and config.zero_stage == 3,
     ),
     Combination(
         rule="graphs-collectives",
         reads=("cuda_graphs", *_COLLECTIVES),
         problem="tensor, context and expert parallelism communicate inside blocks, and captured graphs contain no collectives",
         remedy="set cuda_graphs=false, or tensor_parallel_size, context_parallel_size and expert_parallel_size to 1",
-        holds=_communicates_in_blocks,
+        holds=lambda config, _: config.cuda_graphs and any(getattr(config, name) > 1 for name in _COLLECTIVES),
     ),
     Combination(
         rule="graphs-pipeline",
         reads=("cuda_graphs", "pipeline_parallel_size"),
         problem="a pipeline has several micro-batches in flight, but a graph keeps the saved tensors of only one of them",
         remedy="set cuda_graphs=false or pipeline_parallel_size=1",
-        holds=_has_several_in_flight,
+        holds=lambda config, _: config.cuda_graphs and config.pipeline_parallel_size > 1,
     ),
     Combination(
         rule="graphs-checkpointing",
@@ -277,27 +255,27 @@ GRAPHED: tuple[Combination, ...] = (
         problem="the host recomputes a block in backward from a random-number state that it has read, and a graph runs without "
         "the host",
         remedy="set cuda_graphs=false or activation_checkpointing=none",
-        holds=_computes_again,
+        holds=lambda config, _: config.cuda_graphs and config.activation_checkpointing != "none",
     ),
     Combination(
         rule="graphs-offloading",
         reads=("cuda_graphs", "offload_activations"),
         problem="the host moves the saved tensors of blocks while they run, which a graph does not capture",
         remedy="set cuda_graphs=false or offload_activations=false",
-        holds=_offloads_activations,
+        holds=lambda config, _: config.cuda_graphs and config.offload_activations,
     ),
     Combination(
         rule="graphs-compiled",
         reads=("cuda_graphs", "compile_blocks"),
         problem="compiled blocks check their guards on the host at each call, and torch.compile captures its own graphs",
         remedy="set cuda_graphs=false or compile_blocks=false",
-        holds=_compiles,
+        holds=lambda config, _: config.cuda_graphs and config.compile_blocks,
     ),
     Combination(
         rule="graphs-schedule",
         reads=("cuda_graphs", "curriculum_start_length", "random_ltd_start_tokens"),
         problem="a data schedule changes the input shapes of blocks, but those of a graph are fixed",
         remedy="set cuda_graphs=false, or curriculum_start_length=0 and random_ltd_start_tokens=0",
-        holds=_changes_shapes,
+        holds=lambda config, _: config.cuda_graphs and is_scheduled(config),
     ),
 )

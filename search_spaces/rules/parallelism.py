@@ -15,8 +15,6 @@ DEGREES = (TP, PP, CP)
 FACTORY = (*DEGREES, EP, ETP, "sequence_parallel")
 BATCH = ("micro_batch_size", *DEGREES)
 SEQUENCE = (CP, TP, METHOD, "sequence_parallel", "prompt_length")
-ROUND_SCHEDULES = ("interleaved_1f1b", "interleaved_zero_bubble")
-"""Schedules that run the micro-batches in rounds of equal length."""
 ONE_STAGE_EQUALS = {"interleaved_1f1b": "1f1b", "looped_bfs": "gpipe"}
 """Schedule for several stages per rank -> the equivalent schedule with one stage per rank."""
 
@@ -173,7 +171,8 @@ def _pipeline_batches(config: TrialConfig, context: SpaceContext) -> str | None:
     if count < least:
         return f"{schedule} on {ranks} ranks needs at least {least} micro-batches, not {count}"
     rounds = max(1, count // ranks)
-    if schedule in ROUND_SCHEDULES and count % rounds:
+    # These schedules run the micro-batches in rounds of equal length.
+    if schedule in ("interleaved_1f1b", "interleaved_zero_bubble") and count % rounds:
         return f"{schedule} on {ranks} ranks runs {rounds} rounds, which do not divide {count} micro-batches"
     return None
 

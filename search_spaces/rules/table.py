@@ -15,19 +15,12 @@ from search_spaces.rules.zero import ZERO_RULES
 from search_spaces.trial import Workload
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 
-
-def _engine_honours(config: TrialConfig, context: SpaceContext) -> str | None:
-    return context.capability.refusal(config) if context.capability else None
-
-
-def _added_rules() -> tuple[Rule, ...]:
-    """The rules of plug-ins."""
-    return tuple(
-        rule for added in load_plugins(Group.RULES).values() for rule in ((added,) if isinstance(added, Rule) else added)
-    )
-
-
-HONOURS = Rule(ENGINE_HONOURS, KNOB_NAMES, HONOURS_REMEDY, _engine_honours)
+HONOURS = Rule(
+    ENGINE_HONOURS,
+    KNOB_NAMES,
+    HONOURS_REMEDY,
+    lambda config, context: context.capability.refusal(config) if context.capability else None,
+)
 """The only rule that reads every knob; it checks knob by knob (`Capability.honours`)."""
 
 RULES: tuple[Rule, ...] = (
@@ -40,7 +33,8 @@ RULES: tuple[Rule, ...] = (
     *PACKING_RULES,
     *KERNEL_RULES,
     *GRAPH_RULES,
-    *_added_rules(),
+    # Those of plug-ins:
+    *(rule for added in load_plugins(Group.RULES).values() for rule in ((added,) if isinstance(added, Rule) else added)),
     HONOURS,
 )
 """The rules of every engine, in the order in which refusals are listed."""

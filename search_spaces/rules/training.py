@@ -15,30 +15,10 @@ WINDOW, MODULES, BIAS = "attention_window", "mtp_layers", "router_bias_update_ra
 SCHEDULES = ("curriculum_start_length", "random_ltd_start_tokens")
 
 
-def _attention_window(config: TrialConfig, context: SpaceContext) -> str | None:
-    return window_problem(config, context.model, context.workload.sequence_length)
-
-
-def _adapters(config: TrialConfig, context: SpaceContext) -> str | None:
-    return adapters.adapters_problem(config, context.model)
-
-
-def _adapters_together(config: TrialConfig, context: SpaceContext) -> str | None:
-    return None if isinstance(context.model, CommandModel) else adapters.together_problem(config)
-
-
 def _virtual_tokens(config: TrialConfig, context: SpaceContext) -> str | None:
     if isinstance(context.model, CommandModel):
         return None
     return adapters.tokens_problem(config, context.workload.sequence_length)
-
-
-def _prediction(config: TrialConfig, context: SpaceContext) -> str | None:
-    return token_prediction.prediction_problem(config, context.model)
-
-
-def _prediction_together(config: TrialConfig, context: SpaceContext) -> str | None:
-    return None if isinstance(context.model, CommandModel) else token_prediction.together_problem(config)
 
 
 def _router_bias_padding(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -48,15 +28,40 @@ def _router_bias_padding(config: TrialConfig, context: SpaceContext) -> str | No
 
 
 TRAINING_RULES: tuple[Rule, ...] = (
-    Rule("adapters", (*METHODS, "lora_targets"), adapters.ADAPTERS_REMEDY, _adapters),
-    Rule("adapters-together", METHODS, adapters.TOGETHER_REMEDY, _adapters_together),
+    Rule(
+        "adapters",
+        (*METHODS, "lora_targets"),
+        adapters.ADAPTERS_REMEDY,
+        lambda config, context: adapters.adapters_problem(config, context.model),
+    ),
+    Rule(
+        "adapters-together",
+        METHODS,
+        adapters.TOGETHER_REMEDY,
+        lambda config, context: None if isinstance(context.model, CommandModel) else adapters.together_problem(config),
+    ),
     Rule("virtual-tokens", VIRTUAL_TOKENS, adapters.TOKENS_REMEDY, _virtual_tokens),
-    Rule("attention-window", (WINDOW, "attention_global_tokens"), "lower them, or set attention_window=0", _attention_window),
-    Rule("mtp-model", (MODULES,), token_prediction.MODEL_REMEDY, _prediction),
+    Rule(
+        "attention-window",
+        (WINDOW, "attention_global_tokens"),
+        "lower them, or set attention_window=0",
+        lambda config, context: window_problem(config, context.model, context.workload.sequence_length),
+    ),
+    Rule(
+        "mtp-model",
+        (MODULES,),
+        token_prediction.MODEL_REMEDY,
+        lambda config, context: token_prediction.prediction_problem(config, context.model),
+    ),
     Rule(
         "router-bias-padding", (BIAS,), f"set {BIAS}=0, or train on whole samples (no document_lengths)", _router_bias_padding
     ),
-    Rule("mtp-together", (MODULES, *METHODS, *SCHEDULES), token_prediction.TOGETHER_REMEDY, _prediction_together),
+    Rule(
+        "mtp-together",
+        (MODULES, *METHODS, *SCHEDULES),
+        token_prediction.TOGETHER_REMEDY,
+        lambda config, context: None if isinstance(context.model, CommandModel) else token_prediction.together_problem(config),
+    ),
 )
 
 
@@ -64,12 +69,8 @@ CURRICULUM = ("curriculum_start_length", "curriculum_steps")
 RANDOM_LTD = ("random_ltd_start_tokens", "random_ltd_steps")
 START_REMEDY = f"set it to a multiple of {GRANULARITY} below --sequence-length, or to 0 for none"
 STEPS_REMEDY = "state the run's steps (--training-steps), and set it to at least 1 and to fewer than those"
-DIVIDES_REMEDY = f"choose degrees that divide {GRANULARITY} tokens, or set curriculum_start_length=0"
 TOKENS_REMEDY = "set prefix_length=0 and prompt_length=0, or schedule nothing"
 MODEL_REMEDY = "set it to 0, or give a preset or a config.json"
-LAYERS_REMEDY = (
-    f"set random_ltd_start_tokens=0, or use a model of more than {UNSCHEDULED_LAYERS} layers without experts or a window"
-)
 
 
 def starts(knob: str) -> Check:
@@ -148,10 +149,20 @@ def random_ltd_layers(config: TrialConfig, context: SpaceContext) -> str | None:
 SCHEDULE_RULES: tuple[Rule, ...] = (
     Rule("curriculum-length", CURRICULUM[:1], START_REMEDY, starts(CURRICULUM[0])),
     Rule("curriculum-steps", CURRICULUM, STEPS_REMEDY, ends(*CURRICULUM)),
-    Rule("curriculum-divides", (CURRICULUM[0], CP, TP, ETP, "sequence_parallel"), DIVIDES_REMEDY, curriculum_divides),
+    Rule(
+        "curriculum-divides",
+        (CURRICULUM[0], CP, TP, ETP, "sequence_parallel"),
+        f"choose degrees that divide {GRANULARITY} tokens, or set curriculum_start_length=0",
+        curriculum_divides,
+    ),
     Rule("random-ltd-tokens", RANDOM_LTD[:1], START_REMEDY, starts(RANDOM_LTD[0])),
     Rule("random-ltd-steps", RANDOM_LTD, STEPS_REMEDY, ends(*RANDOM_LTD)),
-    Rule("random-ltd-layers", (RANDOM_LTD[0], "attention_window", "attention_global_tokens"), LAYERS_REMEDY, random_ltd_layers),
+    Rule(
+        "random-ltd-layers",
+        (RANDOM_LTD[0], "attention_window", "attention_global_tokens"),
+        f"set random_ltd_start_tokens=0, or use a model of more than {UNSCHEDULED_LAYERS} layers without experts or a window",
+        random_ltd_layers,
+    ),
     Rule("schedule-tokens", (CURRICULUM[0], RANDOM_LTD[0], *VIRTUAL_TOKENS), TOKENS_REMEDY, schedule_tokens),
     Rule("schedule-model", (CURRICULUM[0], RANDOM_LTD[0]), MODEL_REMEDY, schedule_model),
 )

@@ -7,7 +7,6 @@ from search_spaces.rules.rule import Rule
 from search_spaces.trial_config import TrialConfig
 
 ZERO = "zero_stage"
-SECONDARY = (*DEGREES, ZERO, "hsdp_shard_size", "secondary_shard_size")
 OFFLOADS = ("offload_optimizer", ZERO, PP, LAYOUT)
 
 
@@ -51,7 +50,12 @@ def _nvme_path(config: TrialConfig, context: SpaceContext) -> str | None:
 
 ZERO_RULES: tuple[Rule, ...] = (
     Rule("hsdp-shards", (*DEGREES, ZERO, "hsdp_shard_size"), "use zero_stage=3 and a divisor of those ranks", _hsdp_divides),
-    Rule("secondary-shards", SECONDARY, "choose a divisor of them, or 0", _secondary_divides),
+    Rule(
+        "secondary-shards",
+        (*DEGREES, ZERO, "hsdp_shard_size", "secondary_shard_size"),
+        "choose a divisor of them, or 0",
+        _secondary_divides,
+    ),
     Rule("offload-optimizer-stage", OFFLOADS, "use zero_stage 1, 2 or 3", _offload_optimizer_stage),
     Rule("offload-param-stage", ("offload_param", ZERO), "use zero_stage=3", _offload_param_stage),
     Rule("nvme-path", ("offload_optimizer", "offload_param"), "name a folder with --nvme-path, or use cpu", _nvme_path),
