@@ -35,8 +35,6 @@ from search_spaces.training.loss_scale import scales_losses
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-CLIPPING_EPSILON = 1e-6
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Update:
@@ -265,7 +263,7 @@ class ParallelSession(EngineSession):
         factor = None if norm is None else torch.full_like(norm, unscale)
         if norm is not None and clipping:
             norm = norm * unscale
-            factor = (clipping / (norm + CLIPPING_EPSILON)).clamp(max=1.0) * unscale
+            factor = (clipping / (norm + 1e-6)).clamp(max=1.0) * unscale
         for replica in self.replicas:
             replica.update(factor)
         if self._balance is not None:

@@ -59,7 +59,8 @@ class NativeSession(ParallelSession):
             saved = save(checkpoint_folder, pieces)
             seconds = self.load_checkpoint(checkpoint_folder)
         finally:
-            _barrier()
+            if dist.is_initialized():
+                dist.barrier()
             shutil.rmtree(checkpoint_folder, ignore_errors=True)
         return CheckpointTimes(bytes=bytes_of(saved), save_seconds=saved.seconds, load_seconds=seconds)
 
@@ -90,11 +91,6 @@ def _new_folder(folder: Path) -> Path:
         reason = f" ({problem})" if problem else ""
         raise CheckpointError(f"{folder}: cannot be written{reason}; name a folder that every node has, with --checkpoint-path")
     return Path(paths[0])
-
-
-def _barrier() -> None:
-    if dist.is_initialized():
-        dist.barrier()
 
 
 class NativeEngine(Engine):
