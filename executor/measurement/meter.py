@@ -10,7 +10,7 @@ from statistics import fmean
 import torch
 
 from executor.measurement.device import DeviceEvents, counters_of
-from executor.measurement.timing import StepTime, step_time
+from executor.measurement.timing import step_time
 from search_spaces.trial import CollectiveCount
 
 Sent = Mapping[tuple[str, str], tuple[int, int]]
@@ -101,20 +101,16 @@ class Meter:
         computed = [seconds for seconds in self._computed if seconds is not None]
         waited = [seconds for seconds in self._waited if seconds is not None]
         compute = step_time(computed) if computed else None
+        known = compute is not None and math.isfinite(compute.relative_error)  # not with too few steps
         return Costs(
             compute_seconds=compute.mean if compute else None,
             wait_seconds=fmean(waited) if waited else None,
-            compute_relative_error=_known_error(compute),
+            compute_relative_error=compute.relative_error if known else None,
             cpu_seconds=fmean(self._cpu_seconds),
             device_seconds=self._events.mean(),
             collectives=self._collectives,
             retries=sum_of_known(self._retries),
         )
-
-
-def _known_error(time: StepTime | None) -> float | None:
-    """Return the relative error; None if there are too few steps."""
-    return time.relative_error if time is not None and math.isfinite(time.relative_error) else None
 
 
 def sum_of_known(counts: Sequence[int | None]) -> int | None:

@@ -50,7 +50,8 @@ def divide(user: UserModule, tensor: TensorParallel) -> Division:
         for key, dimension in _cuts(inner, style).items():
             whole = inner.get_parameter(key)
             split[names[id(whole)]] = dimension
-            slices.setdefault(id(whole), _slice(whole, dimension, tensor))
+            shard = whole.data.chunk(tensor.size, dim=dimension)[tensor.rank].clone()
+            slices.setdefault(id(whole), nn.Parameter(shard, requires_grad=whole.requires_grad))
             setattr(inner, key, slices[id(whole)])
         inner.forward = _forward(inner, style, tensor)
     for owner, name in list(_heads(user)):
@@ -63,7 +64,11 @@ def _divided(user: UserModule) -> Iterator[tuple[str, nn.Module, Style]]:
     """The modules whose weights are cut. A shared weight is cut only if all its owners cut it along the same dimension."""
     divisible = [item for item in matched(user.module, user.plan) if item[2] is not Style.SUMMAND]
     for name, inner, style in divisible:
-        _require_plain(user.reference, name, inner, style)
+        if not is_plain(inner, style):
+            raise FactoryError(
+                f"{user.reference}: plan.tensor names {name}, a {type(inner).__name__}; "
+                f"{style} divides a Linear, or rowwise an Embedding without max_norm"
+            )
     cut = {inner: _weight_dimension(inner, style) for _, inner, style in divisible}
     owners: dict[int, set[int | None]] = {}
     for inner in user.module.modules():
@@ -72,12 +77,6 @@ def _divided(user: UserModule) -> Iterator[tuple[str, nn.Module, Style]]:
     for name, inner, style in divisible:
         if len(owners[id(inner.weight)]) == 1:
             yield name, inner, style
-
-
-def _require_plain(reference: str, name: str, inner: nn.Module, style: Style) -> None:
-    if not is_plain(inner, style):
-        kind = "a Linear, or rowwise an Embedding without max_norm"
-        raise FactoryError(f"{reference}: plan.tensor names {name}, a {type(inner).__name__}; {style} divides {kind}")
 
 
 def _weight_dimension(inner: nn.Module, style: Style) -> int:
@@ -93,11 +92,6 @@ def _cuts(inner: nn.Module, style: Style) -> dict[str, int]:
 
 def _size(inner: nn.Module, style: Style) -> int:
     return inner.get_parameter("weight").shape[_weight_dimension(inner, style)]
-
-
-def _slice(whole: nn.Parameter, dimension: int, tensor: TensorParallel) -> nn.Parameter:
-    shard = whole.data.chunk(tensor.size, dim=dimension)[tensor.rank].clone()
-    return nn.Parameter(shard, requires_grad=whole.requires_grad)
 
 
 def _forward(inner: nn.Module, style: Style, tensor: TensorParallel) -> Callable[[Tensor], Tensor]:

@@ -91,7 +91,7 @@ class Watch:
         """Read new reports and output; return the state, which no longer changes once it is not RUNNING."""
         ended = self.process.poll()  # before reading its reports, so that the last ones are read
         self._read()
-        if self.elapsed - self._looked >= 0.5 or ended is not None:
+        if self.elapsed - self._looked >= 0.5 or ended is not None:  # seconds between samples of the processes
             self._looked = self.elapsed
             self.tree.look()
         if ended is not None:

@@ -14,7 +14,7 @@ from executor.engines.native.zero import ShardedModel
 from executor.engines.native.zero_experts import ShardedExperts
 from executor.engines.session import ParallelSession, refuse
 from executor.errors import CheckpointError, EngineRefusalError
-from executor.parallel.graphs import Capture, CudaCapture, capture_of, refuse_graphs
+from executor.parallel.graphs import Capture, CudaCapture, refuse_graphs
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.replica import ModelPart, Replica
 from search_spaces.models.model import Model
@@ -112,4 +112,5 @@ class NativeEngine(Engine):
                 return ShardedExperts(part, stage_settings, workload, groups, context.device)
             return ShardedModel(part, stage_settings, workload, groups.common, context.device)
 
-        return NativeSession(context, model, config, workload, make_replica, capture_of(config, self._capture))
+        capture = self._capture() if config.cuda_graphs else None
+        return NativeSession(context, model, config, workload, make_replica, capture)
