@@ -8,32 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from search_spaces.capability import Combination
-from search_spaces.knobs.conditions import METHODS, VIRTUAL_TOKENS
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.refusal import Refusal
-from search_spaces.training.adapters import adapts
 from search_spaces.trial_config import TrialConfig
 
 
 def splits_backward(config: TrialConfig) -> bool:
     """Whether a zero-bubble schedule runs backward in two parts: for inputs, then for weights."""
     return config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
-
-
-PROMPT_CONTEXT = Combination(
-    rule="prompt-context",
-    reads=("prompt_length", "context_parallel_size"),
-    problem="context ranks that divide a prompt with its sample would have different numbers of tokens with a loss",
-    remedy="set context_parallel_size=1, or train a prefix instead (prefix_length)",
-    holds=lambda config, _: config.prompt_length > 0 and config.context_parallel_size > 1,
-)
-VIRTUAL_TOKENS_MUON = Combination(
-    rule="virtual-tokens-muon",
-    reads=("optimizer", *VIRTUAL_TOKENS),
-    problem="muon orthogonalizes the updates of matrices, and virtual tokens are not matrices: all updates would be AdamW's",
-    remedy="use optimizer=adamw, or leave virtual tokens at 0",
-    holds=lambda config, _: config.optimizer == "muon" and max(config.prefix_length, config.prompt_length) > 0,
-)
 
 
 COMPILE_SELECTIVE = Combination(
@@ -49,52 +31,6 @@ COMPILE_ZERO_BUBBLE = Combination(
     problem="zero-bubble schedules run backward in two parts, and a compiled block has one",
     remedy="set compile_blocks=false, or use another schedule",
     holds=lambda config, _: config.compile_blocks and splits_backward(config),
-)
-
-
-APART = ("tensor_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size")
-"""The knobs that decide whether experts are divided over other ranks than the rest of the model."""
-TOGETHER = "set expert_parallel_size=1 and expert_tensor_parallel_size=0"
-EXPERTS_ADAPTERS = Combination(
-    rule="experts-adapters",
-    reads=(*APART, *METHODS),
-    problem="frozen parameters are sharded twice: over all data-parallel ranks, and over those with the same experts",
-    remedy=f"leave adapters and virtual tokens at 0, or {TOGETHER}",
-    holds=lambda config, _: config.places_experts_apart and adapts(config),
-)
-EXPERTS_COPIES = Combination(
-    rule="experts-copies",
-    reads=(*APART, "zero_stage", "hsdp_shard_size"),
-    problem="HSDP copies need the same parameters on every data-parallel rank, but expert ranks hold different experts",
-    remedy=f"leave hsdp_shard_size at 0, or {TOGETHER}",
-    holds=lambda config, _: config.places_experts_apart and config.zero_stage == 3 and config.hsdp_shard_size > 0,
-)
-EXPERTS_COMPILED = Combination(
-    rule="experts-compiled",
-    reads=("expert_parallel_size", "compile_blocks"),
-    problem="the number of tokens sent to experts on other ranks changes from step to step, and blocks are recompiled for each "
-    "number: a trial would measure compilation",
-    remedy="set compile_blocks=false, or expert_parallel_size=1",
-    holds=lambda config, _: config.expert_parallel_size > 1 and config.compile_blocks,
-)
-
-
-DIMENSIONS = ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size")
-
-
-ONEBIT_STAGE = Combination(
-    rule="onebit-stage",
-    reads=("optimizer", "zero_stage"),
-    problem="every rank of 1-bit Adam needs the whole momentum and its own whole error: there is no state to shard",
-    remedy="set zero_stage=0, or use optimizer=adamw with reduce_dtype=int8",
-    holds=lambda config, _: config.optimizer == "onebit_adam" and config.zero_stage > 0,
-)
-ONEBIT_DIMENSIONS = Combination(
-    rule="onebit-dimensions",
-    reads=("optimizer", *DIMENSIONS),
-    problem="copies of a parameter on tensor, pipeline or expert ranks would be in different blocks of signs and drift apart",
-    remedy="use only data and context ranks, or optimizer=adamw with reduce_dtype=int8",
-    holds=lambda config, _: config.optimizer == "onebit_adam" and any(getattr(config, name) > 1 for name in DIMENSIONS),
 )
 
 

@@ -89,7 +89,7 @@ def _lag(rank: RankMeasurement, peers: Sequence[RankMeasurement], between: float
     # If the others differ by more than expected, this rank may too, by chance.
     scatter = max(between, NORMAL * median(abs(_seconds(other) / middle - 1.0) for other in peers))
     typical = math.hypot(median(_error(other) for other in peers), scatter)
-    # sqrt(pi / 2): standard error of a median of many normal values over that of their mean. The median of one or two is the mean.
+    # sqrt(pi / 2): the standard error of a median of many normal values, over that of their mean, which it is for one or two.
     of_median = typical * (math.sqrt(math.pi / 2) if len(peers) > 2 else 1.0) / math.sqrt(len(peers))
     ratio = _seconds(rank) / middle
     error = ratio * math.hypot(_error(rank), scatter, of_median)

@@ -47,7 +47,9 @@ def divide(user: UserModule, tensor: TensorParallel) -> Division:
     split: dict[str, int] = {}
     slices: dict[int, nn.Parameter] = {}
     for _, inner, style in list(_divided(user)):
-        for key, dimension in _cuts(inner, style).items():
+        dimension = _weight_dimension(inner, style)
+        biased = style is not Style.ROWWISE and inner.bias is not None
+        for key in ("weight", "bias") if biased else ("weight",):
             whole = inner.get_parameter(key)
             split[names[id(whole)]] = dimension
             shard = whole.data.chunk(tensor.size, dim=dimension)[tensor.rank].clone()
@@ -83,13 +85,6 @@ def _weight_dimension(inner: nn.Module, style: Style) -> int:
     return INPUTS if style is Style.ROWWISE and not isinstance(inner, nn.Embedding) else OUTPUTS
 
 
-def _cuts(inner: nn.Module, style: Style) -> dict[str, int]:
-    """Parameter of the module -> the dimension that is cut."""
-    dimension = _weight_dimension(inner, style)
-    biased = style is not Style.ROWWISE and inner.bias is not None
-    return {"weight": dimension, "bias": dimension} if biased else {"weight": dimension}
-
-
 def _size(inner: nn.Module, style: Style) -> int:
     return inner.get_parameter("weight").shape[_weight_dimension(inner, style)]
 
@@ -104,17 +99,12 @@ def _forward(inner: nn.Module, style: Style, tensor: TensorParallel) -> Callable
 
 
 def _own_outputs(linear: nn.Linear, tensor: TensorParallel, gathers: bool, x: Tensor) -> Tensor:
-    outputs = _overlapped_outputs(linear, tensor, x) if tensor.overlaps else _outputs(linear, tensor.enter(x))
+    if tensor.overlaps:
+        _, (outputs,) = tensor.multiply_columns(x, [linear.weight])
+        outputs = outputs if linear.bias is None else outputs + linear.bias
+    else:
+        outputs = functional.linear(tensor.enter(x), linear.weight, linear.bias)
     return tensor.gather_features(outputs) if gathers else outputs
-
-
-def _outputs(linear: nn.Linear, x: Tensor) -> Tensor:
-    return functional.linear(x, linear.weight, linear.bias)
-
-
-def _overlapped_outputs(linear: nn.Linear, tensor: TensorParallel, x: Tensor) -> Tensor:
-    _, (outputs,) = tensor.multiply_columns(x, [linear.weight])
-    return outputs if linear.bias is None else outputs + linear.bias
 
 
 def _sum_inputs(linear: nn.Linear, tensor: TensorParallel, x: Tensor) -> Tensor:

@@ -33,15 +33,6 @@ def unusable(version: str | None) -> Refusal | None:
     return None
 
 
-def _reduces_otherwise_at_stage_0(config: TrialConfig, _: int) -> bool:
-    return config.zero_stage == 0 and any(getattr(config, name) != getattr(_DEFAULTS, name) for name in REDUCTION)
-
-
-def _clips_by_a_part(config: TrialConfig, _: int) -> bool:
-    divided = config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1
-    return config.precision == "bf16" and config.zero_stage == 0 and divided
-
-
 DEEPSPEED = Capability(
     engine="deepspeed",
     knobs=honoured_by(
@@ -81,14 +72,20 @@ DEEPSPEED = Capability(
             reads=("zero_stage", *REDUCTION),
             problem="at stage 0 DeepSpeed reduces after backward in its own buckets and ignores these knobs",
             remedy="leave them at their defaults, or use a higher zero_stage",
-            holds=_reduces_otherwise_at_stage_0,
+            holds=lambda config, _: (
+                config.zero_stage == 0 and any(getattr(config, name) != getattr(_DEFAULTS, name) for name in REDUCTION)
+            ),
         ),
         Combination(
             rule="deepspeed-bf16-norm",
             reads=("precision", "zero_stage", "tensor_parallel_size", "pipeline_parallel_size"),
             problem="at stage 0 in bf16 DeepSpeed clips by a norm that omits the parameters of other tensor or pipeline ranks",
             remedy="use zero_stage=1 or precision=fp32",
-            holds=_clips_by_a_part,
+            holds=lambda config, _: (
+                config.precision == "bf16"
+                and config.zero_stage == 0
+                and (config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1)
+            ),
         ),
         Combination(
             rule="deepspeed-offload-contiguous",

@@ -3,27 +3,22 @@
 from executor.engines.shared_rules import (
     COMPILE_SELECTIVE,
     COMPILE_ZERO_BUBBLE,
-    EXPERTS_ADAPTERS,
-    EXPERTS_COMPILED,
-    EXPERTS_COPIES,
-    ONEBIT_DIMENSIONS,
-    ONEBIT_STAGE,
-    PROMPT_CONTEXT,
-    VIRTUAL_TOKENS_MUON,
     splits_backward,
 )
 from search_spaces.capability import Capability, Combination, honoured_by
 from search_spaces.kernels import FUSED_KERNELS, LIGER, NONE, OFF
+from search_spaces.knobs.conditions import METHODS, VIRTUAL_TOKENS
 from search_spaces.models.pipeline import marks_offloading, marks_recomputation, policies
 from search_spaces.rules.computation import FLOAT8, GRAPHED
+from search_spaces.training.adapters import adapts
 from search_spaces.training.data_schedule import is_scheduled
 from search_spaces.trial_config import TrialConfig
 
 _SCHEDULES = ("curriculum_start_length", "random_ltd_start_tokens")
-
-
-def _updates_another_on_host(config: TrialConfig, _: int) -> bool:
-    return config.optimizer != "adamw" and (config.offload_optimizer != "none" or marks_offloading(config))
+_APART = ("tensor_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size")
+"""The knobs that decide whether experts are divided over other ranks than the rest of the model."""
+_TOGETHER = "set expert_parallel_size=1 and expert_tensor_parallel_size=0"
+_DIMENSIONS = ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size")
 
 
 def _overlaps(config: TrialConfig) -> bool:
@@ -36,11 +31,6 @@ def _has_selective_stage(config: TrialConfig) -> bool:
 
 def _is_selective(config: TrialConfig) -> bool:
     return config.activation_checkpointing == "selective" or _has_selective_stage(config)
-
-
-def _selects_of_divided_sequences(config: TrialConfig, _: int) -> bool:
-    divided = config.context_parallel_size > 1 or config.sequence_parallel
-    return divided and config.random_ltd_start_tokens > 0
 
 
 NATIVE = Capability(
@@ -58,11 +48,43 @@ NATIVE = Capability(
             holds=lambda config, _: config.compile_blocks and _has_selective_stage(config),
         ),
         COMPILE_ZERO_BUBBLE,
-        EXPERTS_COPIES,
-        EXPERTS_ADAPTERS,
-        EXPERTS_COMPILED,
-        PROMPT_CONTEXT,
-        VIRTUAL_TOKENS_MUON,
+        Combination(
+            rule="experts-copies",
+            reads=(*_APART, "zero_stage", "hsdp_shard_size"),
+            problem="HSDP copies need the same parameters on every data-parallel rank, but expert ranks hold different experts",
+            remedy=f"leave hsdp_shard_size at 0, or {_TOGETHER}",
+            holds=lambda config, _: config.places_experts_apart and config.zero_stage == 3 and config.hsdp_shard_size > 0,
+        ),
+        Combination(
+            rule="experts-adapters",
+            reads=(*_APART, *METHODS),
+            problem="frozen parameters are sharded twice: over all data-parallel ranks, and over those with the same experts",
+            remedy=f"leave adapters and virtual tokens at 0, or {_TOGETHER}",
+            holds=lambda config, _: config.places_experts_apart and adapts(config),
+        ),
+        Combination(
+            rule="experts-compiled",
+            reads=("expert_parallel_size", "compile_blocks"),
+            problem="the number of tokens sent to experts on other ranks changes from step to step, and blocks are recompiled for "
+            "each number: a trial would measure compilation",
+            remedy="set compile_blocks=false, or expert_parallel_size=1",
+            holds=lambda config, _: config.expert_parallel_size > 1 and config.compile_blocks,
+        ),
+        Combination(
+            rule="prompt-context",
+            reads=("prompt_length", "context_parallel_size"),
+            problem="context ranks that divide a prompt with its sample would have different numbers of tokens with a loss",
+            remedy="set context_parallel_size=1, or train a prefix instead (prefix_length)",
+            holds=lambda config, _: config.prompt_length > 0 and config.context_parallel_size > 1,
+        ),
+        Combination(
+            rule="virtual-tokens-muon",
+            reads=("optimizer", *VIRTUAL_TOKENS),
+            problem="muon orthogonalizes the updates of matrices, and virtual tokens are not matrices: all updates would be "
+            "AdamW's",
+            remedy="use optimizer=adamw, or leave virtual tokens at 0",
+            holds=lambda config, _: config.optimizer == "muon" and max(config.prefix_length, config.prompt_length) > 0,
+        ),
         Combination(
             rule="zero-bubble-reshard",
             reads=("zero_stage", "reshard_after_forward", "pipeline_parallel_size", "pipeline_schedule"),
@@ -90,7 +112,9 @@ NATIVE = Capability(
             reads=("optimizer", "offload_optimizer", "pipeline_layout"),
             problem="only AdamW is updated on the host, where torch has a kernel for it; other updates run on the device",
             remedy="set offload_optimizer=none and mark no stage with o, or set optimizer=adamw",
-            holds=_updates_another_on_host,
+            holds=lambda config, _: (
+                config.optimizer != "adamw" and (config.offload_optimizer != "none" or marks_offloading(config))
+            ),
         ),
         Combination(
             rule="schedule-compiled",
@@ -112,10 +136,27 @@ NATIVE = Capability(
             reads=("random_ltd_start_tokens", "context_parallel_size", "sequence_parallel"),
             problem="random-LTD selects tokens of whole sequences, but each rank has only a part of them",
             remedy="set context_parallel_size=1 and sequence_parallel=false, or random_ltd_start_tokens=0",
-            holds=_selects_of_divided_sequences,
+            holds=lambda config, _: (
+                config.random_ltd_start_tokens > 0 and (config.context_parallel_size > 1 or config.sequence_parallel)
+            ),
         ),
-        ONEBIT_STAGE,
-        ONEBIT_DIMENSIONS,
+        Combination(
+            rule="onebit-stage",
+            reads=("optimizer", "zero_stage"),
+            problem="every rank of 1-bit Adam needs the whole momentum and its own whole error: there is no state to shard",
+            remedy="set zero_stage=0, or use optimizer=adamw with reduce_dtype=int8",
+            holds=lambda config, _: config.optimizer == "onebit_adam" and config.zero_stage > 0,
+        ),
+        Combination(
+            rule="onebit-dimensions",
+            reads=("optimizer", *_DIMENSIONS),
+            problem="copies of a parameter on tensor, pipeline or expert ranks would be in different blocks of signs and drift "
+            "apart",
+            remedy="use only data and context ranks, or optimizer=adamw with reduce_dtype=int8",
+            holds=lambda config, _: (
+                config.optimizer == "onebit_adam" and any(getattr(config, name) > 1 for name in _DIMENSIONS)
+            ),
+        ),
         Combination(
             rule="async-tensor-zero-bubble",
             reads=("async_tensor_parallel", "tensor_parallel_size", "pipeline_parallel_size", "pipeline_schedule"),
