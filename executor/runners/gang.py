@@ -240,17 +240,15 @@ class Gang:
     def _handle_ready(self, rank: int, message: Message) -> None:
         self._ready[rank] = message
         if len(self._ready) == self._transport.world_size:
+            # If the gang's device is `auto`, the trial's device kind decides.
+            kind = self._request.device_kind if isinstance(self._request, TrialRequest) else None
+            device = kind if kind is not None and self._device == devices.AUTO else self._device
             try:
-                self._places = devices.assign([message for _, message in sorted(self._ready.items())], self._requested_device())
+                self._places = devices.assign([message for _, message in sorted(self._ready.items())], device)
             except RunnerError:
                 self._give_up()
                 raise
             self._join(START_SECONDS)
-
-    def _requested_device(self) -> str:
-        """Return the gang's own device, or the trial's device kind if the gang's is `auto`."""
-        kind = self._request.device_kind if isinstance(self._request, TrialRequest) else None
-        return kind if kind is not None and self._device == devices.AUTO else self._device
 
     def _handle_end(self, rank: int, report: Report) -> list[GangEvent]:
         if self._stage is not Stage.RUNNING:

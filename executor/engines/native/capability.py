@@ -1,10 +1,6 @@
 """What the native engine honours and refuses. Does not import torch, since the search reads it."""
 
-from executor.engines.shared_rules import (
-    COMPILE_SELECTIVE,
-    COMPILE_ZERO_BUBBLE,
-    splits_backward,
-)
+from executor.engines.shared_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE, splits_backward
 from search_spaces.capability import Capability, Combination, honoured_by
 from search_spaces.kernels import FUSED_KERNELS, LIGER, NONE, OFF
 from search_spaces.knobs.conditions import METHODS, VIRTUAL_TOKENS
@@ -65,8 +61,8 @@ NATIVE = Capability(
         Combination(
             rule="experts-compiled",
             reads=("expert_parallel_size", "compile_blocks"),
-            problem="the number of tokens sent to experts on other ranks changes from step to step, and blocks are recompiled for "
-            "each number: a trial would measure compilation",
+            problem="the number of tokens sent to experts on other ranks changes from step to step, and blocks are recompiled "
+            "for each number: a trial would measure compilation",
             remedy="set compile_blocks=false, or expert_parallel_size=1",
             holds=lambda config, _: config.expert_parallel_size > 1 and config.compile_blocks,
         ),
