@@ -143,11 +143,10 @@ def _events(recorder: Any) -> list[_Event]:
     while stack:
         node, in_backend = stack.pop()
         if node.tag == _EventType.Allocation:
-            fields, tag = node.extra_fields, "buffers" if in_backend else "activations"
+            fields = node.extra_fields
+            tag, kind = "buffers" if in_backend else "activations", fields.device.type
             events.append(
-                _Event(
-                    node.start_time_ns, "memory", address=fields.ptr, size=fields.alloc_size, tag=tag, device=fields.device.type
-                )
+                _Event(node.start_time_ns, "memory", address=fields.ptr, size=fields.alloc_size, tag=tag, device=kind)
             )
         else:
             name = node.name

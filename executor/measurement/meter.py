@@ -101,11 +101,11 @@ class Meter:
         computed = [seconds for seconds in self._computed if seconds is not None]
         waited = [seconds for seconds in self._waited if seconds is not None]
         compute = step_time(computed) if computed else None
-        known = compute is not None and math.isfinite(compute.relative_error)  # not with too few steps
         return Costs(
             compute_seconds=compute.mean if compute else None,
             wait_seconds=fmean(waited) if waited else None,
-            compute_relative_error=compute.relative_error if known else None,
+            # Not finite with too few steps.
+            compute_relative_error=compute.relative_error if compute and math.isfinite(compute.relative_error) else None,
             cpu_seconds=fmean(self._cpu_seconds),
             device_seconds=self._events.mean(),
             collectives=self._collectives,
