@@ -4,8 +4,6 @@ import os
 import subprocess
 from dataclasses import dataclass
 
-VISIBLE = "CUDA_VISIBLE_DEVICES"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalGpus:
@@ -27,7 +25,8 @@ def local_gpus() -> LocalGpus | None:
         listed = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    rows = _visible([line.split(", ") for line in listed.splitlines() if line.count(", ") == 3], os.environ.get(VISIBLE))
+    gpus = [line.split(", ") for line in listed.splitlines() if line.count(", ") == 3]
+    rows = _visible(gpus, os.environ.get("CUDA_VISIBLE_DEVICES"))
     if not rows:
         return None
     _, _, name, mebibytes = rows[0]

@@ -23,8 +23,6 @@ removes its folder and its shared memory."""
 KILL_SECONDS = 3.0
 """Longest wait for killed processes to disappear: a process inside a system call ends only after that call."""
 _POLL_SECONDS = 0.01
-_KILLS = re.compile(r"^oom_kill (\d+)", re.MULTILINE)
-_GROUPS = Path("/sys/fs/cgroup")
 
 
 def own_mark(number: int) -> str:
@@ -154,14 +152,14 @@ def _group_files() -> list[Path]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers in ("", "memory"):
-            folder = _GROUPS / controllers / path.lstrip("/")
+            folder = Path("/sys/fs/cgroup") / controllers / path.lstrip("/")
             files.append(folder / ("memory.oom_control" if controllers else "memory.events"))
     return files
 
 
 def _kills(file: Path) -> int | None:
     try:
-        match = _KILLS.search(file.read_text())
+        match = re.search(r"^oom_kill (\d+)", file.read_text(), re.MULTILINE)
     except OSError:
         return None
     return int(match[1]) if match else None

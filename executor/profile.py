@@ -16,7 +16,6 @@ from executor.measurement.environment import environment
 from executor.measurement.flop_counter import FlopCounter
 from executor.measurement.module_profile import ModelProfile, ModuleCost, Phases
 from executor.measurement.module_tracker import OUTSIDE, ModuleClock, ModulePhase, ModuleTracker, Phase
-from executor.parallel.graphs import without_graphs
 from executor.trial.run import ENGINES, closed_at_end
 from search_spaces.trial import Progress, TrialRequest
 
@@ -66,7 +65,7 @@ def run_profile(context: RankContext, request: TrialRequest, progress: Callable[
         RunnerError: the step calls no module, or its FLOPs cannot be counted.
     """
     del progress  # a profile ends before its progress would be read
-    config = without_graphs(measured_config(request.config))
+    config = measured_config(request.config).replace({"cuda_graphs": False})  # a replayed graph calls no module
     session = ENGINES[request.engine].build(context, request.model, config, request.workload)
     with closed_at_end(context, session):
         steps = _Steps(session, context.device)

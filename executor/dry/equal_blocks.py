@@ -151,15 +151,13 @@ def _stand_ins(blocks: Sequence[nn.Module], groups: Sequence[Sequence[int]], pos
 def _key(block: nn.Module, block_index: str) -> object:
     """Equal for equal blocks; None: a block with hooks, which may do anything."""
     parts: list[object] = []
+    hooks = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     for name, inner in block.named_modules():
-        if any(getattr(inner, hooks) for hooks in _HOOKS):
+        if any(getattr(inner, kind) for kind in hooks):
             return None
         parts.append((name, type(inner), tuple(_attributes(inner, block_index))))
     values = [*block.named_parameters(), *block.named_buffers()]
     return tuple(parts), tuple((name, value.shape, value.dtype, value.requires_grad) for name, value in values)
-
-
-_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
 def _attributes(module: nn.Module, block_index: str) -> Iterator[tuple[str, object]]:

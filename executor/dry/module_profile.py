@@ -75,8 +75,12 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
         model, survey = described(user, batches[SIZES[0]])
         runs = _Runs(user, blocks, mode)
         for precision in precisions:
-            user.module.to(DTYPES[precision])
-            cast = {size: _cast(batch, DTYPES[precision]) for size, batch in batches.items()}
+            dtype = DTYPES[precision]
+            user.module.to(dtype)
+            cast = {
+                size: {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
+                for size, batch in batches.items()
+            }
             traces[precision] = runs.trace(cast)
     names = {id(inner): name for name, inner in user.module.named_modules()}
     parameters = _held(user.module, blocks, survey)
@@ -159,10 +163,6 @@ def _batch(user: UserModule, workload: Workload, size: int, fake: FakeTensorMode
     except Exception:  # it uses tensors that the factory made, which have no data
         drawn = data.global_batch(0)
     return {name: value if isinstance(value, FakeTensor) else fake.from_tensor(value) for name, value in drawn.items()}
-
-
-def _cast(batch: Mapping[str, Tensor], dtype: torch.dtype) -> dict[str, Tensor]:
-    return {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
 
 
 class _ReadsValueError(FactoryError):

@@ -12,8 +12,6 @@ Shape = tuple[int, int, int]
 """(rows, inner, outer): 2 x rows x inner x outer FLOPs."""
 _MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
 """Operator -> index of the first of its two factors."""
-LEAST_CHANNELS = 16
-"""Channels from which the CPU's convolutions (oneDNN) reorder their operands in memory of their own."""
 ATTENTION = "scaled_dot_product"
 """Part of the name of fused attention operators."""
 
@@ -53,7 +51,8 @@ def workspace_bytes(packet: Any, args: tuple[Any, ...]) -> int:
         copied = args[:3]
     else:
         return 0
-    return sum(value.numel() * value.element_size() for value in copied if value.shape[1] >= LEAST_CHANNELS)
+    # oneDNN reorders operands in memory of their own from 16 channels on.
+    return sum(value.numel() * value.element_size() for value in copied if value.shape[1] >= 16)
 
 
 Formula = Callable[..., int]

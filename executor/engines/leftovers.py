@@ -28,9 +28,6 @@ from executor.process_tree import start_of
 
 VARIABLE = "TORCH_EXTENSIONS_DIR"
 SHARED_MEMORY = Path("/dev/shm")
-_SLOTS = 1024
-_OWNED = re.compile(r"(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_")
-"""Names of shared-memory files that contain the pid of their creator."""
 
 _held: dict[Path, int] = {}
 """This process's folder -> the descriptor of its locked file; the kernel releases the lock when the process ends."""
@@ -83,7 +80,7 @@ def remove_files_of(processes: Iterable[int]) -> list[str]:
     dead = {str(process) for process in processes}
     removed = []
     for path in SHARED_MEMORY.glob("*"):
-        owner = _OWNED.match(path.name)
+        owner = re.match(r"(?:torch_|__KMP_REGISTERED_LIB_)(\d+)_", path.name)  # names with the pid of their creator
         if owner is not None and owner[1] in dead:
             with contextlib.suppress(OSError):
                 path.unlink()
@@ -95,7 +92,9 @@ def note_processes(processes: Collection[int]) -> None:
     """Record these ranks in this process's ledger. If it cannot be written, their files will not be swept."""
     with contextlib.suppress(OSError):
         if not _ledger:
-            _ledger.append(_new_ledger())
+            descriptor, path = tempfile.mkstemp(suffix=".ranks", dir=_folder("runs"))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _ledger.append((Path(path), descriptor))
         os.write(_ledger[0][1], "".join(f"{process}\n" for process in processes).encode())
         _recorded.update(processes)
 
@@ -122,12 +121,6 @@ def sweep_ledgers() -> list[str]:
     return removed
 
 
-def _new_ledger() -> tuple[Path, int]:
-    descriptor, path = tempfile.mkstemp(suffix=".ranks", dir=_folder("runs"))
-    fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    return Path(path), descriptor
-
-
 def _folder(name: str) -> Path:
     """A per-user folder that all our processes share."""
     root = Path(tempfile.gettempdir()) / f"autotune-{name}-{os.getuid()}"
@@ -139,7 +132,7 @@ def _folder(name: str) -> Path:
 
 def _claim_folder() -> Path:
     root = _folder("extensions")
-    for slot in range(_SLOTS):
+    for slot in range(1024):
         folder = root / str(slot)
         descriptor = os.open(root / f"{slot}.held", os.O_RDWR | os.O_CREAT, 0o600)
         try:

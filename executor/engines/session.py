@@ -16,7 +16,7 @@ from executor.parallel.activation_offload import ActivationOffload
 from executor.parallel.attention import choose_attention_kernel
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.context import METHODS
-from executor.parallel.data_schedule import kept_tokens, shortened, step_length
+from executor.parallel.data_schedule import kept_tokens, shortened
 from executor.parallel.experts import RouterBalance, set_loss_scale
 from executor.parallel.graphs import EAGER_STEPS, BlockGraphs, Capture, compile_blocks, compile_seconds, forget_compiled
 from executor.parallel.groups import ParallelGroups
@@ -30,12 +30,10 @@ from search_spaces.mesh import DATA, PIPELINE, make_mesh
 from search_spaces.models.model import FactoryModel, Model
 from search_spaces.rules.packing import ENGINE_REMEDY, PACK
 from search_spaces.rules.table import check_shapes
-from search_spaces.training.data_schedule import is_scheduled
+from search_spaces.training.data_schedule import is_scheduled, job_step, length_at
 from search_spaces.training.loss_scale import scales_losses
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
-
-CLIPPING_EPSILON = 1e-6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +194,7 @@ class ParallelSession(EngineSession):
         whole = self.data.global_batch(step)
         if not is_scheduled(self.config):
             return whole
-        length = step_length(self.config, self.workload, step)
+        length = length_at(self.config, self.workload, job_step(self.workload, step))
         if length != self._length:
             self._set_length(length)
         for module in self._transformers():
@@ -265,7 +263,7 @@ class ParallelSession(EngineSession):
         factor = None if norm is None else torch.full_like(norm, unscale)
         if norm is not None and clipping:
             norm = norm * unscale
-            factor = (clipping / (norm + CLIPPING_EPSILON)).clamp(max=1.0) * unscale
+            factor = (clipping / (norm + 1e-6)).clamp(max=1.0) * unscale
         for replica in self.replicas:
             replica.update(factor)
         if self._balance is not None:

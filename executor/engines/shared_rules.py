@@ -8,44 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from search_spaces.capability import Combination
-from search_spaces.knobs.conditions import METHODS, VIRTUAL_TOKENS
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.refusal import Refusal
-from search_spaces.training.adapters import adapts
 from search_spaces.trial_config import TrialConfig
 
 
-def _divides_prompt(config: TrialConfig, _: int) -> bool:
-    return config.prompt_length > 0 and config.context_parallel_size > 1
-
-
-def _orthogonalizes_tokens(config: TrialConfig, _: int) -> bool:
-    return config.optimizer == "muon" and max(config.prefix_length, config.prompt_length) > 0
-
-
-PROMPT_CONTEXT = Combination(
-    rule="prompt-context",
-    reads=("prompt_length", "context_parallel_size"),
-    problem="context ranks that divide a prompt with its sample would have different numbers of tokens with a loss",
-    remedy="set context_parallel_size=1, or train a prefix instead (prefix_length)",
-    holds=_divides_prompt,
-)
-VIRTUAL_TOKENS_MUON = Combination(
-    rule="virtual-tokens-muon",
-    reads=("optimizer", *VIRTUAL_TOKENS),
-    problem="muon orthogonalizes the updates of matrices, and virtual tokens are not matrices: all updates would be AdamW's",
-    remedy="use optimizer=adamw, or leave virtual tokens at 0",
-    holds=_orthogonalizes_tokens,
-)
-
-
-def _keeps_single_operators(config: TrialConfig, _: int) -> bool:
-    return config.compile_blocks and config.activation_checkpointing == "selective"
-
-
-def _runs_backward_in_parts(config: TrialConfig, _: int) -> bool:
-    split = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
-    return config.compile_blocks and split
+def splits_backward(config: TrialConfig) -> bool:
+    """Whether a zero-bubble schedule runs backward in two parts: for inputs, then for weights."""
+    return config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
 
 
 COMPILE_SELECTIVE = Combination(
@@ -53,84 +23,14 @@ COMPILE_SELECTIVE = Combination(
     reads=("compile_blocks", "activation_checkpointing"),
     problem="selective checkpointing intercepts single operators, and torch.compile does not compile intercepted code",
     remedy="set compile_blocks=false, or activation_checkpointing to none or full",
-    holds=_keeps_single_operators,
+    holds=lambda config, _: config.compile_blocks and config.activation_checkpointing == "selective",
 )
 COMPILE_ZERO_BUBBLE = Combination(
     rule="compile-zero-bubble",
     reads=("compile_blocks", "pipeline_parallel_size", "pipeline_schedule"),
     problem="zero-bubble schedules run backward in two parts, and a compiled block has one",
     remedy="set compile_blocks=false, or use another schedule",
-    holds=_runs_backward_in_parts,
-)
-
-
-def _copies_shards(config: TrialConfig, _: int) -> bool:
-    return config.places_experts_apart and config.zero_stage == 3 and config.hsdp_shard_size > 0
-
-
-def _compiles(config: TrialConfig, _: int) -> bool:
-    return config.expert_parallel_size > 1 and config.compile_blocks
-
-
-def _adapts(config: TrialConfig, _: int) -> bool:
-    return config.places_experts_apart and adapts(config)
-
-
-APART = ("tensor_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size")
-"""The knobs that decide whether experts are divided over other ranks than the rest of the model."""
-TOGETHER = "set expert_parallel_size=1 and expert_tensor_parallel_size=0"
-EXPERTS_ADAPTERS = Combination(
-    rule="experts-adapters",
-    reads=(*APART, *METHODS),
-    problem="frozen parameters are sharded twice: over all data-parallel ranks, and over those with the same experts",
-    remedy=f"leave adapters and virtual tokens at 0, or {TOGETHER}",
-    holds=_adapts,
-)
-EXPERTS_COPIES = Combination(
-    rule="experts-copies",
-    reads=(*APART, "zero_stage", "hsdp_shard_size"),
-    problem="HSDP copies need the same parameters on every data-parallel rank, but expert ranks hold different experts",
-    remedy=f"leave hsdp_shard_size at 0, or {TOGETHER}",
-    holds=_copies_shards,
-)
-EXPERTS_COMPILED = Combination(
-    rule="experts-compiled",
-    reads=("expert_parallel_size", "compile_blocks"),
-    problem="the number of tokens sent to experts on other ranks changes from step to step, and blocks are recompiled for each "
-    "number: a trial would measure compilation",
-    remedy="set compile_blocks=false, or expert_parallel_size=1",
-    holds=_compiles,
-)
-
-
-DIMENSIONS = ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size")
-
-
-def _is_onebit(config: TrialConfig) -> bool:
-    return config.optimizer == "onebit_adam"
-
-
-def _shards(config: TrialConfig, _: int) -> bool:
-    return _is_onebit(config) and config.zero_stage > 0
-
-
-def _divides_the_model(config: TrialConfig, _: int) -> bool:
-    return _is_onebit(config) and any(getattr(config, name) > 1 for name in DIMENSIONS)
-
-
-ONEBIT_STAGE = Combination(
-    rule="onebit-stage",
-    reads=("optimizer", "zero_stage"),
-    problem="every rank of 1-bit Adam needs the whole momentum and its own whole error: there is no state to shard",
-    remedy="set zero_stage=0, or use optimizer=adamw with reduce_dtype=int8",
-    holds=_shards,
-)
-ONEBIT_DIMENSIONS = Combination(
-    rule="onebit-dimensions",
-    reads=("optimizer", *DIMENSIONS),
-    problem="copies of a parameter on tensor, pipeline or expert ranks would be in different blocks of signs and drift apart",
-    remedy="use only data and context ranks, or optimizer=adamw with reduce_dtype=int8",
-    holds=_divides_the_model,
+    holds=lambda config, _: config.compile_blocks and splits_backward(config),
 )
 
 
@@ -152,29 +52,20 @@ class VersionRequirement:
     """Whether a configuration has these values, on a kind of device (cpu or cuda)."""
 
 
-def _compiles_fp64(config: TrialConfig, device: str) -> bool:
-    return config.compile_blocks and config.precision == "fp64" and device == "cpu"
-
-
-def _parts_backward_of_float8(config: TrialConfig, _: str) -> bool:
-    parts = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
-    return parts and config.precision == "fp8"
-
-
 NEWER: tuple[VersionRequirement, ...] = (
     VersionRequirement(
         since="2.13",
         settings="compile_blocks=true, precision=fp64, on CPUs",
         problem="torch.compile treats the sums of fp64 attention as fp32, so that backward fails",
         remedy="set compile_blocks=false or another precision",
-        holds=_compiles_fp64,
+        holds=lambda config, device: config.compile_blocks and config.precision == "fp64" and device == "cpu",
     ),
     VersionRequirement(
         since="2.13",
         settings=f"precision=fp8, pipeline_schedule={', '.join(sorted(ZERO_BUBBLE_SCHEDULES))}",
         problem="schedules that defer weight gradients do not support custom autograd functions",
         remedy="use precision=bf16, or another pipeline_schedule",
-        holds=_parts_backward_of_float8,
+        holds=lambda config, _: config.precision == "fp8" and splits_backward(config),
     ),
 )
 

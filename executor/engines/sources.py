@@ -126,11 +126,12 @@ class _Shape(Source):
         module, values = transformer_without_memory(self.spec, length, self.workload.seed, self.dtype, chunk, part)
         if self.config.precision == FLOAT8:
             module.multiply_in_float8()
+        tied = (TABLE, OUTPUT) if self.spec.tied_embeddings else (TABLE,)
         return ModelPart(
             module=module, values=values, blocks=module.layers(), units=module.sharding_units(),
             split=module.split_dimensions(), summands=frozenset(module.summand_parameters()),
             experts=frozenset(module.expert_parameters()),
-            tied=self._tied_names(), reads_in_units=True, enters="tokens",
+            tied=frozenset(tied if self.is_tied else ()), reads_in_units=True, enters="tokens",
             reads=self._reads(part), entry=self._entry(module), hidden=self._hidden(module), stage=stage,
         )  # fmt: skip
 
@@ -138,11 +139,6 @@ class _Shape(Source):
         places = (PLACES,) if self.config.pack_sequences and self.workload.document_lengths else ()
         ahead = (AHEAD,) if self.spec.mtp_layers else ()
         return ("labels", *places, *ahead) if part.last else places
-
-    def _tied_names(self) -> frozenset[str]:
-        if not self.is_tied:
-            return frozenset()
-        return frozenset({TABLE, OUTPUT}) if self.spec.tied_embeddings else frozenset({TABLE})
 
     def _entry(self, module: Transformer) -> Tensor:
         return torch.empty(self.config.micro_batch_size, len(module.places), dtype=torch.int64, device="meta")

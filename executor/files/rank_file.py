@@ -18,7 +18,6 @@ from search_spaces.trial import Workload
 
 ALIGNMENT = 4096
 """Alignment of offsets, sizes and addresses for direct I/O [bytes]; sufficient on every file system that we know of."""
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class Transfer:
@@ -116,7 +115,7 @@ def _reserve(descriptor: int, size: int, folder: Path) -> None:
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
-        if error.errno not in _FULL:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise
         free = os.statvfs(folder).f_bavail * os.statvfs(folder).f_frsize
         problem = f"a rank needs {size:,} bytes in files on {folder}, which has {free:,} left"

@@ -15,13 +15,6 @@ from typing import Any
 
 import torch
 
-BAD_REASONS = 0x0000_0000_0000_00E8
-"""Bits of NVML's clock event reasons that mean heat or power: HW slowdown, SW and HW thermal slowdown, HW power brake."""
-INTERVAL_SECONDS = 0.2
-"""Seconds between two readings. A reading takes well below a millisecond and blocks neither Python nor the device."""
-_SM_CLOCK = 1
-"""NVML_CLOCK_SM."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockReading:
@@ -59,7 +52,7 @@ class Nvml:
     def read(self) -> ClockReading | None:
         """Read the current clock; None: this device does not report it."""
         clock, reasons = ctypes.c_uint(), ctypes.c_ulonglong()
-        if self._library.nvmlDeviceGetClockInfo(self._device, _SM_CLOCK, ctypes.byref(clock)) != 0:
+        if self._library.nvmlDeviceGetClockInfo(self._device, 1, ctypes.byref(clock)) != 0:  # 1: NVML_CLOCK_SM
             return None
         if self._library.nvmlDeviceGetCurrentClocksThrottleReasons(self._device, ctypes.byref(reasons)) != 0:
             return None
@@ -76,7 +69,8 @@ def open_nvml(uuid: str) -> Nvml | None:
 class ClockWatch:
     """Reads a clock from the start of a `with` block to its end, in its own thread."""
 
-    def __init__(self, read: Callable[[], ClockReading | None], interval_seconds: float = INTERVAL_SECONDS) -> None:
+    def __init__(self, read: Callable[[], ClockReading | None], interval_seconds: float = 0.2) -> None:
+        """A reading takes well below a millisecond and blocks neither Python nor the device."""
         self._read, self._interval = read, interval_seconds
         self._readings: list[tuple[float, ClockReading]] = []
         self._stopped = threading.Event()
@@ -99,7 +93,8 @@ class ClockWatch:
         within = [reading for at, reading in self._readings if at >= began] or [reading for _, reading in self._readings[-1:]]
         if not within:
             return ClockState()
-        slowed = any(reading.reasons & BAD_REASONS for reading in within)
+        # NVML's clock event reasons that mean heat or power: HW slowdown, SW and HW thermal slowdown, HW power brake.
+        slowed = any(reading.reasons & 0xE8 for reading in within)
         return ClockState(sm_clock_mhz=fmean(reading.sm_mhz for reading in within), throttled=slowed)
 
     def _watch(self) -> None:

@@ -11,10 +11,6 @@ from executor.measurement.kernels import Case, Run
 from executor.parallel.collectives import all_gather_single, group_options, reduce_scatter_single
 from search_spaces.clusters.microbenchmark import COLLECTIVES, GroupShape, Operation
 
-SMALLEST_MESSAGE = 4096
-GROWTH = 4
-"""Ratio of consecutive payloads."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinkGroup:
@@ -66,12 +62,12 @@ def close_groups(groups: Sequence[LinkGroup]) -> None:
 
 def link_cases(context: RankContext, groups: Sequence[LinkGroup], largest_bytes: int) -> Iterator[Case]:
     """Yield every collective over every group, small messages first."""
-    size = SMALLEST_MESSAGE
+    size = 4096
     while size <= largest_bytes:
         for group in groups:
             for operation in COLLECTIVES:
                 yield _case(context, group, operation, size)
-        size *= GROWTH
+        size *= 4
 
 
 def _case(context: RankContext, group: LinkGroup, operation: Operation, size: int) -> Case:

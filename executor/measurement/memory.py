@@ -20,8 +20,6 @@ from executor.measurement.device import counters_of
 from search_spaces.clusters.presets import host_memory_bytes
 
 _MARK = re.compile(r"autotune\.tag:(\w+):(\d+)")
-_BACKEND = ("c10d::", "gloo:", "nccl:")
-"""Prefixes of operators inside which the backend allocates memory for itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,20 +143,19 @@ def _events(recorder: Any) -> list[_Event]:
     while stack:
         node, in_backend = stack.pop()
         if node.tag == _EventType.Allocation:
-            events.append(_allocation(node, in_backend))
+            fields = node.extra_fields
+            tag, kind = "buffers" if in_backend else "activations", fields.device.type
+            events.append(
+                _Event(node.start_time_ns, "memory", address=fields.ptr, size=fields.alloc_size, tag=tag, device=kind)
+            )
         else:
             name = node.name
             if mark := _MARK.fullmatch(name):
                 events.append(_Event(node.start_time_ns, "mark", tag=mark[1], address=int(mark[2])))
-            in_backend = in_backend or name.startswith(_BACKEND)
+            # Inside these operators the backend allocates memory for itself.
+            in_backend = in_backend or name.startswith(("c10d::", "gloo:", "nccl:"))
         stack.extend((child, in_backend) for child in node.children)
     return sorted(events, key=lambda event: event.time)
-
-
-def _allocation(node: Any, in_backend: bool) -> _Event:
-    fields = node.extra_fields
-    tag = "buffers" if in_backend else "activations"
-    return _Event(node.start_time_ns, "memory", address=fields.ptr, size=fields.alloc_size, tag=tag, device=fields.device.type)
 
 
 def _replay(

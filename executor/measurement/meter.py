@@ -10,7 +10,7 @@ from statistics import fmean
 import torch
 
 from executor.measurement.device import DeviceEvents, counters_of
-from executor.measurement.timing import StepTime, step_time
+from executor.measurement.timing import step_time
 from search_spaces.trial import CollectiveCount
 
 Sent = Mapping[tuple[str, str], tuple[int, int]]
@@ -104,17 +104,13 @@ class Meter:
         return Costs(
             compute_seconds=compute.mean if compute else None,
             wait_seconds=fmean(waited) if waited else None,
-            compute_relative_error=_known_error(compute),
+            # Not finite with too few steps.
+            compute_relative_error=compute.relative_error if compute and math.isfinite(compute.relative_error) else None,
             cpu_seconds=fmean(self._cpu_seconds),
             device_seconds=self._events.mean(),
             collectives=self._collectives,
             retries=sum_of_known(self._retries),
         )
-
-
-def _known_error(time: StepTime | None) -> float | None:
-    """Return the relative error; None if there are too few steps."""
-    return time.relative_error if time is not None and math.isfinite(time.relative_error) else None
 
 
 def sum_of_known(counts: Sequence[int | None]) -> int | None:

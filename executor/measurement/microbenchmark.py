@@ -112,12 +112,8 @@ LINK_SHARE = 0.35
 """Share of the time for communication."""
 FILE_SHARE = 0.2
 """Share of the time for files, if a folder is given."""
-FILE_EXTENTS = (4, 16)
-"""Numbers of extents of a file: what fits into the buffers, and four times that."""
 WEIGHTS = {Operation.LAYER: 4.0, Operation.HEAD: 2.0, Operation.PRODUCT: 2.0, Operation.PRODUCT_BACKWARD: 1.5}
 """Relative share of time for an operation (others: 1.0): layers determine most of a step."""
-BF16_ON_CPU = 0.3
-"""Factor for a precision that the device supports but seldom trains in."""
 QUICK_SHAPES: Mapping[Operation, tuple[tuple[int, ...], ...]] = {
     Operation.PRODUCT: ((256, 128, 512), (1024, 128, 512)),
     Operation.LAYER: ((1, 8, 32, 1, 64), (1, 128, 128, 4, 344), (4, 128, 128, 4, 344)),
@@ -127,8 +123,6 @@ QUICK_SHAPES: Mapping[Operation, tuple[tuple[int, ...], ...]] = {
 """CPU shapes of a quick measurement: layers from dominated by launches to dominated by products."""
 QUICK_MESSAGES = (2**12, 2**18)
 """Message sizes of a quick measurement, in bytes."""
-MEMORY_SHARE = 0.25
-"""Share of the free memory that one case may hold."""
 
 
 def run_microbenchmark(
@@ -187,7 +181,8 @@ class _Bench:
         progress: Callable[[Progress], None],
     ) -> None:
         self._context, self._request, self._stopwatch, self._progress = context, request, stopwatch, progress
-        self._memory_budget = -stopwatch.slowest(-MEMORY_SHARE * _free_bytes(context))
+        # One case may hold a quarter of the free memory.
+        self._memory_budget = -stopwatch.slowest(-0.25 * _free_bytes(context))
 
     def run(self, cases: Sequence[Case], seconds: float, phase: str) -> list[Measured]:
         """Return the cases' rows. Cases of one operation, precision and group form a family, which gets its share of the time
@@ -205,8 +200,9 @@ class _Bench:
         return rows
 
     def _weight(self, case: Case) -> float:
+        # The device supports it but seldom trains in it.
         rare = case.precision == "bf16" and self._context.device.type == "cpu"
-        return WEIGHTS.get(case.operation, 1.0) * (BF16_ON_CPU if rare else 1.0)
+        return WEIGHTS.get(case.operation, 1.0) * (0.3 if rare else 1.0)
 
     def _family(self, cases: Sequence[Case], seconds: float) -> Iterator[Measured]:
         """Measure the cases, cheapest first, until the next would exceed the time or the memory. The first is always measured.
@@ -232,7 +228,7 @@ class _Bench:
 def file_cases(folder: Path) -> Iterator[Case]:
     """Yield the cases of a folder's file system, read and written as the engine does, smallest file first."""
     for operation in (Operation.FILE_READ, Operation.FILE_UPDATE):
-        for extents in FILE_EXTENTS:
+        for extents in (4, 16):  # what fits into the buffers, and four times that
             size = extents * QUICK_BYTES
             yield Case(
                 operation=operation, precision="fp32", shape=(size,), cost=float(size), memory=float(BUFFERS * QUICK_BYTES),

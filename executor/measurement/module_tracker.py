@@ -87,7 +87,9 @@ class ModuleTracker:
 
     def _enter_module(self, module: nn.Module, _: Any) -> None:
         if not self._indices:
-            self._adopt(module)
+            self.modules = list(module.named_modules())
+            self._indices = {inner: index for index, (_, inner) in enumerate(self.modules)}
+            self.calls = [0] * len(self.modules)
         index = self._indices.get(module)
         if index is None:
             return
@@ -115,11 +117,6 @@ class ModuleTracker:
         """Record that this module creates the nodes that are numbered from now on."""
         self._numbers.append(torch._C._autograd._get_sequence_nr())
         self._makers.append(index)
-
-    def _adopt(self, model: nn.Module) -> None:
-        self.modules = list(model.named_modules())
-        self._indices = {module: index for index, (_, module) in enumerate(self.modules)}
-        self.calls = [0] * len(self.modules)
 
     def _hook_graph(self, output: Any) -> None:
         """Hook every node that the model's call has created, then clear the record of node numbers."""

@@ -13,8 +13,6 @@ BEHIND = 0.05
 """Relative excess of a rank's compute time over the others' above which its node is slow."""
 ERRORS = 3.0
 """Standard errors by which the excess must exceed that: in 200 jobs of 20 trials on 16 equal ranks there is no false alarm."""
-MEDIAN_ERROR = math.sqrt(math.pi / 2)
-"""Ratio of the standard error of a median of many normal values to that of their mean."""
 
 NORMAL = 1.4826
 """Ratio of the standard deviation of normal values to their median absolute deviation, which is robust to a few outliers."""
@@ -91,8 +89,8 @@ def _lag(rank: RankMeasurement, peers: Sequence[RankMeasurement], between: float
     # If the others differ by more than expected, this rank may too, by chance.
     scatter = max(between, NORMAL * median(abs(_seconds(other) / middle - 1.0) for other in peers))
     typical = math.hypot(median(_error(other) for other in peers), scatter)
-    # The median of one or two values is their mean.
-    of_median = typical * (MEDIAN_ERROR if len(peers) > 2 else 1.0) / math.sqrt(len(peers))
+    # sqrt(pi / 2): the standard error of a median of many normal values, over that of their mean, which it is for one or two.
+    of_median = typical * (math.sqrt(math.pi / 2) if len(peers) > 2 else 1.0) / math.sqrt(len(peers))
     ratio = _seconds(rank) / middle
     error = ratio * math.hypot(_error(rank), scatter, of_median)
     return Lag(rank=rank, peer_count=len(peers), behind=ratio - 1.0, error=error, median_seconds=middle)

@@ -16,8 +16,6 @@ from executor.parallel.copies import Copy, CopyEngine, HostPool
 
 LEAST_BYTES = 1024
 """Minimum size of an offloaded tensor; copying a smaller one costs more than it saves."""
-LARGEST_RATIO = 1.25
-"""Maximum size of a reused buffer, as a multiple of the requested size."""
 
 
 class ActivationOffload:
@@ -51,10 +49,8 @@ class ActivationOffload:
             block.forward = functools.partial(self._run, block, block.forward, index == 0)
 
     def take(self, size: int) -> Tensor:
-        """A host buffer of at least `size` bytes; slightly larger ones fit, since the rows of experts vary in number."""
-        fitting = [
-            buffer_size for buffer_size, free in self._free.items() if free and size <= buffer_size <= LARGEST_RATIO * size
-        ]
+        """A host buffer of at least `size` bytes; up to a quarter larger ones fit, since the rows of experts vary in number."""
+        fitting = [buffer_size for buffer_size, free in self._free.items() if free and size <= buffer_size <= 1.25 * size]
         return self._free[min(fitting)].pop() if fitting else self.pool.zeros(size, torch.uint8, pinned=True)
 
     def give_back(self, buffer: Tensor) -> None:

@@ -17,7 +17,6 @@ from search_spaces.training.windows import Visit, Window
 FLEX_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 FLEX_LEAST_WIDTH = 16
 """Minimum head width for the tensor-core tiles of flex attention."""
-MASKS_KEPT = 64
 
 
 def attend_to_window(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int, grouped: bool) -> Tensor:
@@ -139,7 +138,7 @@ def compiled_flex() -> Callable[..., Tensor]:
     return torch.compile(_plain_flex, dynamic=False)
 
 
-@lru_cache(MASKS_KEPT)
+@lru_cache(64)
 def block_mask_of(window: Window, start: int, queries: int, keys: int, device: str) -> BlockMask:
     """The mask of visited blocks, created once for all layers and steps."""
     is_visible = sees(window)

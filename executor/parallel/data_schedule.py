@@ -7,14 +7,9 @@ import torch
 from torch import Tensor, nn
 
 from search_spaces.models.model import ModelSpec
-from search_spaces.training.data_schedule import job_step, kept_at, length_at
+from search_spaces.training.data_schedule import job_step, kept_at
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
-
-
-def step_length(config: TrialConfig, workload: Workload, step: int) -> int:
-    """Number of tokens of a sample that a session trains on in step `step`."""
-    return length_at(config, workload, job_step(workload, step))
 
 
 def shortened(batch: Mapping[str, Tensor], length: int) -> dict[str, Tensor]:

@@ -201,16 +201,6 @@ class _Call(nn.Module):
         self._results = []
 
 
-def capture_of(config: TrialConfig, capture: type[Capture] = CudaCapture) -> Capture | None:
-    """What captures the blocks of this configuration; None: they run eagerly."""
-    return capture() if config.cuda_graphs else None
-
-
-def without_graphs(config: TrialConfig) -> TrialConfig:
-    """The same configuration with eager blocks, because a replayed graph calls no module."""
-    return config.replace({"cuda_graphs": False})
-
-
 def refuse_graphs(
     context: RankContext, model: Model, config: TrialConfig, workload: Workload, capture: type[Capture] = CudaCapture
 ) -> None:

@@ -20,9 +20,6 @@ CHUNK_ELEMENTS = 1 << 18
 _LEVELS = 1 << 16
 _UNIT = 2.0**-26
 """Values are multiples of it, so that they are exact in fp32 and do not depend on a processor's rounding."""
-_MULTIPLIERS = (0xED5AD4BB, 0xAC4C1B51, 0x31848BAB)
-_SHIFTS = (17, 11, 15)
-"""Constants of `triple32` [Wellons 2018, Prospecting for Hash Functions]; its last shift would not change bits used here."""
 
 
 class Kind(StrEnum):
@@ -147,7 +144,8 @@ class _Mixer:
         starts = self._count[:rows, None] * _signed(stride) + _signed(first)
         torch.add(starts, self._count[:run], out=x)
         x.bitwise_xor_(self._keys[0])
-        for step, (shift, multiplier) in enumerate(zip(_SHIFTS, _MULTIPLIERS, strict=True)):
+        # `triple32` [Wellons 2018, Prospecting for Hash Functions], whose last shift would not change bits used here.
+        for step, (shift, multiplier) in enumerate(((17, 0xED5AD4BB), (11, 0xAC4C1B51), (15, 0x31848BAB))):
             # Right shifts of signed integers are arithmetic; the mask makes them logical.
             torch.bitwise_right_shift(x, shift, out=shifted)
             x.bitwise_xor_(shifted.bitwise_and_((1 << (32 - shift)) - 1)).mul_(_signed(multiplier))

@@ -12,9 +12,6 @@ from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel, Wh
 from search_spaces.models.model import Latent, ModelSpec
 from search_spaces.training.windows import Window
 
-NORM_EPSILON = 1e-6
-"""Of the norms of the narrow vectors, whatever that of the other norms is [DeepSeek-AI 2024, their code]."""
-
 
 class LatentAttention(nn.Module):
     """Causal attention [DeepSeek-AI 2024, DeepSeek-V2, 2.1]: [batch, tokens, hidden] to the same shape.
@@ -30,7 +27,8 @@ class LatentAttention(nn.Module):
         super().__init__()
         self.latent, self.tensor, self.context, self.operators, self.window = latent, tensor, context, operators, window
         hidden, heads, self.plain = spec.hidden_size, spec.num_attention_heads, spec.head_dim - latent.rotated
-        norms = replace(spec, norm_epsilon=NORM_EPSILON)
+        # Of the norms of the narrow vectors, whatever that of the other norms is [DeepSeek-AI 2024, their code].
+        norms = replace(spec, norm_epsilon=1e-6)
         rank, down = latent.query_rank, latent.key_value_rank + latent.rotated
         self.query_down = WholeLinear(hidden, rank, bias=spec.qkv_bias) if rank else None
         self.query_latent_norm = operators.make_norm(norms, rank) if rank else None

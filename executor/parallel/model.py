@@ -35,8 +35,6 @@ from search_spaces.training.windows import window_of
 
 EXPERTS = ".experts."
 """Part of the names of the parameters of experts, and of no others."""
-WHOLE_BITS = 16
-"""Bits of a frozen weight that is kept in the dtype of computation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,7 +330,7 @@ class Transformer(nn.Module):
 
     def quantise(self) -> None:
         """Quantise the matrices of the layers, if the model has frozen weights of fewer bits. Tables and norms stay."""
-        if self.spec.adapts and self.spec.frozen_bits < WHOLE_BITS:
+        if self.spec.adapts and self.spec.frozen_bits < 16:
             for _, matrix in self.matrices():
                 matrix.quantise(self.spec.frozen_bits)
 
@@ -504,7 +502,9 @@ def transformer_without_memory(
     splits = model.split_dimensions()
     values: dict[str, FirstValues] = {}
     for name, parameter in model.named_parameters():
-        drawn = _first_values(_whole_name(name, spec), parameter, seed, splits.get(name), model.part.dividing(name))
+        # A tied output projection has the embedding's values, even on another rank.
+        whole_name = "embedding.tokens.weight" if spec.tied_embeddings and name == "head.output.weight" else name
+        drawn = _first_values(whole_name, parameter, seed, splits.get(name), model.part.dividing(name))
         zeros = spec.zero_centered_norms and "norm" in name
         values[name] = replace(drawn, kind=Kind.ZEROS) if zeros else drawn
     with torch.device("meta"):
@@ -533,11 +533,6 @@ def build_transformer(
     model, values = transformer_without_memory(spec, sequence_length, seed, dtype, loss_chunk_size, part)
     materialise(model, values, torch.device("cpu"))
     return model
-
-
-def _whole_name(name: str, spec: ModelSpec) -> str:
-    """A parameter's name in the whole model: a tied output projection has the embedding's, even on another rank."""
-    return "embedding.tokens.weight" if spec.tied_embeddings and name == "head.output.weight" else name
 
 
 def _first_values(name: str, parameter: Tensor, seed: int, split: int | None, tensor: TensorParallel) -> Drawn:

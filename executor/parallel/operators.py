@@ -38,7 +38,9 @@ class Operators:
     def gate(self, gate: Tensor, hidden: Tensor, kind: str) -> Tensor:
         """The activated gate [..., width] times `hidden`."""
         if kind == CLAMPED:
-            return _clamped(gate, hidden)
+            limit = 7.0
+            gate = gate.clamp(max=limit)
+            return (hidden.clamp(-limit, limit) + 1) * (gate * torch.sigmoid(1.702 * gate))
         return self.activate(gate, kind) * hidden
 
     def activate(self, x: Tensor, kind: str) -> Tensor:
@@ -51,15 +53,6 @@ class Operators:
                 return functional.gelu(x, approximate="tanh")
             case _:
                 return functional.relu(x)
-
-
-ALPHA, LIMIT = 1.702, 7.0
-
-
-def _clamped(gate: Tensor, hidden: Tensor) -> Tensor:
-    """`CLAMPED` of a gate and `hidden` [..., width]."""
-    gate = gate.clamp(max=LIMIT)
-    return (hidden.clamp(-LIMIT, LIMIT) + 1) * (gate * torch.sigmoid(ALPHA * gate))
 
 
 class ZeroCenteredNorm(nn.Module):

@@ -1,7 +1,7 @@
 """Classifies an exception in a rank: what it means for the trial."""
 
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,7 +42,9 @@ def classify(
         return Failure(outcome=Outcome.INVALID, message=error.message, rule=error.rule)
     if isinstance(error, WrongResultError):
         return Failure(outcome=Outcome.WRONG, message=one_line(error))
-    causes = list(_causes(error))
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
     pieces = [_evidence(cause, tuple(signs_of(str(cause))) if signs_of else ()) for cause in causes]
     row, piece = (table or failure_table()).find(*pieces)
     # Report an INFEASIBLE trial with the allocator's message, wherever it was raised; any other with the outermost error.
@@ -80,12 +82,6 @@ def real_traceback(error: BaseException) -> str:
 
 def _is_ours(filename: str) -> bool:
     return filename.startswith((*_OUR_FOLDERS, "<frozen importlib")) or "/importlib/" in filename
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__
 
 
 def _evidence(error: BaseException, signs: tuple[Sign, ...]) -> Evidence:

@@ -27,8 +27,6 @@ Work = TrialRequest | MicrobenchmarkRequest
 """What a gang runs. It treats a micro-benchmark like a trial: both have an attempt, a time limit and a result."""
 STACK_SECONDS = 0.5
 """Time for ranks to print their threads' stacks before they are killed for a hang or a time limit."""
-MOST_STACKS = 4
-"""Most ranks whose stacks are reported: those with the least progress."""
 START_SECONDS = 180.0
 """Time for cold ranks to import their code and to join."""
 REJOIN_SECONDS = 15.0
@@ -122,7 +120,10 @@ class Gang:
         self._asked_at, self._setup_seconds = time.monotonic(), 0.0
         path = (*(_folders(request.model) if isinstance(request, TrialRequest) else ()), *self._own_path)
         self._table = failure_table(request.failures if isinstance(request, TrialRequest) else ())
-        self._drain_idle_messages()
+        # The messages since the last trial; those of processes that are still starting are left to `poll`.
+        if self._stage not in (Stage.DOWN, Stage.STARTING):
+            for rank, message in self._transport.receive(0):
+                self._handle_idle(rank, message)
         # A warm process has modules imported from the old path, and libraries configured by the old variables.
         started_for = (self._path, self._variables)
         if (path, variables) != started_for or self._dead or self._is_spent(request):
@@ -167,12 +168,6 @@ class Gang:
     def _is_warm(self) -> bool:
         """Whether the processes were running before this trial, in this gang or in another."""
         return self._trials > 0 or self._transport.reused
-
-    def _drain_idle_messages(self) -> None:
-        """Handle the messages since the last trial. Messages of processes that are still starting are left to `poll`."""
-        if self._stage not in (Stage.DOWN, Stage.STARTING):
-            for rank, message in self._transport.receive(0):
-                self._handle_idle(rank, message)
 
     def _handle_idle(self, rank: int, message: Message | Death) -> list[GangEvent]:
         """Handle a message that arrives outside a trial."""
@@ -245,17 +240,15 @@ class Gang:
     def _handle_ready(self, rank: int, message: Message) -> None:
         self._ready[rank] = message
         if len(self._ready) == self._transport.world_size:
+            # If the gang's device is `auto`, the trial's device kind decides.
+            kind = self._request.device_kind if isinstance(self._request, TrialRequest) else None
+            device = kind if kind is not None and self._device == devices.AUTO else self._device
             try:
-                self._places = devices.assign([message for _, message in sorted(self._ready.items())], self._requested_device())
+                self._places = devices.assign([message for _, message in sorted(self._ready.items())], device)
             except RunnerError:
                 self._give_up()
                 raise
             self._join(START_SECONDS)
-
-    def _requested_device(self) -> str:
-        """Return the gang's own device, or the trial's device kind if the gang's is `auto`."""
-        kind = self._request.device_kind if isinstance(self._request, TrialRequest) else None
-        return kind if kind is not None and self._device == devices.AUTO else self._device
 
     def _handle_end(self, rank: int, report: Report) -> list[GangEvent]:
         if self._stage is not Stage.RUNNING:
@@ -293,7 +286,10 @@ class Gang:
             if result.outcome in (Outcome.LOST, Outcome.PREEMPTED):
                 return [self._finish(Verdict(result=result, keep=False, rank=rank))]
         self._give_up()
-        reason, trace = _start_failure(report)
+        if isinstance(report, Death):
+            reason, trace = f"it {how_it_ended(report)}", report.output
+        else:
+            reason, trace = report["message"], report["traceback"]
         raise RunnerError(f"rank {rank} did not start: {reason}" + (f"\n{trace}" if trace else ""))
 
     def _check_time(self) -> list[GangEvent]:
@@ -321,7 +317,7 @@ class Gang:
         assert self._watchdog is not None
         row, _ = self._table.find(Evidence(signs=(sign,)))
         places, order = self._watchdog.places(time.monotonic()), self._watchdog.behind()
-        stacks = stacks_text(self._transport.stacks(STACK_SECONDS), order, MOST_STACKS)
+        stacks = stacks_text(self._transport.stacks(STACK_SECONDS), order, 4)  # of the ranks with the least progress
         return self.end(row.outcome, f"{why} ({places}); every rank was killed", cause=row.name, traceback=stacks)
 
     def _node_of(self, rank: int) -> str | None:
@@ -363,9 +359,3 @@ class Gang:
 
 def _folders(model: Model) -> tuple[str, ...]:
     return model.python_path if isinstance(model, FactoryModel) else ()
-
-
-def _start_failure(report: Report) -> tuple[str, str | None]:
-    if isinstance(report, Death):
-        return f"it {how_it_ended(report)}", report.output
-    return report["message"], report["traceback"]

@@ -17,8 +17,6 @@ from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import TrialRequest, Workload
 
-RUN_PROFILE = "executor.profile:run_profile"
-
 
 def profile_model(request: TrialRequest, *, python_path: Sequence[str] = (), device: str = "auto") -> ModelProfile:
     """Profile the request's model with its configuration, in its own process, with all cores of this machine.
@@ -31,7 +29,7 @@ def profile_model(request: TrialRequest, *, python_path: Sequence[str] = (), dev
         FactoryError: the user's module or text cannot be used.
         RunnerError: no process can be started, it died, or it took longer than the request's `timeout_seconds`.
     """
-    transport = LocalTransport(1, environment={}, trial_function=RUN_PROFILE)
+    transport = LocalTransport(1, environment={}, trial_function="executor.profile:run_profile")
     try:
         transport.start(python_path, variables_of(request.config.environment))
         return _profile_of(request, answer_of(transport, request, device, "no profile"))

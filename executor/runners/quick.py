@@ -15,8 +15,6 @@ from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest, Microbe
 from search_spaces.plain import from_plain, to_plain
 
 ROOT = str(Path(__file__).resolve().parents[2])
-# As in rank_main, no module of the user is imported, whatever the working directory contains.
-_MAIN = f"import sys; sys.path.insert(0, {ROOT!r}); from executor.measurement.quick import main; main()"
 TIMEOUT_SECONDS = 15.0
 """On a machine that takes longer, the measurement would be meaningless."""
 
@@ -29,8 +27,10 @@ def measure_processors(world_size: int) -> MicrobenchmarkResult:
     """
     request = MicrobenchmarkRequest(attempt="quick", world_size=world_size, precisions=("fp32",), quick=True)
     threads = thread_environment(len(os.sched_getaffinity(0)), world_size)
+    # As in rank_main, no module of the user is imported, whatever the working directory contains.
+    code = f"import sys; sys.path.insert(0, {ROOT!r}); from executor.measurement.quick import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-P", "-c", _MAIN],
+        [sys.executable, "-P", "-c", code],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

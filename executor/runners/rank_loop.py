@@ -56,7 +56,8 @@ class RankLoop:
         self._counters = DeviceCounters(torch.device("cpu"))
         self._attempt = self._aborted = ""
         self._aborting = threading.Lock()
-        self._malloc_trim = _find_malloc_trim()
+        # Of glibc; other C libraries do not have it.
+        self._malloc_trim: Callable[[int], object] | None = getattr(ctypes.CDLL(None), "malloc_trim", None)
         self._frozen = False
         self._lock = threading.Lock()
         self._heartbeat = RankHeartbeat(self._send)
@@ -102,7 +103,7 @@ class RankLoop:
         try:
             answer = encode(self._do(message))
         except BaseException as error:  # a user's sys.exit() must not end the rank silently
-            answer, failed = encode(_failure_message(self._classify(error))), True
+            answer, failed = encode({"kind": Kind.FAILURE, **to_plain(self._classify(error))}), True
         finally:
             self._heartbeat.end()
         # Not inside the `try`, where the error would keep alive all objects of its frames.
@@ -201,19 +202,6 @@ def _ready() -> Message:
     }
 
 
-def _failure_message(failure: Failure) -> Message:
-    return {"kind": Kind.FAILURE, **to_plain(failure)}
-
-
-def _find_malloc_trim() -> Callable[[int], object] | None:
-    """Return glibc's function; other C libraries do not have it."""
-    return getattr(ctypes.CDLL(None), "malloc_trim", None)
-
-
-_WANTED = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)")
-_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
-
-
 class DeviceMemory:
     """Tracks one rank process from trial to trial. Without device counters it does nothing: host memory is shared."""
 
@@ -240,16 +228,14 @@ class DeviceMemory:
 
     def signs(self, message: str) -> tuple[Sign, ...]:
         """Return LEFTOVER if an allocation lacked no more memory than earlier trials have left."""
-        missed = missing_bytes(message, self._free()) if self._held else None
-        return (Sign.LEFTOVER,) if missed is not None and self._held >= missed else ()
+        wanted = re.search(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB)", message)  # by torch's allocator
+        if not self._held or wanted is None:
+            return ()
+        unit = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30}[wanted[2]]
+        missed = max(int(float(wanted[1]) * unit) - self._free(), 0)
+        return (Sign.LEFTOVER,) if self._held >= missed else ()
 
     def _free(self) -> int:
         # After a sticky error the device no longer answers, and the message is not the allocator's.
         memory = None if self._counters is None else self._counters.memory_in_use()
         return 0 if memory is None else memory[1]
-
-
-def missing_bytes(message: str, free: int) -> int | None:
-    """Return the bytes that the device lacked, from the message of torch's allocator; None: it is another message."""
-    match = _WANTED.search(message)
-    return None if match is None else max(int(float(match[1]) * _UNITS[match[2]]) - free, 0)

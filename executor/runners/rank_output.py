@@ -20,13 +20,8 @@ from typing import BinaryIO, Generic, TypeVar
 
 TAIL_BYTES = 16_384
 """Bytes of the end of a rank's output that are kept in memory."""
-LOG_BYTES = 4 * 1024 * 1024
-"""Size at which a log file is rotated; one old file is kept."""
 FIRST_BYTES, LAST_BYTES = 65_536, 262_144
 """Bytes of the beginning and of the end that are forwarded of the output between two readings."""
-PASS_SECONDS = 0.25
-"""Interval at which output is forwarded that is not followed by a message."""
-_READ_BYTES = 65_536
 _READS = 32
 """Most reads at once: a rank may print faster than the parent reads."""
 
@@ -74,7 +69,8 @@ class RankOutput:
         """Return the output since the last call, if that was long enough ago or it is requested `at_once`."""
         if ended:
             self._thread.join(0.5)
-        if not (at_once or ended) and time.monotonic() - self._passed_at < PASS_SECONDS:
+        # Output that is not followed by a message is forwarded four times a second.
+        if not (at_once or ended) and time.monotonic() - self._passed_at < 0.25:
             return []
         self._passed_at = time.monotonic()
         with self._lock:
@@ -109,7 +105,7 @@ class RankOutput:
             if self._at_end:
                 return
             try:
-                chunk = os.read(self._stream.fileno(), _READ_BYTES)
+                chunk = os.read(self._stream.fileno(), 65_536)
             except BlockingIOError:
                 return
             self._at_end = not chunk
@@ -126,8 +122,8 @@ class RankOutput:
 
 
 def _roll(path: str, log: BinaryIO | None) -> BinaryIO:
-    """Return the open log file, after rotating one that is full."""
-    if log is not None and log.tell() < LOG_BYTES:
+    """Return the open log file, after rotating one that is full (4 MiB); one old file is kept."""
+    if log is not None and log.tell() < 4 * 2**20:
         return log
     if log is not None:
         log.close()

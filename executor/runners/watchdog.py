@@ -88,8 +88,6 @@ class RankHeartbeat:
             time.sleep(BEAT_SECONDS)
 
 
-STEPPING = ("warmup", "memory", "measure")
-"""Phases that consist of steps. The build time is not predicted, so only the trial's time limit bounds it."""
 SLOW_FACTOR = 20.0
 """Multiple of the predicted step time, or of the longest step so far, above which a step counts as hanging. A prediction may be
 ten times too short, another process may take half of the machine, and the memory account makes a step several times longer."""
@@ -125,7 +123,7 @@ class Watchdog:
     def hang(self, now: float) -> str:
         """Return why the trial hangs; empty: it does not.
 
-        1. Every rank has sent a beat, and all are in a phase of steps.
+        1. Every rank has sent a beat, and all are in a phase of steps. The time of the build is not predicted.
         2. No rank has made progress for `SLOW_FACTOR` times the predicted step, or the longest step so far if that is longer: a
            prediction that is too short does not end a trial that has finished a step.
         3. Until every rank has finished a step, `FIRST_STEP_SECONDS` are added, and `COMPILE_SECONDS` if the trial compiles.
@@ -133,14 +131,15 @@ class Watchdog:
         4. Without a step and without a prediction there is no reference: only the trial's own limit applies.
         """
         ranks = self._positions.values()
-        if not self._watches or len(ranks) < self._world_size or any(rank.phase not in STEPPING for rank in ranks):
+        stepping = {rank.phase for rank in ranks} <= {"warmup", "memory", "measure"}
+        if not self._watches or len(ranks) < self._world_size or not stepping:
             return ""
         slowest = min(rank.longest for rank in ranks)
         reference = max(self._expected or 0.0, max(rank.longest for rank in ranks))
         if not reference:
             return ""
         most = max(SLOW_FACTOR * reference, HANG_SECONDS) if slowest else self._first + SLOW_FACTOR * reference
-        if (still := self._still(now)) <= most:
+        if (still := self._since(list(self._positions), now)) <= most:
             return ""
         verb = "is predicted to take" if reference == self._expected else "took"
         return f"no rank has made progress for {still:.0f} s, and a step {verb} {reference:.2g} s"
@@ -163,9 +162,6 @@ class Watchdog:
     def behind(self) -> list[int]:
         """Return the ranks, those with the least progress first."""
         return sorted(self._positions, key=lambda rank: (self._positions[rank].step, -self._positions[rank].since))
-
-    def _still(self, now: float) -> float:
-        return self._since(list(self._positions), now)
 
     def _since(self, ranks: list[int], now: float) -> float:
         """Return the seconds since the last progress of any of these ranks. A silent rank counts as still at its position."""

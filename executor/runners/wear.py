@@ -9,9 +9,6 @@ from executor.process_tree import descendants
 TRIALS_PER_PROCESS = 100
 """Trials after which processes are restarted whatever they hold. This bounds leaks that are too slow or not checked. A cold
 start takes a few seconds, which is well below a tenth of a second per trial."""
-BASE_TRIALS = 2
-"""The usage after the second trial is the base: it includes late imports, libraries' caches and process groups of the first.
-A failed trial may leave its allocations: if it is one of these two, the base includes none of torch's memory."""
 RESIDENT_SHARE = 0.5
 RESIDENT_BYTES = 512 * 2**20
 """Memory of each kind may grow by this share of the base plus these bytes: allocators and libraries cache part of what the
@@ -72,7 +69,9 @@ class Wear:
         """Record what a rank holds after a trial."""
         self._seen[rank] = self._seen.get(rank, 0) + 1
         self._last[rank] = usage
-        if self._seen[rank] <= BASE_TRIALS:
+        # The usage after the second trial is the base: it includes late imports, libraries' caches and process groups of the
+        # first. A failed trial may leave its allocations: if it is one of these two, the base includes none of torch's memory.
+        if self._seen[rank] <= 2:
             self._base[rank] = replace(usage, reserved_bytes=0, pinned_bytes=0) if usage.failed else usage
 
     def restart_reason(self) -> str:

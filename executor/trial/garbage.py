@@ -4,9 +4,6 @@ import contextlib
 import gc
 from collections.abc import Iterator
 
-_YOUNG = 1
-"""The oldest generation that is collected. Objects that survive are never scanned again, so a collection stays short."""
-
 
 @contextlib.contextmanager
 def collected_by_steps(interval: int) -> Iterator[None]:
@@ -28,4 +25,5 @@ def collected_by_steps(interval: int) -> Iterator[None]:
 def collect_at(step: int, interval: int) -> None:
     """Collect the young generations if this step is a multiple of `interval`."""
     if interval and step and step % interval == 0:
-        gc.collect(_YOUNG)
+        # Not the oldest generation: objects that survive are never scanned again, so a collection stays short.
+        gc.collect(1)

@@ -17,8 +17,6 @@ from search_spaces.models.huggingface import BUILT
 from search_spaces.trial import Workload
 
 CONFIG, ADAPTER = "config.json", "adapter_config.json"
-MASKED_SHARE = 0.15
-"""Fraction of masked tokens [Devlin et al. 2019, BERT, 3.1]; every sample has the same number, so samples weigh equally."""
 IGNORED = -100
 """Label of a token that the loss ignores."""
 
@@ -133,7 +131,8 @@ class _Masked(_Text):
 
     def draw(self, size: int, generator: torch.Generator) -> Mapping[str, Tensor]:
         tokens = self._tokens(size, self.length, generator)
-        count = max(round(MASKED_SHARE * self.length), 1)
+        # 15% [Devlin et al. 2019, BERT, 3.1]; every sample has the same number of masked tokens, so samples weigh equally.
+        count = max(round(0.15 * self.length), 1)
         places = torch.rand(size, self.length, generator=generator).argsort(dim=1)[:, :count]
         labels = torch.full_like(tokens, IGNORED).scatter(1, places, tokens.gather(1, places))
         return {"input_ids": tokens.scatter(1, places, 0), "labels": labels}

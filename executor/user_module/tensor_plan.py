@@ -47,10 +47,13 @@ def divide(user: UserModule, tensor: TensorParallel) -> Division:
     split: dict[str, int] = {}
     slices: dict[int, nn.Parameter] = {}
     for _, inner, style in list(_divided(user)):
-        for key, dimension in _cuts(inner, style).items():
+        dimension = _weight_dimension(inner, style)
+        biased = style is not Style.ROWWISE and inner.bias is not None
+        for key in ("weight", "bias") if biased else ("weight",):
             whole = inner.get_parameter(key)
             split[names[id(whole)]] = dimension
-            slices.setdefault(id(whole), _slice(whole, dimension, tensor))
+            shard = whole.data.chunk(tensor.size, dim=dimension)[tensor.rank].clone()
+            slices.setdefault(id(whole), nn.Parameter(shard, requires_grad=whole.requires_grad))
             setattr(inner, key, slices[id(whole)])
         inner.forward = _forward(inner, style, tensor)
     for owner, name in list(_heads(user)):
@@ -63,7 +66,11 @@ def _divided(user: UserModule) -> Iterator[tuple[str, nn.Module, Style]]:
     """The modules whose weights are cut. A shared weight is cut only if all its owners cut it along the same dimension."""
     divisible = [item for item in matched(user.module, user.plan) if item[2] is not Style.SUMMAND]
     for name, inner, style in divisible:
-        _require_plain(user.reference, name, inner, style)
+        if not is_plain(inner, style):
+            raise FactoryError(
+                f"{user.reference}: plan.tensor names {name}, a {type(inner).__name__}; "
+                f"{style} divides a Linear, or rowwise an Embedding without max_norm"
+            )
     cut = {inner: _weight_dimension(inner, style) for _, inner, style in divisible}
     owners: dict[int, set[int | None]] = {}
     for inner in user.module.modules():
@@ -74,30 +81,12 @@ def _divided(user: UserModule) -> Iterator[tuple[str, nn.Module, Style]]:
             yield name, inner, style
 
 
-def _require_plain(reference: str, name: str, inner: nn.Module, style: Style) -> None:
-    if not is_plain(inner, style):
-        kind = "a Linear, or rowwise an Embedding without max_norm"
-        raise FactoryError(f"{reference}: plan.tensor names {name}, a {type(inner).__name__}; {style} divides {kind}")
-
-
 def _weight_dimension(inner: nn.Module, style: Style) -> int:
     return INPUTS if style is Style.ROWWISE and not isinstance(inner, nn.Embedding) else OUTPUTS
 
 
-def _cuts(inner: nn.Module, style: Style) -> dict[str, int]:
-    """Parameter of the module -> the dimension that is cut."""
-    dimension = _weight_dimension(inner, style)
-    biased = style is not Style.ROWWISE and inner.bias is not None
-    return {"weight": dimension, "bias": dimension} if biased else {"weight": dimension}
-
-
 def _size(inner: nn.Module, style: Style) -> int:
     return inner.get_parameter("weight").shape[_weight_dimension(inner, style)]
-
-
-def _slice(whole: nn.Parameter, dimension: int, tensor: TensorParallel) -> nn.Parameter:
-    shard = whole.data.chunk(tensor.size, dim=dimension)[tensor.rank].clone()
-    return nn.Parameter(shard, requires_grad=whole.requires_grad)
 
 
 def _forward(inner: nn.Module, style: Style, tensor: TensorParallel) -> Callable[[Tensor], Tensor]:
@@ -110,17 +99,12 @@ def _forward(inner: nn.Module, style: Style, tensor: TensorParallel) -> Callable
 
 
 def _own_outputs(linear: nn.Linear, tensor: TensorParallel, gathers: bool, x: Tensor) -> Tensor:
-    outputs = _overlapped_outputs(linear, tensor, x) if tensor.overlaps else _outputs(linear, tensor.enter(x))
+    if tensor.overlaps:
+        _, (outputs,) = tensor.multiply_columns(x, [linear.weight])
+        outputs = outputs if linear.bias is None else outputs + linear.bias
+    else:
+        outputs = functional.linear(tensor.enter(x), linear.weight, linear.bias)
     return tensor.gather_features(outputs) if gathers else outputs
-
-
-def _outputs(linear: nn.Linear, x: Tensor) -> Tensor:
-    return functional.linear(x, linear.weight, linear.bias)
-
-
-def _overlapped_outputs(linear: nn.Linear, tensor: TensorParallel, x: Tensor) -> Tensor:
-    _, (outputs,) = tensor.multiply_columns(x, [linear.weight])
-    return outputs if linear.bias is None else outputs + linear.bias
 
 
 def _sum_inputs(linear: nn.Linear, tensor: TensorParallel, x: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """A pipeline stage of a user's module: the module itself, in which only the stage's blocks compute anything."""
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -61,7 +61,8 @@ def cut_stage(module: nn.Module, survey: Survey, blocks: Sequence[int], enters: 
     stage = StageForward(module, enters, first)
     mine = [module.get_submodule(survey.blocks[block]) for block in blocks]
     if not first:
-        _replace_before(module, survey.outputs)
+        for name, output in survey.outputs.items():
+            module.get_submodule(name).forward = functools.partial(_zeros_like, output)
         mine[0].register_forward_pre_hook(stage.take_over, with_kwargs=True)
     for block, name in enumerate(survey.blocks):
         if block < blocks[0]:
@@ -71,11 +72,6 @@ def cut_stage(module: nn.Module, survey: Survey, blocks: Sequence[int], enters: 
     _drop(module, survey, stage_parameters)
     module.forward = stage
     return mine
-
-
-def _replace_before(module: nn.Module, outputs: Mapping[str, Any]) -> None:
-    for name, output in outputs.items():
-        module.get_submodule(name).forward = functools.partial(_zeros_like, output)
 
 
 def _zeros_like(output: Any, *args: Any, **kwargs: Any) -> Any:

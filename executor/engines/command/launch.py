@@ -11,7 +11,7 @@ from typing import Any
 
 from executor.engine import RankContext
 from executor.engines import leftovers
-from executor.engines.command.launchers import REPORT_VARIABLE, Placement, inherited, launcher_command, launcher_environment
+from executor.engines.command.launchers import Placement, inherited, launcher_command, launcher_environment
 from executor.engines.command.process import Launch, python_command
 from executor.measurement.agreement import gather_plain
 from executor.measurement.memory import SLACK_BYTES
@@ -43,7 +43,7 @@ def make_launch(trial: Trial, command: CommandModel, placement: Placement, folde
     variables = {
         **launcher_environment(command, placement, config, accumulation, files, on_cpu),
         **_extensions_variable(command, files),
-        REPORT_VARIABLE: str(folder / "report.jsonl"),
+        "AUTOTUNE_REPORT": str(folder / "report.jsonl"),
         **environment_of(command, config),
     }
     limit = request.memory_limit_bytes

@@ -8,8 +8,6 @@ from pathlib import Path
 from search_spaces.models.command import CommandModel, program_at
 from search_spaces.trial_config import TrialConfig
 
-REPORT_VARIABLE = "AUTOTUNE_REPORT"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Placement:

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
 START_SECONDS = 30.0
 """Time limit for the supervisor, a Python without packages, to start the script."""
 END_SECONDS = 10.0
@@ -62,7 +61,7 @@ class ScriptProcess:
             encoding="utf-8",
         )  # fmt: skip
         self._supervisor = subprocess.Popen(
-            [sys.executable, "-I", "-S", SUPERVISOR, str(plan)],
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")), str(plan)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -136,7 +136,6 @@ _NUMBERS = frozenset({
     "step_seconds", "step_milliseconds", "steps_per_second", "loss", "waited", "device_bytes", "reserved_bytes",
 })  # fmt: skip
 _POSITIVE = _NUMBERS - {"loss", "clock", "waited", "device_bytes", "reserved_bytes"}
-_NOT_NEGATIVE = _NUMBERS - _POSITIVE - {"loss"}
 
 
 def _number(name: str, value: Any) -> float:
@@ -147,7 +146,7 @@ def _number(name: str, value: Any) -> float:
         raise ValueError(f"{name} is reported as {value!r}, which is not a number") from None
     if name in _POSITIVE and not 0 < number < math.inf:
         raise ValueError(f"{name} is reported as {value!r}, which is not above 0")
-    if name in _NOT_NEGATIVE and not 0 <= number < math.inf:
+    if name not in _POSITIVE | {"loss"} and not 0 <= number < math.inf:
         raise ValueError(f"{name} is reported as {value!r}, which is not 0 or above")
     return number
 
@@ -262,7 +261,9 @@ class ReportedSteps:
             return
         if self.measuring:
             self._timed.append(step)
-            self.enough = self._is_enough()
+            seconds = [timed.seconds for timed in self._timed]
+            most = self._trial.request.fidelity.max_steps
+            self.enough = len(seconds) >= most or is_enough(self._trial, seconds, sum(seconds))
             return
         self._warm.append(step)
         fidelity, race = self._trial.request.fidelity, self._trial.race
@@ -277,7 +278,3 @@ class ReportedSteps:
         every = [*self._warm, *self._timed]
         self.settled = False
         return every[len(every) // 2 :]
-
-    def _is_enough(self) -> bool:
-        seconds = [step.seconds for step in self._timed]
-        return len(seconds) >= self._trial.request.fidelity.max_steps or is_enough(self._trial, seconds, sum(seconds))

@@ -21,18 +21,13 @@ from executor.measurement.trial_report import rate_of
 from executor.measurement.trial_state import Trial
 from search_spaces.failure import Evidence, FailureTable, Sign
 from search_spaces.models.command import CommandModel
-from search_spaces.models.model import Model
 from search_spaces.outcome import Outcome
 from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, BATCH_PLACEHOLDERS, is_trainer, names_in
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 from search_spaces.waiting import waiting_text
 
-KEPT_LOSSES = 3
 REMEDY = "call autotune.report(samples=…) after every optimizer step, or give --pattern for its log"
-_TAKEN_FROM_OUTSIDE = (Outcome.LOST, Outcome.PREEMPTED)
 
-_LIMIT = Evidence(exceptions=("MemoryLimitError",))
-"""Evidence for a script that uses more memory than a rank may."""
 Facts = dict[str, Any]
 """What a rank knows about its script, as plain data."""
 
@@ -42,7 +37,7 @@ def facts_of(watch: Watch, rank: int, table: FailureTable) -> Facts:
     ended, readings = watch.process.exit, watch.readings
     failure = read_failure(watch.output.tail)
     evidence = failure.evidence(None if ended is None else ended.code, watch.killed_for_memory)
-    row, _ = table.find(_LIMIT if watch.state is State.OVER else evidence)
+    row, _ = table.find(Evidence(exceptions=("MemoryLimitError",)) if watch.state is State.OVER else evidence)
     timed = watch.steps.timed()
     waited = [step.waited for step in timed if step.waited is not None]
     return {
@@ -59,7 +54,7 @@ def facts_of(watch: Watch, rank: int, table: FailureTable) -> Facts:
         "report_problem": readings.not_finite or readings.problem,
         "reports": readings.count,
         "samples": next(iter(readings.reported_samples.most_common(1)), (None, 0))[0],
-        "losses": readings.losses[:KEPT_LOSSES],
+        "losses": readings.losses[:3],
         "seconds": [step.seconds for step in timed],
         "warm": watch.steps.warm_seconds,
         "hopeless": watch.steps.hopeless,
@@ -139,7 +134,7 @@ def _failed(trial: Trial, rows: Sequence[Facts]) -> TrialResult:
     message = f"{failed_rank}: {how}"
     if failure.outcome is Outcome.INFEASIBLE:
         message = f"{failed_rank}: the kernel killed the script: out of memory" if cause["killed_for_memory"] else cause["line"]
-    elif failure.signals and failure.outcome in _TAKEN_FROM_OUTSIDE:
+    elif failure.signals and failure.outcome in (Outcome.LOST, Outcome.PREEMPTED):
         message = f"{failed_rank}: the script was killed from outside"
     return _without_timing(trial, failure.outcome, message, cause["text"], rows, cause)
 
@@ -165,7 +160,7 @@ def _hanging(trial: Trial, rows: Sequence[Facts]) -> TrialResult:
     reports = max(row["reports"] for row in rows)
     progress = f"no further report after {reports} reports" if reports else "no report was received"
     message = f"no result within {trial.request.timeout_seconds:g} s ({progress}); the script was killed on every rank"
-    text = "\n".join(f"rank {row['rank']}:\n{without_handler_words(row['text'])}" for row in rows if row["text"])
+    text = "\n".join(f"rank {row['rank']}:\n{_stack_traces(row['text'])}" for row in rows if row["text"])
     row, _ = failure_table(trial.request.failures).find(Evidence(signs=(Sign.TIME_LIMIT,)))
     return dataclasses.replace(_without_timing(trial, row.outcome, message, text), cause=row.name)
 
@@ -232,14 +227,9 @@ def _message(trial: Trial, timed: Facts, rows: Sequence[Facts], lost: Interval |
             "the script ended before its steps settled" if ended else "step times still drifted when the allowed warm-up ended"
         )
         parts.append(f"unstable: {why}")
-    parts += filter(None, (_wait_text(rows, trial.request.model), _samples_text(trial, timed)))
+    waits = [row["waited"] / statistics.fmean(row["seconds"]) for row in rows if row["waited"] and row["seconds"]]
+    parts += filter(None, (waiting_text(max(waits, default=0.0), trial.request.model), _samples_text(trial, timed)))
     return "; ".join(parts)
-
-
-def _wait_text(rows: Sequence[Facts], command: Model) -> str:
-    """The share of time that the slowest rank waits for data."""
-    shares = [row["waited"] / statistics.fmean(row["seconds"]) for row in rows if row["waited"] and row["seconds"]]
-    return waiting_text(max(shares, default=0.0), command)
 
 
 def _samples_text(trial: Trial, timed: Facts) -> str:
@@ -278,23 +268,13 @@ def _rank(row: Facts) -> RankMeasurement:
     )
 
 
-_PORT_TAKEN = re.compile(r"EADDRINUSE|[Aa]ddress already in use")
 _TRACEBACK = "Traceback (most recent call last):"
 _ERROR_LINE = re.compile(
     r"^(?:[A-Za-z_][\w.]*(?:Error|Exception|Exit|Interrupt|Warning|Iteration)|[A-Za-z_]\w*\.[\w.]+)(?::|$)"
 )
 """The last line of a traceback: the name of a class, with or without its package."""
-_RANK_MARK = re.compile(r"\[rank\d+\]:\s?")
-"""torch's prefix for the lines of an uncaught error."""
 _PROGRESS = re.compile(r"^\s*\d+%\|")
 """A progress bar, which is redrawn on one line."""
-_HANDLER_WORDS = (
-    "Fatal Python error: Aborted",
-    "Extension modules: ",
-    "Current thread's C stack trace",
-    "Python runtime state",
-)
-_THREAD = re.compile(r"^(Current thread|Thread) 0x[0-9a-f]+ ")
 MOST_LINES = 60
 """Lines of output that are shown if it contains no traceback."""
 
@@ -326,16 +306,18 @@ class Failure:
 
 def read_failure(tail: str) -> Failure:
     """Find the failure in the end of the output."""
-    # A traceback may begin where a progress bar ended.
-    plain = _RANK_MARK.sub("", tail).replace("\r", "\n").replace(_TRACEBACK, f"\n{_TRACEBACK}")
+    # torch prefixes the lines of an uncaught error with the rank. A traceback may begin where a progress bar ended.
+    plain = re.sub(r"\[rank\d+\]:\s?", "", tail).replace("\r", "\n").replace(_TRACEBACK, f"\n{_TRACEBACK}")
     text, line = _last_traceback(plain)
-    return Failure(line=line, text=text, port_taken=_PORT_TAKEN.search(text) is not None, raised=_TRACEBACK in text)
+    port_taken = re.search(r"EADDRINUSE|[Aa]ddress already in use", text) is not None
+    return Failure(line=line, text=text, port_taken=port_taken, raised=_TRACEBACK in text)
 
 
-def without_handler_words(text: str) -> str:
+def _stack_traces(text: str) -> str:
     """The stack traces that Python's fault handler printed, without its lines about the interpreter."""
-    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_HANDLER_WORDS)]
-    return "\n".join(_THREAD.sub(r"\1 ", line) for line in lines)
+    about = ("Fatal Python error: Aborted", "Extension modules: ", "Current thread's C stack trace", "Python runtime state")
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith(about)]
+    return "\n".join(re.sub(r"^(Current thread|Thread) 0x[0-9a-f]+ ", r"\1 ", line) for line in lines)
 
 
 def _last_traceback(output: str) -> tuple[str, str]:

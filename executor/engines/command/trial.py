@@ -21,15 +21,12 @@ from search_spaces.trial import TrialRequest, TrialResult
 
 TICK_SECONDS = 0.1
 """Interval at which ranks look at their scripts and exchange their state."""
-TERM_SECONDS = 1.0
-"""Time for a measured script to end after SIGTERM."""
 ABORT_SECONDS = 0.5
 """Time for a hanging script to print its stack traces."""
 GRACE_SECONDS = 1.0
 """Wait after the first failure for other ranks' failures, since the cause may be reported after its consequences."""
 PORTS = 3
 """Number of ports that are tried for a script's process group, in case another program takes one in between."""
-_PHASES = ("build", "warmup", "measure")
 
 
 class End(StrEnum):
@@ -139,7 +136,7 @@ def _watch_until_end(trial: Trial, command: CommandModel, watch: Watch, began: f
             failed_at = max(row.elapsed for row in rows)
         # From the gathered clocks, so that all ranks conclude in the same iteration.
         waited = 0.0 if failed_at is None else max(row.elapsed for row in rows) - failed_at
-        phase = _PHASES[int(max(row.phase for row in rows))]
+        phase = ("build", "warmup", "measure")[int(max(row.phase for row in rows))]
         if phase != trial.phase:
             trial.leave(began)
             began = trial.enter(phase)
@@ -176,4 +173,4 @@ def _end(watch: Watch, end: End) -> None:
     if end is End.HANGING:
         watch.process.signal(b"a")
         time.sleep(ABORT_SECONDS)
-    watch.close(TERM_SECONDS if end is End.MEASURED else 0.0)
+    watch.close(1.0 if end is End.MEASURED else 0.0)  # time for a measured script to end after SIGTERM

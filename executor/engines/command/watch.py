@@ -17,11 +17,6 @@ from executor.process_tree import below, out_of_memory_kills
 from search_spaces.models.command import CommandModel
 from search_spaces.placeholders import samples_of_step
 
-TREE_SECONDS = 0.5
-"""Interval at which the processes of a script are sampled."""
-BUSY_SHARE = 0.05
-"""Minimum CPU utilization of a busy script, as a fraction of one core."""
-
 
 class State(IntEnum):
     """State of one rank's script. A number, because ranks exchange it as one."""
@@ -96,7 +91,7 @@ class Watch:
         """Read new reports and output; return the state, which no longer changes once it is not RUNNING."""
         ended = self.process.poll()  # before reading its reports, so that the last ones are read
         self._read()
-        if self.elapsed - self._looked >= TREE_SECONDS or ended is not None:
+        if self.elapsed - self._looked >= 0.5 or ended is not None:  # seconds between samples of the processes
             self._looked = self.elapsed
             self.tree.look()
         if ended is not None:
@@ -112,12 +107,13 @@ class Watch:
             self._half = _Activity(self.tree.cpu_seconds, self.output.length, self.elapsed)
 
     def is_busy(self) -> bool:
-        """Whether the script used the CPU or printed since `record_activity`; a script that waits for ever does not."""
+        """Whether the script printed, or used more than 5% of a core, since `record_activity`; one that waits for ever does
+        neither."""
         if self._half is None or self.process.exit is not None:
             return False
         self.tree.look()
         used = self.tree.cpu_seconds - self._half.cpu_seconds
-        return self.output.length > self._half.output or used > BUSY_SHARE * (self.elapsed - self._half.at)
+        return self.output.length > self._half.output or used > 0.05 * (self.elapsed - self._half.at)
 
     def look_at_memory(self) -> None:
         """Sample memory a last time while the script lives; ask the driver if its torch did not report device memory."""
@@ -166,9 +162,6 @@ class Watch:
         return self._limit is not None and self.peak_bytes > self._limit
 
 
-_PEAK = re.compile(r"^VmHWM:\s+(\d+) kB", re.MULTILINE)
-_SHARE = re.compile(r"^Pss:\s+(\d+) kB", re.MULTILINE)
-_TICKS = os.sysconf("SC_CLK_TCK")
 COMPILERS = frozenset(
     {
         "ninja",
@@ -213,11 +206,11 @@ class ProcessTree:
         """Sample the current processes."""
         parents, ticks, names = _table()
         self.processes = tuple(below(self._supervisor, parents))
-        self.cpu_seconds = sum(ticks[process] for process in self.processes) / _TICKS
-        self.record_own_peak(_bytes_in(self._script, "status", _PEAK))
+        self.cpu_seconds = sum(ticks[process] for process in self.processes) / os.sysconf("SC_CLK_TCK")
+        self.record_own_peak(_bytes_in(self._script, "status", "VmHWM"))
         other_processes = [pid for pid in self.processes if pid != self._script and names[pid] not in COMPILERS]
         self._others_peak = max(
-            self._others_peak, sum(_bytes_in(process, "smaps_rollup", _SHARE) for process in other_processes)
+            self._others_peak, sum(_bytes_in(process, "smaps_rollup", "Pss") for process in other_processes)
         )
 
     def record_own_peak(self, peak: int) -> None:
@@ -258,10 +251,10 @@ def _table() -> tuple[dict[int, int], dict[int, int], dict[int, str]]:
     return parents, ticks, names
 
 
-def _bytes_in(process: int, file: str, pattern: re.Pattern[str]) -> int:
-    """The value in a file of /proc, in bytes; 0 if it is missing."""
+def _bytes_in(process: int, file: str, name: str) -> int:
+    """A value in a file of /proc, in bytes; 0 if it is missing."""
     try:
-        match = pattern.search(Path(f"/proc/{process}/{file}").read_text())
+        match = re.search(rf"^{name}:\s+(\d+) kB", Path(f"/proc/{process}/{file}").read_text(), re.MULTILINE)
     except OSError:
         return 0
     return int(match[1]) * 1024 if match else 0

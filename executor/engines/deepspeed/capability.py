@@ -33,39 +33,6 @@ def unusable(version: str | None) -> Refusal | None:
     return None
 
 
-def _shards_in_a_pipeline(config: TrialConfig, _: int) -> bool:
-    return config.pipeline_parallel_size > 1 and config.zero_stage >= 2
-
-
-def _divides_matrices_in_a_pipeline(config: TrialConfig, _: int) -> bool:
-    return config.pipeline_parallel_size > 1 and config.tensor_parallel_size > 1
-
-
-def _reduces_otherwise_at_stage_0(config: TrialConfig, _: int) -> bool:
-    return config.zero_stage == 0 and any(getattr(config, name) != getattr(_DEFAULTS, name) for name in REDUCTION)
-
-
-def _waits_in_a_pipeline(config: TrialConfig, _: int) -> bool:
-    return config.pipeline_parallel_size > 1 and not config.overlap_comm
-
-
-def _clips_by_a_part(config: TrialConfig, _: int) -> bool:
-    divided = config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1
-    return config.precision == "bf16" and config.zero_stage == 0 and divided
-
-
-def _scatters_what_it_offloads(config: TrialConfig, _: int) -> bool:
-    return config.offload_optimizer != "none" and not config.contiguous_gradients
-
-
-def _copies_whole_parameters(config: TrialConfig, _: int) -> bool:
-    return config.hsdp_shard_size == 1
-
-
-def _copies_across_tensor_ranks(config: TrialConfig, _: int) -> bool:
-    return config.hsdp_shard_size > 1 and config.tensor_parallel_size > 1
-
-
 DEEPSPEED = Capability(
     engine="deepspeed",
     knobs=honoured_by(
@@ -84,56 +51,62 @@ DEEPSPEED = Capability(
             reads=("pipeline_parallel_size", "zero_stage"),
             problem="a PipelineModule supports only ZeRO stages 0 and 1",
             remedy="use zero_stage 0 or 1, or the native engine",
-            holds=_shards_in_a_pipeline,
+            holds=lambda config, _: config.pipeline_parallel_size > 1 and config.zero_stage >= 2,
         ),
         Combination(
             rule="deepspeed-pipeline-tensor",
             reads=("pipeline_parallel_size", "tensor_parallel_size"),
             problem="AutoTP inside a PipelineModule never ends its first step",
             remedy="use one of the two, or the native engine",
-            holds=_divides_matrices_in_a_pipeline,
+            holds=lambda config, _: config.pipeline_parallel_size > 1 and config.tensor_parallel_size > 1,
         ),
         Combination(
             rule="deepspeed-pipeline-overlap",
             reads=("pipeline_parallel_size", "overlap_comm"),
             problem="a PipelineModule never overlaps reduction with backward, whatever overlap_comm says",
             remedy="leave overlap_comm at true",
-            holds=_waits_in_a_pipeline,
+            holds=lambda config, _: config.pipeline_parallel_size > 1 and not config.overlap_comm,
         ),
         Combination(
             rule="deepspeed-stage-0-reduction",
             reads=("zero_stage", *REDUCTION),
             problem="at stage 0 DeepSpeed reduces after backward in its own buckets and ignores these knobs",
             remedy="leave them at their defaults, or use a higher zero_stage",
-            holds=_reduces_otherwise_at_stage_0,
+            holds=lambda config, _: (
+                config.zero_stage == 0 and any(getattr(config, name) != getattr(_DEFAULTS, name) for name in REDUCTION)
+            ),
         ),
         Combination(
             rule="deepspeed-bf16-norm",
             reads=("precision", "zero_stage", "tensor_parallel_size", "pipeline_parallel_size"),
             problem="at stage 0 in bf16 DeepSpeed clips by a norm that omits the parameters of other tensor or pipeline ranks",
             remedy="use zero_stage=1 or precision=fp32",
-            holds=_clips_by_a_part,
+            holds=lambda config, _: (
+                config.precision == "bf16"
+                and config.zero_stage == 0
+                and (config.tensor_parallel_size > 1 or config.pipeline_parallel_size > 1)
+            ),
         ),
         Combination(
             rule="deepspeed-offload-contiguous",
             reads=("offload_optimizer", "contiguous_gradients"),
             problem="offloading copies gradients into one buffer and ignores contiguous_gradients",
             remedy="leave contiguous_gradients at true",
-            holds=_scatters_what_it_offloads,
+            holds=lambda config, _: config.offload_optimizer != "none" and not config.contiguous_gradients,
         ),
         Combination(
             rule="deepspeed-hpz-off",
             reads=("hsdp_shard_size",),
             problem="zero_hpz_partition_size=1 turns hpZ off",
             remedy="set hsdp_shard_size to at least 2, or use stage 2, which keeps parameters whole",
-            holds=_copies_whole_parameters,
+            holds=lambda config, _: config.hsdp_shard_size == 1,
         ),
         Combination(
             rule="deepspeed-hpz-tensor",
             reads=("hsdp_shard_size", "tensor_parallel_size"),
             problem="hpZ takes its groups from consecutive ranks, which hold different slices under AutoTP",
             remedy="use one of the two, or the native engine",
-            holds=_copies_across_tensor_ranks,
+            holds=lambda config, _: config.hsdp_shard_size > 1 and config.tensor_parallel_size > 1,
         ),
     ),
     divides_states_over_all_ranks=True,

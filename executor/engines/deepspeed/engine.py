@@ -33,8 +33,6 @@ from search_spaces.trial_config import TrialConfig
 
 NEVER = 10**9
 """Steps between two prints on standard output."""
-SETTLED_STEPS = 2
-"""Stage 3 records its trace in the first step and follows it from the second on. The first step creates optimizer state."""
 
 
 class DeepSpeedEngine(Engine):
@@ -100,14 +98,18 @@ class DeepSpeedSession(EngineSession):
 
     def train_step(self) -> StepReport:
         self._renew_parameters()
-        pipelined = self.config.pipeline_parallel_size > 1
-        loss = self._run_pipeline() if pipelined else self._accumulate()
+        if self.config.pipeline_parallel_size > 1:
+            # The mean over all replicas' micro-batches, the same on every rank.
+            loss = self.engine.train_batch(iter([(batch["tokens"], batch["labels"]) for batch in self._batches]))
+        else:
+            loss = self._accumulate()
         self._steps += 1
         norm = self.engine.get_global_grad_norm() if self.workload.gradient_clipping else None
         return StepReport(loss=float(loss), gradient_norm=None if norm is None else float(norm))
 
     def settled(self) -> bool:
-        return self._steps >= SETTLED_STEPS
+        # The first step creates optimizer state, and stage 3 records its trace in it and follows that from the second on.
+        return self._steps >= 2
 
     def tagged_storages(self) -> Iterator[tuple[str, Tensor]]:
         yield from held_tensors(self.engine, self.config, self.context.device)
@@ -173,12 +175,6 @@ class DeepSpeedSession(EngineSession):
             losses.append(loss.detach())
         return torch.stack(losses).mean()
 
-    def _run_pipeline(self) -> Tensor:
-        """Run a step; return the mean loss over all replicas' micro-batches, the same on every rank."""
-        samples = iter([(batch["tokens"], batch["labels"]) for batch in self._batches])
-        loss: Tensor = self.engine.train_batch(samples)
-        return loss
-
     def _renew_parameters(self) -> None:
         """While memory is accounted for, reallocate the parameters that stage 3 keeps whole, since a step also frees them."""
         for parameter in self.engine.module.parameters() if accounting() else ():
@@ -238,8 +234,6 @@ _CALLS: Mapping[str, tuple[str, str, int, int]] = {
     "broadcast": ("broadcast", "tensor", 0, 2),
 }
 _SENDS = ("send", "isend")
-_MESSAGE_PER_TENSOR = ("all_gather_coalesced",)
-"""Methods that send every tensor of their list in its own message."""
 
 
 class Account:
@@ -270,7 +264,7 @@ class Account:
     def _counted(
         self, method: str, call: Callable[..., Any], operation: str, message: str, index: int, group: int
     ) -> Callable[..., Any]:
-        per_tensor = method in _MESSAGE_PER_TENSOR
+        per_tensor = method == "all_gather_coalesced"  # sends every tensor of its list in its own message
 
         def counted(*args: Any, **kwargs: Any) -> Any:
             value = kwargs[message] if message in kwargs else args[index]

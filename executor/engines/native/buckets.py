@@ -16,8 +16,6 @@ from search_spaces.trial_config import TrialConfig
 
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 """Dtypes in which gradients may be sent or summed, besides the master's, which `fp32` stands for."""
-CASTS = {(torch.bfloat16, torch.float32)}
-"""Pairs of dtypes between which `_chunk_cat` casts on every device."""
 
 
 @dataclass(slots=True)
@@ -232,7 +230,9 @@ class GradientReducer:
             return
         else:
             parts = [_flat(gradient, slot, ranks) for slot, gradient in zip(slots, gradients, strict=True)]
-            direct = not adds and target.is_contiguous() and (dtype == target.dtype or (dtype, target.dtype) in CASTS)
+            # `_chunk_cat` casts between these two dtypes on every device.
+            casts = dtype == target.dtype or (dtype, target.dtype) == (torch.bfloat16, torch.float32)
+            direct = not adds and target.is_contiguous() and casts
             rows = target if direct else torch.empty(target.shape, dtype=dtype, device=target.device)
             torch._chunk_cat(parts, dim=0, num_chunks=ranks, out=rows)
             if direct:
@@ -336,17 +336,14 @@ class GradientReducer:
         if self.reduce_dtype == self._share_dtype(bucket):
             share = self._share(bucket)
             if not first:
-                self._land_until(bucket)
+                # Wait for the reductions of this bucket in flight.
+                while any(sent.bucket == bucket for sent in self._sent):
+                    self._land(self._sent.popleft())
                 rows[self.group.rank].add_(share)
             return share
         output = torch.empty(rows.shape[1], dtype=self.reduce_dtype, device=self.device)
         mark("buffers", output)
         return output
-
-    def _land_until(self, bucket: int) -> None:
-        """Wait for the reductions of this bucket in flight."""
-        while any(sent.bucket == bucket for sent in self._sent):
-            self._land(self._sent.popleft())
 
     def _land(self, sent: _Sent) -> None:
         if isinstance(sent.work, QuantisedAllReduce) and sent.output is not None:
@@ -360,13 +357,10 @@ class GradientReducer:
             share.copy_(output) if sent.first else share.add_(output)
         if sent.last:
             share = self._finish_share(sent.bucket)
-            if self.replicas.size > 1:
-                self._last_sums.append(self._sum_copies(sent.bucket, share))
-
-    def _sum_copies(self, bucket: int, share: Tensor) -> InFlight | QuantisedAllReduce:
-        if self.integers:
-            return QuantisedAllReduce(self.replicas, share, self._widths(bucket))
-        return self.replicas.all_reduce(share)
+            if self.replicas.size > 1 and self.integers:
+                self._last_sums.append(QuantisedAllReduce(self.replicas, share, self._widths(sent.bucket)))
+            elif self.replicas.size > 1:
+                self._last_sums.append(self.replicas.all_reduce(share))
 
     def _widths(self, bucket: int) -> list[int]:
         return [slot.shard_elements for slot in self.layout.buckets[bucket]]

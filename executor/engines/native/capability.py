@@ -1,180 +1,32 @@
 """What the native engine honours and refuses. Does not import torch, since the search reads it."""
 
-from executor.engines.shared_rules import (
-    COMPILE_SELECTIVE,
-    COMPILE_ZERO_BUBBLE,
-    EXPERTS_ADAPTERS,
-    EXPERTS_COMPILED,
-    EXPERTS_COPIES,
-    ONEBIT_DIMENSIONS,
-    ONEBIT_STAGE,
-    PROMPT_CONTEXT,
-    VIRTUAL_TOKENS_MUON,
-)
+from executor.engines.shared_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE, splits_backward
 from search_spaces.capability import Capability, Combination, honoured_by
 from search_spaces.kernels import FUSED_KERNELS, LIGER, NONE, OFF
-from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, marks_offloading, marks_recomputation, policies
+from search_spaces.knobs.conditions import METHODS, VIRTUAL_TOKENS
+from search_spaces.models.pipeline import marks_offloading, marks_recomputation, policies
 from search_spaces.rules.computation import FLOAT8, GRAPHED
+from search_spaces.training.adapters import adapts
 from search_spaces.training.data_schedule import is_scheduled
 from search_spaces.trial_config import TrialConfig
 
-
-def _multiplies_in_parts(config: TrialConfig, _: int) -> bool:
-    return config.precision == FLOAT8 and config.async_tensor_parallel and config.tensor_parallel_size > 1
-
-
-def _multiplies_integers(config: TrialConfig, _: int) -> bool:
-    return config.precision == FLOAT8 and config.frozen_dtype != "same"
-
-
-FLOAT8_COMBINATIONS = (
-    Combination(
-        rule="float8-async-tensor",
-        reads=("precision", "async_tensor_parallel", "tensor_parallel_size"),
-        problem="products that are split to overlap with communication are in bf16",
-        remedy="set async_tensor_parallel=false, or use precision=bf16",
-        holds=_multiplies_in_parts,
-    ),
-    Combination(
-        rule="float8-quantised",
-        reads=("precision", "frozen_dtype"),
-        problem="quantised frozen matrices are dequantised to bf16 for each product, so the product is in bf16 too",
-        remedy="use precision=bf16, or set frozen_dtype=same",
-        holds=_multiplies_integers,
-    ),
-)
-
-
-def _runs_backward_in_parts(config: TrialConfig, _: int) -> bool:
-    split = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
-    return config.fused_kernels != NONE and split
-
-
-def _recalls_products(config: TrialConfig, _: int) -> bool:
-    selective = config.activation_checkpointing == "selective"
-    return config.fused_kernels == LIGER and (selective or (marks_recomputation(config) and "selective" in policies(config)))
-
-
-def _predicts_in_parts(config: TrialConfig, _: int) -> bool:
-    split = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
-    return config.mtp_layers > 0 and split
-
-
-MTP_ZERO_BUBBLE = Combination(
-    rule="mtp-zero-bubble",
-    reads=("mtp_layers", "pipeline_parallel_size", "pipeline_schedule"),
-    problem="zero-bubble schedules compute weight gradients path by path, and the paths of modules for multi-token prediction "
-    "share parts of the graph, which the first of them frees",
-    remedy="use another schedule, or set mtp_layers=0",
-    holds=_predicts_in_parts,
-)
-FUSED = (
-    Combination(
-        rule="fused-kernels-zero-bubble",
-        reads=(FUSED_KERNELS, "pipeline_parallel_size", "pipeline_schedule"),
-        problem="zero-bubble schedules run backward once for inputs and once for weights, but the backward of these kernels "
-        "can run only once",
-        remedy=f"use another schedule, or {OFF}",
-        holds=_runs_backward_in_parts,
-    ),
-    Combination(
-        rule="fused-kernels-selective",
-        reads=(FUSED_KERNELS, "activation_checkpointing", "pipeline_layout"),
-        problem="Liger rotates queries and keys in place, so those that selective checkpointing saves would be rotated twice",
-        remedy=f"use full or no recomputation (mark no stage with s), or {OFF}",
-        holds=_recalls_products,
-    ),
-)
-
-
 _SCHEDULES = ("curriculum_start_length", "random_ltd_start_tokens")
+_APART = ("tensor_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size")
+"""The knobs that decide whether experts are divided over other ranks than the rest of the model."""
+_TOGETHER = "set expert_parallel_size=1 and expert_tensor_parallel_size=0"
+_DIMENSIONS = ("tensor_parallel_size", "pipeline_parallel_size", "expert_parallel_size")
 
 
-def _compiles_changing_shapes(config: TrialConfig, _: int) -> bool:
-    return config.compile_blocks and is_scheduled(config)
+def _overlaps(config: TrialConfig) -> bool:
+    return config.async_tensor_parallel and config.tensor_parallel_size > 1
 
 
-def _has_both(config: TrialConfig, _: int) -> bool:
-    return bool(config.curriculum_start_length and config.random_ltd_start_tokens)
+def _has_selective_stage(config: TrialConfig) -> bool:
+    return marks_recomputation(config) and "selective" in policies(config)
 
 
-def _drops_of_divided_sequences(config: TrialConfig, _: int) -> bool:
-    divided = config.context_parallel_size > 1 or config.sequence_parallel
-    return divided and config.random_ltd_start_tokens > 0
-
-
-SCHEDULE_COMPILED = Combination(
-    rule="schedule-compiled",
-    reads=("compile_blocks", *_SCHEDULES),
-    problem="blocks are recompiled for each shape of a data schedule, to kernels other than those of the steps that a trial "
-    "measures",
-    remedy="set compile_blocks=false, or curriculum_start_length=0 and random_ltd_start_tokens=0",
-    holds=_compiles_changing_shapes,
-)
-RANDOM_LTD_CURRICULUM = Combination(
-    rule="random-ltd-curriculum",
-    reads=_SCHEDULES,
-    problem="random-LTD selects tokens of whole sequences, and those of a curriculum are shortened",
-    remedy="set random_ltd_start_tokens=0 or curriculum_start_length=0",
-    holds=_has_both,
-)
-RANDOM_LTD_DIVIDED = Combination(
-    rule="random-ltd-divided",
-    reads=("random_ltd_start_tokens", "context_parallel_size", "sequence_parallel"),
-    problem="random-LTD selects tokens of whole sequences, but each rank has only a part of them",
-    remedy="set context_parallel_size=1 and sequence_parallel=false, or random_ltd_start_tokens=0",
-    holds=_drops_of_divided_sequences,
-)
-
-
-def _splits_backward(config: TrialConfig, _: int) -> bool:
-    split = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
-    return config.async_tensor_parallel and config.tensor_parallel_size > 1 and split
-
-
-def _multiplies_in_integers(config: TrialConfig, _: int) -> bool:
-    return config.async_tensor_parallel and config.tensor_parallel_size > 1 and config.frozen_dtype != "same"
-
-
-OVERLAPPED = (
-    Combination(
-        rule="async-tensor-zero-bubble",
-        reads=("async_tensor_parallel", "tensor_parallel_size", "pipeline_parallel_size", "pipeline_schedule"),
-        problem="zero-bubble schedules compute gradients of inputs and of weights separately, and the overlapped backward, "
-        "which computes both, would send the input gradients twice",
-        remedy="set async_tensor_parallel=false, or use another schedule",
-        holds=_splits_backward,
-    ),
-    Combination(
-        rule="async-tensor-quantised",
-        reads=("async_tensor_parallel", "tensor_parallel_size", "frozen_dtype"),
-        problem="quantised frozen matrices are dequantised inside each product, which is therefore not split",
-        remedy="set async_tensor_parallel=false or frozen_dtype=same",
-        holds=_multiplies_in_integers,
-    ),
-)
-
-
-def _reshards_under_zero_bubble(config: TrialConfig, _: int) -> bool:
-    split = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
-    return split and config.zero_stage == 3 and config.reshard_after_forward
-
-
-def _compiles_selective_stages(config: TrialConfig, _: int) -> bool:
-    return config.compile_blocks and marks_recomputation(config) and "selective" in policies(config)
-
-
-def _updates_another_on_host(config: TrialConfig, _: int) -> bool:
-    return config.optimizer != "adamw" and (config.offload_optimizer != "none" or marks_offloading(config))
-
-
-def _offloads_what_is_recalled(config: TrialConfig, _: int) -> bool:
-    selective = config.activation_checkpointing == "selective"
-    return config.offload_activations and (selective or (marks_recomputation(config) and "selective" in policies(config)))
-
-
-def _offloads_what_is_compiled(config: TrialConfig, _: int) -> bool:
-    return config.offload_activations and config.compile_blocks
+def _is_selective(config: TrialConfig) -> bool:
+    return config.activation_checkpointing == "selective" or _has_selective_stage(config)
 
 
 NATIVE = Capability(
@@ -189,52 +41,171 @@ NATIVE = Capability(
             problem="selective recomputation of a stage intercepts single operators, and torch.compile does not compile "
             "intercepted code",
             remedy="set compile_blocks=false, or mark stages with f instead of s",
-            holds=_compiles_selective_stages,
+            holds=lambda config, _: config.compile_blocks and _has_selective_stage(config),
         ),
         COMPILE_ZERO_BUBBLE,
-        EXPERTS_COPIES,
-        EXPERTS_ADAPTERS,
-        EXPERTS_COMPILED,
-        PROMPT_CONTEXT,
-        VIRTUAL_TOKENS_MUON,
+        Combination(
+            rule="experts-copies",
+            reads=(*_APART, "zero_stage", "hsdp_shard_size"),
+            problem="HSDP copies need the same parameters on every data-parallel rank, but expert ranks hold different experts",
+            remedy=f"leave hsdp_shard_size at 0, or {_TOGETHER}",
+            holds=lambda config, _: config.places_experts_apart and config.zero_stage == 3 and config.hsdp_shard_size > 0,
+        ),
+        Combination(
+            rule="experts-adapters",
+            reads=(*_APART, *METHODS),
+            problem="frozen parameters are sharded twice: over all data-parallel ranks, and over those with the same experts",
+            remedy=f"leave adapters and virtual tokens at 0, or {_TOGETHER}",
+            holds=lambda config, _: config.places_experts_apart and adapts(config),
+        ),
+        Combination(
+            rule="experts-compiled",
+            reads=("expert_parallel_size", "compile_blocks"),
+            problem="the number of tokens sent to experts on other ranks changes from step to step, and blocks are recompiled "
+            "for each number: a trial would measure compilation",
+            remedy="set compile_blocks=false, or expert_parallel_size=1",
+            holds=lambda config, _: config.expert_parallel_size > 1 and config.compile_blocks,
+        ),
+        Combination(
+            rule="prompt-context",
+            reads=("prompt_length", "context_parallel_size"),
+            problem="context ranks that divide a prompt with its sample would have different numbers of tokens with a loss",
+            remedy="set context_parallel_size=1, or train a prefix instead (prefix_length)",
+            holds=lambda config, _: config.prompt_length > 0 and config.context_parallel_size > 1,
+        ),
+        Combination(
+            rule="virtual-tokens-muon",
+            reads=("optimizer", *VIRTUAL_TOKENS),
+            problem="muon orthogonalizes the updates of matrices, and virtual tokens are not matrices: all updates would be "
+            "AdamW's",
+            remedy="use optimizer=adamw, or leave virtual tokens at 0",
+            holds=lambda config, _: config.optimizer == "muon" and max(config.prefix_length, config.prompt_length) > 0,
+        ),
         Combination(
             rule="zero-bubble-reshard",
             reads=("zero_stage", "reshard_after_forward", "pipeline_parallel_size", "pipeline_schedule"),
             problem="zero-bubble schedules compute weight gradients after the backward that gathers the parameters, "
             "when stage 3 has already released them",
             remedy="set reshard_after_forward=false, or use another schedule or stage",
-            holds=_reshards_under_zero_bubble,
+            holds=lambda config, _: splits_backward(config) and config.zero_stage == 3 and config.reshard_after_forward,
         ),
         Combination(
             rule="offload-selective",
             reads=("offload_activations", "activation_checkpointing", "pipeline_layout"),
             problem="selective checkpointing keeps its saved tensors on the device",
             remedy="set offload_activations=false, or activation_checkpointing to full or none",
-            holds=_offloads_what_is_recalled,
+            holds=lambda config, _: config.offload_activations and _is_selective(config),
         ),
         Combination(
             rule="offload-compiled",
             reads=("offload_activations", "compile_blocks"),
             problem="torch.compile traces the hooks that move saved tensors, and fails if a block is split into several graphs",
             remedy="set compile_blocks=false or offload_activations=false",
-            holds=_offloads_what_is_compiled,
+            holds=lambda config, _: config.offload_activations and config.compile_blocks,
         ),
         Combination(
             rule="optimizer-on-device",
             reads=("optimizer", "offload_optimizer", "pipeline_layout"),
             problem="only AdamW is updated on the host, where torch has a kernel for it; other updates run on the device",
             remedy="set offload_optimizer=none and mark no stage with o, or set optimizer=adamw",
-            holds=_updates_another_on_host,
+            holds=lambda config, _: (
+                config.optimizer != "adamw" and (config.offload_optimizer != "none" or marks_offloading(config))
+            ),
         ),
-        SCHEDULE_COMPILED,
-        RANDOM_LTD_CURRICULUM,
-        RANDOM_LTD_DIVIDED,
-        ONEBIT_STAGE,
-        ONEBIT_DIMENSIONS,
-        *OVERLAPPED,
-        *FUSED,
+        Combination(
+            rule="schedule-compiled",
+            reads=("compile_blocks", *_SCHEDULES),
+            problem="blocks are recompiled for each shape of a data schedule, to kernels other than those of the steps that a "
+            "trial measures",
+            remedy="set compile_blocks=false, or curriculum_start_length=0 and random_ltd_start_tokens=0",
+            holds=lambda config, _: config.compile_blocks and is_scheduled(config),
+        ),
+        Combination(
+            rule="random-ltd-curriculum",
+            reads=_SCHEDULES,
+            problem="random-LTD selects tokens of whole sequences, and those of a curriculum are shortened",
+            remedy="set random_ltd_start_tokens=0 or curriculum_start_length=0",
+            holds=lambda config, _: bool(config.curriculum_start_length and config.random_ltd_start_tokens),
+        ),
+        Combination(
+            rule="random-ltd-divided",
+            reads=("random_ltd_start_tokens", "context_parallel_size", "sequence_parallel"),
+            problem="random-LTD selects tokens of whole sequences, but each rank has only a part of them",
+            remedy="set context_parallel_size=1 and sequence_parallel=false, or random_ltd_start_tokens=0",
+            holds=lambda config, _: (
+                config.random_ltd_start_tokens > 0 and (config.context_parallel_size > 1 or config.sequence_parallel)
+            ),
+        ),
+        Combination(
+            rule="onebit-stage",
+            reads=("optimizer", "zero_stage"),
+            problem="every rank of 1-bit Adam needs the whole momentum and its own whole error: there is no state to shard",
+            remedy="set zero_stage=0, or use optimizer=adamw with reduce_dtype=int8",
+            holds=lambda config, _: config.optimizer == "onebit_adam" and config.zero_stage > 0,
+        ),
+        Combination(
+            rule="onebit-dimensions",
+            reads=("optimizer", *_DIMENSIONS),
+            problem="copies of a parameter on tensor, pipeline or expert ranks would be in different blocks of signs and drift "
+            "apart",
+            remedy="use only data and context ranks, or optimizer=adamw with reduce_dtype=int8",
+            holds=lambda config, _: (
+                config.optimizer == "onebit_adam" and any(getattr(config, name) > 1 for name in _DIMENSIONS)
+            ),
+        ),
+        Combination(
+            rule="async-tensor-zero-bubble",
+            reads=("async_tensor_parallel", "tensor_parallel_size", "pipeline_parallel_size", "pipeline_schedule"),
+            problem="zero-bubble schedules compute gradients of inputs and of weights separately, and the overlapped backward, "
+            "which computes both, would send the input gradients twice",
+            remedy="set async_tensor_parallel=false, or use another schedule",
+            holds=lambda config, _: _overlaps(config) and splits_backward(config),
+        ),
+        Combination(
+            rule="async-tensor-quantised",
+            reads=("async_tensor_parallel", "tensor_parallel_size", "frozen_dtype"),
+            problem="quantised frozen matrices are dequantised inside each product, which is therefore not split",
+            remedy="set async_tensor_parallel=false or frozen_dtype=same",
+            holds=lambda config, _: _overlaps(config) and config.frozen_dtype != "same",
+        ),
+        Combination(
+            rule="fused-kernels-zero-bubble",
+            reads=(FUSED_KERNELS, "pipeline_parallel_size", "pipeline_schedule"),
+            problem="zero-bubble schedules run backward once for inputs and once for weights, but the backward of these "
+            "kernels can run only once",
+            remedy=f"use another schedule, or {OFF}",
+            holds=lambda config, _: config.fused_kernels != NONE and splits_backward(config),
+        ),
+        Combination(
+            rule="fused-kernels-selective",
+            reads=(FUSED_KERNELS, "activation_checkpointing", "pipeline_layout"),
+            problem="Liger rotates queries and keys in place, so those that selective checkpointing saves would be rotated "
+            "twice",
+            remedy=f"use full or no recomputation (mark no stage with s), or {OFF}",
+            holds=lambda config, _: config.fused_kernels == LIGER and _is_selective(config),
+        ),
         *GRAPHED,
-        *FLOAT8_COMBINATIONS,
-        MTP_ZERO_BUBBLE,
+        Combination(
+            rule="float8-async-tensor",
+            reads=("precision", "async_tensor_parallel", "tensor_parallel_size"),
+            problem="products that are split to overlap with communication are in bf16",
+            remedy="set async_tensor_parallel=false, or use precision=bf16",
+            holds=lambda config, _: config.precision == FLOAT8 and _overlaps(config),
+        ),
+        Combination(
+            rule="float8-quantised",
+            reads=("precision", "frozen_dtype"),
+            problem="quantised frozen matrices are dequantised to bf16 for each product, so the product is in bf16 too",
+            remedy="use precision=bf16, or set frozen_dtype=same",
+            holds=lambda config, _: config.precision == FLOAT8 and config.frozen_dtype != "same",
+        ),
+        Combination(
+            rule="mtp-zero-bubble",
+            reads=("mtp_layers", "pipeline_parallel_size", "pipeline_schedule"),
+            problem="zero-bubble schedules compute weight gradients path by path, and the paths of modules for multi-token "
+            "prediction share parts of the graph, which the first of them frees",
+            remedy="use another schedule, or set mtp_layers=0",
+            holds=lambda config, _: config.mtp_layers > 0 and splits_backward(config),
+        ),
     ),
 )

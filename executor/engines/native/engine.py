@@ -14,7 +14,7 @@ from executor.engines.native.zero import ShardedModel
 from executor.engines.native.zero_experts import ShardedExperts
 from executor.engines.session import ParallelSession, refuse
 from executor.errors import CheckpointError, EngineRefusalError
-from executor.parallel.graphs import Capture, CudaCapture, capture_of, refuse_graphs
+from executor.parallel.graphs import Capture, CudaCapture, refuse_graphs
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.replica import ModelPart, Replica
 from search_spaces.models.model import Model
@@ -59,7 +59,8 @@ class NativeSession(ParallelSession):
             saved = save(checkpoint_folder, pieces)
             seconds = self.load_checkpoint(checkpoint_folder)
         finally:
-            _barrier()
+            if dist.is_initialized():
+                dist.barrier()
             shutil.rmtree(checkpoint_folder, ignore_errors=True)
         return CheckpointTimes(bytes=bytes_of(saved), save_seconds=saved.seconds, load_seconds=seconds)
 
@@ -92,11 +93,6 @@ def _new_folder(folder: Path) -> Path:
     return Path(paths[0])
 
 
-def _barrier() -> None:
-    if dist.is_initialized():
-        dist.barrier()
-
-
 class NativeEngine(Engine):
     """ZeRO 0-3 over data x context ranks, with tensor, sequence, context and pipeline parallelism: every knob of `NATIVE`."""
 
@@ -116,4 +112,5 @@ class NativeEngine(Engine):
                 return ShardedExperts(part, stage_settings, workload, groups, context.device)
             return ShardedModel(part, stage_settings, workload, groups.common, context.device)
 
-        return NativeSession(context, model, config, workload, make_replica, capture_of(config, self._capture))
+        capture = self._capture() if config.cuda_graphs else None
+        return NativeSession(context, model, config, workload, make_replica, capture)

@@ -196,10 +196,6 @@ class FileShard(ParameterShard):
         self._outgoing.append(buffer)
 
 
-_LINE = 64
-"""Bytes of a cache line; each part of a record is aligned to it."""
-
-
 @dataclass(frozen=True, slots=True)
 class Record:
     """Location of a chunk's master, first moment and second moment, which are stored consecutively."""
@@ -221,7 +217,7 @@ def records(chunks: Sequence[Span], itemsize: int) -> list[Record]:
     rows, offset = [], 0
     for chunk in chunks:
         elements = chunk.end - chunk.start
-        part = rounded_up(elements * itemsize, _LINE)
+        part = rounded_up(elements * itemsize, 64)  # bytes of a cache line, to which parts are aligned
         extent = Extent(offset, rounded_up(3 * part))
         rows.append(Record(extent, elements, part))
         offset += extent.size

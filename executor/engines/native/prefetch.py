@@ -102,7 +102,7 @@ class ParameterGatherer:
         self._in_backward: Unit | None = None
         self._gradients_come = False
         self._units_left: Counter[Slot] = Counter()
-        self._all = _unique(slot for unit in units for slot in unit.slots)
+        self._all = tuple(dict.fromkeys(slot for unit in units for slot in unit.slots))
         for slot in self._all:
             slot.parameter.data.untyped_storage().resize_(0)
         self._hooks = [hook for unit in units for hook in self._attach(unit)]
@@ -343,29 +343,17 @@ class ParameterGatherer:
 def find_units(model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[Slot]) -> list[Unit]:
     """One unit for the parameters of each of `modules`; the remaining ones form a unit of the whole model."""
     by_parameter = {id(slot.parameter): slot for slot in slots}
-    units = [
-        Unit(module, slots_of, reads_in_backward=not _only_tables(module))
-        for module in modules
-        if (slots_of := _slots_of(module, by_parameter))
-    ]
+    units = []
+    for module in modules:
+        inside = tuple(by_parameter[id(parameter)] for parameter in module.parameters() if id(parameter) in by_parameter)
+        owners = [inner for inner in module.modules() if any(True for _ in inner.parameters(recurse=False))]
+        if inside:
+            units.append(Unit(module, inside, reads_in_backward=any(type(inner) not in TABLES for inner in owners)))
     covered = {slot for unit in units for slot in unit.slots}
     uncovered = tuple(slot for slot in slots if slot not in covered)
     if uncovered:
         units.insert(0, Unit(model, uncovered, encloses=bool(units)))
     return units
-
-
-def _only_tables(module: nn.Module) -> bool:
-    owners = [inner for inner in module.modules() if any(True for _ in inner.parameters(recurse=False))]
-    return all(type(inner) in TABLES for inner in owners)
-
-
-def _slots_of(module: nn.Module, by_parameter: dict[int, Slot]) -> tuple[Slot, ...]:
-    return tuple(by_parameter[id(parameter)] for parameter in module.parameters() if id(parameter) in by_parameter)
-
-
-def _unique(slots: Iterable[Slot]) -> tuple[Slot, ...]:
-    return tuple(dict.fromkeys(slots))
 
 
 def _tensors(output: object) -> list[Tensor]:

@@ -13,8 +13,6 @@ from search_spaces.models.model import ModelSpec
 
 Function = Any
 """The class of an autograd function; torch.compile traces `apply` only if it is called on the class."""
-CASTS_ALL = "gemma"
-"""Liger's casting mode for a norm that computes in fp32 up to and including the weight, as torch's does."""
 NO_TARGET = -100
 """The ignored label, as in torch's cross-entropy."""
 
@@ -83,5 +81,6 @@ class _Norm(nn.RMSNorm):
         self._function = function
 
     def forward(self, x: Tensor) -> Tensor:
-        normed: Tensor = self._function.apply(x.contiguous(), self.weight, self.eps, 0.0, CASTS_ALL, False)
+        # "gemma": the casting mode that computes in fp32 up to and including the weight, as torch's norm does.
+        normed: Tensor = self._function.apply(x.contiguous(), self.weight, self.eps, 0.0, "gemma", False)
         return normed

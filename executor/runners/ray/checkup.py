@@ -19,11 +19,8 @@ SMALL_BYTES = 4 * 1024
 """A message whose time is dominated by latency."""
 LARGE_BYTES = 16 * 2**20
 """A message whose time is dominated by bandwidth."""
-ALL_PAIRS = 8
-"""Most nodes for which every pair is measured; of more, each with the next: a bad node shows in both of its pairs."""
 ANSWER_SECONDS = 60.0
 """Time for the probes of all nodes to start and answer."""
-PAIR_SECONDS = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,8 +105,8 @@ def check_up(address: str) -> Checkup:
 
 
 def pairs_of(nodes: Sequence[RayNode]) -> list[tuple[RayNode, RayNode]]:
-    """Return the pairs to measure."""
-    if len(nodes) <= ALL_PAIRS:
+    """Return the pairs to measure: all of few nodes; of more, each with the next: a bad node shows in both of its pairs."""
+    if len(nodes) <= 8:
         return list(itertools.combinations(nodes, 2))
     return list(zip(nodes, [*nodes[1:], nodes[0]], strict=True))
 
@@ -205,7 +202,7 @@ def _measured(nodes: tuple[RayNode, RayNode], ranks: Sequence[Any], backend: str
         return Pair(nodes=names, problem=port)
     sizes = [SMALL_BYTES, LARGE_BYTES]
     calls = [rank.all_reduce.remote(number, address, port, sizes, backend) for number, rank in enumerate(ranks)]
-    answers = [_answer(call, PAIR_SECONDS) for call in calls]
+    answers = [_answer(call, 120.0) for call in calls]
     problems = [answer if isinstance(answer, str) else answer.get("problem", "") for answer in answers]
     if any(problems):
         return Pair(nodes=names, problem=next(filter(None, problems)))

@@ -21,12 +21,8 @@ from executor.errors import RunnerError
 from executor.runners.rank_process import hidden_from_children
 
 log = logging.getLogger(__name__)
-OBJECT_STORE_BYTES = 100 * 1024 * 1024
-"""Messages between ranks and the runner are a few kilobytes."""
 CONNECT_SECONDS = 3.0
 """Time for the head of a cluster to accept a connection, and again to answer it."""
-HTTP2_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0))
-"""The connection preface of an HTTP/2 client, with an empty SETTINGS frame."""
 FRAME_HEADER_BYTES, SETTINGS = 9, b"\x04"
 """A frame's type is the fourth byte of its header."""
 
@@ -95,7 +91,8 @@ def _require_answer(address: str) -> None:
     try:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as head:
             if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):  # with TLS a handshake comes first
-                head.sendall(HTTP2_PREFACE)
+                # The preface and an empty SETTINGS frame.
+                head.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
                 with head.makefile("rb") as answer:
                     header = answer.read(FRAME_HEADER_BYTES)
                 if header[3:4] != SETTINGS:
@@ -117,7 +114,8 @@ def _connect(address: str | None, cores: int) -> None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
         # Ray's own default is 15: beside any other work on this machine its ranks would hardly compute.
         os.environ.setdefault("RAY_worker_niceness", "0")
-        options |= {"num_cpus": cores, "include_dashboard": False, "object_store_memory": OBJECT_STORE_BYTES}
+        # Messages between ranks and the runner are a few kilobytes.
+        options |= {"num_cpus": cores, "include_dashboard": False, "object_store_memory": 100 * 2**20}
     try:
         # A Ray that is started here passes this process's environment to its processes.
         with hidden_from_children() if address is None else contextlib.nullcontext():

@@ -15,11 +15,8 @@ from executor.runners.ray.rank_slots import Mailbox, RankSlot, SlotSettings, end
 
 RESERVE_SECONDS = 2.0
 """Time for Ray to reserve resources that it has reported as free."""
-REFUSED_SECONDS = 10.0
-"""How long a node counts as full after a reservation on it has failed."""
 VIEW_SECONDS = 1.0
 """Maximum age of the cached view of free resources."""
-NODE_LABEL = "ray.io/node-id"
 
 
 class NodePool:
@@ -66,11 +63,11 @@ class NodePool:
         """Reserve `count` further slots on a node; empty if Ray does not grant them."""
         node = self._tracker.nodes[name]
         bundles = [dict(self._settings.bundle) for _ in range(count)]
-        selector = [{NODE_LABEL: node.node_id} for _ in range(count)]
+        selector = [{"ray.io/node-id": node.node_id} for _ in range(count)]
         group = placement_group(bundles, strategy="STRICT_PACK", bundle_label_selector=selector)
         if not group.wait(RESERVE_SECONDS):
             remove_placement_group(group)
-            self._full_until[name] = time.monotonic() + REFUSED_SECONDS
+            self._full_until[name] = time.monotonic() + 10.0  # the node counts as full until then
             return []
         self._viewed_at = -VIEW_SECONDS
         reserved = []

@@ -17,7 +17,6 @@ CONNECT_SECONDS = 0.5
 """Timeout of a connection to a node that may be lost."""
 RETRY_SECONDS = 5.0
 """How often a node that did not answer is tried again."""
-_ID_DIGITS = 6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +105,7 @@ def own_name(row: Mapping[str, Any]) -> str:
 
 def node_name(row: Mapping[str, Any], *, shared: bool) -> str:
     """Return our name of the node; `shared`: several live nodes have its own name."""
-    return f"{own_name(row)}-{row['NodeID'][:_ID_DIGITS]}" if shared else own_name(row)
+    return f"{own_name(row)}-{row['NodeID'][:6]}" if shared else own_name(row)
 
 
 def _node(name: str, row: Mapping[str, Any]) -> Node:

@@ -23,7 +23,6 @@ from typing import Any
 
 import ray
 
-COMMAND_SECONDS = 20.0
 CONNECT_SECONDS = 3.0
 JOIN_SECONDS = 30.0
 """Timeout for the two ranks of a pair to connect, and for each collective."""
@@ -128,7 +127,7 @@ def _median_seconds(message: Any) -> float:
 def _command(*words: str) -> list[str]:
     """Return the lines of a command's output; empty if the command does not exist or fails."""
     try:
-        process = subprocess.run(words, capture_output=True, text=True, timeout=COMMAND_SECONDS, check=True)
+        process = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError):
         return []
     return [line for line in process.stdout.splitlines() if line.strip()]

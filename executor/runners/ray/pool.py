@@ -21,9 +21,6 @@ from search_spaces.models.model import Model
 from search_spaces.outcome import Outcome
 from search_spaces.trial import COMPARABLE, NodeEvent, TrialRequest, TrialResult
 
-MOST_GANGS = 256
-"""Most gangs if the number is not limited."""
-
 _NODE_OUTCOMES = (Outcome.FAILED, Outcome.INFEASIBLE, Outcome.LOST, Outcome.TIMEOUT, Outcome.WRONG)
 """Outcomes that may be caused by a node."""
 
@@ -65,7 +62,7 @@ class Pool(Gangs):
         self._mailbox = Mailbox()
         self._tracker = NodeTracker()
         self._node_pool = NodePool(slot_settings, self._tracker, self._mailbox, settings.own_cores)
-        self._max_gangs = settings.gangs or MOST_GANGS
+        self._max_gangs = settings.gangs or 256
         if (
             self._node_pool.own_cores
             and count_gangs(settings.world_size, self._node_pool.total_capacities(), self._max_gangs) < 2

@@ -26,8 +26,6 @@ KILL_SECONDS = 5.0
 """Time for an actor to end its rank. After that the actor itself is killed, and the system kills the rank with it."""
 CALL_SECONDS = 0.5
 """Round-trip time of a call to an actor."""
-MAX_QUEUED = 10_000
-"""Most messages that are kept of a rank whose slot is not being read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +55,7 @@ class RankSlot:
         self.group = group
         self.cores = cores
         """Indices of this slot's exclusive cores on its host; None: it is not bound to cores."""
-        self.inbox: collections.deque[Message | Death] = collections.deque(maxlen=MAX_QUEUED)
+        self.inbox: collections.deque[Message | Death] = collections.deque(maxlen=10_000)  # the slot may not be read
         self.out_of_reach = False
         """Whether the actor has been lost, and its rank process with it."""
         self.trials = 0
@@ -232,9 +230,6 @@ def end_ranks(slots: Iterable[RankSlot]) -> None:
         calls[call].end_actor()
 
 
-THREADS = "OMP_NUM_THREADS"
-
-
 class SlotTransport(Transport):
     """Ranks on slots, numbered in the order of the slots. Existing rank processes of a slot are reused.
 
@@ -253,7 +248,7 @@ class SlotTransport(Transport):
         self.slots = tuple(slots)
         self._mailbox = mailbox
         self._sharing = sharing or Counter(slot.node.host for slot in slots)
-        self._threads_are_set = THREADS in environment
+        self._threads_are_set = "OMP_NUM_THREADS" in environment
 
     def start(self, python_path: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES) -> None:
         """Ensure a process in every slot; see `Transport`."""

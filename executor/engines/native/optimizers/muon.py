@@ -12,10 +12,6 @@ from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer,
 from executor.parallel.collectives import mark
 from search_spaces.optimizers import MUON_MOMENTUM
 
-ADAMW_LENGTH = 0.2
-"""Root mean square of an element of AdamW's step, as a fraction of its learning rate. Steps of matrices are scaled to it, so
-that one learning rate and weight decay fit both [Liu et al. 2025, Muon is Scalable for LLM Training, 2.2]."""
-
 
 class Muon(DeviceOptimizer):
     """`torch.optim.Muon` with the learning rate of AdamW (`match_rms_adamw`) for the blocks' matrices, AdamW for the rest.
@@ -63,7 +59,11 @@ class Muon(DeviceOptimizer):
     def _step(self, directions: Tensor) -> None:
         rate = self._hyperparameters.learning_rate
         for slot, direction in zip(self._matrices, self._parts(directions), strict=True):
-            length = ADAMW_LENGTH * math.sqrt(max(self._whole_shape(slot)))
+            cut, ranks = self._shares.split.get(slot.name), self._shares.tensor.size
+            longest = max(size * (ranks if axis == cut else 1) for axis, size in enumerate(slot.shape))
+            # 0.2: root mean square of an element of AdamW's step, as a fraction of its learning rate. Scaled to it, one
+            # learning rate and weight decay fit both [Liu et al. 2025, Muon is Scalable for LLM Training, 2.2].
+            length = 0.2 * math.sqrt(longest)
             weights = self._weights(slot).mul_(1 - rate * self._hyperparameters.weight_decay)
             weights.add_(direction, alpha=-rate * length)
 
@@ -100,10 +100,6 @@ class Muon(DeviceOptimizer):
         whole = torch.cat(rows.view(tensor.size, *matrix.shape).unbind(), dim=dimension)
         return orthogonalized(whole).chunk(tensor.size, dim=dimension)[tensor.rank]
 
-    def _whole_shape(self, slot: Slot) -> Sequence[int]:
-        dimension = self._shares.split.get(slot.name)
-        return [size * (self._shares.tensor.size if axis == dimension else 1) for axis, size in enumerate(slot.shape)]
-
     def _states(self) -> Iterator[Tensor]:
         yield self._momentum
         yield from self._rest.states()
@@ -120,10 +116,7 @@ def assign_owners(matrices: Sequence[Slot], ranks: int) -> list[list[Slot]]:
     return owned
 
 
-COEFFICIENTS = (3.4445, -4.7750, 2.0315)
-"""Coefficients of x, x^3 and x^5. They bring singular values in [0, 1] close to 1 in few steps [Jordan et al. 2024, Muon]."""
 STEPS = 5
-LEAST_NORM = 1e-7
 
 
 def orthogonalized(matrix: Tensor) -> Tensor:
@@ -131,10 +124,11 @@ def orthogonalized(matrix: Tensor) -> Tensor:
 
     Uses the same operations in the same order as `torch.optim.Muon` (2.13), so that the result is bitwise equal.
     """
-    first, third, fifth = COEFFICIENTS
+    # Coefficients of x, x^3 and x^5, which bring singular values in [0, 1] close to 1 in few steps [Jordan et al. 2024, Muon].
+    first, third, fifth = 3.4445, -4.7750, 2.0315
     transposed = matrix.shape[0] > matrix.shape[1]
     x: Tensor = matrix.T if transposed else matrix
-    x = x / x.norm().clamp(min=LEAST_NORM)
+    x = x / x.norm().clamp(min=1e-7)
     for _ in range(STEPS):
         gram = x @ x.T
         x = x.addmm(gram.addmm(gram, gram, beta=third, alpha=fifth), x, beta=first)
