@@ -139,8 +139,11 @@ class Ladder:
         refused = {rung: self._refusals(rung) for rung in allowed}
         legal = [rung for rung in allowed if not refused[rung]]
         if not legal:
-            refusals = next(iter(refused.values()), None) or [self._no_rung()]
-            raise refusals[0]
+            if refusals := next(iter(refused.values()), None):
+                raise refusals[0]
+            pinned = ", ".join(f"{name}={self._pins[name]}" for name in LADDER[0].knobs if name in self._pins)
+            message = f"no ZeRO stage or offloading is possible with {pinned}"
+            raise IllegalConfigError("set", message, "pin fewer of these knobs")
         return legal
 
     def ways(self, rung: Rung, micro_batch_size: int) -> list[TrialConfig]:
@@ -229,10 +232,6 @@ class Ladder:
         config = self.ways(rung, self.micro_batch_size)[0]
         refusals = check_config(config, self._context(config))
         return [IllegalConfigError(refusal.rule, refusal.message, refusal.remedy) for refusal in refusals]
-
-    def _no_rung(self) -> IllegalConfigError:
-        pinned = ", ".join(f"{name}={self._pins[name]}" for name in LADDER[0].knobs if name in self._pins)
-        return IllegalConfigError("set", f"no ZeRO stage or offloading is possible with {pinned}", "pin fewer of these knobs")
 
 
 def _chosen(room: Room, device_bytes: Array, host: Array) -> int:
