@@ -23,8 +23,6 @@ UNUSUAL = 2.0
 """Log-probability penalty, before any trial, for each doubling or halving of the residual's size and for a wrong slope."""
 MOST = 300
 """Maximum number of trials used: the newest."""
-ENTRIES = 2**16
-"""Number of candidate-trial pairs per block, so that matrices stay in a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +200,7 @@ def prior(candidates: Described) -> Array:
 
 def blocks(count: int, trial_count: int) -> Iterator[slice]:
     """Slices of the candidates, sized for comparison with `trial_count` trials."""
-    size = max(ENTRIES // max(trial_count, 1), 1)
+    # So few candidate-trial pairs that matrices stay in a processor's cache.
+    size = max(2**16 // max(trial_count, 1), 1)
     for first in range(0, count, size):
         yield slice(first, min(first + size, count))
