@@ -16,7 +16,7 @@ from autotune.loop.listener import LoopListener, TrackedListener
 from autotune.loop.node_monitor import NodeMonitor
 from autotune.loop.output_writer import OutputWriter
 from autotune.loop.planned_trial import PlannedTrial, refusal
-from autotune.loop.results import Verifying, is_retried, retries_of, with_stated_interval
+from autotune.loop.results import Verifying, retries_of, with_stated_interval
 from autotune.loop.stop import StopSignal
 from autotune.outcome.drift import drift_of
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader, read_snapshot
@@ -280,9 +280,12 @@ class TuningLoop:
             self._ended.append(trial.number)
 
     def _is_retried(self, trial: TrialRecord, result: TrialResult) -> bool:
-        if not retries_of(result, self._table):  # the common case: the attempts need not be read
+        retries = retries_of(result, self._table)
+        if not retries:  # the common case: the attempts need not be read
             return False
-        return is_retried(result, self._store.attempts(self._heartbeat.lease.job_id, trial.number), self._table)
+        # Each outcome has its own number of retries. Attempts that a killed process left unfinished do not count.
+        attempts = self._store.attempts(self._heartbeat.lease.job_id, trial.number)
+        return sum(attempt.outcome is result.outcome for attempt in attempts) < retries
 
     def _notify(self, snapshot: JobSnapshot) -> None:
         """Notify the listener of the trials that ended since the last call."""
