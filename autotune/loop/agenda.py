@@ -56,7 +56,7 @@ def next_trials(session: Session, snapshot: JobSnapshot, running: Collection[int
         return [
             PlannedTrial(config=t.config, purpose=t.purpose, repeat=t.repeat, fidelity=t.fidelity) for t in left_open[:slots]
         ]
-    # There is none if it was measured, failed for a reason other than memory, or has no ZeRO stage left to try.
+    # None is next if it was measured, failed for a reason other than memory, or has no ZeRO stage left to try.
     if baseline := _next_baseline(session, snapshot):
         return [] if running else baseline
     if not search_is_over(session, snapshot) and (

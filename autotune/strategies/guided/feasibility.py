@@ -74,8 +74,8 @@ class Feasibility:
         share, features = np.zeros(len(candidates)), self._observations.described.features
         if failed.any():
             for block in blocks(len(candidates), len(features)):
+                # Failures are correlated over this distance in features, and half a success is added to the actual ones.
                 similarity = matern(candidates.features[block], features, 4.0)
-                # Half a success is added to the actual ones.
                 share[block] = similarity @ failed / (similarity.sum(axis=1) + 0.5)
         return share
 
