@@ -219,7 +219,10 @@ class TuningLoop:
 
     def check(self, planned: list[PlannedTrial]) -> list[TrialRecord]:
         """Record the planned trials, and return those that are not refused and can start."""
-        trials = [self._add_trial(plan) for plan in planned]
+        trials = []
+        for plan in planned:
+            refused, lease = refusal(self._session, plan), self._heartbeat.lease
+            trials.append(self._store.add_trial(lease, plan.config, plan.purpose, plan.fidelity, plan.repeat, refused))
         self._ended += [trial.number for trial in trials if trial.outcome is not None]
         return self._verifying.startable([trial for trial in trials if trial.outcome is None], self._running.values())
 
@@ -252,10 +255,6 @@ class TuningLoop:
                 self._settle(trial, event)
         self._output_writer.write_due()
         return len(self._running) < before
-
-    def _add_trial(self, planned: PlannedTrial) -> TrialRecord:
-        refused, lease = refusal(self._session, planned), self._heartbeat.lease
-        return self._store.add_trial(lease, planned.config, planned.purpose, planned.fidelity, planned.repeat, refused)
 
     def _request(self, token: str, trial: TrialRecord, snapshot: JobSnapshot) -> TrialRequest:
         excluded = self._node_monitor.excluded_nodes(trial)

@@ -120,7 +120,11 @@ def best_choice(
     smallest = program.idle * layers * float((offered.work / offered.layers).min(initial=np.inf))
     # Seconds: a micro-batch long enough to hide everything that can be hidden.
     hidden = after(offered, 1e12).min(initial=np.inf)
-    for pace in feasible_paces(offered, ranks, layers):
+    feasible = least_bottleneck(offered.pace, offered, ranks, layers)
+    if feasible is None:
+        return None
+    paces = np.unique(offered.pace)
+    for pace in paces[paces >= feasible]:
         spent = program.micro_batches * pace + smallest
         if spent + hidden >= least:
             break
@@ -161,13 +165,6 @@ def _solve(
         options={"time_limit": SECONDS, "mip_rel_gap": GAP},
     )
     return (float(solution.fun), np.flatnonzero(solution.x[:count] > 0.5)) if solution.status == 0 else None  # optimal
-
-
-def feasible_paces(offered: Options, ranks: int, layers: int) -> Array:
-    """The paces, fastest first, at which the ranks can hold all layers."""
-    least = least_bottleneck(offered.pace, offered, ranks, layers)
-    paces = np.unique(offered.pace)
-    return paces[paces >= least] if least is not None else paces[:0]
 
 
 def least_bottleneck(values: Array, offered: Options, ranks: int, layers: int) -> float | None:

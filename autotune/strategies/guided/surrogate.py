@@ -19,8 +19,6 @@ SIZES = (0.1, 0.2, 0.4, 0.8)
 USUAL_SIZE = 0.2
 SLOPES = (0.05, 0.5)
 """Candidate errors of the prediction's slope: small, or half. The second lets the data overrule the prediction."""
-UNUSUAL = 2.0
-"""Log-probability penalty, before any trial, for each doubling or halving of the residual's size and for a wrong slope."""
 MOST = 300
 """Maximum number of trials used: the newest."""
 
@@ -176,8 +174,9 @@ def _likelihood(left_out: Array, inverse: Array) -> float:
 
 
 def _cost(kernel: _Kernel) -> float:
-    """Negative log prior of the sizes: a few trials overrule the usual ones, a single trial does not."""
-    return UNUSUAL * (abs(math.log2(kernel.size / USUAL_SIZE)) + (kernel.slope != SLOPES[0]))
+    """Negative log prior of the sizes: 2 for each doubling or halving of the residual's size, and for a wrong slope. A few
+    trials overrule the usual ones, a single trial does not."""
+    return 2.0 * (abs(math.log2(kernel.size / USUAL_SIZE)) + (kernel.slope != SLOPES[0]))
 
 
 def _kernels() -> list[_Kernel]:
