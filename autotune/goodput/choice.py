@@ -11,9 +11,6 @@ from autotune.goodput.failures import DAY, FailureRates, failure_rates
 from autotune.goodput.run import Recovery, Run
 from autotune.goodput.terms import GoodputTerms
 
-DEFAULT_DAYS = 30.0
-"""Length of the run if its tokens are not given."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
@@ -156,7 +153,7 @@ def _per_device(run: Run) -> float:
 
 def _choice(layout: Layout, terms: GoodputTerms, run: Run, price: float | None) -> Choice:
     rate = layout.tokens_per_step / layout.step_seconds
-    tokens = terms.tokens or rate * DEFAULT_DAYS * DAY
+    tokens = terms.tokens or rate * 30.0 * DAY  # thirty days, if no tokens are given
     interval = best_interval(run)
     end = end_date(run, tokens / rate, interval)
     devices = (run.nodes + run.spares) * layout.devices_per_node

@@ -48,8 +48,6 @@ TRANSIENT_STEPS = 100
 """Steps of the integral of waits."""
 FILLING = 24
 """Times of a run at which missing nodes are counted."""
-HORIZONS = 4
-"""Iterations of the duration over which a course is averaged."""
 ROUNDS = 60
 """Iterations of fixed points."""
 
@@ -164,7 +162,7 @@ def end_date(run: Run, work: float, interval: float | None = None) -> EndDate:
 def _course(run: Run, work: float, interval: float | None) -> Expected:
     """The course averaged over the run's own duration."""
     course = expected(run, interval)
-    for _ in range(HORIZONS if course.waiting + course.missing > NEGLIGIBLE else 0):
+    for _ in range(4 if course.waiting + course.missing > NEGLIGIBLE else 0):
         course = expected(run, course.interval, work / course.effective)
     return course
 

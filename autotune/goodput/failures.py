@@ -17,10 +17,6 @@ PLANNED = "planned"
 """Kind of an interruption that was scheduled: the job saves a checkpoint first and loses no work."""
 START, END, PAUSED, RESUMED = "start", "end", "paused", "resumed"
 """Rows of a log that delimit the time in which failures were recorded."""
-SOFTWARE = ("network", "software", "other", "hang")
-"""Kinds in a log after which the node is used again without repair."""
-GAP_PROBABILITY = 1e-6
-"""A log without entries for so long that a Poisson process has a gap like it with a lower probability is refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,8 +146,9 @@ def read_log(path: Path, nodes: int) -> FailureRates:
     _require_no_gap(path, events, recorded, *longest)
     node_days = nodes * recorded / 24
     planned = counts.pop(PLANNED, 0)
+    without_repair = ("network", "software", "other", "hang")  # after these the node is used again
     kinds = (
-        FailureKind(name=kind, per_node_day=count / node_days, takes_node=kind not in SOFTWARE)
+        FailureKind(name=kind, per_node_day=count / node_days, takes_node=kind not in without_repair)
         for kind, count in sorted(counts.items())
     )
     return FailureRates(
@@ -191,9 +188,9 @@ def _require_no_gap(path: Path, events: int, recorded: float, longest: float, si
     """Refuse a log whose longest time without an entry is not plausible: the recording had stopped."""
     if events < 2:
         return
-    chance = (events + 1) * math.exp(-longest * events / recorded)
+    chance = (events + 1) * math.exp(-longest * events / recorded)  # of such a gap, in a Poisson process
     problem = f"it has no entry for {longest:g} h after {since:g} h, with one every {recorded / events:.3g} h on average"
-    _require(chance >= GAP_PROBABILITY, path, problem, "add rows `paused` and `resumed` where nothing was recorded")
+    _require(chance >= 1e-6, path, problem, "add rows `paused` and `resumed` where nothing was recorded")
 
 
 def _require(right: bool, path: Path, problem: str, remedy: str) -> None:

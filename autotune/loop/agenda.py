@@ -56,8 +56,9 @@ def next_trials(session: Session, snapshot: JobSnapshot, running: Collection[int
         return [
             PlannedTrial(config=t.config, purpose=t.purpose, repeat=t.repeat, fidelity=t.fidelity) for t in left_open[:slots]
         ]
-    if not baseline_is_known(session, snapshot):
-        return [] if running else _next_baseline(session, snapshot)
+    # None is next if it was measured, failed for a reason other than memory, or has no ZeRO stage left to try.
+    if baseline := _next_baseline(session, snapshot):
+        return [] if running else baseline
     if not search_is_over(session, snapshot) and (
         planned := next_control(session, snapshot) or _proposed(session, snapshot, slots)
     ):
@@ -129,11 +130,6 @@ def search_is_over(session: Session, snapshot: JobSnapshot) -> bool:
     reserved = reserved_trials(session, snapshot)
     in_stage = reserved > 0 and stage_has_begun(session, snapshot)
     return in_stage or snapshot.spent + reserved >= session.request.trials or stop_of(session, snapshot) is not None
-
-
-def baseline_is_known(session: Session, snapshot: JobSnapshot) -> bool:
-    """Whether the baseline was measured, failed for a reason other than memory, or has no ZeRO stage left to try."""
-    return not _next_baseline(session, snapshot)
 
 
 def is_baseline(session: Session, snapshot: JobSnapshot, config: TrialConfig) -> bool:

@@ -60,14 +60,13 @@ class LeaseHeartbeat:
                 continue
 
 
-WORKER_BEAT_SECONDS = 10.0
 log = logging.getLogger(__name__)
 
 
 class WorkerHeartbeat:
     """Writes the worker's state from its own thread until the context exits."""
 
-    def __init__(self, store: Store, seconds: float = WORKER_BEAT_SECONDS) -> None:
+    def __init__(self, store: Store, seconds: float = 10.0) -> None:
         self._store, self._seconds = store, seconds
         self._id = secrets.token_hex(8)
         self._job_id: str | None = None

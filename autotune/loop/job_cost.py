@@ -36,20 +36,15 @@ def most_measurements(trials: int, control_every: int, confirm_repeats: int) -> 
     return Measurements(search=trials, control=controls, confirm=FINALISTS * confirm_repeats)
 
 
-def most_of_job(job: JobRecord) -> Measurements:
-    """`most_measurements` from a job's row."""
-    defaults = {field.name: field.default for field in fields(JobRequest)}
-    settings = (job.request.get(name, defaults[name]) for name in ("trials", "control_every", "confirm_repeats"))
-    return most_measurements(*settings)
-
-
 def job_seconds_left(job: JobRecord, done: Measurements) -> float | None:
     """Upper bound of the seconds until the job ends; None: it has ended, or no trial has."""
     if job.state in ENDED:
         return None
     budget = job.request.get("max_seconds")
     allowed = None if budget is None else budget - job.active_seconds
-    return seconds_left(most_of_job(job), done, job.active_seconds, allowed=allowed)
+    defaults = {field.name: field.default for field in fields(JobRequest)}
+    settings = (job.request.get(name, defaults[name]) for name in ("trials", "control_every", "confirm_repeats"))
+    return seconds_left(most_measurements(*settings), done, job.active_seconds, allowed=allowed)
 
 
 def ended(trials: Iterable[TrialRecord]) -> Measurements:

@@ -16,7 +16,7 @@ from autotune.loop.listener import LoopListener, TrackedListener
 from autotune.loop.node_monitor import NodeMonitor
 from autotune.loop.output_writer import OutputWriter
 from autotune.loop.planned_trial import PlannedTrial, refusal
-from autotune.loop.results import Verifying, is_retried, retries_of, with_stated_interval
+from autotune.loop.results import Verifying, retries_of, with_stated_interval
 from autotune.loop.stop import StopSignal
 from autotune.outcome.drift import drift_of
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader, read_snapshot
@@ -219,7 +219,10 @@ class TuningLoop:
 
     def check(self, planned: list[PlannedTrial]) -> list[TrialRecord]:
         """Record the planned trials, and return those that are not refused and can start."""
-        trials = [self._add_trial(plan) for plan in planned]
+        trials = []
+        for plan in planned:
+            refused, lease = refusal(self._session, plan), self._heartbeat.lease
+            trials.append(self._store.add_trial(lease, plan.config, plan.purpose, plan.fidelity, plan.repeat, refused))
         self._ended += [trial.number for trial in trials if trial.outcome is not None]
         return self._verifying.startable([trial for trial in trials if trial.outcome is None], self._running.values())
 
@@ -253,10 +256,6 @@ class TuningLoop:
         self._output_writer.write_due()
         return len(self._running) < before
 
-    def _add_trial(self, planned: PlannedTrial) -> TrialRecord:
-        refused, lease = refusal(self._session, planned), self._heartbeat.lease
-        return self._store.add_trial(lease, planned.config, planned.purpose, planned.fidelity, planned.repeat, refused)
-
     def _request(self, token: str, trial: TrialRecord, snapshot: JobSnapshot) -> TrialRequest:
         excluded = self._node_monitor.excluded_nodes(trial)
         request = trial_request(self._session, token, trial.config, snapshot.job.reference_losses, excluded)
@@ -280,9 +279,12 @@ class TuningLoop:
             self._ended.append(trial.number)
 
     def _is_retried(self, trial: TrialRecord, result: TrialResult) -> bool:
-        if not retries_of(result, self._table):  # the common case: the attempts need not be read
+        retries = retries_of(result, self._table)
+        if not retries:  # the common case: the attempts need not be read
             return False
-        return is_retried(result, self._store.attempts(self._heartbeat.lease.job_id, trial.number), self._table)
+        # Each outcome has its own number of retries. Attempts that a killed process left unfinished do not count.
+        attempts = self._store.attempts(self._heartbeat.lease.job_id, trial.number)
+        return sum(attempt.outcome is result.outcome for attempt in attempts) < retries
 
     def _notify(self, snapshot: JobSnapshot) -> None:
         """Notify the listener of the trials that ended since the last call."""

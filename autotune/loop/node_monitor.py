@@ -17,8 +17,6 @@ STRIKES = 3
 """Consecutive trials that must fail on a node and succeed elsewhere before it is quarantined: one may be chance."""
 WORKED = (Outcome.OK, Outcome.PRUNED)
 """Outcomes that show that the nodes of the ranks work."""
-BROKE = (Outcome.FAILED, Outcome.LOST, Outcome.TIMEOUT)
-"""Outcomes that a node may have caused."""
 
 
 @dataclass(slots=True)
@@ -50,7 +48,8 @@ class Nodes:
     def record(self, trial: int, result: TrialResult) -> list[str]:
         """Record the result of an attempt; return the nodes that reached `STRIKES` trials that succeeded elsewhere."""
         self.slow.update(result.slow_nodes)
-        if result.outcome in BROKE and result.node is not None:
+        # The outcomes are those that a node may have caused.
+        if result.outcome in (Outcome.FAILED, Outcome.LOST, Outcome.TIMEOUT) and result.node is not None:
             by_own_row = result.cause in self.own_rows
             self._failed_on.setdefault(trial, {})[result.node] = by_own_row
             if by_own_row and result.cause in self.faults:
@@ -106,10 +105,6 @@ def has_room(capacities: Mapping[str, int], without: Iterable[str], ranks: int) 
 
 QUARANTINE_SECONDS = 3600.0
 """How long all jobs of the database avoid a node: long enough to be noticed; it then ends without an operator."""
-SLOW_REPEATS = 1
-"""How often a trial is measured again on other nodes because a node slowed it down."""
-EVENTS = {"lost": "node_lost", "added": "node_added", "slow": "node_slow", "shut": "node_shut"}
-"""Kind of a runner's node event -> kind of the job's event. The store writes the event of a quarantine."""
 
 
 class NodeMonitor:
@@ -203,7 +198,8 @@ class NodeMonitor:
             return False
         attempts = self._store.attempts(trial.job_id, trial.number)
         before = sum(attempt.state is AttemptState.RETRIED and attempt.outcome in WORKED for attempt in attempts)
-        return before < SLOW_REPEATS and self._has_room_without({*self._quarantined(), *self._nodes.slow, *result.slow_nodes})
+        # A trial is measured again once because a node slowed it down.
+        return before < 1 and self._has_room_without({*self._quarantined(), *self._nodes.slow, *result.slow_nodes})
 
     def _has_room_without(self, nodes: Iterable[str]) -> bool:
         return has_room(self._runner.node_capacities(), {*nodes, *self._nodes.shut}, self._ranks)
@@ -220,7 +216,8 @@ class NodeMonitor:
         self._report(f"{node} is in quarantine for {QUARANTINE_SECONDS / 60:.0f} minutes: {reason}")
 
     def _add_event(self, event: NodeEvent, trial: int | None = None) -> None:
-        kind = EVENTS.get(event.kind)
+        # The store writes the event of a quarantine.
+        kind = {"lost": "node_lost", "added": "node_added", "slow": "node_slow", "shut": "node_shut"}.get(event.kind)
         if kind is None:
             return
         about = {} if trial is None else {"trial": trial}

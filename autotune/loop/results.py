@@ -2,13 +2,13 @@
 
 import dataclasses
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 
 from autotune.objective.intervals import Spread
 from search_spaces.failure import FailureTable
 from search_spaces.outcome import RETRIES, Outcome
 from search_spaces.trial import TrialResult
-from storage.records import AttemptRecord, AttemptState, TrialRecord
+from storage.records import AttemptState, TrialRecord
 from storage.store import Store
 
 
@@ -27,15 +27,6 @@ def retries_of(result: TrialResult, table: FailureTable) -> int:
     """Number of retries after this result: from the failure table if it has a row for the cause, else from the outcome."""
     row = table.row(result.cause)
     return RETRIES.get(result.outcome, 0) if row is None else row.retries
-
-
-def is_retried(result: TrialResult, attempts: Iterable[AttemptRecord], table: FailureTable) -> bool:
-    """Whether a trial is retried after this result, given its attempts so far.
-
-    Each outcome has its own number of retries. Attempts that a killed process left unfinished do not count.
-    """
-    before = sum(attempt.outcome is result.outcome for attempt in attempts)
-    return before < retries_of(result, table)
 
 
 class Verifying:

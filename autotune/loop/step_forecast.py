@@ -2,7 +2,7 @@
 
 import math
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import islice
 from statistics import median
 from typing import Any
@@ -19,7 +19,6 @@ from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
 from search_spaces.trial_config import TrialConfig
-from storage.records import TrialRecord
 
 REMEMBERED = 64
 """Number of latest trials whose ratio is used. More would not improve the median, and a resumed job recomputes each."""
@@ -40,15 +39,13 @@ class StepForecast:
     def seconds(self, config: TrialConfig, snapshot: JobSnapshot) -> float | None:
         """Expected seconds of a step of the whole global batch; None: the prediction is not finite."""
         first = max(self._seen, snapshot.searched_count - REMEMBERED)
-        self._ratios += self._measured_over_predicted([*islice(snapshot.closed.searched, first, snapshot.searched_count)])
+        new = islice(snapshot.closed.searched, first, snapshot.searched_count)
+        timed = [trial for trial in new if trial.outcome is Outcome.OK and rate(trial) > 0]
+        batch = self._session.request.global_batch_size
+        self._ratios += [batch / rate(trial) / self._predicted(trial.config) for trial in timed]
         self._seen = snapshot.searched_count
         expected = self._predicted(config) * (median(self._ratios) if self._ratios else 1.0)
         return expected if 0 < expected < math.inf else None
-
-    def _measured_over_predicted(self, trials: Sequence[TrialRecord]) -> list[float]:
-        batch = self._session.request.global_batch_size
-        timed = [trial for trial in trials if trial.outcome is Outcome.OK and rate(trial) > 0]
-        return [batch / rate(trial) / self._predicted(trial.config) for trial in timed]
 
     def _predicted(self, config: TrialConfig) -> float:
         request = self._session.request

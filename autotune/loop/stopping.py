@@ -17,8 +17,6 @@ SURE = 0.95
 """Required probability that no untried configuration is faster by more than the margin."""
 ALIKE = 3
 """If the first trials, this many with the baseline, all fail with the same error, no configuration is expected to run."""
-BREAKING = (Outcome.FAILED, Outcome.TIMEOUT, Outcome.LOST)
-"""Outcomes whose common cause stops a job. INFEASIBLE is not one: other configurations may fit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +50,8 @@ def stop_of(session: Session, snapshot: JobSnapshot) -> Stop | None:
     The last two use the strategy's predictions, if it has any. Like its proposals, they depend only on the rows.
     """
     request = session.request
-    if fails_alike(snapshot):
+    ended = [trial for trial in snapshot.searched if trial.outcome is not None]
+    if len(ended) >= ALIKE and common_cause(snapshot) is not None:
         return Stop(reason=StopReason.EXHAUSTED, message=f"the first {ALIKE} trials failed alike")
     if request.stop_at_first and session.ranking.ranked(snapshot.searched):
         return Stop(reason=StopReason.FOUND, message="a configuration runs")
@@ -68,7 +67,9 @@ def time_is_up(session: Session, snapshot: JobSnapshot, reserved: float = 0.0) -
     """Return the time budget that is spent, after `reserved` seconds and one confirmation round; None: none is."""
     request = session.request
     spent = snapshot.job.active_seconds
-    reserve = reserved + _confirmation_seconds(session, snapshot)
+    reserve = reserved
+    if request.confirm_repeats:  # the round has as many trials as there are to confirm
+        reserve += min(FINALISTS, len(session.ranking.ranked(snapshot.searched))) * snapshot.mean_seconds
     seconds = spent + reserve
     if request.max_seconds is not None and seconds >= request.max_seconds:
         why = f": {spent:.0f} s, and {reserve:.0f} s are kept to measure the best again" if spent < request.max_seconds else ""
@@ -78,16 +79,12 @@ def time_is_up(session: Session, snapshot: JobSnapshot, reserved: float = 0.0) -
     return None
 
 
-def fails_alike(snapshot: JobSnapshot) -> bool:
-    """Whether at least `ALIKE` trials ended, all with the same cause."""
-    ended = [trial for trial in snapshot.searched if trial.outcome is not None]
-    return len(ended) >= ALIKE and common_cause(snapshot) is not None
-
-
 def common_cause(snapshot: JobSnapshot) -> CommonCause | None:
     """The first trial's cause if all failures are of the same kind; None: they differ, or a trial ran or did not fit."""
     ended = [trial for trial in snapshot.searched if trial.outcome is not None]
-    results = [trial.result for trial in ended if trial.outcome in BREAKING and trial.result is not None]
+    # INFEASIBLE does not stop a job: other configurations may fit.
+    breaking = (Outcome.FAILED, Outcome.TIMEOUT, Outcome.LOST)
+    results = [trial.result for trial in ended if trial.outcome in breaking and trial.result is not None]
     if not results or len(results) < len(ended):
         return None
     alike = len({kind_of_failure(result) for result in results}) == 1
@@ -101,13 +98,6 @@ def outlook_of(session: Session, snapshot: JobSnapshot) -> Outlook | None:
     return session.strategy.outlook(
         session.space, session.without_environment_stage(snapshot.searched), pending_layouts(session, snapshot), margin
     )
-
-
-def _confirmation_seconds(session: Session, snapshot: JobSnapshot) -> float:
-    """The time of one confirmation round, which must still fit: of as many trials as there are to confirm."""
-    if not session.request.confirm_repeats:
-        return 0.0
-    return min(FINALISTS, len(session.ranking.ranked(snapshot.searched))) * snapshot.mean_seconds
 
 
 def _not_worth_it(session: Session, expected: Outlook) -> Stop | None:

@@ -11,7 +11,6 @@ from search_spaces.trial import Interval
 CONFIDENCE = 0.95
 CPU_SPREAD = 0.04
 """Relative standard deviation between repeats of one configuration on a shared CPU host, before a job has its own repeats."""
-PRIOR_DEGREES_OF_FREEDOM = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,7 +29,7 @@ class Spread:
 
     relative: float = CPU_SPREAD
     """Relative standard deviation between repeats."""
-    degrees_of_freedom: int = PRIOR_DEGREES_OF_FREEDOM
+    degrees_of_freedom: int = 5
     """Number of independent differences that `relative` is estimated from."""
 
     def interval(self, mean: float, within: float) -> Interval:

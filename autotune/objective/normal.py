@@ -10,7 +10,6 @@ Array = NDArray[np.float64]
 # Abramowitz and Stegun, 26.2.17: absolute error below 7.5e-8.
 _P = 0.2316419
 _B = (0.319381530, -0.356563782, 1.781477937, -1.821255978, 1.330274429)
-_LEAST = 1e-300
 
 
 def density(values: Array) -> Array:
@@ -31,16 +30,11 @@ def log_probability_below(values: Array) -> Array:
     """Logarithm of `probability_below`; below -5 by the first term of the asymptotic series."""
     clipped = np.minimum(values, -5.0)
     tail = -0.5 * clipped**2 - np.log(-clipped * math.sqrt(2 * math.pi))
-    result: Array = np.where(values < -5.0, tail, np.log(np.maximum(probability_below(values), _LEAST)))
+    result: Array = np.where(values < -5.0, tail, np.log(np.maximum(probability_below(values), 1e-300)))
     return result
-
-
-def log_probability_above(values: Array) -> Array:
-    """Logarithm of the probability above each value."""
-    return log_probability_below(-values)
 
 
 def hazard(value: float) -> float:
     """Density of the standard normal distribution over the probability above the value."""
-    above = float(log_probability_above(np.array([value]))[0])
+    above = float(log_probability_below(np.array([-value]))[0])
     return math.exp(-0.5 * value**2 - 0.5 * math.log(2 * math.pi) - above)

@@ -28,12 +28,6 @@ WELL_CHOSEN = 1 / 3
 configurations, including the user's, is the best with probability 1/n."""
 NOISE_LEVELS, DRAWS = 5, 400
 """Number of noise levels, and of draws at each level."""
-GRID = 160
-DEVIATIONS = 4.0
-"""The grid extends this many standard errors beyond the lowest and the highest mean."""
-ITERATIONS = 10
-"""Iterations of the fit of the distribution of rates. Few on purpose: for few configurations, a converged fit collapses to a
-handful of points."""
 BROAD = 0.3
 """Weight of the broad distribution that the fit starts from, in configurations."""
 LEAST_WIDTH = 0.05
@@ -44,8 +38,6 @@ STEADY = 0.8
 """Prior probability that the machine has the same speed in all blocks; the other hypotheses share the rest."""
 DRIFTED_RATIOS = (1e4,)
 """The hypothesis if the machine is known to have drifted: measurements are not compared across blocks."""
-LEAST_WEIGHT = 0.02
-"""Hypotheses with a lower likelihood, relative to the most likely one, are left out."""
 _UPPER = 0.975
 
 
@@ -163,14 +155,16 @@ def _chi_squared(freedom: float) -> list[float]:
 
 def _draws(means: Array, variances: Array, random: np.random.Generator) -> Array:
     """Draws of log rates at one level of the noise, shape (candidates, DRAWS)."""
-    reach = DEVIATIONS * math.sqrt(float(variances.max()))
-    grid, step = np.linspace(means.min() - reach, means.max() + reach, GRID, retstep=True)
+    # The grid extends four standard errors beyond the lowest and the highest mean.
+    reach = 4.0 * math.sqrt(float(variances.max()))
+    grid, step = np.linspace(means.min() - reach, means.max() + reach, 160, retstep=True)
     likelihood = np.exp(-0.5 * (means[:, None] - grid) ** 2 / variances[:, None])
     width = 2.0 * max(float(means.std()), math.sqrt(float(variances.max())), LEAST_WIDTH)
     start = np.exp(-0.5 * ((grid - means.mean()) / width) ** 2)
     start /= start.sum()
     density = start
-    for _ in range(ITERATIONS):
+    # Few on purpose: for few configurations, a converged fit collapses to a handful of points.
+    for _ in range(10):
         shares = likelihood * density
         shares /= shares.sum(axis=1, keepdims=True)
         density = (shares.sum(axis=0) + BROAD * start) / (len(means) + BROAD)
@@ -229,4 +223,4 @@ def _fits(
         scored_fits.append((fit, before - 0.5 * (size + freedom * math.log(scale))))
     most = max(likelihood for _, likelihood in scored_fits)
     likely = [(fit, math.exp(likelihood - most)) for fit, likelihood in scored_fits]
-    return [dataclasses.replace(fit, weight=weight) for fit, weight in likely if weight >= LEAST_WEIGHT]
+    return [dataclasses.replace(fit, weight=weight) for fit, weight in likely if weight >= 0.02]

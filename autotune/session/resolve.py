@@ -23,7 +23,7 @@ from autotune.session.feasible import require_fit, require_positions
 from autotune.session.knowledge import learned_of, require_knowledge
 from autotune.session.nvme import require_folder
 from autotune.session.session import OPTIMIZER, Session, environments_of
-from autotune.strategies.fronts import FrontStrategy, at_share
+from autotune.strategies.fronts import FrontStrategy
 from autotune.strategies.registry import make_strategy
 from autotune.strategies.strategy import Strategy
 from search_spaces.capability import Capability
@@ -346,7 +346,9 @@ def strategy_of(
 ) -> Strategy:
     """Build the strategy that the request names. Predicting strategies use `prior`; None: the shipped coefficients."""
     if request.objective is Objective.PARETO:
-        return FrontStrategy(lambda share: _one_strategy(request, space, model, at_share(ranking, share), prior))
+        return FrontStrategy(
+            lambda share: _one_strategy(request, space, model, dataclasses.replace(ranking, memory_share=share), prior)
+        )
     return _one_strategy(request, space, model, ranking, prior)
 
 

@@ -179,7 +179,10 @@ class AdviserStrategy(Strategy):
     def _score_of(self, trial: TrialRecord) -> float | None:
         """Return the score; a pruned trial is slow, not infeasible (trials are pruned only where samples/s is the score)."""
         score = self._score(trial)
-        return score if score is not None else _pruned_rate(trial)
+        if score is not None or trial.outcome is not Outcome.PRUNED or trial.result is None:
+            return score
+        measured = trial.result.samples_per_second
+        return None if measured is None else measured.mean
 
     def _observed(self, history: Sequence[TrialRecord], axes: Axes) -> list[ObservedTrial]:
         informative = [trial for trial in history if trial.outcome is not None and trial.outcome not in UNINFORMATIVE]
@@ -189,11 +192,6 @@ class AdviserStrategy(Strategy):
             ObservedTrial(places=axes.places(trial.config), score=lowest if score is None else score, wins=score is not None)
             for trial, score in zip(informative, scores, strict=True)
         ]
-
-
-def _pruned_rate(trial: TrialRecord) -> float | None:
-    measured = trial.result.samples_per_second if trial.result is not None else None
-    return measured.mean if trial.outcome is Outcome.PRUNED and measured is not None else None
 
 
 def _seed(seed: int, number: int) -> int:

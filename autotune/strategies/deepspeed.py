@@ -13,10 +13,6 @@ from search_spaces.trial_config import TrialConfig
 
 GAIN = 0.05
 """Minimum relative increase of a rate; less is a plateau (`METRIC_PERCENT_DIFF_CONST`)."""
-EARLY_STOPPING = 5
-"""Experiments of the tuner since its best one, inclusive, after which it ends (`tuner_early_stopping`)."""
-MOST_EXPERIMENTS = 50
-"""Maximum number of experiments of one tuner (`tuner_num_trials`)."""
 MICRO_BATCHES = 3
 """Number of micro-batch sizes compared between the least and the largest (`num_tuning_micro_batch_sizes`)."""
 BUCKETS: tuple[Value, ...] = (50_000_000, 500_000_000, 1_000_000_000)
@@ -103,7 +99,7 @@ class _Tuning:
         self._memory.profiled(answer, stages[-1])
         best = _Best()
         for stage in stages:
-            if self._memory.may_run(stage):
+            if self._memory.most_samples(stage, 1) > 0:  # the states and one sample's activations fit
                 stage_best = yield from self._tune_stage(stage, best)
                 best = stage_best if stage_best.micro_batch > best.micro_batch else best
 
@@ -190,7 +186,7 @@ class _Tuning:
         space = {name: values for name, values in TUNING_SPACES.get(stage, {}).items() if len(self._domains.get(name, ())) > 1}
         best, best_at = (0, 0.0), 0
         for number, (values, size) in enumerate(product(product(*space.values()), sizes)):
-            if number >= min(best_at + EARLY_STOPPING, MOST_EXPERIMENTS):
+            if number >= min(best_at + 5, 50):  # `tuner_early_stopping`, which counts the best one, and `tuner_num_trials`
                 break
             answer = yield self._config(stage, size).replace(self._template(stage) | dict(zip(space, values, strict=True)))
             if answer.rate > best[1]:
@@ -227,10 +223,6 @@ class _Memory:
         tagged = [rank.memory_by_tag.get("activations", 0) for rank in result.ranks]
         activations = (result.peak_memory_bytes or 0) - self._states(stage)
         self._activations = float(max(tagged, default=0) or max(activations, 0)) or None
-
-    def may_run(self, stage: int) -> bool:
-        """Whether the states and one sample's activations fit."""
-        return self.most_samples(stage, 1) > 0
 
     def most_samples(self, stage: int, otherwise: int) -> int:
         """The computed largest micro-batch size; `otherwise` if the activations are unknown."""

@@ -1,9 +1,7 @@
 """Any strategy as a search for the Pareto front of throughput and memory, by cycling through weights of the two."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
-from autotune.objective.ranking import Ranking
 from autotune.strategies.strategy import Candidates, Strategy
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
@@ -45,8 +43,3 @@ class FrontStrategy(Strategy):
                 break
             chosen += proposed
         return chosen
-
-
-def at_share(ranking: Ranking, share: float) -> Ranking:
-    """The ranking with that share of memory in its score."""
-    return replace(ranking, memory_share=share)

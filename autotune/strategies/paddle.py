@@ -9,8 +9,6 @@ from autotune.strategies.strategy import Candidates, Score
 from search_spaces.context import SpaceContext
 from search_spaces.trial_config import TrialConfig
 
-MOST_TASKS = 100
-"""Number of tasks after which it ends (`task_limit`)."""
 RECOMPUTATION = ("none", "selective", "full")
 """Its levels of recomputation: none, `core_attn`, `full`."""
 DIMENSIONS = (
@@ -53,7 +51,7 @@ class PaddleStrategy(ReplayStrategy):
         for config in self._tasks[candidates.hash]:
             verdict = verdicts.verdict(config)
             if verdict is _Verdict.UNKNOWN:
-                if launched == MOST_TASKS:
+                if launched == 100:  # `task_limit`
                     return
                 launched += 1
                 answer = yield config

@@ -1,6 +1,6 @@
 """Strategies by name. Each is imported on first use: optimizers take long to load, and some are not installed."""
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -45,12 +45,10 @@ def make_strategy(name: str, score: Score, guide: "Guide | None" = None, choices
         raise RequestError("strategy", f"{name!r} is not known", f"use one of {', '.join(choices or strategy_names())}")
     if name in PREDICTING and guide is None:
         raise RequestError("strategy", f"{name} has nothing to predict with", "use tpe")
-    make = _built_in(BUILT_IN[name]) if name in BUILT_IN else load_plugin(Group.STRATEGIES, name)
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        make = getattr(import_module(module), attribute)
+    else:
+        make = load_plugin(Group.STRATEGIES, name)
     strategy: Strategy = make(score, guide) if name in PREDICTING else make(score)
     return strategy
-
-
-def _built_in(entry_point: str) -> Callable[..., Strategy]:
-    module, _, attribute = entry_point.partition(":")
-    factory: Callable[..., Strategy] = getattr(import_module(module), attribute)
-    return factory

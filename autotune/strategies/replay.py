@@ -15,9 +15,6 @@ from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
-MOST_SEARCHED = 10_000
-"""Number of configurations searched for the user's setting if the candidates' base is not one of them."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
@@ -112,7 +109,7 @@ def start_of(candidates: Candidates) -> TrialConfig:
     base = candidates.admitted(candidates.base)
     if not candidates.check(base):
         return base
-    return min(islice(candidates.enumerate(), MOST_SEARCHED), key=lambda config: config.model_parallel_size, default=base)
+    return min(islice(candidates.enumerate(), 10_000), key=lambda config: config.model_parallel_size, default=base)
 
 
 @dataclass(frozen=True, slots=True)

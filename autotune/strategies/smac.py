@@ -18,9 +18,6 @@ try:
 except ImportError as missing:
     raise RequestError("strategy", f"smac needs {missing.name}", "pip install 'autotune[outside]'") from missing
 
-UNLIMITED_TRIALS = 10**9
-"""Number of trials given to SMAC: the job does the counting."""
-
 
 class SmacStrategy(AdviserStrategy):
     """SMAC3's facade for hyperparameters (Lindauer 2022, jmlr.org/papers/v23/21-0888.html) with its default settings: a
@@ -37,9 +34,15 @@ class SmacStrategy(AdviserStrategy):
     ) -> Iterator[Mapping[str, int]]:
         logging.getLogger("smac").setLevel(logging.ERROR)
         space = ConfigurationSpace(seed=seed)
-        space.add([_hyperparameter(name, size, name in axes.ordered) for name, size in axes.sizes.items()])
+        space.add(
+            [
+                Integer(name, (0, size - 1)) if name in axes.ordered else Categorical(name, list(range(size)))
+                for name, size in axes.sizes.items()
+            ]
+        )
         with TemporaryDirectory() as folder, suppress(ConfigurationSpaceExhaustedException):
-            smac = _facade(Scenario(space, deterministic=True, n_trials=UNLIMITED_TRIALS, seed=seed, output_directory=folder))
+            # The job counts the trials.
+            smac = _facade(Scenario(space, deterministic=True, n_trials=10**9, seed=seed, output_directory=folder))
             for trial, value in zip(observed, _values(observed), strict=True):
                 smac.tell(_trial(space, trial.places), value, save=False)
             for places in running:
@@ -67,10 +70,6 @@ def _facade(scenario: Any) -> Any:
 
 def _never_called(config: Any, seed: int) -> float:
     raise NotImplementedError("trials are run by the job")
-
-
-def _hyperparameter(name: str, size: int, ordered: bool) -> Any:
-    return Integer(name, (0, size - 1)) if ordered else Categorical(name, list(range(size)))
 
 
 def _trial(space: Any, places: Mapping[str, int]) -> Any:

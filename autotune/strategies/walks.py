@@ -61,12 +61,6 @@ class GridStrategy(Strategy):
         return walk.unknown(known_hashes(history, pending), count)
 
 
-LARGEST_PERMUTED = 20_000
-"""Largest space that is permuted as a whole; in a larger one configurations are drawn."""
-DRAWS_WITHOUT_NEWS = 1_000
-"""Consecutive draws without a new configuration after which a large space counts as exhausted."""
-
-
 class RandomStrategy(Strategy):
     """Walks a fixed sequence and skips known configurations.
 
@@ -93,7 +87,7 @@ class RandomStrategy(Strategy):
 
 def _sequence(candidates: Candidates, seed: int) -> Callable[[], Iterator[TrialConfig]]:
     """Every configuration of a small space once; for a large one, draws until no new ones come."""
-    if candidates.count() > LARGEST_PERMUTED:
+    if candidates.count() > 20_000:
         return partial(_draws, candidates, seed)
     order = sorted(candidates.enumerate(), key=lambda config: stable_hash([seed, config.hash]))
     return lambda: iter(order)
@@ -102,7 +96,7 @@ def _sequence(candidates: Candidates, seed: int) -> Callable[[], Iterator[TrialC
 def _draws(candidates: Candidates, seed: int) -> Iterator[TrialConfig]:
     drawn: set[str] = set()
     index = stale = 0
-    while stale < DRAWS_WITHOUT_NEWS:
+    while stale < 1_000:  # consecutive ones without a new configuration: the space counts as exhausted
         config = candidates.sample(Random(f"{seed}:{index}"))
         index += 1
         stale = stale + 1 if config.hash in drawn else 0

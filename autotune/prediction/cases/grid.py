@@ -27,10 +27,6 @@ Index = NDArray[np.int64]
 
 BLOCK = 65_536
 """Configurations per block: few enough that its arrays stay in a processor's cache."""
-LARGEST_TABLE = 1 << 20
-"""Largest number of combinations that are looked up in a table by number; with more, they are sorted."""
-SPARE = 3
-"""Values that canonical form may add to a domain: the default, the parameter count, 0."""
 DEPTHS = range(len(SEARCH_ORDER))
 
 
@@ -65,7 +61,8 @@ class RowBuilder:
         self.values: tuple[list[Value], ...] = tuple(list(space.domains.get(name, ())) for name in SEARCH_ORDER)
         """For each knob of SEARCH_ORDER, its domain, and other values that occur."""
         self._places = tuple({value: code for code, value in enumerate(values)} for values in self.values)
-        self._most = [len(space.domains.get(name, (0,))) + SPARE for name in SEARCH_ORDER]
+        # Canonical form may add three values to a domain: the default, the parameter count, 0.
+        self._most = [len(space.domains.get(name, (0,))) + 3 for name in SEARCH_ORDER]
 
     def step(self, depth: int, judged: bool) -> "Step":
         """The extension by the knob at this depth: by its legal values, or, if it is not judged, by any one value."""
@@ -121,7 +118,9 @@ class Grid:
         """For each knob of SEARCH_ORDER, its domain, and other values that occur."""
         self.on_side = free_knobs(space)
         """The knobs of the second axis."""
-        judged = _judged_on_side(space.lattice, self.on_side)
+        side = {SEARCH_ORDER.index(name) for name in self.on_side}
+        # The depths whose rules and conditions read knobs of the second axis.
+        judged = {depth for depth in DEPTHS if side & {depth, *space.lattice.reads(depth)}}
         self.sides = joined(list(self._blocks([depth in judged for depth in DEPTHS], 1 << 30)))
         """The second axis: a single row if there are no such knobs."""
         self._judged = [depth not in judged for depth in DEPTHS]
@@ -194,7 +193,8 @@ class Step:
         self.reads, self.judged = tuple(reads), judged
         self._strides = tuple(int(np.prod([most[read] for read in reads[position + 1 :]])) for position in range(len(reads)))
         size = int(np.prod([most[read] for read in reads]))
-        self._table = np.full(size, -1, dtype=np.int64) if size <= LARGEST_TABLE else None
+        # With more combinations, they are sorted.
+        self._table = np.full(size, -1, dtype=np.int64) if size <= 1 << 20 else None
         self._sparse: dict[int, int] = {}
         """Combination -> its index, if there is no table."""
         self._starts: list[int] = []
@@ -290,12 +290,6 @@ def groups_of(lattice: Lattice, varying: Collection[int]) -> list[frozenset[int]
 
 def _size(space: SearchSpace, group: Iterable[int]) -> int:
     return int(np.prod([float(len(space.domains.get(SEARCH_ORDER[depth], (0,)))) for depth in group]))
-
-
-def _judged_on_side(lattice: Lattice, on_side: Collection[str]) -> set[int]:
-    """The depths whose rules and conditions read knobs of the second axis."""
-    side = {SEARCH_ORDER.index(name) for name in on_side}
-    return {depth for depth in DEPTHS if side & {depth, *lattice.reads(depth)}}
 
 
 def _parts(count: int, most: int) -> Iterator[Index]:

@@ -11,24 +11,20 @@ from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.models.module_profile import ModuleProfile, traced_precision
 from search_spaces.space import SearchSpace
 
-PARAMETERS_OF_WIDTH = 12
-"""Of a layer of width h: 12 h² [Kaplan 2020, 2.1]."""
-LAYERS_OF_WIDTH = 64
-"""Approximate ratio of width to number of layers in transformers of all sizes."""
-
 
 def transformer_of(model: FactoryModel | CommandModel, sequence_length: int, least_layers: int = 1) -> ModelSpec:
     """A transformer with about as many parameters: the only fact known of a script, and sometimes not even that.
 
     Trials correct what it predicts.
     """
-    count = model.parameter_count / PARAMETERS_OF_WIDTH
+    count = model.parameter_count / 12  # a layer of width h has 12 h² [Kaplan 2020, 2.1]
     stages = _blocks(model)
     if stages > 1:
         layers = stages
         width = max(round(math.sqrt(count / layers) / 64), 1) * 64
     else:
-        width = max(round((count * LAYERS_OF_WIDTH) ** (1 / 3) / 64), 1) * 64
+        # In transformers of all sizes, width is roughly 64 times the number of layers.
+        width = max(round((count * 64) ** (1 / 3) / 64), 1) * 64
         layers = max(round(count / width**2), least_layers)
     return ModelSpec(
         name=model.name, family="factory", num_layers=layers, hidden_size=width, num_attention_heads=width // 64,

@@ -181,11 +181,6 @@ def near_group(cases: Cases) -> Group:
     return group_of(cases, np.maximum(cases.layouts.secondary_shard_size, 1.0), cases.layouts.tensor)
 
 
-def near_bytes(cases: Cases, gathered: Array) -> Array:
-    """Bytes of a rank's part of the second copy, for `gathered` bytes."""
-    return np.where(has_near(cases), gathered / np.maximum(cases.layouts.secondary_shard_size, 1.0), 0.0)
-
-
 def coding_seconds(
     cases: Cases, rates: Coefficients, parameter_counts: StageParameters, reductions: Array, gathers: Array
 ) -> Array:

@@ -110,7 +110,8 @@ def mean_micro_batch(cases: Cases, batches: Sequence[MicroBatch]) -> MicroBatch:
 def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     """max(operations / speed, launches) per layer; products by their shape, attention by its kernel, the rest by bytes."""
     layouts = cases.layouts
-    forward, trained = _layer_forward(cases, rates), _bottlenecks(cases, rates)
+    forward = _products(cases, rates) + attention_forward(cases, rates) + _elementwise(cases, rates)
+    trained = _bottlenecks(cases, rates)
     again = _recomputed(cases, rates, forward + trained)
     backward_only = rates.backward_ratio * np.where(cases.shapes.frozen_bytes > 0, 0.55, 1.0)
     communication = _layer_communication(cases, rates)
@@ -161,10 +162,6 @@ def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer
     """Seconds of a product of (rows, inner) and (inner, outer)."""
     hardware = cases.hardware
     return product_seconds(rows, inner, outer, hardware.peak, hardware.bandwidth, cases.layouts.parameter_bytes, rates)
-
-
-def _layer_forward(cases: Cases, rates: Coefficients) -> Array:
-    return _products(cases, rates) + attention_forward(cases, rates) + _elementwise(cases, rates)
 
 
 def _products(cases: Cases, rates: Coefficients) -> Array:

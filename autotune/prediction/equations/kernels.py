@@ -117,8 +117,6 @@ def _efficiencies() -> dict[str, float]:
 
 ACCUMULATED = 4.0
 """Bytes per element in which Liger accumulates the gradient of the output projection over pieces of the rows."""
-GATED_KEPT = 0.75
-"""Share of a gated hidden layer kept relative to torch's operators: gate, hidden and their product, not the activated gate."""
 _LIGER, _ENGINE = (float(KERNEL_CHOICES.index(name)) for name in (LIGER, TRANSFORMER_ENGINE))
 
 
@@ -167,7 +165,8 @@ def mlp_bytes(cases: Cases) -> Array:
     """Bytes kept per element of the MLP's hidden layer. Compiled blocks compute the activated gate again, too: on an H200 they
     kept 0.86 to 0.88 of the activations of a llama, which is the share without it (docs/results/gpu-findings.md)."""
     fused = gates_fused(cases) | ((cases.layouts.compiled > 0) & (cases.shapes.matrices == 3))
-    return cases.software.mlp_bytes * np.where(fused, GATED_KEPT, 1.0)
+    # Relative to torch's operators: gate, hidden layer and their product are kept, not the activated gate.
+    return cases.software.mlp_bytes * np.where(fused, 0.75, 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,10 +216,6 @@ def trained_head(cases: Cases) -> Array:
     return np.where(cases.shapes.frozen_bytes > 0, 0.0, 1.0)
 
 
-FORWARD_LEFT = 0.1
-"""Share of a layer's forward launches that remains: about twenty kernels become a copy of the input and one graph."""
-BACKWARD_LEFT = 0.25
-"""In backward: about forty become a copy, the graph, and a copy of each of about nine gradients out of static buffers."""
 STATIC_MESSAGES = 3.0
 """Hidden states that a layer's graphs keep besides those saved for backward: its result (which is copied to the next layer's
 input), and the gradients of its result and of its input."""
@@ -228,7 +223,9 @@ input), and the gradients of its result and of its input."""
 
 def launches(cases: Cases, backward_ratio: float) -> Array:
     """Launches of a layer's forward and backward, as a multiple of those of a forward."""
-    graph_launches = FORWARD_LEFT + BACKWARD_LEFT * backward_ratio
+    # Of about twenty launches of a forward remain a copy of the input and one graph; of about forty of a backward a copy, the
+    # graph, and a copy of each of about nine gradients out of static buffers.
+    graph_launches = 0.1 + 0.25 * backward_ratio
     return np.where(cases.layouts.cuda_graphs > 0, graph_launches, 1 + backward_ratio)
 
 

@@ -52,10 +52,6 @@ def rounding_seconds(cases: Cases, tokens: Array) -> Array:
     return np.where(layouts.rounding_bytes == SEPARATE, moved / cases.hardware.bandwidth, 0.0)
 
 
-INDEX_BYTES = 2
-"""Bytes per four-bit element: an int32 for every two, as an index into the table of their values."""
-
-
 def frozen_width(cases: Cases) -> Array:
     """Bytes per element of a layer's matrices: frozen ones in their bits and scales, trained ones in the precision."""
     return np.where(cases.shapes.frozen_bytes > 0, cases.shapes.frozen_bytes, cases.layouts.parameter_bytes)
@@ -92,4 +88,5 @@ def _unpacks(cases: Cases) -> Flags:
 
 
 def _index_bytes(cases: Cases) -> Array:
-    return np.where(cases.shapes.frozen_bytes < 1, float(INDEX_BYTES), 0.0)
+    # Per four-bit element: an int32 for every two, as an index into the table of their values.
+    return np.where(cases.shapes.frozen_bytes < 1, 2.0, 0.0)

@@ -7,7 +7,7 @@ import numpy as np
 
 from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, DescribedModule, Flags, gathered_kept
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.communication import frozen_share, gathered_share, near_bytes, sends_integers
+from autotune.prediction.equations.communication import frozen_share, gathered_share, has_near, sends_integers
 from autotune.prediction.equations.files import host_elements, host_parameter_bytes
 from autotune.prediction.equations.kernels import (
     loss_fused,
@@ -23,7 +23,7 @@ from autotune.prediction.equations.kernels import (
 from autotune.prediction.equations.layer_shapes import with_layers
 from autotune.prediction.equations.low_precision import frozen_bytes, frozen_width, rounded_bytes, unpacked_bytes
 from autotune.prediction.equations.module_memory import kept_bytes, module_bytes
-from autotune.prediction.equations.overlap import buffer_bytes, host_bytes, on_device, refill_bytes, standing_bytes
+from autotune.prediction.equations.overlap import buffer_bytes, gathers_late, host_bytes, on_device, refill_bytes
 from autotune.prediction.equations.parameters import (
     StageParameters,
     counted_elements,
@@ -345,9 +345,12 @@ def _states(cases: Cases, parameter_counts: StageParameters, layers: Array) -> d
     of_parameters, _, of_states = sharded(cases)
     local_elements = divided(cases, parameter_counts, of_states)
     trained_bytes = divided(cases, parameter_counts, of_parameters) * layouts.parameter_bytes
+    # The share in the parameters' type stays until gathered if the master is not entirely on the device.
+    stays = gathers_late(cases) & (layouts.offload_optimizer > 0)
+    standing = np.where(stays, local_elements * layouts.parameter_bytes, 0.0)
     return {
         "parameters": on_device * (trained_bytes + frozen / by_parameter + whole)
-        + standing_bytes(cases, local_elements)
+        + standing
         + _second_copy(cases, parameter_counts, persistent, frozen),
         "gradients": np.maximum(_summed_gradients(cases, parameter_counts), local_elements * software.gradient_bytes),
         "optimizer_state": (local_elements * state + on_tables) * (1 - layouts.offload_optimizer),
@@ -358,7 +361,8 @@ def _second_copy(cases: Cases, parameter_counts: StageParameters, persistent: Ar
     """Bytes of the second copy of what is gathered again within a step, in the format sent."""
     across = np.where(cases.layouts.apart, parameter_counts.expert_trained, 0.0)  # experts have no second copy
     trained = (parameter_counts.trained - across) * cases.layouts.parameter_bytes * gathered_share(cases)
-    return near_bytes(cases, trained + (frozen - persistent * frozen_width(cases)) * frozen_share(cases))
+    gathered = trained + (frozen - persistent * frozen_width(cases)) * frozen_share(cases)
+    return np.where(has_near(cases), gathered / np.maximum(cases.layouts.secondary_shard_size, 1.0), 0.0)
 
 
 def _summed_gradients(cases: Cases, parameter_counts: StageParameters) -> Array:

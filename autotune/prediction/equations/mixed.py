@@ -17,14 +17,6 @@ from search_spaces.trial_config import TrialConfig
 
 FP8_GAIN = 1.6
 """Speed of training in fp8 relative to bf16: products are twice as fast; casts, scales and attention are not."""
-FP32_SLOWDOWN = 8.0
-"""Speed of a device's fastest products over fp32, where fp32 has no stated peak: 2 to 16 on those of the presets."""
-UNKNOWN_PEAK = 1e14
-"""FLOP/s of the fastest products of a device without any stated peak: one of which only the driver's name is known."""
-HOST_BANDWIDTH_PER_CORE = 2.5e9
-"""Bytes/s of a node's memory per core: eight channels serve about 64 cores."""
-GLOO_SCATTER_VOLUME = 2.0
-"""gloo's reduce-scatter is an all-reduce of which a part is kept: 1.00 of the message on 2 ranks, 1.50 on 4 (counted)."""
 FIELDS = ("device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node")
 
 
@@ -43,8 +35,10 @@ def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
         intra=scalar(cluster.intra_node_bandwidth),
         inter=scalar(cluster.inter_node_bandwidth),
         host_link=scalar(device.host_link),
-        host_bandwidth=scalar(max(cluster.cores_per_node * HOST_BANDWIDTH_PER_CORE, 2e10)),
-        scatter_volume=scalar(GLOO_SCATTER_VOLUME if device.kind == "cpu" else 1.0),
+        # Bytes/s of a node's memory per core: eight channels serve about 64 cores.
+        host_bandwidth=scalar(max(cluster.cores_per_node * 2.5e9, 2e10)),
+        # gloo's reduce-scatter is an all-reduce of which a part is kept: 1.00 of the message on 2 ranks, 1.50 on 4 (counted).
+        scatter_volume=scalar(2.0 if device.kind == "cpu" else 1.0),
         idle_cost=scalar(_idle_cost(cluster) if device.kind == "cpu" else 1.0),
     )
 
@@ -54,8 +48,10 @@ def _peak(device: DeviceSpec, precision: str) -> float:
     losses on a GPU equal a CPU's to 1e-7, docs/results/gpu.md).
     """
     peaks = device.peak_flops
-    fastest = max(peaks.values(), default=UNKNOWN_PEAK)
-    return peaks.get(precision) or peaks.get("fp32") or (fastest / FP32_SLOWDOWN if precision == "fp32" else fastest)
+    # FLOP/s of a device without any stated peak: one of which only the driver's name is known.
+    fastest = max(peaks.values(), default=1e14)
+    # Where fp32 has no stated peak: on the presets' devices the fastest products are 2 to 16 times as fast.
+    return peaks.get(precision) or peaks.get("fp32") or (fastest / 8.0 if precision == "fp32" else fastest)
 
 
 def _idle_cost(cluster: ClusterSpec) -> float:

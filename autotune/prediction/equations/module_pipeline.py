@@ -29,8 +29,6 @@ from search_spaces.models.module_profile import OUTER, Affine, Mark, ModuleProfi
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, rank_of_stage, split_blocks, stages_of_rank
 from search_spaces.trial_config import TrialConfig
 
-HOLD_ALL = ("gpipe", "looped_bfs")
-"""Schedules in which a rank holds all micro-batches."""
 BETWEEN = IN_FLIGHT
 """Micro-batches after which all further ones find the same states: as many as have reductions in flight."""
 
@@ -64,7 +62,7 @@ def shortened(ranks: Array, virtual_stages: Array, schedule: Array, micro_batche
     """Fewer micro-batches, if the schedule repeats itself after as many as fill the pipeline."""
     fill = 2 * ranks * virtual_stages + BETWEEN + 1
     rounds = np.maximum(micro_batches - fill, 0) // ranks
-    hold_all = np.isin(schedule, [SCHEDULES.index(name) for name in HOLD_ALL])
+    hold_all = np.isin(schedule, [SCHEDULES.index(name) for name in ("gpipe", "looped_bfs")])
     return np.where(hold_all, micro_batches, micro_batches - rounds * ranks)
 
 

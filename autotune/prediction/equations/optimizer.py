@@ -12,8 +12,6 @@ MOVED = {"adamw": 38.0, "sgd": 30.0, "lamb": 128.0, "muon": 62.0, "adamw8bit": 2
 operators. Each includes 2 for the copy in the precision and 8 for norm and clipping."""
 PROJECTIONS = 4.0
 """Matrices of a layer's attention."""
-SENT_BYTES = 2.0
-"""Bytes per element that Muon sends."""
 ROUNDS = 5
 """Iterations of the orthogonalisation: three products each."""
 
@@ -42,7 +40,7 @@ def _orthogonal_seconds(cases: Cases, rates: Coefficients) -> Array:
         short, long = np.minimum(rows, columns), np.maximum(rows, columns)
         flops = count * ROUNDS * (4 * short**2 * long + 2 * short**3)
         owners = np.where(layouts.zero_stage > 0, layouts.shard, 1.0)
-        size = count * rows * columns * SENT_BYTES / owners
+        size = count * rows * columns * 2.0 / owners  # two bytes per element are sent
         shared = 2 * size / layouts.tensor * (owners - 1) / owners
         sliced = size * (layouts.tensor - 1) / layouts.tensor
         seconds = (

@@ -74,13 +74,6 @@ def refill_bytes(cases: Cases, parameter_counts: StageParameters) -> Array:
     return np.where(at_end, gathered_bytes, 0.0)
 
 
-def standing_bytes(cases: Cases, elements: Array) -> Array:
-    """Bytes of the share of so many elements in the parameters' type: it stays until gathered if the master is not entirely on
-    the device.
-    """
-    return np.where(gathers_late(cases) & (cases.layouts.offload_optimizer > 0), elements * cases.layouts.parameter_bytes, 0.0)
-
-
 def _table(cases: Cases) -> Array:
     return cases.shapes.vocabulary * cases.shapes.hidden / cases.layouts.tensor
 
@@ -119,8 +112,6 @@ def saved_seconds(
 
 AT_ONCE = 2.0
 """Layers whose activations are on the device: the running one, and the one whose copies are in flight."""
-SPLIT_BACKWARD = 4
-"""The first of the schedules that compute gradients of inputs and of weights separately, so that backward reads all twice."""
 
 
 def on_device(cases: Cases, layers: Array, kept_bytes: Array, in_flight: Array) -> Array:
@@ -149,7 +140,8 @@ def exposed_copy_seconds(cases: Cases, rates: Coefficients, layers: Array, kept_
         return np.zeros(1)
     copied = _tokens(cases) * kept_bytes * _copied_layers(cases, layers) / cases.hardware.host_link
     forward = pace / (1 + rates.backward_ratio)
-    split = (layouts.pipeline > 1) & (layouts.pipeline_schedule >= SPLIT_BACKWARD)
+    # From the fifth schedule on, gradients of inputs and of weights are computed separately, so that backward reads all twice.
+    split = (layouts.pipeline > 1) & (layouts.pipeline_schedule >= 4)
     back, backward = copied * np.where(split, 2.0, 1.0), pace - forward
     sends = np.where(layouts.data * layouts.context > 1, 1.0, 0.0)
     once, at_three = 1 / np.maximum(layouts.accumulation, 1.0), layouts.zero_stage == 3

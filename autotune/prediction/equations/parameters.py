@@ -73,7 +73,10 @@ def gathered_units(cases: Cases) -> tuple[Array, Array]:
     are gathered separately if ranks divide them, else (0) with the rest.
     """
     if cases.module is not None:
-        return _module_unit(cases.module.profile) / cases.layouts.tensor, np.zeros(1)
+        profile = cases.module.profile
+        blocks = profile.block_elements
+        unit = blocks / len(profile.block_names) if blocks else profile.trained_elements
+        return np.array([unit], dtype=np.float64) / cases.layouts.tensor, np.zeros(1)
     layouts, layer = cases.layouts, layer_parameters(cases)
     divides, experts = layouts.apart, own_experts(cases, layer)
     common = (layer.attention + layer.dense) / layouts.tensor + np.where(divides, 0.0, experts)
@@ -91,11 +94,12 @@ def persistent_parameters(cases: Cases, layers: Array) -> Array:
         below = [float(sizes[sizes <= least].sum()) for least in layouts.param_persistence_threshold.reshape(-1)]
         small = np.array(below).reshape(layouts.param_persistence_threshold.shape) * layers / shapes.layers / layouts.tensor
         return np.where(layouts.zero_stage >= 3, small, 0.0)
+    experts = np.where(shapes.experts > 0, shapes.expert_share * shapes.experts, 1.0)  # per layer, as a mean over the layers
     matrices = (
         (2.0, shapes.hidden + 0 * layouts.tensor),
         (2.0, shapes.hidden * shapes.query / layouts.tensor),
         (2.0, shapes.hidden * shapes.key_value / layouts.tensor),
-        (_mean_matrices(cases), shapes.hidden * shapes.ffn / layouts.expert_tensor),
+        (shapes.matrices * experts / layouts.expert, shapes.hidden * shapes.ffn / layouts.expert_tensor),
     )
     persistent = sum(
         (count * size * (counted_elements(cases) * size < layouts.param_persistence_threshold) for count, size in matrices),
@@ -107,13 +111,6 @@ def persistent_parameters(cases: Cases, layers: Array) -> Array:
 def own_experts(cases: Cases, layer: LayerParameters) -> Array:
     """Parameters of a layer's experts on a rank, before sharding."""
     return layer.experts / (cases.layouts.expert * cases.layouts.expert_tensor)
-
-
-def _mean_matrices(cases: Cases) -> Array:
-    """Matrices of `ffn` width of a layer on a rank, as a mean over the layers."""
-    shapes = cases.shapes
-    experts = np.where(shapes.experts > 0, shapes.expert_share * shapes.experts, 1.0)
-    return shapes.matrices * experts / cases.layouts.expert
 
 
 def divided(cases: Cases, parameter_counts: StageParameters, sharded: Flags) -> Array:
@@ -162,9 +159,3 @@ def _module_parameters(cases: Cases, profile: ModuleProfile, layers: Array, firs
         trained=(inside + outside) / cases.layouts.tensor, frozen=nothing, frozen_tables=nothing,
         trained_tables=outside / cases.layouts.tensor, expert_trained=nothing,
     )  # fmt: skip
-
-
-def _module_unit(profile: ModuleProfile) -> Array:
-    """Mean trained elements of a block; all if there are no blocks."""
-    blocks = profile.block_elements
-    return np.array([blocks / len(profile.block_names) if blocks else profile.trained_elements], dtype=np.float64)

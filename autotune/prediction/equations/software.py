@@ -10,7 +10,6 @@ from typing import Any
 
 from autotune.prediction.equations.cases import Software, scalar
 
-_STATED = re.compile(r"\b([a-z_]+)=(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\w.,])")
 _FILE = Path(__file__).with_name("software.toml")
 
 
@@ -55,7 +54,8 @@ def _matches(word: str, parts: Mapping[str, str]) -> bool:
 def stated_features(text: str) -> list[tuple[str, str]]:
     """The features that `text` states, with their numbers."""
     features = _tables()["default"]
-    return [(name, number) for name, number in _STATED.findall(text.lower()) if name in features]
+    stated = re.findall(r"\b([a-z_]+)=(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\w.,])", text.lower())
+    return [(name, number) for name, number in stated if name in features]
 
 
 @cache

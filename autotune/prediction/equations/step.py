@@ -35,8 +35,6 @@ from search_spaces.checkpoints import checkpoint
 PARTS = ("compute", "tensor", "pipeline", "data", "optimizer", "offload")
 """Parts of a step: compute (with recomputation and launches), tensor (with context and expert communication),
 pipeline (bubble and boundaries), data (exposed communication), optimizer, offload."""
-MASTER_WIDTH = 4.0
-"""Bytes of a gradient in the master's type."""
 Z90 = 1.645
 """Half-width of a 90 % band in standard deviations."""
 
@@ -127,16 +125,20 @@ def _even_pace(cases: Cases, rates: Coefficients) -> tuple[dict[str, Array], Arr
     layers, has_head = _slowest(cases, batch, split)
     compute = layers * batch.layer + has_head * batch.head + batch.embedding
     tensor = layers * batch.layer_communication + has_head * batch.head_communication
-    return _paced(cases, rates, compute, tensor, _summed_over_ranks(cases, batch)), compute + tensor, split
+    # Summed over all ranks of the pipeline.
+    whole = cases.shapes.layers * (batch.layer + batch.layer_communication) + batch.head + batch.head_communication
+    return _paced(cases, rates, compute, tensor, whole), compute + tensor, split
 
 
 def _paced(cases: Cases, rates: Coefficients, compute: Array, tensor: Array, whole: Array) -> dict[str, Array]:
     """The parts of the micro-batches, from those of one on the slowest rank and the sum of all ranks' seconds."""
-    m = cases.layouts.accumulation
+    m, slowest = cases.layouts.accumulation, compute + tensor
+    # What the slowest rank gains because waiting ranks leave it their cores.
+    gained = (1 - cases.hardware.idle_cost) * (slowest - _mean_pace(cases, slowest, whole))
     return {
-        "compute": m * (compute - _left_to_others(cases, compute + tensor, whole)) + rates.step_seconds,
+        "compute": m * (compute - gained) + rates.step_seconds,
         "tensor": m * tensor,
-        "pipeline": _pipeline(cases, rates, compute + tensor, whole),
+        "pipeline": _pipeline(cases, rates, slowest, whole),
     }
 
 
@@ -186,11 +188,6 @@ def after_backward(cases: Cases, rates: Coefficients, share: RankShare, override
     return {name: on_own_device(share, [part[name] for part in parts]) for name in parts[0]}
 
 
-def _summed_over_ranks(cases: Cases, batch: MicroBatch) -> Array:
-    """Seconds of a micro-batch, summed over all ranks of the pipeline."""
-    return cases.shapes.layers * (batch.layer + batch.layer_communication) + batch.head + batch.head_communication
-
-
 def _summed(parts: dict[str, Array]) -> Array:
     return reduce(np.add, parts.values())
 
@@ -203,12 +200,6 @@ def _slowest(cases: Cases, batch: MicroBatch, split: Split) -> tuple[Array, Arra
     single = cases.layouts.pipeline == 1
     last = single | (with_head >= without)
     return np.where(last, split.last, split.before_last), np.where(last, 1.0, 0.0)
-
-
-def _left_to_others(cases: Cases, slowest: Array, whole: Array) -> Array:
-    """Seconds per micro-batch that the slowest rank gains because waiting ranks leave it their cores."""
-    gained: Array = (1 - cases.hardware.idle_cost) * (slowest - _mean_pace(cases, slowest, whole))
-    return gained
 
 
 def _mean_pace(cases: Cases, slowest: Array, whole: Array) -> Array:
@@ -261,7 +252,7 @@ def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) ->
     # Computation that hides communication does not also hide copies.
     free = np.where(layouts.data * layouts.context > 1, rates.data_exposed, 1.0)
     # Integers are summed in fp32 before the copy.
-    width = np.where(sends_integers(cases), MASTER_WIDTH, layouts.reduce_bytes)
+    width = np.where(sends_integers(cases), 4.0, layouts.reduce_bytes)
     down = np.maximum(local * width / hardware.host_link - backward * np.minimum(free, 1.0), 0.0)
     up = local * layouts.parameter_bytes / hardware.host_link
     per_rank = hardware.host_bandwidth / np.minimum(hardware.devices_per_node, _world(cases))

@@ -17,9 +17,6 @@ from storage.records import CalibrationRecord
 
 NOISE = 0.1
 """Standard deviation of the logarithm of a row's seconds that the equations cannot explain."""
-QUARTILES = 1.35
-"""Standard deviations between the quartiles of a normal distribution."""
-LEAST_WORKSPACE_BYTES = 1e6
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +114,8 @@ def _layer_errors(rows: Sequence[Measured], cluster: ClusterSpec, engine: str, r
 
 def _weights(family: Sequence[Measured], total: float) -> Array:
     """The weight of each row: lower if its samples vary; the sum is `total` if none does."""
-    spreads = np.array([np.log(row.high / row.low) / QUARTILES for row in family])
+    # The quartiles of a normal distribution are 1.35 standard deviations apart.
+    spreads = np.array([np.log(row.high / row.low) / 1.35 for row in family])
     return total / len(family) * NOISE**2 / (NOISE**2 + spreads**2)
 
 
@@ -146,6 +144,6 @@ def _counted(record: CalibrationRecord, cluster: ClusterSpec, rates: Coefficient
     measured: dict[str, float] = {}
     if record.context_bytes:
         measured["context_bytes"] = float(record.context_bytes)
-    if record.workspace_bytes and record.workspace_bytes >= LEAST_WORKSPACE_BYTES:
+    if record.workspace_bytes and record.workspace_bytes >= 1e6:
         measured["workspace_bytes"] = float(record.workspace_bytes)
     return dataclasses.replace(rates, **measured)

@@ -17,8 +17,6 @@ LENGTH = 6.0
 """Distance in features over which residuals are correlated."""
 NOISE = 0.1
 """Standard deviation of one trial's logarithm, including effects that the features do not describe."""
-SINGLE_THREADED = 2**18
-"""Multiplications up to which OpenBLAS uses one thread."""
 
 
 def matern(first: Array, second: Array, length: float) -> Single:
@@ -43,7 +41,8 @@ def matern(first: Array, second: Array, length: float) -> Single:
 
 def product(matrix: Array, second: Array) -> Array:
     """`matrix @ other` in parts small enough for OpenBLAS to use only this thread: others would wait for busy cores."""
-    rows = max(SINGLE_THREADED // max(second.size, 1), 16)
+    # OpenBLAS uses one thread up to so many multiplications.
+    rows = max(2**18 // max(second.size, 1), 16)
     result = np.empty((len(matrix), second.shape[1]))
     for first in range(0, len(matrix), rows):
         np.matmul(matrix[first : first + rows], second, out=result[first : first + rows])
@@ -107,8 +106,8 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         CHOICE * (cases.shapes.document > 0),
         CHOICE * (at_three & np.isfinite(layouts.gather_bytes)),
         np.log2(1 + layouts.secondary_shard_size) * at_three,
-        *_script_columns(numbers),
-        *_optimizer_columns(numbers),
+        *(CHOICE / SIGNS**0.5 * numbers(SCRIPT, partial(_sign, index)) for index in range(SIGNS)),
+        *(CHOICE * numbers("optimizer", partial(_is, str(name))) for name in KNOBS["optimizer"].choices),
     ]
     knob_columns = np.stack([np.broadcast_to(column, count) for column in columns], axis=1)
     return np.asarray(np.concatenate([features(cases), knob_columns], axis=1), dtype=np.float64)
@@ -124,29 +123,15 @@ def numbers_of(configs: Sequence[TrialConfig]) -> Numbers:
     return lambda name, meaning: np.array([meaning(getattr(config, name)) for config in configs], dtype=np.float64)
 
 
-def _script_columns(numbers: Numbers) -> list[Array]:
-    return [CHOICE / SIGNS**0.5 * numbers(SCRIPT, partial(_sign, index)) for index in range(SIGNS)]
-
-
-def _optimizer_columns(numbers: Numbers) -> list[Array]:
-    """One column for each optimizer."""
-    names = [str(name) for name in KNOBS["optimizer"].choices]
-    return [CHOICE * numbers("optimizer", partial(_is, name)) for name in names]
-
-
 def _column(knob: Knob, numbers: Numbers) -> Array:
     """The feature of a knob whose declaration states how far its values are apart."""
     match knob.distance:
         case Distance.DETAIL:
-            return DETAIL * numbers(knob.name, _whether)
+            return DETAIL * numbers(knob.name, lambda value: float(value != 0))
         case Distance.CHOICE:
             return CHOICE * numbers(knob.name, partial(_place, knob.name))
         case _:
             return _doublings(numbers(knob.name, float))
-
-
-def _whether(value: Value) -> float:
-    return float(value != 0)
 
 
 def _is(name: str, value: Value) -> float:

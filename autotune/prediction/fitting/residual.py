@@ -10,8 +10,6 @@ from autotune.prediction.equations.cases import Array, Cases
 Matrix = NDArray[np.float64]
 FEWEST = 12
 """Minimum number of times to learn a residual; fewer only fit the coefficients."""
-_GROUP = 0.05
-"""Standard deviation of the effect common to all runs of one model on one cluster."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,7 +80,7 @@ _PARTS = ((_TRUST, _STEADY), (1 - _TRUST, _WARY))
 
 def _fit(described: Matrix, errors: Array, groups: NDArray[np.int64], kernel: _Kernel) -> _Process:
     covariance = kernel.size**2 * _matern(described, described, kernel.length) + kernel.slope**2 * described @ described.T
-    covariance += _GROUP**2 * (groups[:, None] == groups[None])
+    covariance += 0.05**2 * (groups[:, None] == groups[None])  # an effect common to all runs of one model on one cluster
     noise, weights = np.ones(len(errors)), np.zeros(len(errors))
     for _ in range(kernel.rounds):
         inverse = np.linalg.inv(covariance + np.diag(kernel.noise**2 * noise))

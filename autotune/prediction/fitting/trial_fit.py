@@ -18,8 +18,6 @@ TIME_NOISE = 0.08
 MEMORY_NOISE = 0.04
 ALLOCATED = ("workspace_bytes", "activation_scale", "working_layers")
 """The memory coefficients that affect the allocator's peak; the others are outside of it."""
-NO_EFFECT = 0.01
-"""Log-log slope, up to ten times the value, below which a coefficient is not fitted: the measurements do not depend on it."""
 
 
 def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficients, int]:
@@ -84,7 +82,8 @@ def _fit(figures: _Figures, candidates: Sequence[str], before: Coefficients, noi
     if not len(figures.measured):
         return before, np.empty(0)
     effects = np.max(np.abs(figures.slopes(candidates, before, 10.0)), axis=0)
-    fitted_names = [name for name, effect in zip(candidates, effects, strict=True) if effect > NO_EFFECT]
+    # A log-log slope up to ten times the value: below it the measurements do not depend on the coefficient, which stays.
+    fitted_names = [name for name, effect in zip(candidates, effects, strict=True) if effect > 0.01]
     weights = noise**2 / (noise**2 + figures.noise**2)
     after = fitted(fitted_names, before, figures.predicted, figures.measured, noise, weights)
     slopes = figures.slopes(fitted_names, after, 1.001) * np.sqrt(weights)[:, None] / noise
@@ -95,7 +94,6 @@ def _fit(figures: _Figures, candidates: Sequence[str], before: Coefficients, noi
 
 WORTH = 4.0
 """Number of errors to which the prior spread is equivalent: a few lucky errors do not narrow the band."""
-LEAST_SPREAD = 0.02
 
 
 def tail_after(before: float, errors: Array) -> float:
@@ -112,10 +110,9 @@ def spread_after(before: float, errors: Array) -> float:
         return before
     bound = 3 * max(1.4826 * float(np.median(np.abs(errors))), before)
     clipped = np.clip(errors, -bound, bound)
-    return max(float(np.sqrt((WORTH * before**2 + np.sum(clipped**2)) / (WORTH + len(clipped)))), LEAST_SPREAD)
+    return max(float(np.sqrt((WORTH * before**2 + np.sum(clipped**2)) / (WORTH + len(clipped)))), 0.02)
 
 
-_STEPS = 15
 _DIFFERENCE = 1e-4
 _OUTLIER = 2.5
 """Standard deviations beyond which a residual is down-weighted."""
@@ -157,7 +154,7 @@ def fitted(
     logs, damping = centre.copy(), 1e-2
     errors = residuals(logs)
     best = cost(logs, errors)
-    for _ in range(_STEPS):
+    for _ in range(15):
         slopes = np.stack(
             [(residuals(logs + _DIFFERENCE * unit) - errors) / _DIFFERENCE for unit in np.eye(len(names))], axis=1
         )

@@ -98,7 +98,8 @@ class _Work:
 
     def set_bucket(self, name: str, room: Room, by_memory: bool, slowest: float) -> None:
         """Set one bucket for all leaders."""
-        values = [value for value in self.space.domains[name] if self._honours(name, value)]
+        capability = self.space.capability
+        values = [value for value in self.space.domains[name] if capability is None or capability.honours(name, value)]
         numbers = np.array([float(value) for value in values])
         condition, context = KNOBS[name].condition, self.space.context
         for group, (everyone, cases) in enumerate(self.groups):
@@ -138,9 +139,6 @@ class _Work:
             )
             for index, leader in enumerate(self.leaders)
         ]
-
-    def _honours(self, name: str, value: Value) -> bool:
-        return self.space.capability is None or self.space.capability.honours(name, value)
 
     def _predict_values(self, cases: Cases, name: str, numbers: Array, room: Room) -> tuple[Array, Array, NDArray[np.bool_]]:
         """(values, cases): seconds, memory and whether it fits, all predicted at once."""

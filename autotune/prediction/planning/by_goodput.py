@@ -14,8 +14,6 @@ from autotune.prediction.planning.estimate import alike
 from autotune.prediction.planning.question import Question
 from search_spaces.trial_config import TrialConfig
 
-ON_DEVICE = {"offload_optimizer": "none", "offload_param": "none"}
-"""Offloaded states are saved too: their bytes are predicted as if they were on the device."""
 BATCH = 64
 """Configurations whose states are predicted together."""
 
@@ -66,7 +64,9 @@ def _with_states(question: Question, candidates: Sequence[Tuned]) -> Iterator[tu
 def saved_bytes(question: Question, configs: Sequence[TrialConfig]) -> list[tuple[float, float]]:
     """The bytes of parameters and of optimizer state on the fullest rank of each configuration."""
     states: dict[int, tuple[float, float]] = {}
-    for places, cases in alike(question, [config.replace(ON_DEVICE) for config in configs]):
+    # Offloaded states are saved too: their bytes are predicted as if they were on the device.
+    on_device = [config.replace({"offload_optimizer": "none", "offload_param": "none"}) for config in configs]
+    for places, cases in alike(question, on_device):
         tags = predict(cases, question.rates).memory.by_tag
         count = len(places)
         bytes_by_tag = zip(

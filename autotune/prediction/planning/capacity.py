@@ -16,8 +16,6 @@ from search_spaces.trial_config import TrialConfig
 ADAPTER_RANK = 16
 """Rank of the adapters tried if a model cannot be trained in full."""
 QUANTISED_BITS = 4
-MOST_DOUBLINGS = 6
-"""Doublings of the number of nodes that are tried."""
 
 
 class Remedy(StrEnum):
@@ -138,7 +136,7 @@ def _ways_out(question: Question, result: Capacity) -> Iterator[Way]:
     cluster = question.cluster
     yield from _least(Remedy.CARD_MEMORY, cluster.device.memory_bytes, [a.lacks_card for a in result.rungs if not a.lacks_host])
     yield from _least(Remedy.HOST_MEMORY, cluster.host_memory_bytes, [a.lacks_host for a in result.rungs if not a.lacks_card])
-    for doubling in range(1, 1 if cluster.groups else MOST_DOUBLINGS + 1):
+    for doubling in range(1, 1 if cluster.groups else 7):
         nodes = cluster.nodes * 2**doubling
         if fits(dataclasses.replace(question, cluster=dataclasses.replace(cluster, nodes=nodes)), result.probability):
             yield Way(remedy=Remedy.NODES, value=nodes)

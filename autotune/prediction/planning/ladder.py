@@ -136,11 +136,17 @@ class Ladder:
     def rungs(self) -> list[Rung]:
         """The rungs that pins, rules and the engine allow."""
         allowed = [rung for rung in LADDER if all(self._pins.get(name, value) == value for name, value in rung.knobs.items())]
-        refused = {rung: self._refusals(rung) for rung in allowed}
+        refused = {}
+        for rung in allowed:
+            config = self.ways(rung, self.micro_batch_size)[0]
+            refused[rung] = check_config(config, self._context(config))
         legal = [rung for rung in allowed if not refused[rung]]
         if not legal:
-            refusals = next(iter(refused.values()), None) or [self._no_rung()]
-            raise refusals[0]
+            if refusals := next(iter(refused.values()), None):
+                raise IllegalConfigError(refusals[0].rule, refusals[0].message, refusals[0].remedy)
+            pinned = ", ".join(f"{name}={self._pins[name]}" for name in LADDER[0].knobs if name in self._pins)
+            message = f"no ZeRO stage or offloading is possible with {pinned}"
+            raise IllegalConfigError("set", message, "pin fewer of these knobs")
         return legal
 
     def ways(self, rung: Rung, micro_batch_size: int) -> list[TrialConfig]:
@@ -224,15 +230,6 @@ class Ladder:
         workload = self._workload(configs[0], tokens)
         usage = memory(cases_of(question.model, question.cluster, workload, configs, question.engine), self._rates)
         return np.broadcast_to(usage.needed, len(configs)), np.broadcast_to(usage.host, len(configs))
-
-    def _refusals(self, rung: Rung) -> list[IllegalConfigError]:
-        config = self.ways(rung, self.micro_batch_size)[0]
-        refusals = check_config(config, self._context(config))
-        return [IllegalConfigError(refusal.rule, refusal.message, refusal.remedy) for refusal in refusals]
-
-    def _no_rung(self) -> IllegalConfigError:
-        pinned = ", ".join(f"{name}={self._pins[name]}" for name in LADDER[0].knobs if name in self._pins)
-        return IllegalConfigError("set", f"no ZeRO stage or offloading is possible with {pinned}", "pin fewer of these knobs")
 
 
 def _chosen(room: Room, device_bytes: Array, host: Array) -> int:

@@ -22,8 +22,6 @@ from search_spaces.models.model import MOST_LAYERS, FactoryModel, ModelSpec, Pos
 
 SHORTEST, LONGEST = 128, 1 << 24
 """Range of sequence lengths that are tried, in tokens."""
-SCALES = tuple(2.0 ** (step / 24) for step in range(-96, 97))
-"""Factors on depth and width of the models that are tried: 1/16 to 16, parameters in steps of 9 %."""
 
 
 class Dimension(StrEnum):
@@ -122,7 +120,8 @@ def _sizes(question: Question, dimension: Dimension) -> list[Question]:
             ]
         case _:
             assert isinstance(model, ModelSpec)
-            every = [scaled(model, scale) for scale in SCALES]
+            # Depth and width times 1/16 to 16: parameters in steps of 9 %.
+            every = [scaled(model, 2.0 ** (step / 24)) for step in range(-96, 97)]
             models = {(model.num_layers, model.num_attention_heads): model for model in every}
             ordered = sorted(models.values(), key=lambda model: model.parameter_count)
             return [dataclasses.replace(question, model=model) for model in ordered]

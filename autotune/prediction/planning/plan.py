@@ -32,10 +32,6 @@ from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
 MOST_PLANS = 100
-MOST_TIES = 20
-"""Maximum number of tied configurations reported per plan."""
-SIMPLE_KEPT = 40
-"""Configurations of each plain part of a space that are considered besides the fastest of all."""
 SHARE = 0.8
 """Default share of the best rate that a plan of least memory must reach."""
 
@@ -318,7 +314,7 @@ def _scanned(
     if bounds.configurations is not None:
         remaining = dataclasses.replace(bounds, configurations=max(bounds.configurations - counted.configurations, 0))
     by_memory = options.objective is PlanObjective.MEMORY
-    apart = () if by_memory else tuple(Part(values=values, most=SIMPLE_KEPT) for values in plain_parts(space))
+    apart = () if by_memory else tuple(Part(values=values, most=40) for values in plain_parts(space))
     scanned = scan(question, space, room, slowest=None, bounds=remaining, apart=apart)
     counted.configurations += scanned.count
     counted.fitting += scanned.fitting
@@ -340,7 +336,7 @@ def _plan(
         estimate=estimate,
         base=space.base,
         tied=len(ties),
-        ties=tuple(ties[:MOST_TIES]),
+        ties=tuple(ties[:20]),
         simplest=None if group.simplest is None else ties[group.ties.index(group.simplest)],
         cluster=question.cluster,
         reasons=reasons,
@@ -372,12 +368,9 @@ def _sizes(question: Question, options: PlanOptions) -> Iterator[Question]:
     whole = cluster.devices_per_node if single else cluster.nodes
     for count in sorted({*(2**power for power in range(whole.bit_length())), whole}):
         if count <= whole:
-            yield dataclasses.replace(question, cluster=_part(cluster, count) if single else _fewer(cluster, count))
-
-
-def _fewer(cluster: ClusterSpec, nodes: int) -> ClusterSpec:
-    name = cluster.name.partition(":")[0]
-    return dataclasses.replace(cluster, nodes=nodes, name=f"{name}:{nodes}")
+            name = f"{cluster.name.partition(':')[0]}:{count}"
+            fewer = _part(cluster, count) if single else dataclasses.replace(cluster, nodes=count, name=name)
+            yield dataclasses.replace(question, cluster=fewer)
 
 
 def _part(cluster: ClusterSpec, devices: int) -> ClusterSpec:

@@ -27,12 +27,8 @@ from search_spaces.trial_config import TrialConfig
 SHIPPED = "shipped coefficients; `autotune calibrate` measures this cluster's own"
 MODULE_SEQUENCE = 128
 """Tokens per sample of a user's module if none are given: of the batches of `hf:CONFIG`; elsewhere only a unit of rates."""
-MODULE_PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
 SMALL_BATCH = 8
 """Default samples per step on clusters with fewer devices than this."""
-CPU_SEQUENCE = 128
-GPU_SEQUENCE = 4096
-"""Default tokens per sample on clusters of CPUs and of GPUs, if the model has as many positions."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +183,7 @@ def default_workload(model: Model, cluster: ClusterSpec) -> tuple[int, int]:
         return batch, (model.profile.sequence_length if model.profile else 0) or MODULE_SEQUENCE
     if not isinstance(model, ModelSpec):
         return batch, MODULE_SEQUENCE
-    return batch, min(model.sequence_length, CPU_SEQUENCE if cluster.device.kind == "cpu" else GPU_SEQUENCE)
+    return batch, min(model.sequence_length, 128 if cluster.device.kind == "cpu" else 4096)
 
 
 def assumed_texts(model: Model, cluster: ClusterSpec, names: Collection[str], batch: int, length: int) -> tuple[str, ...]:
@@ -254,7 +250,7 @@ def precisions_of(cluster: ClusterSpec, engine: str, pins: Mapping[str, Pin]) ->
         return (device_defaults(cluster, capability_of(engine)).precision,)
     parsed = parse_domain("precision", pin) if isinstance(pin, str) else pin
     values = parsed if isinstance(parsed, list | tuple) else (parsed,)
-    return tuple(str(value) for value in values if str(value) in MODULE_PRECISIONS)
+    return tuple(str(value) for value in values if str(value) in ("fp64", "fp32", "bf16", "fp16"))
 
 
 def require_described(model: FactoryModel, sequence_length: int) -> None:

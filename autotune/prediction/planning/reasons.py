@@ -95,7 +95,10 @@ class Cause:
             return ""
         if HIDES.get(knob) == part:
             return f"hides {_seconds(seconds)} of {PARTS[part]} behind compute"
-        return f"saves {_seconds(seconds)} of {PARTS[part]} over {name} in its place{_price(self.parts, part)}"
+        costly, gained = min(self.parts.items(), key=lambda item: item[1])
+        # The value's extra cost in another part, if it is at least a tenth of the saving.
+        price = f" for {_seconds(-gained)} more {PARTS[costly]}" if -gained > 0.1 * seconds else ""
+        return f"saves {_seconds(seconds)} of {PARTS[part]} over {name} in its place{price}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -252,12 +255,6 @@ def _alternative_text(item: Alternative, goal: Goal) -> str:
     if goal.by_memory:
         return f"{name} needs {share} {'more' if item.change > 0 else 'less'}"
     return f"{name} is {share} {'slower' if item.change > 0 else 'faster'}{tie}"
-
-
-def _price(parts: Mapping[str, float], saved: str) -> str:
-    """The value's extra cost in another part, if it is at least a tenth of the saving."""
-    part, seconds = min(parts.items(), key=lambda item: item[1])
-    return f" for {_seconds(-seconds)} more {PARTS[part]}" if -seconds > 0.1 * parts[saved] else ""
 
 
 def _seconds(seconds: float) -> str:

@@ -29,14 +29,10 @@ BUCKETS = tuple(
     knob.name for knob in sorted(KNOBS.values(), key=lambda knob: knob.tuned) if knob.planning is Planning.TUNED_LAST
 )
 """Knobs that are only set for the best: how communication and the loss are cut, which hardly changes the order."""
-UNMODELLED = tuple(knob.name for knob in KNOBS.values() if knob.planning is Planning.NOT_MODELLED)
-"""Knobs that no equation reads: they stand near the device's defaults."""
-NOT_SCANNED = frozenset({*BUCKETS, *UNMODELLED})
-SCANNED = frozenset(KNOBS) - NOT_SCANNED
+NOT_SCANNED = frozenset({*BUCKETS, *(knob.name for knob in KNOBS.values() if knob.planning is Planning.NOT_MODELLED)})
+"""Besides the buckets, knobs that no equation reads: they stand near the device's defaults."""
 TOGETHER = 2 * BLOCK
 """Configurations predicted at once."""
-MOST_COMBINED = 64
-"""Blocks of configurations whose lower bound of time is computed at once, at most."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +61,7 @@ def scan(
     Raises:
         SpaceTooLargeError: the bounds are exceeded.
     """
-    results = Found(slowest=slowest, compared=SCANNED, apart=apart)
+    results = Found(slowest=slowest, compared=frozenset(KNOBS) - NOT_SCANNED, apart=apart)
     for part in uniform_parts(without_buckets(space)):
         products = Products(part, placing_knobs(part))
         cases = GridCases(part, question.model, question.engine, products)
@@ -110,7 +106,7 @@ def _fastest_first(question: Question, products: Products, cases: GridCases[Prod
     The bound does not depend on some of the axes, so that it is cheap for many configurations at once.
     """
     row_blocks = []
-    for product in products.blocks(BLOCK * min(_combined(question, products, cases), MOST_COMBINED)):
+    for product in products.blocks(BLOCK * min(_combined(question, products, cases), 64)):
         least = least_seconds_of(cases.of(product), question.rates)
         of_row = np.broadcast_to(least.reshape(len(least), -1).min(axis=1), product.shape[0])
         order, rows_per_part = (

@@ -47,7 +47,8 @@ def certain_gain(time_spread: float) -> float:
 
 def unusual(config: TrialConfig, space: SearchSpace) -> list[str]:
     """Knobs at values that are not plain, if the space offers plain ones."""
-    return [name for name, plain in PLAIN.items() if _is_choice(name, space) and getattr(config, name) not in plain]
+    changed = {name: plain for name, plain in PLAIN.items() if getattr(config, name) not in plain}
+    return [name for name, plain in changed.items() if any(value in plain for value in space.domains.get(name, ()))]
 
 
 def effort(config: TrialConfig, space: SearchSpace) -> tuple[int, ...]:
@@ -97,10 +98,6 @@ def grouped(candidates: Sequence[Tuned], space: SearchSpace, time_spread: float,
         simplest = min([first, *ties], key=lambda item: (*effort(item.config, space), item.seconds))
         groups.append(Group(first=first, ties=tuple(ties), simplest=None if simplest is first else simplest))
     return groups
-
-
-def _is_choice(name: str, space: SearchSpace) -> bool:
-    return any(value in PLAIN[name] for value in space.domains.get(name, ()))
 
 
 def _sides(name: str, values: Sequence[Value]) -> list[tuple[str, frozenset[Value]]]:

@@ -31,8 +31,6 @@ WEIGHED = (
     "activation_checkpointing", "offload_optimizer",
 )  # fmt: skip
 """Knobs that are compared to find the pipelines worth solving; the others have the base's values."""
-CHOSEN = ("pipeline_split", "activation_checkpointing", "checkpoint_every_k")
-"""Knobs that the program chooses itself."""
 
 
 def solved_layouts(space: SearchSpace, engine: str, rates: Coefficients | None = None) -> tuple[str, ...]:
@@ -52,21 +50,17 @@ def solved_layouts(space: SearchSpace, engine: str, rates: Coefficients | None =
         document_lengths=space.workload.document_lengths,
     )  # fmt: skip
     room = room_of(question)
+    policies = space.domains.get("activation_checkpointing", (space.base.activation_checkpointing,))
+    menu = Menu(policies=tuple(dict.fromkeys(("none", *(str(policy) for policy in policies)))))
     solutions: list[tuple[float, str]] = []
     for seconds, config in sorted(_pipelines(question, space, room), key=lambda item: item[0])[: MOST * 2]:
-        answer = solved(question, config, room, _menu(space))
+        answer = solved(question, config, room, menu)
         if answer is None or not answer.pipeline_layout or check_config(answer, space.context):
             continue
         predicted = float(seconds_of(cases_of(model, space.cluster, space.workload, [answer], engine), question.rates)[0])
         if predicted < seconds * (1 - GAIN):
             solutions.append((predicted, answer.pipeline_layout))
     return tuple(dict.fromkeys(layout for _, layout in sorted(solutions)))[:MOST]
-
-
-def _menu(space: SearchSpace) -> Menu:
-    """The choices that the space leaves open."""
-    policies = space.domains.get("activation_checkpointing", (space.base.activation_checkpointing,))
-    return Menu(policies=tuple(dict.fromkeys(("none", *(str(policy) for policy in policies)))))
 
 
 def _pipelines(question: Question, space: SearchSpace, room: Room) -> Iterator[tuple[float, TrialConfig]]:
@@ -86,7 +80,8 @@ def _pipelines(question: Question, space: SearchSpace, room: Room) -> Iterator[t
             return
         distinct: dict[TrialConfig, float] = {}
         for leader in scanned.leaders:
-            alike = leader.config.replace({name: getattr(space.base, name) for name in CHOSEN})
+            chosen = ("pipeline_split", "activation_checkpointing", "checkpoint_every_k")  # by the program itself
+            alike = leader.config.replace({name: getattr(space.base, name) for name in chosen})
             if len(distinct) == EACH and alike not in distinct:
                 break
             if alike not in distinct:

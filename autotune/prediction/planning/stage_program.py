@@ -43,9 +43,6 @@ SECONDS = 30.0
 """Time limit of the solver. It needs a fraction of it; a solution not proved optimal by then is discarded."""
 GAP = 1e-9
 """Relative optimality gap of a solution."""
-_OPTIMAL = 0
-_FOREVER = 1e12
-"""Seconds: a micro-batch long enough to hide everything that can be hidden."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,8 +118,13 @@ def best_choice(
     """
     least, best = np.inf, None
     smallest = program.idle * layers * float((offered.work / offered.layers).min(initial=np.inf))
-    hidden = after(offered, _FOREVER).min(initial=np.inf)
-    for pace in feasible_paces(offered, ranks, layers):
+    # Seconds: a micro-batch long enough to hide everything that can be hidden.
+    hidden = after(offered, 1e12).min(initial=np.inf)
+    feasible = least_bottleneck(offered.pace, offered, ranks, layers)
+    if feasible is None:
+        return None
+    paces = np.unique(offered.pace)
+    for pace in paces[paces >= feasible]:
         spent = program.micro_batches * pace + smallest
         if spent + hidden >= least:
             break
@@ -162,14 +164,7 @@ def _solve(
         ],
         options={"time_limit": SECONDS, "mip_rel_gap": GAP},
     )
-    return (float(solution.fun), np.flatnonzero(solution.x[:count] > 0.5)) if solution.status == _OPTIMAL else None
-
-
-def feasible_paces(offered: Options, ranks: int, layers: int) -> Array:
-    """The paces, fastest first, at which the ranks can hold all layers."""
-    least = least_bottleneck(offered.pace, offered, ranks, layers)
-    paces = np.unique(offered.pace)
-    return paces[paces >= least] if least is not None else paces[:0]
+    return (float(solution.fun), np.flatnonzero(solution.x[:count] > 0.5)) if solution.status == 0 else None  # optimal
 
 
 def least_bottleneck(values: Array, offered: Options, ranks: int, layers: int) -> float | None:
@@ -178,18 +173,14 @@ def least_bottleneck(values: Array, offered: Options, ranks: int, layers: int) -
     low, high = 0, len(steps)
     while low < high:
         middle = (low + high) // 2
-        if _most_layers(values <= steps[middle], offered, ranks) >= layers:
+        able = values <= steps[middle]
+        most = np.full(ranks, -(10**9))  # so low that the sum is negative if a rank has no option
+        np.maximum.at(most, offered.rank[able], offered.layers[able])
+        if most.sum() >= layers:
             high = middle
         else:
             low = middle + 1
     return float(steps[low]) if low < len(steps) else None
-
-
-def _most_layers(able: NDArray[np.bool_], offered: Options, ranks: int) -> int:
-    """The most layers that the ranks can hold together; negative if a rank has no option."""
-    most = np.full(ranks, -(10**9))
-    np.maximum.at(most, offered.rank[able], offered.layers[able])
-    return int(most.sum())
 
 
 def _matrix(rows: NDArray[np.int64], columns: NDArray[np.int64], values: Array, shape: tuple[int, int]) -> coo_array:

@@ -15,14 +15,10 @@ from search_spaces.trial import Fidelity
 LEAST_GAIN = 0.02
 """Expected improvement, as a share of the best, below which the most probable winner is taken: smaller gains mostly reflect
 uncertainty about distant candidates, not candidates known to be good."""
-OPTIMISM = 2.0
-"""Standard deviations above the mean that count as the most optimistic outcome of a candidate."""
 HOPELESS = 0.01
 """Candidates that are less likely to run are tried only if no others are left."""
 PRESELECTED = 200_000
 """Of more candidates, only this many are considered: those with the highest expected rate, ignoring nearby trials."""
-FIRST_BATCH = 512
-"""Number of candidates for which the distance to failed trials is computed first."""
 PATIENCE = 2.0
 """Number of trials after which, if none is expected to gain, the probability to run counts half as much as before any trial:
 a doubtful verdict may cost a trial, but must not hide a winner for good."""
@@ -102,7 +98,8 @@ def _distinguishable(candidates: Described, mean: Array, spread: Array, surrogat
     if not surrogate.has_best or not surrogate.trial_noise:
         return np.ones(len(candidates), dtype=bool)
     ahead, unsure = surrogate.ahead(candidates, mean, spread)
-    flags: Flags = ahead + OPTIMISM * unsure > surrogate.trial_noise
+    # The most optimistic outcome of a candidate is two standard deviations above the mean.
+    flags: Flags = ahead + 2.0 * unsure > surrogate.trial_noise
     return flags
 
 
@@ -122,7 +119,7 @@ def _first(
     """
     cost, fits = seconds / seconds.min(), feasibility.fits(candidates)
     at_most = worth(mean, spread, distinguishable, fits, cost, bar)
-    order, size = np.argsort(-at_most, kind="stable"), FIRST_BATCH
+    order, size = np.argsort(-at_most, kind="stable"), 512
     while True:
         index = np.sort(order[:size])
         runs = fits[index] * (1 - feasibility.failing(candidates.take(index)))
@@ -230,16 +227,13 @@ def _any_above(surrogate: Surrogate, candidates: Described, runs: Array, bar: fl
 
 REBUILD_SECONDS = 0.15
 """Seconds of a trial on warm ranks besides its steps [docs/results/trial-overhead.md]."""
-GROUP_SECONDS = 0.3
-"""Additional seconds if process groups are rebuilt: other degrees than the previous trial."""
-WARM_STEPS = 4
-"""Untimed steps: warm-up, and the one whose memory is recorded."""
 
 
 def trial_seconds(step_seconds: Array, fidelity: Fidelity) -> Array:
     """(n,) Seconds of trials with these step times, for the minimum number of steps of a measurement."""
     timed = np.minimum(fidelity.min_steps * step_seconds, np.maximum(fidelity.max_seconds, step_seconds))
-    seconds: Array = REBUILD_SECONDS + WARM_STEPS * step_seconds + timed
+    # Untimed steps: warm-up, and the one whose memory is recorded.
+    seconds: Array = REBUILD_SECONDS + 4 * step_seconds + timed
     return seconds
 
 
@@ -247,5 +241,6 @@ def with_moves(described: Described, last_mesh: int | None) -> Array:
     """(n,) The cost of each trial plus that of a mesh change after the previous trial."""
     if last_mesh is None:
         return described.cost
-    seconds: Array = described.cost + GROUP_SECONDS * (described.mesh != last_mesh)
+    # Process groups are rebuilt for other degrees than the previous trial's.
+    seconds: Array = described.cost + 0.3 * (described.mesh != last_mesh)
     return seconds

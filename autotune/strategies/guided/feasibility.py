@@ -22,10 +22,6 @@ UNEXPLAINED = 0.1
 """Probability of a failure of unknown cause where memory suffices."""
 SURE = 0.99
 """Least probability that memory suffices if a trial with at least as many bytes ran."""
-FAILED_LENGTH = 4.0
-"""Distance in features over which failures of unknown cause are correlated."""
-PRIOR_SUCCESSES = 0.5
-"""Number of successful trials added to the actual ones when failures are counted."""
 
 
 class Feasibility:
@@ -64,8 +60,12 @@ class Feasibility:
         """(n,) The probability that memory suffices, including the evidence of individual trials."""
         fits = self.quick_probability(candidates)
         doubtful = np.flatnonzero(fits < SURE)
-        fits[doubtful[self._below_one_that_ran(candidates.take(doubtful))]] = SURE
-        chance: Array = np.where(self._above_one_that_did_not_fit(candidates), 0.0, fits)
+        ran = self._observations.described.take(np.flatnonzero(self._observations.ran))
+        below_one_that_ran = _any_other(candidates.take(doubtful), ran, lambda needed, other: needed <= other * (1 + 1e-9))
+        fits[doubtful[below_one_that_ran]] = SURE
+        did_not_fit = self._observations.described.take(np.flatnonzero(self._observations.out_of_memory))
+        above_one_that_did_not = _any_other(candidates, did_not_fit, lambda needed, other: needed >= other * (1 - 1e-9))
+        chance: Array = np.where(above_one_that_did_not, 0.0, fits)
         return chance
 
     def failing(self, candidates: Described) -> Array:
@@ -74,8 +74,9 @@ class Feasibility:
         share, features = np.zeros(len(candidates)), self._observations.described.features
         if failed.any():
             for block in blocks(len(candidates), len(features)):
-                similarity = matern(candidates.features[block], features, FAILED_LENGTH)
-                share[block] = similarity @ failed / (similarity.sum(axis=1) + PRIOR_SUCCESSES)
+                # Failures are correlated over this distance in features, and half a success is added to the actual ones.
+                similarity = matern(candidates.features[block], features, 4.0)
+                share[block] = similarity @ failed / (similarity.sum(axis=1) + 0.5)
         return share
 
     def _learn(self) -> None:
@@ -111,14 +112,6 @@ class Feasibility:
             return 1.0
         fits = float(probability_within(np.array([margin]))[0])
         return (1 - fits) / (1 - fits + UNEXPLAINED * fits)
-
-    def _above_one_that_did_not_fit(self, candidates: Described) -> Flags:
-        trials = self._observations.described.take(np.flatnonzero(self._observations.out_of_memory))
-        return _any_other(candidates, trials, lambda candidate_bytes, trial_bytes: candidate_bytes >= trial_bytes * (1 - 1e-9))
-
-    def _below_one_that_ran(self, candidates: Described) -> Flags:
-        trials = self._observations.described.take(np.flatnonzero(self._observations.ran))
-        return _any_other(candidates, trials, lambda candidate_bytes, trial_bytes: candidate_bytes <= trial_bytes * (1 + 1e-9))
 
 
 def _any_other(candidates: Described, trials: Described, holds: Callable[[Array, Array], Flags]) -> Flags:

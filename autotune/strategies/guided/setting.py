@@ -1,7 +1,6 @@
 """What a job optimises: the model on the cluster under its workload, and the memory that a winner may use."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.objective.ranking import Ranking
@@ -14,7 +13,6 @@ from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Fidelity, Workload
-from search_spaces.trial_config import TrialConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,21 +52,15 @@ class Setting:
         usable = self.cluster.device.memory_bytes * (USABLE if self.cluster.device.kind == "cuda" else 1.0)
         return min(usable, self.ranking.capacity_bytes)
 
-    def base_configs(self) -> Sequence[TrialConfig]:
-        """The base configuration, as a sequence of one."""
-        return (self.space.base,)
-
 
 def setting_of(model: Model, space: SearchSpace, engine: str, ranking: Ranking, fidelity: Fidelity) -> Setting:
     """Return the setting of a job; a script, or a module without a profile, is predicted as a transformer of its size."""
     predicted_model = predictable(model, space)
     if predicted_model is None:
         assert not isinstance(model, ModelSpec)
-        stages = _most_stages(space) if isinstance(model, CommandModel) else 1
+        stages = 1
+        if isinstance(model, CommandModel):  # each of the most stages in the space has at least one layer
+            names = ("pipeline_parallel_size", "virtual_stages")
+            stages = math.prod(max(map(int, space.domains.get(name, (1,)))) for name in names)
         predicted_model = transformer_of(model, space.workload.sequence_length, stages)
     return Setting(model=predicted_model, space=space, engine=engine, ranking=ranking, fidelity=fidelity)
-
-
-def _most_stages(space: SearchSpace) -> int:
-    """Largest number of pipeline stages in this space: each has at least one layer."""
-    return math.prod(max(map(int, space.domains.get(name, (1,)))) for name in ("pipeline_parallel_size", "virtual_stages"))

@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.cases.grid import Grid, Rows
 from autotune.prediction.cases.grid_cases import GridCases
 from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.memory import Memory, memory
@@ -34,8 +33,6 @@ from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
-COMPARED = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
-"""Tags by which memory is compared; reserved bytes and those outside of the allocator follow from them."""
 _BUCKETS = (
     "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "loss_chunk_size",
     "overlap_comm",
@@ -63,9 +60,10 @@ class SpaceForecaster:
         if not isinstance(candidates, SearchSpace):
             raise TypeError("only configurations of a search space can be predicted by the equations")
         if candidates.hash not in self._pools:
-            make_cases = partial(_grid_cases, setting=self._setting)
-            order = Order(seconds=self._ranking_key, margin=self._margin)
-            self._pools[candidates.hash] = SpacePool(candidates, make_cases, order)
+            setting, order = self._setting, Order(seconds=self._ranking_key, margin=self._margin)
+            self._pools[candidates.hash] = SpacePool(
+                candidates, lambda space, grid: GridCases(space, setting.model, setting.engine, grid), order
+            )
         return _DescribedPool(self._pools[candidates.hash], self._described)
 
     def after(self, history: Sequence[TrialRecord]) -> "SpaceForecaster":
@@ -89,7 +87,7 @@ class SpaceForecaster:
         for position, config in enumerate(configs):
             alike.setdefault((config.precision, config.attention_backend), []).append(position)
         if not alike:
-            return self._of(self._setting.base_configs()).take(np.empty(0, dtype=np.int64))
+            return self._of((self._setting.space.base,)).take(np.empty(0, dtype=np.int64))
         parts = [self._of([configs[position] for position in positions]) for positions in alike.values()]
         described = parts[0]
         for part in parts[1:]:
@@ -118,6 +116,8 @@ class SpaceForecaster:
         rate = np.log(self._setting.workload.global_batch_size / seconds)
         share = self._setting.memory_share
         small = -np.log(np.broadcast_to(usage.allocated, count))
+        # Reserved bytes and those outside of the allocator follow from these.
+        compared = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
         return Described(
             log_rate=(1 - share) * rate + share * small,
             learned=(1 - share) * lessons,
@@ -125,7 +125,7 @@ class SpaceForecaster:
             features=features,
             needed=np.broadcast_to(needed, count),
             outside=np.broadcast_to(usage.by_tag["context"] + 0 * needed, count),
-            tags=np.stack([np.broadcast_to(usage.by_tag[tag], count) for tag in COMPARED], axis=1),
+            tags=np.stack([np.broadcast_to(usage.by_tag[tag], count) for tag in compared], axis=1),
             room=np.broadcast_to(room, count),
             memory_spread=np.full(count, self._prior.rates.memory_spread),
             kind=_kinds(cases),
@@ -167,10 +167,6 @@ class _DescribedPool:
         return self._pool.places(configs)
 
 
-def _grid_cases(space: SearchSpace, grid: Grid, setting: Setting) -> GridCases[Rows]:
-    return GridCases(space, setting.model, setting.engine, grid)
-
-
 def _kinds(cases: Cases) -> Index:
     """Numbers that are equal for equal buckets on the same side of one micro-batch per step."""
     single = np.broadcast_to(cases.layouts.accumulation == 1, len(cases)).astype(np.int64)
@@ -202,10 +198,6 @@ def _departs(base: Value, value: Value) -> float:
     return float(value != base)
 
 
-LEAST_SHARE = 0.01
-"""Share of the step that a knob must act on: no move can gain more."""
-
-
 def moves(space: SearchSpace, best: TrialConfig, parts: Mapping[str, float], measured: float) -> Sequence[TrialConfig]:
     """Legal configurations one move away from the best, for knobs that act on a relevant part of the step.
 
@@ -221,7 +213,7 @@ def moves(space: SearchSpace, best: TrialConfig, parts: Mapping[str, float], mea
     configs: dict[TrialConfig, None] = {}
     for knob in (name for name in space.domains if name in NOT_SCANNED):
         acted_on = sum(parts.get(part, 0.0) for part in KNOBS[knob].acts_on) + unexplained
-        if acted_on < LEAST_SHARE * measured:
+        if acted_on < 0.01 * measured:  # no move can gain more
             continue
         for value in space.domains[knob]:
             moved = space.admitted(best.replace({knob: value}))

@@ -14,7 +14,6 @@ from autotune.prediction.planning.scan import uniform_parts, without_buckets
 from autotune.strategies.guided.described import Array, Described, Index, joined
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.errors import SpaceTooLargeError
-from search_spaces.knob import Value
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
@@ -25,8 +24,6 @@ WHOLE = 20_000
 once. In a larger space they are tuned around the best."""
 MOST_PREDICTED = 10_000_000
 """Number of configurations predicted before a space is refused as too large: about 30 seconds."""
-LEAST_FIT_CHANCE = 0.005
-"""Probability to fit below which a candidate of a large space is dropped."""
 
 Describe = Callable[[Cases, Numbers], Described]
 """Makes the predictions for cases; the numbers are those of knobs that no equation uses."""
@@ -111,7 +108,7 @@ def _kept(space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCase
             seconds = np.broadcast_to(order.seconds(cases), shape).ravel()
             fits = probability_within(np.broadcast_to(order.margin(cases), shape).ravel())
             # Candidates that hardly fit come last and are kept if there is space for all.
-            ranked = np.where(fits < LEAST_FIT_CHANCE, 1e12 * (2 - fits), seconds)
+            ranked = np.where(fits < 0.005, 1e12 * (2 - fits), seconds)
             part.codes = np.concatenate([part.codes, grid.codes_at(rows, np.arange(len(ranked)))])
             part.order = np.concatenate([part.order, ranked])
             if sum(len(pool_part.codes) for pool_part in parts) > 2 * LARGEST_POOL:
@@ -131,10 +128,7 @@ def _prune(parts: Sequence[_Part]) -> None:
 
 
 def _numbers(part: _Part) -> Numbers:
-    def numbers_of_knob(name: str, meaning: Callable[[Value], float]) -> Array:
-        return numbers(part.grid, name, part.codes[:, SEARCH_ORDER.index(name)], meaning)
-
-    return numbers_of_knob
+    return lambda name, meaning: numbers(part.grid, name, part.codes[:, SEARCH_ORDER.index(name)], meaning)
 
 
 def _codes(grid: Grid, config: TrialConfig) -> Codes | None:

@@ -19,12 +19,8 @@ SIZES = (0.1, 0.2, 0.4, 0.8)
 USUAL_SIZE = 0.2
 SLOPES = (0.05, 0.5)
 """Candidate errors of the prediction's slope: small, or half. The second lets the data overrule the prediction."""
-UNUSUAL = 2.0
-"""Log-probability penalty, before any trial, for each doubling or halving of the residual's size and for a wrong slope."""
 MOST = 300
 """Maximum number of trials used: the newest."""
-ENTRIES = 2**16
-"""Number of candidate-trial pairs per block, so that matrices stay in a processor's cache."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,8 +174,9 @@ def _likelihood(left_out: Array, inverse: Array) -> float:
 
 
 def _cost(kernel: _Kernel) -> float:
-    """Negative log prior of the sizes: a few trials overrule the usual ones, a single trial does not."""
-    return UNUSUAL * (abs(math.log2(kernel.size / USUAL_SIZE)) + (kernel.slope != SLOPES[0]))
+    """Negative log prior of the sizes: 2 for each doubling or halving of the residual's size, and for a wrong slope. A few
+    trials overrule the usual ones, a single trial does not."""
+    return 2.0 * (abs(math.log2(kernel.size / USUAL_SIZE)) + (kernel.slope != SLOPES[0]))
 
 
 def _kernels() -> list[_Kernel]:
@@ -202,6 +199,7 @@ def prior(candidates: Described) -> Array:
 
 def blocks(count: int, trial_count: int) -> Iterator[slice]:
     """Slices of the candidates, sized for comparison with `trial_count` trials."""
-    size = max(ENTRIES // max(trial_count, 1), 1)
+    # So few candidate-trial pairs that matrices stay in a processor's cache.
+    size = max(2**16 // max(trial_count, 1), 1)
     for first in range(0, count, size):
         yield slice(first, min(first + size, count))
