@@ -13,7 +13,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from api import problems
 from api.auth import KeyReader
-from api.computing import Pool, Pools
+from api.computing import ThreadPool, ThreadPools
 from api.connections import ConnectionLimits, Connections
 from api.deliverer import Deliverer, deliver
 from api.document import DocumentedApp
@@ -100,10 +100,10 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.metrics = Metrics(store, ProcessMetrics(connections, {"events": app.state.hub, "logs": app.state.logs}))
     app.state.limits = OwnerLimits(store, settings.quotas)
     app.state.points, app.state.figures = PointsBoard(store), FigureBoard(store)
-    app.state.pools = Pools(
-        submitting=Pool("submitted", settings.submissions_at_once),
-        computing=Pool("computed", settings.counts_at_once),
-        naming=Pool("resolved", settings.names_at_once),
+    app.state.pools = ThreadPools(
+        submitting=ThreadPool("submitted", settings.submissions_at_once),
+        computing=ThreadPool("computed", settings.counts_at_once),
+        naming=ThreadPool("resolved", settings.names_at_once),
     )
     app.state.known_keys = KnownKeys()
     app.add_middleware(HeadRequests)

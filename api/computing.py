@@ -34,7 +34,7 @@ WAITING = 100
 """Most requests that wait for a thread of one pool; further ones get a 503 response at once."""
 
 
-class Pool:
+class ThreadPool:
     """A thread pool for one kind of work. Used from one event loop."""
 
     def __init__(self, kind: str, threads: int, waiting: int = WAITING) -> None:
@@ -122,14 +122,14 @@ def _forget_frames(error: BaseException | None) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Pools:
+class ThreadPools:
     """The pools of one service, besides the framework's threads for the database."""
 
-    submitting: Pool
+    submitting: ThreadPool
     """Resolves submissions, within `Settings.submission_steps`."""
-    computing: Pool
+    computing: ThreadPool
     """Counts, predictions, plans, figures, exports."""
-    naming: Pool
+    naming: ThreadPool
     """Resolution of host names."""
 
     def close(self) -> None:
@@ -138,14 +138,14 @@ class Pools:
             pool.close()
 
 
-async def _pools(request: Request) -> Pools:
-    pools: Pools = request.app.state.pools
+async def _pools(request: Request) -> ThreadPools:
+    pools: ThreadPools = request.app.state.pools
     return pools
 
 
-async def _computing(request: Request) -> Pool:
+async def _computing(request: Request) -> ThreadPool:
     return (await _pools(request)).computing
 
 
-PoolsOf = Annotated[Pools, Depends(_pools)]
-Computing = Annotated[Pool, Depends(_computing)]
+PoolsOf = Annotated[ThreadPools, Depends(_pools)]
+Computing = Annotated[ThreadPool, Depends(_computing)]

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from urllib.parse import urlsplit
 
-from api.targets import Network, Target, checked_target
+from api.targets import CheckedTarget, Network, checked_target
 from autotune.errors import RequestError
 from storage.errors import SecretError, StorageError
 from storage.service_records import Delivery, DeliveryState, DeliveryTry, Webhook
@@ -170,7 +170,7 @@ def deliver(delivery: Delivery, allowed: Sequence[Network], secret_of: Callable[
     return DeliveryTry(time=moment, seconds=round(time.monotonic() - began, 3), status=status, error=error)
 
 
-def _post(target: Target, delivery: Delivery, timestamp: int, secret: str) -> int:
+def _post(target: CheckedTarget, delivery: Delivery, timestamp: int, secret: str) -> int:
     body = json.dumps(delivery.payload, separators=(",", ":")).encode()
     headers = {
         "Content-Type": "application/json",
@@ -196,7 +196,7 @@ def _post(target: Target, delivery: Delivery, timestamp: int, secret: str) -> in
 class _Pinned(http.client.HTTPConnection):
     """A connection to the checked address, with the requested host name."""
 
-    def __init__(self, target: Target) -> None:
+    def __init__(self, target: CheckedTarget) -> None:
         super().__init__(target.host, target.port, timeout=TIMEOUT_SECONDS)
         self._target = target
         self._given_up = False

@@ -12,7 +12,7 @@ from autotune.explain.explanation.evidence import question_of_job
 from autotune.explain.explanation.explain import explain, explain_evidence
 from autotune.explain.explanation.resource_use import parts_of
 from autotune.explain.figures.all_figures import figure_of
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.source import FigureSource
 from autotune.objective.ranking import rate
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
@@ -34,7 +34,7 @@ class JobFigures:
     def __init__(self, store: Store, job: JobRecord) -> None:
         self.version = job.version
         self.turn = asyncio.Lock()
-        self._source = Source(store, job.id)
+        self._source = FigureSource(store, job.id)
         self._made: dict[str, bytes] = {}
 
     def figure(self, name: str) -> bytes:

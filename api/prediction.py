@@ -234,7 +234,7 @@ def estimate_draft(body: JobSubmission, settings: Settings, store: Store) -> Est
     )
 
 
-def _view(estimate: planning.Estimate | None) -> ConfigEstimate | None:
+def _view(estimate: planning.StepEstimate | None) -> ConfigEstimate | None:
     return None if estimate is None else checked_view(ConfigEstimate, estimate.document())
 
 

@@ -57,7 +57,7 @@ _SHORT.maxlevel = 2
 
 
 @dataclass(slots=True)
-class _Place:
+class _InvalidValue:
     """An invalid value of a request, with its schemas in the document."""
 
     name: str
@@ -77,7 +77,7 @@ def refusals(errors: Sequence[Mapping[str, Any]], document: Mapping[str, Any], p
         method: the operation's method, in lower case.
     """
     operation = document.get("paths", {}).get(path, {}).get(method, {})
-    places: dict[str, _Place] = {}
+    places: dict[str, _InvalidValue] = {}
     for error in errors[: 10 * MOST_ERRORS]:
         value_errors = _place(error, operation, document)
         places.setdefault(value_errors.name, value_errors).errors.append(error)
@@ -86,15 +86,15 @@ def refusals(errors: Sequence[Mapping[str, Any]], document: Mapping[str, Any], p
     return [_refused(value) for name, value in places.items() if name not in whole][:MOST_ERRORS]
 
 
-def _has_a_right_kind(value: _Place) -> bool:
+def _has_a_right_kind(value: _InvalidValue) -> bool:
     return any(error["type"] in _OF_VALUES for error in value.errors)
 
 
-def _has_parts(name: str, places: Mapping[str, _Place]) -> bool:
+def _has_parts(name: str, places: Mapping[str, _InvalidValue]) -> bool:
     return any(other.startswith(f"{name}.") for other in places)
 
 
-def _place(error: Mapping[str, Any], operation: Schema, document: Schema) -> _Place:
+def _place(error: Mapping[str, Any], operation: Schema, document: Schema) -> _InvalidValue:
     """Follow the error's location through the document, skipping words that the validator adds."""
     location, *parts = error["loc"]
     if location == "body":
@@ -114,7 +114,7 @@ def _place(error: Mapping[str, Any], operation: Schema, document: Schema) -> _Pl
                 continue
             parent, options = options, [option for schema in inner for option in _options(schema, document)]
         names.append(str(part))
-    return _Place(name=".".join(names)[:200] or str(location), options=options, parent=parent)
+    return _InvalidValue(name=".".join(names)[:200] or str(location), options=options, parent=parent)
 
 
 def _parameter(
@@ -150,13 +150,13 @@ def _part(schema: Schema, part: Any) -> Schema | None:
     return additional if isinstance(additional, dict) else None
 
 
-def _refused(refused_value: _Place) -> FieldProblem:
+def _refused(refused_value: _InvalidValue) -> FieldProblem:
     errors = [error for error in refused_value.errors if error["type"] in _OF_VALUES] or refused_value.errors
     problem, remedy = _describe(errors[0], refused_value)
     return FieldProblem(field=refused_value.name, message=problem, remedy=remedy)
 
 
-def _describe(error: Mapping[str, Any], refused_value: _Place) -> tuple[str, str]:
+def _describe(error: Mapping[str, Any], refused_value: _InvalidValue) -> tuple[str, str]:
     """The problem, and the remedy."""
     kind, context, value = error["type"], error.get("ctx", {}), error.get("input")
     cause = context.get("error")
@@ -196,7 +196,7 @@ def _describe(error: Mapping[str, Any], refused_value: _Place) -> tuple[str, str
     return f"{_shown(value)} is not {expected}", _remedy(options or refused_value.options, kind, expected)
 
 
-def _unknown(refused_value: _Place) -> tuple[str, str]:
+def _unknown(refused_value: _InvalidValue) -> tuple[str, str]:
     name = refused_value.name.rpartition(".")[2]
     field_names = [field_name for option in refused_value.parent for field_name in option.get("properties", {})]
     if name in FIELDS and "trials" in field_names:

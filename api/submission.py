@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
-from api.computing import Pool
+from api.computing import ThreadPool
 from api.fields import (
     Body,
     DocumentLengths,
@@ -166,7 +166,7 @@ class Resolved:
 
 
 async def resolved_submission(
-    body: JobSubmission, length: int, settings: Settings, resolver: Resolver, pool: Pool, hashed: bool
+    body: JobSubmission, length: int, settings: Settings, resolver: Resolver, pool: ThreadPool, hashed: bool
 ) -> Resolved:
     """Resolve and check a submission. Raises what `session_of_submission` and `Pool.run` raise.
 

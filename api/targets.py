@@ -27,7 +27,7 @@ _CARRIERS = tuple(map(ipaddress.ip_network, ("64:ff9b::/96", "64:ff9b:1::/48", "
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CheckedTarget:
     """A receiver with its checked address. The caller must connect to this address and not resolve the name again."""
 
     scheme: str
@@ -49,7 +49,7 @@ def networks(texts: Sequence[str]) -> tuple[Network, ...]:
         raise RequestError("webhook_network", str(error), "give a network such as 10.1.0.0/16") from error
 
 
-def checked_target(url: str, allowed: Sequence[Network] = ()) -> Target:
+def checked_target(url: str, allowed: Sequence[Network] = ()) -> CheckedTarget:
     """Resolve the URL of a receiver. Its addresses must be on the public internet or in an allowed network.
 
     Raises:
@@ -72,7 +72,7 @@ def checked_target(url: str, allowed: Sequence[Network] = ()) -> Target:
         # Do not report the address: that would let clients map the network.
         raise _refused("is not on the public internet")
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(parts.scheme, host, port, path, str(addresses[0]))
+    return CheckedTarget(parts.scheme, host, port, path, str(addresses[0]))
 
 
 def _resolved(host: str, port: int) -> list[Address]:

@@ -8,11 +8,11 @@ figures("job-id", "throughput_memory", "best_so_far")
 import html
 from dataclasses import dataclass, field
 
-__all__ = ["Figures", "figures"]
+__all__ = ["NotebookFigures", "figures"]
 
 
 @dataclass(frozen=True, slots=True)
-class Figures:
+class NotebookFigures:
     """Figures of a job. A notebook shows them in a frame of their own, which needs no network and cannot reach the notebook."""
 
     text: str
@@ -29,7 +29,7 @@ class Figures:
         return f'<iframe sandbox="allow-scripts" style="{frame}" srcdoc="{html.escape(self.page)}"></iframe>'
 
 
-def figures(job: str | None = None, *names: str, database: str | None = None) -> Figures:
+def figures(job: str | None = None, *names: str, database: str | None = None) -> NotebookFigures:
     """The figures of these names of a job, or all of them; one without data shows the reason.
 
     Args:
@@ -43,14 +43,14 @@ def figures(job: str | None = None, *names: str, database: str | None = None) ->
         DatabaseUnavailableError: the database cannot be opened.
     """
     from autotune.explain.figures.all_figures import NAMES, figure_of
-    from autotune.explain.figures.source import Source
+    from autotune.explain.figures.source import FigureSource
     from autotune.reports.page import OF_TRIALS, figures_page
     from storage.address import default_database_url
     from storage.store import open_store
 
     with open_store(database or default_database_url()) as store:
-        source = Source(store, store.job(job).id)
+        source = FigureSource(store, store.job(job).id)
         shown = [figure_of(source, name) for name in names or NAMES]
         text = "\n".join(f"{figure.title}: {figure.summary}" for figure in shown)
         points = source.points if any(figure.name in OF_TRIALS for figure in shown) else None
-        return Figures(text, figures_page(f"Job {source.job.id}", shown, points))
+        return NotebookFigures(text, figures_page(f"Job {source.job.id}", shown, points))

@@ -21,7 +21,7 @@ from search_spaces.trial import Progress, TrialRequest
 
 
 @dataclass(slots=True)
-class _Steps:
+class _ProfiledSteps:
     """Runs the steps of a session one after the other."""
 
     session: EngineSession
@@ -42,7 +42,7 @@ class _Steps:
 
 
 @dataclass(frozen=True, slots=True)
-class _Counted:
+class _CountedStep:
     """What was counted in the step that ran under the FLOP counter."""
 
     modules: list[tuple[str, nn.Module]]
@@ -68,7 +68,7 @@ def run_profile(context: RankContext, request: TrialRequest, progress: Callable[
     config = measured_config(request.config).replace({"cuda_graphs": False})  # a replayed graph calls no module
     session = ENGINES[request.engine].build(context, request.model, config, request.workload)
     with closed_at_end(context, session):
-        steps = _Steps(session, context.device)
+        steps = _ProfiledSteps(session, context.device)
         while not session.settled() or steps.done < request.fidelity.warmup_updates:
             steps.prepare()
             steps.run()
@@ -77,7 +77,7 @@ def run_profile(context: RankContext, request: TrialRequest, progress: Callable[
         return _profile(counted, plain, hooked, environment(context.device))
 
 
-def _count(steps: _Steps) -> _Counted:
+def _count(steps: _ProfiledSteps) -> _CountedStep:
     """Run one step and attribute every operator's FLOPs to the module that runs it."""
     flops: Counter[ModulePhase] = Counter()
     tracker = ModuleTracker(lambda _: None)
@@ -95,10 +95,10 @@ def _count(steps: _Steps) -> _Counted:
         raise RunnerError("the step called no module; profile a model whose step calls its module")
     if counter.total is None:
         raise RunnerError("an operator of the step has no FLOPs formula for its shapes; profile a model without it")
-    return _Counted(tracker.modules, tracker.calls, flops)
+    return _CountedStep(tracker.modules, tracker.calls, flops)
 
 
-def _time(steps: _Steps, request: TrialRequest) -> tuple[list[float], list[dict[ModulePhase, float]]]:
+def _time(steps: _ProfiledSteps, request: TrialRequest) -> tuple[list[float], list[dict[ModulePhase, float]]]:
     """Return the seconds of steps without hooks and, by module and phase, of steps with hooks. They alternate, so that the
     load of the machine affects both alike."""
     clock = ModuleClock(steps.device)
@@ -117,7 +117,7 @@ def _time(steps: _Steps, request: TrialRequest) -> tuple[list[float], list[dict[
 
 
 def _profile(
-    counted: _Counted, plain: Sequence[float], hooked: Sequence[Mapping[ModulePhase, float]], versions: dict[str, str]
+    counted: _CountedStep, plain: Sequence[float], hooked: Sequence[Mapping[ModulePhase, float]], versions: dict[str, str]
 ) -> ModelProfile:
     module_phases = {key for step in hooked for key in step if key.phase is not Phase.PROFILER}
     seconds = {key: statistics.median(step.get(key, 0.0) for step in hooked) for key in module_phases}

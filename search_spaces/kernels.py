@@ -186,7 +186,7 @@ KERNELS: Mapping[str, Mapping[str, Kernel]] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class KernelVerdict:
     """Whether and how an attention call can run."""
 
     problem: str | None = None
@@ -195,7 +195,7 @@ class Verdict:
     """Whether keys and values must be repeated for each query head, so that this kernel (or any except `math`) can run."""
 
 
-def verdict(kernel: str, precision: str, heads: int, kv_heads: int, device: str, masked: bool = False) -> Verdict:
+def verdict(kernel: str, precision: str, heads: int, kv_heads: int, device: str, masked: bool = False) -> KernelVerdict:
     """Check one value of `attention_backend` for a compute precision on a device kind (cpu or cuda).
 
     `masked`: whether there is a mask in addition to the causal one.
@@ -208,12 +208,14 @@ def verdict(kernel: str, precision: str, heads: int, kv_heads: int, device: str,
             # Last resorts: math stores every score, and only the newest devices try cudnn before it.
             if name not in ("math", "cudnn") and precision in candidate.precisions and (candidate.masks or not masked)
         ]
-        return Verdict(repeats_heads=heads != kv_heads and bool(fused) and not any(candidate.groups for candidate in fused))
+        return KernelVerdict(
+            repeats_heads=heads != kv_heads and bool(fused) and not any(candidate.groups for candidate in fused)
+        )
     if kernel not in kernels:
-        return Verdict(problem=f"the {kernel} kernel runs only on CUDA")
+        return KernelVerdict(problem=f"the {kernel} kernel runs only on CUDA")
     candidate = kernels[kernel]
     if precision not in candidate.precisions:
-        return Verdict(problem=f"the {kernel} kernel supports only {', '.join(candidate.precisions)}, not {precision}")
+        return KernelVerdict(problem=f"the {kernel} kernel supports only {', '.join(candidate.precisions)}, not {precision}")
     if masked and not candidate.masks:
-        return Verdict(problem=f"the {kernel} kernel does not accept a mask")
-    return Verdict(repeats_heads=heads != kv_heads and not candidate.groups)
+        return KernelVerdict(problem=f"the {kernel} kernel does not accept a mask")
+    return KernelVerdict(repeats_heads=heads != kv_heads and not candidate.groups)

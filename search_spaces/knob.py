@@ -20,7 +20,7 @@ EVERY_ENGINE = ("native", "ddp", "fsdp2", "deepspeed")
 TORCH_ENGINES = ("native", "ddp", "fsdp2")
 
 
-class Kind(StrEnum):
+class ValueKind(StrEnum):
     """The type of a knob's values."""
 
     INT = "int"
@@ -108,7 +108,7 @@ class Knob:
     default: Value
     description: str
     """One sentence."""
-    kind: Kind
+    kind: ValueKind
     numerics: Numerics
     applies: Applies
     unit: str = ""
@@ -162,13 +162,13 @@ class Knob:
         return self.unit == "elements"
 
 
-_KINDS = {bool: Kind.BOOL, int: Kind.INT, float: Kind.FLOAT, str: Kind.CHOICE}
+_KINDS = {bool: ValueKind.BOOL, int: ValueKind.INT, float: ValueKind.FLOAT, str: ValueKind.CHOICE}
 
 
 def knob(default: Value, description: str, *, number: int, **declared: Any) -> Any:
     """A dataclass field that declares a knob. Arguments as for `Knob`; `name` and `kind` follow from the field."""
     kind = _KINDS[type(default)]
-    if kind is Kind.BOOL:
+    if kind is ValueKind.BOOL:
         declared.setdefault("choices", (False, True))
     declaration = Knob(name="", default=default, description=description, number=number, kind=kind, **declared)
     return dataclasses.field(default=default, metadata={"knob": declaration})

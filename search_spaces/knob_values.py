@@ -4,7 +4,7 @@ import re
 from collections.abc import Mapping
 
 from search_spaces.errors import KnobValueError
-from search_spaces.knob import Kind, Knob, Value, knobs_of
+from search_spaces.knob import Knob, Value, ValueKind, knobs_of
 from search_spaces.preset_files import unknown_name
 from search_spaces.trial_config import TrialConfig
 
@@ -37,11 +37,11 @@ def parse_value(name: str, text: str) -> Value:
     """
     spelled = text.strip()
     kind = knob(name).kind
-    if kind is Kind.BOOL and spelled.lower() in _TRUE + _FALSE:
+    if kind is ValueKind.BOOL and spelled.lower() in _TRUE + _FALSE:
         return spelled.lower() in _TRUE
-    if kind in (Kind.INT, Kind.FLOAT) and _NUMBER.fullmatch(spelled):
+    if kind in (ValueKind.INT, ValueKind.FLOAT) and _NUMBER.fullmatch(spelled):
         return check_value(name, int(spelled) if _WHOLE.fullmatch(spelled) else float(spelled))
-    return check_value(name, spelled.lower() if kind is Kind.CHOICE and knob(name).choices else spelled)
+    return check_value(name, spelled.lower() if kind is ValueKind.CHOICE and knob(name).choices else spelled)
 
 
 def check_value(name: str, value: object) -> Value:
@@ -62,14 +62,14 @@ def check_value(name: str, value: object) -> Value:
 
 def domain_text(the_knob: Knob) -> str:
     """The domain in words: `0, 1, 2 or 3`; `a whole number of elements, at least 1`."""
-    if the_knob.kind is Kind.BOOL:
+    if the_knob.kind is ValueKind.BOOL:
         return "true or false"
     if the_knob.choices:
         *choices, last = (str(choice) for choice in the_knob.choices)
         return f"{', '.join(choices)} or {last}"
-    if the_knob.kind is Kind.CHOICE:
+    if the_knob.kind is ValueKind.CHOICE:
         return the_knob.unit
-    quantity = f"a whole number of {the_knob.unit}" if the_knob.kind is Kind.INT else f"a {the_knob.unit or 'number'}"
+    quantity = f"a whole number of {the_knob.unit}" if the_knob.kind is ValueKind.INT else f"a {the_knob.unit or 'number'}"
     if the_knob.maximum is not None:
         return f"{quantity} from {the_knob.minimum:g} to {the_knob.maximum:g}"
     return f"{quantity}, at least {the_knob.minimum:g}"
@@ -83,15 +83,15 @@ def value_text(value: object) -> str:
 def _typed(the_knob: Knob, value: object) -> Value:
     kind = the_knob.kind
     if isinstance(value, bool):
-        if kind is Kind.BOOL:
+        if kind is ValueKind.BOOL:
             return value
     elif isinstance(value, str):
-        if kind is Kind.CHOICE:
+        if kind is ValueKind.CHOICE:
             return value
     elif isinstance(value, int | float):
-        if kind is Kind.FLOAT:
+        if kind is ValueKind.FLOAT:
             return float(value)
-        if kind is Kind.INT and (isinstance(value, int) or value.is_integer()):
+        if kind is ValueKind.INT and (isinstance(value, int) or value.is_integer()):
             return int(value)
     raise _refused(the_knob, value)
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.errors import ModelFormatError
-from search_spaces.knob import Kind, Value
+from search_spaces.knob import Value, ValueKind
 from search_spaces.knob_values import KNOBS, parse_value, value_text
 from search_spaces.models.command import CommandModel, variant_values
 from search_spaces.preset_files import unknown_name
@@ -123,7 +123,7 @@ def _values_in_conditions(command: CommandModel) -> Iterator[tuple[str, tuple[Va
             condition_values.setdefault(name, []).append(parse_value(name, text))
     for name, values in condition_values.items():
         knob = KNOBS[name]
-        switch_values = knob.choices if knob.kind is Kind.BOOL else ()
+        switch_values = knob.choices if knob.kind is ValueKind.BOOL else ()
         yield name, tuple(dict.fromkeys((knob.default, *values, *switch_values)))
 
 

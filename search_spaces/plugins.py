@@ -1,6 +1,6 @@
 """Plug-ins of other distributions, discovered through entry points.
 
-A distribution declares an entry point in one of the groups of `Group`, for example in its pyproject.toml:
+A distribution declares an entry point in one of the groups of `PluginGroup`, for example in its pyproject.toml:
 
     [project.entry-points."autotune.strategies"]
     annealing = "my_package.annealing:AnnealingStrategy"
@@ -19,7 +19,7 @@ from search_spaces.errors import PluginError
 VARIABLE = "AUTOTUNE_PLUGINS"
 
 
-class Group(StrEnum):
+class PluginGroup(StrEnum):
     """Entry-point groups, and the type of the objects in them."""
 
     KNOBS = "autotune.knobs"
@@ -47,15 +47,15 @@ def _found() -> dict[str, tuple[EntryPoint, ...]]:
     if os.environ.get(VARIABLE, "").lower() == "none":
         return {}
     points = entry_points()
-    return {group: tuple(sorted(points.select(group=group), key=lambda point: point.name)) for group in Group}
+    return {group: tuple(sorted(points.select(group=group), key=lambda point: point.name)) for group in PluginGroup}
 
 
-def plugin_names(group: Group) -> tuple[str, ...]:
+def plugin_names(group: PluginGroup) -> tuple[str, ...]:
     """The names of a group's plug-ins, sorted. Does not import them."""
     return tuple(point.name for point in _found().get(group, ()))
 
 
-def load_plugin(group: Group, name: str) -> Any:
+def load_plugin(group: PluginGroup, name: str) -> Any:
     """Import one plug-in.
 
     Raises:
@@ -72,6 +72,6 @@ def load_plugin(group: Group, name: str) -> Any:
     raise PluginError(f"plug-in {name}", f"is not installed in the group {group}", "install its distribution")
 
 
-def load_plugins(group: Group) -> dict[str, Any]:
+def load_plugins(group: PluginGroup) -> dict[str, Any]:
     """Import all plug-ins of a group, by name. Raises as `load_plugin`."""
     return {name: load_plugin(group, name) for name in plugin_names(group)}

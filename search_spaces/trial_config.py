@@ -13,7 +13,7 @@ from search_spaces.knobs.computation import ComputationKnobs, ProcessKnobs
 from search_spaces.knobs.parallelism import ParallelismKnobs
 from search_spaces.knobs.training import TrainingKnobs
 from search_spaces.knobs.zero import OffloadKnobs, ZeroKnobs
-from search_spaces.plugins import Group, load_plugins
+from search_spaces.plugins import PluginGroup, load_plugins
 
 SCRIPT = "script"
 """The knob that holds the values of a user's script's own knobs."""
@@ -109,7 +109,7 @@ class TrialConfig(ZeroKnobs, OffloadKnobs, ParallelismKnobs, ComputationKnobs, P
 
 FAMILIES: tuple[type[Any], ...] = (
     *(ZeroKnobs, OffloadKnobs, ParallelismKnobs, ComputationKnobs, ProcessKnobs, TrainingKnobs),
-    *load_plugins(Group.KNOBS).values(),
+    *load_plugins(PluginGroup.KNOBS).values(),
 )
 """The classes that declare knobs."""
 if len(FAMILIES) > len(TrialConfig.__bases__):

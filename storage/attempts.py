@@ -20,7 +20,7 @@ from storage.codec import attempt_record, clean
 from storage.errors import UnknownTrialError
 from storage.events import append_event
 from storage.leases import fenced, lost
-from storage.records import AttemptRecord, AttemptState, EventKind, Lease, Placement
+from storage.records import AttemptPlacement, AttemptRecord, AttemptState, EventKind, Lease
 from storage.tables import AttemptRow, EventRow, JobRow, RankRow, TrialRow, readable, table_of
 from storage.trials import columns_of, settle
 
@@ -94,14 +94,14 @@ def attempts(session: Session, job_id: str, trial_number: int | None) -> list[At
     return [attempt_record(row) for row in rows]
 
 
-def placements(session: Session, job_id: str, first: int) -> dict[int, Placement]:
+def placements(session: Session, job_id: str, first: int) -> dict[int, AttemptPlacement]:
     """See `Store.placements`."""
     result = readable(AttemptRow.result)
     first_rank = [result["ranks", 0, name].as_string() for name in ("node", "host")]
     node_name = func.coalesce(result["node"].as_string(), *first_rank)
     query = select(AttemptRow.trial_number, AttemptRow.started, node_name).where(AttemptRow.job_id == job_id)
     mine = query.where(AttemptRow.state.in_((AttemptState.RUNNING, AttemptState.ACCEPTED)), AttemptRow.trial_number >= first)
-    return {number: Placement(started=started, node=node) for number, started, node in session.execute(mine)}
+    return {number: AttemptPlacement(started=started, node=node) for number, started, node in session.execute(mine)}
 
 
 def finished_payload(trial: int, attempt: int, state: AttemptState, result: TrialResult) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from sqlalchemy import Row, delete, select
 from sqlalchemy.orm import Session
 
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.microbenchmark import Measured, MicrobenchmarkResult
+from search_spaces.clusters.microbenchmark import MeasuredRow, MicrobenchmarkResult
 from search_spaces.plain import from_plain, to_plain
 from storage.codec import reading
 from storage.errors import DamagedRowError
@@ -86,5 +86,5 @@ def _record(row: CalibrationRow | Row[Any]) -> CalibrationRecord:
         seconds=row.seconds,
         context_bytes=row.context_bytes,
         workspace_bytes=row.workspace_bytes,
-        rows=tuple(from_plain(Measured, item) for item in row.rows),
+        rows=tuple(from_plain(MeasuredRow, item) for item in row.rows),
     )

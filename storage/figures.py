@@ -8,7 +8,7 @@ from sqlalchemy import case, func, select
 from sqlalchemy.orm import Session
 
 from search_spaces.outcome import JobState
-from storage.records import HELD, BestRate, Durations, Figures
+from storage.records import HELD, BestRate, DurationHistogram, Figures
 from storage.tables import JobRow, TrialRow
 
 STEPS = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
@@ -31,12 +31,12 @@ def figures(session: Session, now: datetime) -> Figures:
     )
 
 
-def _durations(session: Session) -> Mapping[str, Durations]:
+def _durations(session: Session) -> Mapping[str, DurationHistogram]:
     seconds = _seconds(session)
     within = [func.sum(case((seconds <= step, 1), else_=0)) for step in STEPS]
     query = select(TrialRow.outcome, func.count(), func.sum(seconds), *within).where(TrialRow.started.is_not(None))
     return {
-        str(outcome): Durations(count=count, seconds=float(total), within=dict(zip(STEPS, counts, strict=True)))
+        str(outcome): DurationHistogram(count=count, seconds=float(total), within=dict(zip(STEPS, counts, strict=True)))
         for outcome, count, total, *counts in session.execute(query.group_by(TrialRow.outcome))
         if outcome is not None
     }

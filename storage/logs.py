@@ -89,7 +89,7 @@ def _progress_record(trial: int, attempt: int, time: datetime, values: Any) -> P
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _LogPosition:
     """The position of the next part of an attempt's output."""
 
     key: dict[str, Any]
@@ -100,7 +100,7 @@ class _Place:
     """Bytes that the attempt has printed so far."""
 
 
-def _place(session: Session, job_id: str, token: str) -> _Place:
+def _place(session: Session, job_id: str, token: str) -> _LogPosition:
     query = select(AttemptRow.trial_number, AttemptRow.number).where(AttemptRow.token == token, AttemptRow.job_id == job_id)
     attempt = session.execute(query).one_or_none()
     if attempt is None:
@@ -109,10 +109,10 @@ def _place(session: Session, job_id: str, token: str) -> _Place:
     end = func.max(LogRow.start + LogRow.size).filter(LogRow.attempt == attempt.number)
     last, printed = session.execute(select(func.max(LogRow.sequence), end).where(of_trial)).one()
     key = {"job_id": job_id, "trial_number": attempt.trial_number, "attempt": attempt.number}
-    return _Place(key, last or 0, printed or 0)
+    return _LogPosition(key, last or 0, printed or 0)
 
 
-def _add(session: Session, now: datetime, attempt: _Place, printed: Sequence[LogLines]) -> int:
+def _add(session: Session, now: datetime, attempt: _LogPosition, printed: Sequence[LogLines]) -> int:
     """Write the output; return by how many bytes the stored output grows."""
     rows, end, more = [], attempt.end, 0
     for sequence, (rank, left_out, text) in enumerate(_parts(printed), attempt.last + 1):

@@ -200,9 +200,9 @@ def claim(session: Session, now: datetime, owner: Owner, seconds: float, limits:
     # Jobs whose process may be dead: their lease has expired, or the process was on this host, where it can be checked.
     gone = or_(JobRow.lease_host.is_(None), JobRow.lease_expires <= now, JobRow.lease_host == owner.host)
     orphaned = select(JobRow).where(JobRow.state.in_(HELD), JobRow.queued.is_not(None), gone, *_suitable(limits))
-    for job in session.scalars(orphaned.order_by(JobRow.queued, JobRow.id).with_for_update(skip_locked=True)):
-        if not leases.is_held(now, job):
-            return jobs.take(session, now, job, owner, seconds, job.state)
+    for held_job in session.scalars(orphaned.order_by(JobRow.queued, JobRow.id).with_for_update(skip_locked=True)):
+        if not leases.is_held(now, held_job):
+            return jobs.take(session, now, held_job, owner, seconds, held_job.state)
     job = session.scalars(_waiting(now, limits)).first()
     return None if job is None else jobs.take(session, now, job, owner, seconds, JobState.RUNNING)
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any
 
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.microbenchmark import Measured
+from search_spaces.clusters.microbenchmark import MeasuredRow
 from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -233,7 +233,7 @@ class CalibrationRecord:
     context_bytes: int | None
     """See `MicrobenchmarkResult`, also for `workspace_bytes`."""
     workspace_bytes: int | None
-    rows: tuple[Measured, ...]
+    rows: tuple[MeasuredRow, ...]
 
     @property
     def quick(self) -> bool:
@@ -255,7 +255,7 @@ class QuarantineRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Durations:
+class DurationHistogram:
     """A histogram of durations."""
 
     count: int
@@ -275,7 +275,7 @@ class Figures:
     """Outcome -> number of trials with this outcome."""
     longest_wait: float
     """Seconds that the oldest job in the queue has waited."""
-    durations: Mapping[str, "Durations"]
+    durations: Mapping[str, "DurationHistogram"]
     """Outcome -> durations of the trials with this outcome, without refused ones, which did not run."""
     best: Mapping[str, "BestRate"]
     """Running job -> its best rate so far."""
@@ -408,7 +408,7 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class AttemptPlacement:
     """Start time and node of an attempt."""
 
     started: datetime

@@ -50,6 +50,7 @@ from storage.records import (
     AnsweredJob,
     ApiKey,
     Ask,
+    AttemptPlacement,
     AttemptRecord,
     CalibrationRecord,
     EventRecord,
@@ -60,7 +61,6 @@ from storage.records import (
     Lease,
     Overview,
     Owner,
-    Placement,
     QuarantineRecord,
     QueueLimits,
     Submission,
@@ -311,7 +311,7 @@ class Store:
         """Return the progress of these jobs."""
         return self._read(overviews.overviews, job_ids)
 
-    def placements(self, job_id: str, first: int = 0) -> dict[int, Placement]:
+    def placements(self, job_id: str, first: int = 0) -> dict[int, AttemptPlacement]:
         """Return start time and node of the running or accepted attempt of each trial from number `first` on."""
         return self._read(attempts.placements, job_id, first)
 

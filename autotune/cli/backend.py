@@ -14,7 +14,7 @@ from storage.records import Ask, EventRecord, JobFilter, JobRecord, TrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Standing:
+class JobProgress:
     """Progress of a job."""
 
     searched: int
@@ -25,12 +25,12 @@ class Standing:
     """Whether the answer is to keep the baseline."""
 
 
-def standing_of(job: JobRecord, searched: int) -> Standing:
+def standing_of(job: JobRecord, searched: int) -> JobProgress:
     """Progress of a job, from its row and the number of search trials that ran."""
     answer = job.answer or {}
     gain = answer.get("gain")
     interval = None if gain is None else Interval(mean=gain["mean"], low=gain["low"], high=gain["high"])
-    return Standing(searched=searched, gain=interval, keeps_baseline=bool(answer.get("keeps_baseline")))
+    return JobProgress(searched=searched, gain=interval, keeps_baseline=bool(answer.get("keeps_baseline")))
 
 
 class JobBackend(ABC):
@@ -64,7 +64,7 @@ class JobBackend(ABC):
         """Jobs, newest first; a `submitter` of None: of every visible submitter."""
 
     @abstractmethod
-    def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
+    def standings(self, jobs: Sequence[JobRecord]) -> list[JobProgress]:
         """Progress of each of these jobs."""
 
     @abstractmethod

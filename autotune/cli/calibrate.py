@@ -20,7 +20,7 @@ from autotune.session.calibrate import Calibration, CalibrationRequest, measure_
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.microbenchmark import COLLECTIVES, GroupShape, Measured, Operation, ranks_in_domain
+from search_spaces.clusters.microbenchmark import COLLECTIVES, GroupShape, MeasuredRow, Operation, ranks_in_domain
 from search_spaces.plain import to_plain
 from storage.address import default_database_url
 from storage.store import open_store
@@ -179,7 +179,7 @@ def _ending(calibration: Calibration, coefficients: Calibrated) -> list[str]:
     ]
 
 
-def _print_products(rows: Sequence[Measured], precision: str, cluster: ClusterSpec, console: Console) -> None:
+def _print_products(rows: Sequence[MeasuredRow], precision: str, cluster: ClusterSpec, console: Console) -> None:
     """GFLOP/s and the share of the stated peak by shape: one line per matrix, one column per number of rows."""
     products = [row for row in rows if row.operation is Operation.PRODUCT and row.precision == precision]
     counts = sorted({row.shape[0] for row in products})
@@ -192,7 +192,7 @@ def _print_products(rows: Sequence[Measured], precision: str, cluster: ClusterSp
     _show(console, table)
 
 
-def _speed(row: Measured | None, peak: float | None) -> str:
+def _speed(row: MeasuredRow | None, peak: float | None) -> str:
     if row is None:
         return "-"
     flops = 2.0 * row.shape[0] * row.shape[1] * row.shape[2] / row.seconds
@@ -200,7 +200,7 @@ def _speed(row: Measured | None, peak: float | None) -> str:
 
 
 def _print_steps(
-    rows: Sequence[Measured], cluster: ClusterSpec, engine: str, shipped: Coefficients, rates: Coefficients, console: Console
+    rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str, shipped: Coefficients, rates: Coefficients, console: Console
 ) -> None:
     """Measured and predicted times, with the shipped and the calibrated coefficients."""
     parts = {
@@ -230,7 +230,7 @@ def _print_steps(
             _print_line(console, f"launch of a small kernel: {row.seconds * 1e6:.1f} us")
 
 
-def _print_group(rows: Sequence[Measured], group: GroupShape, cluster: ClusterSpec, console: Console) -> None:
+def _print_group(rows: Sequence[MeasuredRow], group: GroupShape, cluster: ClusterSpec, console: Console) -> None:
     """Time and bandwidth by payload: one line per payload, one column per operation."""
     mine = [row for row in rows if row.group == group and row.operation in COLLECTIVES]
     group_text = (
@@ -246,7 +246,7 @@ def _print_group(rows: Sequence[Measured], group: GroupShape, cluster: ClusterSp
     _show(console, table)
 
 
-def _bandwidth(row: Measured | None) -> str:
+def _bandwidth(row: MeasuredRow | None) -> str:
     return "-" if row is None else f"{_ms(row.seconds)}  {link_volume(row) / row.seconds / 1e9:.2f}"
 
 
@@ -260,7 +260,7 @@ def _print_coefficients(shipped: Coefficients, rates: Coefficients, console: Con
     _show(console, table)
 
 
-def _shape(row: Measured) -> str:
+def _shape(row: MeasuredRow) -> str:
     if row.operation is Operation.UPDATE:
         return f"{row.shape[0]:,}"
     return f"{row.shape[0]} x {row.shape[1]}, " + ", ".join(map(str, row.shape[2:]))

@@ -13,7 +13,7 @@ from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.lint.case import Surroundings
-from autotune.lint.memory import GIB, Outlook
+from autotune.lint.memory import GIB, LintPrediction
 from autotune.lint.report import grouped, notes_of, outlook_text
 from autotune.ops.output import require_writable, write_whole
 from autotune.prediction.planning.question import cluster_of
@@ -144,12 +144,12 @@ def _table(carried: Carried) -> Table:
         table.add_column(name, justify="right" if name in ("samples/s", "GiB", "fits") else "left", overflow="fold")
     for number, candidate in enumerate(carried.candidates, 1):
         table.add_row(str(number), *_figures(candidate.outlook), _differences(carried, candidate))
-    if isinstance(carried.same_outlook, Outlook):
+    if isinstance(carried.same_outlook, LintPrediction):
         table.add_row("=", *_figures(carried.same_outlook), "only the number of replicas")
     return table
 
 
-def _figures(outlook: Outlook) -> tuple[str, str, str]:
+def _figures(outlook: LintPrediction) -> tuple[str, str, str]:
     estimate = outlook.estimate
     return number_text(outlook.rate), f"{estimate.peak_memory_bytes.mean / GIB:.0f}", f"{outlook.probability:.2f}"
 

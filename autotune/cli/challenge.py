@@ -14,7 +14,7 @@ from autotune.cli.imported import with_found
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import RequestError
-from autotune.lint.case import Case, Surroundings
+from autotune.lint.case import LintCase, Surroundings
 from autotune.lint.report import outlook_text
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.prediction.planning.question import cluster_of
@@ -116,7 +116,7 @@ def _fields(recipe: Recipe, options: ChallengeOptions) -> dict[str, Any]:
     return with_address({name: value for name, value in fields.items() if value is not None})
 
 
-def _placed(recipe: Recipe, options: ChallengeOptions, session: Session | None) -> Case:
+def _placed(recipe: Recipe, options: ChallengeOptions, session: Session | None) -> LintCase:
     """The recipe on the cluster that is asked for."""
     around = recipe.case.around
     if session is not None:
@@ -132,7 +132,7 @@ def _placed(recipe: Recipe, options: ChallengeOptions, session: Session | None) 
     return dataclasses.replace(recipe.case, around=around)
 
 
-def _batch(case: Case, recipe: Recipe) -> int:
+def _batch(case: LintCase, recipe: Recipe) -> int:
     if case.batch is None:
         raise RequestError("recipe", f"{recipe.name} does not state its global batch", "give --global-batch-size")
     return case.batch

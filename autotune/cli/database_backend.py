@@ -5,7 +5,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.backend import JobBackend, Standing, standing_of
+from autotune.cli.backend import JobBackend, JobProgress, standing_of
 from autotune.cli.fields import with_import_folders
 from autotune.errors import RequestError
 from autotune.explain.explanation.explain import explain
@@ -52,7 +52,7 @@ class DatabaseBackend(JobBackend):
         """See `JobBackend.jobs`."""
         return iter(self._store.jobs(limit, having=having))
 
-    def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
+    def standings(self, jobs: Sequence[JobRecord]) -> list[JobProgress]:
         """See `JobBackend.standings`."""
         overviews = self._store.overviews([job.id for job in jobs])
         return [standing_of(job, overviews[job.id].searched) for job in jobs]

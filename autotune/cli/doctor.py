@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.cli.documents import write_document
-from autotune.cli.finding import Finding
+from autotune.cli.finding import CheckedItem
 from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.installed import CLIENT, WHOLE
@@ -43,7 +43,7 @@ def doctor_command(options: DoctorOptions) -> Status:
     """Run all checks. Nothing is changed, except that the database is opened."""
     if options.ray_address is not None and not options.cluster:
         raise RequestError("ray_address", "is for a cluster, but only this machine is checked", "add --cluster")
-    checks: list[Callable[[], list[Finding]]] = [
+    checks: list[Callable[[], list[CheckedItem]]] = [
         _python, _packages, _engines, _names, _machine, _shared_memory, lambda: _database(options.database),
     ]  # fmt: skip
     if options.cluster:
@@ -62,33 +62,33 @@ def doctor_command(options: DoctorOptions) -> Status:
     return Status.OK if all(finding.good for finding in findings) else Status.FAILURE
 
 
-def _python() -> list[Finding]:
+def _python() -> list[CheckedItem]:
     version = ".".join(map(str, sys.version_info[:3]))
-    return [Finding(name="python", good=sys.version_info >= (3, 11), text=version, remedy="use Python 3.11 or newer")]
+    return [CheckedItem(name="python", good=sys.version_info >= (3, 11), text=version, remedy="use Python 3.11 or newer")]
 
 
-def _packages() -> list[Finding]:
+def _packages() -> list[CheckedItem]:
     return [_package(name) for name in NEEDED]
 
 
-def _package(name: str) -> Finding:
+def _package(name: str) -> CheckedItem:
     try:
-        return Finding(name=name, good=True, text=importlib.metadata.version(name))
+        return CheckedItem(name=name, good=True, text=importlib.metadata.version(name))
     except importlib.metadata.PackageNotFoundError:
-        return Finding(name=name, good=False, text="is not installed", remedy=f"run pip install {name}")
+        return CheckedItem(name=name, good=False, text="is not installed", remedy=f"run pip install {name}")
 
 
-def _engines() -> list[Finding]:
+def _engines() -> list[CheckedItem]:
     """Third-party engines. A missing one only prevents sweeps with this engine."""
     findings = []
     for engine in CAPABILITIES:
         if refusal := why_unusable(engine):
             text = f"{refusal.message}; for sweeps with --engine {engine}, {refusal.remedy}"
-            findings.append(Finding(name=f"engine {engine}", good=True, text=text))
+            findings.append(CheckedItem(name=f"engine {engine}", good=True, text=text))
     return findings
 
 
-def _names() -> list[Finding]:
+def _names() -> list[CheckedItem]:
     """Another distribution with one of our top-level package names conflicts with ours in one environment."""
     owners = importlib.metadata.packages_distributions()
     findings = []
@@ -96,25 +96,25 @@ def _names() -> list[Finding]:
         other_owners = sorted({owner for owner in owners.get(package, []) if owner.lower() not in (WHOLE, CLIENT)})
         if other_owners:
             text = f"the package {package!r} is also installed by {', '.join(other_owners)}"
-            findings.append(Finding(name="names", good=False, text=text, remedy="use an environment without it"))
-    return findings or [Finding(name="names", good=True, text=f"{', '.join(PACKAGES)} belong only to autotune")]
+            findings.append(CheckedItem(name="names", good=False, text=text, remedy="use an environment without it"))
+    return findings or [CheckedItem(name="names", good=True, text=f"{', '.join(PACKAGES)} belong only to autotune")]
 
 
-def _machine() -> list[Finding]:
+def _machine() -> list[CheckedItem]:
     cluster = local_cluster(1, None)
     text = f"{os.cpu_count()} cores, {bytes_text(cluster.host_memory_bytes)} of memory, nvidia-smi " + (
         "found" if shutil.which("nvidia-smi") else "not found: trials run on the CPU"
     )
-    return [Finding(name="machine", good=True, text=text)]
+    return [CheckedItem(name="machine", good=True, text=text)]
 
 
-def _shared_memory() -> list[Finding]:
+def _shared_memory() -> list[CheckedItem]:
     path = Path("/dev/shm")
     if not path.exists():
         return []
     free = shutil.disk_usage(path).free
     return [
-        Finding(
+        CheckedItem(
             name="shared memory",
             good=free >= SHARED_MEMORY_BYTES,
             text=f"{bytes_text(free)} free in /dev/shm",
@@ -123,18 +123,18 @@ def _shared_memory() -> list[Finding]:
     ]
 
 
-def _cluster(options: DoctorOptions) -> list[Finding]:
+def _cluster(options: DoctorOptions) -> list[CheckedItem]:
     # Imported on demand: Ray takes seconds to load.
     from autotune.cli.doctor_cluster import cluster_findings
 
     return cluster_findings(options.ray_address, options.database)
 
 
-def _database(database: str | None) -> list[Finding]:
+def _database(database: str | None) -> list[CheckedItem]:
     url = database or default_database_url()
     try:
         with open_store(url) as store:
             store.jobs(limit=1)
     except StorageError as error:
-        return [Finding(name="database", good=False, text=str(error), remedy="give another with --db")]
-    return [Finding(name="database", good=True, text=without_password(url))]
+        return [CheckedItem(name="database", good=False, text=str(error), remedy="give another with --db")]
+    return [CheckedItem(name="database", good=True, text=without_password(url))]

@@ -9,21 +9,21 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from autotune.cli.cluster import ray_required
-from autotune.cli.finding import Finding
+from autotune.cli.finding import CheckedItem
 from autotune.cluster.facts import cluster_facts
 from autotune.cluster.ray_cluster import ANY, named_address
 from autotune.prediction.cases.bench_cases import link_volume
 from autotune.text.sizes import bytes_text
 from executor.errors import RunnerError
 from executor.runners.ray.checkup import LARGE_BYTES, Checkup, NodeFacts, Pair, Unreached, check_up
-from search_spaces.clusters.microbenchmark import Measured, Operation
+from search_spaces.clusters.microbenchmark import MeasuredRow, Operation
 from storage.address import default_database_url
 from storage.errors import StorageError
 from storage.records import CalibrationRecord
 from storage.store import open_store
 
 
-def cluster_findings(ray_address: str | None, database: str | None) -> list[Finding]:
+def cluster_findings(ray_address: str | None, database: str | None) -> list[CheckedItem]:
     """Findings on every node and between nodes. A missing cluster is a finding too."""
     address = named_address(ray_address) or ANY
     try:
@@ -31,9 +31,9 @@ def cluster_findings(ray_address: str | None, database: str | None) -> list[Find
             checkup = check_up(address)
     except RunnerError as error:
         text, _, remedy = str(error).rpartition("; ")
-        return [Finding(name="Ray", good=False, text=text or remedy, remedy=remedy if text else "")]
+        return [CheckedItem(name="Ray", good=False, text=text or remedy, remedy=remedy if text else "")]
     living = sum(node.alive for node in checkup.nodes)
-    ray_finding = Finding(name="Ray", good=True, text=f"{living} node{'s' * (living != 1)} at {address}")
+    ray_finding = CheckedItem(name="Ray", good=True, text=f"{living} node{'s' * (living != 1)} at {address}")
     nodes = node_findings(checkup, _versions_here())
     calibration: CalibrationRecord | None = None
     # A database that cannot be opened is a separate finding.
@@ -59,7 +59,7 @@ HERE = "here"
 """Name of the command's machine in lists of nodes."""
 
 
-def node_findings(checkup: Checkup, local_versions: Mapping[str, str]) -> list[Finding]:
+def node_findings(checkup: Checkup, local_versions: Mapping[str, str]) -> list[CheckedItem]:
     """All checks without measurements. `local_versions` has the versions of this process: python, ray, torch, autotune."""
     facts = checkup.facts
     return [
@@ -75,16 +75,16 @@ def node_findings(checkup: Checkup, local_versions: Mapping[str, str]) -> list[F
     ]
 
 
-def _silent(checkup: Checkup) -> Iterator[Finding]:
+def _silent(checkup: Checkup) -> Iterator[CheckedItem]:
     for node in (node for node in checkup.nodes if not node.alive):
         remedy = "start Ray on it again; a supervisor does, see docs/deploy.md"
-        yield Finding(name=f"node {node.name}", good=False, text=f"is gone: {node.why_gone}", remedy=remedy)
+        yield CheckedItem(name=f"node {node.name}", good=False, text=f"is gone: {node.why_gone}", remedy=remedy)
     for name, why in checkup.silent:
         remedy = "look at /tmp/ray/session_latest/logs on it, or start its Ray again"
-        yield Finding(name=f"node {name}", good=False, text=f"is alive to Ray, but {why}", remedy=remedy)
+        yield CheckedItem(name=f"node {name}", good=False, text=f"is alive to Ray, but {why}", remedy=remedy)
 
 
-def _versions(facts: Sequence[NodeFacts], local_versions: Mapping[str, str]) -> Iterator[Finding]:
+def _versions(facts: Sequence[NodeFacts], local_versions: Mapping[str, str]) -> Iterator[CheckedItem]:
     for name in EQUAL:
         nodes_of: dict[str, list[str]] = {}
         for node_name, versions in ((HERE, local_versions), *((node.node, node.versions) for node in facts)):
@@ -95,20 +95,20 @@ def _versions(facts: Sequence[NodeFacts], local_versions: Mapping[str, str]) -> 
         text = "; ".join(f"{version} on {', '.join(node_names)}" for version, node_names in nodes_of.items())
         equal = len(nodes_of) == 1
         remedy = f"install the same {name} on every node: ranks of one trial must not differ"
-        yield Finding(name=name, good=equal, text=f"{next(iter(nodes_of))} everywhere" if equal else text, remedy=remedy)
+        yield CheckedItem(name=name, good=equal, text=f"{next(iter(nodes_of))} everywhere" if equal else text, remedy=remedy)
 
 
-def _installed(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+def _installed(facts: Sequence[NodeFacts]) -> Iterator[CheckedItem]:
     for name in NEEDED:
         if missing := [node.node for node in facts if name not in node.versions]:
             text = f"is not installed for Ray's Python on {', '.join(missing)}"
-            yield Finding(name=name, good=False, text=text, remedy=f"run pip install {name} there, then start Ray again")
+            yield CheckedItem(name=name, good=False, text=text, remedy=f"run pip install {name} there, then start Ray again")
     if missing := [node.node for node in facts if "autotune" in node.versions and not node.rank_main]:
         text = f"is installed at another path on {', '.join(missing)}, so ranks do not start there"
-        yield Finding(name="autotune", good=False, text=text, remedy="install it at the same path on every node")
+        yield CheckedItem(name="autotune", good=False, text=text, remedy="install it at the same path on every node")
 
 
-def _gloo(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+def _gloo(facts: Sequence[NodeFacts]) -> Iterator[CheckedItem]:
     """gloo uses the interface in the variable, else the address to which the host name resolves."""
     variable = "GLOO_SOCKET_IFNAME"
     for node in facts:
@@ -118,7 +118,7 @@ def _gloo(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
         if configured is not None:
             exists = all(name in node.interfaces for name in configured.split(","))
             text = f"{variable}={configured}" + ("" if exists else f" is not among {', '.join(node.interfaces) or 'none'}")
-            yield Finding(name=f"gloo's interface on {node.node}", good=exists, text=text, remedy=remedy)
+            yield CheckedItem(name=f"gloo's interface on {node.node}", good=exists, text=text, remedy=remedy)
         else:
             good = node.resolved == node.address
             resolution = (
@@ -127,10 +127,10 @@ def _gloo(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
                 else "nothing"
             )
             text = f"the name {node.host} resolves to {resolution}, and Ray reaches it at {node.address} ({interface or '?'})"
-            yield Finding(name=f"gloo's interface on {node.node}", good=good, text=text, remedy=remedy)
+            yield CheckedItem(name=f"gloo's interface on {node.node}", good=good, text=text, remedy=remedy)
 
 
-def _nccl(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+def _nccl(facts: Sequence[NodeFacts]) -> Iterator[CheckedItem]:
     for node in facts:
         configured = node.environment.get("NCCL_SOCKET_IFNAME")
         if not node.gpus or configured is None:
@@ -139,7 +139,7 @@ def _nccl(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
         text = f"NCCL_SOCKET_IFNAME={configured}: {', '.join(fits) or 'none of ' + ', '.join(node.interfaces)}"
         interface = _interface_at(node, node.address)
         remedy = f"set it to {interface or 'the interface of ' + node.address}, or leave it out, and start Ray there again"
-        yield Finding(name=f"NCCL's interface on {node.node}", good=bool(fits), text=text, remedy=remedy)
+        yield CheckedItem(name=f"NCCL's interface on {node.node}", good=bool(fits), text=text, remedy=remedy)
 
 
 def _nccl_uses(setting: str, interface: str) -> bool:
@@ -153,16 +153,16 @@ def _interface_at(node: NodeFacts, address: str) -> str:
     return next((name for name, at in node.interfaces.items() if at == address), "")
 
 
-def _ports(unreached: Sequence[Unreached], facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+def _ports(unreached: Sequence[Unreached], facts: Sequence[NodeFacts]) -> Iterator[CheckedItem]:
     for item in unreached:
         text = f"a rank's port on {item.listener} cannot be reached from {item.caller}: {item.problem}"
         remedy = "allow all TCP ports between the nodes: ranks listen at ports that the system chooses"
-        yield Finding(name="ports", good=False, text=text, remedy=remedy)
+        yield CheckedItem(name="ports", good=False, text=text, remedy=remedy)
     if not unreached and len(facts) > 1:
-        yield Finding(name="ports", good=True, text="every node reaches every other")
+        yield CheckedItem(name="ports", good=True, text="every node reaches every other")
 
 
-def _shared_memory(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+def _shared_memory(facts: Sequence[NodeFacts]) -> Iterator[CheckedItem]:
     for node in facts:
         if node.shared_memory_bytes is None:
             continue
@@ -171,20 +171,20 @@ def _shared_memory(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
             f"allow at least {bytes_text(LEAST_SHARED_BYTES)} (a container's --shm-size; a pod's emptyDir of medium Memory)"
         )
         text = f"{bytes_text(node.shared_memory_bytes)} free in /dev/shm"
-        yield Finding(name=f"shared memory on {node.node}", good=good, text=text, remedy=remedy)
+        yield CheckedItem(name=f"shared memory on {node.node}", good=good, text=text, remedy=remedy)
 
 
-def _locked_memory(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+def _locked_memory(facts: Sequence[NodeFacts]) -> Iterator[CheckedItem]:
     """RDMA registers the buffers of collectives, which locks them; sockets need no locked memory."""
     for node in facts:
         limit = "unlimited" if node.locked_memory_bytes is None else bytes_text(node.locked_memory_bytes)
         good = not node.infiniband or node.locked_memory_bytes is None
         text = f"{limit}, {'with' if node.infiniband else 'without'} InfiniBand"
         remedy = "start Ray there after `ulimit -l unlimited`, or with LimitMEMLOCK=infinity in its unit"
-        yield Finding(name=f"locked memory on {node.node}", good=good, text=text, remedy=remedy)
+        yield CheckedItem(name=f"locked memory on {node.node}", good=good, text=text, remedy=remedy)
 
 
-def _topology(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
+def _topology(facts: Sequence[NodeFacts]) -> Iterator[CheckedItem]:
     links = {node.node: links_of(node.topology) for node in facts if node.topology}
     for node, pair_links in links.items():
         # Within one switch or bridge GPUs have peer access; over the link between the processors often not.
@@ -195,10 +195,10 @@ def _topology(facts: Sequence[NodeFacts]) -> Iterator[Finding]:
         pairs = ", ".join(weak[:4]) + (", …" if len(weak) > 4 else "")
         text = f"{kinds}" + ("" if good else f": {pairs} communicate through the processors, others by NVLink")
         remedy = "keep tensor_parallel_size within the GPUs that NVLink connects, or choose other GPUs by CUDA_VISIBLE_DEVICES"
-        yield Finding(name=f"links of GPUs on {node}", good=good, text=text, remedy=remedy)
+        yield CheckedItem(name=f"links of GPUs on {node}", good=good, text=text, remedy=remedy)
     if len({tuple(sorted(pair_links.values())) for pair_links in links.values()}) > 1:
         text = f"have different topologies on {', '.join(links)}"
-        yield Finding(name="links of GPUs", good=False, text=text, remedy="use identical nodes: the slowest sets the pace")
+        yield CheckedItem(name="links of GPUs", good=False, text=text, remedy="use identical nodes: the slowest sets the pace")
 
 
 def links_of(topology: Sequence[str]) -> dict[str, str]:
@@ -223,7 +223,7 @@ FEWEST = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedAllReduce:
     """Expected duration of an all-reduce over a pair."""
 
     small_seconds: float
@@ -232,7 +232,7 @@ class Expected:
     """Description of the source."""
 
 
-def pair_findings(checkup: Checkup, calibration: CalibrationRecord | None) -> list[Finding]:
+def pair_findings(checkup: Checkup, calibration: CalibrationRecord | None) -> list[CheckedItem]:
     """One finding per pair; none with a single node."""
     measured = [pair for pair in checkup.pairs if not pair.problem]
     expected = expected_by(calibration.rows, calibration.id) if calibration is not None else None
@@ -241,7 +241,7 @@ def pair_findings(checkup: Checkup, calibration: CalibrationRecord | None) -> li
     return [_finding(pair, expected, checkup.backend) for pair in checkup.pairs]
 
 
-def expected_by(rows: Sequence[Measured], calibration: str) -> Expected | None:
+def expected_by(rows: Sequence[MeasuredRow], calibration: str) -> ExpectedAllReduce | None:
     """The expectation for a pair from a calibration's all-reduces across nodes; None: it has none.
 
     The time of the smallest message is latency, which grows with the number of ranks and so is an upper bound. For larger
@@ -253,31 +253,31 @@ def expected_by(rows: Sequence[Measured], calibration: str) -> Expected | None:
     smallest = min(across, key=lambda row: row.shape[0])
     bandwidth = max(link_volume(row) * row.group.sharing / row.seconds for row in across)
     large = LARGE_BYTES / bandwidth
-    return Expected(small_seconds=smallest.seconds, large_seconds=large, source=f"calibration {calibration}")
+    return ExpectedAllReduce(small_seconds=smallest.seconds, large_seconds=large, source=f"calibration {calibration}")
 
 
-def _middle(pairs: Sequence[Pair]) -> Expected:
-    return Expected(
+def _middle(pairs: Sequence[Pair]) -> ExpectedAllReduce:
+    return ExpectedAllReduce(
         small_seconds=statistics.median(pair.small_seconds for pair in pairs),
         large_seconds=statistics.median(pair.large_seconds for pair in pairs),
         source="the median of all pairs",
     )
 
 
-def _finding(pair: Pair, expected: Expected | None, backend: str) -> Finding:
+def _finding(pair: Pair, expected: ExpectedAllReduce | None, backend: str) -> CheckedItem:
     name = f"all-reduce {pair.nodes[0]} - {pair.nodes[1]}"
     if pair.problem:
         remedy = "repair interface and ports first, and free a device on each node; then check the ranks' logs"
-        return Finding(name=name, good=False, text=f"{backend} fails: {pair.problem}", remedy=remedy)
+        return CheckedItem(name=name, good=False, text=f"{backend} fails: {pair.problem}", remedy=remedy)
     rate = LARGE_BYTES / pair.large_seconds / 1e9
     text = f"{pair.small_seconds * 1e6:.0f} us for 4 KiB, {rate:.3g} GB/s for 16 MiB ({backend})"
     slow = list(_slower(pair, expected)) if expected is not None else []
     against = f", {' and '.join(slow)} of {expected.source}" if slow and expected is not None else ""
     remedy = "check link speed, cable and switch port (`ethtool`) of the node that is in every slow pair"
-    return Finding(name=name, good=not slow, text=text + against, remedy=remedy)
+    return CheckedItem(name=name, good=not slow, text=text + against, remedy=remedy)
 
 
-def _slower(pair: Pair, expected: Expected) -> Iterator[str]:
+def _slower(pair: Pair, expected: ExpectedAllReduce) -> Iterator[str]:
     if pair.small_seconds > SLOWER * expected.small_seconds:
         yield f"{pair.small_seconds / expected.small_seconds:.1f} times the latency"
     if pair.large_seconds > SLOWER * expected.large_seconds:

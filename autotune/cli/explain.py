@@ -12,7 +12,7 @@ from autotune.cli.status import Status
 from autotune.explain.explanation.findings import Explanation
 from autotune.ops.output import require_writable, write_whole
 from autotune.text.console import Console
-from autotune.text.explain_sections import Rows, head_lines, markdown_of, sections_of
+from autotune.text.explain_sections import SectionTable, head_lines, markdown_of, sections_of
 from search_spaces.plain import finite, to_plain
 
 
@@ -60,7 +60,7 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
     for section in sections_of(explanation):
         print_line(f"\n{section.title}", "bold")
         for item in section.content:
-            if isinstance(item, Rows):
+            if isinstance(item, SectionTable):
                 console.print(_table(item), highlight=False)
             else:
                 print_line(item)
@@ -68,7 +68,7 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
         print_line(f"\nnote: {note}", "yellow")
 
 
-def _table(rows: Rows) -> Table:
+def _table(rows: SectionTable) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column, name in enumerate(rows.header):
         first, is_left_aligned = column == 0, column in rows.left

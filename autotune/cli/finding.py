@@ -5,7 +5,7 @@ from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class CheckedItem:
     """One checked item."""
 
     name: str

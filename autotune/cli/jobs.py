@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from autotune.cli.backend import Standing
+from autotune.cli.backend import JobProgress
 from autotune.cli.documents import write_document
 from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
@@ -59,7 +59,7 @@ def list_command(
     return Status.OK
 
 
-def _table(jobs: Sequence[JobRecord], standings: Sequence[Standing]) -> Table:
+def _table(jobs: Sequence[JobRecord], standings: Sequence[JobProgress]) -> Table:
     """One row per job. The id contains the opening time. Empty columns are omitted, so that 80 columns suffice."""
     further = {
         "name": [str(job.request.get("name") or "") for job in jobs],
@@ -80,13 +80,13 @@ def _table(jobs: Sequence[JobRecord], standings: Sequence[Standing]) -> Table:
     return table
 
 
-def _gain_text(standing: Standing) -> str:
+def _gain_text(standing: JobProgress) -> str:
     if standing.gain is None or standing.keeps_baseline:
         return "keep" if standing.keeps_baseline else ""
     return f"{standing.gain.mean:.2f}x{' ?' if _is_unproven(standing) else ''}"
 
 
-def _is_unproven(standing: Standing) -> bool:
+def _is_unproven(standing: JobProgress) -> bool:
     return not standing.keeps_baseline and standing.gain is not None and standing.gain.low <= 1.0 <= standing.gain.high
 
 

@@ -15,7 +15,7 @@ from autotune.cli.live_charts import LiveCharts
 from autotune.loop.job_cost import ended, most_measurements, seconds_left
 from autotune.loop.listener import LoopListener
 from autotune.outcome.job_snapshot import JobSnapshot
-from autotune.outcome.verdict import Verdict
+from autotune.outcome.verdict import JobVerdict
 from autotune.session.session import Session
 from autotune.text.console import Console
 from autotune.text.jobs import state_word
@@ -48,7 +48,7 @@ class LiveTable(LoopListener):
         self._rows = ROWS
         self._charts = LiveCharts(session, console)
         self._note = ""
-        self._verdict: Verdict | None = None
+        self._verdict: JobVerdict | None = None
 
     def __enter__(self) -> "LiveTable":
         return self
@@ -88,7 +88,7 @@ class LiveTable(LoopListener):
         if time.monotonic() - self._drawn >= PROGRESS_SECONDS:
             self._draw()
 
-    def on_answer(self, verdict: Verdict | None) -> None:
+    def on_answer(self, verdict: JobVerdict | None) -> None:
         self._verdict = verdict
         self._draw()
 

@@ -11,7 +11,7 @@ from rich.text import Text
 from autotune.objective.ranking import Ranking, peak_bytes, rate
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import measured_baseline
-from autotune.outcome.verdict import Verdict
+from autotune.outcome.verdict import JobVerdict
 from autotune.request.request import Objective
 from autotune.session.session import Session
 from autotune.text.console import Console
@@ -80,7 +80,7 @@ MARGIN = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class ChartAxis:
     """A range of values."""
 
     low: float
@@ -93,19 +93,19 @@ class Axis:
         return (value - self.low) / (self.high - self.low)
 
 
-def axis_of(values: Sequence[float], text: Callable[[float], str]) -> Axis:
+def axis_of(values: Sequence[float], text: Callable[[float], str]) -> ChartAxis:
     """An axis for these values, which must not be negative."""
     low, high = min(values), max(values)
     margin = MARGIN * (high - low) or 0.1 * abs(high) or 1.0  # equal values: a share of the value
-    return Axis(low=max(low - margin, 0.0), high=high + margin, text=text)
+    return ChartAxis(low=max(low - margin, 0.0), high=high + margin, text=text)
 
 
-def canvas_size(width: int, height: int, y: Axis) -> tuple[int, int]:
+def canvas_size(width: int, height: int, y: ChartAxis) -> tuple[int, int]:
     """Columns and rows of the canvas in a chart of this width and height; may be too few to draw."""
     return width - _label_width(y) - 1, height - 3
 
 
-def chart(title: str, canvas: Canvas, x: Axis, y: Axis) -> list[Text]:
+def chart(title: str, canvas: Canvas, x: ChartAxis, y: ChartAxis) -> list[Text]:
     """The lines: title, canvas with the limits of the vertical axis, horizontal axis, and its limits."""
     label_width = _label_width(y)
     width = label_width + 1 + canvas.columns
@@ -128,7 +128,7 @@ def side_by_side(left_chart: Sequence[Text], right_chart: Sequence[Text], gap: i
     ]
 
 
-def _label_width(y: Axis) -> int:
+def _label_width(y: ChartAxis) -> int:
     return max(cell_len(y.text(y.low)), cell_len(y.text(y.high)))
 
 
@@ -147,7 +147,7 @@ NEAR = 1.5
 """The limit is drawn only up to this multiple of the highest peak: a distant one would compress all points."""
 
 
-class Mark(StrEnum):
+class ChartMark(StrEnum):
     """Meaning of a character in the charts; the characters differ in shape too, for readers who do not see colours."""
 
     BEST = "best"
@@ -163,9 +163,9 @@ class Mark(StrEnum):
 
 
 LOOKS = {
-    Mark.BEST: ("★", "bold green"), Mark.FRONT: ("◆", "bold green"), Mark.MEASURED: ("●", STYLES[Outcome.OK]),
-    Mark.ENDED_EARLY: ("▾", STYLES[Outcome.PRUNED]), Mark.MAY_NOT_WIN: ("○", STYLES[Outcome.INFEASIBLE]),
-    Mark.BASELINE: ("■", "blue"), Mark.LIMIT: ("┊", "red"),
+    ChartMark.BEST: ("★", "bold green"), ChartMark.FRONT: ("◆", "bold green"), ChartMark.MEASURED: ("●", STYLES[Outcome.OK]),
+    ChartMark.ENDED_EARLY: ("▾", STYLES[Outcome.PRUNED]), ChartMark.MAY_NOT_WIN: ("○", STYLES[Outcome.INFEASIBLE]),
+    ChartMark.BASELINE: ("■", "blue"), ChartMark.LIMIT: ("┊", "red"),
 }  # fmt: skip
 
 
@@ -175,11 +175,11 @@ class LiveCharts:
     def __init__(self, session: Session, console: Console) -> None:
         self._session, self._console = session, console
         self._snapshot: JobSnapshot | None = None
-        self._verdict: Verdict | None = None
+        self._verdict: JobVerdict | None = None
         self._size = (0, 0)
         self._lines: list[Text] = []
 
-    def lines(self, snapshot: JobSnapshot, verdict: Verdict | None) -> list[Text]:
+    def lines(self, snapshot: JobSnapshot, verdict: JobVerdict | None) -> list[Text]:
         """The charts of a snapshot and its answer, redrawn if one of them or the terminal size has changed."""
         size = (self._console.width, self._console.height)
         if snapshot is not self._snapshot or verdict is not self._verdict or size != self._size:
@@ -202,10 +202,10 @@ class _Shown:
     trials: Sequence[TrialRecord]
     """Trials with a rate and a peak."""
     baseline: TrialRecord | None
-    verdict: Verdict | None
+    verdict: JobVerdict | None
 
 
-def charts(session: Session, snapshot: JobSnapshot, verdict: Verdict | None, width: int, height: int) -> list[Text]:
+def charts(session: Session, snapshot: JobSnapshot, verdict: JobVerdict | None, width: int, height: int) -> list[Text]:
     """Both charts for a terminal of this size; one if it is narrow, none if it is small or nothing was measured yet."""
     if height < LEAST_HEIGHT or width < LEAST_WIDTH:
         return []
@@ -223,7 +223,7 @@ def charts(session: Session, snapshot: JobSnapshot, verdict: Verdict | None, wid
     return [*drawn, *_legend(session.ranking, marks, width)]
 
 
-def _scatter(shown: _Shown, width: int, height: int) -> tuple[list[Text], set[Mark]]:
+def _scatter(shown: _Shown, width: int, height: int) -> tuple[list[Text], set[ChartMark]]:
     """All measured trials, the most important ones drawn last; and the marks used."""
     ranking, trials, baseline, verdict = shown.ranking, shown.trials, shown.baseline, shown.verdict
     peaks = [float(peak_bytes(trial)) for trial in trials]
@@ -232,14 +232,14 @@ def _scatter(shown: _Shown, width: int, height: int) -> tuple[list[Text], set[Ma
     x, y = axis_of([*peaks, *limits], bytes_text), axis_of([_reached(trial) for trial in trials], _rate_text)
     canvas = Canvas(*canvas_size(width, height, y))
     for value in limits:
-        canvas.upright(x.share(value), *LOOKS[Mark.LIMIT])
+        canvas.upright(x.share(value), *LOOKS[ChartMark.LIMIT])
     marked = [(_mark(ranking, trial), trial) for trial in trials]
-    marked += [(Mark.FRONT, trial) for trial in (verdict.standings.front() if verdict is not None else [])]
-    marked += [(Mark.BASELINE, baseline)] if baseline is not None else []
-    marked += [(Mark.BEST, verdict.best)] if verdict is not None else []
+    marked += [(ChartMark.FRONT, trial) for trial in (verdict.standings.front() if verdict is not None else [])]
+    marked += [(ChartMark.BASELINE, baseline)] if baseline is not None else []
+    marked += [(ChartMark.BEST, verdict.best)] if verdict is not None else []
     for mark, trial in marked:
         canvas.mark((x.share(peak_bytes(trial)), y.share(_reached(trial))), *LOOKS[mark])
-    drawn = {mark for mark, _ in marked} | ({Mark.LIMIT} if limit is not None else set())
+    drawn = {mark for mark, _ in marked} | ({ChartMark.LIMIT} if limit is not None else set())
     return chart("samples/s over peak memory of a rank", canvas, x, y), drawn
 
 
@@ -253,19 +253,19 @@ def _best_so_far(shown: _Shown, width: int, height: int) -> list[Text]:
     so_far = [*accumulate((reached for _, reached in able), best)]
     references = [float(value(baseline))] if baseline is not None else []
     y = axis_of([*so_far, *references] or [0.0], bytes_text if least_memory else _rate_text)
-    x = Axis(low=0.0, high=float(max(trials[-1].number, 1)), text=lambda number: f"trial {number:.0f}")
+    x = ChartAxis(low=0.0, high=float(max(trials[-1].number, 1)), text=lambda number: f"trial {number:.0f}")
     canvas = Canvas(*canvas_size(width, height, y))
     for reached in references:
-        canvas.across(y.share(reached), "┄", LOOKS[Mark.BASELINE][1])
+        canvas.across(y.share(reached), "┄", LOOKS[ChartMark.BASELINE][1])
     if able:
         canvas.stairs([(x.share(number), y.share(best)) for (number, _), best in zip(able, so_far, strict=True)], "green")
     return chart("lowest peak memory of a rank so far" if least_memory else "best samples/s so far", canvas, x, y)
 
 
-def _mark(ranking: Ranking, trial: TrialRecord) -> Mark:
+def _mark(ranking: Ranking, trial: TrialRecord) -> ChartMark:
     if trial.outcome is Outcome.PRUNED:
-        return Mark.ENDED_EARLY
-    return Mark.MEASURED if ranking.may_win(trial) else Mark.MAY_NOT_WIN
+        return ChartMark.ENDED_EARLY
+    return ChartMark.MEASURED if ranking.may_win(trial) else ChartMark.MAY_NOT_WIN
 
 
 def _reached(trial: TrialRecord) -> float:
@@ -276,11 +276,11 @@ def _reached(trial: TrialRecord) -> float:
     return measured.high if trial.outcome is Outcome.PRUNED else measured.mean
 
 
-def _legend(ranking: Ranking, marks: Collection[Mark], width: int) -> list[Text]:
+def _legend(ranking: Ranking, marks: Collection[ChartMark], width: int) -> list[Text]:
     """The legend of the drawn marks, in as many lines as necessary."""
     lines = [Text()]
-    for mark in (mark for mark in Mark if mark in marks):
-        name = f"{mark.value} {bytes_text(ranking.memory_limit_bytes)}" if mark is Mark.LIMIT else mark.value
+    for mark in (mark for mark in ChartMark if mark in marks):
+        name = f"{mark.value} {bytes_text(ranking.memory_limit_bytes)}" if mark is ChartMark.LIMIT else mark.value
         entry = Text.assemble(LOOKS[mark], (f" {name}", "dim"))
         if lines[-1] and lines[-1].cell_len + len(LEGEND_GAP) + entry.cell_len > width:
             lines.append(Text())

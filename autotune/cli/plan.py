@@ -9,11 +9,11 @@ from autotune.cli.documents import write_document
 from autotune.cli.predict import asked_model, question_document, with_calibration
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
-from autotune.goodput.choice import Choice
+from autotune.goodput.choice import RunChoice
 from autotune.goodput.terms import parse_terms
 from autotune.prediction.planning.largest import Dimension, Largest, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
-from autotune.prediction.planning.plan import SHARE, Plan, PlanObjective, PlanOptions, Plans, plan
+from autotune.prediction.planning.plan import SHARE, PlanObjective, PlanOptions, RankedPlan, RankedPlans, plan
 from autotune.prediction.planning.question import Question, assumed_line, cluster_of, question_of
 from autotune.prediction.planning.simplicity import PLAIN, certain_gain
 from autotune.request.field_forms import read_lengths, read_loads, with_loads
@@ -127,7 +127,7 @@ ALTERNATIVES = 4
 ALWAYS = ("zero_stage", "micro_batch_size")
 
 
-def print_plans(question: Question, plans: Plans, options: PlanOptions, console: Console, ties: bool = False) -> None:
+def print_plans(question: Question, plans: RankedPlans, options: PlanOptions, console: Console, ties: bool = False) -> None:
     """Print all plans, with `ties` also the configurations that tie with each, and the reasons for the first."""
 
     def print_line(text: str, style: str = "") -> None:
@@ -179,7 +179,7 @@ def print_plans(question: Question, plans: Plans, options: PlanOptions, console:
             print_line("  " + reason.text(best.goal, ALTERNATIVES))
 
 
-def _unusual_note(plans: Plans, question: Question) -> str:
+def _unusual_note(plans: RankedPlans, question: Question) -> str:
     """The gain of values that published recipes rarely use, if predictions for one machine may be off by as much."""
     first, *other_plans = plans.plans
     names = [name for name, plain in PLAIN.items() if getattr(first.estimate.config, name) not in plain]
@@ -224,7 +224,7 @@ def print_largest(result: Largest, console: Console) -> None:
     )
 
 
-def goodput_text(choice: Choice) -> str:
+def goodput_text(choice: RunChoice) -> str:
     """How a layout is run on nodes that fail, in one line."""
     end, course = choice.end, choice.end.course
     low, high = (end.quantile(share) / 86400 for share in (0.05, 0.95))
@@ -251,7 +251,7 @@ def time_bar(breakdown: dict[str, float], width: int = TIME_BAR) -> Text:
     return bar
 
 
-def _figures(number: int, plan: Plan, question: Question) -> Text:
+def _figures(number: int, plan: RankedPlan, question: Question) -> Text:
     estimate = plan.estimate
     rate, peak = estimate.samples_per_second, estimate.peak_memory_bytes.mean
     step = seconds_text(estimate.step_seconds.mean)
@@ -274,7 +274,7 @@ def _figures(number: int, plan: Plan, question: Question) -> Text:
     return line
 
 
-def _config_text(plan: Plan, config: TrialConfig, question: Question) -> str:
+def _config_text(plan: RankedPlan, config: TrialConfig, question: Question) -> str:
     """All knobs that differ from the device's defaults."""
     changed = config.differences(plan.base)
     shown = [f"{name}={value_text(getattr(config, name))}" for name in dict.fromkeys((*ALWAYS, *changed))]

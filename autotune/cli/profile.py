@@ -36,7 +36,7 @@ OWN = "(own)"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class ModuleRow:
     """One module, or several identical ones, including sub-modules."""
 
     label: str
@@ -76,7 +76,7 @@ class _Node:
         return (cost.kind, cost.parameters, tuple((node.label, node.shape) for node in self.inside))
 
 
-def rows_of(profile: ModelProfile, *, depth: int | None, merge: bool) -> list[Row]:
+def rows_of(profile: ModelProfile, *, depth: int | None, merge: bool) -> list[ModuleRow]:
     """The rows from the model down to `depth` levels (None: all), parents before children.
 
     With `merge`, identical numbered neighbours (the blocks of a transformer) are one row with their sum. The children of a row,
@@ -139,7 +139,7 @@ def _spread(alike: Sequence[_Node], label: str, name: str) -> _Node:
     return _Node(label, name, tuple(cost for node in alike for cost in node.costs), inside)
 
 
-def _rows(node: _Node, level: int, depth: int | None) -> Iterator[Row]:
+def _rows(node: _Node, level: int, depth: int | None) -> Iterator[ModuleRow]:
     yield _row(node.label, node.name, node.costs[0].kind, level, node.costs, tuple(node.every))
     if not node.inside or (depth is not None and level >= depth):
         return
@@ -148,8 +148,10 @@ def _rows(node: _Node, level: int, depth: int | None) -> Iterator[Row]:
         yield from _rows(child, level + 1, depth)
 
 
-def _row(label: str, name: str, kind: str, level: int, modules: Sequence[ModuleCost], counted: Sequence[ModuleCost]) -> Row:
-    return Row(
+def _row(
+    label: str, name: str, kind: str, level: int, modules: Sequence[ModuleCost], counted: Sequence[ModuleCost]
+) -> ModuleRow:
+    return ModuleRow(
         label=label,
         name=name,
         kind=kind,
@@ -168,7 +170,7 @@ DIGITS = 4
 
 
 def print_profile(
-    session: Session, config: TrialConfig, profile: ModelProfile, rows: Sequence[Row], hfu: float | None, console: Console
+    session: Session, config: TrialConfig, profile: ModelProfile, rows: Sequence[ModuleRow], hfu: float | None, console: Console
 ) -> None:
     """Print what was profiled, the table, and the totals of a step."""
     for line in (_heading(session, config, profile), "Figures are per optimizer step; a row includes its sub-modules."):
@@ -199,7 +201,7 @@ def _print_whole(console: Console, *tables: Table) -> None:
     console.print(tables[chosen], highlight=False, markup=False)
 
 
-def _table(profile: ModelProfile, rows: Sequence[Row], *, classes: bool) -> Table:
+def _table(profile: ModelProfile, rows: Sequence[ModuleRow], *, classes: bool) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 1, 0, 0))
     table.add_column("\nmodule", no_wrap=True)
     if classes:
@@ -225,7 +227,7 @@ def _table(profile: ModelProfile, rows: Sequence[Row], *, classes: bool) -> Tabl
 
 
 def _column(
-    title: str, figure: Callable[[Row], float], rows: Sequence[Row], decimals: int | None = None
+    title: str, figure: Callable[[ModuleRow], float], rows: Sequence[ModuleRow], decimals: int | None = None
 ) -> tuple[str, list[str]]:
     """The title and the cells, with the same number of decimals so that decimal points align."""
     figures = [figure(row) for row in rows]
@@ -235,7 +237,7 @@ def _column(
     return title, [f"{value:,.{decimals}f}" if value else "-" for value in figures]
 
 
-def _label(row: Row) -> str:
+def _label(row: ModuleRow) -> str:
     # Only for merged blocks: their sub-modules have the same count.
     return "  " * row.depth + row.label + (f" (x{row.count})" if "-" in row.label else "")
 
@@ -248,7 +250,7 @@ def _scale(flops: float) -> tuple[float, str]:
     return 1e6, "MFLOP"
 
 
-def _sums(profile: ModelProfile, model: Row, hfu: float | None) -> list[str]:
+def _sums(profile: ModelProfile, model: ModuleRow, hfu: float | None) -> list[str]:
     seconds = model.seconds
     again = f" + recompute {_time(seconds.recompute)}" if seconds.recompute else ""
     rate = profile.flops / profile.step_seconds
@@ -368,7 +370,7 @@ def configuration(session: Session, values: Mapping[str, Value]) -> TrialConfig:
 
 
 def _document(
-    session: Session, config: TrialConfig, profile: ModelProfile, rows: list[Row], peak_flops: float | None
+    session: Session, config: TrialConfig, profile: ModelProfile, rows: list[ModuleRow], peak_flops: float | None
 ) -> dict[str, Any]:
     return {
         "model": session.model.name,
@@ -388,7 +390,7 @@ def _document(
     }
 
 
-def _row_document(row: Row, profile: ModelProfile) -> dict[str, Any]:
+def _row_document(row: ModuleRow, profile: ModelProfile) -> dict[str, Any]:
     return {
         "name": row.name,
         "own": row.label == OWN,

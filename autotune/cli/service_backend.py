@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from autotune.cli.backend import JobBackend, Standing, standing_of
+from autotune.cli.backend import JobBackend, JobProgress, standing_of
 from autotune.client import (
     Client,
     Event,
@@ -66,7 +66,7 @@ class ServiceBackend(JobBackend):
         )
         return map(_job, summaries)
 
-    def standings(self, jobs: Sequence[JobRecord]) -> list[Standing]:
+    def standings(self, jobs: Sequence[JobRecord]) -> list[JobProgress]:
         """See `JobBackend.standings`."""
         pages = [jobs[first : first + OVERVIEWS] for first in range(0, len(jobs), OVERVIEWS)]
         searched = [overview.searched for page in pages for overview in self._client.overviews([job.id for job in page])]

@@ -32,7 +32,7 @@ def watch_command(job: str | None, url: str | None, database: str | None) -> Sta
 def watch_job(backend: JobBackend, job: JobRecord) -> Status:
     """Print the job's events until it has ended, then its result. Ctrl-C detaches and prints how to watch again."""
     console = Console(stderr=True)
-    watch = Watch(backend, job, console)
+    watch = JobWatch(backend, job, console)
     try:
         with console.status("") as line:
             watch.follow(line)
@@ -48,7 +48,7 @@ def watch_job(backend: JobBackend, job: JobRecord) -> Status:
     return Status.OK if ended.state is JobState.SUCCEEDED else Status.FAILURE
 
 
-class Watch:
+class JobWatch:
     """State of a followed job."""
 
     def __init__(self, backend: JobBackend, job: JobRecord, console: Console) -> None:

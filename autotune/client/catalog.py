@@ -6,7 +6,7 @@ from typing import Any, Unpack
 
 from autotune.client.fields import AskedFields, Model, PlanFields, asked_body, submission_body
 from autotune.client.submission_fields import KnobValue, SubmissionFields
-from autotune.client.transport import Transport
+from autotune.client.transport import HttpTransport
 from autotune.wire.choices import Choices, Space, Validation
 from autotune.wire.plans import Plans
 from autotune.wire.predictions import Draft, Estimate, Prediction
@@ -16,7 +16,7 @@ from autotune.wire.service import AuditEntry, AuditPage, Descriptions, Names, Us
 class CatalogCalls:
     """Calls that are about no job."""
 
-    _transport: Transport
+    _transport: HttpTransport
 
     def models(self) -> tuple[str, ...]:
         """Models by name."""

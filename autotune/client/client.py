@@ -7,7 +7,7 @@ from autotune.client.catalog import CatalogCalls
 from autotune.client.events import LogCalls
 from autotune.client.jobs import JobCalls, WebhookCalls
 from autotune.client.results import ResultCalls
-from autotune.client.transport import Transport
+from autotune.client.transport import HttpTransport
 
 OUTAGE_SECONDS = 60.0
 
@@ -41,7 +41,7 @@ class Client(JobCalls, ResultCalls, LogCalls, CatalogCalls, WebhookCalls):
         """
         key = os.environ.get("AUTOTUNE_API_KEY") if api_key is None else api_key
         address = os.environ.get("AUTOTUNE_URL") or "http://127.0.0.1:8000" if url is None else url
-        self._transport = Transport(address, key or None, timeout)
+        self._transport = HttpTransport(address, key or None, timeout)
         self._outage_seconds = outage_seconds
 
     @property

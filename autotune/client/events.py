@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from autotune.client.errors import ServiceError, UnavailableError, UnreachableError
 from autotune.client.jobs import job_path
-from autotune.client.transport import Transport, decode, one_line
+from autotune.client.transport import HttpTransport, decode, one_line
 from autotune.wire.events import Event, EventPage, LogPage, LogPart, Progress, ProgressList
 from autotune.wire.jobs import JobSummary
 from autotune.wire.trials import Trial
@@ -21,14 +21,14 @@ T = TypeVar("T")
 V = TypeVar("V", Event, LogPart, Progress)
 
 
-def known_events(transport: Transport, path: str, after: int) -> Iterator[Event]:
+def known_events(transport: HttpTransport, path: str, after: int) -> Iterator[Event]:
     """The events beyond `after` that there are now."""
     while items := (page := transport.get(EventPage, path, {"after": after})).items:
         yield from items
         after = page.next
 
 
-def known_parts(transport: Transport, path: str, after: int, of: Mapping[str, int]) -> Iterator[LogPart]:
+def known_parts(transport: HttpTransport, path: str, after: int, of: Mapping[str, int]) -> Iterator[LogPart]:
     """The parts of a trial's output beyond `after` that there are now."""
     while items := (page := transport.get(LogPage, path, {"after": after, **of})).items:
         yield from items
@@ -36,7 +36,7 @@ def known_parts(transport: Transport, path: str, after: int, of: Mapping[str, in
 
 
 def follow_events(
-    transport: Transport, path: str, after: int, outage_seconds: float, progress: bool = False
+    transport: HttpTransport, path: str, after: int, outage_seconds: float, progress: bool = False
 ) -> Iterator[Event | Progress]:
     """Events beyond `after` until the job has ended and all were given; with `progress`, what running attempts do as well.
 
@@ -54,7 +54,7 @@ def follow_events(
 
 
 def _followed(
-    transport: Transport,
+    transport: HttpTransport,
     path: str,
     params: Mapping[str, str],
     after: int,
@@ -119,7 +119,7 @@ def _decoded(kind: type[V], data: str) -> V:
 class LogCalls:
     """Calls about what runs. A job is given by its whole id, or as a `Job`; a trial by its number, or as a `Trial`."""
 
-    _transport: Transport
+    _transport: HttpTransport
     _outage_seconds: float
 
     def progress(self, job: str | JobSummary) -> tuple[Progress, ...]:

@@ -11,7 +11,7 @@ from urllib.parse import quote
 from autotune.client.errors import UnavailableError, UnreachableError, WaitTimeoutError
 from autotune.client.fields import Model, submission_body
 from autotune.client.submission_fields import SubmissionFields
-from autotune.client.transport import Transport, quoted
+from autotune.client.transport import HttpTransport, quoted
 from autotune.errors import RequestError
 from autotune.wire.jobs import Job, JobPage, JobSummary, Leaderboard, Overview, OverviewList
 from autotune.wire.webhooks import Delivery, DeliveryList, NewWebhook, Webhook, WebhookList
@@ -25,7 +25,7 @@ POLL_SECONDS = (0.2, 2.0)
 class JobCalls:
     """Calls about jobs. A job is given by its whole id, or as a `Job` or `JobSummary`."""
 
-    _transport: Transport
+    _transport: HttpTransport
     _outage_seconds: float
 
     def submit(
@@ -240,7 +240,7 @@ def _key(key: str | None) -> dict[str, str]:
 class WebhookCalls:
     """Calls that are about webhooks."""
 
-    _transport: Transport
+    _transport: HttpTransport
 
     def create_webhook(self, url: str) -> NewWebhook:
         """Have `url` called when one of your jobs ends. The secret is in the answer, only this once.

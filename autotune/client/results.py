@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from autotune.client.events import follow_events, known_events
 from autotune.client.jobs import PAGE, job_path
-from autotune.client.transport import Transport, one_line
+from autotune.client.transport import HttpTransport, one_line
 from autotune.wire.events import Event
 from autotune.wire.figures import Differences, Figure, StepParts
 from autotune.wire.jobs import JobSummary
@@ -28,7 +28,7 @@ class Export:
 class ResultCalls:
     """Calls about what a job has found. A job is given by its whole id, or as a `Job`."""
 
-    _transport: Transport
+    _transport: HttpTransport
     _outage_seconds: float
 
     def trials(self, job: str | JobSummary, *, first: int = 0) -> Iterator[Trial]:

@@ -36,7 +36,7 @@ SILENCE_SECONDS = 45.0
 """After which a stream is given up: the service gives a sign of life every 15 s."""
 
 
-class Transport:
+class HttpTransport:
     """May be used from several threads."""
 
     def __init__(self, url: str, api_key: str | None, timeout: float) -> None:

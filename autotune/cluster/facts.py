@@ -8,7 +8,7 @@ from autotune.prediction.planning.calibrated import fingerprint
 from executor.errors import RunnerError
 from executor.runners.ray.describe import RayNode, cluster_of
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.microbenchmark import Measured, Operation, network_sharing, ranks_in_domain
+from search_spaces.clusters.microbenchmark import MeasuredRow, Operation, network_sharing, ranks_in_domain
 from storage.records import CalibrationRecord, QuarantineRecord
 from storage.store import Store
 
@@ -74,7 +74,7 @@ def _described(living: Sequence[RayNode]) -> tuple[ClusterSpec | None, str]:
         return None, str(error)
 
 
-def _claims(cluster: ClusterSpec, rows: Sequence[Measured]) -> Iterator[Claim]:
+def _claims(cluster: ClusterSpec, rows: Sequence[MeasuredRow]) -> Iterator[Claim]:
     """The best measured value for each figure of the description."""
     products = [row for row in rows if row.operation is Operation.PRODUCT]
     for precision in dict.fromkeys(row.precision for row in products):
@@ -98,5 +98,5 @@ def _claims(cluster: ClusterSpec, rows: Sequence[Measured]) -> Iterator[Claim]:
         yield Claim(what="network of a node", unit="bytes/s", stated=cluster.inter_node_bandwidth, measured=max(across))
 
 
-def _flops(row: Measured) -> float:
+def _flops(row: MeasuredRow) -> float:
     return 2.0 * row.shape[0] * row.shape[1] * row.shape[2] / row.seconds

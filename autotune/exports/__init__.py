@@ -16,7 +16,7 @@ from autotune.exports.torch_code import export_torch
 from autotune.exports.torchtitan import export_torchtitan
 from autotune.exports.transformers import export_transformers
 from autotune.exports.winner import Winner, winner_of
-from search_spaces.plugins import Group, load_plugin, plugin_names
+from search_spaces.plugins import PluginGroup, load_plugin, plugin_names
 
 Exporter = Callable[[dict[str, Any]], Export]
 
@@ -40,7 +40,7 @@ def _reading(make: Callable[[Winner], Export]) -> Exporter:
 
 def _of_plugin(name: str) -> Exporter:
     """Loaded when it is used."""
-    return lambda document: load_plugin(Group.EXPORTERS, name)(winner_of(document))
+    return lambda document: load_plugin(PluginGroup.EXPORTERS, name)(winner_of(document))
 
 
 EXPORTERS: Mapping[str, Exporter] = {
@@ -49,7 +49,7 @@ EXPORTERS: Mapping[str, Exporter] = {
     "ray": _reading(export_ray),
     "slurm": _reading(export_slurm),
     "torchrun": _reading(export_torchrun),
-    **{name: _of_plugin(name) for name in plugin_names(Group.EXPORTERS)},
+    **{name: _of_plugin(name) for name in plugin_names(PluginGroup.EXPORTERS)},
 }
 """Format -> the function that makes it from a best-config document."""
 

@@ -4,14 +4,14 @@ from typing import Any
 
 from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, unplaced_notes
+from autotune.exports.coverage import ExportTarget, unplaced_notes
 from autotune.exports.deepspeed import SAME, deepspeed_notes
 from autotune.exports.export import Export, header, remarks, yaml_text
 from autotune.exports.fsdp2 import DECODER_LAYERS, fsdp2_notes, reduction_note, replicas
 from autotune.exports.winner import Winner
 from search_spaces.trial_config import TrialConfig
 
-FSDP = Target(
+FSDP = ExportTarget(
     format="accelerate-fsdp",
     name="an Accelerate file for FSDP",
     expressed=frozenset({
@@ -30,7 +30,7 @@ FSDP = Target(
         "expert_parallel_size": "megatron",
     },
 )  # fmt: skip
-DDP = Target(
+DDP = ExportTarget(
     format="accelerate-fsdp",
     name="an Accelerate file for data parallelism",
     expressed=frozenset({"zero_stage", "precision", "micro_batch_size", "compile_blocks", *peft.KNOBS}),
@@ -39,7 +39,7 @@ DDP = Target(
         "reduce_dtype": "give accelerate.DistributedDataParallelKwargs a comm_hook",
     },
 )
-DEEPSPEED = Target(
+DEEPSPEED = ExportTarget(
     format="accelerate-deepspeed",
     name="an Accelerate file for DeepSpeed",
     expressed=frozenset(),

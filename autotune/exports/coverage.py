@@ -14,7 +14,7 @@ from search_spaces.trial_config import TrialConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
+class ExportTarget:
     """A format, and which knobs have a place in it."""
 
     format: str

@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, unplaced_notes, unstated_note
+from autotune.exports.coverage import ExportTarget, unplaced_notes, unstated_note
 from autotune.exports.export import Export, remarks
 from autotune.exports.winner import Winner
 from search_spaces.communication import INT8
@@ -83,7 +83,7 @@ def _routing(winner: Winner) -> dict[str, Any]:
     return {"data_routing": {"enabled": True, "random_ltd": dropped}}
 
 
-TARGET = Target(
+TARGET = ExportTarget(
     format="deepspeed",
     name="a DeepSpeed configuration",
     expressed=frozenset({

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, unplaced_notes, unstated_note
+from autotune.exports.coverage import ExportTarget, unplaced_notes, unstated_note
 from autotune.exports.deepspeed import SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, header, python_text, remarks
 from autotune.exports.fsdp2 import DECODER_LAYERS, bucket_megabytes, offload_notes, reduction_note
@@ -15,8 +15,10 @@ _REFUSED = {
     "context_parallel_size": "accelerate-fsdp, torchtitan or megatron",
     "expert_parallel_size": "megatron",
 }
-DDP = Target(format="lightning", name="Lightning's DDPStrategy", expressed=_SHARED | {"reduce_bucket_size"}, refused=_REFUSED)
-FSDP = Target(
+DDP = ExportTarget(
+    format="lightning", name="Lightning's DDPStrategy", expressed=_SHARED | {"reduce_bucket_size"}, refused=_REFUSED
+)
+FSDP = ExportTarget(
     format="lightning",
     name="Lightning's FSDPStrategy",
     expressed=_SHARED
@@ -24,7 +26,7 @@ FSDP = Target(
     | {"reduce_dtype"},
     refused=_REFUSED,
 )
-MODEL_PARALLEL = Target(
+MODEL_PARALLEL = ExportTarget(
     format="lightning",
     name="Lightning's ModelParallelStrategy",
     expressed=_SHARED | {"tensor_parallel_size"},

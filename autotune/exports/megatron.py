@@ -2,7 +2,7 @@
 
 from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, lacking, marks_note, spelled, spelled_words, unstated_note
+from autotune.exports.coverage import ExportTarget, lacking, marks_note, spelled, spelled_words, unstated_note
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.launch import environment, torchrun_words
 from autotune.exports.winner import Winner
@@ -14,7 +14,7 @@ from search_spaces.training.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POW
 from search_spaces.trial_config import TrialConfig
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
-TARGET = Target(
+TARGET = ExportTarget(
     format="megatron",
     name="Megatron-LM's arguments",
     expressed=frozenset({

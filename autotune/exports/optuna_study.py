@@ -13,7 +13,7 @@ from optuna.trial import FrozenTrial, TrialState, create_trial
 from sqlalchemy.exc import SQLAlchemyError
 
 from autotune.errors import RequestError
-from search_spaces.knob import Kind, Value
+from search_spaces.knob import Value, ValueKind
 from search_spaces.knob_values import KNOBS
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
@@ -58,10 +58,10 @@ def _distributions(job: JobRecord, configs: Sequence[TrialConfig]) -> dict[str, 
 
 def _distribution(name: str, values: list[Value]) -> BaseDistribution:
     kind, numbers = KNOBS[name].kind, [value for value in values if not isinstance(value, str)]
-    if kind is Kind.INT:
+    if kind is ValueKind.INT:
         least, most = int(min(numbers)), int(max(numbers))
         return IntDistribution(least, most, log=least >= 1 and most > 8)
-    if kind is Kind.FLOAT:
+    if kind is ValueKind.FLOAT:
         return FloatDistribution(float(min(numbers)), float(max(numbers)))
     return CategoricalDistribution(sorted(values, key=str))
 

@@ -4,7 +4,7 @@ import importlib.resources
 
 from autotune.errors import ExportRefusedError
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, lacking, marks_note, unstated_note
+from autotune.exports.coverage import ExportTarget, lacking, marks_note, unstated_note
 from autotune.exports.export import Export, header, python_text, remarks
 from autotune.exports.fsdp2 import bucket_megabytes, fsdp2_notes, replicas, sent_dtype
 from autotune.exports.launch import torchrun_words
@@ -16,7 +16,7 @@ from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, split_layers, s
 from search_spaces.training.loss_scale import scales_losses
 from search_spaces.trial_config import TrialConfig
 
-TARGET = Target(
+TARGET = ExportTarget(
     format="torch",
     name="plain torch code",
     expressed=frozenset({

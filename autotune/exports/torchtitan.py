@@ -1,14 +1,14 @@
 """Exports the command line of torchtitan (checked against torchtitan 0.3.0)."""
 
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, marks_note, spelled, spelled_words, unplaced_notes, unstated_note
+from autotune.exports.coverage import ExportTarget, marks_note, spelled, spelled_words, unplaced_notes, unstated_note
 from autotune.exports.export import Export, header, remarks
 from autotune.exports.fsdp2 import fsdp2_notes, replicas
 from autotune.exports.launch import environment, torchrun_words
 from autotune.exports.winner import Winner
 from search_spaces.models.pipeline import split_layers
 
-TARGET = Target(
+TARGET = ExportTarget(
     format="torchtitan",
     name="torchtitan's command line",
     expressed=frozenset({

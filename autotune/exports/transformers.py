@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.exports import peft
 from autotune.exports.checkpoints import Checkpoints
-from autotune.exports.coverage import Target, unstated_note
+from autotune.exports.coverage import ExportTarget, unstated_note
 from autotune.exports.deepspeed import RECOMPUTATION, SAME, deepspeed_document, deepspeed_notes
 from autotune.exports.export import Export, remarks
 from autotune.exports.fsdp2 import bucket_megabytes
@@ -14,7 +14,7 @@ from search_spaces.kernels import LIGER, TRANSFORMER_ENGINE
 from search_spaces.optimizers import SGD_MOMENTUM
 from search_spaces.trial_config import TrialConfig
 
-TARGET = Target(
+TARGET = ExportTarget(
     format="transformers",
     name="TrainingArguments",
     expressed=frozenset({

@@ -7,7 +7,7 @@ from autotune.errors import NothingFeasibleError
 from autotune.forecast.initial_forecast import question_of_session, unknown_model
 from autotune.loop.job_cost import job_seconds, most_measurements, trial_seconds_band
 from autotune.prediction.planning.calibrated import asked_here
-from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, plan
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.scan import Bounds
@@ -20,14 +20,14 @@ from storage.store import Store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class JobExpectation:
     """Predictions for a job."""
 
     trials: int
     """Most trials that run on a device: search trials, controls and confirmations."""
-    baseline: Estimate | None
+    baseline: StepEstimate | None
     """None: there are no predictions for such a model."""
-    best: Estimate | None
+    best: StepEstimate | None
     """The best of the space, among those that probably fit; None: `note` says why."""
     trial_seconds: tuple[float, float] | None
     """Seconds of a trial on warm ranks: of the faster of best and baseline with steady steps, and of the slower with noisy
@@ -40,7 +40,7 @@ class Expected:
     """Why predictions, or that of the best, are missing; empty: none is."""
 
 
-def expected(session: Session, store: Store, bounds: Bounds) -> Expected:
+def expected(session: Session, store: Store, bounds: Bounds) -> JobExpectation:
     """Predict the result of the session's job, and the duration of its trials. Runs nothing.
 
     Args:
@@ -53,14 +53,14 @@ def expected(session: Session, store: Store, bounds: Bounds) -> Expected:
     question = question_of_session(session)
     if question is None:
         note = f"{unknown_model(session.model)}: nothing is predicted before the first trial"
-        return Expected(trials=trials, baseline=None, best=None, trial_seconds=None, seconds=None, rests_on="", note=note)
+        return JobExpectation(trials=trials, baseline=None, best=None, trial_seconds=None, seconds=None, rests_on="", note=note)
     borrowed = learned_of(request.knowledge, store, session.cluster, request.engine)
     question = asked_here(store, _narrowed(question, session), borrowed)
     (baseline,) = estimates(question, session.baselines[:1])
     best, note = _best(question, session, bounds)
     bands = [trial_seconds_band(estimate.step_seconds.mean, request.fidelity) for estimate in (best or baseline, baseline)]
     trial_seconds = min(low for low, _ in bands), max(high for _, high in bands)
-    return Expected(
+    return JobExpectation(
         trials=trials,
         baseline=baseline,
         best=best,
@@ -81,7 +81,7 @@ def _narrowed(question: Question, session: Session) -> Question:
     return dataclasses.replace(question, cluster=cluster, pins=pins)
 
 
-def _best(question: Question, session: Session, bounds: Bounds) -> tuple[Estimate | None, str]:
+def _best(question: Question, session: Session, bounds: Bounds) -> tuple[StepEstimate | None, str]:
     objective = PlanObjective.MEMORY if session.request.objective is Objective.MEMORY else PlanObjective.THROUGHPUT
     try:
         plan_result = plan(question, PlanOptions(objective=objective, top=1), bounds)

@@ -13,7 +13,7 @@ from autotune.goodput.terms import GoodputTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class RunLayout:
     """What failures cost depends on these."""
 
     nodes: int
@@ -29,7 +29,7 @@ class Layout:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choice:
+class RunChoice:
     """How a layout is run, and what is expected of it."""
 
     run: Run
@@ -87,7 +87,7 @@ def rates_of(terms: GoodputTerms, nodes: int) -> FailureRates:
     return failure_rates(terms.failures, terms.failure_nodes or nodes)
 
 
-def choices(layout: Layout, terms: GoodputTerms, rates: FailureRates, price: float | None = None) -> list[Choice]:
+def choices(layout: RunLayout, terms: GoodputTerms, rates: FailureRates, price: float | None = None) -> list[RunChoice]:
     """The best way to run the layout with each kind of recovery that it allows, most tokens kept per device-hour first.
 
     For each recovery and checkpoint kind: the best interval in closed form; spares are added as long as they gain more than
@@ -102,7 +102,7 @@ def choices(layout: Layout, terms: GoodputTerms, rates: FailureRates, price: flo
     return sorted(candidates, key=lambda item: -item.tokens_kept_per_device_hour)
 
 
-def _run(layout: Layout, terms: GoodputTerms, rates: FailureRates, recovery: Recovery, kind: CheckpointKind) -> Run | None:
+def _run(layout: RunLayout, terms: GoodputTerms, rates: FailureRates, recovery: Recovery, kind: CheckpointKind) -> Run | None:
     """The run; None: the layout does not allow this recovery or checkpoint.
 
     Migrating and dropping need a copy of every state on another node; dropping and re-planning need replicas on several nodes.
@@ -151,14 +151,14 @@ def _per_device(run: Run) -> float:
     return expected(run).effective * run.nodes / (run.nodes + run.spares)
 
 
-def _choice(layout: Layout, terms: GoodputTerms, run: Run, price: float | None) -> Choice:
+def _choice(layout: RunLayout, terms: GoodputTerms, run: Run, price: float | None) -> RunChoice:
     rate = layout.tokens_per_step / layout.step_seconds
     tokens = terms.tokens or rate * 30.0 * DAY  # thirty days, if no tokens are given
     interval = best_interval(run)
     end = end_date(run, tokens / rate, interval)
     devices = (run.nodes + run.spares) * layout.devices_per_node
     kept_token_rate = tokens / end.mean
-    return Choice(
+    return RunChoice(
         run=run,
         interval_steps=None if math.isinf(interval) else round(interval / run.step),
         tokens_kept_per_second=kept_token_rate,

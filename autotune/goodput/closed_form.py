@@ -53,7 +53,7 @@ ROUNDS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
+class ExpectedRun:
     """Expected course of a run. Times are in seconds."""
 
     interval: float
@@ -77,7 +77,7 @@ class Expected:
 class EndDate:
     """Distribution of a run's duration in seconds."""
 
-    course: Expected
+    course: ExpectedRun
     """The run's expected course, averaged over its duration."""
     mean: float
     deviation: float
@@ -104,7 +104,7 @@ def best_interval(run: Run) -> float:
     return max(round(optimum / step), math.ceil(least / step - 1e-9)) * step
 
 
-def expected(run: Run, interval: float | None = None, horizon: float = math.inf) -> Expected:
+def expected(run: Run, interval: float | None = None, horizon: float = math.inf) -> ExpectedRun:
     """The expected course of a run that saves after every `interval` seconds of work; None: the best interval.
 
     Args:
@@ -128,7 +128,7 @@ def expected(run: Run, interval: float | None = None, horizon: float = math.inf)
     planned = run.planned_rate * run.planned_seconds
     running = 1 / (1 + rollback * _mean_retried(busy, downs) + stops + planned)
     checkpointing = 0.0 if math.isinf(interval) else block / (interval + block)
-    return Expected(
+    return ExpectedRun(
         interval=interval,
         effective=kept_share * speed * running * active / run.step_overhead,
         checkpointing=checkpointing * running * active,
@@ -159,7 +159,7 @@ def end_date(run: Run, work: float, interval: float | None = None) -> EndDate:
     return EndDate(course=course, mean=mean, deviation=math.sqrt(variance), earliest=work * course.failure_free)
 
 
-def _course(run: Run, work: float, interval: float | None) -> Expected:
+def _course(run: Run, work: float, interval: float | None) -> ExpectedRun:
     """The course averaged over the run's own duration."""
     course = expected(run, interval)
     for _ in range(4 if course.waiting + course.missing > NEGLIGIBLE else 0):

@@ -7,7 +7,7 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.exports.winner import Stated
 from autotune.imports.deepspeed import as_deepspeed_does, from_deepspeed, reduces_as_it_computes
-from autotune.imports.imported import Imported, Table
+from autotune.imports.imported import FlatTable, Imported
 from search_spaces.knob import Value
 
 SETTINGS = (
@@ -45,7 +45,7 @@ def from_accelerate(content: Mapping[str, Any], path: Path, read_file: ReadFile)
         RequestError: Accelerate does not accept a value, a value is outside its knob's domain, or a file that it names cannot
             be read.
     """
-    table = Table(content, path.name)
+    table = FlatTable(content, path.name)
     kind = str(table.take("distributed_type") or "NO").upper()
     ranks, machines = table.whole("num_processes"), table.whole("num_machines") or 1
     table.drop(*SETTINGS)
@@ -73,7 +73,7 @@ def from_accelerate(content: Mapping[str, Any], path: Path, read_file: ReadFile)
     return table.imported(format=ACCELERATE_FORMAT, ranks=ranks, hyperparameters=Stated(clip=clip))
 
 
-def _with_file(table: Table, path: Path, ranks: int | None, read_file: ReadFile) -> Imported:
+def _with_file(table: FlatTable, path: Path, ranks: int | None, read_file: ReadFile) -> Imported:
     inner = from_deepspeed(read_file(path), path.name)
     notes = (*table.imported().notes, *inner.notes)
     return Imported(
@@ -90,7 +90,7 @@ def _with_file(table: Table, path: Path, ranks: int | None, read_file: ReadFile)
     )
 
 
-def _deepspeed(table: Table) -> None:
+def _deepspeed(table: FlatTable) -> None:
     table.knob("deepspeed_config.zero_stage", "zero_stage")
     table.knobs.setdefault("zero_stage", 2)  # Accelerate's default
     table.knob("deepspeed_config.offload_optimizer_device", "offload_optimizer")
@@ -99,7 +99,7 @@ def _deepspeed(table: Table) -> None:
     reduces_as_it_computes(table)
 
 
-def _fsdp(table: Table, ranks: int | None, machines: int) -> None:
+def _fsdp(table: FlatTable, ranks: int | None, machines: int) -> None:
     reduces_as_it_computes(table)
     strategy, reshard = _strategy(table)
     stage = 3 if strategy is None else int(SHARDING[strategy])
@@ -113,7 +113,7 @@ def _fsdp(table: Table, ranks: int | None, machines: int) -> None:
         table.set("activation_checkpointing", "full")
 
 
-def _strategy(table: Table) -> tuple[str | None, bool | None]:
+def _strategy(table: FlatTable) -> tuple[str | None, bool | None]:
     """FSDP1's strategy, and the FSDP2 switch that replaces it.
 
     Raises:
@@ -128,7 +128,7 @@ def _strategy(table: Table) -> tuple[str | None, bool | None]:
     return word, None if reshard is None else str(reshard).lower() in ("true", "1")
 
 
-def _offload(table: Table, stage: int) -> None:
+def _offload(table: FlatTable, stage: int) -> None:
     """FSDP offloads parameters and optimizer state together; in trials below stage 3, parameters stay on the device."""
     if stage > 0:
         table.set("offload_optimizer", "cpu")
@@ -139,7 +139,7 @@ def _offload(table: Table, stage: int) -> None:
         table.notes.append(f"fsdp_config.fsdp_offload_params=true: at stage {stage} {offload_note} in trials")
 
 
-def _megatron(table: Table) -> None:
+def _megatron(table: FlatTable) -> None:
     table.knob("megatron_lm_config.megatron_lm_tp_degree", "tensor_parallel_size")
     table.knob("megatron_lm_config.megatron_lm_pp_degree", "pipeline_parallel_size")
     table.set("sequence_parallel", table.switch("megatron_lm_config.megatron_lm_sequence_parallelism"))
@@ -148,7 +148,7 @@ def _megatron(table: Table) -> None:
         table.set("activation_checkpointing", "selective")
 
 
-def _mesh(table: Table) -> None:
+def _mesh(table: FlatTable) -> None:
     """The degrees of Accelerate's ParallelismConfig."""
     keys = {name: f"parallelism_config.parallelism_config_{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp")}
     sizes = {name: table.whole(key) or 1 for name, key in keys.items()}

@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.exports.winner import Stated
-from autotune.imports.imported import AUTO, Imported, Table
+from autotune.imports.imported import AUTO, FlatTable, Imported
 from search_spaces.deepspeed.config import KEEP_ALL, REDUCTION
 from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
@@ -42,7 +42,7 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
     Raises:
         RequestError: DeepSpeed does not accept a value, or a value is outside its knob's domain.
     """
-    table = Table(content, source)
+    table = FlatTable(content, source)
     for key, name in SAME.items():
         table.knob(key, name)
     # DeepSpeed also accepts these without the prefix `stage3_`.
@@ -70,7 +70,7 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
     )
 
 
-def as_deepspeed_does(table: Table) -> None:
+def as_deepspeed_does(table: FlatTable) -> None:
     """Leave out settings that DeepSpeed silently ignores (`autotune lint deepspeed` reports them too), and add its defaults for
     missing settings: at stages 1 and 2 it reduces after backward, at stage 3 it overlaps the reduction with backward."""
     stage, offloads = table.knobs.get("zero_stage", 0), table.knobs.get("offload_optimizer", "none") != "none"
@@ -92,14 +92,14 @@ def as_deepspeed_does(table: Table) -> None:
         table.knobs.setdefault("reduce_bucket_size", 500_000_000)  # DeepSpeed's default
 
 
-def reduces_as_it_computes(table: Table) -> None:
+def reduces_as_it_computes(table: FlatTable) -> None:
     """If the file does not state the dtype of reductions, it is that of mixed precision: half the bytes of our default."""
     precision = table.knobs.get("precision", "fp32")
     if precision in ("bf16", "fp16"):
         table.knobs.setdefault("reduce_dtype", precision)
 
 
-def _reuse(table: Table) -> None:
+def _reuse(table: FlatTable) -> None:
     """Read how far ahead DeepSpeed looks before it frees gathered parameters: not at all, the whole step, or in between."""
     if table.knobs.get("zero_stage") != 3:
         return
@@ -114,7 +114,7 @@ def _reuse(table: Table) -> None:
     )
 
 
-def _precision(table: Table) -> None:
+def _precision(table: FlatTable) -> None:
     """bf16 and fp16 are tables with one switch each; if both are off, the precision is fp32.
 
     A switch that is "auto" is set by the Trainer's arguments of this name; which of them is given, the file does not state.
@@ -141,7 +141,7 @@ def _precision(table: Table) -> None:
     reduces_as_it_computes(table)
 
 
-def _stated(table: Table) -> Stated:
+def _stated(table: FlatTable) -> Stated:
     """Read the hyperparameters, and whether the optimizer is fused."""
     kind = table.take("optimizer.type")
     optimizer = OPTIMIZERS.get(str(kind).lower())

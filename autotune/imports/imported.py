@@ -58,7 +58,7 @@ class Imported:
         return replace(self, notes=(*self.notes, *lines)) if lines else self
 
 
-class Table:
+class FlatTable:
     """A file's tables with flat keys: `zero_optimization.stage`. Reading a key removes it; the remaining keys become notes."""
 
     def __init__(self, content: Mapping[str, Any], source: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.exports.winner import Stated
-from autotune.imports.imported import Imported, Table, model_named
+from autotune.imports.imported import FlatTable, Imported, model_named
 from autotune.imports.shell import LAUNCHER
 from search_spaces.errors import ModelFormatError
 from search_spaces.knob import Value
@@ -74,7 +74,7 @@ def from_megatron(content: Mapping[str, Any], source: str) -> Imported:
     for key, now in REMOVED.items():
         if key in content:
             raise RequestError(key, f"{source} is for a Megatron-LM before Megatron-core", f"use {now}")
-    return _Reading(content, source, Dialect(LM)).imported()
+    return _MegatronReading(content, source, Dialect(LM)).imported()
 
 
 def from_megatron_bridge(content: Mapping[str, Any], source: str) -> Imported:
@@ -83,14 +83,14 @@ def from_megatron_bridge(content: Mapping[str, Any], source: str) -> Imported:
     Raises:
         RequestError: a value is not valid, or outside its knob's domain.
     """
-    return _Reading(content, source, Dialect(BRIDGE)).imported()
+    return _MegatronReading(content, source, Dialect(BRIDGE)).imported()
 
 
-class _Reading:
+class _MegatronReading:
     """One configuration while it is read."""
 
     def __init__(self, content: Mapping[str, Any], source: str, dialect: Dialect) -> None:
-        self.table, self.dialect = Table(content, source), dialect
+        self.table, self.dialect = FlatTable(content, source), dialect
 
     def whole(self, name: str) -> int | None:
         return self.table.whole(self.dialect.key(name))
@@ -270,7 +270,7 @@ def stages_of_layout(layout: str) -> int:
     return repeated.count("|") + 1
 
 
-def _launched(table: Table) -> int | None:
+def _launched(table: FlatTable) -> int | None:
     """Ranks that the launcher's options, or the name of a recipe, state."""
     recipe = re.search(r"_(\d+)gpus?(?:_|$)", str(table.settings.get("recipe", "")))
     if recipe is not None:

@@ -27,7 +27,7 @@ from autotune.imports.torchtitan import UNREAD, from_torchtitan
 from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.file_kinds import kind_of
 from search_spaces.knob_values import check_value
-from search_spaces.plugins import Group, load_plugins
+from search_spaces.plugins import PluginGroup, load_plugins
 from search_spaces.trial_config import TrialConfig
 
 BEST_CONFIG = frozenset({"schema_version", "best"})
@@ -184,7 +184,7 @@ def _other(written: Written) -> Imported:
     content, path = written.content, written.path
     if content.keys() >= BEST_CONFIG:
         return from_best_config(content, path.name)
-    for importer in load_plugins(Group.IMPORTERS).values():
+    for importer in load_plugins(PluginGroup.IMPORTERS).values():
         imported: Imported | None = importer(content, path.name)
         if imported is not None:
             return imported

@@ -85,7 +85,7 @@ class Script:
 
 def read_options(text: str) -> Script:
     """Read the launch with the most options in a script, or in a plain list of options."""
-    run = _Run()
+    run = _ScriptRun()
     run.take_sbatch(text)
     for connective, words in _statements(text):
         run.step(connective, words)
@@ -120,7 +120,7 @@ class _Choice:
     in_condition: bool = True
 
 
-class _Run:
+class _ScriptRun:
     """Carries out the assignments of a script, statement by statement."""
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.exports.torchtitan import SCHEDULES
 from autotune.exports.winner import Stated
-from autotune.imports.imported import Imported, Table, model_named
+from autotune.imports.imported import FlatTable, Imported, model_named
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES
@@ -60,7 +60,7 @@ def from_torchtitan(content: Mapping[str, Any], source: str) -> Imported:
         RequestError: the file is for another version of torchtitan, torchtitan does not accept a value, or a value is outside
             its knob's domain.
     """
-    table = Table(content, source)
+    table = FlatTable(content, source)
     _require_version(table)
     model = _model(table)
     pipeline, tensor = table.size(PIPELINE, "pipeline_parallel_size"), table.size(TENSOR, "tensor_parallel_size")
@@ -93,7 +93,7 @@ def _count(value: Any, source: str) -> int:
     return value
 
 
-def _require_version(table: Table) -> None:
+def _require_version(table: FlatTable) -> None:
     for key, now in OLDER.items():
         if key in table.settings:
             raise RequestError(key, f"{table.source} is for a torchtitan before 0.1", f"rename the key to {now}")
@@ -103,7 +103,7 @@ def _require_version(table: Table) -> None:
             raise RequestError(key, problem, f"state the samples of 0.3 as {before}")
 
 
-def _model(table: Table) -> ModelSpec | None:
+def _model(table: FlatTable) -> ModelSpec | None:
     name, flavor, recipe = (table.take(key) for key in ("model.name", "model.flavor", "recipe"))
     table.drop_tables(*UNREAD)
     table.drop("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "training.dataset",
@@ -111,7 +111,7 @@ def _model(table: Table) -> ModelSpec | None:
     return model_named(f"{name}{flavor or ''}" if name is not None else str(recipe or ""))
 
 
-def _data(table: Table, pipeline: int, tensor: int, context: int) -> int | None:
+def _data(table: FlatTable, pipeline: int, tensor: int, context: int) -> int | None:
     """Read how the states are divided; returns the ranks if the file states them."""
     replicas, shards = table.whole(REPLICATE) or 1, table.take(SHARD)
     if shards is not None and (isinstance(shards, bool) or not isinstance(shards, int) or (shards < 1 and shards != -1)):
@@ -124,7 +124,7 @@ def _data(table: Table, pipeline: int, tensor: int, context: int) -> int | None:
     return int(replicas * shards * pipeline * tensor * context)
 
 
-def _pipeline(table: Table, model: ModelSpec | None, ranks: int) -> None:
+def _pipeline(table: FlatTable, model: ModelSpec | None, ranks: int) -> None:
     name = str(table.take(SCHEDULE) or "1F1B")
     if name.lower() not in BY_NAME:
         schedule_names = ", ".join(SCHEDULES.values())
@@ -140,7 +140,7 @@ def _pipeline(table: Table, model: ModelSpec | None, ranks: int) -> None:
     table.set("virtual_stages", stages, SCHEDULE if stage_layers is None else STAGE_LAYERS)
 
 
-def _computation(table: Table) -> None:
+def _computation(table: FlatTable) -> None:
     mode = table.choice(CHECKPOINTS, MODES)
     table.set("activation_checkpointing", "selective" if mode is None else mode, CHECKPOINTS)
     precision = table.choice(f"{TRAIN}mixed_precision_param", PRECISIONS) or "bf16"
@@ -163,7 +163,7 @@ def _computation(table: Table) -> None:
             table.set("async_tensor_parallel", True, f"{SPLIT}enable_async_tensor_parallel")
 
 
-def _stated(table: Table) -> Stated:
+def _stated(table: FlatTable) -> Stated:
     name = table.take("optimizer.name")
     return Stated(
         lr=table.quantity("optimizer.lr") or None,

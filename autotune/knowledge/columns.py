@@ -61,7 +61,7 @@ def _flag(text: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
+class TableColumn:
     """How the cells of a column are parsed, and the consequences of errors."""
 
     read: Callable[[str], Cell] = str
@@ -74,16 +74,16 @@ class Column:
     """Scores that a table without the column lacks, or assumptions made instead."""
 
 
-_SHAPE = Column(read=_whole, configures=True, essential=True)
-_DETAIL = Column(read=_whole, configures=True)
-_EXPERTS = Column(read=_count, configures=True)
-_MEASURED = Column(read=_number)
-_WORD = Column()
+_SHAPE = TableColumn(read=_whole, configures=True, essential=True)
+_DETAIL = TableColumn(read=_whole, configures=True)
+_EXPERTS = TableColumn(read=_count, configures=True)
+_MEASURED = TableColumn(read=_number)
+_WORD = TableColumn()
 
-COLUMNS: Mapping[str, Column] = {
-    "source": Column(lost="all rows count as one source: figures and calibration by source are meaningless"),
+COLUMNS: Mapping[str, TableColumn] = {
+    "source": TableColumn(lost="all rows count as one source: figures and calibration by source are meaningless"),
     "source_locator": _WORD,
-    "model_name": Column(lost="models are distinguished only by their shapes"),
+    "model_name": TableColumn(lost="models are distinguished only by their shapes"),
     "num_layers": _SHAPE,
     "hidden": _SHAPE,
     "heads": _DETAIL,
@@ -98,40 +98,42 @@ COLUMNS: Mapping[str, Column] = {
     "vocab": _SHAPE,
     "seq_len": _SHAPE,
     "params_b": _MEASURED,
-    "gpu_type": Column(essential=True),
+    "gpu_type": TableColumn(essential=True),
     "num_gpus": _SHAPE,
     "gpus_per_node": _DETAIL,
     "intra_bw": _WORD,
     "inter_bw": _WORD,
     "precision": _WORD,
-    "zero_stage": Column(read=_stage, configures=True, essential=True),
+    "zero_stage": TableColumn(read=_stage, configures=True, essential=True),
     "tp": _SHAPE,
     "pp": _SHAPE,
     "vpp": _DETAIL,
     "dp": _SHAPE,
     "cp": _DETAIL,
     "ep": _DETAIL,
-    "sequence_parallel": Column(read=_flag, configures=True),
+    "sequence_parallel": TableColumn(read=_flag, configures=True),
     "recompute": _WORD,
     "micro_batch": _SHAPE,
-    "global_batch": Column(read=_whole, configures=True, lost="a step counts as one micro-batch unless the notes name more"),
+    "global_batch": TableColumn(
+        read=_whole, configures=True, lost="a step counts as one micro-batch unless the notes name more"
+    ),
     "optimizer": _WORD,
     "offload": _WORD,
     "framework": _WORD,
     "measured_tflops_per_gpu": _MEASURED,
-    "measured_mfu": Column(read=_share),
+    "measured_mfu": TableColumn(read=_share),
     "tokens_per_s_per_gpu": _MEASURED,
     "samples_per_s": _MEASURED,
     "step_time_s": _MEASURED,
-    "peak_mem_gb": Column(read=_number, lost="memory error is not scored"),
-    "oom": Column(read=_flag),
-    "notes": Column(lost="attention kernels and noted gradient accumulation are unknown"),
-    "outcome": Column(lost="how runs ended is taken from the column oom and from what was measured"),
-    "hfu": Column(read=_share),
-    "mem_kind": Column(lost="peak memory counts as GB of 1e9 bytes"),
+    "peak_mem_gb": TableColumn(read=_number, lost="memory error is not scored"),
+    "oom": TableColumn(read=_flag),
+    "notes": TableColumn(lost="attention kernels and noted gradient accumulation are unknown"),
+    "outcome": TableColumn(lost="how runs ended is taken from the column oom and from what was measured"),
+    "hfu": TableColumn(read=_share),
+    "mem_kind": TableColumn(lost="peak memory counts as GB of 1e9 bytes"),
     "tflops_kind": _WORD,
-    "rank_group": Column(lost="ranks are not scored"),
-    "row_id": Column(lost="rows are named by their lines, and labels match none"),
+    "rank_group": TableColumn(lost="ranks are not scored"),
+    "row_id": TableColumn(lost="rows are named by their lines, and labels match none"),
 }
 
 TIME_COLUMNS = ("tokens_per_s_per_gpu", "samples_per_s", "step_time_s")

@@ -14,9 +14,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import KnowledgeError, MeasurementsError
-from autotune.knowledge.csv_file import Record
-from autotune.knowledge.measurement import LEARNED_COLUMNS, LONGEST_TEXT, Measurement, Setting, Trial, trial_measurement
-from autotune.knowledge.row import Row
+from autotune.knowledge.csv_file import CsvRecord
+from autotune.knowledge.measurement import (
+    LEARNED_COLUMNS,
+    LONGEST_TEXT,
+    Measurement,
+    TrialMeasurement,
+    TrialSetting,
+    trial_measurement,
+)
+from autotune.knowledge.row import TableRow
 from autotune.knowledge.table import read_records
 from search_spaces.errors import SearchSpaceError
 from search_spaces.knob_values import check_value
@@ -65,14 +72,14 @@ def read_content(content: Any) -> tuple[Measurement, ...]:
     return tuple(_measurement(item, settings, f"knowledge.measurements[{at}]") for at, item in enumerate(plain))
 
 
-def _setting(plain: Any, field_path: str) -> Setting:
-    names = {field.name for field in dataclasses.fields(Setting)}
+def _setting(plain: Any, field_path: str) -> TrialSetting:
+    names = {field.name for field in dataclasses.fields(TrialSetting)}
     if not isinstance(plain, Mapping) or set(plain) != names:
         raise KnowledgeError(field_path, "is not a model, a cluster, an engine and a workload", _REMEDY)
     for name in ("global_batch_size", "sequence_length"):
         _positive(plain, name, field_path, whole=True)
     try:
-        setting = from_plain(Setting, plain)
+        setting = from_plain(TrialSetting, plain)
     except (TypeError, ValueError, AttributeError, LookupError, SearchSpaceError) as error:
         raise KnowledgeError(field_path, f"cannot be read ({' '.join(str(error).split())[:200]})", _REMEDY) from error
     if (wrong := _of_wrong_type(setting)) is not None:
@@ -100,7 +107,7 @@ def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
     return type(value) in kinds and not (isinstance(value, float) and not math.isfinite(value))
 
 
-def _measurement(plain: Any, settings: Sequence[Setting], field_path: str) -> Measurement:
+def _measurement(plain: Any, settings: Sequence[TrialSetting], field_path: str) -> Measurement:
     if not isinstance(plain, Mapping):
         raise KnowledgeError(field_path, "is not an object", _REMEDY)
     allowed_keys = _TRIAL_KEYS if "setting" in plain else _ROW_KEYS
@@ -118,7 +125,7 @@ def _measurement(plain: Any, settings: Sequence[Setting], field_path: str) -> Me
     )
 
 
-def _trial(plain: Mapping[str, Any], settings: Sequence[Setting], field_path: str) -> Trial:
+def _trial(plain: Mapping[str, Any], settings: Sequence[TrialSetting], field_path: str) -> TrialMeasurement:
     setting_index, outcome = plain["setting"], plain.get("outcome")
     if type(setting_index) is not int or not 0 <= setting_index < len(settings):
         raise KnowledgeError(f"{field_path}.setting", f"{_short(setting_index)} is not the place of a setting", _REMEDY)
@@ -137,10 +144,10 @@ def _trial(plain: Mapping[str, Any], settings: Sequence[Setting], field_path: st
     if not _runs(config, setting):
         problem = f"{config} does not divide {setting.cluster.world_size} devices and a batch of {setting.global_batch_size}"
         raise KnowledgeError(f"{field_path}.config", problem, _REMEDY)
-    return Trial(setting=setting, config=config, samples_per_second=rate, peak_memory_bytes=peak)
+    return TrialMeasurement(setting=setting, config=config, samples_per_second=rate, peak_memory_bytes=peak)
 
 
-def _runs(config: TrialConfig, setting: Setting) -> bool:
+def _runs(config: TrialConfig, setting: TrialSetting) -> bool:
     """Whether the sizes of a configuration fit together: only then it has a time."""
     world, shards = setting.cluster.world_size, config.model_parallel_size
     if shards < 1 or world % shards or config.pipeline_parallel_size > setting.model.num_layers or config.micro_batch_size < 1:
@@ -148,7 +155,7 @@ def _runs(config: TrialConfig, setting: Setting) -> bool:
     return config.gradient_accumulation_steps(setting.global_batch_size, world) >= 1
 
 
-def _row(columns: Any, source: str, field_path: str) -> Row:
+def _row(columns: Any, source: str, field_path: str) -> TableRow:
     if not isinstance(columns, Mapping):
         raise KnowledgeError(f"{field_path}.columns", "is not an object", _REMEDY)
     cells = {}
@@ -159,7 +166,7 @@ def _row(columns: Any, source: str, field_path: str) -> Row:
                 f"{field_path}.columns.{name[:40]}", "is not a column that predictions read, or not its value", _REMEDY
             )
         cells[name] = str(value).lower() if isinstance(value, bool) else value if isinstance(value, str) else repr(value)
-    rows, problems = read_records([Record(line=1, cells={**cells, "source": source})])
+    rows, problems = read_records([CsvRecord(line=1, cells={**cells, "source": source})])
     if problems or len(rows) != 1:
         raise KnowledgeError(f"{field_path}.columns", (problems or ("says nothing",))[0], _REMEDY)
     return rows[0]

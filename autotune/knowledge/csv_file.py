@@ -11,7 +11,7 @@ from autotune.errors import MeasurementsError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Record:
+class CsvRecord:
     """The cells of one line, or why it cannot be read."""
 
     line: int
@@ -29,7 +29,7 @@ class CsvFile:
     header: tuple[str, ...]
     doubled: tuple[str, ...]
     """Names of several columns; the first column is read."""
-    records: Iterator[Record]
+    records: Iterator[CsvRecord]
 
 
 @contextmanager
@@ -72,7 +72,7 @@ def _header(file: TextIO) -> tuple[list[str], int]:
     return [], 0
 
 
-def _records(file: TextIO, header: list[str], first: int) -> Iterator[Record]:
+def _records(file: TextIO, header: list[str], first: int) -> Iterator[CsvRecord]:
     reader, offset = csv.reader(file), first
     while True:
         try:
@@ -80,7 +80,7 @@ def _records(file: TextIO, header: list[str], first: int) -> Iterator[Record]:
         except StopIteration:
             return
         except csv.Error as error:
-            yield Record(line=first, cells={}, problem=f"is not a line of a CSV file: {error}")
+            yield CsvRecord(line=first, cells={}, problem=f"is not a line of a CSV file: {error}")
             first = reader.line_num + offset
             continue
         line, first = first, reader.line_num + offset
@@ -89,11 +89,11 @@ def _records(file: TextIO, header: list[str], first: int) -> Iterator[Record]:
             yield _record(line, cells, header)
 
 
-def _record(line: int, cells: list[str], header: list[str]) -> Record:
+def _record(line: int, cells: list[str], header: list[str]) -> CsvRecord:
     if len(cells) < len(header) or any(cells[len(header) :]):
-        return Record(line=line, cells={}, problem=f"has {len(cells)} cells where the header has {len(header)}")
+        return CsvRecord(line=line, cells={}, problem=f"has {len(cells)} cells where the header has {len(header)}")
     cells_by_name: dict[str, str] = {}
     for name, cell in zip(header, cells, strict=False):
         if name and name not in cells_by_name:
             cells_by_name[name] = cell
-    return Record(line=line, cells={name: cell for name, cell in cells_by_name.items() if cell})
+    return CsvRecord(line=line, cells={name: cell for name, cell in cells_by_name.items() if cell})

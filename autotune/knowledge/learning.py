@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autotune.knowledge.collect import local_measurements
-from autotune.knowledge.measurement import Measurement, Trial
-from autotune.knowledge.row import Row, blinded, step_seconds
+from autotune.knowledge.measurement import Measurement, TrialMeasurement
+from autotune.knowledge.row import TableRow, blinded, step_seconds
 from autotune.knowledge.row_cases import cases_of_rows, refusal
 from autotune.knowledge.row_names import row_hardware
 from autotune.prediction.cases.config_cases import cases_of
@@ -77,7 +77,7 @@ def _text(same_device: int, other_devices: int, sources: int) -> str:
     return f"measurements of {of} by others ({', '.join(parts)})"
 
 
-def _identity(trial: Trial) -> tuple[str, str]:
+def _identity(trial: TrialMeasurement) -> tuple[str, str]:
     return trial.setting.key, trial.config.hash
 
 
@@ -200,7 +200,7 @@ def _group(measurement: Measurement) -> tuple[object, ...]:
     return (measurement.source,)
 
 
-def _config(row: Row) -> TrialConfig:
+def _config(row: TableRow) -> TrialConfig:
     """The knobs that the row's columns state."""
     values = {knob: getattr(row, column) for column, knob in _KNOB_OF.items() if getattr(row, column) is not None}
     values["precision"] = row.precision

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.knowledge.row import GIB, Row, RowOutcome, peak_bytes, step_seconds
+from autotune.knowledge.row import GIB, RowOutcome, TableRow, peak_bytes, step_seconds
 from autotune.knowledge.row_cases import refusal
 from autotune.knowledge.row_names import beyond_columns, network_understood
 from autotune.request.request import JobRequest
@@ -33,7 +33,7 @@ LONGEST_TEXT = 2_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class TrialSetting:
     """The model, cluster, engine and workload of trials of this product."""
 
     model: ModelSpec
@@ -61,10 +61,10 @@ class Setting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class TrialMeasurement:
     """A trial of this product, or several of one configuration, in all detail."""
 
-    setting: Setting
+    setting: TrialSetting
     config: TrialConfig
     samples_per_second: float | None
     """None: it ran out of memory."""
@@ -78,9 +78,9 @@ class Measurement:
 
     source: str
     """Equal for measurements by one protocol."""
-    row: Row | None
+    row: TableRow | None
     """The facts and figures in the columns of tables; None: the columns do not describe the trial's model."""
-    trial: Trial | None = None
+    trial: TrialMeasurement | None = None
     """None: the row has all that is known."""
     repeats: int = 1
     noise: float = 0.05
@@ -102,7 +102,7 @@ class Collected:
         )
 
 
-def measurements_of_rows(rows: Iterable[Row]) -> Collected:
+def measurements_of_rows(rows: Iterable[TableRow]) -> Collected:
     """The rows of a table that predictions can learn from."""
     measurements, left_out = [], Counter[str]()
     for row in rows:
@@ -134,18 +134,18 @@ def measurements_of_job(request: JobRequest, trials: Sequence[TrialRecord], sour
     return Collected(measurements=tuple(measurements), left_out=left_out)
 
 
-def trial_measurement(source: str, trial: Trial, repeats: int, noise: float) -> Measurement:
+def trial_measurement(source: str, trial: TrialMeasurement, repeats: int, noise: float) -> Measurement:
     """The measurement of a trial, with its row."""
     return Measurement(source=source, row=_row(source, trial), trial=trial, repeats=repeats, noise=noise)
 
 
-def _setting(request: JobRequest) -> Setting | str:
+def _setting(request: JobRequest) -> TrialSetting | str:
     model, cluster = request.resolved_model, request.resolved_cluster
     if not isinstance(model, ModelSpec) or cluster is None:
         return "the job's model is a module or a script, whose layers are unknown"
     if cluster.groups:
         return "the job's nodes differ"
-    return Setting(
+    return TrialSetting(
         model=model,
         cluster=cluster,
         engine=request.engine,
@@ -156,7 +156,7 @@ def _setting(request: JobRequest) -> Setting | str:
     )
 
 
-def _unusable_row(row: Row) -> str | None:
+def _unusable_row(row: TableRow) -> str | None:
     """Why nothing can be learned from a row; None: something can."""
     if (why := refusal(row)) is not None:
         return why
@@ -186,11 +186,11 @@ def _unusable_trial(trial: TrialRecord) -> str | None:
     return None
 
 
-def _combined(setting: Setting, same: Sequence[TrialRecord]) -> Trial:
+def _combined(setting: TrialSetting, same: Sequence[TrialRecord]) -> TrialMeasurement:
     results = [trial.result for trial in same if trial.outcome is Outcome.OK and trial.result is not None]
     rates = [result.samples_per_second.mean for result in results if result.samples_per_second is not None]
     peaks = [result.peak_memory_bytes for result in results if result.peak_memory_bytes]
-    return Trial(
+    return TrialMeasurement(
         setting=setting,
         config=same[0].config,
         samples_per_second=math.exp(sum(map(math.log, rates)) / len(rates)) if rates else None,
@@ -214,7 +214,7 @@ def _noise(same: Sequence[TrialRecord]) -> float:
     return min(noise, MOST_NOISE)
 
 
-def _row(source: str, trial: Trial) -> Row | None:
+def _row(source: str, trial: TrialMeasurement) -> TableRow | None:
     """The trial in the columns of tables."""
     setting, config = trial.setting, trial.config
     model, cluster = setting.model, setting.cluster
@@ -222,7 +222,7 @@ def _row(source: str, trial: Trial) -> Row | None:
         return None
     world = cluster.world_size
     ran = trial.samples_per_second is not None
-    return Row(
+    return TableRow(
         line=0, row_id="", source=source, num_layers=model.num_layers, hidden=model.hidden_size,
         heads=model.num_attention_heads, kv_heads=model.num_key_value_heads, ffn_hidden=model.ffn_hidden_size,
         vocab=model.vocab_size, seq_len=setting.sequence_length, params_b=model.parameter_count / 1e9,

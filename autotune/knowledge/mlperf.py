@@ -12,7 +12,7 @@ from statistics import median
 from typing import Any
 
 from autotune.errors import KnowledgeError
-from autotune.knowledge.csv_file import Record
+from autotune.knowledge.csv_file import CsvRecord
 
 PREFIX = ":::MLLOG"
 REMEDY = "put the submission's config_*.sh of this run beside the log"
@@ -64,7 +64,7 @@ def logs_of(folder: Path) -> list[Path]:
     return [path for path in files if has_log(path)]
 
 
-def read_log(path: Path) -> Record:
+def read_log(path: Path) -> CsvRecord:
     """A log as a row of a table of measurements.
 
     Raises:
@@ -75,7 +75,7 @@ def read_log(path: Path) -> Record:
     except OSError as error:
         raise KnowledgeError(str(path), f"cannot be read ({error.strerror})", "give the path of a log") from error
     system, events = parsed(text)
-    return Record(line=1, cells=_cells(path, system, events, _variables(path, text, system)), problem="")
+    return CsvRecord(line=1, cells=_cells(path, system, events, _variables(path, text, system)), problem="")
 
 
 def parsed(text: str) -> tuple[dict[str, Any], list[dict[str, Any]]]:

@@ -14,7 +14,7 @@ from autotune.knowledge.collect import job_measurements
 from autotune.knowledge.columns import COLUMNS
 from autotune.knowledge.measurement import Collected, Measurement, measurements_of_rows
 from autotune.knowledge.mlperf import has_log, logs_of, read_log
-from autotune.knowledge.row import Row
+from autotune.knowledge.row import TableRow
 from autotune.knowledge.table import read_records, read_table
 from storage.address import default_database_url, without_password
 from storage.store import open_store
@@ -28,7 +28,7 @@ _STUDIES = (".db", ".sqlite", ".sqlite3")
 class Knowledge:
     """What a user's table, logs or job hold."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     """In the columns of tables."""
     notes: tuple[str, ...]
     """A line for everything that is left out."""

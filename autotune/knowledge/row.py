@@ -26,7 +26,7 @@ class RowOutcome(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class TableRow:
     """Fields are named like the table's columns; None: not stated by the source. Parsed values are finite and in range."""
 
     line: int
@@ -135,7 +135,7 @@ class Row:
         return self.micro_batch * self.dp * (noted_accumulation(self.notes) or 1)
 
 
-def step_seconds(row: Row) -> float | None:
+def step_seconds(row: TableRow) -> float | None:
     """Seconds of an optimizer step of a row that ran: from tokens/s, else from samples/s, else as stated.
 
     None: it did not run, has no time, or contradicts itself on the size of a step.
@@ -150,14 +150,14 @@ def step_seconds(row: Row) -> float | None:
     return row.step_time_s
 
 
-def peak_bytes(row: Row) -> float | None:
+def peak_bytes(row: TableRow) -> float | None:
     """Peak memory of a row that ran: in GiB if `mem_kind` names GiB, else in GB of 1e9 bytes."""
     if row.outcome is not RowOutcome.OK or row.peak_mem_gb is None:
         return None
     return row.peak_mem_gb * (GIB if re.search(r"\bGiB\b|\bgibi", row.mem_kind or "", re.IGNORECASE) else 1e9)
 
 
-def blinded(row: Row) -> Row:
+def blinded(row: TableRow) -> TableRow:
     """The row without measurements and outcome: what is known before a run."""
     return replace(
         row,
@@ -185,9 +185,9 @@ _NOT_CONFIGURATION = frozenset(
         "step_time_s", "peak_mem_gb", "oom", "notes", "outcome", "hfu", "mem_kind", "tflops_kind", "batch_problem",
     }
 )  # fmt: skip
-CONFIGURATION_FIELDS = tuple(field.name for field in fields(Row) if field.name not in _NOT_CONFIGURATION)
+CONFIGURATION_FIELDS = tuple(field.name for field in fields(TableRow) if field.name not in _NOT_CONFIGURATION)
 
 
-def configuration_of(row: Row) -> tuple[Any, ...]:
+def configuration_of(row: TableRow) -> tuple[Any, ...]:
     """The configuration without results: rows with equal ones are repeats."""
     return (*(getattr(row, name) for name in CONFIGURATION_FIELDS), row.kernel)

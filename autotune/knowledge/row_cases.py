@@ -8,7 +8,7 @@ from itertools import product
 
 import numpy as np
 
-from autotune.knowledge.row import Row
+from autotune.knowledge.row import TableRow
 from autotune.knowledge.row_names import RowHardware, completed, expert_share, find_device, named_model, row_hardware
 from autotune.prediction.cases.config_cases import shapes_of
 from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar, stacked
@@ -38,7 +38,7 @@ class _Family:
     tied: bool
 
 
-def refusal(row: Row) -> str | None:
+def refusal(row: TableRow) -> str | None:
     """Why a row cannot be represented; None: it can."""
     try:
         row = completed(row)
@@ -60,7 +60,7 @@ def refusal(row: Row) -> str | None:
     return None
 
 
-def _recompute(row: Row) -> str | None:
+def _recompute(row: TableRow) -> str | None:
     """The kind of recomputation named in the cell, with any other words around it; None: unknown."""
     words = re.findall(r"[a-z]+", (row.recompute or "none").lower())
     return next((kind for kind in RECOMPUTE if kind in words), None)
@@ -98,7 +98,7 @@ def noted_adapters(notes: str) -> int | None:
     return int(rank[1]) if rank else 0
 
 
-def described(row: Row) -> str:
+def described(row: TableRow) -> str:
     """The row's description of its software, and whether its device is recent: software of its time has fused attention."""
     framework = row.framework or ""
     parts = [framework if framework.startswith("engine=") else f"framework={framework}", f"precision={row.precision or ''}"]
@@ -109,12 +109,12 @@ def described(row: Row) -> str:
     return "; ".join(parts)
 
 
-def adapts(row: Row) -> bool:
+def adapts(row: TableRow) -> bool:
     """Whether a row's software chooses recomputation and sharding by memory if the row does not state them."""
     return bool(profile(described(row).lower())["adapts"])
 
 
-def case_of(row: Row) -> Cases:
+def case_of(row: TableRow) -> Cases:
     """The case of a row that `refusal` does not refuse."""
     row = completed(row)
     text, model = described(row), named_model(row)
@@ -131,12 +131,12 @@ def case_of(row: Row) -> Cases:
     )
 
 
-def cases_of_rows(rows: Sequence[Row]) -> Cases:
+def cases_of_rows(rows: Sequence[TableRow]) -> Cases:
     """The cases of rows that `refusal` does not refuse."""
     return stacked([case_of(row) for row in rows])
 
 
-def _family(row: Row) -> _Family:
+def _family(row: TableRow) -> _Family:
     """Gated or not, tied or not: as stated in the notes, else the combination closest to the stated number of parameters."""
     noted = re.search(r"tied_embeddings=(True|False)", row.notes, re.IGNORECASE)
     hidden, layers, vocabulary = row.hidden or 1, row.num_layers or 1, row.vocab or 50_000
@@ -158,7 +158,7 @@ def _family(row: Row) -> _Family:
     return choice
 
 
-def _shapes(row: Row, family: _Family, values: dict[str, float]) -> Shapes:
+def _shapes(row: TableRow, family: _Family, values: dict[str, float]) -> Shapes:
     hidden, heads = row.hidden or 1, row.heads or 1
     adapter, frozen = _adapter(row)
     ffn = row.ffn_hidden or 4 * hidden
@@ -188,13 +188,13 @@ def _shapes(row: Row, family: _Family, values: dict[str, float]) -> Shapes:
     )
 
 
-def _model_shapes(row: Row, model: ModelSpec, values: dict[str, float]) -> Shapes:
+def _model_shapes(row: TableRow, model: ModelSpec, values: dict[str, float]) -> Shapes:
     adapter, frozen = _adapter(row)
     shapes = shapes_of(model, row.seq_len or 1)
     return replace(shapes, adapter=scalar(adapter), frozen_bytes=scalar(frozen), dropout=scalar(values["dropout"]))
 
 
-def _adapter(row: Row) -> tuple[float, float]:
+def _adapter(row: TableRow) -> tuple[float, float]:
     """Trainable parameters per layer and bytes per frozen one; zeros if all is trained.
 
     Four bits with a scale per 64 values take 0.57 bytes, with quantised scales 0.52 [Dettmers 2023, QLoRA, 3].
@@ -212,7 +212,7 @@ def _adapter(row: Row) -> tuple[float, float]:
     return trained / layers, frozen
 
 
-def _hardware(row: Row, hardware: RowHardware) -> Hardware:
+def _hardware(row: TableRow, hardware: RowHardware) -> Hardware:
     precision = (row.precision or "bf16").lower()
     peaks = hardware.device.peak_flops
     base = peaks.get("fp16" if "fp16" in precision else "bf16", peaks.get("fp16", peaks.get("fp32", 1e13)))
@@ -237,7 +237,7 @@ def _hardware(row: Row, hardware: RowHardware) -> Hardware:
     )
 
 
-def _layouts(row: Row, values: dict[str, float]) -> Layouts:
+def _layouts(row: TableRow, values: dict[str, float]) -> Layouts:
     world, tp, pp, cp = row.num_gpus or 1, row.tp or 1, row.pp or 1, row.cp or 1
     dp = row.dp or max(world // (tp * pp * cp), 1)
     virtual = row.vpp or 1
@@ -278,10 +278,10 @@ def _layouts(row: Row, values: dict[str, float]) -> Layouts:
     )
 
 
-def _stage(row: Row) -> int:
+def _stage(row: TableRow) -> int:
     return 1 if row.zero_stage is None else row.zero_stage
 
 
-def _shard(row: Row, ranks: int) -> int:
+def _shard(row: TableRow, ranks: int) -> int:
     """HSDP shards inside a node."""
     return min(ranks, row.gpus_per_node or 8) if "HSDP" in row.notes else ranks

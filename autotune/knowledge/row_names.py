@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
-from autotune.knowledge.row import Row
+from autotune.knowledge.row import TableRow
 from search_spaces.clusters.cluster import DeviceSpec
 from search_spaces.clusters.presets import device_family, device_preset
 from search_spaces.models.huggingface import model_preset_names, plain_name, resolve_model
@@ -137,7 +137,7 @@ _DENSE_WIDTHS = ("moe_intermediate_size", "intermediate_size_mlp")
 """Keys of presets whose dense layers have another width than their experts: sources state either as `ffn_hidden`."""
 
 
-def named_model(row: Row) -> ModelSpec | None:
+def named_model(row: TableRow) -> ModelSpec | None:
     """The preset that a row names, with the sizes that the row states, if columns do not describe it or the row states none of
     them; None: the columns suffice.
 
@@ -168,7 +168,7 @@ def named_model(row: Row) -> ModelSpec | None:
     return replace(preset, **sizes)
 
 
-def completed(row: Row) -> Row:
+def completed(row: TableRow) -> TableRow:
     """The row with the columns of the model that it names, where it states none.
 
     Raises:
@@ -187,7 +187,7 @@ def beyond_columns(model: ModelSpec) -> bool:
     return bool(model.num_experts or model.latent or model.sliding_window or width != model.hidden_size)
 
 
-def expert_share(row: Row) -> float:
+def expert_share(row: TableRow) -> float:
     """Layers with experts as a share of all, by columns: a pattern of 0 and 1 as Megatron-LM writes it, every so many layers,
     or all but the first."""
     layers, pattern = row.num_layers or 1, row.moe_layer_freq or "1"

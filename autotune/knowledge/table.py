@@ -7,8 +7,8 @@ from typing import Any
 
 from autotune.errors import MeasurementsError
 from autotune.knowledge.columns import COLUMNS, TIME_COLUMNS, CellError, lost_without
-from autotune.knowledge.csv_file import CsvFile, Record, open_csv
-from autotune.knowledge.row import Row, RowOutcome, noted_accumulation
+from autotune.knowledge.csv_file import CsvFile, CsvRecord, open_csv
+from autotune.knowledge.row import RowOutcome, TableRow, noted_accumulation
 from autotune.knowledge.row_cases import noted_precision, noted_recompute
 from autotune.knowledge.row_names import network_understood
 
@@ -26,7 +26,7 @@ class Skipped:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Problem:
+class RowProblem:
     """A problem of a row that is still scored, or of the table."""
 
     line: int
@@ -38,16 +38,16 @@ class Problem:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
+class MeasurementTable:
     """A table as read."""
 
     path: Path
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     skipped: tuple[Skipped, ...]
-    problems: tuple[Problem, ...]
+    problems: tuple[RowProblem, ...]
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path) -> MeasurementTable:
     """Read every readable row.
 
     - An invalid cell makes the row unusable if it is part of the configuration; else only the cell is omitted.
@@ -62,10 +62,12 @@ def read_table(path: Path) -> Table:
         reading.header(path, file)
         for record in file.records:
             reading.take(record)
-    return Table(path=path, rows=tuple(reading.rows), skipped=tuple(reading.skipped), problems=tuple(reading.problems))
+    return MeasurementTable(
+        path=path, rows=tuple(reading.rows), skipped=tuple(reading.skipped), problems=tuple(reading.problems)
+    )
 
 
-def read_records(records: Iterable[Record]) -> tuple[tuple[Row, ...], tuple[str, ...]]:
+def read_records(records: Iterable[CsvRecord]) -> tuple[tuple[TableRow, ...], tuple[str, ...]]:
     """The rows of records in the columns of a table, and every problem of a record."""
     reading = _Reading()
     for record in records:
@@ -76,9 +78,9 @@ def read_records(records: Iterable[Record]) -> tuple[tuple[Row, ...], tuple[str,
 
 @dataclass(slots=True)
 class _Reading:
-    rows: list[Row] = field(default_factory=list)
+    rows: list[TableRow] = field(default_factory=list)
     skipped: list[Skipped] = field(default_factory=list)
-    problems: list[Problem] = field(default_factory=list)
+    problems: list[RowProblem] = field(default_factory=list)
     lines_by_row_id: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """row_id -> the lines with it, each with a hash of its cells."""
 
@@ -92,11 +94,11 @@ class _Reading:
                 "give a comma-separated table with the columns of a table of measurements",
             )
         for name, lost in lost_without(missing).items():
-            self.problems.append(Problem(line=1, row_id="", problem=f"no column {name}: {lost}"))
+            self.problems.append(RowProblem(line=1, row_id="", problem=f"no column {name}: {lost}"))
         for name in file.doubled:
-            self.problems.append(Problem(line=1, row_id="", problem=f"more than one column {name}: the first is read"))
+            self.problems.append(RowProblem(line=1, row_id="", problem=f"more than one column {name}: the first is read"))
 
-    def take(self, record: Record) -> None:
+    def take(self, record: CsvRecord) -> None:
         row_id = record.cells.get("row_id") or f"line {record.line}"
         if record.problem or self._is_copy(record):
             self._skip(record, row_id, record.problem or "is a copy of an earlier line, its row_id too")
@@ -109,7 +111,7 @@ class _Reading:
             return
         self.rows.append(self._row(record, row_id, values))
 
-    def _read(self, record: Record, row_id: str) -> tuple[dict[str, Any], list[str]]:
+    def _read(self, record: CsvRecord, row_id: str) -> tuple[dict[str, Any], list[str]]:
         """Parse the cells; also return errors in those of the configuration."""
         values, wrong = {}, []
         for name, column in COLUMNS.items():
@@ -125,7 +127,7 @@ class _Reading:
                     self._report(record, row_id, f"{problem}: the cell is left out")
         return values, wrong
 
-    def _row(self, record: Record, row_id: str, values: dict[str, Any]) -> Row:
+    def _row(self, record: CsvRecord, row_id: str, values: dict[str, Any]) -> TableRow:
         values.update(filled_in(values))
         batch_problem = batch_contradiction(values)
         if batch_problem:
@@ -137,9 +139,9 @@ class _Reading:
         values["outcome"], problem = outcome_of(values, measured)
         if problem:
             self._report(record, row_id, problem)
-        return Row(line=record.line, row_id=row_id, batch_problem=batch_problem, **values)
+        return TableRow(line=record.line, row_id=row_id, batch_problem=batch_problem, **values)
 
-    def _is_copy(self, record: Record) -> bool:
+    def _is_copy(self, record: CsvRecord) -> bool:
         if (row_id := record.cells.get("row_id")) is None:
             return False
         before, cells = self.lines_by_row_id.setdefault(row_id, []), hash(frozenset(record.cells.items()))
@@ -149,11 +151,11 @@ class _Reading:
         before.append((record.line, cells))
         return copy
 
-    def _skip(self, record: Record, row_id: str, reason: str) -> None:
+    def _skip(self, record: CsvRecord, row_id: str, reason: str) -> None:
         self.skipped.append(Skipped(row_id=row_id, line=record.line, reason=reason))
 
-    def _report(self, record: Record, row_id: str, problem: str) -> None:
-        self.problems.append(Problem(line=record.line, row_id=row_id, problem=problem))
+    def _report(self, record: CsvRecord, row_id: str, problem: str) -> None:
+        self.problems.append(RowProblem(line=record.line, row_id=row_id, problem=problem))
 
 
 def _short(cell: str) -> str:

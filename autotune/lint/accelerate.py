@@ -7,7 +7,7 @@ from pathlib import Path
 from autotune.imports.accelerate import ACCELERATE_FORMAT, from_accelerate
 from autotune.imports.imported import Imported
 from autotune.imports.read import read_table
-from autotune.lint.case import Case, Check, Framework, Settings, unknown
+from autotune.lint.case import Check, Framework, LintCase, Settings, unknown
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
 
@@ -50,28 +50,28 @@ def mesh(name: str) -> str:
     return f"parallelism_config.parallelism_config_{name}_size"
 
 
-def _degree(case: Case, name: str) -> int:
+def _degree(case: LintCase, name: str) -> int:
     value = case.get(mesh(name), 1)
     return value if isinstance(value, int) else 1
 
 
-def _has_mesh(case: Case) -> bool:
+def _has_mesh(case: LintCase) -> bool:
     return any(_degree(case, name) > 1 for name in DEGREES)
 
 
-def _kind(case: Case) -> str:
+def _kind(case: LintCase) -> str:
     return str(case.get("distributed_type", "")).upper()
 
 
-def _version(case: Case) -> int:
+def _version(case: LintCase) -> int:
     return 2 if str(case.get(VERSION, "1")) == "2" else 1
 
 
-def _fsdp(case: Case, version: int) -> bool:
+def _fsdp(case: LintCase, version: int) -> bool:
     return _kind(case) == "FSDP" and _version(case) == version
 
 
-def _unknown_fields(case: Case) -> Iterator[Finding]:
+def _unknown_fields(case: LintCase) -> Iterator[Finding]:
     tables: Mapping[str, frozenset[str]] = {"fsdp_config": FSDP_FIELDS, "parallelism_config": MESH_FIELDS}
     inner = FILE in case.imported.settings
     for key in case.imported.settings:
@@ -85,14 +85,14 @@ def _unknown_fields(case: Case) -> Iterator[Finding]:
                 yield unknown(case, key, [f"{table}.{field}" for field in tables[table]], Effect.IGNORED)
 
 
-def _product(case: Case) -> str | None:
+def _product(case: LintCase) -> str | None:
     product, ranks = math.prod(_degree(case, name) for name in DEGREES), case.get(PROCESSES)
     if not _has_mesh(case) or not isinstance(ranks, int) or _degree(case, "sp") > 1 or product == ranks:
         return None
     return f"the degrees of the mesh multiply to {product}, and there are {ranks} processes"
 
 
-def _product_fix(case: Case) -> Settings:
+def _product_fix(case: LintCase) -> Settings:
     ranks = case.get(PROCESSES)
     other_degrees = math.prod(_degree(case, name) for name in DEGREES if name != "dp_shard")
     return (
@@ -102,21 +102,21 @@ def _product_fix(case: Case) -> Settings:
     )
 
 
-def _machines(case: Case) -> str | None:
+def _machines(case: LintCase) -> str | None:
     ranks, machines = case.get(PROCESSES), case.get(MACHINES, 1)
     if not isinstance(ranks, int) or not isinstance(machines, int) or machines < 1 or ranks % machines == 0:
         return None
     return f"{ranks} processes are not the same number on each of {machines} machines"
 
 
-def _beside_file(case: Case) -> list[str]:
+def _beside_file(case: LintCase) -> list[str]:
     stated_keys = [f"deepspeed_config.{name}" for name in WITH_FILE if f"deepspeed_config.{name}" in case.imported.settings]
     if "mixed_precision" in case.imported.settings and str(case.get("mixed_precision")).lower() != "no":
         stated_keys.append("mixed_precision")
     return stated_keys if _kind(case) == "DEEPSPEED" and case.get(FILE) else []
 
 
-def _reshard_word(case: Case) -> bool:
+def _reshard_word(case: LintCase) -> bool:
     return str(case.get(RESHARD, "true")).lower() not in ("true", "false", "1", "0", "yes", "no")
 
 
@@ -259,7 +259,7 @@ KEYS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def _write(case: Case, knob: str, value: Value) -> Settings:
+def _write(case: LintCase, knob: str, value: Value) -> Settings:
     fsdp = _kind(case) == "FSDP"
     match knob:
         case "tensor_parallel_size" | "context_parallel_size" if fsdp and _version(case) == 2 and _has_mesh(case):

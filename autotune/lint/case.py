@@ -30,7 +30,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class LintCase:
     """A configuration, read as knobs, in its surroundings."""
 
     framework: "Framework"
@@ -95,7 +95,7 @@ class Case:
         """The setting that states a knob, or that would."""
         return self.imported.keys.get(knob) or self.framework.keys.get(knob) or knob
 
-    def changed(self, changes: Settings) -> "Case":
+    def changed(self, changes: Settings) -> "LintCase":
         """The case with other settings; None: a setting is left out.
 
         Raises:
@@ -117,9 +117,9 @@ class Check:
     """The setting that is blamed."""
     effect: Effect
     remedy: str
-    problem: Callable[[Case], str | None]
+    problem: Callable[[LintCase], str | None]
     """One clause; None: nothing is wrong."""
-    fix: Callable[[Case], Settings] | None = None
+    fix: Callable[[LintCase], Settings] | None = None
     """The settings to change; None: `remedy` says it."""
 
 
@@ -137,27 +137,27 @@ class Framework:
     """Names of the rules of `search_spaces.rules` that hold for it as they are."""
     keys: Mapping[str, str]
     """Knob -> the setting that states it, of the knobs that a change may touch; `global_batch_size` too."""
-    write: Callable[[Case, str, Value], Settings]
+    write: Callable[[LintCase, str, Value], Settings]
     """The settings that give a knob another value; empty: there are none."""
     as_run: Callable[[ModelSpec, TrialConfig], ModelSpec] = field(default=lambda model, _: model)
     """The model as the framework divides it."""
-    undeclared_findings: Callable[[Case], Iterable[Finding]] = field(default=lambda _: ())
+    undeclared_findings: Callable[[LintCase], Iterable[Finding]] = field(default=lambda _: ())
     """Findings that are not declared one by one: settings that it does not know, or the findings of another table."""
     predicted: Mapping[str, Value] = field(default_factory=dict)
     """Knobs that predictions have beside the file's: kernels that the framework always runs."""
     experts_borrow: bool = False
     """Whether expert-parallel groups take tensor- and context-parallel ranks too, as a mesh of their own."""
-    spans_domains: Callable[[Case], str | None] = field(default=lambda _: None)
+    spans_domains: Callable[[LintCase], str | None] = field(default=lambda _: None)
     """Why expert groups beyond a link domain fail, instead of being slow; None: they are slow."""
-    expert_tensor: Callable[[Case], int] = field(default=lambda _: 1)
+    expert_tensor: Callable[[LintCase], int] = field(default=lambda _: 1)
     """Ranks that divide each expert's matrices."""
-    samples_per_pass: Callable[[Case], int | None] = field(default=lambda case: case.batch)
+    samples_per_pass: Callable[[LintCase], int | None] = field(default=lambda case: case.batch)
     """Samples of one pass through a pipeline's schedule, over all ranks."""
     variables: tuple[str, ...] = ()
     """Environment variables that the checks read, as settings; a file that a script sources may set them."""
 
 
-def unknown(case: Case, key: str, known_keys: Iterable[str], effect: Effect, cutoff: float = 0.6) -> Finding:
+def unknown(case: LintCase, key: str, known_keys: Iterable[str], effect: Effect, cutoff: float = 0.6) -> Finding:
     """The finding about a setting that the framework does not know, with the closest one that it knows.
 
     `known_keys`: whole settings, as `key`.

@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 
 from autotune.errors import AutotuneError
-from autotune.lint.case import Case, Settings
+from autotune.lint.case import LintCase, Settings
 from autotune.lint.legality import legality
 from search_spaces.errors import SearchSpaceError
 from search_spaces.finding import Finding
@@ -23,7 +23,7 @@ CHOICE_DISTANCE = math.log(2)
 """Distance of another word, beside the logarithm of the ratio of two numbers."""
 
 
-def smallest_change(case: Case, finding: Finding) -> Settings:
+def smallest_change(case: LintCase, finding: Finding) -> Settings:
     """The settings of the nearest configuration without the finding and without new ones; empty: no single knob removes it."""
     rules_before = {problem.rule for problem in legality(case)}
     for changes, changed in single_changes(case, READS.get(finding.rule, ())):
@@ -33,7 +33,7 @@ def smallest_change(case: Case, finding: Finding) -> Settings:
     return {}
 
 
-def single_changes(case: Case, knobs: Iterable[str]) -> Iterator[tuple[Settings, Case]]:
+def single_changes(case: LintCase, knobs: Iterable[str]) -> Iterator[tuple[Settings, LintCase]]:
     """Each configuration that differs in one of the knobs, the nearest first."""
     options = [(distance, order, name, value) for order, name in enumerate(_with_batch(knobs))
                for value, distance in _values(case, name)]  # fmt: skip
@@ -54,7 +54,7 @@ def _with_batch(knobs: Iterable[str]) -> list[str]:
     return [*names, BATCH] if "micro_batch_size" in names else names
 
 
-def _values(case: Case, name: str) -> Iterator[tuple[Value, float]]:
+def _values(case: LintCase, name: str) -> Iterator[tuple[Value, float]]:
     """Other values of a knob, each with its distance."""
     if name == BATCH:
         yield from _batches(case)
@@ -71,7 +71,7 @@ def _values(case: Case, name: str) -> Iterator[tuple[Value, float]]:
             yield value, abs(math.log(value / max(present, 1))) or CHOICE_DISTANCE
 
 
-def _degrees(present: int, case: Case) -> list[int]:
+def _degrees(present: int, case: LintCase) -> list[int]:
     most = min(case.ranks or LARGEST_DEGREE, LARGEST_DEGREE)
     return [
         value
@@ -80,7 +80,7 @@ def _degrees(present: int, case: Case) -> list[int]:
     ]
 
 
-def _batches(case: Case) -> Iterator[tuple[Value, float]]:
+def _batches(case: LintCase) -> Iterator[tuple[Value, float]]:
     batch = case.batch
     if batch is None or case.replicas is None:
         return

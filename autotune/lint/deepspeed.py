@@ -9,7 +9,7 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.imports.deepspeed import DEEPSPEED_FORMAT, ZERO, from_deepspeed
 from autotune.imports.imported import Imported, flat
-from autotune.lint.case import Case, Framework, Settings
+from autotune.lint.case import Framework, LintCase, Settings
 from executor.engines.deepspeed.capability import installed_version
 from search_spaces.deepspeed.lint import findings
 from search_spaces.finding import Effect, Finding
@@ -35,7 +35,7 @@ def version_of(stated_version: str) -> str:
     return stated_version or installed_version() or CHECKED
 
 
-def _own(case: Case) -> list[Finding]:
+def _own(case: LintCase) -> list[Finding]:
     table_findings = findings(nested(case.imported.settings), version_of(case.around.version), case.ranks)
     if (refused := _refused_value(case)) is not None and all(
         table_finding.key != refused.key for table_finding in table_findings
@@ -44,7 +44,7 @@ def _own(case: Case) -> list[Finding]:
     return [replace(finding, fix=_fix(case, finding)) for finding in table_findings]
 
 
-def _refused_value(case: Case) -> Finding | None:
+def _refused_value(case: LintCase) -> Finding | None:
     """The first value that is no knob's, of another type or out of range. DeepSpeed takes 0 and 1 for switches and allows 0 for
     sizes, and does not check the clipping.
     """
@@ -56,7 +56,7 @@ def _refused_value(case: Case) -> Finding | None:
     return None
 
 
-def _fix(case: Case, finding: Finding) -> Settings:
+def _fix(case: LintCase, finding: Finding) -> Settings:
     """The change that the table's remedy describes, where it is one of settings."""
     if finding.rule == "batch-product":
         steps = case.get("gradient_accumulation_steps") or 1
@@ -90,7 +90,7 @@ def _read(settings: Settings, source: str) -> Imported:
         return Imported(knobs={}, format=DEEPSPEED_FORMAT, settings=dict(flat(settings)), unreadable=str(error))
 
 
-def _write(_: Case, knob: str, value: Value) -> Settings:
+def _write(_: LintCase, knob: str, value: Value) -> Settings:
     return {KEYS[knob]: value} if knob in KEYS else {}
 
 

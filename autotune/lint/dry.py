@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from autotune.errors import RequestError
-from autotune.lint.case import Case
+from autotune.lint.case import LintCase
 from autotune.lint.legality import undecided_settings
 from autotune.lint.memory import GIB, as_predicted, lacking, smaller
 from executor.dry.result import DryRun
@@ -14,7 +14,7 @@ from search_spaces.trial import TrialRequest, Workload
 TIMEOUT_SECONDS = 300.0
 
 
-def dry_run(case: Case) -> DryRun:
+def dry_run(case: LintCase) -> DryRun:
     """Run one rank of each pipeline stage on tensors without storage.
 
     Raises:
@@ -43,7 +43,7 @@ def dry_run(case: Case) -> DryRun:
     return dry_run_model(request, backend="gloo" if cluster.device.kind == "cpu" else "nccl", python_path=())
 
 
-def exact(case: Case, run: DryRun) -> Iterator[Finding]:
+def exact(case: LintCase, run: DryRun) -> Iterator[Finding]:
     """The finding that the peak of the dry run exceeds the device's memory."""
     assert case.around.cluster is not None
     limit = case.around.cluster.device.memory_bytes

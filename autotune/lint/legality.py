@@ -5,7 +5,7 @@ from contextlib import suppress
 from typing import Any
 
 from autotune.errors import AutotuneError
-from autotune.lint.case import Case
+from autotune.lint.case import LintCase
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.context import SpaceContext
 from search_spaces.errors import ModelFormatError, SearchSpaceError
@@ -26,7 +26,7 @@ PROBES = (8, 2, 1, True, False, "full", "selective", "uniform")
 """Values that are tried for a setting whose value is decided when the file runs. The first one is also a size of a model."""
 
 
-def legality(case: Case) -> list[Finding]:
+def legality(case: LintCase) -> list[Finding]:
     """Everything that the framework refuses, fails at, ignores or changes, in the order of its table and of our rules.
 
     Of a file with undecided settings, only what holds for each value that is tried for them.
@@ -40,11 +40,11 @@ def legality(case: Case) -> list[Finding]:
     return findings
 
 
-def _findings(case: Case) -> list[Finding]:
+def _findings(case: LintCase) -> list[Finding]:
     return [*case.framework.undeclared_findings(case), *_table(case), *_rules(case), *_experts(case)]
 
 
-def _decided(case: Case) -> Iterator[Case]:
+def _decided(case: LintCase) -> Iterator[LintCase]:
     """The configuration with values for its undecided settings: for all together, then for each one."""
     values: dict[str, list[Any]] = {}
     alone = []
@@ -59,10 +59,10 @@ def _decided(case: Case) -> Iterator[Case]:
     yield from alone
 
 
-def undecided_settings(case: Case) -> dict[str, str]:
+def undecided_settings(case: LintCase) -> dict[str, str]:
     """Undecided setting -> what decides it, of those that memory or speed depend on."""
 
-    def reading(variant: Case) -> tuple[object, ...]:
+    def reading(variant: LintCase) -> tuple[object, ...]:
         return variant.imported.knobs, variant.batch, variant.tokens, variant.model
 
     deciders = {}
@@ -84,7 +84,7 @@ def undecided_text(undecided: Mapping[str, str]) -> str:
     return f"not predicted: the script decides {names} when it runs; write the values into it ({options})"
 
 
-def undecided_findings(case: Case, certain: Iterable[Finding]) -> list[str]:
+def undecided_findings(case: LintCase, certain: Iterable[Finding]) -> list[str]:
     """A note about each finding that an undecided setting would remove, because it may state what is missing.
 
     `certain`: what `legality` finds.
@@ -96,7 +96,7 @@ def undecided_findings(case: Case, certain: Iterable[Finding]) -> list[str]:
     ]  # fmt: skip
 
 
-def _table(case: Case) -> Iterator[Finding]:
+def _table(case: LintCase) -> Iterator[Finding]:
     for check in case.framework.checks:
         if (problem := check.problem(case)) is not None:
             fix = check.fix(case) if check.fix else {}
@@ -116,7 +116,7 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _rules(case: Case) -> Iterator[Finding]:
+def _rules(case: LintCase) -> Iterator[Finding]:
     """Our rules, as far as they hold for the framework and their inputs are known."""
     context = _context(case)
     if context is None:
@@ -129,7 +129,7 @@ def _rules(case: Case) -> Iterator[Finding]:
             yield Finding(rule=rule.name, key=_blamed(case, rule), effect=effect, problem=problem, remedy=rule.remedy)
 
 
-def _applies(case: Case, rule: Rule) -> bool:
+def _applies(case: LintCase, rule: Rule) -> bool:
     if rule.name == IN_NODE:
         return case.around.cluster is not None
     if rule.name in BATCHES and (case.batch is None or case.replicas is None):
@@ -139,7 +139,7 @@ def _applies(case: Case, rule: Rule) -> bool:
     return rule.name in case.framework.rules and (case.ranks is not None or rule.name != "world-divides")
 
 
-def _blamed(case: Case, rule: Rule) -> str:
+def _blamed(case: LintCase, rule: Rule) -> str:
     """The setting that states the rule's first knob that is not at its default."""
     changed = [name for name in rule.reads if name in case.imported.keys]
     if rule.name == "batch-divides":
@@ -147,7 +147,7 @@ def _blamed(case: Case, rule: Rule) -> str:
     return case.key_of((changed or list(rule.reads))[0])
 
 
-def _context(case: Case) -> SpaceContext | None:
+def _context(case: LintCase) -> SpaceContext | None:
     """What rules read; unknown ranks are those of one replica."""
     ranks = case.ranks or case.config.model_parallel_size
     batch = case.framework.samples_per_pass(case) or ranks
@@ -171,14 +171,14 @@ def _any_cluster(ranks: int) -> ClusterSpec:
     )  # fmt: skip
 
 
-def expert_ranks(case: Case) -> int:
+def expert_ranks(case: LintCase) -> int:
     """Consecutive ranks that an expert-parallel group lies in."""
     config = case.config
     inner = case.framework.expert_tensor(case) if case.framework.experts_borrow else config.tensor_parallel_size
     return config.expert_parallel_size * inner
 
 
-def _experts(case: Case) -> Iterator[Finding]:
+def _experts(case: LintCase) -> Iterator[Finding]:
     """Experts against their ranks."""
     model, size = case.model, case.config.expert_parallel_size
     if size == 1 or (model is not None and not model.num_experts):

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from autotune.errors import RequestError
 from autotune.imports.read import REMEDY, Written, unknown_kind
 from autotune.lint.accelerate import ACCELERATE
-from autotune.lint.case import Case, Framework, Surroundings
+from autotune.lint.case import Framework, LintCase, Surroundings
 from autotune.lint.changes import single_changes, smallest_change
 from autotune.lint.deepspeed import DEEPSPEED
 from autotune.lint.legality import expert_ranks, legality, undecided_findings, undecided_settings, undecided_text, written
 from autotune.lint.megatron import MEGATRON, MEGATRON_BRIDGE
-from autotune.lint.memory import Outlook, fit, outlook, outlooks
+from autotune.lint.memory import LintPrediction, fit, outlook, outlooks
 from autotune.lint.torchtitan import TORCHTITAN
 from search_spaces.finding import Effect, Finding
 
@@ -25,13 +25,13 @@ class Linted:
     """A configuration with its findings."""
 
     written: Written
-    case: Case
+    case: LintCase
     findings: tuple[Finding, ...]
-    outlook: Outlook | str
+    outlook: LintPrediction | str
     """The prediction, or why there is none."""
 
 
-def case_of(recipe: Written, around: Surroundings) -> Case:
+def case_of(recipe: Written, around: Surroundings) -> LintCase:
     """The configuration, read as knobs.
 
     Raises:
@@ -43,7 +43,7 @@ def case_of(recipe: Written, around: Surroundings) -> Case:
     imported = framework.read(recipe.content, str(recipe.path) if recipe.format == ACCELERATE.name else recipe.name)
     variables = {name: file for file in recipe.sourced for name in framework.variables if name not in imported.settings}
     imported = dataclasses.replace(imported.noted(*recipe.notes()), undecided={**variables, **recipe.open})
-    return Case(framework=framework, imported=imported, around=around, source=str(recipe.path))
+    return LintCase(framework=framework, imported=imported, around=around, source=str(recipe.path))
 
 
 def lint(recipe: Written, around: Surroundings) -> Linted:
@@ -61,18 +61,18 @@ def lint(recipe: Written, around: Surroundings) -> Linted:
     case = case_of(recipe, around)
     certain = legality(case)
     findings = [_with_fix(case, finding) for finding in certain]
-    present: Outlook | str = "not predicted, because the configuration does not run"
+    present: LintPrediction | str = "not predicted, because the configuration does not run"
     if not any(finding.effect in STOPS for finding in findings):
         undecided = undecided_settings(case)
         present = undecided_text(undecided) if undecided else outlook(case)
         findings += [] if undecided else beyond_links(case)
-        if isinstance(present, Outlook):
+        if isinstance(present, LintPrediction):
             findings += fit(case, present)
     case = dataclasses.replace(case, imported=case.imported.noted(*undecided_findings(case, certain)))
     return Linted(written=recipe, case=case, findings=tuple(findings), outlook=present)
 
 
-def _with_fix(case: Case, finding: Finding) -> Finding:
+def _with_fix(case: LintCase, finding: Finding) -> Finding:
     if finding.fix:
         return finding
     if not (changes := smallest_change(case, finding)):
@@ -85,7 +85,7 @@ GAIN = 1.1
 """Least predicted ratio of rates from which a slower exchange of tokens is a finding: less is within the predictions' error."""
 
 
-def linked_devices(case: Case) -> int | None:
+def linked_devices(case: LintCase) -> int | None:
     """Devices that the fast link joins: the cluster's, else what the file states to Megatron's exchange; None: unknown."""
     cluster = case.around.cluster
     if cluster is not None:
@@ -94,7 +94,7 @@ def linked_devices(case: Case) -> int | None:
     return next((int(value) for value in stated_counts if isinstance(value, int) and value > 0), None)
 
 
-def beyond_links(case: Case) -> Iterator[Finding]:
+def beyond_links(case: LintCase) -> Iterator[Finding]:
     """Expert groups beyond a link domain: if the framework's exchange fails there, or a smaller group is faster."""
     linked, ranks = linked_devices(case), expert_ranks(case)
     without = case.model is not None and not case.model.num_experts
@@ -117,9 +117,9 @@ def beyond_links(case: Case) -> Iterator[Finding]:
     yield from _faster(case, key, problem, inside)
 
 
-def _faster(case: Case, key: str, problem: str, inside: Sequence[tuple[object, Case]]) -> Iterator[Finding]:
+def _faster(case: LintCase, key: str, problem: str, inside: Sequence[tuple[object, LintCase]]) -> Iterator[Finding]:
     present = outlook(case)
-    if not isinstance(present, Outlook) or not inside:
+    if not isinstance(present, LintPrediction) or not inside:
         return
     predictions = outlooks(case, [changed for _, changed in inside])
     fitting = [

@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.imports.megatron import BRIDGE, LM, OTHER_OPTIONS, Dialect, from_megatron, from_megatron_bridge
 from autotune.imports.shell import ENVIRONMENT, LAUNCHER
-from autotune.lint.case import Case, Check, Framework, Settings, unknown
+from autotune.lint.case import Check, Framework, LintCase, Settings, unknown
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
@@ -59,29 +59,29 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
     tokens, positions, batch = key("seq_length"), key("max_position_embeddings"), key("global_batch_size")
     fsdp2, checkpoints = key("use_torch_fsdp2"), key("ckpt_format")
 
-    def when(holds: Callable[[Case], Any], problem: str) -> Callable[[Case], str | None]:
+    def when(holds: Callable[[LintCase], Any], problem: str) -> Callable[[LintCase], str | None]:
         return lambda case: problem if holds(case) else None
 
-    def layers_of(case: Case) -> int | None:
+    def layers_of(case: LintCase) -> int | None:
         # Recipes of Megatron-Bridge state neither layers nor their layout: both are in the recipes that they begin with.
         layers = case.get(key("num_layers"))
         return layers if isinstance(layers, int) else None
 
-    def uneven_layers(case: Case) -> str | None:
+    def uneven_layers(case: LintCase) -> str | None:
         count, ranks = layers_of(case), case.config.pipeline_parallel_size
         if count is None or ranks == 1 or any(case.get(key(name)) for name in UNEVEN):
             return None
         ends = sum(case.on(key(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
         return f"{ranks} ranks do not divide {count + ends} layers" if (count + ends) % ranks else None
 
-    def fewer_ranks(case: Case) -> Settings:
+    def fewer_ranks(case: LintCase) -> Settings:
         count, ranks = layers_of(case) or 1, case.config.pipeline_parallel_size
         options = [
             size for size in range(1, min(count, MOST) + 1) if count % size == 0 and (not case.ranks or case.ranks % size == 0)
         ]
         return {pipeline: min(options, key=lambda size: abs(math.log(size / ranks)))}
 
-    def uneven_virtual(case: Case) -> str | None:
+    def uneven_virtual(case: LintCase) -> str | None:
         count, ranks = layers_of(case), case.config.pipeline_parallel_size
         stage_layers = case.get(key("num_layers_per_virtual_pipeline_stage"))
         stages = case.get(key("virtual_pipeline_model_parallel_size"))
@@ -95,7 +95,7 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
             return f"{stages} virtual stages do not divide the {count // ranks} layers of a rank"
         return None
 
-    def virtual_fix(case: Case) -> Settings:
+    def virtual_fix(case: LintCase) -> Settings:
         count, ranks = layers_of(case) or 1, case.config.pipeline_parallel_size
         for name in ("num_layers_per_virtual_pipeline_stage", "virtual_pipeline_model_parallel_size"):
             present = case.get(key(name))
@@ -104,12 +104,12 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
                 return {key(name): min(divisors, key=lambda size: abs(math.log(size / present)))}
         return {}
 
-    def stages_stated(case: Case) -> list[str]:
+    def stages_stated(case: LintCase) -> list[str]:
         names = ("num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
                  "virtual_pipeline_model_parallel_size")  # fmt: skip
         return [key(name) for name in names if isinstance(case.get(key(name)), int) and case.get(key(name)) > 0]
 
-    def round_batches(case: Case) -> str | None:
+    def round_batches(case: LintCase) -> str | None:
         ranks, config = case.config.pipeline_parallel_size, case.config
         if ranks == 1 or config.virtual_stages == 1 or case.batch is None or not case.replicas:
             return None
@@ -118,11 +118,11 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
             return f"interleaved stages on {ranks} ranks need a multiple of {ranks} micro-batches, not {count}"
         return None
 
-    def round_fix(case: Case) -> Settings:
+    def round_fix(case: LintCase) -> Settings:
         step = case.config.pipeline_parallel_size * case.config.micro_batch_size * (case.replicas or 1)
         return {batch: max(round((case.batch or step) / step), 1) * step}
 
-    def queues(case: Case) -> str | None:
+    def queues(case: LintCase) -> str | None:
         launched = any(name.startswith(LAUNCHER) for name in case.imported.settings)
         divided = case.config.tensor_parallel_size > 1 or case.config.context_parallel_size > 1
         sharded = case.on(fsdp) or case.on(fsdp2)
@@ -133,7 +133,7 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
             return None
         return None if case.get(QUEUES) == 1 else "tensor and context parallelism need it to be 1 before Blackwell"
 
-    def without_fsdp2(name: str, feature: str, holds: Callable[[Case], bool], fix: Settings) -> Check:
+    def without_fsdp2(name: str, feature: str, holds: Callable[[LintCase], bool], fix: Settings) -> Check:
         return Check(
             name=f"torch-fsdp2-{name}",
             key=fsdp2,
@@ -349,12 +349,12 @@ def _train(dialect: Dialect, name: str) -> str:
     return dialect.key(name) if dialect.format == LM else f"train.{name}"
 
 
-def _misspelled(dialect: Dialect) -> Callable[[Case], Iterator[Finding]]:
+def _misspelled(dialect: Dialect) -> Callable[[LintCase], Iterator[Finding]]:
     known_keys = {dialect.key(name) for name in SPELLED}
     effect = Effect.REFUSED if dialect.format == LM else Effect.IGNORED
     accepted_keys = {"--num-experts", "--context-parallel-sizes"} | {f"--{name}" for name in OTHER_OPTIONS.values()}
 
-    def find(case: Case) -> Iterator[Finding]:
+    def find(case: LintCase) -> Iterator[Finding]:
         for key in case.imported.settings:
             if key in known_keys or key in accepted_keys or not key.startswith(("--", "model.", "train.", "ddp.")):
                 continue
@@ -375,14 +375,14 @@ def _as_run(model: ModelSpec, config: TrialConfig) -> ModelSpec:
     return dataclasses.replace(model, num_key_value_heads=heads, vocab_size=vocabulary)
 
 
-def _writer(dialect: Dialect) -> Callable[[Case, str, Value], Settings]:
+def _writer(dialect: Dialect) -> Callable[[LintCase, str, Value], Settings]:
     names = {
         "tensor_parallel_size": "tensor_model_parallel_size", "pipeline_parallel_size": "pipeline_model_parallel_size",
         "context_parallel_size": "context_parallel_size", "expert_parallel_size": "expert_model_parallel_size",
         **{name: name for name in ("micro_batch_size", "global_batch_size", "sequence_parallel")},
     }  # fmt: skip
 
-    def write(case: Case, knob: str, value: Value) -> Settings:
+    def write(case: LintCase, knob: str, value: Value) -> Settings:
         key = dialect.key
         match knob:
             case "activation_checkpointing" if value == "full":
@@ -421,8 +421,8 @@ def _keys(dialect: Dialect) -> dict[str, str]:
     }  # fmt: skip
 
 
-def _expert_tensor(dialect: Dialect) -> Callable[[Case], int]:
-    def find(case: Case) -> int:
+def _expert_tensor(dialect: Dialect) -> Callable[[LintCase], int]:
+    def find(case: LintCase) -> int:
         size = case.get(dialect.key("expert_tensor_parallel_size"))
         if isinstance(size, int) and size > 0:
             return size
@@ -432,8 +432,8 @@ def _expert_tensor(dialect: Dialect) -> Callable[[Case], int]:
     return find
 
 
-def _hybrid(dialect: Dialect) -> Callable[[Case], str | None]:
-    def find(case: Case) -> str | None:
+def _hybrid(dialect: Dialect) -> Callable[[LintCase], str | None]:
+    def find(case: LintCase) -> str | None:
         hybrid = str(case.get(dialect.key("moe_flex_dispatcher_backend"))).lower() == "hybridep"
         flex = case.get(dialect.key("moe_token_dispatcher_type"), "flex") == "flex"
         cluster, recipe = case.around.cluster, str(case.get("recipe", ""))

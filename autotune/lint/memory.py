@@ -6,10 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.errors import AutotuneError
-from autotune.lint.case import Case, Settings
+from autotune.lint.case import LintCase, Settings
 from autotune.lint.changes import single_changes
 from autotune.lint.legality import legality, written
-from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import Question, question_of
 from search_spaces.errors import ModelFormatError, SearchSpaceError
@@ -38,10 +38,10 @@ MOST_SINGLES = 120
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class LintPrediction:
     """The prediction of one configuration."""
 
-    estimate: Estimate
+    estimate: StepEstimate
 
     @property
     def rate(self) -> float:
@@ -59,7 +59,7 @@ class Outlook:
         return self.probability >= PROBABILITY
 
 
-def outlook(case: Case) -> Outlook | str:
+def outlook(case: LintCase) -> LintPrediction | str:
     """The prediction; else why there is none, in one clause."""
     requirements = {"a model (--model)": case.model, "a cluster (--cluster)": case.around.cluster}
     missing = [requirement for requirement, value in requirements.items() if value is None]
@@ -73,19 +73,19 @@ def outlook(case: Case) -> Outlook | str:
     return "not predicted: the equations do not know this layout" if prediction is None else prediction
 
 
-def outlooks(case: Case, cases: Sequence[Case]) -> list[Outlook | None]:
+def outlooks(case: LintCase, cases: Sequence[LintCase]) -> list[LintPrediction | None]:
     """The predictions of variants of one case; None: a variant cannot be predicted."""
     question = question_about(case)
     indices = [index for index, variant in enumerate(cases) if question is not None and not unpredictable(variant)]
-    predictions: list[Outlook | None] = [None] * len(cases)
+    predictions: list[LintPrediction | None] = [None] * len(cases)
     if question is None or not indices:
         return predictions
     for index, estimate in zip(indices, estimates(question, [as_predicted(cases[index]) for index in indices]), strict=True):
-        predictions[index] = Outlook(estimate=estimate)
+        predictions[index] = LintPrediction(estimate=estimate)
     return predictions
 
 
-def question_about(case: Case, model: ModelSpec | None = None, batch: int | None = None) -> Question | None:
+def question_about(case: LintCase, model: ModelSpec | None = None, batch: int | None = None) -> Question | None:
     """What is predicted of a case; None: the model or the cluster is unknown.
 
     Args:
@@ -108,7 +108,7 @@ def question_about(case: Case, model: ModelSpec | None = None, batch: int | None
         return None
 
 
-def unpredictable(case: Case) -> str:
+def unpredictable(case: LintCase) -> str:
     """Why the equations do not apply; empty: they do."""
     config, ranks, model = case.config, case.ranks, case.model
     if ranks is None or case.replicas is None or case.replicas < 1:
@@ -124,12 +124,12 @@ def unpredictable(case: Case) -> str:
     return ""
 
 
-def as_predicted(case: Case) -> TrialConfig:
+def as_predicted(case: LintCase) -> TrialConfig:
     """The configuration with the framework's kernels."""
     return case.config.replace(case.framework.predicted)
 
 
-def fit(case: Case, present: Outlook) -> Iterator[Finding]:
+def fit(case: LintCase, present: LintPrediction) -> Iterator[Finding]:
     """The finding that the configuration does not fit; not an error if it may fit with other values of what is not stated."""
     if present.probability >= UNLIKELY:
         return
@@ -142,7 +142,7 @@ def fit(case: Case, present: Outlook) -> Iterator[Finding]:
     yield lacking(case, problem, changes)
 
 
-def lacking(case: Case, problem: str, changes: Settings) -> Finding:
+def lacking(case: LintCase, problem: str, changes: Settings) -> Finding:
     """The finding that the configuration lacks memory, with the changes that make it fit; empty: there are none."""
     key, effect = next(iter(changes), case.key_of("micro_batch_size")), Effect.DOES_NOT_FIT
     more = "use more devices, or a smaller model" if case.config.zero_stage else "divide its states (ZeRO, FSDP) or the model"
@@ -153,7 +153,7 @@ def lacking(case: Case, problem: str, changes: Settings) -> Finding:
     return Finding(rule=RULE, key=key, effect=effect, problem=problem, remedy=remedy, fix=changes)
 
 
-def assumptions(case: Case) -> list[str]:
+def assumptions(case: LintCase) -> list[str]:
     """What a prediction takes because neither the file nor the user states it, as `NAME=VALUE`, with what states it."""
     question = question_about(case)
     sizes = {} if question is None else {
@@ -167,7 +167,7 @@ def assumptions(case: Case) -> list[str]:
     return lines
 
 
-def rests_on_assumptions(case: Case) -> bool:
+def rests_on_assumptions(case: LintCase) -> bool:
     """Whether the configuration may fit with the values of what is not stated that need least memory."""
     if not assumptions(case):
         return False
@@ -179,11 +179,11 @@ def rests_on_assumptions(case: Case) -> bool:
     return isinstance(prediction, str) or prediction.probability >= UNLIKELY
 
 
-def smaller(case: Case) -> Settings:
+def smaller(case: LintCase) -> Settings:
     """The smallest change that fits: the fastest of the single changes, else of the pairs; empty: none fits."""
     rules_before = {finding.rule for finding in legality(case)}
 
-    def legal(variant: Case) -> bool:
+    def legal(variant: LintCase) -> bool:
         return {finding.rule for finding in legality(variant)} <= rules_before
 
     singles = list(itertools.islice(single_changes(case, LEVERS), MOST_SINGLES))
@@ -198,7 +198,7 @@ def smaller(case: Case) -> Settings:
     return _fastest(case, pairs)
 
 
-def _fastest(case: Case, changes: Sequence[tuple[Settings, Case]]) -> Settings:
+def _fastest(case: LintCase, changes: Sequence[tuple[Settings, LintCase]]) -> Settings:
     try:
         predictions = outlooks(case, [changed for _, changed in changes])
     except SearchSpaceError:

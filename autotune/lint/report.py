@@ -4,10 +4,10 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from autotune.lint.case import Case
+from autotune.lint.case import LintCase
 from autotune.lint.deepspeed import version_of
 from autotune.lint.lint import Linted
-from autotune.lint.memory import GIB, UNLIKELY, Outlook, assumptions
+from autotune.lint.memory import GIB, UNLIKELY, LintPrediction, assumptions
 from search_spaces.finding import Effect, Finding
 from search_spaces.plain import to_plain
 
@@ -44,7 +44,7 @@ def text_lines(linted: Linted, version: str) -> list[str]:
     return [*lines, *notes, f"{location}: {outlook_text(linted.outlook, linted.case)}"]
 
 
-def notes_of(case: Case) -> list[str]:
+def notes_of(case: LintCase) -> list[str]:
     """Everything that was not read as the file states it, and what predictions take instead."""
     return [*case.imported.notes, *(f"{line}: taken, because it is not stated" for line in assumptions(case))]
 
@@ -58,7 +58,7 @@ def grouped(notes: Iterable[str]) -> list[str]:
     return [": ".join(filter(None, (", ".join(filter(None, texts)), reason))) for reason, texts in subjects.items()]
 
 
-def outlook_text(outlook: Outlook | str, case: Case | None = None) -> str:
+def outlook_text(outlook: LintPrediction | str, case: LintCase | None = None) -> str:
     """The prediction in one line, with what it takes of the case that nothing states."""
     if isinstance(outlook, str):
         return outlook

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from autotune.exports.torchtitan import SCHEDULES
 from autotune.imports import torchtitan as keys
 from autotune.imports.torchtitan import FORMAT, from_torchtitan
-from autotune.lint.case import Case, Check, Framework, Settings, unknown
+from autotune.lint.case import Check, Framework, LintCase, Settings, unknown
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.models.pipeline import ONE_STAGE_SCHEDULES
@@ -55,7 +55,7 @@ KEYS: Mapping[str, str] = {
 }  # fmt: skip
 
 
-def _unknown_fields(case: Case) -> Iterator[Finding]:
+def _unknown_fields(case: LintCase) -> Iterator[Finding]:
     extended = any(case.get(key) for key in ("job.custom_config_module", "experimental.custom_args_module"))
     if extended or "model.name" not in case.imported.settings:
         return
@@ -65,59 +65,59 @@ def _unknown_fields(case: Case) -> Iterator[Finding]:
             yield unknown(case, key, [f"{table}.{field}" for field in KNOWN[table]], Effect.REFUSED)
 
 
-def _degrees(case: Case) -> str | None:
+def _degrees(case: LintCase) -> str | None:
     stated_ranks, ranks = case.imported.ranks, case.around.ranks or (case.around.cluster and case.around.cluster.world_size)
     if stated_ranks is None or ranks is None or stated_ranks == ranks:
         return None
     return f"the degrees multiply to {stated_ranks} ranks, and there are {ranks}"
 
 
-def _batch_step(case: Case) -> int | None:
+def _batch_step(case: LintCase) -> int | None:
     return (case.imported.samples_per_rank or 0) * case.replicas if case.replicas else None
 
 
-def _global_batch(case: Case) -> str | None:
+def _global_batch(case: LintCase) -> str | None:
     step, batch = _batch_step(case), case.around.global_batch_size or case.imported.global_batch_size
     if not step or batch is None or batch % step == 0:
         return None
     return f"{batch} is not a multiple of {step} ({case.imported.samples_per_rank} samples on each of {case.replicas} ranks)"
 
 
-def _nearest_batch(case: Case) -> Settings:
+def _nearest_batch(case: LintCase) -> Settings:
     step, batch = _batch_step(case), case.imported.global_batch_size
     return {keys.GLOBAL: max((2 * batch + step) // (2 * step), 1) * step} if step and batch else {}
 
 
-def _pipeline_batch(case: Case) -> str | None:
+def _pipeline_batch(case: LintCase) -> str | None:
     micro, local = case.config.micro_batch_size, case.imported.samples_per_rank or 0
     if case.config.pipeline_parallel_size == 1 or local % micro == 0:
         return None
     return f"a local batch of {local} is not divided by micro-batches of {micro}"
 
 
-def _nearest_micro(case: Case) -> Settings:
+def _nearest_micro(case: LintCase) -> Settings:
     local, micro = case.imported.samples_per_rank or 1, case.config.micro_batch_size
     return {keys.MICRO: max(size for size in range(1, min(micro, local, MOST) + 1) if local % size == 0)}
 
 
-def _recipe_name(case: Case) -> str:
+def _recipe_name(case: LintCase) -> str:
     recipe = case.get("recipe")
     return str(recipe or f"{case.get('model.name', '')}{case.get('model.flavor', '')}").lower().replace("-", "")
 
 
-def _kv_heads(case: Case) -> str | None:
+def _kv_heads(case: LintCase) -> str | None:
     heads, tensor = KV_HEADS.get(_recipe_name(case)), case.config.tensor_parallel_size
     if case.model is not None or heads is None or not any(count % tensor for count in heads):
         return None
     return f"{tensor} ranks do not divide {heads[0]} attention heads and {heads[1]} key-value heads, which are not replicated"
 
 
-def _fewer_tensor(case: Case) -> Settings:
+def _fewer_tensor(case: LintCase) -> Settings:
     heads = KV_HEADS[_recipe_name(case)]
     return {keys.TENSOR: math.gcd(math.gcd(*heads), case.config.tensor_parallel_size)}
 
 
-def _sequence(case: Case) -> str | None:
+def _sequence(case: LintCase) -> str | None:
     config = case.config
     divisor = config.tensor_parallel_size * (2 * config.context_parallel_size if config.context_parallel_size > 1 else 1)
     if not config.sequence_parallel and config.context_parallel_size == 1:
@@ -127,18 +127,18 @@ def _sequence(case: Case) -> str | None:
     return f"{case.tokens} tokens are not divided by {divisor} (tensor x 2 context)"
 
 
-def _nearest_tokens(case: Case) -> Settings:
+def _nearest_tokens(case: LintCase) -> Settings:
     config, tokens = case.config, case.tokens or 1
     divisor = config.tensor_parallel_size * (2 * config.context_parallel_size if config.context_parallel_size > 1 else 1)
     return {keys.TOKENS: max(round(tokens / divisor), 1) * divisor}
 
 
-def _expert_tensor(case: Case) -> int:
+def _expert_tensor(case: LintCase) -> int:
     value = case.get(keys.EXPERT_TENSOR, 1)
     return value if isinstance(value, int) and value > 0 else 1
 
 
-def _stage_layers(case: Case) -> tuple[int, int] | None:
+def _stage_layers(case: LintCase) -> tuple[int, int] | None:
     """Layers per stage as stated, and the stages that they make; None: not stated, or not known."""
     stage_layers, model = case.get(keys.STAGE_LAYERS), case.model
     if case.config.pipeline_parallel_size == 1 or not isinstance(stage_layers, int) or model is None:
@@ -147,7 +147,7 @@ def _stage_layers(case: Case) -> tuple[int, int] | None:
     return stage_layers, -(-(model.num_layers + less) // stage_layers)
 
 
-def _uneven_stages(case: Case) -> str | None:
+def _uneven_stages(case: LintCase) -> str | None:
     division, ranks = _stage_layers(case), case.config.pipeline_parallel_size
     if division is None:
         return None
@@ -161,7 +161,7 @@ def _uneven_stages(case: Case) -> str | None:
     return None
 
 
-def _other_stage_layers(case: Case) -> Settings:
+def _other_stage_layers(case: LintCase) -> Settings:
     division = _stage_layers(case)
     if division is None:
         return {}
@@ -276,7 +276,7 @@ RULES = frozenset({
 })  # fmt: skip
 
 
-def _write(case: Case, knob: str, value: Value) -> Settings:
+def _write(case: LintCase, knob: str, value: Value) -> Settings:
     pipelined = case.config.pipeline_parallel_size > 1
     match knob:
         case "micro_batch_size":

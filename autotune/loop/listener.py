@@ -3,7 +3,7 @@
 from types import TracebackType
 
 from autotune.outcome.job_snapshot import JobSnapshot
-from autotune.outcome.verdict import Verdict
+from autotune.outcome.verdict import JobVerdict
 from autotune.session.session import Session
 from autotune.trackers.writer import TrackerWriter
 from search_spaces.outcome import JobState
@@ -29,7 +29,7 @@ class LoopListener:
     def on_progress(self, trial: TrialRecord, progress: Progress) -> None:
         """A running trial reported its progress."""
 
-    def on_answer(self, verdict: Verdict | None) -> None:
+    def on_answer(self, verdict: JobVerdict | None) -> None:
         """The job's verdict so far changed; None: no configuration can win any more."""
 
     def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:

@@ -21,7 +21,7 @@ from autotune.loop.stop import StopSignal
 from autotune.outcome.drift import drift_of
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader, read_snapshot
 from autotune.outcome.standings import measured_baseline
-from autotune.outcome.verdict import Verdict, Verdicts, answer_summary
+from autotune.outcome.verdict import JobVerdict, Verdicts, answer_summary
 from autotune.session.nvme import speed_warning
 from autotune.session.resolve import with_prior
 from autotune.session.session import Session, with_changes_of
@@ -136,7 +136,7 @@ class TuningLoop:
         self._drift_reporter = DriftReporter(store, listener.on_news)
         self._ended: list[int] = []
         self._verdicts = Verdicts()
-        self._answered: Verdict | None = None
+        self._answered: JobVerdict | None = None
         self._next_answer = 0.0
         self._spread = session.prior
         self._referenced = False

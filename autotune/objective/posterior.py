@@ -175,7 +175,7 @@ def _draws(means: Array, variances: Array, random: np.random.Generator) -> Array
 
 
 @dataclass(frozen=True, slots=True)
-class _Fit:
+class _EffectFit:
     """The estimated block effects and noise under one hypothesis of the blocks' variance."""
 
     effects: Array
@@ -188,7 +188,7 @@ class _Fit:
 
 def _fits(
     logs: Array, owner: NDArray[Any], block: NDArray[Any], assumed: float, prior: Spread, ratios: Sequence[float]
-) -> list[_Fit]:
+) -> list[_EffectFit]:
     """Fit each hypothesis, and drop unlikely ones. `assumed`: prior variance of the noise.
 
     Only candidates with several measurements contribute to block effects. Effects are relative to the mean of the confirmation
@@ -197,7 +197,7 @@ def _fits(
     repeated = np.bincount(owner)[owner] > 1
     names = np.unique(block)
     if not repeated.any():
-        return [_Fit(np.zeros(len(logs)), prior.degrees_of_freedom * assumed, prior.degrees_of_freedom, 1.0)]
+        return [_EffectFit(np.zeros(len(logs)), prior.degrees_of_freedom * assumed, prior.degrees_of_freedom, 1.0)]
     y = logs[repeated]
     fixed = (owner[repeated][:, None] == np.unique(owner[repeated])).astype(float)
     random = (block[repeated][:, None] == names).astype(float)
@@ -219,7 +219,7 @@ def _fits(
         scale = weight * assumed + float(error @ inverse @ error)
         size = float(np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(information)[1])
         before = math.log(STEADY if ratio == 0.0 else (1.0 - STEADY) / max(len(ratios) - 1, 1))
-        fit = _Fit(effects[np.searchsorted(names, block)], scale, freedom, 1.0)
+        fit = _EffectFit(effects[np.searchsorted(names, block)], scale, freedom, 1.0)
         scored_fits.append((fit, before - 0.5 * (size + freedom * math.log(scale))))
     most = max(likelihood for _, likelihood in scored_fits)
     likely = [(fit, math.exp(likelihood - most)) for fit, likelihood in scored_fits]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.goodput.choice import Choice
+from autotune.goodput.choice import RunChoice
 from autotune.request.request import Objective
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
@@ -27,7 +27,7 @@ class Ranking:
     efficiency: Callable[[TrialRecord, float], float] | None = None
     """Returns what a search trial's configuration with these samples/s delivers per device to the answer, relative to here: on
     its cluster, and with the objective goodput after failures; None: the rates themselves are ranked."""
-    choices_of: Callable[[TrialRecord, float], Sequence[Choice]] | None = None
+    choices_of: Callable[[TrialRecord, float], Sequence[RunChoice]] | None = None
     """Objective goodput: the ways to run a search trial's configuration with these samples/s, best first."""
 
     @property

@@ -13,7 +13,7 @@ from autotune.objective.ranking import peak_bytes, rate
 from autotune.outcome.environment_findings import environment_document, environment_findings
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import with_whole_result
-from autotune.outcome.verdict import Verdict, answer_document, decide
+from autotune.outcome.verdict import JobVerdict, answer_document, decide
 from autotune.request.request import Objective
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
@@ -75,7 +75,7 @@ def build_best_config(session: Session, snapshot: JobSnapshot) -> dict[str, Any]
     }
 
 
-def _job(session: Session, snapshot: JobSnapshot, verdict: Verdict) -> dict[str, Any]:
+def _job(session: Session, snapshot: JobSnapshot, verdict: JobVerdict) -> dict[str, Any]:
     return {
         "id": snapshot.job.id,
         "state": snapshot.job.state.value,
@@ -100,13 +100,13 @@ def _objective(session: Session) -> dict[str, Any]:
     }
 
 
-def _rate(verdict: Verdict, trial: TrialRecord) -> Interval:
+def _rate(verdict: JobVerdict, trial: TrialRecord) -> Interval:
     rate = verdict.rate(trial)
     assert rate is not None  # only measured trials are written
     return rate
 
 
-def _entry(trial: TrialRecord, verdict: Verdict) -> dict[str, Any]:
+def _entry(trial: TrialRecord, verdict: JobVerdict) -> dict[str, Any]:
     return {
         "trial": trial.number,
         "config": trial.config.values(),
@@ -115,7 +115,7 @@ def _entry(trial: TrialRecord, verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _measured(trial: TrialRecord, verdict: Verdict) -> dict[str, Any]:
+def _measured(trial: TrialRecord, verdict: JobVerdict) -> dict[str, Any]:
     result = trial.result or TrialResult(attempt="", outcome=trial.outcome)  # type: ignore[arg-type]
     standings, interval = verdict.standings, _rate(verdict, trial)
     snapshot, index = standings.snapshot, standings.places.get(trial.config_hash)
@@ -146,7 +146,7 @@ def _scaled(value: float | None, scale: float) -> float | None:
 PACKAGES = ("autotune", "torch", "numpy", "optuna", "ray", "sqlalchemy")
 
 
-def provenance(session: Session, snapshot: JobSnapshot, verdict: Verdict) -> dict[str, Any]:
+def provenance(session: Session, snapshot: JobSnapshot, verdict: JobVerdict) -> dict[str, Any]:
     """Return the data needed to interpret a result later. `environment` holds what the ranks themselves recorded."""
     result = verdict.best.result
     device = session.cluster.device
@@ -195,7 +195,7 @@ def _versions() -> dict[str, str]:
     return versions
 
 
-def spent(session: Session, snapshot: JobSnapshot, verdict: Verdict) -> dict[str, Any]:
+def spent(session: Session, snapshot: JobSnapshot, verdict: JobVerdict) -> dict[str, Any]:
     """Return the device-hours of the job, the length of a baseline run at which they break even, and what a run saves.
 
     A run of H device-hours with the baseline takes H / gain with the best, so it saves H (1 - 1 / gain).

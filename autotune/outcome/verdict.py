@@ -23,7 +23,7 @@ RISK = 0.02
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class JobVerdict:
     """The answer of a job so far."""
 
     best: TrialRecord
@@ -54,7 +54,7 @@ class Verdict:
         return self.standings.rate(trial)
 
 
-def decide(snapshot: JobSnapshot, ranking: Ranking, prior: Spread, baselines: Sequence[TrialConfig]) -> Verdict | None:
+def decide(snapshot: JobSnapshot, ranking: Ranking, prior: Spread, baselines: Sequence[TrialConfig]) -> JobVerdict | None:
     """Return the answer that the job's rows support; None: no configuration can win.
 
     1. The candidates are the baseline and the configurations that can win; once the confirmation has begun, only those that
@@ -72,7 +72,7 @@ def decide(snapshot: JobSnapshot, ranking: Ranking, prior: Spread, baselines: Se
     return None if standings is None else verdict_of(standings)
 
 
-def verdict_of(standings: Standings) -> Verdict | None:
+def verdict_of(standings: Standings) -> JobVerdict | None:
     """`decide` for known standings; None: no contender is comparable yet."""
     candidates = candidates_of(standings)
     if not candidates:
@@ -84,7 +84,7 @@ def verdict_of(standings: Standings) -> Verdict | None:
     ratio = None if other is None else standings.ranked_by.ratio(other, answer)
     unresolved = tuple(trial for trial in unresolved_trials(standings.snapshot) if trial.config_hash not in standings.places)
     probability = 1.0 if by_memory else standings.ranked_by.probability_best(answer)
-    return Verdict(
+    return JobVerdict(
         best=best,
         keeps=baseline is not None and best.config_hash == baseline.config_hash,
         runner_up=None if other is None else standings.contenders[other],
@@ -99,7 +99,7 @@ def verdict_of(standings: Standings) -> Verdict | None:
     )
 
 
-def answer_document(verdict: Verdict) -> dict[str, Any]:
+def answer_document(verdict: JobVerdict) -> dict[str, Any]:
     """Return the answer as plain data, as shown by the job's row, the best-config document, the service and the page.
 
     Trials are given by number, rates in samples/s with their 95 % intervals. `standings` lists every contender, the answer
@@ -135,7 +135,7 @@ def answer_document(verdict: Verdict) -> dict[str, Any]:
     }
 
 
-def _goodput(verdict: Verdict) -> dict[str, Any]:
+def _goodput(verdict: JobVerdict) -> dict[str, Any]:
     """Objective goodput: the best ways to run the answer, and the best one of the baseline; empty: another objective."""
     choices_of, baseline = verdict.standings.ranking.choices_of, verdict.baseline
     if choices_of is None:
@@ -149,7 +149,7 @@ def _goodput(verdict: Verdict) -> dict[str, Any]:
     return {"goodput": {"ways": documents(verdict.best), "baseline": of_baseline[0] if of_baseline else None}}
 
 
-def answer_summary(verdict: Verdict) -> dict[str, Any]:
+def answer_summary(verdict: JobVerdict) -> dict[str, Any]:
     """`answer_document` without the standings: stored in the job's row for lists of many jobs."""
     return {name: value for name, value in answer_document(verdict).items() if name != "standings"}
 
@@ -159,9 +159,9 @@ class Verdicts:
 
     def __init__(self) -> None:
         self._measured: tuple[int, int] | None = None
-        self._verdict: Verdict | None = None
+        self._verdict: JobVerdict | None = None
 
-    def of(self, snapshot: JobSnapshot, ranking: Ranking, prior: Spread, baselines: Sequence[TrialConfig]) -> Verdict | None:
+    def of(self, snapshot: JobSnapshot, ranking: Ranking, prior: Spread, baselines: Sequence[TrialConfig]) -> JobVerdict | None:
         """Return the result of `decide`; the same object until something new is measured."""
         ended = [trial for trial in snapshot.trials if trial.outcome is not None]
         again = sum(trial.purpose is not Purpose.SEARCH for trial in ended)

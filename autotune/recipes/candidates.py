@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.errors import AutotuneError
-from autotune.lint.case import Case, Settings
+from autotune.lint.case import LintCase, Settings
 from autotune.lint.legality import legality
 from autotune.lint.lint import STOPS
-from autotune.lint.memory import GIB, Outlook, outlooks, question_about, unpredictable
+from autotune.lint.memory import GIB, LintPrediction, outlooks, question_about, unpredictable
 from autotune.prediction.equations.step import Z90, predict
 from autotune.prediction.planning.estimate import alike, learned
 from autotune.prediction.planning.memory_fit import room_of
@@ -48,9 +48,9 @@ MOST = 30_000
 class Candidate:
     """A layout of the recipe."""
 
-    case: Case
+    case: LintCase
     """With its settings, as the framework reads them."""
-    outlook: Outlook
+    outlook: LintPrediction
     distance: int
     """Number of `LEVERS` in which it differs from the recipe."""
 
@@ -68,7 +68,7 @@ class Refused:
     why: str = ""
 
 
-def realised(case: Case, config: TrialConfig, batch: int) -> Case | None:
+def realised(case: LintCase, config: TrialConfig, batch: int) -> LintCase | None:
     """The case with settings for the layout and its batch, as the framework reads them; None: they do not state it.
 
     `case`: the recipe in the surroundings of the cluster.
@@ -92,7 +92,7 @@ def realised(case: Case, config: TrialConfig, batch: int) -> Case | None:
     return changed if same and stated_batch(changed) in (None, batch) else None
 
 
-def stated_batch(case: Case) -> int | None:
+def stated_batch(case: LintCase) -> int | None:
     """Samples per optimizer step that the settings themselves state; None: they do not, or the ranks are not known."""
     imported = case.imported
     if imported.global_batch_size is not None:
@@ -100,7 +100,7 @@ def stated_batch(case: Case) -> int | None:
     return imported.samples_per_rank * case.replicas if imported.samples_per_rank and case.replicas else None
 
 
-def _written(case: Case, name: str, value: Value) -> Settings:
+def _written(case: LintCase, name: str, value: Value) -> Settings:
     """The settings that give a knob a value; stages per rank have a setting only if the recipe states them in one."""
     if name == "virtual_stages":
         key = case.imported.keys.get(name, "")
@@ -109,24 +109,24 @@ def _written(case: Case, name: str, value: Value) -> Settings:
     return case.framework.write(case, name, value)
 
 
-def refused(case: Case) -> Refused | None:
+def refused(case: LintCase) -> Refused | None:
     """Why a realised layout cannot be run or predicted; None: it can."""
     findings = tuple(finding for finding in legality(case) if finding.effect in STOPS)
     why = "" if findings else unpredictable(case)
     return Refused(findings=findings, why=why) if findings or why else None
 
 
-def judged(case: Case) -> Outlook | Refused:
+def judged(case: LintCase) -> LintPrediction | Refused:
     """A realised layout's prediction, or why it cannot be run or predicted."""
     return refused(case) or outlooks(case, [case])[0] or Refused(why="the equations do not know this layout")
 
 
-def is_divisible(case: Case, batch: int) -> bool:
+def is_divisible(case: LintCase, batch: int) -> bool:
     """Whether any layout of the settings divides the batch, whether it fits or not."""
     return next(_layouts(case, batch, offloads=False), None) is not None
 
 
-def candidates(case: Case, batch: int, top: int) -> list[Candidate]:
+def candidates(case: LintCase, batch: int, top: int) -> list[Candidate]:
     """The layouts that are predicted to fit, best first.
 
     1. All combinations of the values that the framework can state, without those whose arithmetic is impossible.
@@ -145,9 +145,9 @@ def candidates(case: Case, batch: int, top: int) -> list[Candidate]:
     return []
 
 
-def _predicted(source: Case, cases: Sequence[Case]) -> list[Candidate]:
+def _predicted(source: LintCase, cases: Sequence[LintCase]) -> list[Candidate]:
     """Those that fit. Cases whose model the framework divides alike are predicted together."""
-    groups: dict[ModelSpec, list[Case]] = {}
+    groups: dict[ModelSpec, list[LintCase]] = {}
     for case in cases:
         assert case.model is not None
         groups.setdefault(case.framework.as_run(case.model, case.config), []).append(case)
@@ -163,7 +163,7 @@ def _predicted(source: Case, cases: Sequence[Case]) -> list[Candidate]:
     ]
 
 
-def certain_gain(case: Case) -> float:
+def certain_gain(case: LintCase) -> float:
     """Ratio of predicted rates from which one layout is faster with a probability of 95 %."""
     question = question_about(case)
     # Standard deviation of the error of the ratio of two predicted rates of one model, in log.
@@ -184,7 +184,7 @@ def _in_order(unordered: Sequence[Candidate]) -> list[Candidate]:
     return ordered
 
 
-def _ranked(case: Case, batch: int, offloads: bool) -> list[TrialConfig]:
+def _ranked(case: LintCase, batch: int, offloads: bool) -> list[TrialConfig]:
     """Layouts that are predicted to fit, the fastest first."""
     groups: dict[ModelSpec, list[TrialConfig]] = {}
     assert case.model is not None
@@ -208,7 +208,7 @@ def _ranked(case: Case, batch: int, offloads: bool) -> list[TrialConfig]:
     return [config for _, _, config in sorted(scored, key=lambda item: item[:2])]
 
 
-def _layouts(case: Case, batch: int, offloads: bool) -> Iterator[TrialConfig]:
+def _layouts(case: LintCase, batch: int, offloads: bool) -> Iterator[TrialConfig]:
     """Combinations whose arithmetic is possible, near ones first."""
     model, ranks, config, tokens = case.model, case.ranks or 1, case.config, case.tokens or 1
     assert model is not None
@@ -236,7 +236,7 @@ def _layouts(case: Case, batch: int, offloads: bool) -> Iterator[TrialConfig]:
                 )  # fmt: skip
 
 
-def _stages(case: Case, pipeline: int) -> list[int]:
+def _stages(case: LintCase, pipeline: int) -> list[int]:
     """Numbers of stages of a rank."""
     virtual_stages, layers = case.config.virtual_stages, case.model.num_layers if case.model else 1
     if pipeline == 1:
@@ -249,7 +249,7 @@ def _stages(case: Case, pipeline: int) -> list[int]:
     ] or [virtual_stages if pipeline * virtual_stages <= layers else 1]
 
 
-def _shards(case: Case, chosen: Mapping[str, Value], zero_ranks: int) -> list[int]:
+def _shards(case: LintCase, chosen: Mapping[str, Value], zero_ranks: int) -> list[int]:
     """Ranks that a copy of the states is divided over: all, as in the recipe, or the ranks of a node."""
     shard_size, cluster = case.config.hsdp_shard_size, case.around.cluster
     if chosen["zero_stage"] != 3 or cluster is None or case.framework.name not in ("torchtitan", "best-config"):
@@ -260,7 +260,7 @@ def _shards(case: Case, chosen: Mapping[str, Value], zero_ranks: int) -> list[in
     return [size for size in dict.fromkeys(options) if size == 0 or (1 < size < zero_ranks and zero_ranks % size == 0)]
 
 
-def _values(case: Case, name: str, offloads: bool) -> list[Value]:
+def _values(case: LintCase, name: str, offloads: bool) -> list[Value]:
     """The recipe's own value, then others that its settings can state, the nearest first."""
     recipe_value, options = getattr(case.config, name), list(CHOICES.get(name, ()))
     if name in LARGEST:
@@ -276,7 +276,7 @@ def _values(case: Case, name: str, offloads: bool) -> list[Value]:
     return [recipe_value, *(value for value in options if value != recipe_value and _states(case, name, value))]
 
 
-def _states(case: Case, name: str, value: Value) -> bool:
+def _states(case: LintCase, name: str, value: Value) -> bool:
     """Whether the framework's settings can give the knob this value."""
     try:
         return bool(case.framework.write(case, name, value))
@@ -284,7 +284,7 @@ def _states(case: Case, name: str, value: Value) -> bool:
         return False
 
 
-def shortage(outlook: Outlook) -> str:
+def shortage(outlook: LintPrediction) -> str:
     """Why a layout does not fit, with its arithmetic."""
     estimate = outlook.estimate
     needed, limit = estimate.peak_memory_bytes.mean / GIB, estimate.memory_limit_bytes / GIB

@@ -9,9 +9,9 @@ from typing import Any
 from autotune.errors import NothingFeasibleError, RequestError
 from autotune.imports.shell import LAUNCHER
 from autotune.lint.accelerate import MACHINES, PROCESSES
-from autotune.lint.case import Case
+from autotune.lint.case import LintCase
 from autotune.lint.legality import legality
-from autotune.lint.memory import GIB, Outlook, assumptions, outlook
+from autotune.lint.memory import GIB, LintPrediction, assumptions, outlook
 from autotune.lint.report import notes_of
 from autotune.recipes.candidates import (
     LEVERS,
@@ -65,11 +65,11 @@ class Carried:
     batch_before: int
     batch: int
     batch_rule: BatchRule
-    same: Case
+    same: LintCase
     """The recipe with more or fewer data-parallel ranks, and nothing else changed."""
     problems: tuple[Finding, ...]
     """Why that does not run."""
-    same_outlook: Outlook | str
+    same_outlook: LintPrediction | str
     """How it runs; else why it is not predicted."""
     candidates: tuple[Candidate, ...]
     """Best first; never empty."""
@@ -109,7 +109,7 @@ def carry(recipe: Recipe, cluster: ClusterSpec, rule: BatchRule, batch: int | No
     target = _with_batch(dataclasses.replace(source, around=around), after)
     same = target.changed(sized(target, source.config, after))
     problems = tuple(legality(same))
-    present: Outlook | str = outlook(same) if refused(same) is None else "not predicted, because it does not run"
+    present: LintPrediction | str = outlook(same) if refused(same) is None else "not predicted, because it does not run"
     ranked = _with_unchanged(source, same, present, candidates(target, after, top))[:top]
     if not ranked:
         raise _nothing(target, after)
@@ -122,7 +122,9 @@ def carry(recipe: Recipe, cluster: ClusterSpec, rule: BatchRule, batch: int | No
     )  # fmt: skip
 
 
-def _with_unchanged(source: Case, same: Case, present: Outlook | str, ranked: list[Candidate]) -> list[Candidate]:
+def _with_unchanged(
+    source: LintCase, same: LintCase, present: LintPrediction | str, ranked: list[Candidate]
+) -> list[Candidate]:
     """The candidates with the unchanged layout first, if it fits and no other is certainly faster.
 
     It fits if it is predicted to, or if it needs no more memory there than where the recipe is known to run.
@@ -131,7 +133,7 @@ def _with_unchanged(source: Case, same: Case, present: Outlook | str, ranked: li
         return ranked
     before = outlook(source) if source.around.cluster is not None else ""
     estimate, ran = present.estimate, False
-    if isinstance(before, Outlook):
+    if isinstance(before, LintPrediction):
         estimate_before = before.estimate
         ran = (
             estimate.peak_memory_bytes.mean <= estimate_before.peak_memory_bytes.mean
@@ -158,7 +160,7 @@ def _scaled(batch: int, ranks: int, cluster: ClusterSpec) -> int:
     return batch * cluster.world_size // ranks
 
 
-def _knobs(source: Case, best: Candidate) -> dict[str, Any]:
+def _knobs(source: LintCase, best: Candidate) -> dict[str, Any]:
     """The knobs that the recipe states, and those that candidates change, with the recipe's values."""
     names = [*source.imported.knobs, *(name for name in LEVERS if name not in source.imported.knobs)]
     default = TrialConfig()
@@ -170,7 +172,7 @@ def _knobs(source: Case, best: Candidate) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _changes(target: Case, best: Candidate, batch: int) -> Iterator[Change]:
+def _changes(target: LintCase, best: Candidate, batch: int) -> Iterator[Change]:
     """Knobs first, then the settings that state sizes."""
     for name in (*LEVERS, "sequence_parallel"):
         old, new = getattr(target.config, name), getattr(best.config, name)
@@ -193,7 +195,7 @@ def _changes(target: Case, best: Candidate, batch: int) -> Iterator[Change]:
             yield Change(name=key, before=target.get(key), after=value, required=True, reason=reason)
 
 
-def _reason(target: Case, best: Candidate, name: str, batch: int) -> tuple[bool, str]:
+def _reason(target: LintCase, best: Candidate, name: str, batch: int) -> tuple[bool, str]:
     """Whether the best needs the new value of a knob, and why: what the old value would mean there."""
     old = getattr(target.config, name)
     old_text = f"{name}={value_text(old)}"
@@ -224,11 +226,11 @@ def _reason(target: Case, best: Candidate, name: str, batch: int) -> tuple[bool,
     return False, f"predicted {ratio:.2f} times as fast as with {old_text}"
 
 
-def _with_batch(target: Case, batch: int) -> Case:
+def _with_batch(target: LintCase, batch: int) -> LintCase:
     return dataclasses.replace(target, around=dataclasses.replace(target.around, global_batch_size=batch))
 
 
-def _nothing(target: Case, batch: int) -> RequestError | NothingFeasibleError:
+def _nothing(target: LintCase, batch: int) -> RequestError | NothingFeasibleError:
     """Why there is no candidate."""
     ranks, cluster = target.ranks or 1, target.around.cluster
     title = target.framework.title
@@ -295,13 +297,13 @@ def document(carried: Carried) -> dict[str, Any]:
     }
 
 
-def changed_settings(source: Case, case: Case) -> dict[str, Any]:
+def changed_settings(source: LintCase, case: LintCase) -> dict[str, Any]:
     """Setting -> its value in a case, of those that differ from the source's; None: left out."""
     present, settings = source.imported.settings, case.imported.settings
     return {key: settings.get(key) for key in {**present, **settings} if settings.get(key) != present.get(key)}
 
 
-def _predicted(outlook: Outlook) -> dict[str, Any]:
+def _predicted(outlook: LintPrediction) -> dict[str, Any]:
     rate, estimate = outlook.estimate.samples_per_second, outlook.estimate
     return {
         "samples_per_second": dataclasses.asdict(rate),

@@ -11,8 +11,8 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.lint.case import Case
-from autotune.lint.memory import Outlook
+from autotune.lint.case import LintCase
+from autotune.lint.memory import LintPrediction
 from autotune.loop.confirmation import CONFIDENCE
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import EQUAL, decide
@@ -62,8 +62,8 @@ class Rival:
 class Nomination:
     """The rivals of a recipe by prediction, the fastest first."""
 
-    case: Case
-    outlook: Outlook | str
+    case: LintCase
+    outlook: LintPrediction | str
     """The recipe's prediction; else why there is none."""
     rivals: tuple[Rival, ...]
 
@@ -73,7 +73,7 @@ class Nomination:
         ratios = [rival.predicted for rival in self.rivals if rival.predicted is not None]
         if any(ratio.low > 1.0 for ratio in ratios):
             return Result.BEATEN
-        is_predicted = isinstance(self.outlook, Outlook)
+        is_predicted = isinstance(self.outlook, LintPrediction)
         return Result.NOT_BEATEN if is_predicted and all(ratio.high < 1.0 + EQUAL for ratio in ratios) else Result.UNDECIDED
 
 
@@ -95,7 +95,7 @@ class Challenged:
     """Why the recipe did not run; empty: it ran."""
 
 
-def nominate(case: Case, batch: int, count: int) -> Nomination:
+def nominate(case: LintCase, batch: int, count: int) -> Nomination:
     """The layouts that are predicted fastest, without the recipe's own.
 
     Raises:
@@ -105,7 +105,7 @@ def nominate(case: Case, batch: int, count: int) -> Nomination:
         raise RequestError("model", f"{case.source} does not say which model it trains", "give --model MODEL")
     recipe_case = realised(case, case.config, batch) or case
     verdict = judged(recipe_case)
-    outlook: Outlook | str = verdict if isinstance(verdict, Outlook) else _why(verdict)
+    outlook: LintPrediction | str = verdict if isinstance(verdict, LintPrediction) else _why(verdict)
     rivals = [candidate for candidate in candidates(case, batch, count + 1) if _differences(case.config, candidate.config)]
     factor = certain_gain(case)
     return Nomination(
@@ -121,9 +121,9 @@ def _differences(recipe_config: TrialConfig, other: TrialConfig) -> dict[str, Va
     return {name: value for name in FOLLOWS if (value := getattr(other, name)) != getattr(recipe_config, name)}
 
 
-def _rival(case: Case, candidate: Candidate, outlook: Outlook | str, factor: float) -> Rival:
+def _rival(case: LintCase, candidate: Candidate, outlook: LintPrediction | str, factor: float) -> Rival:
     ratio = None
-    if isinstance(outlook, Outlook):
+    if isinstance(outlook, LintPrediction):
         mean = candidate.outlook.rate / outlook.rate
         ratio = Interval(mean=mean, low=mean / factor, high=mean * factor)
     return Rival(

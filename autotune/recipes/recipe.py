@@ -11,11 +11,11 @@ from autotune.exports.best_config_file import best_config_text, request_of
 from autotune.imports.imported import Imported
 from autotune.imports.read import BEST_CONFIG as BEST_CONFIG_KEYS
 from autotune.imports.read import Written, read_table, read_written
-from autotune.lint.case import Case, Framework, Settings, Surroundings
+from autotune.lint.case import Framework, LintCase, Settings, Surroundings
 from autotune.lint.changes import BATCH
 from autotune.lint.legality import undecided_settings
 from autotune.lint.lint import case_of
-from autotune.lint.memory import Outlook
+from autotune.lint.memory import LintPrediction
 from autotune.recipes.candidates import LEVERS
 from autotune.recipes.rewriting import Rewritten, rewritten
 from autotune.recipes.sizes import BEST_CONFIG
@@ -36,14 +36,14 @@ class Recipe:
     """A recipe as it is."""
 
     name: str
-    case: Case
+    case: LintCase
     document: Mapping[str, Any] | None
     """The best-config document; None: it is another framework's file."""
     written: Written | None
     cluster: ClusterSpec | None
     """Where it runs; None: not known."""
 
-    def text(self, case: Case, outlook: Outlook) -> Rewritten:
+    def text(self, case: LintCase, outlook: LintPrediction) -> Rewritten:
         """The recipe with another layout, in its own format."""
         if self.document is not None:
             return Rewritten(text=best_config_text(document_for(self.document, case, outlook)), name="best-config.json")
@@ -87,7 +87,7 @@ def _of_document(document: Mapping[str, Any], name: str, around: Surroundings) -
         model=around.model or model, cluster=around.cluster or cluster, global_batch_size=around.global_batch_size,
         sequence_length=around.sequence_length or request_of(document).sequence_length,
     )  # fmt: skip
-    case = Case(
+    case = LintCase(
         framework=BEST_CONFIG_FRAMEWORK, imported=BEST_CONFIG_FRAMEWORK.read(settings, name), around=surroundings, source=name
     )
     return Recipe(name=name, case=case, document=document, written=None, cluster=surroundings.cluster)
@@ -102,7 +102,7 @@ def _read(settings: Settings, source: str) -> Imported:
     return Imported(knobs=knobs, global_batch_size=settings[BATCH], settings=settings, format=BEST_CONFIG, keys=keys)
 
 
-def _write(case: Case, knob: str, value: Value) -> Settings:
+def _write(case: LintCase, knob: str, value: Value) -> Settings:
     """Sequence parallelism goes with tensor parallelism, unless the recipe has the latter without it."""
     changes: dict[str, Value] = {knob: value}
     if knob == "tensor_parallel_size":
@@ -136,7 +136,7 @@ def settings_of(document: Mapping[str, Any]) -> tuple[dict[str, Any], ModelSpec,
     return {**document["best"]["config"], BATCH: request.global_batch_size}, model, cluster
 
 
-def document_for(document: Mapping[str, Any], case: Case, outlook: Outlook) -> dict[str, Any]:
+def document_for(document: Mapping[str, Any], case: LintCase, outlook: LintPrediction) -> dict[str, Any]:
     """The document for another cluster: nothing is measured, so its rates are predicted.
 
     Args:

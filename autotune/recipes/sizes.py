@@ -9,7 +9,7 @@ from autotune.imports.deepspeed import DEEPSPEED_FORMAT
 from autotune.imports.megatron import BRIDGE, LM
 from autotune.imports.shell import LAUNCHER
 from autotune.lint.accelerate import MACHINES, PROCESSES, mesh
-from autotune.lint.case import Case, Settings
+from autotune.lint.case import LintCase, Settings
 from autotune.lint.changes import BATCH
 from search_spaces.trial_config import TrialConfig
 
@@ -17,7 +17,7 @@ BEST_CONFIG = "best-config"
 STEPS = "gradient_accumulation_steps"
 
 
-def sized(case: Case, config: TrialConfig, batch: int) -> Settings:
+def sized(case: LintCase, config: TrialConfig, batch: int) -> Settings:
     """The settings that give a case, whose layout is written already, its size and its batch; unchanged ones are left out.
 
     Args:
@@ -36,7 +36,7 @@ def sized(case: Case, config: TrialConfig, batch: int) -> Settings:
     return {key: value for key, value in settings.items() if case.get(key) != value}
 
 
-def _torchtitan(case: Case, config: TrialConfig, batch: int) -> dict[str, object]:
+def _torchtitan(case: LintCase, config: TrialConfig, batch: int) -> dict[str, object]:
     """Without a pipeline torchtitan accumulates local batches to the global one; a pipeline splits the local batch."""
     assert case.ranks is not None
     data_ranks, replicas = case.ranks // (config.tensor_parallel_size * config.pipeline_parallel_size), case.replicas or 1
@@ -59,11 +59,11 @@ def _torchtitan(case: Case, config: TrialConfig, batch: int) -> dict[str, object
     return settings
 
 
-def _megatron(case: Case, _: TrialConfig, batch: int) -> Settings:
+def _megatron(case: LintCase, _: TrialConfig, batch: int) -> Settings:
     return {case.framework.keys[BATCH]: batch}
 
 
-def _deepspeed(case: Case, config: TrialConfig, batch: int) -> dict[str, object]:
+def _deepspeed(case: LintCase, config: TrialConfig, batch: int) -> dict[str, object]:
     """Beside AutoTP DeepSpeed refuses the global batch, because it counts every rank as a replica."""
     steps = max(batch // (config.micro_batch_size * (case.replicas or 1)), 1)
     if config.tensor_parallel_size > 1:
@@ -73,7 +73,7 @@ def _deepspeed(case: Case, config: TrialConfig, batch: int) -> dict[str, object]
     return {name: values[name] for name in stated_names or ["train_batch_size"]}
 
 
-def _accelerate(case: Case, _: TrialConfig, __: int) -> dict[str, object]:
+def _accelerate(case: LintCase, _: TrialConfig, __: int) -> dict[str, object]:
     cluster, ranks = case.around.cluster, case.ranks
     assert cluster is not None and ranks is not None
     settings: dict[str, object] = {PROCESSES: ranks, MACHINES: cluster.nodes}
@@ -86,7 +86,7 @@ def _accelerate(case: Case, _: TrialConfig, __: int) -> dict[str, object]:
     return settings
 
 
-_SIZED: Mapping[str, Callable[[Case, TrialConfig, int], Settings]] = {
+_SIZED: Mapping[str, Callable[[LintCase, TrialConfig, int], Settings]] = {
     titan.FORMAT: _torchtitan,
     LM: _megatron,
     BRIDGE: _megatron,

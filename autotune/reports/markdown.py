@@ -3,9 +3,9 @@
 import re
 from collections.abc import Sequence
 
-from autotune.explain.figures.figure import Unit, cell_text
+from autotune.explain.figures.figure import FigureUnit, cell_text
 from autotune.reports.report import Pairs, Report
-from autotune.text.explain_sections import Rows, Section
+from autotune.text.explain_sections import Section, SectionTable
 from autotune.text.prediction_table import bar_text
 from autotune.wire.figures import Figure, Table
 
@@ -71,7 +71,7 @@ def _figure(figure: Figure) -> list[str]:
 
 
 def _rows(figure_table: Table) -> list[str]:
-    shares = next((column for column in figure_table.columns if column.unit == Unit.SHARE), None)
+    shares = next((column for column in figure_table.columns if column.unit == FigureUnit.SHARE), None)
     drawn = [
         (column, index)
         for index, column in enumerate(figure_table.columns)
@@ -94,7 +94,7 @@ def _rows(figure_table: Table) -> list[str]:
 def _section(section: Section) -> list[str]:
     parts = [f"## {escaped(section.title)}, in detail"]
     for item in section.content:
-        if isinstance(item, Rows):
+        if isinstance(item, SectionTable):
             numbers = [index for index in range(len(item.header)) if index not in item.left]
             parts.append(table(item.header, item.rows, numbers))
         else:

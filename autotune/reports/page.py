@@ -16,7 +16,7 @@ from markupsafe import Markup
 
 from autotune.explain.figures.figure import cell_text
 from autotune.reports.report import Report
-from autotune.text.explain_sections import Rows
+from autotune.text.explain_sections import SectionTable
 from autotune.wire.figures import Column, Figure, Table
 from autotune.wire.trials import Points
 from search_spaces.plain import finite, to_plain
@@ -46,7 +46,7 @@ def page_of(report: Report) -> str:
         report.points,
         report=report,
         title=f"{report.title}: {report.job}",
-        is_table=lambda item: isinstance(item, Rows),
+        is_table=lambda item: isinstance(item, SectionTable),
     )
 
 

@@ -8,7 +8,7 @@ from autotune.errors import NoBestError
 from autotune.explain.explanation.explain import explain_evidence
 from autotune.explain.figures.all_figures import NAMES, figure_of
 from autotune.explain.figures.figure import bytes_text, rate_text, seconds_text, share_text
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.source import FigureSource
 from autotune.objective.intervals import CONFIDENCE
 from autotune.outcome.best_config import build_best_config
 from autotune.session.placement import launch_line
@@ -71,7 +71,7 @@ def report_of(store: "Store", job: str | None) -> Report:
     Raises:
         UnknownJobError: there is no such job.
     """
-    source = Source(store, store.job(job).id)
+    source = FigureSource(store, store.job(job).id)
     document = _document(source)
     explanation = explain_evidence(source.evidence) if source.evidence is not None else None
     return Report(
@@ -90,14 +90,14 @@ def report_of(store: "Store", job: str | None) -> Report:
     )
 
 
-def _document(source: Source) -> dict[str, Any] | None:
+def _document(source: FigureSource) -> dict[str, Any] | None:
     try:
         return build_best_config(source.session, source.snapshot) if source.session is not None else None
     except NoBestError:
         return None
 
 
-def _facts(source: Source) -> Iterator[tuple[str, str]]:
+def _facts(source: FigureSource) -> Iterator[tuple[str, str]]:
     job, request = source.job, source.job.request
     yield "state", state_text(job) + (f": {job.message}" if job.message else "")
     yield "opened", f"{job.created:%Y-%m-%d %H:%M} UTC"
@@ -108,7 +108,7 @@ def _facts(source: Source) -> Iterator[tuple[str, str]]:
     yield "batch", f"{request.get('global_batch_size')} samples of {request.get('sequence_length')} tokens"
 
 
-def _headline(source: Source, document: Mapping[str, Any] | None) -> str:
+def _headline(source: FigureSource, document: Mapping[str, Any] | None) -> str:
     if document is None:
         return source.lacking()
     best, baseline = document["best"], document["baseline"]
@@ -173,7 +173,7 @@ def _knobs(document: Mapping[str, Any]) -> Iterator[KnobRow]:
             )  # fmt: skip
 
 
-def _environment(source: Source, document: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
+def _environment(source: FigureSource, document: Mapping[str, Any] | None) -> Iterator[tuple[str, str]]:
     if source.session is not None:
         cluster, model = source.session.cluster, source.session.model
         yield "model", f"{model.name}, {model.parameter_count:,} parameters"
@@ -191,7 +191,7 @@ def _environment(source: Source, document: Mapping[str, Any] | None) -> Iterator
         yield name.replace("_", " "), str(value)
 
 
-def _commands(source: Source, document: Mapping[str, Any] | None) -> tuple[str, ...]:
+def _commands(source: FigureSource, document: Mapping[str, Any] | None) -> tuple[str, ...]:
     job = source.job.id
     if document is None:
         return (f"autotune show {job}",)

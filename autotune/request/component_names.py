@@ -4,7 +4,7 @@ from collections.abc import Collection
 
 from autotune.errors import MissingPackageError
 from autotune.installed import has, install_line
-from search_spaces.plugins import Group, load_plugin, plugin_names
+from search_spaces.plugins import PluginGroup, load_plugin, plugin_names
 
 STRATEGIES = (
     "guided", "tpe", "random", "grid", "tpe-predicted", "gp", "nsga2", "smac", "deepspeed", "paddle", "expert", "roofline",
@@ -18,7 +18,7 @@ GAIN_PREDICTING = frozenset({"guided"})
 
 def strategy_names() -> tuple[str, ...]:
     """All strategies, those of plug-ins last."""
-    return (*STRATEGIES, *plugin_names(Group.STRATEGIES))
+    return (*STRATEGIES, *plugin_names(PluginGroup.STRATEGIES))
 
 
 TRACKERS = ("wandb", "mlflow", "tensorboard")
@@ -27,7 +27,7 @@ TRACKERS = ("wandb", "mlflow", "tensorboard")
 
 def tracker_names() -> tuple[str, ...]:
     """All trackers, those of plug-ins last."""
-    return (*TRACKERS, *plugin_names(Group.TRACKERS))
+    return (*TRACKERS, *plugin_names(PluginGroup.TRACKERS))
 
 
 def require_installed(names: Collection[str]) -> None:
@@ -39,6 +39,6 @@ def require_installed(names: Collection[str]) -> None:
     """
     for name in names:
         if name not in TRACKERS:
-            load_plugin(Group.TRACKERS, name)
+            load_plugin(PluginGroup.TRACKERS, name)
         elif not has(name):
             raise MissingPackageError(f"tracker {name}", "is not installed", install_line(name))

@@ -17,12 +17,12 @@ from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.models.command import CommandModel, program_at
 from search_spaces.placeholders import expressible_values, files_read, is_trainer, require_known
-from search_spaces.plugins import Group, load_plugins
+from search_spaces.plugins import PluginGroup, load_plugins
 from search_spaces.refusal import Refusal
 from search_spaces.trial_config import SCRIPT
 
 CAPABILITIES: dict[str, Capability] = {
-    engine.engine: engine for engine in (NATIVE, DDP, FSDP2, DEEPSPEED, *load_plugins(Group.CAPABILITIES).values())
+    engine.engine: engine for engine in (NATIVE, DDP, FSDP2, DEEPSPEED, *load_plugins(PluginGroup.CAPABILITIES).values())
 }
 """Engine -> its capability. That of `command` follows from the user's command."""
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import Question
 from autotune.request.field_forms import reshaped, shape_text
@@ -31,7 +31,7 @@ class Extrapolation:
     large: SearchSpace
     """The same space on the large cluster, with the larger batch."""
     engine: str
-    _predictions: dict[str, tuple[Estimate, Estimate]] = field(default_factory=dict, repr=False)
+    _predictions: dict[str, tuple[StepEstimate, StepEstimate]] = field(default_factory=dict, repr=False)
 
     @property
     def growth(self) -> int:
@@ -91,7 +91,7 @@ class Extrapolation:
             ),
         }
 
-    def _predicted(self, config: TrialConfig) -> tuple[Estimate, Estimate]:
+    def _predicted(self, config: TrialConfig) -> tuple[StepEstimate, StepEstimate]:
         if config.hash not in self._predictions:
             small_estimate, large_estimate = (
                 estimates(self._question(space), [config])[0] for space in (self.small, self.large)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from autotune.errors import RequestError
 from autotune.goodput.checkpoint import SavedState
-from autotune.goodput.choice import Choice, Layout, choices, rates_of
+from autotune.goodput.choice import RunChoice, RunLayout, choices, rates_of
 from autotune.goodput.failures import FailureRates
 from autotune.goodput.terms import GoodputTerms, parse_terms
 from autotune.prediction.planning.by_goodput import layout_of, saved_bytes
@@ -34,10 +34,10 @@ class JobGoodput:
     question: Question
     """The model, the batch and the cluster that the answer is for."""
     extrapolation: "Extrapolation | None" = None
-    _choices: dict[tuple[str, float, CheckpointTimes | None], tuple[Choice, ...]] = field(default_factory=dict, repr=False)
+    _choices: dict[tuple[str, float, CheckpointTimes | None], tuple[RunChoice, ...]] = field(default_factory=dict, repr=False)
     _bytes: dict[str, tuple[float, float]] = field(default_factory=dict, repr=False)
 
-    def choices_of(self, trial: TrialRecord, rate: float) -> Sequence[Choice]:
+    def choices_of(self, trial: TrialRecord, rate: float) -> Sequence[RunChoice]:
         """The best way to run the configuration with each recovery that it allows, most tokens kept per device-hour first.
 
         Args:
@@ -58,7 +58,7 @@ class JobGoodput:
             self._choices[key] = tuple(choices(layout, terms, self.rates))
         return self._choices[key]
 
-    def _as_measured(self, layout: Layout, timed: CheckpointTimes) -> tuple[Layout, GoodputTerms]:
+    def _as_measured(self, layout: RunLayout, timed: CheckpointTimes) -> tuple[RunLayout, GoodputTerms]:
         """The layout with the bytes of a checkpoint that a trial saved; on the cluster of the trials, its rates are the terms'
         bandwidths of the file system."""
         state = layout.state

@@ -32,7 +32,7 @@ RESOLVED = tuple(item.name for item in dataclasses.fields(JobRequest) if item.na
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
+class _ResolvedRequest:
     request: JobRequest
     until: float
     size: int
@@ -44,7 +44,7 @@ class Resolver:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._known: OrderedDict[bytes, _Known] = OrderedDict()
+        self._known: OrderedDict[bytes, _ResolvedRequest] = OrderedDict()
         self._size = 0
         self._lock = threading.Lock()
 
@@ -70,10 +70,10 @@ class Resolver:
             text = _text(request, model)
             size = len(text) + len(json.dumps(to_plain(resolved_request)))
             if size <= LARGEST:
-                self._keep(_name(text), _Known(resolved_request, self._clock() + KEPT_SECONDS, size))
+                self._keep(_name(text), _ResolvedRequest(resolved_request, self._clock() + KEPT_SECONDS, size))
         return resolved_request
 
-    def _keep(self, name: bytes, entry: _Known) -> None:
+    def _keep(self, name: bytes, entry: _ResolvedRequest) -> None:
         with self._lock:
             former = self._known.pop(name, None)
             self._known[name] = entry

@@ -5,7 +5,7 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from autotune.strategies.replay import Answer, Procedure, ReplayStrategy, context_of, start_of
+from autotune.strategies.replay import Procedure, ReplayedResult, ReplayStrategy, context_of, start_of
 from autotune.strategies.strategy import Candidates
 from search_spaces.context import SpaceContext
 from search_spaces.knob import Value
@@ -25,7 +25,7 @@ _COPIES: dict[str, tuple[Value, ...]] = {
 TUNING_SPACES: dict[int, dict[str, tuple[Value, ...]]] = {1: dict(_SIZES), 2: _COPIES, 3: _COPIES}
 """Stage -> the knobs of its tuner that exist here, in the order of variation, the last one fastest."""
 
-Running = Generator[TrialConfig, Answer, float]
+Running = Generator[TrialConfig, ReplayedResult, float]
 
 
 class DeepSpeedStrategy(ReplayStrategy):
@@ -56,7 +56,7 @@ class DeepSpeedStrategy(ReplayStrategy):
 
 
 @dataclass(slots=True)
-class _Best:
+class _BestStage:
     """The best of the stages so far, which a further stage must beat."""
 
     largest: int = 0
@@ -67,7 +67,7 @@ class _Best:
 
 
 @dataclass(slots=True)
-class _Stage:
+class _TriedStage:
     """Tried micro-batch sizes of a stage, in order, and the rate of each; 0: it does not run."""
 
     stage: int
@@ -97,7 +97,7 @@ class _Tuning:
         if not answer.ran and answer.result is not None:
             return
         self._memory.profiled(answer, stages[-1])
-        best = _Best()
+        best = _BestStage()
         for stage in stages:
             if self._memory.most_samples(stage, 1) > 0:  # the states and one sample's activations fit
                 stage_best = yield from self._tune_stage(stage, best)
@@ -106,28 +106,28 @@ class _Tuning:
     def _config(self, stage: int, size: int) -> TrialConfig:
         return self._start.replace({"zero_stage": stage, "micro_batch_size": size})
 
-    def _tune_stage(self, stage: int, previous: _Best) -> Generator[TrialConfig, Answer, _Best]:
+    def _tune_stage(self, stage: int, previous: _BestStage) -> Generator[TrialConfig, ReplayedResult, _BestStage]:
         most = self._memory.most_samples(stage, self._sizes[-1])
         if most < previous.largest:
-            return _Best()
-        records = _Stage(stage)
+            return _BestStage()
+        records = _TriedStage(stage)
         least, largest = yield from self._range(records, previous.largest, self._down(most))
         if largest <= 0 or largest < previous.largest:
-            return _Best()
+            return _BestStage()
         sizes = yield from self._compare(records, self._between(least, largest))
         micro_batch, rate = records.best()
-        stage_best = _Best(largest=largest, micro_batch=micro_batch, rate=rate)
+        stage_best = _BestStage(largest=largest, micro_batch=micro_batch, rate=rate)
         if self._fast or stage == 0 or micro_batch <= previous.micro_batch or rate < previous.rate:
             return stage_best
         size, tuned = yield from self._grid(stage, sizes)
-        return _Best(largest=largest, micro_batch=size, rate=tuned) if tuned > rate else stage_best
+        return _BestStage(largest=largest, micro_batch=size, rate=tuned) if tuned > rate else stage_best
 
-    def _try(self, records: _Stage, size: int) -> Running:
+    def _try(self, records: _TriedStage, size: int) -> Running:
         answer = yield self._config(records.stage, size)
         records.rates.append((size, answer.rate))
         return answer.rate
 
-    def _range(self, records: _Stage, least: int, most: int) -> Generator[TrialConfig, Answer, tuple[int, int]]:
+    def _range(self, records: _TriedStage, least: int, most: int) -> Generator[TrialConfig, ReplayedResult, tuple[int, int]]:
         """The least and the largest micro-batch size that run; (-1, -1): none."""
         least = max(least, self._sizes[0])
         if most < least or not (yield from self._try(records, least)):
@@ -138,7 +138,7 @@ class _Tuning:
                 return least, size
         return least, (yield from self._bisect(records, least, most))
 
-    def _bisect(self, records: _Stage, least: int, most: int) -> Generator[TrialConfig, Answer, int]:
+    def _bisect(self, records: _TriedStage, least: int, most: int) -> Generator[TrialConfig, ReplayedResult, int]:
         before = min(records.rates, key=lambda record: abs(record[0] - least))[1]
         low, high = self._sizes.index(least), self._sizes.index(most)
         while low <= high:
@@ -163,7 +163,7 @@ class _Tuning:
         smaller = {self._down(size) for size in range(least, largest, step)}
         return [*sorted(size for size in smaller if size < largest), largest]
 
-    def _compare(self, records: _Stage, sizes: Sequence[int]) -> Generator[TrialConfig, Answer, list[int]]:
+    def _compare(self, records: _TriedStage, sizes: Sequence[int]) -> Generator[TrialConfig, ReplayedResult, list[int]]:
         """Try all; then sizes smaller than the largest while they gain: it may be slow because its memory is almost full."""
         for size in sizes:
             if size not in records.running:
@@ -181,7 +181,7 @@ class _Tuning:
             best, best_rate = size, rate
         return [*sizes[:-1], best]
 
-    def _grid(self, stage: int, sizes: Sequence[int]) -> Generator[TrialConfig, Answer, tuple[int, float]]:
+    def _grid(self, stage: int, sizes: Sequence[int]) -> Generator[TrialConfig, ReplayedResult, tuple[int, float]]:
         """The fastest micro-batch size and its rate, over the template of the stage."""
         space = {name: values for name, values in TUNING_SPACES.get(stage, {}).items() if len(self._domains.get(name, ())) > 1}
         best, best_at = (0, 0.0), 0
@@ -215,7 +215,7 @@ class _Memory:
         self._activations: float | None = None
         self.hidden_size: int = getattr(context.model, "hidden_size", 0) if context else 0
 
-    def profiled(self, answer: Answer, stage: int) -> None:
+    def profiled(self, answer: ReplayedResult, stage: int) -> None:
         """Derive the activations of one micro-batch from the profile, which ran at that stage."""
         result = answer.result
         if result is None or self._context is None:

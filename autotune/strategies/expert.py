@@ -1,7 +1,7 @@
 """Written recommendations of the authors of published sweeps, as an order of configurations."""
 
 from autotune.strategies.paddle import RECOMPUTATION
-from autotune.strategies.replay import Answer, Combinations, Procedure, ReplayStrategy, context_of, place_of
+from autotune.strategies.replay import Combinations, Procedure, ReplayedResult, ReplayStrategy, context_of, place_of
 from autotune.strategies.strategy import Candidates, Score
 from search_spaces.context import SpaceContext
 from search_spaces.trial_config import TrialConfig
@@ -55,7 +55,7 @@ class ExpertStrategy(ReplayStrategy):
         context = context_of(candidates)
         for config in self._orders[candidates.hash]:
             if may_fit(config, context) and not any(_needs_as_much(config, other) for other in lost):
-                answer: Answer = yield config
+                answer: ReplayedResult = yield config
                 if answer.out_of_memory:
                     lost.append(config)
 

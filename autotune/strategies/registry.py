@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from autotune.errors import RequestError
 from autotune.request.component_names import PREDICTING, strategy_names
 from autotune.strategies.strategy import Score, Strategy
-from search_spaces.plugins import Group, load_plugin
+from search_spaces.plugins import PluginGroup, load_plugin
 
 if TYPE_CHECKING:
     from autotune.strategies.guided.described import Guide
@@ -49,6 +49,6 @@ def make_strategy(name: str, score: Score, guide: "Guide | None" = None, choices
         module, _, attribute = BUILT_IN[name].partition(":")
         make = getattr(import_module(module), attribute)
     else:
-        make = load_plugin(Group.STRATEGIES, name)
+        make = load_plugin(PluginGroup.STRATEGIES, name)
     strategy: Strategy = make(score, guide) if name in PREDICTING else make(score)
     return strategy

@@ -17,7 +17,7 @@ from storage.records import TrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ReplayedResult:
     """The result of a configuration that a procedure requested."""
 
     rate: float = 0.0
@@ -32,9 +32,9 @@ class Answer:
         return self.rate > 0.0
 
 
-Procedure = Generator[TrialConfig, Answer, None]
+Procedure = Generator[TrialConfig, ReplayedResult, None]
 """Yields the configurations it requests, and is sent the answers."""
-NONEXISTENT = Answer()
+NONEXISTENT = ReplayedResult()
 
 
 class ReplayStrategy(Strategy):
@@ -64,16 +64,16 @@ class ReplayStrategy(Strategy):
         seed: int,
     ) -> list[TrialConfig]:
         answers = {trial.config_hash: self._answer(trial) for trial in history}
-        assumed = Answer(rate=max((answer.rate for answer in answers.values()), default=0.0) or 1.0)
+        assumed = ReplayedResult(rate=max((answer.rate for answer in answers.values()), default=0.0) or 1.0)
         answers |= {config.hash: assumed for config in pending if config.hash not in answers}
         chosen = list(islice(_requests(self.procedure(candidates), candidates, answers, assumed), count))
         further = count - len(chosen)
         return chosen + (self._random.propose(candidates, history, [*pending, *chosen], further, seed) if further else [])
 
-    def _answer(self, trial: TrialRecord) -> Answer:
+    def _answer(self, trial: TrialRecord) -> ReplayedResult:
         measured = trial.result.samples_per_second if trial.result else None
         wins = self._score(trial) is not None and measured is not None
-        return Answer(
+        return ReplayedResult(
             rate=measured.mean if wins and measured else 0.0,
             out_of_memory=trial.outcome is Outcome.INFEASIBLE,
             result=trial.result,
@@ -81,7 +81,7 @@ class ReplayStrategy(Strategy):
 
 
 def _requests(
-    procedure: Procedure, candidates: Candidates, answers: dict[str, Answer], assumed: Answer
+    procedure: Procedure, candidates: Candidates, answers: dict[str, ReplayedResult], assumed: ReplayedResult
 ) -> Iterator[TrialConfig]:
     answer = None
     while True:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.explain.explanation.findings import Explanation, KnobFinding, MemoryUse, Point, Source, TimeUse, Verdict
+from autotune.explain.explanation.findings import Basis, Explanation, KnobFinding, KnobPoint, KnobVerdict, MemoryUse, TimeUse
 from autotune.explain.explanation.wording import percent, ratio_text, values_text
 from autotune.text.prediction_table import SPENT_ON, bar_text, seconds_text
 from autotune.text.rows import rate_text
@@ -12,12 +12,12 @@ from search_spaces.knob_values import value_text
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 
-SAME = (Verdict.NOISE, Verdict.ALIKE)
+SAME = (KnobVerdict.NOISE, KnobVerdict.ALIKE)
 """Verdicts whose knobs share one line, without a curve."""
 _MARKS = {
-    Source.MEASURED: "measured", Source.BOUND: "ended early", Source.OUT_OF_MEMORY: "out of memory",
-    Source.OVER_LIMIT: "over the limit", Source.FAILED: "failed", Source.PREDICTED: "predicted",
-    Source.DOES_NOT_FIT: "would not fit", Source.REFUSED: "refused", Source.UNKNOWN: "not measured",
+    Basis.MEASURED: "measured", Basis.BOUND: "ended early", Basis.OUT_OF_MEMORY: "out of memory",
+    Basis.OVER_LIMIT: "over the limit", Basis.FAILED: "failed", Basis.PREDICTED: "predicted",
+    Basis.DOES_NOT_FIT: "would not fit", Basis.REFUSED: "refused", Basis.UNKNOWN: "not measured",
 }  # fmt: skip
 
 BAR = 14
@@ -25,7 +25,7 @@ BAR = 14
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
+class SectionTable:
     """A table."""
 
     header: tuple[str, ...]
@@ -39,7 +39,7 @@ class Section:
     """A title and its content, in order."""
 
     title: str
-    content: tuple[str | Rows, ...]
+    content: tuple[str | SectionTable, ...]
 
 
 def sections_of(explanation: Explanation) -> list[Section]:
@@ -54,7 +54,7 @@ def sections_of(explanation: Explanation) -> list[Section]:
             for bound in explanation.limits.bounds
             if bound.seconds > 0
         ]
-        table = Rows(header=("if it cost nothing (predicted)", "saved", "of the step"), rows=tuple(rows))
+        table = SectionTable(header=("if it cost nothing (predicted)", "saved", "of the step"), rows=tuple(rows))
         sections.append(Section(title="What limits it", content=(explanation.limits.text, table)))
     if explanation.upgrades:
         sections.append(_upgrades(explanation))
@@ -87,7 +87,7 @@ def config_text(config: TrialConfig) -> str:
 def _time(time: TimeUse, rests_on: str) -> Section:
     step = time.step_seconds
     rate = f"{rate_text(time.samples_per_second)} samples/s, {time.repeats} repeat{'s' * (time.repeats != 1)}"
-    content: list[str | Rows] = [
+    content: list[str | SectionTable] = [
         f"measured: {seconds_text(step.mean)} a step [{seconds_text(step.low)}, {seconds_text(step.high)}], {rate}"
     ]
     if time.parts:
@@ -97,7 +97,7 @@ def _time(time: TimeUse, rests_on: str) -> Section:
             if part.seconds > 0
         ]
         header = ("part (predicted)", "of the step", "share", "", "")
-        content.append(Rows(header=header, rows=tuple(rows), left=frozenset({0, 3, 4})))
+        content.append(SectionTable(header=header, rows=tuple(rows), left=frozenset({0, 3, 4})))
     if time.predicted_seconds is not None and time.measured_over_predicted is not None:
         band = time.predicted_seconds
         content.append(
@@ -108,7 +108,7 @@ def _time(time: TimeUse, rests_on: str) -> Section:
         content.append("the equations predict more than was measured: all parts are scaled down")
     if time.collectives:
         counts = [(f"{c.mesh_dimension}: {c.operation}", str(c.count), bytes_text(c.bytes)) for c in time.collectives]
-        content.append(Rows(header=("sent in a step (measured)", "count", "bytes"), rows=tuple(counts)))
+        content.append(SectionTable(header=("sent in a step (measured)", "count", "bytes"), rows=tuple(counts)))
     if time.cpu_seconds is not None:
         content.append(f"measured: {seconds_text(time.cpu_seconds)} of processor time a step in the busiest rank")
     return Section(title="Where the time goes", content=tuple(content))
@@ -121,13 +121,15 @@ def _memory(memory: MemoryUse) -> Section:
         for tag, size in memory.by_tag.items()
         if size
     ]
-    content: list[str | Rows] = [f"measured: {bytes_text(memory.peak_bytes)} at the peak of rank {memory.rank}, the fullest"]
+    content: list[str | SectionTable] = [
+        f"measured: {bytes_text(memory.peak_bytes)} at the peak of rank {memory.rank}, the fullest"
+    ]
     if memory.limit_bytes is not None and memory.free_bytes is not None:
         headroom_bytes = memory.headroom * memory.limit_bytes
         rows = [("free" if memory.free_bytes >= 0 else "too much", abs(memory.free_bytes)), ("headroom", headroom_bytes)]
         tag_rows += [(name, bytes_text(size), percent(size / whole), "") for name, size in rows]
     of = "of the limit" if memory.limit_bytes else "of the peak"
-    content.append(Rows(header=("tag", "bytes", of, ""), rows=tuple(tag_rows), left=frozenset({0, 3})))
+    content.append(SectionTable(header=("tag", "bytes", of, ""), rows=tuple(tag_rows), left=frozenset({0, 3})))
     if memory.breaks_first is not None and memory.breaks_at is not None:
         content.append(f"{memory.breaks_first} would break the limit first: at {memory.breaks_at:.3g}x their present size")
     if memory.limit_bytes is None:
@@ -138,7 +140,7 @@ def _memory(memory: MemoryUse) -> Section:
     return Section(title="Where the memory goes", content=tuple(content))
 
 
-def _knobs(findings: Sequence[KnobFinding]) -> Iterator[str | Rows]:
+def _knobs(findings: Sequence[KnobFinding]) -> Iterator[str | SectionTable]:
     shown = [finding for finding in findings if finding.verdict not in SAME]
     for finding in shown:
         yield f"{finding.knob}={value_text(finding.value)}: {finding.text}"
@@ -146,8 +148,8 @@ def _knobs(findings: Sequence[KnobFinding]) -> Iterator[str | Rows]:
         if len(table.rows) > 1:
             yield table
         yield from _refused(finding)
-    noise = [f"{finding.knob} ({_compared(finding)})" for finding in findings if finding.verdict is Verdict.NOISE]
-    alike = [f"{finding.knob}={value_text(finding.value)}" for finding in findings if finding.verdict is Verdict.ALIKE]
+    noise = [f"{finding.knob} ({_compared(finding)})" for finding in findings if finding.verdict is KnobVerdict.NOISE]
+    alike = [f"{finding.knob}={value_text(finding.value)}" for finding in findings if finding.verdict is KnobVerdict.ALIKE]
     if noise:
         yield f"no difference within the noise: {', '.join(noise)}"
     if alike:
@@ -158,51 +160,51 @@ def _knobs(findings: Sequence[KnobFinding]) -> Iterator[str | Rows]:
 
 def _compared(finding: KnobFinding) -> str:
     """`4 over 2: 1.01x [0.95, 1.07], over 1: out of memory`."""
-    other_points = [point for point in finding.curve if point.value != finding.value and point.source is not Source.REFUSED]
+    other_points = [point for point in finding.curve if point.value != finding.value and point.source is not Basis.REFUSED]
     texts = [f"over {value_text(point.value)}: {_outcome(point)}" for point in other_points]
     return f"{value_text(finding.value)} {', '.join(texts)}"
 
 
-def _outcome(point: Point) -> str:
+def _outcome(point: KnobPoint) -> str:
     if point.speedup is None:
         return _MARKS[point.source]
-    if point.source is Source.BOUND and not point.compared:
+    if point.source is Basis.BOUND and not point.compared:
         return "ended early, left open"
-    least = "at least " if point.source is Source.BOUND else ""
-    marked = "" if point.source in (Source.MEASURED, Source.BOUND) else f" ({_MARKS[point.source]})"
+    least = "at least " if point.source is Basis.BOUND else ""
+    marked = "" if point.source in (Basis.MEASURED, Basis.BOUND) else f" ({_MARKS[point.source]})"
     return f"{least}{ratio_text(point.speedup)}{marked}"
 
 
-def _curve(finding: KnobFinding) -> Rows:
+def _curve(finding: KnobFinding) -> SectionTable:
     rows = [
         (
             f"{value_text(point.value)}{' ★' if point.value == finding.value else ''}",
             _rate(point),
-            f"{'≥ ' * (point.source is Source.BOUND)}{ratio_text(point.speedup)}" if point.speedup else "",
+            f"{'≥ ' * (point.source is Basis.BOUND)}{ratio_text(point.speedup)}" if point.speedup else "",
             bytes_text(point.peak_bytes) if point.peak_bytes else "",
             _mark(point),
         )
         for point in finding.curve
-        if point.source is not Source.REFUSED or point.trial is not None
+        if point.source is not Basis.REFUSED or point.trial is not None
     ]
     header = ("value", "samples/s", "winner over it", "peak/rank", "")
-    return Rows(header=header, rows=tuple(rows), left=frozenset({0, 4}))
+    return SectionTable(header=header, rows=tuple(rows), left=frozenset({0, 4}))
 
 
 def _refused(finding: KnobFinding) -> Iterator[str]:
     """`gpipe and 1f1b are refused by virtual-stages`, one line per rule."""
-    by_rule: dict[str, list[Point]] = {}
+    by_rule: dict[str, list[KnobPoint]] = {}
     for point in finding.curve:
-        if point.source is Source.REFUSED and point.trial is None:
+        if point.source is Basis.REFUSED and point.trial is None:
             by_rule.setdefault(point.note, []).append(point)
     for rule, points in by_rule.items():
         yield f"  {values_text(points)} {'is' if len(points) == 1 else 'are'} refused by {rule}"
 
 
-def _rate(point: Point) -> str:
+def _rate(point: KnobPoint) -> str:
     if point.samples_per_second is None:
         return "-"
-    if point.source is Source.BOUND:
+    if point.source is Basis.BOUND:
         return f"≤ {point.samples_per_second.high:.4g}"
     return ("~" if point.trial is None else "") + rate_text(_rounded(point.samples_per_second))
 
@@ -211,9 +213,9 @@ def _rounded(interval: Interval) -> Interval:
     return Interval(**{name: float(f"{getattr(interval, name):.4g}") for name in ("mean", "low", "high")})
 
 
-def _mark(point: Point) -> str:
+def _mark(point: KnobPoint) -> str:
     trial = "" if point.trial is None else f", trial {point.trial}"
-    self_explanatory = point.source in (Source.OUT_OF_MEMORY, Source.BOUND, Source.UNKNOWN)  # their marks already state it
+    self_explanatory = point.source in (Basis.OUT_OF_MEMORY, Basis.BOUND, Basis.UNKNOWN)  # their marks already state it
     note = f": {point.note}" if point.note and not self_explanatory else ""
     return f"{_MARKS[point.source]}{trial}{note}"
 
@@ -223,7 +225,7 @@ def _upgrades(explanation: Explanation) -> Section:
         (upgrade.name, ratio_text(upgrade.gain), _changed(upgrade.config, explanation.config))
         for upgrade in explanation.upgrades
     )
-    table = Rows(header=("if there were", "rate (predicted)", "configuration"), rows=rows, left=frozenset({0, 2}))
+    table = SectionTable(header=("if there were", "rate (predicted)", "configuration"), rows=rows, left=frozenset({0, 2}))
     return Section(title="Which hardware would help most", content=(table,))
 
 
@@ -241,11 +243,11 @@ def markdown_of(explanation: Explanation) -> str:
 
 
 def _section(section: Section) -> str:
-    content = [_table(item) if isinstance(item, Rows) else _escaped(item.strip()) for item in section.content]
+    content = [_table(item) if isinstance(item, SectionTable) else _escaped(item.strip()) for item in section.content]
     return "\n\n".join([f"## {section.title}", *content])
 
 
-def _table(table: Rows) -> str:
+def _table(table: SectionTable) -> str:
     rule = ["---" if column in table.left else "---:" for column in range(len(table.header))]
     lines = [table.header, tuple(rule), *table.rows]
     return "\n".join("| " + " | ".join(_escaped(cell) for cell in line) + " |" for line in lines)

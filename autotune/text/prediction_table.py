@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from autotune.prediction.planning.estimate import Estimate, PointEstimate, RankEstimate
+from autotune.prediction.planning.estimate import PointEstimate, RankEstimate, StepEstimate
 from autotune.prediction.planning.question import Question, assumed_line
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
@@ -23,7 +23,7 @@ SPENT_ON = {
 }
 
 
-def print_estimate(question: Question, estimate: Estimate, console: Console, stages: bool) -> None:
+def print_estimate(question: Question, estimate: StepEstimate, console: Console, stages: bool) -> None:
     """Print the step time by activity and the memory by content, each with its band."""
 
     def say(text: str, style: str = "") -> None:
@@ -116,7 +116,7 @@ def bar_text(share: float, width: int = BAR) -> str:
     return "█" * (eighths // 8) + " ▏▎▍▌▋▊▉"[eighths % 8].strip()
 
 
-def fit_text(estimate: Estimate) -> str:
+def fit_text(estimate: StepEstimate) -> str:
     """The probability that memory suffices, in words near the limits."""
     chance = estimate.fit_probability
     limit = bytes_text(estimate.memory_limit_bytes)
@@ -126,7 +126,7 @@ def fit_text(estimate: Estimate) -> str:
     return f"fits into {limit} with a probability of {probability}"
 
 
-def _time_table(estimate: Estimate) -> Table:
+def _time_table(estimate: StepEstimate) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True, min_width=11)
     table.add_column(justify="right", no_wrap=True, min_width=8)
@@ -140,7 +140,7 @@ def _time_table(estimate: Estimate) -> Table:
     return table
 
 
-def _memory_table(estimate: Estimate, fullest: RankEstimate) -> Table:
+def _memory_table(estimate: StepEstimate, fullest: RankEstimate) -> Table:
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
@@ -154,7 +154,7 @@ def _memory_table(estimate: Estimate, fullest: RankEstimate) -> Table:
     return table
 
 
-def _stage_table(estimate: Estimate) -> Table:
+def _stage_table(estimate: StepEstimate) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("  rank", "layers", "memory"):
         table.add_column(name, justify="right", no_wrap=True)

@@ -7,7 +7,7 @@ from typing import TextIO
 
 from autotune.loop.listener import LoopListener
 from autotune.outcome.job_snapshot import JobSnapshot
-from autotune.outcome.verdict import Verdict
+from autotune.outcome.verdict import JobVerdict
 from autotune.session.session import Session
 from autotune.text.jobs import state_word
 from autotune.text.rows import TrialRows, baseline_of
@@ -39,7 +39,7 @@ class ProgressBar(LoopListener):
         self._running: dict[int, str] = {}
         self._written = 0
         self._drawn = 0.0
-        self._verdict: Verdict | None = None
+        self._verdict: JobVerdict | None = None
 
     def on_state(self, state: JobState, message: str, snapshot: JobSnapshot) -> None:
         self._inner.on_state(state, message, snapshot)
@@ -67,7 +67,7 @@ class ProgressBar(LoopListener):
         if time.monotonic() - self._drawn >= 0.2:
             self._draw()
 
-    def on_answer(self, verdict: Verdict | None) -> None:
+    def on_answer(self, verdict: JobVerdict | None) -> None:
         self._inner.on_answer(verdict)
         self._verdict = verdict
 

@@ -10,7 +10,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.entities import Metric, Param
 
-from autotune.trackers.tracker import JobSummary, TrackedJob, TrackedTrial, Tracker
+from autotune.trackers.tracker import TrackedJob, TrackedSummary, TrackedTrial, Tracker
 
 JOB, TRIAL = "autotune.job", "autotune.trial"
 """Tags of runs. The job's own run has no `TRIAL`."""
@@ -60,7 +60,7 @@ class MlflowTracker(Tracker):
         self._log(run, [*figures, *curves], {**self._job.config, **trial.config})
         self._end(run, trial.is_error, trial.finished)
 
-    def log_summary(self, summary: JobSummary) -> None:
+    def log_summary(self, summary: TrackedSummary) -> None:
         table = {"columns": summary.columns, "data": summary.rows}
         self._client.log_text(self._own, json.dumps(table), TABLE)
         self._client.log_text(self._own, summary.markdown(), "summary.md")

@@ -5,7 +5,7 @@ from importlib import import_module
 
 from autotune.request.component_names import require_installed
 from autotune.trackers.tracker import TrackedJob, Tracker
-from search_spaces.plugins import Group, load_plugin
+from search_spaces.plugins import PluginGroup, load_plugin
 
 BUILT_IN = {
     "wandb": "autotune.trackers.wandb_tracker:WandbTracker",
@@ -23,5 +23,5 @@ def open_tracker(name: str, job: TrackedJob) -> Tracker:
         module, _, attribute = BUILT_IN[name].partition(":")
         make = getattr(import_module(module), attribute)
     else:
-        make = load_plugin(Group.TRACKERS, name)
+        make = load_plugin(PluginGroup.TRACKERS, name)
     return make(job)

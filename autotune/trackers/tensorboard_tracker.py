@@ -22,7 +22,7 @@ from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData, Sessi
 from tensorboard.plugins.text.metadata import create_summary_metadata as text_metadata
 from tensorboard.summary.writer.event_file_writer import EventFileWriter
 
-from autotune.trackers.tracker import JobSummary, TrackedJob, TrackedTrial, Tracker
+from autotune.trackers.tracker import TrackedJob, TrackedSummary, TrackedTrial, Tracker
 from search_spaces.knob import Value
 
 PARTIAL = ".partial"
@@ -56,7 +56,7 @@ class TensorboardTracker(Tracker):
         ]
         self._write(f"trial-{trial.number:04d}", events)
 
-    def log_summary(self, summary: JobSummary) -> None:
+    def log_summary(self, summary: TrackedSummary) -> None:
         now = datetime.now()
         events = [
             *(_scalar(name, value, 0, now) for name, value in summary.figures.items()),

@@ -56,7 +56,7 @@ class TrackedTrial:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobSummary:
+class TrackedSummary:
     """The table at the end of a job."""
 
     state: str
@@ -104,7 +104,7 @@ class Tracker(ABC):
         """Write a run for the trial."""
 
     @abstractmethod
-    def log_summary(self, summary: JobSummary) -> None:
+    def log_summary(self, summary: TrackedSummary) -> None:
         """Write the summary, as a run or as part of a run for the job."""
 
     def close(self) -> None:  # noqa: B027  trackers without open connections need not override it

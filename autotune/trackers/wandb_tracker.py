@@ -8,7 +8,7 @@ from typing import Any
 
 import wandb
 
-from autotune.trackers.tracker import JobSummary, TrackedJob, TrackedTrial, Tracker
+from autotune.trackers.tracker import TrackedJob, TrackedSummary, TrackedTrial, Tracker
 
 COMPLETE = "autotune-complete"
 """An empty file in the folder of a run that was written to its end."""
@@ -49,7 +49,7 @@ class WandbTracker(Tracker):
         )
         self._finish(run, failed=trial.is_error)
 
-    def log_summary(self, summary: JobSummary) -> None:
+    def log_summary(self, summary: TrackedSummary) -> None:
         run = self._run("summary", "summary", list(self._job.tags))
         run.config.update(dict(self._job.config))
         run.log({"trials": wandb.Table(columns=list(summary.columns), data=[list(row) for row in summary.rows])})

@@ -13,7 +13,7 @@ from typing import Any
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.session.session import Session
 from autotune.trackers.registry import open_tracker
-from autotune.trackers.tracker import JobSummary, TrackedJob, TrackedTrial
+from autotune.trackers.tracker import TrackedJob, TrackedSummary, TrackedTrial
 from search_spaces.knob import Value
 from search_spaces.trial import RankMeasurement, TrialResult
 from storage.records import JobRecord, TrialRecord
@@ -188,12 +188,12 @@ def _by_rank(ranks: tuple[RankMeasurement, ...], name: str) -> tuple[float, ...]
     return () if None in values else tuple(float(value) for value in values)
 
 
-def job_summary(snapshot: JobSnapshot) -> JobSummary:
+def job_summary(snapshot: JobSnapshot) -> TrackedSummary:
     """The summary of the job as it is now."""
     ended = [trial for trial in snapshot.trials if trial.outcome is not None]
     configs = [trial.config.every_value() for trial in ended]
     varied = [name for name in (configs[0] if configs else ()) if len({config[name] for config in configs}) > 1]
-    return JobSummary(
+    return TrackedSummary(
         state=snapshot.job.state.value,
         reason=snapshot.job.reason,
         message=snapshot.job.message,

@@ -20,7 +20,7 @@ from benchmarks.correctness.loss_curves import SHOWN, SINGLE, SPEC, TEXT, WORKLO
 from benchmarks.correctness.loss_of_types import LAST, SEEDS, Ends
 from executor.parallel.context import attend_local
 from search_spaces.knob import Value
-from search_spaces.training.windows import Window
+from search_spaces.training.windows import AttentionWindow
 
 BOUND = 2e-2
 """Largest relative excess of the mean loss of the last steps over full attention's, averaged over the seeds."""
@@ -34,8 +34,8 @@ WINDOWS: Mapping[str, Mapping[str, Value]] = {
 """The first is the reference for the others."""
 HEADS, KEYS, WIDTH = 8, 2, 64
 TIMED = {
-    2048: (Window(256), Window(512), Window(512, 64)),
-    4096: (Window(256), Window(512), Window(512, 64), Window(1024)),
+    2048: (AttentionWindow(256), AttentionWindow(512), AttentionWindow(512, 64)),
+    4096: (AttentionWindow(256), AttentionWindow(512), AttentionWindow(512, 64), AttentionWindow(1024)),
 }
 ROUNDS = 7
 
@@ -59,7 +59,7 @@ def problems(found: Sequence[Ends]) -> Iterator[str]:
             yield f"a window of {other.name} ends {mean:.1e} above {exact.name} on the mean of its seeds"
 
 
-def attention(length: int, window: Window) -> Callable[[], None]:
+def attention(length: int, window: AttentionWindow) -> Callable[[], None]:
     """Forward and backward of one sample's attention with grouped queries, in fp32."""
     query = torch.randn(1, HEADS, length, WIDTH, requires_grad=True)
     key, value = (torch.randn(1, KEYS, length, WIDTH, requires_grad=True) for _ in range(2))
@@ -71,9 +71,9 @@ def attention(length: int, window: Window) -> Callable[[], None]:
     return step
 
 
-def ratios(length: int, window: Window) -> list[float]:
+def ratios(length: int, window: AttentionWindow) -> list[float]:
     """Seconds with the window over seconds without, from pairs of consecutive measurements."""
-    cases = [attention(length, window), attention(length, Window(0))]
+    cases = [attention(length, window), attention(length, AttentionWindow(0))]
     for case in cases:
         case()
     found = []
@@ -110,7 +110,7 @@ def page(ends: Sequence[Ends], steps: int, seconds: float) -> str:
     return "\n".join(lines) + "\n"
 
 
-def timing(measured: Mapping[tuple[int, Window], Sequence[float]]) -> str:
+def timing(measured: Mapping[tuple[int, AttentionWindow], Sequence[float]]) -> str:
     """Markdown of the time saved."""
     about = (
         f"Forward and backward of the attention of one sample ({HEADS} heads of {WIDTH}, {KEYS} of keys and values, fp32) "
@@ -122,7 +122,7 @@ def timing(measured: Mapping[tuple[int, Window], Sequence[float]]) -> str:
         "", "## Time", "", about, "", "| tokens | window | global | pairs computed | time | range |", "|---" * 6 + "|",
     ]  # fmt: skip
     for (length, window), found in measured.items():
-        pairs = window.visited_pairs(length) / Window(0).visible_pairs(length)
+        pairs = window.visited_pairs(length) / AttentionWindow(0).visible_pairs(length)
         shown = f"{pairs:.0%} | {statistics.median(found):.0%} | {min(found):.0%} to {max(found):.0%}"
         lines.append(f"| {length:,} | {window.tokens} | {window.global_tokens} | {shown} |")
     return "\n".join(lines) + "\n"

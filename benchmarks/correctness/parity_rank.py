@@ -24,13 +24,13 @@ from executor.engines.session import ParallelSession, loss_from
 from executor.engines.sources import DTYPES
 from executor.parallel import context as attention
 from executor.parallel.attention import sees
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from executor.parallel.model import build_transformer
 from executor.user_module.factory import load_factory
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.rules.computation import FLOAT8
 from search_spaces.training.adapters import configured
-from search_spaces.training.windows import Window
+from search_spaces.training.windows import AttentionWindow
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -162,7 +162,7 @@ def _reference(
     return losses, norms, {name: value.detach() for name, value in module.named_parameters()}
 
 
-def _attend_by_a_mask(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int, grouped: bool) -> Tensor:
+def _attend_by_a_mask(query: Tensor, key: Tensor, value: Tensor, window: AttentionWindow, start: int, grouped: bool) -> Tensor:
     """Full attention with a mask over the scores outside the window."""
     places = torch.arange(key.shape[2])
     seen = sees(window)(places[start : start + query.shape[2], None], places)
@@ -189,7 +189,7 @@ def _data(model: Model, workload: Workload, packed: bool) -> Data:
     return FactoryData(batch=load_factory(model.reference, workload).batch, workload=workload)
 
 
-def _splits(session: ParallelSession) -> dict[str, tuple[int, Group]]:
+def _splits(session: ParallelSession) -> dict[str, tuple[int, ProcessGroup]]:
     """Weight -> the dimension that is sliced, and the ranks that have the slices."""
     groups = session.groups
     return {

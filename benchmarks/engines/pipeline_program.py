@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.memory_fit import PROBABILITY, Room, room_of
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.stage_options import Menu
@@ -113,8 +113,8 @@ class Outcomes:
 
     setting: Setting
     seconds: float
-    answer: Estimate | None
-    even: Estimate | None
+    answer: StepEstimate | None
+    even: StepEstimate | None
 
     @property
     def gain(self) -> float | None:
@@ -137,7 +137,7 @@ def even_configs(config: TrialConfig) -> Iterator[TrialConfig]:
         yield config.replace({"pipeline_split": split, "activation_checkpointing": policy, "checkpoint_every_k": every})
 
 
-def best_even(question: Question, config: TrialConfig, room: Room) -> Estimate | None:
+def best_even(question: Question, config: TrialConfig, room: Room) -> StepEstimate | None:
     """The fastest even stages that fit."""
     predictions = estimates(question, list(even_configs(config)))
     fitting = [item for item in predictions if max(rank.needed for rank in item.ranks) <= room.device]

@@ -13,7 +13,7 @@ from executor.engine import RankContext
 from executor.engines.native.buckets import GradientReducer
 from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession, Update
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -111,8 +111,8 @@ def overlap_of(rank: int, stage: int) -> tuple[int, int]:
 
     session.prepare(0)
     with (
-        logged(Group, "all_reduce", "reduce"),
-        logged(Group, "reduce_scatter", "reduce"),
+        logged(ProcessGroup, "all_reduce", "reduce"),
+        logged(ProcessGroup, "reduce_scatter", "reduce"),
         logged(GradientReducer, "take", "gradient"),
         patch.object(ParallelSession, "_update", lambda _: Update(norm=None)),
     ):

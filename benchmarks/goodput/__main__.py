@@ -12,13 +12,13 @@ from pathlib import Path
 import numpy as np
 
 from autotune.goodput.checkpoint import Bandwidths, CheckpointKind, checkpoint_of
-from autotune.goodput.choice import Choice
+from autotune.goodput.choice import RunChoice
 from autotune.goodput.closed_form import best_interval, end_date, expected
 from autotune.goodput.failures import failure_rates, preset_names
 from autotune.goodput.run import Run
 from autotune.goodput.simulation import simulate
 from autotune.goodput.terms import TERMS, parse_terms
-from autotune.prediction.planning.plan import Plan, PlanObjective, PlanOptions, plan
+from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlan, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from benchmarks.common.written_page import judge, page_parser
 from benchmarks.goodput.cases import MOST_MISSING, SLOWEST, random_case
@@ -123,9 +123,9 @@ class Example:
     question: Question
     fastest: TrialConfig
     fastest_seconds: float
-    run: Choice
+    run: RunChoice
     """The best way to run the fastest."""
-    best: Plan
+    best: RankedPlan
 
 
 def example() -> Example:

@@ -18,7 +18,7 @@ from benchmarks.gpu.models import model_of, workload_of
 from benchmarks.gpu.proof import LOSS_BOUND, Item, Proof, apart
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
-from executor.parallel.collectives import Group, InFlight
+from executor.parallel.collectives import InFlight, ProcessGroup
 from executor.parallel.groups import ParallelGroups
 from search_spaces.mesh import DATA
 from search_spaces.trial_config import TrialConfig
@@ -71,13 +71,15 @@ def one_rank(device: torch.device) -> Iterator[str]:
 
 
 def prove_collectives(proof: Proof) -> None:
-    """Check every operation of the engine's `Group` in every type, over several groups in turn."""
+    """Check every operation of the engine's `ProcessGroup` in every type, over several groups in turn."""
     device = proof.setting.device
     proof.setting.free()
     base = _allocated(device)
     for cycle in range(CYCLES):
         with one_rank(device) as backend:
-            wrong = [f"{name} of {dtype}" for dtype in DTYPES for name in _wrong(Group(None, Sending(1), 0), dtype, device)]
+            wrong = [
+                f"{name} of {dtype}" for dtype in DTYPES for name in _wrong(ProcessGroup(None, Sending(1), 0), dtype, device)
+            ]
         text = f"wrong are {', '.join(wrong)}" if wrong else "every operation is right"
         proof.claim(not wrong, f"group {cycle + 1} of {CYCLES} over {backend}: {text}")
     proof.setting.free()
@@ -85,7 +87,7 @@ def prove_collectives(proof: Proof) -> None:
     proof.claim(left == 0, f"{left:,} bytes are left on the device after the last group")
 
 
-def _wrong(group: Group, dtype: torch.dtype, device: torch.device) -> list[str]:
+def _wrong(group: ProcessGroup, dtype: torch.dtype, device: torch.device) -> list[str]:
     """Names of operations that have a wrong result or sent nothing."""
     value = torch.arange(1, 97, device=device).to(dtype)
     rows = value.view(1, -1).clone()
@@ -132,7 +134,7 @@ def prove_engine(proof: Proof, knobs: dict[str, Any]) -> None:
 def _sending() -> Iterator[None]:
     make = ParallelGroups._group
 
-    def group(self: ParallelGroups, dimension: str, ranks: Any) -> Group:
+    def group(self: ParallelGroups, dimension: str, ranks: Any) -> ProcessGroup:
         made = make(self, dimension, ranks)
         if dimension == DATA:
             made.size = Sending(made.size)

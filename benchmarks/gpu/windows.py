@@ -8,13 +8,18 @@ from torch.nn import functional
 
 from benchmarks.gpu.proof import Item, Proof
 from executor.parallel.attention import Scores, attend_by_scores, attend_to_window, attend_with_scores, sees
-from search_spaces.training.windows import Window
+from search_spaces.training.windows import AttentionWindow
 
 BOUNDS = {torch.float32: 1e-2, torch.bfloat16: 3e-2}
 """Relative to the largest element. Products of float32 may be rounded to TF32, 10 bits."""
-CASES = ((1024, Window(256), 0), (1024, Window(200, 16), 0), (1024, Window(256, 4), 512), (1000, Window(300), 0))
+CASES = (
+    (1024, AttentionWindow(256), 0),
+    (1024, AttentionWindow(200, 16), 0),
+    (1024, AttentionWindow(256, 4), 512),
+    (1000, AttentionWindow(300), 0),
+)
 """Tokens, window, position of the first query."""
-SMALL = ((64, Window(16), 0), (64, Window(12, 3), 32))
+SMALL = ((64, AttentionWindow(16), 0), (64, AttentionWindow(12, 3), 32))
 LIMITED = Scores(softcap=1.0, sinks=torch.linspace(-1.0, 2.0, 8))
 HEADS, KEYS, WIDTH = 8, 2, 64
 
@@ -36,7 +41,9 @@ def prove_windows(proof: Proof) -> None:
                 proof.claim(off <= bound, f"{text}, {dtype}: {off:.1e} off a mask in float32 (bound {bound:g})")
 
 
-def _off(length: int, window: Window, start: int, dtype: torch.dtype, device: torch.device, scores: Scores | None) -> float:
+def _off(
+    length: int, window: AttentionWindow, start: int, dtype: torch.dtype, device: torch.device, scores: Scores | None
+) -> float:
     """The largest relative difference of results and gradients."""
     shapes = ((1, HEADS, length - start, WIDTH), (1, KEYS, length, WIDTH), (1, KEYS, length, WIDTH))
     if scores is not None and scores.sinks is not None:
@@ -58,7 +65,7 @@ def _off(length: int, window: Window, start: int, dtype: torch.dtype, device: to
     return max(float((one.detach().float() - other.detach()).abs().max() / other.detach().abs().max()) for one, other in pairs)
 
 
-def _by_a_mask(inputs: Sequence[Tensor], window: Window, start: int, scores: Scores | None) -> Tensor:
+def _by_a_mask(inputs: Sequence[Tensor], window: AttentionWindow, start: int, scores: Scores | None) -> Tensor:
     query, key, value = inputs
     positions = torch.arange(key.shape[2], device=query.device)
     seen = sees(window)(positions[start:, None], positions)

@@ -21,7 +21,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.knowledge.row import Row, RowOutcome, step_seconds
+from autotune.knowledge.row import RowOutcome, TableRow, step_seconds
 from autotune.knowledge.row_cases import refusal
 from autotune.knowledge.table import read_table
 from autotune.prediction.equations.step import Z90
@@ -55,15 +55,15 @@ class Game:
     """None: that layout was not measured."""
 
 
-def rate(row: Row) -> float:
+def rate(row: TableRow) -> float:
     """Samples/s; 0: it ran out of memory."""
     seconds = step_seconds(row) if row.outcome is RowOutcome.OK else None
     return (row.global_batch or 0) / seconds if seconds else 0.0
 
 
-def games(rows: Sequence[Row], predictor: TablePredictor) -> list[Game]:
+def games(rows: Sequence[TableRow], predictor: TablePredictor) -> list[Game]:
     """Every choice of a table's rows."""
-    groups: dict[tuple[object, ...], dict[tuple[int, int], list[Row]]] = defaultdict(lambda: defaultdict(list))
+    groups: dict[tuple[object, ...], dict[tuple[int, int], list[TableRow]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         usable = row.num_gpus and row.global_batch and refusal(row) is None
         if usable and (row.outcome is RowOutcome.OOM or rate(row) > 0):
@@ -83,7 +83,7 @@ def games(rows: Sequence[Row], predictor: TablePredictor) -> list[Game]:
     return found
 
 
-def _played(best: Row, there: Sequence[Row], predictor: TablePredictor) -> Game:
+def _played(best: TableRow, there: Sequence[TableRow], predictor: TablePredictor) -> Game:
     found = predictor.described(there)
     predicted = np.broadcast_to(found.prediction.seconds, len(there)) * np.exp(found.learned)
     likely = math.exp(margin_of(PROBABILITY) * found.rates.memory_spread)
@@ -105,7 +105,7 @@ def _played(best: Row, there: Sequence[Row], predictor: TablePredictor) -> Game:
     )  # fmt: skip
 
 
-def _estimated_best(there: Sequence[Row], predicted: NDArray[np.float64]) -> int:
+def _estimated_best(there: Sequence[TableRow], predicted: NDArray[np.float64]) -> int:
     """The row with the shortest time of those that did not run out of memory, each estimated without its own measurement."""
     ran = [place for place, row in enumerate(there) if rate(row) > 0]
     measured = np.array([(there[place].global_batch or 0) / rate(there[place]) for place in ran])
@@ -121,13 +121,13 @@ def _estimated_best(there: Sequence[Row], predicted: NDArray[np.float64]) -> int
     return ran[int(np.argmin(estimates))]
 
 
-def _place(row: Row) -> list[float]:
+def _place(row: TableRow) -> list[float]:
     """Coordinates of a row's layout; degrees as their binary logarithm."""
     degrees = [math.log2(degree or 1) for degree in (row.tp, row.pp, row.vpp, row.micro_batch)]
     return [*degrees, row.zero_stage or 0, row.recompute not in (None, "none"), bool(row.sequence_parallel)]
 
 
-def _changes(one: Row, two: Row) -> int:
+def _changes(one: TableRow, two: TableRow) -> int:
     return sum(getattr(one, name) != getattr(two, name) for name in LAYOUT)
 
 

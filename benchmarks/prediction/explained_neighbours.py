@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean, median
 
 from autotune.explain.explanation.explain import explain
-from autotune.explain.explanation.findings import Source
+from autotune.explain.explanation.findings import Basis
 from autotune.loop.loop import run_job
 from autotune.prediction.equations.step import Z90
 from autotune.request.rows import request_to_row
@@ -88,7 +88,7 @@ def neighbours(session: Session, results: dict[str, TrialResult], trials: int, s
         for point in finding.curve:
             config = session.space.admitted(explanation.config.replace({finding.knob: point.value}))
             other = results[config.hash].samples_per_second if config.hash in results else None
-            if point.source is Source.PREDICTED and point.speedup and own and other:
+            if point.source is Basis.PREDICTED and point.speedup and own and other:
                 yield Neighbour(
                     predicted=math.log(point.speedup.mean),
                     spread=math.log(point.speedup.high / point.speedup.low) / (2 * Z90),

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.knowledge.csv_file import Record
-from autotune.knowledge.row import Row, step_seconds
+from autotune.knowledge.csv_file import CsvRecord
+from autotune.knowledge.row import TableRow, step_seconds
 from autotune.knowledge.row_cases import refusal
 from autotune.knowledge.table import read_records
 from benchmarks.common.written_page import give, page_parser, table
@@ -40,7 +40,7 @@ COLUMNS = {
 PRECISIONS = {"BF16": "bf16", "NVFP4": "fp4"}
 
 
-def records(page: Path) -> Iterator[Record]:
+def records(page: Path) -> Iterator[CsvRecord]:
     """The runs of a page, as records of a table of measurements."""
     release = task = model = system = ""
     headings: list[str] = []
@@ -62,7 +62,7 @@ def records(page: Path) -> Iterator[Record]:
             cell = dict(zip(headings, cells, strict=True))
             trained, machine = re.sub(r"\[.*", "", cell.get("Model", model)).strip(), cell.get("System", system)
             if trained in MODELS and machine in SYSTEMS:
-                yield Record(line=number, cells=_cells(cell, MODELS[trained], machine, f"{page.name}:{number}", release))
+                yield CsvRecord(line=number, cells=_cells(cell, MODELS[trained], machine, f"{page.name}:{number}", release))
 
 
 def _cells(cell: Mapping[str, str], model: str, machine: str, row_id: str, release: str) -> dict[str, str]:
@@ -120,7 +120,7 @@ def main() -> int:
     return 0
 
 
-def runs(rows: Sequence[Row], predictor: TablePredictor) -> list[PredictedRun]:
+def runs(rows: Sequence[TableRow], predictor: TablePredictor) -> list[PredictedRun]:
     """The rows with their predictions."""
     made = predictor.forecast(rows)
     seconds = zip(made.step_seconds, made.step_seconds_low, made.step_seconds_high, strict=True)
@@ -130,12 +130,12 @@ def runs(rows: Sequence[Row], predictor: TablePredictor) -> list[PredictedRun]:
     ]
 
 
-def _layout(row: Row) -> tuple[object, ...]:
+def _layout(row: TableRow) -> tuple[object, ...]:
     sizes = (row.tp, row.pp, row.vpp, row.cp, row.ep, row.micro_batch, row.global_batch, row.seq_len)
     return (row.model_name, row.gpu_type, row.num_gpus, row.precision, *sizes)
 
 
-def _different(rows: Sequence[Row]) -> list[Row]:
+def _different(rows: Sequence[TableRow]) -> list[TableRow]:
     """One row of each layout of a model on its devices."""
     return [*{_layout(row): row for row in reversed(rows)}.values()][::-1]
 
@@ -164,7 +164,7 @@ def page(found: Sequence[PredictedRun], places: Sequence[Place]) -> str:
     )  # fmt: skip
 
 
-def _sizes(row: Row) -> str:
+def _sizes(row: TableRow) -> str:
     names = ("tp", "pp", "vpp", "cp", "ep", "micro_batch")
     return " ".join(f"{name} {size}" for name in names if (size := getattr(row, name) or 1) > 1)
 

@@ -24,7 +24,7 @@ import numpy as np
 
 from autotune.errors import KnowledgeError
 from autotune.knowledge.mlperf import BENCHMARKS, SYSTEM, parsed, read_log
-from autotune.knowledge.row import Row, step_seconds
+from autotune.knowledge.row import TableRow, step_seconds
 from autotune.knowledge.row_cases import case_of, refusal
 from autotune.knowledge.row_names import find_device
 from autotune.knowledge.table import read_records
@@ -108,7 +108,7 @@ def submissions(checkout: Path, left_out: dict[str, int]) -> Iterator[PredictedR
         )  # fmt: skip
 
 
-def _row(log: Path, checkout: Path, together: Path) -> Row:
+def _row(log: Path, checkout: Path, together: Path) -> TableRow:
     """The log as a row, with its script beside it in a folder of their own.
 
     Raises:
@@ -158,7 +158,7 @@ def _scripts(folder: Path, benchmark: str, text: str) -> list[Path]:
     return [*named.values()]
 
 
-def _least_seconds(row: Row) -> float:
+def _least_seconds(row: TableRow) -> float:
     """Seconds of a step at the device's peak: six FLOPs for each parameter and token."""
     device = find_device(row.gpu_type or "")
     peak = device[1].peak_flops["bf16"] if device else math.inf

@@ -15,9 +15,9 @@ from typing import Any
 
 from autotune.errors import AutotuneError
 from autotune.prediction.equations.step import Z90
-from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.memory_fit import PROBABILITY
-from autotune.prediction.planning.plan import Plan, PlanOptions, Plans, plan
+from autotune.prediction.planning.plan import PlanOptions, RankedPlan, RankedPlans, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.reasons import ALIKE, PARTS
 from benchmarks.common.written_page import judge, page_parser, table
@@ -125,12 +125,12 @@ class Found:
 
     case: Case
     question: Question
-    plans: Plans
-    recipes: tuple[tuple[Recipe, Estimate | str], ...]
+    plans: RankedPlans
+    recipes: tuple[tuple[Recipe, StepEstimate | str], ...]
     """Recipe and prediction, or the reason why the native engine does not support the layout."""
 
     @property
-    def first(self) -> Plan:
+    def first(self) -> RankedPlan:
         """The first row of the plan."""
         return self.plans.plans[0]
 
@@ -147,7 +147,7 @@ def question_of_case(case: Case) -> Question:
 def look(case: Case) -> Found:
     """Plan the case, and predict its recipes."""
     question = question_of_case(case)
-    recipes: list[tuple[Recipe, Estimate | str]] = []
+    recipes: list[tuple[Recipe, StepEstimate | str]] = []
     for recipe in case.recipes:
         pinned = dataclasses.replace(question, pins=recipe.knobs)
         try:
@@ -171,7 +171,7 @@ def section(found: Found) -> list[str]:
     """Lines of markdown for a case."""
     first, plans = found.first, found.plans
     rows = [_row("`plan`, first row", first.estimate, first.base)]
-    rows += [_row(recipe.name, item, first.base) for recipe, item in found.recipes if isinstance(item, Estimate)]
+    rows += [_row(recipe.name, item, first.base) for recipe, item in found.recipes if isinstance(item, StepEstimate)]
     lines = [f"## {found.case.title}", ""]
     lines += table(["", "layout", "samples/s [90 %]", "step", "memory a rank", "probably fits"], rows)
     lines += ["", f"{plans.configurations:,} configurations; {first.tied} more tie with the first row.", ""]
@@ -183,7 +183,7 @@ def section(found: Found) -> list[str]:
     return [*lines, ""]
 
 
-def _row(name: str, prediction: Estimate, base: TrialConfig) -> list[str]:
+def _row(name: str, prediction: StepEstimate, base: TrialConfig) -> list[str]:
     rate = prediction.samples_per_second
     knobs = {"zero_stage": prediction.config.zero_stage, "micro_batch_size": prediction.config.micro_batch_size}
     knobs |= {name: value for name, value in prediction.config.differences(base).items() if not name.endswith("bucket_size")}
@@ -195,7 +195,7 @@ def _row(name: str, prediction: Estimate, base: TrialConfig) -> list[str]:
     ]  # fmt: skip
 
 
-def _difference(recipe: Recipe, prediction: Estimate | str, found: Found) -> str:
+def _difference(recipe: Recipe, prediction: StepEstimate | str, found: Found) -> str:
     """Compare a recipe with the first row, by their predictions."""
     if isinstance(prediction, str):
         return f"**{recipe.name}**: the native engine does not support this layout here: {prediction}"

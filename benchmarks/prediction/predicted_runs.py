@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.knowledge.row import Row
+from autotune.knowledge.row import TableRow
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PredictedRun:
     """A published run, and what is predicted for it. Seconds of a step; `low` and `high` are the 90 % band."""
 
-    row: Row
+    row: TableRow
     measured: float
     predicted: float
     low: float

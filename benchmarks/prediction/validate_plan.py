@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.knowledge.row import Row
+from autotune.knowledge.row import TableRow
 from autotune.knowledge.row_cases import refusal
 from autotune.knowledge.row_names import completed, named_model
 from autotune.knowledge.table import read_table
@@ -27,7 +27,7 @@ TOP, SHARE = 10, 0.80
 TENSOR, CONTEXT, MICRO_BATCH, EXPERT = (1, 2, 4, 8), (1, 2, 4), (1, 2, 4, 8), (1, 2, 4, 8, 16, 32, 64)
 
 
-def space(row: Row) -> Iterator[Row]:
+def space(row: TableRow) -> Iterator[TableRow]:
     """Every layout of the row's model on the row's devices."""
     layers, world = row.num_layers or 1, row.num_gpus or 1
     pipelines = [size for size in range(1, min(layers, world, 64) + 1) if world % size == 0]
@@ -40,7 +40,7 @@ def space(row: Row) -> Iterator[Row]:
                     yield from _pipelined(replace(row, tp=tp, pp=pp, cp=cp, micro_batch=micro_batch), layers, world)
 
 
-def _pipelined(row: Row, layers: int, world: int) -> Iterator[Row]:
+def _pipelined(row: TableRow, layers: int, world: int) -> Iterator[TableRow]:
     tp, pp, cp, micro_batch = row.tp or 1, row.pp or 1, row.cp or 1, row.micro_batch or 1
     dp, rest = divmod(world, tp * pp * cp)
     if rest or not dp or (row.global_batch or 1) % (dp * micro_batch):
@@ -53,7 +53,7 @@ def _pipelined(row: Row, layers: int, world: int) -> Iterator[Row]:
             yield replace(row, dp=dp, vpp=virtual, ep=ep)
 
 
-def layout(row: Row) -> tuple[int, ...]:
+def layout(row: TableRow) -> tuple[int, ...]:
     """The layout as a key."""
     return (row.tp or 1, row.pp or 1, row.cp or 1, row.ep or 1, row.micro_batch or 1)
 
@@ -62,7 +62,7 @@ def layout(row: Row) -> tuple[int, ...]:
 class Place:
     """Where an expert's layout stands among the feasible ones, each with its best number of stages a rank."""
 
-    row: Row
+    row: TableRow
     rank: int
     """One more than their number: it is predicted not to fit."""
     feasible: int
@@ -72,12 +72,12 @@ class Place:
     """Why it is not among the first `TOP`; empty: it is."""
 
 
-def place(row: Row, predictor: TablePredictor) -> Place:
+def place(row: TableRow, predictor: TablePredictor) -> Place:
     """The place of a row's layout."""
     row = completed(row)
     rows = [each for each in space(row) if refusal(each) is None]
     forecast = predictor.forecast(rows)
-    best: dict[tuple[int, ...], tuple[float, Row]] = {}
+    best: dict[tuple[int, ...], tuple[float, TableRow]] = {}
     for each, seconds, full in zip(rows, forecast.step_seconds, forecast.out_of_memory, strict=True):
         if not full and float(seconds) < best.get(layout(each), (np.inf, each))[0]:
             best[layout(each)] = float(seconds), each
@@ -88,13 +88,13 @@ def place(row: Row, predictor: TablePredictor) -> Place:
     return Place(row=row, rank=rank, feasible=len(best), first=layout(ordered[0][1]) if ordered else (), cause=cause)
 
 
-def _too_full(row: Row, predictor: TablePredictor) -> str:
+def _too_full(row: TableRow, predictor: TablePredictor) -> str:
     found = predictor.described([row])
     needed, usable = (float(np.max(values)) / 2**30 for values in (found.fullest.needed, found.fullest.usable(found.cases)))
     return f"predicted to need {needed:.0f} of {usable:.0f} GiB with full recomputation"
 
 
-def _slower(row: Row, tenth: Row, predictor: TablePredictor) -> str:
+def _slower(row: TableRow, tenth: TableRow, predictor: TablePredictor) -> str:
     """By how much, and the part of a step that adds the most."""
     found = predictor.described([row, tenth])
     own, other = _parts(found)

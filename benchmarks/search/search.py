@@ -15,7 +15,7 @@ from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 
-from autotune.knowledge.table import Table, read_table
+from autotune.knowledge.table import MeasurementTable, read_table
 from autotune.request.component_names import STRATEGIES
 from benchmarks.common.written_page import table
 from benchmarks.prediction.scoring.facts import Facts, gather_facts
@@ -37,7 +37,7 @@ class Search:
     """Runs all games and collects their results."""
 
     def __init__(self, data: Path, rounds: Rounds, draws: int, factors: Sequence[float]) -> None:
-        self._table: Table = read_table(data / "measured.csv")
+        self._table: MeasurementTable = read_table(data / "measured.csv")
         self._labels: Labels = read_labels(data / "failure_labels.csv")
         self._facts: Facts = gather_facts(self._table.rows, self._labels)
         self._rounds = rounds

@@ -17,9 +17,9 @@ from typing import Any
 from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from executor.dry.recorded import MicroBatch, Part
+from executor.dry.recorded import RecordedMicroBatch, RecordedPart
 from executor.user_module.survey import first_tensor
-from search_spaces.models.module_profile import Mark
+from search_spaces.models.module_profile import MomentKind
 
 FEWEST = 6
 """Equal blocks from which some of them stand in."""
@@ -33,7 +33,7 @@ class UnequalError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Call:
+class _RepresentativeCall:
     """How a representative was called and what it returned; without tensors, whose lives it must not prolong."""
 
     inputs: tuple[object, ...]
@@ -44,7 +44,7 @@ class _Call:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class _ReturnedInput:
     """An output that is one of the inputs."""
 
     index: int
@@ -60,7 +60,7 @@ class StandIns:
     blocks: Sequence[nn.Module]
     representative: Mapping[int, int]
     """Block that stands in -> the block whose moments and work it takes over."""
-    _calls: dict[int, _Call] = field(default_factory=dict)
+    _calls: dict[int, _RepresentativeCall] = field(default_factory=dict)
 
     def forwards(self) -> Iterator[tuple[int, Callable[..., Any]]]:
         """The forward of each block that stands in, in a new run."""
@@ -83,13 +83,13 @@ class StandIns:
             elif isinstance(leaf, Tensor):
                 if id(leaf) not in places:
                     return  # a result of its own, which a stand-in cannot make
-                template.append(_Place(places[id(leaf)]))
+                template.append(_ReturnedInput(places[id(leaf)]))
             else:
                 template.append(leaf)
         if hidden is not None:
-            self._calls[index] = _Call(_described(inputs), structure, tuple(template))
+            self._calls[index] = _RepresentativeCall(_described(inputs), structure, tuple(template))
 
-    def call(self, index: int) -> _Call:
+    def call(self, index: int) -> _RepresentativeCall:
         """How the representative was called.
 
         Raises:
@@ -114,7 +114,7 @@ class _PassOn:
         if hidden is None or _described(inputs) != call.inputs:
             raise UnequalError
         returned = [
-            hidden.view_as(hidden) if leaf is _HIDDEN else inputs[leaf.index] if isinstance(leaf, _Place) else leaf
+            hidden.view_as(hidden) if leaf is _HIDDEN else inputs[leaf.index] if isinstance(leaf, _ReturnedInput) else leaf
             for leaf in call.leaves
         ]
         return tree_unflatten(returned, call.output)
@@ -176,7 +176,7 @@ def _attributes(module: nn.Module, block_index: str) -> Iterator[tuple[str, obje
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Piece:
+class _BlockMoments:
     """What a representative adds to the moments of its own forward and backward, relative to where they begin, in bytes."""
 
     forward: tuple[int, int]
@@ -189,26 +189,26 @@ class _Piece:
     """Peak and level as the next block's backward begins."""
 
     @classmethod
-    def of(cls, micro: MicroBatch, index: int, trained: int) -> "_Piece":
+    def of(cls, micro: RecordedMicroBatch, index: int, trained: int) -> "_BlockMoments":
         """The piece of a block with `trained` trained parameters.
 
         Raises:
             UnequalError: its forward or backward is interleaved with another block's.
         """
-        begins, end_of_forward = (_only(micro, mark, index) for mark in (Mark.FORWARD, Mark.LEFT))
+        begins, end_of_forward = (_only(micro, mark, index) for mark in (MomentKind.FORWARD, MomentKind.LEFT))
         if begins is None or end_of_forward != begins + 1:
             raise UnequalError
         first = micro.levels[begins]
         forward, after = (
             (micro.peaks[moment] - first, micro.levels[moment] - first) for moment in (end_of_forward, end_of_forward + 1)
         )
-        backward = _only(micro, Mark.BACKWARD, index)
+        backward = _only(micro, MomentKind.BACKWARD, index)
         if backward is None:
             if trained:
                 raise UnequalError
             return cls(forward=forward, after=after, gradients=(), end=(0, 0))
         end = backward + 1
-        while micro.marks[end][0] is Mark.GRADIENT:
+        while micro.marks[end][0] is MomentKind.GRADIENT:
             end += 1
         if end - backward - 1 != trained:
             raise UnequalError
@@ -220,14 +220,14 @@ class _Piece:
         return cls(forward=forward, after=after, gradients=gradients, end=(micro.peaks[end] - first, micro.levels[end] - first))
 
 
-def _only(micro: MicroBatch, mark: Mark, index: int) -> int | None:
+def _only(micro: RecordedMicroBatch, mark: MomentKind, index: int) -> int | None:
     places = [moment for moment, recorded_mark in enumerate(micro.marks) if recorded_mark == (mark, index)]
     if len(places) > 1:
         raise UnequalError  # it runs several times
     return places[0] if places else None
 
 
-def completed(micro: MicroBatch, stand_ins: StandIns, slots: Mapping[int, int]) -> MicroBatch:
+def completed(micro: RecordedMicroBatch, stand_ins: StandIns, slots: Mapping[int, int]) -> RecordedMicroBatch:
     """The micro-batch with the moments and the work of all blocks.
 
     Args:
@@ -242,31 +242,31 @@ def completed(micro: MicroBatch, stand_ins: StandIns, slots: Mapping[int, int]) 
         return micro
     block_slots = {index: [slots[id(value)] for value in block.parameters() if id(value) in slots]
            for index, block in enumerate(stand_ins.blocks)}  # fmt: skip
-    pieces = {index: _Piece.of(micro, index, len(block_slots[index])) for index in {*stand_ins.representative.values()}}
-    completed_batch = MicroBatch(parts=dict(micro.parts), hidden_bytes=micro.hidden_bytes)
+    pieces = {index: _BlockMoments.of(micro, index, len(block_slots[index])) for index in {*stand_ins.representative.values()}}
+    completed_batch = RecordedMicroBatch(parts=dict(micro.parts), hidden_bytes=micro.hidden_bytes)
     shift = begun = 0
-    last: tuple[Mark, int] | None = None
+    last: tuple[MomentKind, int] | None = None
     """The mark of a stand-in, if that was the last one."""
     for (mark, index), peak, level in zip(micro.marks, micro.peaks, micro.levels, strict=True):
-        if mark is Mark.LEFT and index in stand_ins.representative:
+        if mark is MomentKind.LEFT and index in stand_ins.representative:
             begun = completed_batch.levels[-1]
             peak_of, level_of = pieces[stand_ins.representative[index]].forward
             completed_batch.add(mark, index, begun + peak_of, begun + level_of)
         elif last is not None:
             other = stand_ins.representative[last[1]]
-            if last[0] is Mark.BACKWARD:
+            if last[0] is MomentKind.BACKWARD:
                 begun = completed_batch.levels[-1]
                 renamed = dict(zip(block_slots[other], block_slots[last[1]], strict=True))
                 for slot, peak_of, level_of in pieces[other].gradients:
-                    completed_batch.add(Mark.GRADIENT, renamed[slot], begun + peak_of, begun + level_of)
-            peak_of, level_of = pieces[other].end if last[0] is Mark.BACKWARD else pieces[other].after
+                    completed_batch.add(MomentKind.GRADIENT, renamed[slot], begun + peak_of, begun + level_of)
+            peak_of, level_of = pieces[other].end if last[0] is MomentKind.BACKWARD else pieces[other].after
             completed_batch.add(mark, index, begun + peak_of, begun + level_of)
         else:
             completed_batch.add(mark, index, peak + shift, level + shift)
         shift = completed_batch.levels[-1] - level
-        stands_in = mark in (Mark.LEFT, Mark.BACKWARD) and index in stand_ins.representative
+        stands_in = mark in (MomentKind.LEFT, MomentKind.BACKWARD) and index in stand_ins.representative
         last = (mark, index) if stands_in else None
     for index, other in stand_ins.representative.items():
         for phase in ("forward", "backward"):
-            completed_batch.parts[phase, index] = micro.parts.get((phase, other), Part())
+            completed_batch.parts[phase, index] = micro.parts.get((phase, other), RecordedPart())
     return completed_batch

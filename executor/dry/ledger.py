@@ -15,7 +15,7 @@ _RESIZE = torch.UntypedStorage.resize_
 
 
 @dataclass(slots=True)
-class _Block:
+class _StorageBlock:
     """The memory of one storage."""
 
     size: int
@@ -42,10 +42,10 @@ class Ledger:
 
     def __init__(self, rounding_bytes: int = 1) -> None:
         self._rounding = rounding_bytes
-        self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], _Block]] = {}
-        self._changes: list[tuple[int, _Block]] = []
+        self._known: dict[int, tuple[weakref.ref[torch.UntypedStorage], _StorageBlock]] = {}
+        self._changes: list[tuple[int, _StorageBlock]] = []
         self._is_open = False
-        self._first: list[_Block] = []
+        self._first: list[_StorageBlock] = []
         self._host = 0
 
     def track(self, value: Tensor, tag: str = "activations") -> None:
@@ -57,7 +57,7 @@ class Ledger:
                 # FakeTensorMode creates a cached view by `set_`, which restores the size of an emptied storage.
                 _RESIZE(storage, 0)
             return
-        block = _Block(self._rounded(storage.size()), tag, self._is_open)
+        block = _StorageBlock(self._rounded(storage.size()), tag, self._is_open)
         self._known[key] = weakref.ref(storage, lambda _: self._died(key)), block
         if self._is_open:
             self._changes.append((block.size, block))
@@ -71,7 +71,7 @@ class Ledger:
         if block.counted and block.size:
             self._changes.append((-block.size, block))
         # The resized storage is a new allocation, whose tag is set anew.
-        new = _Block(self._rounded(storage.size()), "activations", self._is_open)
+        new = _StorageBlock(self._rounded(storage.size()), "activations", self._is_open)
         self._known[storage._cdata] = entry[0], new
         if self._is_open and new.size:
             self._changes.append((new.size, new))
@@ -80,7 +80,7 @@ class Ledger:
         """Allocate memory without a tensor; it is released when the returned object is deleted."""
         token = _Token()
         if self._is_open and size:
-            block = _Block(self._rounded(size), tag, True)
+            block = _StorageBlock(self._rounded(size), tag, True)
             self._changes.append((block.size, block))
             weakref.finalize(token, self._changes.append, (-block.size, block))
         return token
@@ -94,7 +94,7 @@ class Ledger:
     def open(self, tagged_tensors: Iterable[tuple[str, Tensor]], standing: int = 0) -> None:
         """Start accounting with the storages that the engine names, and `standing` bytes of buffers that libraries hold. The
         first tag given for a storage holds."""
-        self._changes, self._first = [], [_Block(standing, "buffers", True)]
+        self._changes, self._first = [], [_StorageBlock(standing, "buffers", True)]
         host: dict[int, int] = {}
         for tag, value in tagged_tensors:
             self.track(value)
@@ -154,7 +154,7 @@ class _Token:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Backend:
+class CommunicationBackend:
     """A communication backend and the device that it is used with."""
 
     name: str
@@ -168,19 +168,19 @@ class Backend:
     """What libraries take from the allocator once, for all steps."""
 
 
-BACKENDS: Mapping[str, Backend] = {
+BACKENDS: Mapping[str, CommunicationBackend] = {
     # torch 2.13, ProcessGroupGloo.cpp: `reduce_scatter_tensor_coalesced` clones its input and all-reduces the clone, which
     # lives as long as the work; `AsyncAllgatherWork` gathers into a flat tensor and copies that into the output. All-reduce,
     # broadcast and send work in the caller's memory. The CPU allocator reports the requested bytes.
-    "gloo": Backend(name="gloo", device_kind="cpu", copies=frozenset({"reduce_scatter", "all_gather"})),
+    "gloo": CommunicationBackend(name="gloo", device_kind="cpu", copies=frozenset({"reduce_scatter", "all_gather"})),
     # NCCL reduces and gathers between the callers' buffers; its own channels are outside of torch's allocator
     # (`non_torch_bytes`). CUDACachingAllocator.cpp, `kMinBlockSize`: blocks are multiples of 512 bytes. cuBLAS gets 32 MiB on
     # Hopper and newer, for the thread of forward and for that of backward (8 MiB on older devices) [CUDABlas.cpp].
-    "nccl": Backend(name="nccl", device_kind="cuda", rounding_bytes=512, workspace_bytes=2 * 32 << 20),
+    "nccl": CommunicationBackend(name="nccl", device_kind="cuda", rounding_bytes=512, workspace_bytes=2 * 32 << 20),
 }
 
 
-def backend_of(name: str) -> Backend:
+def backend_of(name: str) -> CommunicationBackend:
     """Return the backend of that name.
 
     Raises:

@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.dry.ledger import Backend, Ledger
+from executor.dry.ledger import CommunicationBackend, Ledger
 from executor.dry.products import FORMULAS, workspace_bytes
 from executor.dry.traffic import FULL_MESSAGE, Traffic, keep_sent_tensors
 from executor.parallel.collectives import observed_by
@@ -32,7 +32,7 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, backend: Backend, spec: ModelSpec | None = None) -> None:
+    def __init__(self, backend: CommunicationBackend, spec: ModelSpec | None = None) -> None:
         """`spec`: the specification of our own model; None: the module is the user's."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.backend, self.ledger, self.traffic = backend, Ledger(backend.rounding_bytes), Traffic()

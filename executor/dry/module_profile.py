@@ -26,7 +26,16 @@ from executor.dry.equal_blocks import StandIns, UnequalError, choices_of_stand_i
 from executor.dry.ledger import backend_of
 from executor.dry.mode import DryMode
 from executor.dry.products import ATTENTION, products_of
-from executor.dry.recorded import SIZES, MicroBatch, Part, affine, backward_flops, block_work, moments_of, with_levels
+from executor.dry.recorded import (
+    SIZES,
+    RecordedMicroBatch,
+    RecordedPart,
+    affine,
+    backward_flops,
+    block_work,
+    moments_of,
+    with_levels,
+)
 from executor.engines.sources import DTYPES, blocks_of
 from executor.errors import ExecutorError, FactoryError
 from executor.parallel.checkpointing import checkpoint_blocks
@@ -39,8 +48,8 @@ from search_spaces.models.model import FactoryModel
 from search_spaces.models.module_profile import (
     OUTER,
     Affine,
-    Mark,
     ModuleProfile,
+    MomentKind,
     Trace,
     TrainedParameter,
 )
@@ -73,7 +82,7 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
         batches = {size: _batch(user, workload, size, fake) for size in SIZES}
         blocks = blocks_of(user)
         model, survey = described(user, batches[SIZES[0]])
-        runs = _Runs(user, blocks, mode)
+        runs = _ModuleRuns(user, blocks, mode)
         for precision in precisions:
             dtype = DTYPES[precision]
             user.module.to(dtype)
@@ -192,7 +201,7 @@ class _Recorder(DryMode):  # type: ignore[no-untyped-call]
     def __init__(self, reference: str) -> None:
         super().__init__(backend_of("gloo"))
         self.reference = reference
-        self.part: Part | None = None
+        self.part: RecordedPart | None = None
         self.running_modules: list[nn.Module] = []
         self.reader: nn.Module | None = None
         """The innermost module that ran when a value was read."""
@@ -212,7 +221,7 @@ class _Recorder(DryMode):  # type: ignore[no-untyped-call]
         return result
 
     def _record(
-        self, part: Part, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, before: int | None
+        self, part: RecordedPart, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, before: int | None
     ) -> None:
         if func not in self._views:
             returned = [item.alias_info for item in func._schema.returns]
@@ -233,7 +242,7 @@ class _Recorder(DryMode):  # type: ignore[no-untyped-call]
         part.moved_bytes += sum(value.numel() * value.element_size() for value in tensors.values())
 
 
-class _Runs:
+class _ModuleRuns:
     """Runs micro-batches of one module."""
 
     def __init__(self, user: UserModule, blocks: Sequence[nn.Module], mode: _Recorder) -> None:
@@ -241,7 +250,7 @@ class _Runs:
         self.trained = [parameter for parameter in user.module.parameters() if parameter.requires_grad]
         self._slots = {id(parameter): index for index, parameter in enumerate(self.trained)}
         self._stand_ins, *self._others = choices_of_stand_ins(user.module, blocks)
-        self._micro = MicroBatch()
+        self._micro = RecordedMicroBatch()
         self._positions: list[int] = []
 
     def trace(self, batches: Mapping[int, Mapping[str, Tensor]]) -> Trace:
@@ -296,8 +305,8 @@ class _Runs:
             hidden_bytes=affine(*(micro.hidden_bytes for micro in none)),
         )
 
-    def _run(self, batch: Mapping[str, Tensor], policy: str) -> MicroBatch:
-        self._micro, self._positions = MicroBatch(), []
+    def _run(self, batch: Mapping[str, Tensor], policy: str) -> RecordedMicroBatch:
+        self._micro, self._positions = RecordedMicroBatch(), []
         mode, module = self.mode, self.user.module
         for parameter in module.parameters():
             parameter.grad = None
@@ -307,14 +316,14 @@ class _Runs:
         with self._policy(policy), self._watched():
             mode.flops = 0
             mode.ledger.open(())
-            self._mark(Mark.FORWARD, OUTER)
+            self._mark(MomentKind.FORWARD, OUTER)
             try:
                 loss = loss_of(module(**batch))
                 if loss is None:
                     raise FactoryError(
                         f"{self.user.reference}: its call must return the loss (one number) or an object with .loss"
                     )
-                self._mark(Mark.LOSS, OUTER)
+                self._mark(MomentKind.LOSS, OUTER)
                 (precise(loss) * 1.0).backward()  # type: ignore[no-untyped-call]
             except (ExecutorError, UnequalError):
                 raise
@@ -322,7 +331,7 @@ class _Runs:
                 raise self._reads_value(error) from None
             except Exception as error:
                 raise self._failed(error) from error
-            self._mark(Mark.END, OUTER)
+            self._mark(MomentKind.END, OUTER)
             mode.part = None
             del loss
         changes = mode.ledger.changes
@@ -371,10 +380,10 @@ class _Runs:
             yield
 
     def _begins(self, index: int, *_: object) -> None:
-        self._mark(Mark.FORWARD, index)
+        self._mark(MomentKind.FORWARD, index)
 
     def _ends(self, index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
-        self._mark(Mark.LEFT, index)
+        self._mark(MomentKind.LEFT, index)
         self._stand_ins.note(index, args, kwargs, output)
         hidden = first_tensor(output)
         if not index and hidden is not None:
@@ -382,30 +391,30 @@ class _Runs:
         leaves = tree_leaves(output if not hasattr(output, "__dict__") or isinstance(output, Tensor) else vars(output))
         outputs = [leaf for leaf in leaves if isinstance(leaf, Tensor) and leaf.requires_grad]
         if outputs:
-            register_multi_grad_hook(outputs, lambda _: self._mark(Mark.BACKWARD, index), mode="any")
+            register_multi_grad_hook(outputs, lambda _: self._mark(MomentKind.BACKWARD, index), mode="any")
 
     def _done(self, index: int) -> Callable[[Tensor], None]:
         def accumulated(parameter: Tensor) -> None:
             parameter.grad = None
-            self._mark(Mark.GRADIENT, index)
+            self._mark(MomentKind.GRADIENT, index)
 
         return accumulated
 
-    def _mark(self, mark: Mark, index: int) -> None:
+    def _mark(self, mark: MomentKind, index: int) -> None:
         self._micro.marks.append((mark, index))
         self._positions.append(self.mode.ledger.position())
         match mark:
-            case Mark.FORWARD:
+            case MomentKind.FORWARD:
                 part = ("forward", index)
-            case Mark.LEFT:
+            case MomentKind.LEFT:
                 part = ("forward", OUTER)
-            case Mark.LOSS:
+            case MomentKind.LOSS:
                 part = ("backward", OUTER)
-            case Mark.BACKWARD:
+            case MomentKind.BACKWARD:
                 part = ("backward", index)
             case _:
                 return
-        self.mode.part = self._micro.parts.setdefault(part, Part())
+        self.mode.part = self._micro.parts.setdefault(part, RecordedPart())
 
     def _where(self) -> str:
         names = {inner: name for name, inner in self.user.module.named_modules()}
@@ -434,7 +443,7 @@ def _on_gradient(parameter: nn.Parameter, done: Callable[[Tensor], None]) -> tor
     return handle
 
 
-def _again(pair: tuple[MicroBatch, ...], none: tuple[MicroBatch, ...], index: int) -> Affine:
+def _again(pair: tuple[RecordedMicroBatch, ...], none: tuple[RecordedMicroBatch, ...], index: int) -> Affine:
     """FLOPs that a block computes again; `none`: without checkpointing."""
     return affine(
         *(

@@ -6,14 +6,14 @@ from dataclasses import dataclass, field
 
 from executor.dry.products import Shape
 from executor.errors import FactoryError
-from search_spaces.models.module_profile import Affine, BlockWork, Mark, Moment, Product, Work
+from search_spaces.models.module_profile import Affine, BlockWork, MatrixProduct, Moment, MomentKind, Work
 
 SIZES = (2, 3)
 """Samples of the two micro-batches from which everything is extrapolated; some modules squeeze a batch of one sample."""
 
 
 @dataclass(slots=True)
-class Part:
+class RecordedPart:
     """What a part of a micro-batch computes."""
 
     products: list[Shape] = field(default_factory=list)
@@ -24,24 +24,24 @@ class Part:
 
 
 @dataclass(slots=True)
-class MicroBatch:
+class RecordedMicroBatch:
     """One recorded micro-batch."""
 
-    marks: list[tuple[Mark, int]] = field(default_factory=list)
+    marks: list[tuple[MomentKind, int]] = field(default_factory=list)
     peaks: list[int] = field(default_factory=list)
     levels: list[int] = field(default_factory=list)
-    parts: dict[tuple[str, int], Part] = field(default_factory=dict)
+    parts: dict[tuple[str, int], RecordedPart] = field(default_factory=dict)
     hidden_bytes: int = 0
     """Of the first block's output."""
 
-    def add(self, mark: Mark, index: int, peak: int, level: int) -> None:
+    def add(self, mark: MomentKind, index: int, peak: int, level: int) -> None:
         """Append a moment."""
         self.marks.append((mark, index))
         self.peaks.append(peak)
         self.levels.append(level)
 
 
-def with_levels(micro: MicroBatch, positions: Sequence[int], changes: Sequence[int]) -> MicroBatch:
+def with_levels(micro: RecordedMicroBatch, positions: Sequence[int], changes: Sequence[int]) -> RecordedMicroBatch:
     """The micro-batch with the memory at its marks: `positions` of each mark among the `changes` of memory, in bytes."""
     level = start = 0
     for position in positions:
@@ -55,7 +55,7 @@ def with_levels(micro: MicroBatch, positions: Sequence[int], changes: Sequence[i
     return micro
 
 
-def moments_of(reference: str, small: MicroBatch, large: MicroBatch) -> tuple[Moment, ...]:
+def moments_of(reference: str, small: RecordedMicroBatch, large: RecordedMicroBatch) -> tuple[Moment, ...]:
     """The moments for any size.
 
     Raises:
@@ -72,20 +72,22 @@ def moments_of(reference: str, small: MicroBatch, large: MicroBatch) -> tuple[Mo
     )
 
 
-def block_work(pair: tuple[MicroBatch, ...], index: int) -> BlockWork:
+def block_work(pair: tuple[RecordedMicroBatch, ...], index: int) -> BlockWork:
     """The computation of a block, or of everything outside of the blocks, for any size."""
     small, large = pair
     return BlockWork(
-        forward=_work(small.parts.get(("forward", index), Part()), large.parts.get(("forward", index), Part())),
-        backward=_work(small.parts.get(("backward", index), Part()), large.parts.get(("backward", index), Part())),
+        forward=_work(small.parts.get(("forward", index), RecordedPart()), large.parts.get(("forward", index), RecordedPart())),
+        backward=_work(
+            small.parts.get(("backward", index), RecordedPart()), large.parts.get(("backward", index), RecordedPart())
+        ),
     )
 
 
-def _work(small: Part, large: Part) -> Work:
+def _work(small: RecordedPart, large: RecordedPart) -> Work:
     counted = Counter(_products(small.products, large.products))
     return Work(
         products=tuple(
-            Product(rows=rows, inner=inner, outer=outer, count=count) for (rows, inner, outer), count in counted.items()
+            MatrixProduct(rows=rows, inner=inner, outer=outer, count=count) for (rows, inner, outer), count in counted.items()
         ),
         flops=affine(small.flops, large.flops),
         attention_flops=affine(small.attention_flops, large.attention_flops),
@@ -104,7 +106,7 @@ def _products(small: Sequence[Shape], large: Sequence[Shape]) -> Iterator[tuple[
         yield affine(first[0], second[0]), affine(first[1], second[1]), affine(first[2], second[2])
 
 
-def backward_flops(micro: MicroBatch, index: int) -> int:
+def backward_flops(micro: RecordedMicroBatch, index: int) -> int:
     """FLOPs in the backward of a block."""
     part = micro.parts.get(("backward", index))
     return 0 if part is None else part.flops

@@ -12,7 +12,7 @@ from executor.errors import EngineRefusalError, FactoryError
 from executor.parallel.context import METHODS
 from executor.parallel.fused.load import load_operators
 from executor.parallel.groups import ParallelGroups
-from executor.parallel.model import Part, Transformer, transformer_without_memory
+from executor.parallel.model import RankModel, Transformer, transformer_without_memory
 from executor.parallel.replica import ModelPart
 from executor.parallel.tensor import TensorParallel
 from executor.user_module.factory import UserModule, load_factory
@@ -35,7 +35,7 @@ TABLE, OUTPUT = "embedding.tokens.weight", "head.output.weight"
 """The names of the tables of our Transformer, which may be tied."""
 
 
-class Source(ABC):
+class TrainingSource(ABC):
     """A model, its data and its parts. Every rank constructs it identically."""
 
     data: Data
@@ -63,7 +63,7 @@ class Source(ABC):
         return rank_of_stage(config, 0), rank_of_stage(config, stages - 1)
 
 
-def source_of(model: Model, config: TrialConfig, workload: Workload) -> Source:
+def source_of(model: Model, config: TrialConfig, workload: Workload) -> TrainingSource:
     """The source of the model.
 
     Raises:
@@ -75,7 +75,7 @@ def source_of(model: Model, config: TrialConfig, workload: Workload) -> Source:
     return _Factory(model, config, workload)
 
 
-class _Shape(Source):
+class _Shape(TrainingSource):
     """Our Transformer of a given shape, trained on text."""
 
     def __init__(self, spec: ModelSpec, config: TrialConfig, workload: Workload) -> None:
@@ -104,7 +104,7 @@ class _Shape(Source):
         stages = stages_of_rank(self.config, groups.coordinates[PIPELINE])
         return [
             self._part(
-                Part(
+                RankModel(
                     layers=layers[stage],
                     first=stage == 0,
                     last=stage == len(layers) - 1,
@@ -121,7 +121,7 @@ class _Shape(Source):
             for stage in stages
         ]
 
-    def _part(self, part: Part, stage: int) -> ModelPart:
+    def _part(self, part: RankModel, stage: int) -> ModelPart:
         chunk, length = self.config.loss_chunk_size, self.workload.sequence_length
         module, values = transformer_without_memory(self.spec, length, self.workload.seed, self.dtype, chunk, part)
         if self.config.precision == FLOAT8:
@@ -135,7 +135,7 @@ class _Shape(Source):
             reads=self._reads(part), entry=self._entry(module), hidden=self._hidden(module), stage=stage,
         )  # fmt: skip
 
-    def _reads(self, part: Part) -> tuple[str, ...]:
+    def _reads(self, part: RankModel) -> tuple[str, ...]:
         places = (PLACES,) if self.config.pack_sequences and self.workload.document_lengths else ()
         ahead = (AHEAD,) if self.spec.mtp_layers else ()
         return ("labels", *places, *ahead) if part.last else places
@@ -156,7 +156,7 @@ def _data(spec: ModelSpec, config: TrialConfig, workload: Workload) -> Data:
     return text_data(workload, spec.vocab_size)
 
 
-class _Factory(Source):
+class _Factory(TrainingSource):
     """A user's module, trained on its factory's batches.
 
     Its code may initialize parameters in any way, so every rank builds the whole module from the same seed and then cuts it.

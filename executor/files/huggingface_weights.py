@@ -36,7 +36,7 @@ class Weight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Names:
+class TensorNames:
     """All tensors of a model under Hugging Face's names."""
 
     weights: tuple[Weight, ...]
@@ -117,15 +117,15 @@ def joined(theirs: str, ours: Sequence[str], rows: Sequence[int], bias: bool, to
         yield Weight(f"{theirs}.{kind}", tuple(f"{name}.{kind}" for name in ours), tuple(rows), together)
 
 
-def huggingface_names(spec: ModelSpec) -> Names:
+def huggingface_names(spec: ModelSpec) -> TensorNames:
     """The tensors of Hugging Face's module."""
-    return Names(weights=tuple(_weights(spec)), copies=_table_copies(spec))
+    return TensorNames(weights=tuple(_weights(spec)), copies=_table_copies(spec))
 
 
-def checkpoint_names(spec: ModelSpec) -> Names:
+def checkpoint_names(spec: ModelSpec) -> TensorNames:
     """The tensors of published checkpoint files, where each expert has tensors of its own."""
     weights = [file_weight for weight in _weights(spec) for file_weight in _of_files(spec, weight)]
-    return Names(weights=tuple(weights), copies=_table_copies(spec))
+    return TensorNames(weights=tuple(weights), copies=_table_copies(spec))
 
 
 def _of_files(spec: ModelSpec, weight: Weight) -> Iterator[Weight]:

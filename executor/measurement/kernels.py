@@ -21,7 +21,7 @@ LAUNCH_FLOPS = 3e7
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Case:
+class KernelCase:
     """One case to measure."""
 
     operation: Operation
@@ -39,7 +39,7 @@ class Case:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Grid:
+class ShapeGrid:
     """Shapes for one kind of device, typical of the models trained on it."""
 
     rows: tuple[int, ...]
@@ -54,7 +54,7 @@ class Grid:
     elements: tuple[int, ...]
 
 
-CPU_GRID = Grid(
+CPU_GRID = ShapeGrid(
     rows=(64, 256, 1024, 4096),
     widths=((64, 64), (128, 128), (128, 512), (512, 128), (512, 512), (512, 2048), (2048, 512)),
     attention=((1, 128, 4, 32), (8, 128, 4, 32), (2, 512, 8, 64), (1, 1024, 8, 64)),
@@ -65,7 +65,7 @@ CPU_GRID = Grid(
     heads=((1, 128, 64, 256), (1, 128, 128, 512), (4, 128, 128, 512), (4, 128, 256, 2048)),
     elements=(2**16, 2**20, 2**23),
 )  # fmt: skip
-CUDA_GRID = Grid(
+CUDA_GRID = ShapeGrid(
     rows=(256, 1024, 4096, 16384),
     widths=((512, 512), (1024, 4096), (4096, 1024), (2048, 2048), (4096, 4096), (4096, 14336), (14336, 4096), (8192, 8192)),
     attention=((1, 1024, 16, 64), (4, 2048, 16, 64), (2, 2048, 32, 128), (1, 8192, 32, 128)),
@@ -78,7 +78,7 @@ CUDA_GRID = Grid(
 )  # fmt: skip
 
 
-def compute_cases(device: torch.device, precisions: tuple[str, ...]) -> Iterator[Case]:
+def compute_cases(device: torch.device, precisions: tuple[str, ...]) -> Iterator[KernelCase]:
     """Yield all cases that need no other rank, at each precision that the device supports."""
     grid = CUDA_GRID if device.type == "cuda" else CPU_GRID
     for precision in precisions:
@@ -97,7 +97,9 @@ def compute_cases(device: torch.device, precisions: tuple[str, ...]) -> Iterator
     yield from _memory(device, grid)
 
 
-def _products(device: torch.device, dtype: torch.dtype, precision: str, rows: int, inner: int, outer: int) -> Iterator[Case]:
+def _products(
+    device: torch.device, dtype: torch.dtype, precision: str, rows: int, inner: int, outer: int
+) -> Iterator[KernelCase]:
     def tensors() -> tuple[Tensor, Tensor, Tensor]:
         sizes = ((rows, inner), (outer, inner), (rows, outer))
         x, weight, gradient = (torch.randn(size, device=device, dtype=dtype) for size in sizes)
@@ -114,13 +116,15 @@ def _products(device: torch.device, dtype: torch.dtype, precision: str, rows: in
     flops = 2.0 * rows * inner * outer
     memory = 2.0 * dtype.itemsize * (rows * inner + inner * outer + rows * outer)
     shape = (rows, inner, outer)
-    yield Case(operation=Operation.PRODUCT, precision=precision, shape=shape, cost=flops, memory=memory, make=forward)
-    yield Case(
+    yield KernelCase(operation=Operation.PRODUCT, precision=precision, shape=shape, cost=flops, memory=memory, make=forward)
+    yield KernelCase(
         operation=Operation.PRODUCT_BACKWARD, precision=precision, shape=shape, cost=2 * flops, memory=memory, make=backward
     )
 
 
-def _attention(device: torch.device, dtype: torch.dtype, precision: str, shape: tuple[int, int, int, int]) -> Iterator[Case]:
+def _attention(
+    device: torch.device, dtype: torch.dtype, precision: str, shape: tuple[int, int, int, int]
+) -> Iterator[KernelCase]:
     samples, tokens, heads, width = shape
 
     def inputs() -> list[Tensor]:
@@ -141,10 +145,10 @@ def _attention(device: torch.device, dtype: torch.dtype, precision: str, shape: 
     cost = 4.0 * samples * tokens * tokens * heads * width
     memory = 12.0 * dtype.itemsize * samples * tokens * heads * width
     for operation, make in ((Operation.ATTENTION, forward), (Operation.ATTENTION_BACKWARD, backward)):
-        yield Case(operation=operation, precision=precision, shape=shape, cost=cost, memory=memory, make=make)
+        yield KernelCase(operation=operation, precision=precision, shape=shape, cost=cost, memory=memory, make=make)
 
 
-def _layer(device: torch.device, dtype: torch.dtype, precision: str, shape: tuple[int, int, int, int, int]) -> Case:
+def _layer(device: torch.device, dtype: torch.dtype, precision: str, shape: tuple[int, int, int, int, int]) -> KernelCase:
     samples, tokens, hidden, heads, ffn = shape
 
     def make() -> Run:
@@ -158,10 +162,10 @@ def _layer(device: torch.device, dtype: torch.dtype, precision: str, shape: tupl
     parameters = 4 * hidden * hidden + 3 * hidden * ffn
     cost = 6.0 * samples * tokens * (parameters + tokens * hidden) + LAUNCH_FLOPS
     memory = 4.0 * dtype.itemsize * (parameters + samples * tokens * (16 * hidden + 6 * ffn))
-    return Case(operation=Operation.LAYER, precision=precision, shape=shape, cost=cost, memory=memory, make=make)
+    return KernelCase(operation=Operation.LAYER, precision=precision, shape=shape, cost=cost, memory=memory, make=make)
 
 
-def _head(device: torch.device, dtype: torch.dtype, precision: str, shape: tuple[int, int, int, int]) -> Case:
+def _head(device: torch.device, dtype: torch.dtype, precision: str, shape: tuple[int, int, int, int]) -> KernelCase:
     samples, tokens, hidden, vocabulary = shape
 
     def make() -> Run:
@@ -175,10 +179,10 @@ def _head(device: torch.device, dtype: torch.dtype, precision: str, shape: tuple
 
     cost = 6.0 * samples * tokens * hidden * vocabulary + LAUNCH_FLOPS
     memory = 4.0 * hidden * vocabulary * dtype.itemsize + 16.0 * samples * tokens * vocabulary
-    return Case(operation=Operation.HEAD, precision=precision, shape=shape, cost=cost, memory=memory, make=make)
+    return KernelCase(operation=Operation.HEAD, precision=precision, shape=shape, cost=cost, memory=memory, make=make)
 
 
-def _memory(device: torch.device, grid: Grid) -> Iterator[Case]:
+def _memory(device: torch.device, grid: ShapeGrid) -> Iterator[KernelCase]:
     def copy(elements: int) -> Run:
         source = torch.zeros(elements, device=device)
         target = torch.zeros_like(source)
@@ -202,11 +206,13 @@ def _memory(device: torch.device, grid: Grid) -> Iterator[Case]:
             ]
         for operation, copies, make in parts:
             size = int(moved) if operation in (Operation.TO_HOST, Operation.TO_DEVICE) else elements
-            yield Case(
+            yield KernelCase(
                 operation=operation, precision="fp32", shape=(size,), cost=moved, memory=copies * moved, make=make,
                 on_host=operation is Operation.HOST_UPDATE,
             )  # fmt: skip
-    yield Case(operation=Operation.LAUNCH, precision="fp32", shape=(64,), cost=1.0, memory=256.0, make=launch, on_host=True)
+    yield KernelCase(
+        operation=Operation.LAUNCH, precision="fp32", shape=(64,), cost=1.0, memory=256.0, make=launch, on_host=True
+    )
 
 
 def update(elements: int, device: torch.device) -> Run:

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from executor.engine import RankContext
-from executor.measurement.kernels import Case, Run
+from executor.measurement.kernels import KernelCase, Run
 from executor.parallel.collectives import all_gather_single, group_options, reduce_scatter_single
 from search_spaces.clusters.microbenchmark import COLLECTIVES, GroupShape, Operation
 
@@ -60,7 +60,7 @@ def close_groups(groups: Sequence[LinkGroup]) -> None:
         dist.destroy_process_group(group.handle)
 
 
-def link_cases(context: RankContext, groups: Sequence[LinkGroup], largest_bytes: int) -> Iterator[Case]:
+def link_cases(context: RankContext, groups: Sequence[LinkGroup], largest_bytes: int) -> Iterator[KernelCase]:
     """Yield every collective over every group, small messages first."""
     size = 4096
     while size <= largest_bytes:
@@ -70,7 +70,7 @@ def link_cases(context: RankContext, groups: Sequence[LinkGroup], largest_bytes:
         size *= 4
 
 
-def _case(context: RankContext, group: LinkGroup, operation: Operation, size: int) -> Case:
+def _case(context: RankContext, group: LinkGroup, operation: Operation, size: int) -> KernelCase:
     ranks = len(group.ranks)
     elements = max(size // 4 // ranks, 1) * ranks
     make = {
@@ -80,7 +80,7 @@ def _case(context: RankContext, group: LinkGroup, operation: Operation, size: in
         Operation.ALL_TO_ALL: _all_to_all,
         Operation.SEND: _send,
     }[operation]
-    return Case(
+    return KernelCase(
         operation=operation,
         precision="fp32",
         shape=(4 * elements,),

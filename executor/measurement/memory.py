@@ -46,7 +46,7 @@ class MemoryAccount:
 
 
 @dataclass(slots=True)
-class _Block:
+class _Allocation:
     """One allocation."""
 
     size: int
@@ -109,9 +109,11 @@ def _with_peak(account: MemoryAccount, peak: int) -> MemoryAccount:
     return replace(account, peak=peak, by_tag=by_tag, tag_peaks={tag: max(highest[tag], by_tag[tag]) for tag in TAGS})
 
 
-def _named_storages(storages: Iterable[tuple[str, Tensor]], device: torch.device) -> tuple[dict[int, _Block], dict[int, int]]:
+def _named_storages(
+    storages: Iterable[tuple[str, Tensor]], device: torch.device
+) -> tuple[dict[int, _Allocation], dict[int, int]]:
     """Return by address: live storages on the device (the first tag given holds), and the sizes of those in the host pool."""
-    blocks: dict[int, _Block] = {}
+    blocks: dict[int, _Allocation] = {}
     host: dict[int, int] = {}
     for tag, value in storages:
         storage = value.untyped_storage()
@@ -120,7 +122,7 @@ def _named_storages(storages: Iterable[tuple[str, Tensor]], device: torch.device
         if tag == HOST:
             host[storage.data_ptr()] = storage.size()
         elif storage.device.type == device.type:
-            blocks.setdefault(storage.data_ptr(), _Block(storage.size(), tag))
+            blocks.setdefault(storage.data_ptr(), _Allocation(storage.size(), tag))
     return blocks, host
 
 
@@ -160,7 +162,7 @@ def _events(recorder: Any) -> list[_Event]:
 
 def _replay(
     events: list[_Event],
-    blocks: dict[int, _Block],
+    blocks: dict[int, _Allocation],
     device: torch.device,
     allocated: int | None,
     host: int,
@@ -170,7 +172,7 @@ def _replay(
     live = dict(blocks)
     if allocated is not None:
         # The rest that a device's allocator holds: rounding, and tensors that no step releases.
-        live[-1] = _Block(max(allocated - sum(block.size for block in live.values()), 0), "buffers")
+        live[-1] = _Allocation(max(allocated - sum(block.size for block in live.values()), 0), "buffers")
     first = list(live.values())
     changes = _changes(events, live, device)
     at_start = Counter[str](pool_bytes)
@@ -186,9 +188,9 @@ def _replay(
     )
 
 
-def _changes(events: Iterable[_Event], live: dict[int, _Block], device: torch.device) -> list[tuple[int, _Block]]:
+def _changes(events: Iterable[_Event], live: dict[int, _Allocation], device: torch.device) -> list[tuple[int, _Allocation]]:
     """Return (+size or -size, block) in order. A mark changes a block's tag for its whole life. Updates `live`."""
-    changes: list[tuple[int, _Block]] = []
+    changes: list[tuple[int, _Allocation]] = []
     for event in events:
         if event.kind == "mark" and event.address in live:
             live[event.address].tag = event.tag
@@ -198,12 +200,12 @@ def _changes(events: Iterable[_Event], live: dict[int, _Block], device: torch.de
                 block = live.pop(event.address)
                 changes.append((-block.size, block))
             if event.size > 0:
-                block = live[event.address] = _Block(event.size, event.tag)
+                block = live[event.address] = _Allocation(event.size, event.tag)
                 changes.append((event.size, block))
     return changes
 
 
-def _follow(at_start: Counter[str], changes: list[tuple[int, _Block]]) -> tuple[int, Counter[str], Counter[str]]:
+def _follow(at_start: Counter[str], changes: list[tuple[int, _Allocation]]) -> tuple[int, Counter[str], Counter[str]]:
     now, highest = Counter(at_start), Counter(at_start)
     peak, at_peak = now.total(), Counter(at_start)
     for size, block in changes:

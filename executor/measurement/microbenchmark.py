@@ -18,9 +18,15 @@ from executor.measurement.agreement import gather_numbers, gather_plain
 from executor.measurement.device import counters_of
 from executor.measurement.environment import environment
 from executor.measurement.file_rates import QUICK_BYTES, FilePass
-from executor.measurement.kernels import Case, Run, compute_cases
+from executor.measurement.kernels import KernelCase, Run, compute_cases
 from executor.measurement.links import close_groups, link_cases, open_groups
-from search_spaces.clusters.microbenchmark import COLLECTIVES, Measured, MicrobenchmarkRequest, MicrobenchmarkResult, Operation
+from search_spaces.clusters.microbenchmark import (
+    COLLECTIVES,
+    MeasuredRow,
+    MicrobenchmarkRequest,
+    MicrobenchmarkResult,
+    Operation,
+)
 from search_spaces.outcome import Outcome
 from search_spaces.training.states import BUFFERS
 from search_spaces.trial import Progress
@@ -162,7 +168,7 @@ def run_microbenchmark(
     )
 
 
-def _wanted(case: Case, request: MicrobenchmarkRequest) -> bool:
+def _wanted(case: KernelCase, request: MicrobenchmarkRequest) -> bool:
     if not request.quick:
         return True
     return (
@@ -184,13 +190,13 @@ class _Bench:
         # One case may hold a quarter of the free memory.
         self._memory_budget = -stopwatch.slowest(-0.25 * _free_bytes(context))
 
-    def run(self, cases: Sequence[Case], seconds: float, phase: str) -> list[Measured]:
+    def run(self, cases: Sequence[KernelCase], seconds: float, phase: str) -> list[MeasuredRow]:
         """Return the cases' rows. Cases of one operation, precision and group form a family, which gets its share of the time
         that is left."""
         until = self._stopwatch.elapsed() + seconds
         families = [list(family) for _, family in groupby(cases, key=lambda case: (case.operation, case.precision, case.group))]
         weights = [self._weight(family[0]) for family in families]
-        rows: list[Measured] = []
+        rows: list[MeasuredRow] = []
         for number, family in enumerate(families):
             if self._context.rank == 0:
                 message = f"{family[0].operation} {family[0].precision}"
@@ -199,12 +205,12 @@ class _Bench:
             rows += self._family(family, remaining * weights[number] / sum(weights[number:]))
         return rows
 
-    def _weight(self, case: Case) -> float:
+    def _weight(self, case: KernelCase) -> float:
         # The device supports it but seldom trains in it.
         rare = case.precision == "bf16" and self._context.device.type == "cpu"
         return WEIGHTS.get(case.operation, 1.0) * (0.3 if rare else 1.0)
 
-    def _family(self, cases: Sequence[Case], seconds: float) -> Iterator[Measured]:
+    def _family(self, cases: Sequence[KernelCase], seconds: float) -> Iterator[MeasuredRow]:
         """Measure the cases, cheapest first, until the next would exceed the time or the memory. The first is always measured.
         A quick measurement measures all, with the fewest samples."""
         until = self._stopwatch.elapsed() + seconds
@@ -219,18 +225,18 @@ class _Bench:
             allowed = 0.0 if self._request.quick else max(remaining, 0.0) / (len(cases) - number) - 2 * expected
             timing = self._stopwatch.measure(run, allowed, on_host=case.on_host)
             last = (timing.low, case.cost)  # not the median: noise must not exclude the further cases
-            yield Measured(
+            yield MeasuredRow(
                 operation=case.operation, precision=case.precision, shape=case.shape, group=case.group,
                 seconds=timing.median, low=timing.low, high=timing.high, samples=timing.samples,
             )  # fmt: skip
 
 
-def file_cases(folder: Path) -> Iterator[Case]:
+def file_cases(folder: Path) -> Iterator[KernelCase]:
     """Yield the cases of a folder's file system, read and written as the engine does, smallest file first."""
     for operation in (Operation.FILE_READ, Operation.FILE_UPDATE):
         for extents in (4, 16):  # what fits into the buffers, and four times that
             size = extents * QUICK_BYTES
-            yield Case(
+            yield KernelCase(
                 operation=operation, precision="fp32", shape=(size,), cost=float(size), memory=float(BUFFERS * QUICK_BYTES),
                 make=partial(_file_run, operation, folder, extents), on_host=True,
             )  # fmt: skip

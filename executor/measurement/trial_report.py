@@ -10,7 +10,7 @@ from executor.measurement.flops import convention_of, flops_utilization, hardwar
 from executor.measurement.memory import MemoryAccount, peak_resident_set
 from executor.measurement.meter import Costs
 from executor.measurement.timing import StepTime, step_time, student_t_975
-from executor.measurement.trial_state import HOPELESS, Trial, Window
+from executor.measurement.trial_state import HOPELESS, TimedSteps, Trial
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.training.adapters import configured
@@ -19,10 +19,10 @@ from search_spaces.training.fewer import MICRO_BATCHES
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 
 
-def window_of_warm_up(trial: Trial, clocks: ClockState) -> Window:
+def window_of_warm_up(trial: Trial, clocks: ClockState) -> TimedSteps:
     """Return the window of a trial that lost its race before its steps were timed."""
     assert trial.race is not None
-    return Window(
+    return TimedSteps(
         seconds=trial.warm_seconds,
         costs=Costs(),
         resident_set=peak_resident_set(),
@@ -33,7 +33,7 @@ def window_of_warm_up(trial: Trial, clocks: ClockState) -> Window:
     )
 
 
-def report(trial: Trial, window: Window, account: MemoryAccount | None) -> TrialResult:
+def report(trial: Trial, window: TimedSteps, account: MemoryAccount | None) -> TrialResult:
     """Gather all ranks' measurements; every rank gets the same result."""
     request, context = trial.request, trial.context
     mine = to_plain(_rank_measurement(trial, window, account))
@@ -68,7 +68,7 @@ def report(trial: Trial, window: Window, account: MemoryAccount | None) -> Trial
     )
 
 
-def _message(trial: Trial, window: Window, retried: bool) -> str:
+def _message(trial: Trial, window: TimedSteps, retried: bool) -> str:
     if window.lost is not None and trial.race is not None:
         return f"{_lost_text(window)}: at most {window.lost.high:.4g} samples/s, and the best has {trial.race.rate_to_beat:.4g}"
     parts = []
@@ -81,7 +81,7 @@ def _message(trial: Trial, window: Window, retried: bool) -> str:
     return "; ".join(parts)
 
 
-def _lost_text(window: Window) -> str:
+def _lost_text(window: TimedSteps) -> str:
     if not window.timed:
         return f"ended in warm-up, at {HOPELESS:g} times the rate of its fastest step"
     if window.line is None:
@@ -100,7 +100,7 @@ def rate_of(timing: StepTime, samples: float) -> Interval:
     return Interval(mean=samples / timing.mean, low=samples / slowest, high=samples / fastest)
 
 
-def _rank_measurement(trial: Trial, window: Window, account: MemoryAccount | None) -> RankMeasurement:
+def _rank_measurement(trial: Trial, window: TimedSteps, account: MemoryAccount | None) -> RankMeasurement:
     return RankMeasurement(
         rank=trial.context.rank,
         host=socket.gethostname(),

@@ -151,7 +151,7 @@ def _narrow(seconds: list[float], target: float) -> bool:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class TimedSteps:
     """The timed steps of a trial."""
 
     seconds: list[float]

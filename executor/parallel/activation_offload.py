@@ -38,7 +38,7 @@ class ActivationOffload:
         self.pool, self.copies = HostPool(device), CopyEngine(device)
         self.device = device
         self._free: dict[int, list[Tensor]] = defaultdict(list)
-        self._latest: _Call | None = None
+        self._latest: _BlockRun | None = None
 
     def attach(self, blocks: Sequence[nn.Module], keeps_last: bool) -> None:
         """Offload the saved tensors of consecutive blocks. `keeps_last`: the last block's stay, since backward follows at once.
@@ -69,7 +69,7 @@ class ActivationOffload:
         inside = tree_leaves((inputs, keywords))
         stays |= {_storage(value) for value in inside if isinstance(value, Tensor) and not value.requires_grad}
         before = self._latest
-        call = _Call(self, None if first else before)
+        call = _BlockRun(self, None if first else before)
 
         def save(value: Tensor) -> "Tensor | _View":
             moves = value.device == self.device and value.nbytes >= LEAST_BYTES and _storage(value) not in stays
@@ -83,12 +83,12 @@ class ActivationOffload:
         return result
 
 
-class _Call:
+class _BlockRun:
     """The saved tensors of one run of a block: pieces of memory, each alive as long as autograd references it."""
 
-    def __init__(self, offload: ActivationOffload, before: "_Call | None") -> None:
+    def __init__(self, offload: ActivationOffload, before: "_BlockRun | None") -> None:
         self.offload, self._before = offload, before
-        self._saved: WeakValueDictionary[tuple[Any, ...], _Piece] = WeakValueDictionary()
+        self._saved: WeakValueDictionary[tuple[Any, ...], _SavedPiece] = WeakValueDictionary()
         self._fetched = False
 
     def save(self, value: Tensor) -> "_View":
@@ -99,7 +99,7 @@ class _Call:
         key = key if dense else (*key, value.shape, value.stride())
         piece = self._saved.get(key)
         if piece is None:
-            piece = self._saved[key] = _Piece(self, value.detach(), dense)
+            piece = self._saved[key] = _SavedPiece(self, value.detach(), dense)
         piece.uses += 1
         return _View(piece, value.shape, value.stride() if dense else value.contiguous().stride())
 
@@ -122,10 +122,10 @@ class _Call:
             before.fetch()
 
 
-class _Piece:
+class _SavedPiece:
     """A piece of memory saved by autograd: on the device, on the host, or being copied."""
 
-    def __init__(self, call: _Call, value: Tensor, dense: bool) -> None:
+    def __init__(self, call: _BlockRun, value: Tensor, dense: bool) -> None:
         self.uses = self._read = 0
         """Number of reads by one backward, and of reads so far."""
         self._call = call
@@ -178,7 +178,7 @@ class _Piece:
 class _View(NamedTuple):
     """Represents a saved tensor in the graph."""
 
-    piece: _Piece
+    piece: _SavedPiece
     shape: torch.Size
     stride: tuple[int, ...]
 

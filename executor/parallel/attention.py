@@ -12,14 +12,14 @@ from torch.nn import functional
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
 from search_spaces.kernels import BEST, KERNELS, verdict
-from search_spaces.training.windows import Visit, Window
+from search_spaces.training.windows import AttentionWindow, Visit
 
 FLEX_TYPES = (torch.float32, torch.bfloat16, torch.float16)
 FLEX_LEAST_WIDTH = 16
 """Minimum head width for the tensor-core tiles of flex attention."""
 
 
-def attend_to_window(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int, grouped: bool) -> Tensor:
+def attend_to_window(query: Tensor, key: Tensor, value: Tensor, window: AttentionWindow, start: int, grouped: bool) -> Tensor:
     """Attention of queries [batch, heads, n, head_dim] at positions from `start` on, to keys from the first token on.
 
     On CUDA this is torch's flex attention, whose kernel skips fully masked blocks. Its CPU version has no backward; there, and
@@ -54,7 +54,7 @@ def can_flex(query: Tensor) -> bool:
 
 
 def attend_by_flex(
-    query: Tensor, key: Tensor, value: Tensor, window: Window, start: int, grouped: bool, compiled: bool = True
+    query: Tensor, key: Tensor, value: Tensor, window: AttentionWindow, start: int, grouped: bool, compiled: bool = True
 ) -> Tensor:
     """Attention by torch's flex attention; without `compiled` it computes every score, and has no backward on CPUs."""
     mask = block_mask_of(window, start, query.shape[2], key.shape[2], str(query.device))
@@ -62,7 +62,7 @@ def attend_by_flex(
     return attend(query, key, value, block_mask=mask, enable_gqa=grouped)
 
 
-def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int) -> Tensor:
+def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, window: AttentionWindow, start: int) -> Tensor:
     """Attention by scaled dot-product attention of each block of queries.
 
     1. `Window.visits` returns the blocks and their ranges of keys: a window, and the global tokens if they are outside it.
@@ -83,7 +83,7 @@ def attend_by_blocks(query: Tensor, key: Tensor, value: Tensor, window: Window, 
     return mixed[0] if len(mixed) == 1 else torch.cat(mixed, dim=2)
 
 
-def sees(window: Window) -> Callable[[Any, Any], Any]:
+def sees(window: AttentionWindow) -> Callable[[Any, Any], Any]:
     """A predicate: whether a query attends to a key, by their positions in the sequence."""
     if not window.tokens:
         return lambda query, key: key <= query
@@ -92,7 +92,7 @@ def sees(window: Window) -> Callable[[Any, Any], Any]:
     return lambda query, key: (key <= query) & ((query - key < window.tokens) | (key < window.global_tokens))
 
 
-def _mask(visit: Visit, window: Window, like: Tensor) -> Tensor:
+def _mask(visit: Visit, window: AttentionWindow, like: Tensor) -> Tensor:
     """Additive mask [queries, keys]; every kernel accepts this form without conversion, so that blocks can share it."""
     queries = torch.arange(visit.first_query, visit.end, device=like.device)
     keys = torch.cat([
@@ -139,7 +139,7 @@ def compiled_flex() -> Callable[..., Tensor]:
 
 
 @lru_cache(64)
-def block_mask_of(window: Window, start: int, queries: int, keys: int, device: str) -> BlockMask:
+def block_mask_of(window: AttentionWindow, start: int, queries: int, keys: int, device: str) -> BlockMask:
     """The mask of visited blocks, created once for all layers and steps."""
     is_visible = sees(window)
     return create_block_mask(
@@ -239,7 +239,7 @@ def soft_cap(x: Tensor, limit: float) -> Tensor:
 
 
 def attend_with_scores(
-    query: Tensor, key: Tensor, value: Tensor, scores: Scores, window: Window, start: int = 0, virtual: int = 0
+    query: Tensor, key: Tensor, value: Tensor, scores: Scores, window: AttentionWindow, start: int = 0, virtual: int = 0
 ) -> Tensor:
     """Causal attention of queries [batch, heads, n, head_dim] at positions from `start` on to keys from the first token on,
     which are preceded by `virtual` ones that every token attends to.
@@ -345,7 +345,7 @@ def attend_in_documents(
     queries, keys, values = (_in_documents(x, lengths) for x in (query, key, value))
     attend = functools.partial(scaled_attention, is_causal=True)
     if scores is not None:
-        attend = functools.partial(attend_with_scores, scores=scores, window=Window(0))
+        attend = functools.partial(attend_with_scores, scores=scores, window=AttentionWindow(0))
     mixed = [
         attend(document_queries, key, value)[0].transpose(0, 1)
         for document_queries, key, value in zip(queries, keys, values, strict=True)

@@ -124,7 +124,7 @@ class Clock:
             self.seconds += time.perf_counter() - began
 
 
-class Group:
+class ProcessGroup:
     """A process group of one mesh dimension. With one rank, results are copied and nothing is sent."""
 
     def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int, clock: Clock | None = None) -> None:
@@ -213,28 +213,28 @@ def shares_memory(first: Tensor, second: Tensor) -> bool:
     return bool(first.untyped_storage()._cdata == second.untyped_storage()._cdata)
 
 
-def sum_in_place(x: Tensor, group: Group) -> Tensor:
+def sum_in_place(x: Tensor, group: ProcessGroup) -> Tensor:
     """The sum over the ranks, in the memory of `x` if it is contiguous, since no backward needs the summands."""
     total = x.detach().contiguous()
     group.all_reduce(total).wait()
     return total
 
 
-def gather_tokens(x: Tensor, group: Group) -> Tensor:
+def gather_tokens(x: Tensor, group: ProcessGroup) -> Tensor:
     """Every rank's [batch, tokens, …], concatenated along the tokens."""
     rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
     group.all_gather(rows, x.contiguous().view(-1)).wait()
     return rows.view(group.size, *x.shape).movedim(0, 1).flatten(1, 2)
 
 
-def gather_features(x: Tensor, group: Group) -> Tensor:
+def gather_features(x: Tensor, group: ProcessGroup) -> Tensor:
     """Every rank's [..., features], concatenated along the features."""
     rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
     group.all_gather(rows, x.contiguous().view(-1)).wait()
     return rows.view(group.size, *x.shape).movedim(0, -2).flatten(-2)
 
 
-def scatter_tokens(x: Tensor, group: Group) -> Tensor:
+def scatter_tokens(x: Tensor, group: ProcessGroup) -> Tensor:
     """Sum [batch, tokens, …] over the ranks; each rank gets its share of the tokens."""
     parts = shares_of_tokens(x, group.size)
     share = torch.empty(parts.shape[1:], dtype=x.dtype, device=x.device)

@@ -10,8 +10,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from executor.parallel.adapters import Prefix
 from executor.parallel.attention import Scores, attend_to_window, attend_with_scores, scaled_attention, sees
 from executor.parallel.checkpointing import keep_collective
-from executor.parallel.collectives import Group
-from search_spaces.training.windows import Window
+from executor.parallel.collectives import ProcessGroup
+from search_spaces.training.windows import AttentionWindow
 
 CHUNKS_PER_RANK = 2
 
@@ -24,7 +24,7 @@ class ContextParallel:
     in the training of Llama 3 [Grattafiori et al. 2024, 3.3.2].
     """
 
-    def __init__(self, group: Group) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self.group, self.size = group, group.size
 
     def positions(self, length: int) -> Tensor:
@@ -35,7 +35,7 @@ class ContextParallel:
         return torch.cat((chunks[self.group.rank], chunks[-1 - self.group.rank]))
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, window: AttentionWindow, grouped: bool, prefix: Prefix | None = None,
         scores: Scores | None = None,
     ) -> Tensor:  # fmt: skip
         """Causal attention of this rank's queries [batch, heads, own tokens, head_dim] to every rank's keys and values, and to
@@ -76,7 +76,7 @@ class Ulysses(ContextParallel):
         return torch.arange(length).chunk(self.size)[self.group.rank]
 
     def attend(
-        self, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None,
+        self, query: Tensor, key: Tensor, value: Tensor, window: AttentionWindow, grouped: bool, prefix: Prefix | None = None,
         scores: Scores | None = None,
     ) -> Tensor:  # fmt: skip
         if self.size == 1:
@@ -99,7 +99,7 @@ METHODS = {"gather": ContextParallel, "ulysses": Ulysses}
 
 
 def attend_local(
-    query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, prefix: Prefix | None = None,
+    query: Tensor, key: Tensor, value: Tensor, window: AttentionWindow, grouped: bool, prefix: Prefix | None = None,
     first_head: int = 0, scores: Scores | None = None,
 ) -> Tensor:  # fmt: skip
     """Causal attention within whole sequences on this rank, and to a whole prefix, for the heads from `first_head` on."""
@@ -114,7 +114,7 @@ def attend_local(
 
 
 def _attend_from(
-    start: int, query: Tensor, key: Tensor, value: Tensor, window: Window, grouped: bool, virtual: int = 0,
+    start: int, query: Tensor, key: Tensor, value: Tensor, window: AttentionWindow, grouped: bool, virtual: int = 0,
     scores: Scores | None = None,
 ) -> Tensor:  # fmt: skip
     """Causal attention of consecutive tokens from `start` on to the keys and values of whole sequences, which are preceded by
@@ -129,7 +129,7 @@ def _attend_from(
     return scaled_attention(query, key[:, :, :end], value[:, :, :end], mask)
 
 
-def _window_mask(virtual: int, start: int, query: Tensor, window: Window) -> Tensor:
+def _window_mask(virtual: int, start: int, query: Tensor, window: AttentionWindow) -> Tensor:
     """Mask [queries, virtual and real tokens up to the last query]; True: attend, to all virtual tokens and to those in the
     window."""
     positions = torch.arange(start + query.shape[2], device=query.device)
@@ -150,7 +150,7 @@ def _causal_mask(query: Tensor, end: int) -> Tensor:
     return torch.ones(tokens, end, dtype=torch.bool, device=query.device).tril(end - tokens)
 
 
-def _gather_chunks(x: Tensor, group: Group) -> Tensor:
+def _gather_chunks(x: Tensor, group: ProcessGroup) -> Tensor:
     """Every rank's head and tail chunks, gathered and put in the order of the sequence."""
     rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
     group.all_gather(rows, x.contiguous().view(-1)).wait()
@@ -164,7 +164,7 @@ def _by_rank(x: Tensor, ranks: int) -> Tensor:
     return x.reshape(x.shape[0], ranks, -1, *x.shape[2:])
 
 
-def _all_to_all(parts: Tensor, group: Group) -> Tensor:
+def _all_to_all(parts: Tensor, group: ProcessGroup) -> Tensor:
     """All-to-all of [ranks, …]: send each rank its part, return the parts for this rank."""
     result = torch.empty_like(parts, memory_format=torch.contiguous_format)
     split_sizes = [1] * group.size
@@ -172,12 +172,12 @@ def _all_to_all(parts: Tensor, group: Group) -> Tensor:
     return result
 
 
-def _tokens_for_heads(x: Tensor, group: Group) -> Tensor:
+def _tokens_for_heads(x: Tensor, group: ProcessGroup) -> Tensor:
     """[batch, ranks, heads, own tokens, width] to this rank's [batch, heads, tokens, width]."""
     return _all_to_all(x.movedim(1, 0), group).movedim(0, 2).flatten(2, 3)
 
 
-def _heads_for_tokens(x: Tensor, group: Group) -> Tensor:
+def _heads_for_tokens(x: Tensor, group: ProcessGroup) -> Tensor:
     """[batch, heads, tokens, width] of this rank's heads to [batch, ranks, heads, own tokens, width]."""
     parts = x.reshape(*x.shape[:2], group.size, -1, x.shape[3]).movedim(2, 0)
     return _all_to_all(parts, group).movedim(0, 1)
@@ -187,7 +187,7 @@ class _TokensForHeads(torch.autograd.Function):
     """[batch, ranks, heads, own tokens, width] of this rank's tokens to [batch, heads, tokens, width] of its heads."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         return keep_collective(lambda: _tokens_for_heads(x, group))
 
@@ -200,7 +200,7 @@ class _HeadsForTokens(torch.autograd.Function):
     """[batch, heads, tokens, width] of this rank's heads to [batch, all heads, own tokens, width] of its tokens."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         return keep_collective(lambda: _heads_for_tokens(x, group).flatten(1, 2))
 
@@ -213,7 +213,7 @@ class _GatherChunks(torch.autograd.Function):
     """[2, batch, heads, own tokens, head_dim] of every rank to [2, batch, heads, tokens, head_dim] in the sequence's order."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         return keep_collective(lambda: _gather_chunks(x, group))
 

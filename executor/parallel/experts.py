@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.parallel.checkpointing import keep_collective
-from executor.parallel.collectives import Group, rows_of
+from executor.parallel.collectives import ProcessGroup, rows_of
 from executor.parallel.grouped import apply_grouped, can_group
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.tensor import TensorParallel
@@ -55,7 +55,7 @@ class Experts(nn.Module):
         self,
         spec: ModelSpec,
         tensor: TensorParallel,
-        group: Group,
+        group: ProcessGroup,
         make_expert: Callable[[], nn.Module],
         slices: TensorParallel | None = None,
         shared: Halves | None = None,
@@ -118,7 +118,7 @@ class Experts(nn.Module):
             scores = add_balance_gradient(scores, self.spec, self.loss_scale / self.slices.size, self._sum_over_sequence)
         chosen, weights = self._route(scores)
         if self.loads is not None:
-            weights = _Counted.apply(weights, _numbers_of(chosen, self.spec.num_experts), self.loads)  # type: ignore[no-untyped-call]
+            weights = _CountedWeights.apply(weights, _numbers_of(chosen, self.spec.num_experts), self.loads)  # type: ignore[no-untyped-call]
         return self._dispatch(x.flatten(0, -2), self._plan(chosen, weights.to(x.dtype)), shared).view_as(x)
 
     def _sum_over_sequence(self, counts: Tensor) -> Tensor:
@@ -288,7 +288,7 @@ def set_loss_scale(modules: Sequence[nn.Module], scale: float) -> None:
                 inner.loss_scale = scale
 
 
-class _Counted(torch.autograd.Function):
+class _CountedWeights(torch.autograd.Function):
     """The weights of each token's experts, unchanged. Backward adds `counts` to `loads`: once for each micro-batch, also if its
     forward is computed again."""
 

@@ -37,7 +37,7 @@ def float8_linear(x: Tensor, weight: Tensor) -> Tensor:
     """
     if not x.numel():  # an expert without tokens: there is no largest magnitude
         return functional.linear(x, weight)
-    result: Tensor = _Product.apply(x, weight)  # type: ignore[no-untyped-call]
+    result: Tensor = _Float8Product.apply(x, weight)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -51,7 +51,7 @@ def scaled(matrix: Tensor, dtype: torch.dtype) -> Scaled:
     return Scaled((matrix * scale.view(1)).to(dtype), scale.reciprocal())
 
 
-class _Product(torch.autograd.Function):
+class _Float8Product(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         of_input, of_weight = ctx.needs_input_grad

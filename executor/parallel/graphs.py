@@ -128,7 +128,7 @@ class BlockGraphs:
         began = time.perf_counter()
         inputs = [self._inputs[index] for index in range(len(self.blocks))]
         calls = [
-            _Call(*parts)
+            _HiddenStateForward(*parts)
             for parts in zip(self.blocks, self._plain, (block_input.further_inputs for block_input in inputs), strict=True)
         ]
         samples = [torch.zeros(block_input.shape, dtype=block_input.dtype, device=block_input.device) for block_input in inputs]
@@ -178,7 +178,7 @@ class BlockGraphs:
         return self._graphed[index](x)
 
 
-class _Call(nn.Module):
+class _HiddenStateForward(nn.Module):
     """A block's forward as a callable of only the hidden state, without the hooks on the block."""
 
     def __init__(self, block: nn.Module, plain: Callable[..., Any], further_inputs: tuple[Any, ...]) -> None:

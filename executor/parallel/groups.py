@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from executor.engine import GroupKey, RankContext
-from executor.parallel.collectives import Clock, Group, group_options
+from executor.parallel.collectives import Clock, ProcessGroup, group_options
 from search_spaces.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, EXPERT_TENSOR, PIPELINE, TENSOR, Mesh
 
 REPLICA = "replica"
@@ -20,10 +20,10 @@ class Sharing:
     """The groups over which one set of parameters is reduced and sharded."""
 
     mesh: Mesh
-    tensor: Group
-    shard: Group
-    replica: Group
-    near_group: Group | None
+    tensor: ProcessGroup
+    shard: ProcessGroup
+    replica: ProcessGroup
+    near_group: ProcessGroup | None
     """Nearby ranks of `shard` that share a second copy of the parameters; None: there is no second copy."""
 
 
@@ -43,7 +43,7 @@ class ParallelGroups:
         self._world_size = context.world_size
         self._reusable = context.reusable_groups
         self._own: dict[GroupKey, dist.ProcessGroup | None] = {}
-        self._all: list[tuple[str, Group]] = []
+        self._all: list[tuple[str, ProcessGroup]] = []
         self.tensor = self._group(TENSOR, mesh.groups((TENSOR,)))
         self.context = self._group(CONTEXT, mesh.groups((CONTEXT,)))
         self.pipeline = self._group(PIPELINE, mesh.groups((PIPELINE,)))
@@ -66,7 +66,7 @@ class ParallelGroups:
     @property
     def of_experts(self) -> Sharing:
         """Groups of the experts of this rank. They have no second copy, because nearby ranks hold different experts."""
-        single = Group(None, 1, 0)
+        single = ProcessGroup(None, 1, 0)
         return Sharing(mesh=self.mesh, tensor=self.expert_tensor, shard=self._expert_data, replica=single, near_group=None)
 
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
@@ -78,7 +78,7 @@ class ParallelGroups:
                 total[operation, dimension] = (before[0] + count, before[1] + size)
         return total
 
-    def by_dimension(self) -> Iterator[tuple[str, Group]]:
+    def by_dimension(self) -> Iterator[tuple[str, ProcessGroup]]:
         """Every group with the dimension under which its traffic is reported."""
         yield from self._all
 
@@ -90,8 +90,8 @@ class ParallelGroups:
             self._reusable.update(self._own)
             self._own.clear()
 
-    def _group(self, dimension: str, groups: Sequence[Sequence[int]]) -> Group:
-        group = Group(*self._process_group(dimension, groups), self.clock)
+    def _group(self, dimension: str, groups: Sequence[Sequence[int]]) -> ProcessGroup:
+        group = ProcessGroup(*self._process_group(dimension, groups), self.clock)
         self._all.append((dimension, group))
         return group
 
@@ -108,7 +108,7 @@ class ParallelGroups:
             process_group = self._own[key] = earlier.pop(key) if key in earlier else _new_groups(groups, mine)
         return process_group, len(mine), list(mine).index(self.rank)
 
-    def _tied_group(self, stages: tuple[int, int] | None) -> Group | None:
+    def _tied_group(self, stages: tuple[int, int] | None) -> ProcessGroup | None:
         """The ranks that hold the two copies of a tied weight; None if this rank holds none, or both."""
         if stages is None or stages[0] == stages[1]:
             return None

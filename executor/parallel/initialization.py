@@ -22,7 +22,7 @@ _UNIT = 2.0**-26
 """Values are multiples of it, so that they are exact in fp32 and do not depend on a processor's rounding."""
 
 
-class Kind(StrEnum):
+class Distribution(StrEnum):
     """Distribution of a parameter's initial values."""
 
     NORMAL = "normal"
@@ -32,7 +32,7 @@ class Kind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Window:
+class ParameterWindow:
     """A part of a whole parameter: `rows` rows of `run` consecutive elements, at a distance of `stride` positions.
 
     A position is an element's index in the flattened whole parameter (row-major). Elements of the part are counted in the same
@@ -50,7 +50,7 @@ class Window:
         return self.rows * self.run
 
 
-def window(shape: Sequence[int], dimension: int | None = None, first: int = 0, size: int = 0) -> Window:
+def window(shape: Sequence[int], dimension: int | None = None, first: int = 0, size: int = 0) -> ParameterWindow:
     """The window of a whole parameter of `shape`, or of its indices [`first`, `first + size`) along one dimension.
 
     Raises:
@@ -58,11 +58,11 @@ def window(shape: Sequence[int], dimension: int | None = None, first: int = 0, s
     """
     whole = torch.Size(shape).numel()
     if dimension is None:
-        return Window(offset=0, stride=whole, rows=1, run=whole)
+        return ParameterWindow(offset=0, stride=whole, rows=1, run=whole)
     if not 0 <= first <= first + size <= shape[dimension]:
         raise ValueError(f"{size} indices from {first} on are not within {shape[dimension]}; check the slice's sizes")
     before, after = torch.Size(shape[:dimension]).numel(), torch.Size(shape[dimension + 1 :]).numel()
-    return Window(offset=first * after, stride=shape[dimension] * after, rows=before, run=size * after)
+    return ParameterWindow(offset=first * after, stride=shape[dimension] * after, rows=before, run=size * after)
 
 
 class FirstValues(ABC):
@@ -94,9 +94,9 @@ class Drawn(FirstValues):
     """Name in the whole model."""
     seed: int
     dtype: torch.dtype
-    window: Window
+    window: ParameterWindow
     """The part of the whole parameter."""
-    kind: Kind = Kind.NORMAL
+    kind: Distribution = Distribution.NORMAL
 
     @property
     def elements(self) -> int:  # type: ignore[override]
@@ -111,8 +111,8 @@ class Drawn(FirstValues):
     def fill(self, out: Tensor, start: int = 0) -> None:
         if is_fake(out) or out.device.type == "meta":
             return
-        if self.kind is not Kind.NORMAL:
-            out.fill_(float(self.kind is Kind.ONES))
+        if self.kind is not Distribution.NORMAL:
+            out.fill_(float(self.kind is Distribution.ONES))
             return
         digest = hashlib.sha256(f"{self.seed}:{self.name}".encode()).digest()
         mixer = _Mixer(int.from_bytes(digest[:4], "big"), int.from_bytes(digest[4:8], "big"), self.dtype, out.device)

@@ -10,7 +10,7 @@ from executor.parallel.context import ContextParallel
 from executor.parallel.operators import Operators, Rotary
 from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel, WholeLinear
 from search_spaces.models.model import Latent, ModelSpec
-from search_spaces.training.windows import Window
+from search_spaces.training.windows import AttentionWindow
 
 
 class LatentAttention(nn.Module):
@@ -22,7 +22,7 @@ class LatentAttention(nn.Module):
 
     def __init__(
         self, spec: ModelSpec, latent: Latent, tensor: TensorParallel, context: ContextParallel, operators: Operators,
-        window: Window,
+        window: AttentionWindow,
     ) -> None:  # fmt: skip
         super().__init__()
         self.latent, self.tensor, self.context, self.operators, self.window = latent, tensor, context, operators, window

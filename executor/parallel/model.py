@@ -10,13 +10,13 @@ from torch.nn import functional
 from executor.data.batches import labels_ahead
 from executor.parallel.adapters import OUTWARD, WIDENING, Bottleneck, LowRank, Prefix, Prompt, apply_adapter
 from executor.parallel.attention import Documents, Scores, Sinks, attend_in_documents, documents_in
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from executor.parallel.context import ContextParallel
 from executor.parallel.data_schedule import through_kept
 from executor.parallel.experts import Experts
 from executor.parallel.grouped import Multiply
 from executor.parallel.head import Head
-from executor.parallel.initialization import Drawn, FirstValues, Kind, draw, materialise
+from executor.parallel.initialization import Distribution, Drawn, FirstValues, draw, materialise
 from executor.parallel.latent import LatentAttention
 from executor.parallel.operators import Operators, Rotary, query_factors, rotary_table
 from executor.parallel.quantised import QuantisedMatrix, QuantisedValues
@@ -38,7 +38,7 @@ EXPERTS = ".experts."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class RankModel:
     """One rank's part of the model: its layers, its slice of the matrices and its tokens of a sequence."""
 
     layers: Sequence[int]
@@ -48,7 +48,7 @@ class Part:
     """Whether the head comes after them."""
     tensor: TensorParallel
     context: ContextParallel
-    expert: Group = field(default_factory=lambda: Group(None, 1, 0))
+    expert: ProcessGroup = field(default_factory=lambda: ProcessGroup(None, 1, 0))
     """The ranks that divide the experts."""
     expert_tensor: TensorParallel | None = None
     """The ranks that divide each expert, if they are not all of `tensor`: they divide the sequence among them."""
@@ -64,17 +64,17 @@ class Part:
         return self.expert_tensor if self.expert_tensor is not None and EXPERTS in name else self.tensor
 
 
-def whole(spec: ModelSpec) -> Part:
+def whole(spec: ModelSpec) -> RankModel:
     """The whole model on one rank."""
-    single = Group(None, 1, 0)
+    single = ProcessGroup(None, 1, 0)
     tensor, context = TensorParallel(single, sequence_parallel=False), ContextParallel(single)
-    return Part(layers=range(spec.num_layers), first=True, last=True, tensor=tensor, context=context)
+    return RankModel(layers=range(spec.num_layers), first=True, last=True, tensor=tensor, context=context)
 
 
 class Attention(nn.Module):
     """Causal grouped-query attention: [batch, tokens, hidden] to the same shape. Tensor ranks divide the heads."""
 
-    def __init__(self, spec: ModelSpec, part: Part, layer: int) -> None:
+    def __init__(self, spec: ModelSpec, part: RankModel, layer: int) -> None:
         super().__init__()
         self.spec, self.tensor, self.context, self.window = spec, part.tensor, part.context, window_of(spec, layer)
         self.operators = part.operators
@@ -141,7 +141,7 @@ class FeedForward(nn.Module):
     In an expert, the enclosing expert layer does the communication between tensor ranks.
     """
 
-    def __init__(self, spec: ModelSpec, part: Part, expert: bool = False, width: int = 0) -> None:
+    def __init__(self, spec: ModelSpec, part: RankModel, expert: bool = False, width: int = 0) -> None:
         """`width`: of the hidden layer; 0: `ffn_hidden_size`."""
         super().__init__()
         self.kind, self.tensor, self.expert, self.operators = spec.activation, part.tensor, expert, part.operators
@@ -172,14 +172,14 @@ class FeedForward(nn.Module):
         return result
 
 
-def _head_norm(spec: ModelSpec, part: Part, width: int) -> nn.Module | None:
+def _head_norm(spec: ModelSpec, part: RankModel, width: int) -> nn.Module | None:
     """The norm of queries or keys, which are `width` wide."""
     if spec.head_norm in (HeadNorm.NONE, HeadNorm.ROTATED):
         return None
     return part.operators.make_norm(spec, spec.head_dim if spec.head_norm is HeadNorm.HEAD else width)
 
 
-def _experts(spec: ModelSpec, part: Part) -> Experts:
+def _experts(spec: ModelSpec, part: RankModel) -> Experts:
     of_experts = part if part.expert_tensor is None else replace(part, tensor=part.expert_tensor)
     width, beside = spec.shared_expert_size, part.expert_tensor is None
     return Experts(
@@ -188,13 +188,13 @@ def _experts(spec: ModelSpec, part: Part) -> Experts:
     )  # fmt: skip
 
 
-def _attention(spec: ModelSpec, part: Part, layer: int) -> nn.Module:
+def _attention(spec: ModelSpec, part: RankModel, layer: int) -> nn.Module:
     if spec.latent is None:
         return Attention(spec, part, layer)
     return LatentAttention(spec, spec.latent, part.tensor, part.context, part.operators, window_of(spec, layer))
 
 
-def _mlp(spec: ModelSpec, part: Part, layer: int) -> nn.Module:
+def _mlp(spec: ModelSpec, part: RankModel, layer: int) -> nn.Module:
     return _experts(spec, part) if spec.has_experts(layer) else FeedForward(spec, part, width=spec.dense_ffn_size)
 
 
@@ -205,7 +205,7 @@ def _bottleneck(spec: ModelSpec) -> Bottleneck | None:
 class Block(nn.Module):
     """One layer: [batch, tokens, hidden] to the same shape."""
 
-    def __init__(self, spec: ModelSpec, part: Part, layer: int) -> None:
+    def __init__(self, spec: ModelSpec, part: RankModel, layer: int) -> None:
         super().__init__()
         self.norm_place, self.parallel_residual, self.scale = spec.norm_place, spec.parallel_residual, spec.residual_scale
         self.norms_inputs = spec.norm_place in (NormPlace.INPUT, NormPlace.BOTH)
@@ -242,7 +242,7 @@ class Embedding(nn.Module):
     Tensor ranks divide the table's rows; with sequence parallelism each returns its share of the tokens.
     """
 
-    def __init__(self, spec: ModelSpec, part: Part) -> None:
+    def __init__(self, spec: ModelSpec, part: RankModel) -> None:
         super().__init__()
         self.offset, self.tensor, self.scale = spec.position_offset, part.tensor, spec.embedding_scale
         self.prompt = Prompt(spec.prompt_length, spec.table_width) if spec.prompt_length else None
@@ -288,7 +288,7 @@ class Transformer(nn.Module):
     places: Tensor
     query_factors: Tensor
 
-    def __init__(self, spec: ModelSpec, sequence_length: int, loss_chunk_size: int = 0, part: Part | None = None) -> None:
+    def __init__(self, spec: ModelSpec, sequence_length: int, loss_chunk_size: int = 0, part: RankModel | None = None) -> None:
         super().__init__()
         self.spec, self.sequence_length = spec, sequence_length
         self.part = part = part or whole(spec)
@@ -489,7 +489,7 @@ def transformer_without_memory(
     seed: int,
     dtype: torch.dtype,
     loss_chunk_size: int = 0,
-    part: Part | None = None,
+    part: RankModel | None = None,
 ) -> tuple[Transformer, dict[str, FirstValues]]:
     """The model, or one rank's part, with parameters on the meta device and tables on the CPU; initial values by name.
 
@@ -506,7 +506,7 @@ def transformer_without_memory(
         whole_name = "embedding.tokens.weight" if spec.tied_embeddings and name == "head.output.weight" else name
         drawn = _first_values(whole_name, parameter, seed, splits.get(name), model.part.dividing(name))
         zeros = spec.zero_centered_norms and "norm" in name
-        values[name] = replace(drawn, kind=Kind.ZEROS) if zeros else drawn
+        values[name] = replace(drawn, kind=Distribution.ZEROS) if zeros else drawn
     with torch.device("meta"):
         model.quantise()
     for name, module in model.named_modules():
@@ -527,7 +527,7 @@ def build_transformer(
     seed: int,
     dtype: torch.dtype,
     loss_chunk_size: int = 0,
-    part: Part | None = None,
+    part: RankModel | None = None,
 ) -> Transformer:
     """The model, or one rank's part, on the CPU with its initial values (`transformer_without_memory`)."""
     model, values = transformer_without_memory(spec, sequence_length, seed, dtype, loss_chunk_size, part)
@@ -544,5 +544,5 @@ def _first_values(name: str, parameter: Tensor, seed: int, split: int | None, te
     width = 0 if split is None else parameter.shape[split]
     drawn = draw(name, shape, seed, parameter.dtype, split, tensor.rank * width, width)
     if name.endswith(("bias", ".sinks.weight", OUTWARD, WIDENING)):
-        return replace(drawn, kind=Kind.ZEROS)
-    return replace(drawn, kind=Kind.ONES) if parameter.dim() == 1 else drawn
+        return replace(drawn, kind=Distribution.ZEROS)
+    return replace(drawn, kind=Distribution.ONES) if parameter.dim() == 1 else drawn

@@ -18,19 +18,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from executor.parallel.checkpointing import keep_collective
-from executor.parallel.collectives import Group, gather_tokens, shares_of_tokens
+from executor.parallel.collectives import ProcessGroup, gather_tokens, shares_of_tokens
 from search_spaces.communication import ROW_PARTS
 
 
 def multiply_columns(
-    x: Tensor, weights: Sequence[Tensor], group: Group, sequence_parallel: bool
+    x: Tensor, weights: Sequence[Tensor], group: ProcessGroup, sequence_parallel: bool
 ) -> tuple[Tensor, list[Tensor]]:
     """The entered `x`, for further consumers, and its products with this rank's slices [outputs, inputs]."""
     entered, *products = _Columns.apply(x, group, sequence_parallel, *weights)  # type: ignore[no-untyped-call]
     return entered, products
 
 
-def multiply_rows(x: Tensor, weight: Tensor, addend: Tensor | None, group: Group, sequence_parallel: bool) -> Tensor:
+def multiply_rows(x: Tensor, weight: Tensor, addend: Tensor | None, group: ProcessGroup, sequence_parallel: bool) -> Tensor:
     """The sum over the ranks of `x` times the slice [outputs, inputs], plus the optional `addend`.
 
     With `sequence_parallel` a rank gets its share of the tokens.
@@ -42,7 +42,7 @@ def multiply_rows(x: Tensor, weight: Tensor, addend: Tensor | None, group: Group
 
 class _Columns(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group, sequence_parallel: bool, *weights: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup, sequence_parallel: bool, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         ctx.set_materialize_grads(False)
         entered = keep_collective(lambda: gather_tokens(x, group)) if sequence_parallel else x.view_as(x)
@@ -84,7 +84,7 @@ class _RowInputs(torch.autograd.Function):
 class _RowSum(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, _due: Tensor, x: Tensor, weight: Tensor, addend: Tensor | None, group: Group, sequence_parallel: bool
+        ctx: Any, _due: Tensor, x: Tensor, weight: Tensor, addend: Tensor | None, group: ProcessGroup, sequence_parallel: bool
     ) -> Tensor:
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         compute = _scattered if sequence_parallel else _summed
@@ -99,7 +99,7 @@ class _RowSum(torch.autograd.Function):
 class _PendingSum:
     """The sum over the ranks of a gradient [batch, tokens, …], in flight; with `scatters`, only this rank's tokens of it."""
 
-    def __init__(self, summand: Tensor, group: Group, scatters: bool) -> None:
+    def __init__(self, summand: Tensor, group: ProcessGroup, scatters: bool) -> None:
         if scatters:
             self._sent = shares_of_tokens(summand, group.size)
             self._result = summand.new_empty(self._sent.shape[1:])
@@ -113,7 +113,7 @@ class _PendingSum:
         return self._result
 
 
-def _summed(x: Tensor, weight: Tensor, addend: Tensor | None, group: Group) -> Tensor:
+def _summed(x: Tensor, weight: Tensor, addend: Tensor | None, group: ProcessGroup) -> Tensor:
     rows, total = _rows(x), x.new_empty(*x.shape[:-1], weight.shape[0])
     sums, works = _rows(total), []
     for first, end in _parts(len(rows)):
@@ -124,7 +124,7 @@ def _summed(x: Tensor, weight: Tensor, addend: Tensor | None, group: Group) -> T
     return total
 
 
-def _scattered(x: Tensor, weight: Tensor, addend: Tensor | None, group: Group) -> Tensor:
+def _scattered(x: Tensor, weight: Tensor, addend: Tensor | None, group: ProcessGroup) -> Tensor:
     """Each part has equally many tokens of each rank's share, so that a rank receives a part of its own tokens."""
     shares = shares_of_tokens(x, group.size)
     addend_shares = None if addend is None else shares_of_tokens(addend, group.size).flatten(1, 2)

@@ -21,7 +21,7 @@ from torch.distributed.pipelining import (
 from torch.distributed.pipelining.schedules import PipelineScheduleMulti, PipelineScheduleSingle
 from torch.utils import checkpoint
 
-from executor.parallel.collectives import Clock, Group
+from executor.parallel.collectives import Clock, ProcessGroup
 from executor.parallel.replica import ModelPart, Replica
 from search_spaces.models.pipeline import stages_of_rank
 from search_spaces.trial_config import TrialConfig
@@ -52,7 +52,7 @@ class Pipeline:
         self,
         replicas: Sequence[tuple[Replica, ModelPart]],
         config: TrialConfig,
-        group: Group,
+        group: ProcessGroup,
         micro_batches: int,
         scale_of: Callable[[int], float],
         device: torch.device,
@@ -65,7 +65,7 @@ class Pipeline:
         indices = stages_of_rank(config, group.rank)
         self._in_flight, self._work, self._waits = _InFlightCounter(), Clock(), group.clock
         self.stages = [
-            _Stage(replica, part, index, config, group, micro_batches, device, self._in_flight, self._work)
+            _NotifyingStage(replica, part, index, config, group, micro_batches, device, self._in_flight, self._work)
             for (replica, part), index in zip(replicas, indices, strict=True)
         ]
         self._enters = replicas[0][1].enters
@@ -153,7 +153,7 @@ class _InFlightCounter:
         self.now -= 1
 
 
-class _Stage(PipelineStage):
+class _NotifyingStage(PipelineStage):
     """A stage that notifies its replica of a micro-batch's gradients, and counts the messages that it sends.
 
     torch computes weight gradients depending on the type of backward: `full` by autograd with its hooks; `input` none yet;
@@ -167,7 +167,7 @@ class _Stage(PipelineStage):
         part: ModelPart,
         index: int,
         config: TrialConfig,
-        group: Group,
+        group: ProcessGroup,
         micro_batches: int,
         device: torch.device,
         in_flight: _InFlightCounter,

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from executor.parallel.adapters import INWARD, OUTWARD, LowRank, Prompt, adapted_result, prepend
 from executor.parallel.checkpointing import keep_collective
-from executor.parallel.collectives import Group, gather_features, gather_tokens, scatter_tokens, sum_in_place
+from executor.parallel.collectives import ProcessGroup, gather_features, gather_tokens, scatter_tokens, sum_in_place
 from executor.parallel.float8 import float8_linear
 from executor.parallel.overlapped import multiply_columns, multiply_rows
 from executor.parallel.quantised import QuantisedMatrix
@@ -35,7 +35,7 @@ class TensorParallel:
     in Megatron, at the cost of more activation memory.
     """
 
-    def __init__(self, group: Group, sequence_parallel: bool, overlaps: bool = False) -> None:
+    def __init__(self, group: ProcessGroup, sequence_parallel: bool, overlaps: bool = False) -> None:
         """`overlaps`: whether communication overlaps with the matrix products (`overlapped`)."""
         self.group, self.sequence_parallel = group, sequence_parallel and group.size > 1
         self.size, self.rank = group.size, group.rank
@@ -258,7 +258,7 @@ def vocabulary_probabilities(
 
 class _Copy(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         return x.view_as(x)
 
@@ -272,7 +272,7 @@ class _Copy(torch.autograd.Function):
 
 class _Sum(torch.autograd.Function):
     @staticmethod
-    def forward(_ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(_ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         return keep_collective(lambda: sum_in_place(x, group))
 
     @staticmethod
@@ -282,7 +282,7 @@ class _Sum(torch.autograd.Function):
 
 class _GatherSequence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         return keep_collective(lambda: gather_tokens(x, group))
 
@@ -293,7 +293,7 @@ class _GatherSequence(torch.autograd.Function):
 
 class _ScatterSequence(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         return keep_collective(lambda: scatter_tokens(x, group))
 
@@ -304,7 +304,7 @@ class _ScatterSequence(torch.autograd.Function):
 
 class _TakeTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         return x.chunk(group.size, dim=1)[group.rank].contiguous()
 
@@ -315,7 +315,7 @@ class _TakeTokens(torch.autograd.Function):
 
 class _JoinTokens(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         return keep_collective(lambda: gather_tokens(x, group))
 
@@ -327,7 +327,7 @@ class _JoinTokens(torch.autograd.Function):
 
 class _GatherFeatures(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, group: Group) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
         ctx.group = group
         return keep_collective(lambda: gather_features(x, group))
 

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 
 from executor.parallel.checkpointing import keep_collective
-from executor.parallel.collectives import Group, InFlight
+from executor.parallel.collectives import InFlight, ProcessGroup
 
 
 class Exchange:
     """An all-to-all of rows and, in backward, that of their gradients the other way."""
 
-    def __init__(self, group: Group, sent: Sequence[int], received: Sequence[int], returns: bool) -> None:
+    def __init__(self, group: ProcessGroup, sent: Sequence[int], received: Sequence[int], returns: bool) -> None:
         """`sent`, `received`: rows for and from each rank. `returns`: whether rows come back to the rank that owns them."""
         self.group, self.sent, self.received, self.returns = group, sent, received, returns
         self._in_flight: tuple[InFlight, Tensor] | None = None

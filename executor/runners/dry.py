@@ -7,7 +7,7 @@ from executor.errors import EngineRefusalError, FactoryError, RunnerError
 from executor.runners.gang import Gang
 from executor.runners.gang_runner import GangsRunner, OneGang
 from executor.runners.local import LocalTransport
-from executor.runners.messages import Kind
+from executor.runners.messages import MessageKind
 from executor.runners.profile import answer_of
 from executor.runners.transport import Death
 from executor.runners.verdict import how_it_ended
@@ -49,7 +49,7 @@ def dry_run_model(request: TrialRequest, *, backend: str = "gloo", python_path: 
         transport.close()
     if isinstance(answer, Death):
         raise RunnerError(f"the process of the dry run {how_it_ended(answer)}\n{answer.output}".rstrip())
-    if answer["kind"] == Kind.RESULT:
+    if answer["kind"] == MessageKind.RESULT:
         return from_plain(DryRun, answer["result"])
     if answer["outcome"] == Outcome.INVALID:
         raise EngineRefusalError(answer["rule"], answer["message"])

@@ -8,9 +8,9 @@ from enum import StrEnum
 from executor.errors import RunnerError
 from executor.failures import failure_table
 from executor.runners import devices
-from executor.runners.messages import Kind, Message
-from executor.runners.transport import NO_VARIABLES, Death, Transport
-from executor.runners.verdict import Report, Verdict, died, how_it_ended, is_clean, judge
+from executor.runners.messages import Message, MessageKind
+from executor.runners.transport import NO_VARIABLES, Death, RankTransport
+from executor.runners.verdict import Report, TrialVerdict, died, how_it_ended, is_clean, judge
 from executor.runners.watchdog import RankPosition, Watchdog, stacks_text
 from executor.runners.wear import TRIALS_PER_PROCESS, ProcessUsage, Wear
 from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest
@@ -33,7 +33,7 @@ REJOIN_SECONDS = 15.0
 """Time for warm ranks to change their process group. A group with unfinished work may never be released."""
 
 
-class Stage(StrEnum):
+class GangState(StrEnum):
     """The state of a gang. DOWN -> STARTING -> JOINING -> IDLE <-> RUNNING; a failure leads back to DOWN, or to STANDING."""
 
     DOWN = "down"
@@ -63,7 +63,7 @@ class Gang:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: RankTransport,
         *,
         python_path: Sequence[str] = (),
         device: str = "auto",
@@ -75,7 +75,7 @@ class Gang:
         self._recycle_after = recycle_after
         self._wear = Wear()
         self._dead = False
-        self._stage = Stage.DOWN
+        self._stage = GangState.DOWN
         self._path: tuple[str, ...] = ()
         self._variables: Mapping[str, str] = NO_VARIABLES
         self._ready: dict[int, Message] = {}
@@ -101,11 +101,11 @@ class Gang:
     @property
     def is_up(self) -> bool:
         """Whether the gang has processes, started by itself or taken over."""
-        return self._stage is not Stage.DOWN
+        return self._stage is not GangState.DOWN
 
     def warm_up(self, model: Model) -> None:
         """Start processes for trials of this model before the first trial; they import their code meanwhile."""
-        if self._stage is Stage.DOWN:
+        if self._stage is GangState.DOWN:
             self._path = (*_folders(model), *self._own_path)
             self._start_ranks()
 
@@ -121,7 +121,7 @@ class Gang:
         path = (*(_folders(request.model) if isinstance(request, TrialRequest) else ()), *self._own_path)
         self._table = failure_table(request.failures if isinstance(request, TrialRequest) else ())
         # The messages since the last trial; those of processes that are still starting are left to `poll`.
-        if self._stage not in (Stage.DOWN, Stage.STARTING):
+        if self._stage not in (GangState.DOWN, GangState.STARTING):
             for rank, message in self._transport.receive(0):
                 self._handle_idle(rank, message)
         # A warm process has modules imported from the old path, and libraries configured by the old variables.
@@ -130,11 +130,11 @@ class Gang:
             self._kill()
             self._path, self._variables = path, variables
         match self._stage:
-            case Stage.IDLE:
+            case GangState.IDLE:
                 self._run()
-            case Stage.STANDING:
+            case GangState.STANDING:
                 self._join(REJOIN_SECONDS)
-            case Stage.STARTING:
+            case GangState.STARTING:
                 self._deadline = time.monotonic() + START_SECONDS
             case _:
                 self._start_ranks()
@@ -144,7 +144,7 @@ class Gang:
         events: list[GangEvent] = []
         generation = self._generation
         for rank, message in self._transport.receive(timeout):
-            if self._generation != generation or self._stage is Stage.DOWN:  # sent by processes that have been ended
+            if self._generation != generation or self._stage is GangState.DOWN:  # sent by processes that have been ended
                 continue
             events += self._handle(rank, message) if self._request is not None else self._handle_idle(rank, message)
         if self._request is not None:
@@ -156,11 +156,11 @@ class Gang:
         assert self._request is not None
         attempt = self._request.attempt
         result = TrialResult(attempt=attempt, outcome=outcome, message=message, cause=cause, traceback=traceback)
-        return self._finish(Verdict(result=result, keep=False))
+        return self._finish(TrialVerdict(result=result, keep=False))
 
     def close(self) -> None:
         """End every rank and release all resources. May be called twice."""
-        self._stage = Stage.DOWN
+        self._stage = GangState.DOWN
         self._request = None
         self._transport.close()
 
@@ -173,7 +173,7 @@ class Gang:
         """Handle a message that arrives outside a trial."""
         if isinstance(message, Death):
             self._dead = True
-        elif message["kind"] == Kind.RESTED:
+        elif message["kind"] == MessageKind.RESTED:
             self._wear.record(rank, from_plain(ProcessUsage, message["rest"]))
         return []
 
@@ -185,55 +185,55 @@ class Gang:
     def _start_ranks(self) -> None:
         self._kill()
         self._generation += 1
-        self._stage = Stage.STARTING
+        self._stage = GangState.STARTING
         self._deadline = time.monotonic() + START_SECONDS
         self._transport.start(self._path, self._variables)
 
     def _join(self, seconds: float) -> None:
-        self._stage = Stage.JOINING
+        self._stage = GangState.JOINING
         self._deadline = time.monotonic() + seconds
         self._joined.clear()
         self._send_join(0, None)
 
     def _send_join(self, rank: int, port: int | None) -> None:
         world = {"rank": rank, "world_size": self._transport.world_size, "address": self._transport.address, "port": port}
-        self._transport.send(rank, {"kind": Kind.JOIN, **world, **self._places[rank]})
+        self._transport.send(rank, {"kind": MessageKind.JOIN, **world, **self._places[rank]})
 
     def _run(self) -> None:
         assert self._request is not None
-        self._stage = Stage.RUNNING
+        self._stage = GangState.RUNNING
         now = time.monotonic()
         self._setup_seconds = now - self._asked_at
         self._deadline = now + self._request.timeout_seconds
         self._reports, self._failed_at, self._aborted, self._watchdog = {}, None, False, Watchdog(self._request)
-        kind = Kind.RUN if isinstance(self._request, TrialRequest) else Kind.MEASURE
+        kind = MessageKind.RUN if isinstance(self._request, TrialRequest) else MessageKind.MEASURE
         for rank in range(self._transport.world_size):
             self._transport.send(rank, {"kind": kind, "request": to_plain(self._request)})
 
     def _handle(self, rank: int, message: Message | Death) -> list[GangEvent]:
-        if isinstance(message, Death) or message["kind"] in (Kind.RESULT, Kind.FAILURE):
+        if isinstance(message, Death) or message["kind"] in (MessageKind.RESULT, MessageKind.FAILURE):
             return self._handle_end(rank, message)
         match message["kind"]:
-            case Kind.READY:
+            case MessageKind.READY:
                 self._handle_ready(rank, message)
-            case Kind.LISTENING:
+            case MessageKind.LISTENING:
                 for other in range(1, self._transport.world_size):
                     self._send_join(other, message["port"])
-            case Kind.JOINED:
+            case MessageKind.JOINED:
                 self._joined.add(rank)
                 if len(self._joined) == self._transport.world_size:
                     self._run()
-            case Kind.PROGRESS if rank == 0:
+            case MessageKind.PROGRESS if rank == 0:
                 return [from_plain(Progress, message["progress"])]
-            case Kind.BEAT if self._watchdog is not None and message["attempt"] == self.attempt:
+            case MessageKind.BEAT if self._watchdog is not None and message["attempt"] == self.attempt:
                 self._watchdog.record(rank, from_plain(RankPosition, message["standing"]), time.monotonic())
-            case Kind.OUTPUT:
+            case MessageKind.OUTPUT:
                 assert self._request is not None
                 lines = {"rank": rank, "text": message["text"], "left_out": message["left_out"]}
                 return [LogLines(attempt=self._request.attempt, **lines)]
-            case Kind.RESTED:
+            case MessageKind.RESTED:
                 self._handle_idle(rank, message)
-                if self._stage is Stage.JOINING and self._is_warm and self._wear.restart_reason():  # after a failure
+                if self._stage is GangState.JOINING and self._is_warm and self._wear.restart_reason():  # after a failure
                     self._start_ranks()
         return []
 
@@ -251,10 +251,10 @@ class Gang:
             self._join(START_SECONDS)
 
     def _handle_end(self, rank: int, report: Report) -> list[GangEvent]:
-        if self._stage is not Stage.RUNNING:
+        if self._stage is not GangState.RUNNING:
             return self._handle_start_failure(rank, report)
         self._reports.setdefault(rank, report)  # a rank that failed and then died has already reported the cause
-        if self._failed_at is None and (isinstance(report, Death) or report["kind"] == Kind.FAILURE):
+        if self._failed_at is None and (isinstance(report, Death) or report["kind"] == MessageKind.FAILURE):
             self._failed_at = time.monotonic()
         if is_clean(report) and not self._aborted:
             self._abort_others()
@@ -265,7 +265,7 @@ class Gang:
         self._aborted = True
         for rank in range(self._transport.world_size):
             if rank not in self._reports:
-                self._transport.send(rank, {"kind": Kind.ABORT, "attempt": self.attempt})
+                self._transport.send(rank, {"kind": MessageKind.ABORT, "attempt": self.attempt})
 
     def _judge(self) -> list[GangEvent]:
         assert self._request is not None
@@ -284,7 +284,7 @@ class Gang:
             death = dataclasses.replace(report, out_of_memory_kill=False)
             result = died(self._request.attempt, rank, death, self._table)
             if result.outcome in (Outcome.LOST, Outcome.PREEMPTED):
-                return [self._finish(Verdict(result=result, keep=False, rank=rank))]
+                return [self._finish(TrialVerdict(result=result, keep=False, rank=rank))]
         self._give_up()
         if isinstance(report, Death):
             reason, trace = f"it {how_it_ended(report)}", report.output
@@ -294,10 +294,10 @@ class Gang:
 
     def _check_time(self) -> list[GangEvent]:
         assert self._request is not None
-        if self._failed_at is not None and self._stage is Stage.RUNNING and (verdict := self._judge()):
+        if self._failed_at is not None and self._stage is GangState.RUNNING and (verdict := self._judge()):
             return verdict
         now = time.monotonic()
-        if self._stage is Stage.RUNNING:
+        if self._stage is GangState.RUNNING:
             assert self._watchdog is not None
             if hang := self._watchdog.hang(now):
                 return [self._end_late(Sign.HANG, hang)]
@@ -324,7 +324,7 @@ class Gang:
         node = self._transport.node_of(rank)
         return node if node is not None else self._ready.get(rank, {}).get("host")
 
-    def _finish(self, verdict: Verdict) -> TrialResult:
+    def _finish(self, verdict: TrialVerdict) -> TrialResult:
         result = dataclasses.replace(
             verdict.result,
             warm=self._is_warm,
@@ -334,7 +334,7 @@ class Gang:
         )
         self._request = None
         self._trials += 1
-        self._stage = Stage.STANDING if verdict.rejoin else Stage.IDLE
+        self._stage = GangState.STANDING if verdict.rejoin else GangState.IDLE
         if not verdict.keep:
             self._kill()
         return result
@@ -348,9 +348,9 @@ class Gang:
         self._kill()
 
     def _kill(self) -> None:
-        if self._stage is not Stage.DOWN:
+        if self._stage is not GangState.DOWN:
             self._transport.kill()
-        self._stage = Stage.DOWN
+        self._stage = GangState.DOWN
         self._trials = 0
         self._dead = False
         self._ready.clear()

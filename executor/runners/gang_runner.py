@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from executor.errors import RunnerError
 from executor.runners.gang import Gang, Work
 from executor.runners.runner import Event, Handle, Runner
-from executor.runners.transport import Transport
+from executor.runners.transport import RankTransport
 from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest, MicrobenchmarkResult
 from search_spaces.environment import ENVIRONMENT_RULE, variables_of
 from search_spaces.errors import KnobValueError
@@ -209,5 +209,5 @@ def _refused(request: Work) -> TrialResult | None:
 class GangRunner(GangsRunner):
     """A runner with one gang: trials of its size run one after the other."""
 
-    def __init__(self, transport: Transport, gang: Gang) -> None:
+    def __init__(self, transport: RankTransport, gang: Gang) -> None:
         super().__init__(OneGang(transport.world_size, gang))

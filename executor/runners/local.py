@@ -18,7 +18,7 @@ from executor.runners.transport import (
     RANK_MAIN,
     RUN_TRIAL,
     Death,
-    Transport,
+    RankTransport,
     thread_environment,
 )
 
@@ -49,7 +49,7 @@ class LocalRunner(GangRunner):
         super().__init__(transport, Gang(transport, python_path=python_path, device=device))
 
 
-class LocalTransport(Transport):
+class LocalTransport(RankTransport):
     """Rank processes that are children of this one."""
 
     address = "127.0.0.1"
@@ -70,7 +70,7 @@ class LocalTransport(Transport):
         self._ranks: dict[int, RankProcess] = {}
 
     def start(self, python_path: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES) -> None:
-        """Start every rank; see `Transport`.
+        """Start every rank; see `RankTransport`.
 
         Raises:
             ModuleNotFoundError: torch is not installed.
@@ -85,12 +85,12 @@ class LocalTransport(Transport):
             raise RunnerError(f"rank processes cannot be started: {error}; check the limits of this machine") from error
 
     def send(self, rank: int, message: Message) -> None:
-        """Send a message to a rank; see `Transport`."""
+        """Send a message to a rank; see `RankTransport`."""
         if rank in self._ranks:
             self._ranks[rank].send(encode(message))
 
     def receive(self, timeout: float) -> list[tuple[int, Message | Death]]:
-        """Return the new messages; see `Transport`."""
+        """Return the new messages; see `RankTransport`."""
         until = time.monotonic() + timeout
         while True:
             received = [report for rank in list(self._ranks) for report in self._receive_from(rank)]
@@ -104,17 +104,17 @@ class LocalTransport(Transport):
                 time.sleep(remaining)
 
     def stacks(self, seconds: float) -> Mapping[int, str]:
-        """Return the ranks' stacks; see `Transport`."""
+        """Return the ranks' stacks; see `RankTransport`."""
         return stacks_of(self._ranks, seconds)
 
     def kill(self) -> None:
-        """End every rank; see `Transport`."""
+        """End every rank; see `RankTransport`."""
         end_all(self._ranks.values())
         while self._ranks:
             self._ranks.popitem()[1].kill()
 
     def close(self) -> None:
-        """End every rank; see `Transport`."""
+        """End every rank; see `RankTransport`."""
         self.kill()
 
     def _start_rank(self, rank: int, python_path: Sequence[str], variables: Mapping[str, str]) -> RankProcess:

@@ -23,7 +23,7 @@ from typing import Any
 Message = dict[str, Any]
 
 
-class Kind(StrEnum):
+class MessageKind(StrEnum):
     """The `kind` of a message."""
 
     READY = "ready"

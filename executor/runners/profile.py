@@ -8,7 +8,7 @@ from executor.errors import EngineRefusalError, FactoryError, MemoryLimitError, 
 from executor.measurement.module_profile import ModelProfile
 from executor.runners import devices
 from executor.runners.local import LocalTransport
-from executor.runners.messages import Kind, Message
+from executor.runners.messages import Message, MessageKind
 from executor.runners.transport import Death
 from executor.runners.verdict import Report, how_it_ended
 from search_spaces.environment import variables_of
@@ -49,24 +49,24 @@ def answer_of(transport: LocalTransport, request: TrialRequest, device: str, lat
             if isinstance(message, Death):
                 return message
             match message["kind"]:
-                case Kind.READY:
+                case MessageKind.READY:
                     transport.send(0, _joining(transport, message, device))
-                case Kind.JOINED:
-                    transport.send(0, {"kind": Kind.RUN, "request": to_plain(request)})
-                case Kind.RESULT | Kind.FAILURE:
+                case MessageKind.JOINED:
+                    transport.send(0, {"kind": MessageKind.RUN, "request": to_plain(request)})
+                case MessageKind.RESULT | MessageKind.FAILURE:
                     return message
     raise RunnerError(f"{late} within {request.timeout_seconds:g} s; take a smaller model, or fewer or shorter samples")
 
 
 def _joining(transport: LocalTransport, ready: Message, device: str) -> Message:
     (assignment,) = devices.assign([ready], device)
-    return {"kind": Kind.JOIN, "rank": 0, "world_size": 1, "address": transport.address, "port": None, **assignment}
+    return {"kind": MessageKind.JOIN, "rank": 0, "world_size": 1, "address": transport.address, "port": None, **assignment}
 
 
 def _profile_of(request: TrialRequest, answer: Report) -> ModelProfile:
     if isinstance(answer, Death):
         raise RunnerError(f"the process that profiled {how_it_ended(answer)}\n{answer.output}".rstrip())
-    if answer["kind"] == Kind.RESULT:
+    if answer["kind"] == MessageKind.RESULT:
         return from_plain(ModelProfile, answer["result"])
     match answer["outcome"]:
         case Outcome.INVALID:
@@ -108,7 +108,7 @@ def describe_factory(
     transport = LocalTransport(1, environment={"CUDA_VISIBLE_DEVICES": ""})
     try:
         transport.start(python_path)
-        transport.send(0, {"kind": Kind.DESCRIBE, "reference": reference, "workload": to_plain(workload),
+        transport.send(0, {"kind": MessageKind.DESCRIBE, "reference": reference, "workload": to_plain(workload),
                            "precisions": [*precisions], "without_data": without_data})  # fmt: skip
         return replace(_model(reference, _answer(transport)), python_path=tuple(python_path))
     finally:
@@ -120,9 +120,9 @@ def _answer(transport: LocalTransport) -> Report | None:
     ready = False
     while (remaining := until - time.monotonic()) > 0:
         for _, message in transport.receive(remaining):
-            if not isinstance(message, Death) and message["kind"] == Kind.OUTPUT:
+            if not isinstance(message, Death) and message["kind"] == MessageKind.OUTPUT:
                 continue
-            if isinstance(message, Death) or message["kind"] != Kind.READY:
+            if isinstance(message, Death) or message["kind"] != MessageKind.READY:
                 if not ready and not isinstance(message, Death):
                     raise RunnerError(f"a rank process did not start: {message['message']}\n{message['traceback']}")
                 return message
@@ -135,7 +135,7 @@ def _model(reference: str, answer: Report | None) -> FactoryModel:
         raise FactoryError(f"{reference} did not return within {PROBE_SECONDS:g} s; build a smaller module, or a faster way")
     if isinstance(answer, Death):
         raise FactoryError(f"{reference}: its process {how_it_ended(answer)}; fix the factory\n{answer.output}".rstrip())
-    if answer["kind"] == Kind.FAILURE:
+    if answer["kind"] == MessageKind.FAILURE:
         # Our own errors are described by the message; there is a traceback only if the user's code raised.
         raise FactoryError("\n".join(filter(None, (answer["message"], answer["traceback"]))).rstrip())
     return from_plain(FactoryModel, answer["model"])

@@ -23,7 +23,7 @@ from executor.failures import failure_table
 from executor.measurement.device import DeviceCounters, counters_of
 from executor.measurement.microbenchmark import run_microbenchmark
 from executor.runners.failures import Failure, classify
-from executor.runners.messages import Kind, Message, decode, encode
+from executor.runners.messages import Message, MessageKind, decode, encode
 from executor.runners.process_group import abort, join
 from executor.runners.verdict import CLEAN
 from executor.runners.watchdog import RankHeartbeat
@@ -70,13 +70,13 @@ class RankLoop:
         threading.Thread(target=self._listen, name="listener", daemon=True).start()
         while (message := self._inbox.get()) is not None:
             failed = self._answer(message)
-            if message["kind"] in (Kind.RUN, Kind.MEASURE):
+            if message["kind"] in (MessageKind.RUN, MessageKind.MEASURE):
                 if failed:
                     self._memory.failed()
                     self._clean_up()
                 self._release_memory(failed)
                 if (usage := process_usage(self._counters.reserved_bytes(), self._counters.pinned_bytes(), failed)) is not None:
-                    self._send({"kind": Kind.RESTED, "rest": to_plain(usage)})
+                    self._send({"kind": MessageKind.RESTED, "rest": to_plain(usage)})
 
     def _listen(self) -> None:
         while True:
@@ -85,7 +85,7 @@ class RankLoop:
             except (EOFError, OSError):
                 self._inbox.put(None)
                 return
-            if message["kind"] == Kind.ABORT:
+            if message["kind"] == MessageKind.ABORT:
                 self._abort(message["attempt"])
             else:
                 self._inbox.put(message)
@@ -103,7 +103,7 @@ class RankLoop:
         try:
             answer = encode(self._do(message))
         except BaseException as error:  # a user's sys.exit() must not end the rank silently
-            answer, failed = encode({"kind": Kind.FAILURE, **to_plain(self._classify(error))}), True
+            answer, failed = encode({"kind": MessageKind.FAILURE, **to_plain(self._classify(error))}), True
         finally:
             self._heartbeat.end()
         # Not inside the `try`, where the error would keep alive all objects of its frames.
@@ -126,24 +126,24 @@ class RankLoop:
 
     def _do(self, message: Message) -> Message:
         match message["kind"]:
-            case Kind.JOIN:
+            case MessageKind.JOIN:
                 return self._join(message)
-            case Kind.RUN:
+            case MessageKind.RUN:
                 request = from_plain(TrialRequest, message["request"])
                 self._table = failure_table(request.failures)
                 return _result_message(self._run_trial(self._begin(request.attempt), request, self._heartbeat.report))
-            case Kind.MEASURE:
+            case MessageKind.MEASURE:
                 benchmark = from_plain(MicrobenchmarkRequest, message["request"])
                 self._table = failure_table()
                 return _result_message(run_microbenchmark(self._begin(benchmark.attempt), benchmark, self._heartbeat.report))
             case _:
-                return {"kind": Kind.DESCRIBED, "model": to_plain(_described(message))}
+                return {"kind": MessageKind.DESCRIBED, "model": to_plain(_described(message))}
 
     def _join(self, message: Message) -> Message:
         self._context, self._aborted = None, ""  # an earlier abort was for a previous gang
-        self._context = join(message, lambda port: self._send({"kind": Kind.LISTENING, "port": port}))
+        self._context = join(message, lambda port: self._send({"kind": MessageKind.LISTENING, "port": port}))
         self._counters = counters_of(self._context.device)
-        return {"kind": Kind.JOINED}
+        return {"kind": MessageKind.JOINED}
 
     def _begin(self, attempt: str) -> RankContext:
         if self._context is None:
@@ -176,7 +176,7 @@ class RankLoop:
 
 
 def _result_message(result: TrialResult) -> Message:
-    return {"kind": Kind.RESULT, "result": to_plain(result)}
+    return {"kind": MessageKind.RESULT, "result": to_plain(result)}
 
 
 def _described(message: Message) -> FactoryModel:
@@ -191,7 +191,7 @@ def _ready() -> Message:
     device = torch.accelerator.current_accelerator(check_available=True)
     gpus = local_gpus() if device is None else None  # torch may not be able to use them
     return {
-        "kind": Kind.READY,
+        "kind": MessageKind.READY,
         "host": socket.gethostname(),
         "accelerator": None if device is None else device.type,
         "device_count": torch.accelerator.device_count(),

@@ -26,7 +26,7 @@ class Death:
     """Whether the kernel killed a process of the rank's control group for lack of memory while the rank was running."""
 
 
-class Transport(ABC):
+class RankTransport(ABC):
     """N rank processes. Used from one thread. Ranks are numbered from 0.
 
     `receive` returns only messages of the processes of the last `start`: each rank's messages in order, and its death last and

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from executor.failures import failure_table
-from executor.runners.messages import Kind, Message
+from executor.runners.messages import Message, MessageKind
 from executor.runners.transport import Death
 from search_spaces.clusters.microbenchmark import MicrobenchmarkResult
 from search_spaces.failure import Evidence, FailureRow, FailureTable, Sign
@@ -29,7 +29,7 @@ _CONSEQUENCE = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class TrialVerdict:
     """The result of a trial and what to do with its ranks."""
 
     result: TrialResult
@@ -43,7 +43,7 @@ class Verdict:
 
 def judge(
     attempt: str, reports: Mapping[int, Report], world_size: int, waited: float, table: FailureTable | None = None
-) -> Verdict | None:
+) -> TrialVerdict | None:
     """Decide, or return None to wait for the other ranks first.
 
     1. Without a failure: return rank 0's result when every rank has reported its own.
@@ -56,13 +56,13 @@ def judge(
     failures = [(rank, report) for rank, report in reports.items() if not _is_result(report)]
     everyone = len(reports) == world_size
     if not failures:
-        return Verdict(result=_result(reports[0]), keep=True) if everyone else None
+        return TrialVerdict(result=_result(reports[0]), keep=True) if everyone else None
     rank, cause = min(failures, key=lambda failure: _order(failure[1], table))
     clean = is_clean(cause)
     if not everyone and waited < _grace(clean, _order(cause, table)):
         return None
     keep = clean and everyone and all(_leaves_fit(report, cause) for report in reports.values())
-    return Verdict(result=_failed(attempt, rank, cause, table), keep=keep, rejoin=keep, rank=rank)
+    return TrialVerdict(result=_failed(attempt, rank, cause, table), keep=keep, rejoin=keep, rank=rank)
 
 
 def died(attempt: str, rank: int, death: Death, table: FailureTable | None = None) -> TrialResult:
@@ -100,7 +100,7 @@ def how_it_ended(death: Death) -> str:
 
 
 def _is_result(report: Report) -> bool:
-    return not isinstance(report, Death) and report["kind"] == Kind.RESULT
+    return not isinstance(report, Death) and report["kind"] == MessageKind.RESULT
 
 
 def _result(report: Report) -> TrialResult:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from executor.runners.messages import Kind, Message
+from executor.runners.messages import Message, MessageKind
 from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest
 from search_spaces.models.command import CommandModel
 from search_spaces.plain import to_plain
@@ -60,7 +60,7 @@ class RankHeartbeat:
         entered = self._note(progress.phase, progress.step, now)
         if self._reports and (entered or progress.message or now - self._reported >= PROGRESS_SECONDS):
             self._reported = now
-            self._send({"kind": Kind.PROGRESS, "progress": to_plain(progress)})
+            self._send({"kind": MessageKind.PROGRESS, "progress": to_plain(progress)})
 
     def _note(self, phase: str, step: int, now: float) -> bool:
         """Update the position. Return whether the phase is new."""
@@ -76,7 +76,7 @@ class RankHeartbeat:
         with self._lock:
             since = time.monotonic() - self._came
             position = RankPosition(phase=self._phase, step=self._step, since=since, longest=self._longest)
-            return {"kind": Kind.BEAT, "attempt": self._attempt, "standing": to_plain(position)}
+            return {"kind": MessageKind.BEAT, "attempt": self._attempt, "standing": to_plain(position)}
 
     def _beat(self) -> None:
         while True:

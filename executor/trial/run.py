@@ -30,7 +30,7 @@ from executor.measurement.meter import Costs, Meter, OwnTime
 from executor.measurement.timing import has_trend, steady_steps
 from executor.measurement.trace import trace_step
 from executor.measurement.trial_report import report, window_of_warm_up
-from executor.measurement.trial_state import Trial, Window, is_enough
+from executor.measurement.trial_state import TimedSteps, Trial, is_enough
 from executor.numa import bound_to_node
 from executor.trial.garbage import collect_at, collected_by_steps
 from executor.trial.layers import at_full_depth, line_of_layers, shallower
@@ -38,7 +38,7 @@ from executor.trial.schedule import at_point, of_documents, over_schedule, point
 from search_spaces.knobs.conditions import segments_may_grow
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
-from search_spaces.plugins import Group, load_plugins
+from search_spaces.plugins import PluginGroup, load_plugins
 from search_spaces.training.data_schedule import useful_samples
 from search_spaces.trial import TRACE_FILE, Progress, TrialRequest, TrialResult
 
@@ -47,7 +47,7 @@ ENGINES: dict[str, Engine] = {
     "ddp": DdpEngine(),
     "fsdp2": Fsdp2Engine(),
     "deepspeed": DeepSpeedEngine(),
-    **{engine.capability.engine: engine for engine in load_plugins(Group.ENGINES).values()},
+    **{engine.capability.engine: engine for engine in load_plugins(PluginGroup.ENGINES).values()},
 }
 WIDE = ("fp32", "fp64")
 """Precisions whose range is not a cause of overflows."""
@@ -287,9 +287,9 @@ def _time_steps(trial: Trial, session: EngineSession, meter: Meter) -> _Timed:
     return timed
 
 
-def _window(trial: Trial, timed: _Timed, settled: bool, clocks: ClockState) -> Window:
+def _window(trial: Trial, timed: _Timed, settled: bool, clocks: ClockState) -> TimedSteps:
     lost = trial.race is not None and trial.race.is_lost(timed.seconds)
-    return Window(
+    return TimedSteps(
         seconds=timed.seconds,
         costs=timed.costs,
         resident_set=peak_resident_set(),

@@ -8,11 +8,11 @@ from executor.measurement.meter import Costs
 from executor.measurement.timing import step_time
 from executor.measurement.trial_report import rate_of
 from executor.trial.layers import costs_of
-from search_spaces.training.data_schedule import Point, points_of, useful_share
+from search_spaces.training.data_schedule import SchedulePosition, points_of, useful_share
 from search_spaces.trial import RankMeasurement, TrialRequest, TrialResult
 
 
-def points_of_request(request: TrialRequest) -> tuple[Point, ...]:
+def points_of_request(request: TrialRequest) -> tuple[SchedulePosition, ...]:
     """Return the points at which the schedule is measured. The last one, with whole sequences, comes first: it has the highest
     peak, and its losses are those of the job's reference. Empty: nothing is scheduled, or the trial is already at a point.
     """
@@ -22,7 +22,7 @@ def points_of_request(request: TrialRequest) -> tuple[Point, ...]:
     return tuple(reversed(points)) if len(points) > 1 else ()
 
 
-def at_point(request: TrialRequest, point: Point) -> TrialRequest:
+def at_point(request: TrialRequest, point: SchedulePosition) -> TrialRequest:
     """Return the same trial at a point of the schedule, without a rate to beat: that rate is the whole job's."""
     last = point.kept == request.workload.sequence_length
     return dataclasses.replace(
@@ -33,7 +33,7 @@ def at_point(request: TrialRequest, point: Point) -> TrialRequest:
     )
 
 
-def over_schedule(request: TrialRequest, points: Sequence[Point], results: Sequence[TrialResult]) -> TrialResult:
+def over_schedule(request: TrialRequest, points: Sequence[SchedulePosition], results: Sequence[TrialResult]) -> TrialResult:
     """Combine the points' trials into the whole job's; the result is the same on every rank. The first has whole sequences.
 
     - A step's seconds are those of a whole step's useful tokens: the weighted mean of the points' steps, divided by the share
@@ -93,7 +93,7 @@ def _notes(results: Sequence[TrialResult]) -> list[str]:
     return [result.message for result in results if result.message][:1]
 
 
-def _text(request: TrialRequest, points: Sequence[Point], rate: float) -> str:
+def _text(request: TrialRequest, points: Sequence[SchedulePosition], rate: float) -> str:
     token_counts = ", ".join(str(point.kept) for point in reversed(points))
     subject = "samples of" if request.config.curriculum_start_length else "middle layers on"
     speed, steps = rate * request.workload.sequence_length, request.workload.training_steps

@@ -58,7 +58,7 @@ def survey(module: nn.Module, batch: Mapping[str, Tensor], plan: ParallelPlan) -
     names = block_names(module, plan)
     if len(names) < 2:
         raise UndividedError("no blocks repeat in a ModuleList or Sequential of it")
-    run = _Run(on_meta(module), names)
+    run = _DetachedForward(on_meta(module), names)
     try:
         return run.follow({name: value.to("meta") for name, value in batch.items()}, plan)
     except UndividedError:
@@ -67,7 +67,7 @@ def survey(module: nn.Module, batch: Mapping[str, Tensor], plan: ParallelPlan) -
         # Some modules read values, which meta tensors do not have.
         if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_RUN:
             raise UndividedError(f"it does not run on the meta device ({type(error).__name__}: {error})") from error
-    return _Run(copy.deepcopy(module), names).follow(batch, plan)
+    return _DetachedForward(copy.deepcopy(module), names).follow(batch, plan)
 
 
 def block_names(module: nn.Module, plan: ParallelPlan) -> tuple[str, ...]:
@@ -108,7 +108,7 @@ def loss_of(output: object) -> Tensor | None:
     return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
 
 
-class _Run:
+class _DetachedForward:
     """One forward in which each block's input is detached, so that autograd's graph shows which parameters produced it."""
 
     def __init__(self, module: nn.Module, names: Sequence[str]) -> None:

@@ -75,7 +75,7 @@ SINGLE_RANK = GroupShape()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Measured:
+class MeasuredRow:
     """One row: seconds of one run on all ranks at the same time, measured at the slowest rank."""
 
     operation: Operation
@@ -114,7 +114,7 @@ class MicrobenchmarkRequest:
 class MicrobenchmarkResult(TrialResult):
     """Result of a micro-benchmark: like a trial, it has an outcome; it has rows if the outcome is OK."""
 
-    rows: tuple[Measured, ...] = ()
+    rows: tuple[MeasuredRow, ...] = ()
     hosts: tuple[str, ...] = ()
     """The host of each rank."""
     context_bytes: int | None = None

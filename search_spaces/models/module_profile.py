@@ -14,7 +14,7 @@ OUTER = -1
 """Index that stands for everything outside of the blocks."""
 
 
-class Mark(StrEnum):
+class MomentKind(StrEnum):
     """Points of a micro-batch at which an engine may act."""
 
     FORWARD = "forward"
@@ -35,7 +35,7 @@ class Mark(StrEnum):
 class Moment:
     """The memory of activations at one point of a micro-batch: everything but parameters, buffers and finished gradients."""
 
-    mark: Mark
+    mark: MomentKind
     index: int = OUTER
     """Index of the block, or (`GRADIENT`) of the trained parameter."""
     peak: Affine
@@ -45,7 +45,7 @@ class Moment:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Product:
+class MatrixProduct:
     """Matrix products of one shape, convolutions included: 2 x rows x inner x outer FLOPs each."""
 
     rows: Affine
@@ -58,7 +58,7 @@ class Product:
 class Work:
     """The computation of a part of a micro-batch."""
 
-    products: tuple[Product, ...] = ()
+    products: tuple[MatrixProduct, ...] = ()
     flops: Affine = (0.0, 0.0)
     """FLOPs of products, convolutions and attention."""
     attention_flops: Affine = (0.0, 0.0)

@@ -4,7 +4,7 @@ from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability,
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.context import SpaceContext
 from search_spaces.models.model import Model
-from search_spaces.plugins import Group, load_plugins
+from search_spaces.plugins import PluginGroup, load_plugins
 from search_spaces.refusal import Refusal
 from search_spaces.rules.computation import COMPUTATION_RULES, GRAPH_RULES, KERNEL_RULES
 from search_spaces.rules.packing import DOCUMENT_RULES, PACKING_RULES
@@ -34,7 +34,7 @@ RULES: tuple[Rule, ...] = (
     *KERNEL_RULES,
     *GRAPH_RULES,
     # Those of plug-ins:
-    *(rule for added in load_plugins(Group.RULES).values() for rule in ((added,) if isinstance(added, Rule) else added)),
+    *(rule for added in load_plugins(PluginGroup.RULES).values() for rule in ((added,) if isinstance(added, Rule) else added)),
     HONOURS,
 )
 """The rules of every engine, in the order in which refusals are listed."""

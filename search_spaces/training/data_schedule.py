@@ -20,7 +20,7 @@ UNSCHEDULED_LAYERS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class SchedulePosition:
     """A point of a job's schedule that represents a share of its steps."""
 
     step: int
@@ -55,7 +55,7 @@ def job_step(workload: Workload, step: int) -> int:
 
 
 @functools.lru_cache(maxsize=4096)
-def points_of(config: TrialConfig, workload: Workload) -> tuple[Point, ...]:
+def points_of(config: TrialConfig, workload: Workload) -> tuple[SchedulePosition, ...]:
     """The points of a job's schedule that determine its cost: the first, a middle one and the last; one without a schedule.
 
     1. The cost of a step is a polynomial of degree two in its tokens: products grow with them, attention with their square.
@@ -70,7 +70,7 @@ def points_of(config: TrialConfig, workload: Workload) -> tuple[Point, ...]:
     whole, steps = workload.sequence_length, workload.training_steps or 0
     start, growing = _schedule(config)
     if not 0 < start < whole or not 0 < growing < steps:
-        return (Point(step=steps, length=whole, kept=whole, weight=1.0),)
+        return (SchedulePosition(step=steps, length=whole, kept=whole, weight=1.0),)
     counts = _counts(start, whole, growing)
     at_steps = list(dict.fromkeys((0, growing // 2, growing)))
     nodes = {_grown(start, whole, growing, step): step for step in reversed(at_steps)}
@@ -80,7 +80,7 @@ def points_of(config: TrialConfig, workload: Workload) -> tuple[Point, ...]:
         for node in tokens:
             weights[node] += count * _lagrange(tokens, node, value) / steps
     return tuple(
-        Point(
+        SchedulePosition(
             step=nodes[node],
             length=length_at(config, workload, nodes[node]),
             kept=kept_at(config, workload, nodes[node]),

@@ -38,7 +38,7 @@ class Visit:
 
 
 @dataclass(frozen=True, slots=True)
-class Window:
+class AttentionWindow:
     """Causal attention to the last `tokens` tokens, including itself [Beltagy et al. 2020, Longformer, 3.1], and to the first
     `global_tokens` of the sequence [Xiao et al. 2024, StreamingLLM, 3.2]; or, `chunked`, to the tokens of its own chunk."""
 
@@ -100,11 +100,11 @@ class Window:
         return window * length - window * (window - 1) // 2 + first * beyond - first * (first - 1) // 2
 
 
-def window_of(model: ModelSpec, layer: int | None = None) -> Window:
+def window_of(model: ModelSpec, layer: int | None = None) -> AttentionWindow:
     """The attention window of the model, or of one of its layers."""
     if layer is not None and not model.has_window(layer):
-        return Window(0)
-    return Window(model.sliding_window, model.global_tokens, model.chunked_attention)
+        return AttentionWindow(0)
+    return AttentionWindow(model.sliding_window, model.global_tokens, model.chunked_attention)
 
 
 def windowed(model: Trained, config: TrialConfig) -> Trained:

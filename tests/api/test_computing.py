@@ -7,7 +7,7 @@ import threading
 import pytest
 from starlette.exceptions import HTTPException
 
-from api.computing import Pool
+from api.computing import ThreadPool
 from search_spaces.checkpoints import checkpoint
 from search_spaces.errors import SpaceTooLargeError
 
@@ -22,7 +22,7 @@ def test_more_than_may_wait_are_refused_at_once() -> None:
     may_end = threading.Event()
 
     async def run() -> list[int | None]:
-        pool = Pool("computed", threads=1, waiting=2)
+        pool = ThreadPool("computed", threads=1, waiting=2)
         tasks = [asyncio.create_task(pool.run(may_end.wait, 60)) for _ in range(5)]
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         assert not may_end.is_set()
@@ -40,7 +40,7 @@ def test_who_finds_no_thread_in_time_is_told_when_to_ask_again(monkeypatch: pyte
     may_end = threading.Event()
 
     async def run() -> HTTPException:
-        pool = Pool("computed", threads=1)
+        pool = ThreadPool("computed", threads=1)
         first = asyncio.create_task(pool.run(may_end.wait, 60))
         await asyncio.sleep(0)
         with pytest.raises(HTTPException) as refused:
@@ -60,7 +60,7 @@ def test_a_client_that_goes_away_frees_no_thread() -> None:
     may_end = threading.Event()
 
     async def run() -> None:
-        pool = Pool("computed", threads=1)
+        pool = ThreadPool("computed", threads=1)
         first = asyncio.create_task(pool.run(may_end.wait, 60))
         await asyncio.sleep(0.01)
         first.cancel()
@@ -78,7 +78,7 @@ def test_a_call_ends_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.computing.CALL_SECONDS", 0.05)
 
     async def run() -> None:
-        pool = Pool("computed", threads=1)
+        pool = ThreadPool("computed", threads=1)
         with pytest.raises(SpaceTooLargeError, match="takes more than"):
             await pool.run(endless)
         assert await pool.run(threading.current_thread) is not threading.current_thread()
@@ -93,7 +93,7 @@ def test_a_call_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.computing.time.sleep", rests.append)
 
     async def run() -> None:
-        pool = Pool("computed", threads=1)
+        pool = ThreadPool("computed", threads=1)
         with pytest.raises(SpaceTooLargeError):
             await pool.run(endless)
         pool.close()
@@ -106,7 +106,7 @@ def test_what_belongs_to_the_request_is_known_in_the_thread() -> None:
     span = contextvars.ContextVar("span", default="")
 
     async def run() -> str:
-        pool = Pool("computed", threads=1)
+        pool = ThreadPool("computed", threads=1)
         span.set("of the request")
         try:
             return await pool.run(span.get)

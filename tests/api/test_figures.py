@@ -4,7 +4,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from autotune.explain.figures.all_figures import NAMES
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.source import FigureSource
 from storage.store import Store
 from tests.api.conftest import measure, problem_of, submit
 
@@ -30,7 +30,7 @@ def test_figures_are_made_once_for_a_state_of_the_job(
 ) -> None:
     made: list[str] = []
 
-    class Counted(Source):
+    class Counted(FigureSource):
         def __init__(self, store: Store, job_id: str) -> None:
             made.append(job_id)
             super().__init__(store, job_id)

@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 
 from api import submission
 from api.app import create_app
-from api.computing import Pools
+from api.computing import ThreadPools
 from api.limits import KnownKeys, Rates
 from api.settings import Settings
 from storage.store import Store, open_store
@@ -394,7 +394,7 @@ def test_who_waits_to_count_holds_no_thread(serve, monkeypatch: pytest.MonkeyPat
     """More counts than there are threads, and the rest of the service answers at once."""
     monkeypatch.setattr("api.computing.PATIENCE_SECONDS", 3600.0)
     client = serve(counts_at_once=1)
-    pools: Pools = client.app.state.pools
+    pools: ThreadPools = client.app.state.pools
     may_end = threading.Event()
 
     async def run() -> list[int]:

@@ -9,12 +9,12 @@ from starlette.testclient import TestClient
 
 from autotune.knowledge.content import content_of
 from autotune.knowledge.measurement import measurements_of_rows
-from autotune.knowledge.row import Row, RowOutcome
+from autotune.knowledge.row import RowOutcome, TableRow
 from autotune.session.knowledge import MOST
 from storage.store import open_store
 from tests.api.conftest import REQUEST
 
-ROW = Row(
+ROW = TableRow(
     line=1, row_id="a", source="lab", num_layers=4, hidden=512, heads=8, vocab=32000, seq_len=1024, gpu_type="A100 80GB",
     num_gpus=8, zero_stage=1, tp=1, pp=1, dp=8, micro_batch=1, global_batch=64, samples_per_s=80.0, outcome=RowOutcome.OK,
 )  # fmt: skip

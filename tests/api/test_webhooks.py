@@ -18,7 +18,7 @@ from starlette.testclient import TestClient
 from api import deliverer
 from api.deliverer import WAITS, after
 from api.settings import Settings
-from api.targets import Target, checked_target, networks
+from api.targets import CheckedTarget, checked_target, networks
 from autotune.errors import RequestError
 from storage.service_records import Delivery, DeliveryState, DeliveryTry
 from storage.store import Store
@@ -138,7 +138,7 @@ def test_a_receiver_that_never_answers_well_is_given_up(local: TestClient, recei
 
 def test_a_try_that_is_over_before_it_is_connected_is_given_up() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        there = Target(scheme="http", host="127.0.0.1", port=silent.getsockname()[1], path="/", address="127.0.0.1")
+        there = CheckedTarget(scheme="http", host="127.0.0.1", port=silent.getsockname()[1], path="/", address="127.0.0.1")
         connection = deliverer._Pinned(there)
         connection.give_up()
         with closing(connection), pytest.raises(TimeoutError):

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.knowledge.measurement import Measurement, Setting, Trial, trial_measurement
+from autotune.knowledge.measurement import Measurement, TrialMeasurement, TrialSetting, trial_measurement
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import shipped_rates
 from autotune.prediction.equations.memory import memory
@@ -31,7 +31,7 @@ REAL = dataclasses.replace(shipped_rates(), matrix_efficiency=0.6, link_efficien
 
 def measured(source: str, count: int, *, seed: int = 0, noise: float = 0.03) -> list[Measurement]:
     """Trials of a source."""
-    setting = Setting(
+    setting = TrialSetting(
         model=resolve_model("qwen2-0.5b"),
         cluster=resolve_cluster("dgx-a100:1"),
         engine="native",
@@ -45,7 +45,10 @@ def measured(source: str, count: int, *, seed: int = 0, noise: float = 0.03) -> 
     held = memory(cases, REAL).allocated * np.exp(noise / 3 * draw.standard_normal(count))
     return [
         trial_measurement(
-            source, Trial(setting=setting, config=config, samples_per_second=32 / second, peak_memory_bytes=peak), 2, noise
+            source,
+            TrialMeasurement(setting=setting, config=config, samples_per_second=32 / second, peak_memory_bytes=peak),
+            2,
+            noise,
         )
         for config, second, peak in zip(configs, seconds.tolist(), held.tolist(), strict=True)
     ]

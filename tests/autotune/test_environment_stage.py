@@ -12,7 +12,7 @@ from played import run, searched
 
 from autotune.errors import RequestError
 from autotune.explain.explanation.explain import explain
-from autotune.explain.explanation.findings import Verdict
+from autotune.explain.explanation.findings import KnobVerdict
 from autotune.exports import EXPORTERS
 from autotune.loop.environment_stage import reserved_seconds
 from autotune.loop.loop import run_job
@@ -112,7 +112,7 @@ def test_a_setting_that_is_told_to_be_faster_wins_and_is_carried_everywhere(tmp_
     explained = explain(store, snapshot.job.id)
     assert any(note.startswith(f"environment: {PASSIVE} has ") for note in explained.notes)
     [finding] = [knob for knob in explained.knobs if knob.knob == "environment"]
-    assert finding.verdict is Verdict.FASTER
+    assert finding.verdict is KnobVerdict.FASTER
     assert {point.value for point in finding.curve} == {"", *SETTINGS}
     for name in ("torchrun", "slurm"):
         assert f"export OMP_WAIT_POLICY={shlex.quote('passive')}\n" in EXPORTERS[name](document).text

@@ -4,7 +4,7 @@ import pytest
 
 from benchmarks.correctness.attention_windows import BOUND, page, problems, timing
 from benchmarks.correctness.loss_of_types import SEEDS, Ends
-from search_spaces.training.windows import Window
+from search_spaces.training.windows import AttentionWindow
 
 EXACT = Ends(name="all", losses=(2.0,) * SEEDS)
 
@@ -25,5 +25,5 @@ def test_a_loss_within_the_bound_or_below_is_let_pass() -> None:
 
 
 def test_times_stand_beside_the_pairs_that_are_computed() -> None:
-    text = timing({(2048, Window(512)): [0.5, 0.6, 0.7]})
+    text = timing({(2048, AttentionWindow(512)): [0.5, 0.6, 0.7]})
     assert "| 2,048 | 512 | 0 | 55% | 60% | 50% to 70% |" in text

@@ -32,7 +32,7 @@ from benchmarks.gpu.lines import Line, State
 from benchmarks.gpu.models import SMALL, model_of
 from benchmarks.gpu.proof import Item, Proof, Setting, ratio
 from executor.engines.native.buckets import GradientReducer
-from executor.parallel.collectives import Group, InFlight
+from executor.parallel.collectives import InFlight, ProcessGroup
 from executor.parallel.model import build_transformer
 from search_spaces.models.huggingface import model_spec_from_config
 from search_spaces.trial_config import TrialConfig
@@ -163,14 +163,14 @@ def test_collectives_over_one_rank(setting: Setting) -> None:
 
 
 def test_a_collective_that_sends_something_else_fails_its_proof(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    gather = Group.all_gather
+    gather = ProcessGroup.all_gather
 
-    def shifted(self: Group, rows: torch.Tensor, shard: torch.Tensor) -> InFlight:
+    def shifted(self: ProcessGroup, rows: torch.Tensor, shard: torch.Tensor) -> InFlight:
         gather(self, rows, shard).wait()
         rows += 1
         return InFlight(lambda: None)
 
-    monkeypatch.setattr(Group, "all_gather", shifted)
+    monkeypatch.setattr(ProcessGroup, "all_gather", shifted)
     proof = show(one_rank.items()[0], setting)
     assert "wrong are all_gather of torch.float32" in failed(proof)[0]
 

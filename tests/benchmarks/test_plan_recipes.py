@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from autotune.prediction.planning.estimate import Estimate
+from autotune.prediction.planning.estimate import StepEstimate
 from benchmarks.prediction.plan_recipes import CASES, look, page, problems_of, question_of_case
 
 
@@ -23,7 +23,7 @@ def test_a_case_is_told_with_both_predictions_and_why_they_differ() -> None:
     assert problems_of(found) == []
     text = page([found])
     for recipe, told in found.recipes:
-        assert isinstance(told, Estimate)
+        assert isinstance(told, StepEstimate)
         assert recipe.source in text
         assert f"{told.samples_per_second.mean:.4g} [" in text
     assert f"{found.first.estimate.samples_per_second.mean:.4g} [" in text

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from api.metrics import Metrics, ProcessMetrics
 from search_spaces.outcome import JobState, Outcome
-from storage.records import BestRate, Durations, Figures
+from storage.records import BestRate, DurationHistogram, Figures
 
 FOLDER = Path(__file__).parents[2] / "examples/deploy/monitoring"
 FOREIGN = frozenset({"up"})
@@ -25,7 +25,7 @@ class OneOfEach:
     """A store whose counts have one of each kind."""
 
     def figures(self) -> Figures:
-        durations = Durations(count=1, seconds=2.0, within={5.0: 1})
+        durations = DurationHistogram(count=1, seconds=2.0, within={5.0: 1})
         best = {"job": BestRate(submitter="", samples_per_second=1.0)}
         return Figures(jobs={"QUEUED": 1}, trials={"OK": 1}, longest_wait=1.0, durations={"OK": durations}, best=best)
 

@@ -150,7 +150,7 @@ def test_places_are_timed_by_the_devices_clock(cuda: Cuda) -> None:
 
 def test_a_profiled_step_ends_when_the_device_has_ended(cuda: Cuda) -> None:
     session: Any = SimpleNamespace(prepare=lambda step: None, train_step=cuda.work)
-    profile._Steps(session, CUDA).run()
+    profile._ProfiledSteps(session, CUDA).run()
     assert cuda.calls == ["work", "synchronize"]
 
 

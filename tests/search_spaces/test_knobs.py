@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from search_spaces.canonical import SEARCH_ORDER, canonical_reads
 from search_spaces.domains import EXPRESSIONS
 from search_spaces.errors import KnobValueError, UnknownNameError
-from search_spaces.knob import Kind, Numerics, Value
+from search_spaces.knob import Numerics, Value, ValueKind
 from search_spaces.knob_values import KNOBS, check_value, parse_value
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 
@@ -21,7 +21,7 @@ def test_every_field_is_a_knob_in_order() -> None:
 @pytest.mark.parametrize("name", KNOB_NAMES)
 def test_knob_matches_its_field(name: str) -> None:
     knob = KNOBS[name]
-    types = {Kind.INT: int, Kind.BOOL: bool, Kind.FLOAT: float, Kind.CHOICE: str}
+    types = {ValueKind.INT: int, ValueKind.BOOL: bool, ValueKind.FLOAT: float, ValueKind.CHOICE: str}
     assert type(knob.default) is types[knob.kind]
     assert check_value(name, knob.default) == knob.default
     assert not knob.description.endswith("..")

@@ -5,7 +5,7 @@ from datetime import timedelta
 
 import pytest
 
-from search_spaces.clusters.microbenchmark import GroupShape, Measured, MicrobenchmarkResult, Operation
+from search_spaces.clusters.microbenchmark import GroupShape, MeasuredRow, MicrobenchmarkResult, Operation
 from search_spaces.clusters.presets import local_cluster
 from search_spaces.outcome import Outcome
 from storage.store import Store, open_store
@@ -13,7 +13,7 @@ from storage.store import Store, open_store
 
 def measured(seconds: float) -> MicrobenchmarkResult:
     group = GroupShape(ranks=4, in_node=2, sharing=2)
-    row = Measured(
+    row = MeasuredRow(
         operation=Operation.ALL_REDUCE, precision="fp32", shape=(4096,), group=group, seconds=seconds, low=seconds / 2,
         high=2 * seconds, samples=7,
     )  # fmt: skip

@@ -1,6 +1,6 @@
 """Which knobs differ between two configurations, and the predicted effect of each."""
 
-from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.question import Question
 from autotune.wire.figures import KnobDifference, KnobEffect
 from search_spaces.knob import Value
@@ -26,7 +26,7 @@ def knob_differences(
     changed = other.differences(config)
     first = {name: _changed(space, config, name, value) for name, value in changed.items()}
     last = {name: _changed(space, other, name, getattr(config, name)) for name in changed}
-    predictions: dict[TrialConfig, Estimate] = {}
+    predictions: dict[TrialConfig, StepEstimate] = {}
     if question is not None:
         configs = [
             *dict.fromkeys(candidate for candidate in (config, other, *first.values(), *last.values()) if candidate is not None)

@@ -14,14 +14,14 @@ from autotune.errors import NoBestError
 from autotune.forecast.initial_forecast import question_of_session
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.outcome.standings import with_whole_result
-from autotune.outcome.verdict import Verdict, decide
+from autotune.outcome.verdict import JobVerdict, decide
 from autotune.prediction.fitting.likeness import NOISE
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.question import Question
 from autotune.request.request import Objective
 from autotune.session.resolve import session_of
 from autotune.session.session import Session
-from autotune.strategies.guided.described import Array, Described, Pool
+from autotune.strategies.guided.described import Array, CandidatePool, Described
 from autotune.strategies.guided.feasibility import Feasibility
 from autotune.strategies.guided.observations import Observations, observe, select_informative
 from autotune.strategies.guided.prior import Prior
@@ -66,7 +66,7 @@ class Forecast:
         """Predict configurations."""
         return self._forecaster.describe(configs)
 
-    def pool(self, memory: float) -> Pool:
+    def pool(self, memory: float) -> CandidatePool:
         """The job's candidates if each rank had `memory` times as much memory.
 
         Raises:
@@ -84,12 +84,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Evidence:
+class ExplanationEvidence:
     """What was measured, and the question to the equations."""
 
     session: Session
     snapshot: JobSnapshot
-    verdict: Verdict
+    verdict: JobVerdict
     winner: TrialRecord
     """The winner's search trial, with its whole result."""
     question: Question | None
@@ -125,17 +125,17 @@ class Evidence:
         return ratio
 
     @cached_property
-    def outlook(self) -> "Outlook | None":
+    def outlook(self) -> "WinnerOutlook | None":
         """The predictions; None: the equations do not know the model."""
-        return None if self.question is None else Outlook(self, self.question)
+        return None if self.question is None else WinnerOutlook(self, self.question)
 
 
-class Outlook(Forecast):
+class WinnerOutlook(Forecast):
     """Predictions for any configuration relative to the winner: errors of the equations that the winner shares with its
     neighbours cancel.
     """
 
-    def __init__(self, evidence: Evidence, question: Question) -> None:
+    def __init__(self, evidence: ExplanationEvidence, question: Question) -> None:
         super().__init__(evidence.session, evidence.snapshot, Prior(rates=question.rates, source=question.rests_on))
         self._own = float(self.surrogate.mean(self.describe([evidence.config]))[0])
 
@@ -150,7 +150,7 @@ class Outlook(Forecast):
         return ratios
 
 
-def gather(store: "Store", job_id: str) -> Evidence:
+def gather(store: "Store", job_id: str) -> ExplanationEvidence:
     """Read everything from the job's rows.
 
     Raises:
@@ -163,7 +163,7 @@ def gather(store: "Store", job_id: str) -> Evidence:
     return evidence_of(store, session_of(snapshot.job), snapshot)
 
 
-def evidence_of(store: "Store", session: Session, snapshot: JobSnapshot) -> Evidence:
+def evidence_of(store: "Store", session: Session, snapshot: JobSnapshot) -> ExplanationEvidence:
     """As `gather`, for a job that was read before.
 
     Raises:
@@ -174,7 +174,7 @@ def evidence_of(store: "Store", session: Session, snapshot: JobSnapshot) -> Evid
         raise NoBestError(
             "job", f"{snapshot.job.id} has no winner to explain: {trials_text(snapshot)}", "look at `autotune show`"
         )
-    return Evidence(
+    return ExplanationEvidence(
         session=session,
         snapshot=snapshot,
         verdict=verdict,

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.explain.explanation.evidence import Evidence, gather
+from autotune.explain.explanation.evidence import ExplanationEvidence, gather
 from autotune.explain.explanation.findings import SCHEMA_VERSION, Explanation, MoreMemory
 from autotune.explain.explanation.knob_findings import baseline_of, knob_findings
 from autotune.explain.explanation.limits import Counterfactual, limits_of, more_memory, upgrades_of
@@ -36,7 +36,7 @@ def explain(store: "Store", job_id: str) -> Explanation:
     return explain_evidence(gather(store, job_id))
 
 
-def explain_evidence(evidence: Evidence) -> Explanation:
+def explain_evidence(evidence: ExplanationEvidence) -> Explanation:
     """As `explain`, from evidence that was gathered before."""
     notes = [*waiting_notes(evidence), *machine_notes(evidence)]
     memory = _more_memory(evidence, notes)
@@ -68,7 +68,7 @@ def explain_evidence(evidence: Evidence) -> Explanation:
     )
 
 
-def _more_memory(evidence: Evidence, notes: list[str]) -> tuple[MoreMemory, ...]:
+def _more_memory(evidence: ExplanationEvidence, notes: list[str]) -> tuple[MoreMemory, ...]:
     if evidence.outlook is None:
         notes.append(f"{unknown_model(evidence.session.model)}: only measurements are reported")
         return ()
@@ -79,7 +79,7 @@ def _more_memory(evidence: Evidence, notes: list[str]) -> tuple[MoreMemory, ...]
         return ()
 
 
-def machine_notes(evidence: Evidence) -> list[str]:
+def machine_notes(evidence: ExplanationEvidence) -> list[str]:
     """A line if the machine drifted, one for the environments that were tried, and one if a slow node held the winner back."""
     notes = []
     drift = drift_of(evidence.snapshot, evidence.verdict.baseline, evidence.session.prior)

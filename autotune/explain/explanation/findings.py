@@ -13,7 +13,7 @@ from search_spaces.trial_config import TrialConfig
 SCHEMA_VERSION = 1
 
 
-class Source(StrEnum):
+class Basis(StrEnum):
     """The basis of a figure. The values are exported: never rename one."""
 
     MEASURED = "measured"
@@ -34,7 +34,7 @@ class Source(StrEnum):
     """Neither measured nor predictable."""
 
 
-class Verdict(StrEnum):
+class KnobVerdict(StrEnum):
     """The effect of a knob's value in the winner. The values are exported: never rename one."""
 
     FASTER = "faster"
@@ -52,7 +52,7 @@ class Verdict(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class StepActivity:
     """An activity that takes a part of the step."""
 
     name: str
@@ -72,7 +72,7 @@ class TimeUse:
     """Measured."""
     repeats: int
     """Trials from which they are computed."""
-    parts: tuple[Part, ...]
+    parts: tuple[StepActivity, ...]
     """By the equations; they sum to the measured step. Empty: the equations do not know the model."""
     predicted_seconds: Interval | None
     """The step time that the equations predict, with its band; None: the equations do not know the model."""
@@ -108,11 +108,11 @@ class MemoryUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Point:
+class KnobPoint:
     """A knob at one value; all other knobs are as in the winner, except those that depend on it."""
 
     value: Value
-    source: Source
+    source: Basis
     samples_per_second: Interval | None
     """For a BOUND point the upper end is the bound. None: there is no rate."""
     speedup: Interval | None
@@ -127,8 +127,8 @@ class Point:
     @property
     def compared(self) -> bool:
         """Whether measurements compare it with the winner: a bound does where the winner exceeds it."""
-        bounded = self.source is Source.BOUND and self.speedup is not None and self.speedup.low > 1.0
-        return self.source is Source.MEASURED or bounded
+        bounded = self.source is Basis.BOUND and self.speedup is not None and self.speedup.low > 1.0
+        return self.source is Basis.MEASURED or bounded
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,16 +153,16 @@ class KnobFinding:
     default: Value
     baseline: Value | None
     """None: no baseline was measured."""
-    verdict: Verdict
-    source: Source
+    verdict: KnobVerdict
+    source: Basis
     """The basis of the verdict: MEASURED, PREDICTED or UNKNOWN."""
     best_other: Value | None
     """The fastest other value that may win, among those that the verdict is based on."""
     gain: Interval | None
     """The winner's samples/s divided by those of `best_other`."""
-    least_peak: Point | None
+    least_peak: KnobPoint | None
     """For the objective memory: of the other values that run, the one with the lowest peak. None: another objective."""
-    curve: tuple[Point, ...]
+    curve: tuple[KnobPoint, ...]
     """Every value of the domain, plus the winner's, the default and the baseline's."""
     far: tuple[FarTrial, ...]
     """The most similar trials, where no other value was measured with all other knobs equal."""

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.explain.explanation.evidence import Evidence, Outlook
+from autotune.explain.explanation.evidence import ExplanationEvidence, WinnerOutlook
 from autotune.explain.explanation.findings import Bound, Limits, MoreMemory, Upgrade
 from autotune.explain.explanation.knob_findings import LIKELY
 from autotune.explain.explanation.resource_use import UNEXPLAINED
@@ -15,7 +15,7 @@ from autotune.explain.explanation.wording import limits_text
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.step import Z90, predict, seconds_of
 from autotune.prediction.planning.question import Question
-from autotune.strategies.guided.described import Pool
+from autotune.strategies.guided.described import CandidatePool
 from search_spaces.trial import Interval
 
 FREE = 1e9
@@ -27,7 +27,7 @@ NEGLIGIBLE = 1e-15
 class Counterfactual:
     """Predicts the winner's step under changes."""
 
-    def __init__(self, evidence: Evidence, question: Question) -> None:
+    def __init__(self, evidence: ExplanationEvidence, question: Question) -> None:
         self._cases = cases_of(question.model, question.cluster, question.workload, [evidence.config], question.engine)
         self._rates = question.rates
         self._predicted = self.seconds()
@@ -71,7 +71,7 @@ class Counterfactual:
 FACTORS = (1.1, 1.25, 2.0)
 
 
-def more_memory(outlook: Outlook) -> tuple[MoreMemory, ...]:
+def more_memory(outlook: WinnerOutlook) -> tuple[MoreMemory, ...]:
     """Compare predictions: the best that would fit with the best that fits now, whether or not either was tried.
 
     Raises:
@@ -81,7 +81,7 @@ def more_memory(outlook: Outlook) -> tuple[MoreMemory, ...]:
     return tuple(_found(outlook, factor, now) for factor in FACTORS)
 
 
-def _found(outlook: Outlook, factor: float, now: float) -> MoreMemory:
+def _found(outlook: WinnerOutlook, factor: float, now: float) -> MoreMemory:
     pool = outlook.pool(factor)
     slower, index = _fastest(outlook, pool)
     gain = math.exp(max(now - slower, 0.0))
@@ -95,7 +95,7 @@ def _found(outlook: Outlook, factor: float, now: float) -> MoreMemory:
     )
 
 
-def _fastest(outlook: Outlook, pool: Pool) -> tuple[float, int | None]:
+def _fastest(outlook: WinnerOutlook, pool: CandidatePool) -> tuple[float, int | None]:
     """Logarithm of the winner's rate over that of the fastest candidate that fits, and the candidate's index."""
     fits = outlook.feasibility.quick_probability(pool.described) >= LIKELY
     if not fits.any():
@@ -109,7 +109,7 @@ INSIDE = ("link_seconds",)
 BETWEEN = ("network_seconds", "half_message", "crossed_seconds")
 
 
-def limits_of(evidence: Evidence, step: Counterfactual, memory: tuple[MoreMemory, ...]) -> Limits:
+def limits_of(evidence: ExplanationEvidence, step: Counterfactual, memory: tuple[MoreMemory, ...]) -> Limits:
     """Each cost of the step, ordered by the time that removing it would save."""
     config, cluster = evidence.config, evidence.session.cluster
     saved = {
@@ -132,7 +132,7 @@ def limits_of(evidence: Evidence, step: Counterfactual, memory: tuple[MoreMemory
     return Limits(bounds=ranked, memory=memory, text=limits_text(ranked, memory, UNEXPLAINED))
 
 
-def upgrades_of(evidence: Evidence, step: Counterfactual, memory: tuple[MoreMemory, ...]) -> tuple[Upgrade, ...]:
+def upgrades_of(evidence: ExplanationEvidence, step: Counterfactual, memory: tuple[MoreMemory, ...]) -> tuple[Upgrade, ...]:
     """Each single change, the most helpful first. The configuration stays the same, except for more memory."""
     cluster = evidence.session.cluster
     changes = {"twice the peak FLOP/s": "peak", "twice the memory bandwidth": "bandwidth"}
@@ -149,5 +149,5 @@ def upgrades_of(evidence: Evidence, step: Counterfactual, memory: tuple[MoreMemo
     return tuple(sorted(upgrades, key=lambda upgrade: -upgrade.gain.mean))
 
 
-def _offloads(evidence: Evidence) -> bool:
+def _offloads(evidence: ExplanationEvidence) -> bool:
     return evidence.config.offload_optimizer != "none" or evidence.config.offload_param != "none"

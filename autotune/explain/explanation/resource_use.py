@@ -1,15 +1,15 @@
 """Where the time of the winner's step and the memory of its fullest rank go, and what would exceed the limit first."""
 
-from autotune.explain.explanation.evidence import Evidence
-from autotune.explain.explanation.findings import MemoryUse, Part, TimeUse
-from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.explain.explanation.evidence import ExplanationEvidence
+from autotune.explain.explanation.findings import MemoryUse, StepActivity, TimeUse
+from autotune.prediction.planning.estimate import StepEstimate, estimates
 from search_spaces.trial import CollectiveCount, Interval, RankMeasurement
 from search_spaces.waiting import waiting_text
 
 UNEXPLAINED = "unexplained"
 
 
-def time_use(evidence: Evidence) -> TimeUse:
+def time_use(evidence: ExplanationEvidence) -> TimeUse:
     """The measured step, divided into parts by the equations, with what the ranks counted."""
     rate, batch = evidence.rate, evidence.session.request.global_batch_size
     predicted = None if evidence.question is None else estimates(evidence.question, [evidence.config])[0]
@@ -27,14 +27,14 @@ def time_use(evidence: Evidence) -> TimeUse:
     )
 
 
-def parts_of(predicted: Estimate, measured: float) -> tuple[Part, ...]:
+def parts_of(predicted: StepEstimate, measured: float) -> tuple[StepActivity, ...]:
     """Parts that sum to the measured step: as predicted, or all scaled down to it; the remainder is a part of its own."""
     scale = min(1.0, measured / predicted.step_seconds.mean)
     parts = {name: seconds * scale for name, seconds in predicted.breakdown_seconds.items()}
     unexplained_seconds = measured - sum(parts.values())
     # A smaller remainder is a rounding error.
     parts[UNEXPLAINED] = unexplained_seconds if unexplained_seconds > 1e-9 * measured else 0.0
-    return tuple(Part(name=name, seconds=seconds, share=seconds / measured) for name, seconds in parts.items())
+    return tuple(StepActivity(name=name, seconds=seconds, share=seconds / measured) for name, seconds in parts.items())
 
 
 def _inverse(rate: Interval, batch: int) -> Interval:
@@ -54,7 +54,7 @@ def _collectives(ranks: tuple[RankMeasurement, ...]) -> tuple[CollectiveCount, .
     return tuple(sorted(most.values(), key=lambda item: (-item.bytes, item.mesh_dimension, item.operation)))
 
 
-def waiting_notes(evidence: Evidence) -> list[str]:
+def waiting_notes(evidence: ExplanationEvidence) -> list[str]:
     """One line if it waits, about the rank that waits longest; none if no rank reports waiting."""
     result = evidence.winner.result
     if result is None or not result.step_seconds:
@@ -65,7 +65,7 @@ def waiting_notes(evidence: Evidence) -> list[str]:
     return [text] if text else []
 
 
-def memory_use(evidence: Evidence) -> MemoryUse | None:
+def memory_use(evidence: ExplanationEvidence) -> MemoryUse | None:
     """The measured memory use; None: no rank reported it."""
     ranks = evidence.winner.result.ranks if evidence.winner.result else ()
     if not ranks:

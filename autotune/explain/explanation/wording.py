@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autotune.explain.explanation.findings import Bound, FarTrial, MoreMemory, Point, Source, Verdict
+from autotune.explain.explanation.findings import Basis, Bound, FarTrial, KnobPoint, KnobVerdict, MoreMemory
 from search_spaces.knob_values import value_text
 from search_spaces.trial import Interval
 
@@ -11,60 +11,56 @@ WORTH = 1.02
 
 
 def knob_text(
-    knob: str, verdict: Verdict, source: Source, nearest: Point | None, started: Point | None, other_points: Sequence[Point],
-    far_trials: Sequence[FarTrial],
+    knob: str, verdict: KnobVerdict, source: Basis, nearest: KnobPoint | None, started: KnobPoint | None,
+    other_points: Sequence[KnobPoint], far_trials: Sequence[FarTrial],
 ) -> str:  # fmt: skip
     """What the knob's value is worth, and what is known about its other values."""
     parts = [_headline(verdict, source, nearest, other_points)]
-    if started is not None and verdict not in (Verdict.NOISE, Verdict.ALIKE, Verdict.FORCED):
+    if started is not None and verdict not in (KnobVerdict.NOISE, KnobVerdict.ALIKE, KnobVerdict.FORCED):
         parts.append(_against(started))
-    if over := [point for point in other_points if point.source in (Source.OUT_OF_MEMORY, Source.OVER_LIMIT)]:
+    if over := [point for point in other_points if point.source in (Basis.OUT_OF_MEMORY, Basis.OVER_LIMIT)]:
         parts.append(f"{values_text(over)} {'is' if len(over) == 1 else 'are'} out of memory")
-    if not_run := [point for point in other_points if point.source is Source.DOES_NOT_FIT]:
+    if not_run := [point for point in other_points if point.source is Basis.DOES_NOT_FIT]:
         parts.append(f"{values_text(not_run)} would not fit (predicted)")
-    if left_open := [point for point in other_points if point.source is Source.BOUND and not point.compared]:
+    if left_open := [point for point in other_points if point.source is Basis.BOUND and not point.compared]:
         several = len(left_open) > 1
         ended = f"the trial{'s' * several} of {values_text(left_open)} ended early"
         parts.append(f"{ended}, and leave{'s' * (not several)} it open")
-    if far_trials and verdict is not Verdict.ALIKE:
+    if far_trials and verdict is not KnobVerdict.ALIKE:
         parts.append(_far(knob, far_trials[0]))
     return "; ".join(parts)
 
 
-def memory_text(least: Point, peak: float) -> str:
+def memory_text(least: KnobPoint, peak: float) -> str:
     """`1.35x the peak with 1`: the peak that the winner avoids."""
     marked = " (predicted)" if least.trial is None else ""
     return f"{(least.peak_bytes or 0.0) / peak:.2f}x the peak with {value_text(least.value)}{marked}"
 
 
-def _headline(verdict: Verdict, source: Source, nearest: Point | None, other_points: Sequence[Point]) -> str:
+def _headline(verdict: KnobVerdict, source: Basis, nearest: KnobPoint | None, other_points: Sequence[KnobPoint]) -> str:
     match verdict:
-        case Verdict.NOISE:
+        case KnobVerdict.NOISE:
             return f"no difference within the noise to {values_text(_compared(other_points))}"
-        case Verdict.ALIKE:
+        case KnobVerdict.ALIKE:
             return "not measured by itself, and predicted to make no difference"
-        case Verdict.FORCED:
+        case KnobVerdict.FORCED:
             return "no other value runs with all other knobs unchanged"
         case _ if nearest is None:
             return "not measured by itself"
-        case _ if verdict is Verdict.UNKNOWN:
+        case _ if verdict is KnobVerdict.UNKNOWN:
             sure = nearest.speedup is not None and nearest.speedup.low > 1.0
             return f"not measured by itself; {_against(nearest)}{'' if sure else ', which the band leaves open'}"
         case _:
-            return _against(nearest) + (
-                "" if source is Source.MEASURED or nearest.source is Source.PREDICTED else " (predicted)"
-            )
+            return _against(nearest) + ("" if source is Basis.MEASURED or nearest.source is Basis.PREDICTED else " (predicted)")
 
 
-def _against(point: Point) -> str:
+def _against(point: KnobPoint) -> str:
     """`2.00x [1.80, 2.22] the rate of 4`, marked as predicted or as a bound."""
     if point.speedup is None:
         return f"no rate is known for {value_text(point.value)}"
-    least = "at least " if point.source is Source.BOUND else ""
-    marked = " (predicted)" if point.source in (Source.PREDICTED, Source.DOES_NOT_FIT) else ""
-    unsure = (
-        point.source in (Source.MEASURED, Source.BOUND, Source.OVER_LIMIT) and point.speedup.low <= 1.0 <= point.speedup.high
-    )
+    least = "at least " if point.source is Basis.BOUND else ""
+    marked = " (predicted)" if point.source in (Basis.PREDICTED, Basis.DOES_NOT_FIT) else ""
+    unsure = point.source in (Basis.MEASURED, Basis.BOUND, Basis.OVER_LIMIT) and point.speedup.low <= 1.0 <= point.speedup.high
     return f"{least}{ratio_text(point.speedup)} the rate of {value_text(point.value)}{marked}" + (
         ", not significant" if unsure else ""
     )
@@ -106,11 +102,11 @@ def limits_text(bounds: Sequence[Bound], memory: Sequence[MoreMemory], unexplain
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _compared(points: Sequence[Point]) -> list[Point]:
+def _compared(points: Sequence[KnobPoint]) -> list[KnobPoint]:
     return [point for point in points if point.compared]
 
 
-def values_text(points: Sequence[Point]) -> str:
+def values_text(points: Sequence[KnobPoint]) -> str:
     """`1, 2 and 4`."""
     names = [value_text(point.value) for point in points]
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"

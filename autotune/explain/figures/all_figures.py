@@ -15,11 +15,11 @@ from autotune.explain.figures import (
     time_breakdown,
     timeline,
 )
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.source import FigureSource
 from autotune.wire.figures import Figure
 from search_spaces.preset_files import unknown_name
 
-_FIGURES: Mapping[str, Callable[[Source], Figure]] = {
+_FIGURES: Mapping[str, Callable[[FigureSource], Figure]] = {
     throughput_memory.NAME: throughput_memory.throughput_memory,
     best_so_far.NAME: best_so_far.best_so_far,
     knob_importance.NAME: knob_importance.knob_importance,
@@ -35,7 +35,7 @@ _FIGURES: Mapping[str, Callable[[Source], Figure]] = {
 NAMES = tuple(_FIGURES)
 
 
-def figure_of(source: Source, name: str) -> Figure:
+def figure_of(source: FigureSource, name: str) -> Figure:
     """Return the figure of that name. If it has no data, its summary says why.
 
     Raises:

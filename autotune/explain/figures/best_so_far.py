@@ -3,8 +3,8 @@
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 
-from autotune.explain.figures.figure import Unit, cell_text, column, counted, table
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.figure import FigureUnit, cell_text, column, counted, table
+from autotune.explain.figures.source import FigureSource
 from autotune.objective.ranking import Ranking, peak_bytes
 from autotune.request.request import Objective
 from autotune.wire.figures import Axis, Figure, Mark
@@ -13,14 +13,14 @@ from storage.records import TrialRecord
 NAME, TITLE = "best_so_far", "Best so far"
 
 
-def best_so_far(source: Source) -> Figure:
+def best_so_far(source: FigureSource) -> Figure:
     """Search trials in the order of their numbers, and in the order in which they ended."""
     searched = source.snapshot.searched
     if not searched or source.session is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
     ranking = source.session.ranking
     least = ranking.objective is Objective.MEMORY
-    unit = Unit.BYTES if least else Unit.RATE
+    unit = FigureUnit.BYTES if least else FigureUnit.RATE
     values = [_value(source, ranking, trial) for trial in searched]
     best = _running(values, least)
     if best[-1] is None:
@@ -32,7 +32,7 @@ def best_so_far(source: Source) -> Figure:
         [
             column("trial", "trial", [trial.number for trial in searched]),
             column("outcome", "outcome", [trial.outcome for trial in searched]),
-            column("seconds", "ended after", [_after(trial, began) for trial in searched], Unit.SECONDS),
+            column("seconds", "ended after", [_after(trial, began) for trial in searched], FigureUnit.SECONDS),
             column("value", "its own", values, unit),
             column("best", "best so far", best, unit),
         ],
@@ -45,7 +45,7 @@ def best_so_far(source: Source) -> Figure:
         "a search trial that ran, in the order in which they ended",
         [
             column("trial", "trial", [trial.number for trial in ended]),
-            column("seconds", "ended after", [_after(trial, began) for trial in ended], Unit.SECONDS),
+            column("seconds", "ended after", [_after(trial, began) for trial in ended], FigureUnit.SECONDS),
             column("best", "best so far", lasting, unit),
         ],
     )
@@ -60,7 +60,7 @@ def best_so_far(source: Source) -> Figure:
     )
 
 
-def _value(source: Source, ranking: Ranking, trial: TrialRecord) -> float | None:
+def _value(source: FigureSource, ranking: Ranking, trial: TrialRecord) -> float | None:
     """The value of the objective; None: the trial may not win."""
     if not ranking.may_win(trial):
         return None
@@ -86,7 +86,7 @@ def _after(trial: TrialRecord, began: datetime | None) -> float | None:
     return (trial.finished - began).total_seconds()
 
 
-def _baseline(source: Source, ranking: Ranking, unit: Unit) -> tuple[Mark, ...]:
+def _baseline(source: FigureSource, ranking: Ranking, unit: FigureUnit) -> tuple[Mark, ...]:
     baseline = source.evidence.verdict.baseline if source.evidence is not None else None
     value = _value(source, ranking, baseline) if baseline is not None else None
     if value is None:
@@ -94,10 +94,12 @@ def _baseline(source: Source, ranking: Ranking, unit: Unit) -> tuple[Mark, ...]:
     return (Mark(axis="y", name="baseline", title=f"baseline {cell_text(value, unit)}", value=value),)
 
 
-def _summary(searched: Sequence[TrialRecord], values: Sequence[float | None], best: Sequence[float | None], unit: Unit) -> str:
+def _summary(
+    searched: Sequence[TrialRecord], values: Sequence[float | None], best: Sequence[float | None], unit: FigureUnit
+) -> str:
     index = next(index for index, value in enumerate(best) if value == best[-1])
     winning = sum(value is not None for value in values)
     since = len(searched) - 1 - index
-    reached = f"Trial {searched[index].number} reached {cell_text(best[-1], unit)}{' samples/s' * (unit is Unit.RATE)}"
+    reached = f"Trial {searched[index].number} reached {cell_text(best[-1], unit)}{' samples/s' * (unit is FigureUnit.RATE)}"
     after = f"; the {counted(since, 'trial')} after it found nothing better" if since else ", the last one so far"
     return f"{reached}, the best of {counted(len(searched), 'trial')} ({winning:,} may win){after}."

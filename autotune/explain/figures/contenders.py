@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from autotune.explain.explanation.evidence import Evidence
+from autotune.explain.explanation.evidence import ExplanationEvidence
 from autotune.outcome.standings import with_whole_result
 from search_spaces.trial import Interval, RankMeasurement
 from storage.records import TrialRecord
@@ -17,7 +17,7 @@ class Contender:
     """best, baseline or runner-up; `best, baseline` if the baseline won."""
     trial: TrialRecord
     """The configuration's search trial."""
-    evidence: Evidence
+    evidence: ExplanationEvidence
 
     @cached_property
     def rate(self) -> Interval:
@@ -36,7 +36,7 @@ class Contender:
         return whole.result.ranks if whole.result is not None else ()
 
 
-def contenders(evidence: Evidence) -> list[Contender]:
+def contenders(evidence: ExplanationEvidence) -> list[Contender]:
     """The available contenders, the best first. A trial with several roles appears once."""
     verdict = evidence.verdict
     roles = {"best": verdict.best, "baseline": verdict.baseline, "runner-up": verdict.runner_up}

@@ -12,7 +12,7 @@ from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import TrialRecord
 
 
-class Unit(StrEnum):
+class FigureUnit(StrEnum):
     """What a number counts. The values are exported: never rename one."""
 
     NONE = ""
@@ -27,7 +27,7 @@ class Unit(StrEnum):
     ELEMENTS = "elements"
 
 
-def column(name: str, title: str, values: Iterable[Any], unit: Unit = Unit.NONE) -> Column:
+def column(name: str, title: str, values: Iterable[Any], unit: FigureUnit = FigureUnit.NONE) -> Column:
     """A column; values that are not finite become None."""
     return Column(name=name, title=title, values=tuple(map(_cell, values)), unit=unit)
 
@@ -140,10 +140,10 @@ def _ratio_text(ratio: float | None) -> str:
 
 
 _TEXTS: dict[str, Callable[[float | None], str]] = {
-    Unit.BYTES: bytes_text,
-    Unit.SECONDS: seconds_text,
-    Unit.RATE: rate_text,
-    Unit.FLOPS: flops_text,
-    Unit.SHARE: share_text,
-    Unit.RATIO: _ratio_text,
+    FigureUnit.BYTES: bytes_text,
+    FigureUnit.SECONDS: seconds_text,
+    FigureUnit.RATE: rate_text,
+    FigureUnit.FLOPS: flops_text,
+    FigureUnit.SHARE: share_text,
+    FigureUnit.RATIO: _ratio_text,
 }

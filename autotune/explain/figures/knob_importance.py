@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.explain.explanation.evidence import Forecast
-from autotune.explain.figures.figure import Unit, column, counted, percent, table
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.figure import FigureUnit, column, counted, percent, table
+from autotune.explain.figures.source import FigureSource
 from autotune.wire.figures import Axis, Figure
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knob_values import value_text
@@ -39,7 +39,7 @@ class _Share:
     values: int
 
 
-def knob_importance(source: Source) -> Figure:
+def knob_importance(source: FigureSource) -> Figure:
     """Computed with the surrogate of guided search, for jobs of any strategy.
 
     1. Draw configurations from the space, knob by knob, each legal value with the same probability.
@@ -68,9 +68,9 @@ def knob_importance(source: Source) -> Figure:
         "a knob, the most important first",
         [
             column("knob", "knob", [share.knob for share in knob_shares]),
-            column("importance", "share of the variance", [share.middle for share in knob_shares], Unit.SHARE),
-            column("low", "from", [share.low for share in knob_shares], Unit.SHARE),
-            column("high", "to", [share.high for share in knob_shares], Unit.SHARE),
+            column("importance", "share of the variance", [share.middle for share in knob_shares], FigureUnit.SHARE),
+            column("low", "from", [share.low for share in knob_shares], FigureUnit.SHARE),
+            column("high", "to", [share.high for share in knob_shares], FigureUnit.SHARE),
             column("values", "values", [share.values for share in knob_shares]),
             column("best", "of the best", [value_text(getattr(best, share.knob)) if best else None for share in knob_shares]),
         ],
@@ -82,14 +82,14 @@ def knob_importance(source: Source) -> Figure:
         name=NAME,
         title=TITLE,
         summary=f"{summary} ({band}, nine times in ten).",
-        x=Axis(title="share of the variance of log samples/s", unit=Unit.SHARE, column="importance"),
+        x=Axis(title="share of the variance of log samples/s", unit=FigureUnit.SHARE, column="importance"),
         y=Axis(title="knob", column="knob"),
         tables=(knobs,),
         notes=_notes(source, len(drawn), timed, together),
     )
 
 
-def _notes(source: Source, drawn: int, timed: int, together: float) -> tuple[str, ...]:
+def _notes(source: FigureSource, drawn: int, timed: int, together: float) -> tuple[str, ...]:
     over = f"Main effects over {counted(drawn, 'configuration')} of the space that should fit"
     by = f"by predictions that {counted(timed, 'trial')} with a rate corrected; intervals reflect their uncertainty."
     notes = [f"{over}, {by}", f"{percent(together)} of the variance comes from several knobs together."]

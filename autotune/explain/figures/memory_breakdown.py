@@ -1,8 +1,8 @@
 """Where the memory of a rank goes: best, baseline and runner-up side by side, with the device's limit."""
 
 from autotune.explain.figures.contenders import Contender, contenders
-from autotune.explain.figures.figure import Unit, bytes_text, column, percent, table
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.figure import FigureUnit, bytes_text, column, percent, table
+from autotune.explain.figures.source import FigureSource
 from autotune.wire.figures import Axis, Figure, Mark
 from search_spaces.trial import RankMeasurement
 
@@ -11,7 +11,7 @@ ORDER = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
 """Tags in drawing order, from the left; other tags follow."""
 
 
-def memory_breakdown(source: Source) -> Figure:
+def memory_breakdown(source: FigureSource) -> Figure:
     """The measured peak of each configuration's fullest rank by tag, and a table with every rank's peak."""
     evidence = source.evidence
     if evidence is None:
@@ -33,7 +33,7 @@ def memory_breakdown(source: Source) -> Figure:
             column("configuration", "configuration", [contender.name for contender, _, _ in rows]),
             column("trial", "trial", [contender.trial.number for contender, _, _ in rows]),
             column("tag", "tag", [tag for _, tag, _ in rows]),
-            column("bytes", "at the peak", [size for _, _, size in rows], Unit.BYTES),
+            column("bytes", "at the peak", [size for _, _, size in rows], FigureUnit.BYTES),
         ],
     )
     every: list[tuple[Contender, RankMeasurement]] = [(contender, rank) for contender in compared for rank in contender.ranks]
@@ -44,9 +44,9 @@ def memory_breakdown(source: Source) -> Figure:
             column("configuration", "configuration", [contender.name for contender, _ in every]),
             column("trial", "trial", [contender.trial.number for contender, _ in every]),
             column("rank", "rank", [rank.rank for _, rank in every]),
-            column("peak_bytes", "peak", [rank.peak_memory_bytes for _, rank in every], Unit.BYTES),
-            column("reserved_bytes", "reserved by the allocator", [rank.reserved_bytes for _, rank in every], Unit.BYTES),
-            column("outside_bytes", "outside of it", [rank.non_torch_bytes for _, rank in every], Unit.BYTES),
+            column("peak_bytes", "peak", [rank.peak_memory_bytes for _, rank in every], FigureUnit.BYTES),
+            column("reserved_bytes", "reserved by the allocator", [rank.reserved_bytes for _, rank in every], FigureUnit.BYTES),
+            column("outside_bytes", "outside of it", [rank.non_torch_bytes for _, rank in every], FigureUnit.BYTES),
         ],
     )
     limit, capacity = evidence.session.ranking.memory_limit_bytes, evidence.session.ranking.capacity_bytes
@@ -58,7 +58,7 @@ def memory_breakdown(source: Source) -> Figure:
         name=NAME,
         title=TITLE,
         summary=_summary(compared, fullest, limit),
-        x=Axis(title="peak of the fullest rank", unit=Unit.BYTES, column="bytes"),
+        x=Axis(title="peak of the fullest rank", unit=FigureUnit.BYTES, column="bytes"),
         y=Axis(title="configuration", column="configuration"),
         tables=(tags, ranks),
         marks=tuple(marks),

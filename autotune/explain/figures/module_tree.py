@@ -3,12 +3,12 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.explain.explanation.evidence import Evidence
-from autotune.explain.figures.figure import Unit, column, flops_text, share_text, table
-from autotune.explain.figures.source import Source
+from autotune.explain.explanation.evidence import ExplanationEvidence
+from autotune.explain.figures.figure import FigureUnit, column, flops_text, share_text, table
+from autotune.explain.figures.source import FigureSource
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.compute import micro_batch
-from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.question import Question
 from autotune.wire.figures import Figure
 from search_spaces.models.model import FactoryModel, ModelSpec, Norm, Position
@@ -149,7 +149,7 @@ NAME, TITLE = "module_tree", "Modules of the model"
 STATES = ("parameters", "gradients", "optimizer_state")
 
 
-def module_tree(source: Source) -> Figure:
+def module_tree(source: FigureSource) -> Figure:
     """Computed from the model's shape; `autotune profile` measures the modules on one rank."""
     evidence = source.evidence
     if source.unpredicted:
@@ -177,11 +177,13 @@ def module_tree(source: Source) -> Figure:
             column("kind", "kind", [part.kind for part in parts]),
             column("depth", "depth", [part.depth for part in parts]),
             column("count", "modules", [part.count for part in parts]),
-            column("parameters", "parameters", [part.parameters for part in parts], Unit.ELEMENTS),
-            column("flops", "FLOPs of a step", flops, Unit.FLOPS),
-            column("share", "share of the FLOPs", [count / flops[0] for count in flops], Unit.SHARE),
-            column("seconds", "time of a step", seconds, Unit.SECONDS),
-            column("memory_bytes", "states on a rank", [part.parameters * bytes_per_parameter for part in parts], Unit.BYTES),
+            column("parameters", "parameters", [part.parameters for part in parts], FigureUnit.ELEMENTS),
+            column("flops", "FLOPs of a step", flops, FigureUnit.FLOPS),
+            column("share", "share of the FLOPs", [count / flops[0] for count in flops], FigureUnit.SHARE),
+            column("seconds", "time of a step", seconds, FigureUnit.SECONDS),
+            column(
+                "memory_bytes", "states on a rank", [part.parameters * bytes_per_parameter for part in parts], FigureUnit.BYTES
+            ),
         ],
     )
     leaves = [index for index, part in enumerate(parts) if index + 1 == len(parts) or parts[index + 1].depth <= part.depth]
@@ -203,7 +205,9 @@ def module_tree(source: Source) -> Figure:
     )
 
 
-def _seconds(evidence: Evidence, question: Question, parts: Sequence[ModulePart], estimate: Estimate) -> list[float]:
+def _seconds(
+    evidence: ExplanationEvidence, question: Question, parts: Sequence[ModulePart], estimate: StepEstimate
+) -> list[float]:
     """Seconds for all micro-batches of a rank, scaled down if the measured step is shorter than the predicted one."""
     config = evidence.config
     cases = cases_of(question.model, question.cluster, question.workload, [config], question.engine)

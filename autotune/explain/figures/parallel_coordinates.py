@@ -1,7 +1,7 @@
 """Every search trial as a line through the values of the varying knobs to its samples/s."""
 
-from autotune.explain.figures.figure import Unit, column, counted, table, varying
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.figure import FigureUnit, column, counted, table, varying
+from autotune.explain.figures.source import FigureSource
 from autotune.objective.ranking import peak_bytes
 from autotune.wire.figures import Column, Figure
 from search_spaces.knob_values import value_text
@@ -9,7 +9,7 @@ from search_spaces.knob_values import value_text
 NAME, TITLE = "parallel_coordinates", "Knobs of the measured trials"
 
 
-def parallel_coordinates(source: Source) -> Figure:
+def parallel_coordinates(source: FigureSource) -> Figure:
     """Search trials that have ended, with a column for each knob in which they differ, in display order."""
     searched = source.snapshot.searched
     knobs = varying(searched)
@@ -26,8 +26,8 @@ def parallel_coordinates(source: Source) -> Figure:
             column("trial", "trial", [trial.number for trial in searched]),
             column("outcome", "outcome", [trial.outcome for trial in searched]),
             *(Column(name=name, title=name, values=tuple(getattr(trial.config, name) for trial in searched)) for name in knobs),
-            column("samples_per_second", "samples/s", [rate.mean if rate else None for rate in rates], Unit.RATE),
-            column("peak_bytes", "peak a rank", [peak_bytes(trial) or None for trial in searched], Unit.BYTES),
+            column("samples_per_second", "samples/s", [rate.mean if rate else None for rate in rates], FigureUnit.RATE),
+            column("peak_bytes", "peak a rank", [peak_bytes(trial) or None for trial in searched], FigureUnit.BYTES),
         ],
     )
     vary = "varies" if len(knobs) == 1 else "vary"

@@ -4,9 +4,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.explain.explanation.evidence import Evidence
-from autotune.explain.figures.figure import Unit, column, counted, percent, seconds_text, table
-from autotune.explain.figures.source import Source
+from autotune.explain.explanation.evidence import ExplanationEvidence
+from autotune.explain.figures.figure import FigureUnit, column, counted, percent, seconds_text, table
+from autotune.explain.figures.source import FigureSource
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.compute import micro_batch
 from autotune.prediction.equations.step import hop_seconds
@@ -20,7 +20,7 @@ NAME, TITLE = "pipeline_schedule", "Pipeline schedule of the best"
 
 
 @dataclass(frozen=True, slots=True)
-class Durations:
+class StageSeconds:
     """Predicted seconds of each stage for one micro-batch."""
 
     seconds: Mapping[ActionKind, Sequence[float]]
@@ -38,7 +38,7 @@ class Placed:
     end: float
 
 
-def pipeline_schedule(source: Source) -> Figure:
+def pipeline_schedule(source: FigureSource) -> Figure:
     """Drawn if the winner has a pipeline. Data-parallel traffic, the update and offloading come after it and are not drawn."""
     evidence = source.evidence
     if evidence is None:
@@ -54,7 +54,7 @@ def pipeline_schedule(source: Source) -> Figure:
     return _drawn(evidence, config, question)
 
 
-def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figure:
+def _drawn(evidence: ExplanationEvidence, config: TrialConfig, question: Question) -> Figure:
     request = evidence.session.request
     batches = config.gradient_accumulation_steps(request.global_batch_size, evidence.session.world_size)
     layers = stages_of_model(question.model, config, question.sequence_length)
@@ -75,8 +75,8 @@ def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figur
             column("stage", "stage", [scheduled.action.stage for scheduled in drawn]),
             column("micro_batch", "micro-batch", [scheduled.action.micro_batch for scheduled in drawn]),
             column("kind", "what", [scheduled.action.kind for scheduled in drawn]),
-            column("start", "from", [scheduled.start for scheduled in drawn], Unit.SECONDS),
-            column("end", "to", [scheduled.end for scheduled in drawn], Unit.SECONDS),
+            column("start", "from", [scheduled.start for scheduled in drawn], FigureUnit.SECONDS),
+            column("end", "to", [scheduled.end for scheduled in drawn], FigureUnit.SECONDS),
         ],
     )
     ranks = table(
@@ -86,9 +86,9 @@ def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figur
             column("rank", "pipeline rank", stages),
             column("stages", "stages", [", ".join(map(str, rank_stages)) for rank_stages in stages.values()]),
             column("layers", "layers", [sum(len(layers[stage]) for stage in rank_stages) for rank_stages in stages.values()]),
-            column("busy", "computes", busy.values(), Unit.SECONDS),
-            column("idle", "waits", [whole - seconds for seconds in busy.values()], Unit.SECONDS),
-            column("idle_share", "waits", [1 - seconds / whole for seconds in busy.values()], Unit.SHARE),
+            column("busy", "computes", busy.values(), FigureUnit.SECONDS),
+            column("idle", "waits", [whole - seconds for seconds in busy.values()], FigureUnit.SECONDS),
+            column("idle_share", "waits", [1 - seconds / whole for seconds in busy.values()], FigureUnit.SHARE),
         ],
     )
     idle = 1 - math.fsum(busy.values()) / (whole * len(busy))
@@ -104,14 +104,14 @@ def _drawn(evidence: Evidence, config: TrialConfig, question: Question) -> Figur
         name=NAME,
         title=TITLE,
         summary=summary,
-        x=Axis(title="since the step began", unit=Unit.SECONDS, column="start"),
+        x=Axis(title="since the step began", unit=FigureUnit.SECONDS, column="start"),
         y=Axis(title="pipeline rank", column="rank"),
         tables=(actions, ranks),
         notes=tuple(notes),
     )
 
 
-def durations_of(config: TrialConfig, question: Question, layers: Sequence[int]) -> Durations:
+def durations_of(config: TrialConfig, question: Question, layers: Sequence[int]) -> StageSeconds:
     """By the equations of a step: forward, and backward in a fixed ratio to it, with recomputation.
 
     Where a schedule computes the gradients of inputs and of weights separately, each takes half of backward. Recomputation
@@ -127,7 +127,7 @@ def durations_of(config: TrialConfig, question: Question, layers: Sequence[int])
     forward = [count * layer + head * (stage == last) for stage, count in enumerate(layers)]
     rerun = [count * layer * recomputed for count in layers]
     halves = [seconds * ratio / 2 for seconds in forward]
-    return Durations(
+    return StageSeconds(
         {
             ActionKind.FORWARD: forward,
             ActionKind.BACKWARD: [2 * half + extra for half, extra in zip(halves, rerun, strict=True)],
@@ -138,7 +138,7 @@ def durations_of(config: TrialConfig, question: Question, layers: Sequence[int])
     )
 
 
-def place(orders: Sequence[Sequence[Action]], durations: Durations) -> list[Placed]:
+def place(orders: Sequence[Sequence[Action]], durations: StageSeconds) -> list[Placed]:
     """Schedule each action as soon as its rank has finished the previous one and its inputs have arrived.
 
     Raises:

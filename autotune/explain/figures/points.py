@@ -11,7 +11,7 @@ from autotune.forecast.initial_forecast import InitialForecast, initial_forecast
 from autotune.loop.job_cost import ended, job_seconds_left
 from autotune.objective.ranking import Ranking
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader
-from autotune.outcome.verdict import Verdict, Verdicts, answer_document
+from autotune.outcome.verdict import JobVerdict, Verdicts, answer_document
 from autotune.session.resolve import session_of
 from autotune.wire import answers
 from autotune.wire.trials import KnobColumn, PointColumns, Points
@@ -20,7 +20,7 @@ from search_spaces.knob_values import KNOBS
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
-from storage.records import JobNews, JobRecord, Placement, TrialRecord
+from storage.records import AttemptPlacement, JobNews, JobRecord, TrialRecord
 from storage.store import Store
 
 MOST_EVENTS = 2000
@@ -40,10 +40,10 @@ class JobPoints:
         self._forecaster = initial_forecaster_of(store, job.id, self._session)
         self._knobs, self._words = Knobs(self._session.space.domains), Words()
         self._predicted: dict[str, InitialForecast] = {}
-        self._placements: dict[int, Placement] = {}
+        self._placements: dict[int, AttemptPlacement] = {}
         self._closed = 0
         self._verdicts = Verdicts()
-        self._decided: tuple[Verdict | None, dict[str, Any]] = None, _decision(None)
+        self._decided: tuple[JobVerdict | None, dict[str, Any]] = None, _decision(None)
 
     def __len__(self) -> int:
         return len(self._knobs)
@@ -117,7 +117,7 @@ def _changed(trials: list[TrialRecord], news: JobNews) -> list[TrialRecord]:
     ]
 
 
-def _decision(verdict: Verdict | None) -> dict[str, Any]:
+def _decision(verdict: JobVerdict | None) -> dict[str, Any]:
     if verdict is None:
         return {"front": (), "best": None}
     return {
@@ -204,7 +204,7 @@ def columns(
     trials: Sequence[TrialRecord],
     words: Words,
     ranking: Ranking,
-    placements: Mapping[int, Placement],
+    placements: Mapping[int, AttemptPlacement],
     forecasts: Mapping[str, InitialForecast],
     epoch: datetime,
 ) -> PointColumns:

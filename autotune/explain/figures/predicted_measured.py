@@ -6,8 +6,8 @@ from statistics import median
 
 import numpy as np
 
-from autotune.explain.figures.figure import Unit, column, counted, percent, table
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.figure import FigureUnit, column, counted, percent, table
+from autotune.explain.figures.source import FigureSource
 from autotune.objective.ranking import peak_bytes
 from autotune.wire.figures import Axis, Figure
 from search_spaces.outcome import Outcome
@@ -18,7 +18,7 @@ MOST_PAIRS = 1000
 """Most trials that are compared pair by pair; of more, an evenly spaced subset."""
 
 
-def predicted_measured(source: Source) -> Figure:
+def predicted_measured(source: FigureSource) -> Figure:
     """Search trials that were measured in full, with the predictions made before any of them ran."""
     if source.unpredicted:
         return Figure(name=NAME, title=TITLE, summary=f"{source.unpredicted} Nothing was predicted.")
@@ -35,22 +35,25 @@ def predicted_measured(source: Source) -> Figure:
         "a measured search trial",
         [
             column("trial", "trial", [trial.number for trial in measured]),
-            column("predicted", "predicted samples/s", predicted, Unit.RATE),
-            column("measured", "measured samples/s", rates, Unit.RATE),
-            column("measured_low", "from", [interval.low if interval else None for interval in intervals], Unit.RATE),
-            column("measured_high", "to", [interval.high if interval else None for interval in intervals], Unit.RATE),
+            column("predicted", "predicted samples/s", predicted, FigureUnit.RATE),
+            column("measured", "measured samples/s", rates, FigureUnit.RATE),
+            column("measured_low", "from", [interval.low if interval else None for interval in intervals], FigureUnit.RATE),
+            column("measured_high", "to", [interval.high if interval else None for interval in intervals], FigureUnit.RATE),
             column(
-                "predicted_peak_bytes", "predicted peak", [forecast.peak_memory_bytes for forecast in forecasts], Unit.BYTES
+                "predicted_peak_bytes",
+                "predicted peak",
+                [forecast.peak_memory_bytes for forecast in forecasts],
+                FigureUnit.BYTES,
             ),
-            column("measured_peak_bytes", "measured peak", [peak_bytes(trial) or None for trial in measured], Unit.BYTES),
+            column("measured_peak_bytes", "measured peak", [peak_bytes(trial) or None for trial in measured], FigureUnit.BYTES),
         ],
     )
     return Figure(
         name=NAME,
         title=TITLE,
         summary=_summary(measured, predicted, rates),
-        x=Axis(title="predicted", unit=Unit.RATE, column="predicted"),
-        y=Axis(title="measured", unit=Unit.RATE, column="measured"),
+        x=Axis(title="predicted", unit=FigureUnit.RATE, column="predicted"),
+        y=Axis(title="measured", unit=FigureUnit.RATE, column="measured"),
         tables=(trials,),
         notes=(f"As predicted before the job's first trial, by {initial_forecaster.rests_on}.",),
     )

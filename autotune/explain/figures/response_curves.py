@@ -2,15 +2,15 @@
 
 from autotune.explain.explanation.findings import KnobFinding
 from autotune.explain.explanation.knob_findings import knob_findings
-from autotune.explain.figures.figure import Unit, column, counted, table
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.figure import FigureUnit, column, counted, table
+from autotune.explain.figures.source import FigureSource
 from autotune.wire.figures import Axis, Figure
 from search_spaces.knob_values import value_text
 
 NAME, TITLE = "response_curves", "Around the best"
 
 
-def response_curves(source: Source) -> Figure:
+def response_curves(source: FigureSource) -> Figure:
     """The curves of `autotune explain`, the most informative knob first."""
     if source.evidence is None:
         return Figure(name=NAME, title=TITLE, summary=source.lacking())
@@ -31,16 +31,16 @@ def response_curves(source: Source) -> Figure:
             column("value", "value", [value_text(point.value) for _, _, point in rows]),
             column("place", "place", [position for _, position, _ in rows]),
             column("source", "rests on", [point.source for _, _, point in rows]),
-            column("samples_per_second", "samples/s", [rate.mean if rate else None for rate in rates], Unit.RATE),
-            column("low", "from", [rate.low if rate else None for rate in rates], Unit.RATE),
-            column("high", "to", [rate.high if rate else None for rate in rates], Unit.RATE),
+            column("samples_per_second", "samples/s", [rate.mean if rate else None for rate in rates], FigureUnit.RATE),
+            column("low", "from", [rate.low if rate else None for rate in rates], FigureUnit.RATE),
+            column("high", "to", [rate.high if rate else None for rate in rates], FigureUnit.RATE),
             column(
                 "speedup",
                 "the best over it",
                 [point.speedup.mean if point.speedup else None for _, _, point in rows],
-                Unit.RATIO,
+                FigureUnit.RATIO,
             ),
-            column("peak_bytes", "peak a rank", [point.peak_bytes for _, _, point in rows], Unit.BYTES),
+            column("peak_bytes", "peak a rank", [point.peak_bytes for _, _, point in rows], FigureUnit.BYTES),
             column("trial", "trial", [point.trial for _, _, point in rows]),
             column("note", "note", [point.note for _, _, point in rows]),
         ],
@@ -60,7 +60,7 @@ def response_curves(source: Source) -> Figure:
         title=TITLE,
         summary=_summary(findings),
         x=Axis(title="value of the knob", column="value"),
-        y=Axis(title="throughput", unit=Unit.RATE, column="samples_per_second"),
+        y=Axis(title="throughput", unit=FigureUnit.RATE, column="samples_per_second"),
         tables=(points, knobs),
         notes=("Values that were not measured with all other knobs equal are predicted, corrected by the job's trials.",),
     )

@@ -4,7 +4,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from autotune.errors import AutotuneError, NoBestError
-from autotune.explain.explanation.evidence import Evidence, Forecast, evidence_of, question_of_job, trials_text
+from autotune.explain.explanation.evidence import ExplanationEvidence, Forecast, evidence_of, question_of_job, trials_text
 from autotune.explain.figures.points import JobPoints
 from autotune.forecast.initial_forecast import InitialForecaster, initial_forecaster_of, unknown_model
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from storage.store import Store
 
 
-class Source:
+class FigureSource:
     """A job's rows as they were when the first figure read them. A part that is not available is None; `lacking` says why."""
 
     def __init__(self, store: "Store", job_id: str) -> None:
@@ -58,7 +58,7 @@ class Source:
         return JobPoints(self.store, self.job).read() if self.session is not None else None
 
     @cached_property
-    def evidence(self) -> Evidence | None:
+    def evidence(self) -> ExplanationEvidence | None:
         """The input of an explanation; None: no trial has won yet."""
         try:
             return evidence_of(self.store, self.session, self.snapshot) if self.session is not None else None

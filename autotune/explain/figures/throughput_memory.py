@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.explain.figures.figure import Unit, bytes_text, column, config_text, counted, rate_text, table, varying
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.figure import FigureUnit, bytes_text, column, config_text, counted, rate_text, table, varying
+from autotune.explain.figures.source import FigureSource
 from autotune.objective.ranking import peak_bytes
 from autotune.wire.figures import Axis, Figure, Mark
 from search_spaces.outcome import Outcome
@@ -28,7 +28,7 @@ class _Point:
     high: float | None = None
 
 
-def throughput_memory(source: Source) -> Figure:
+def throughput_memory(source: FigureSource) -> Figure:
     """Search trials that have ended; each configuration appears once."""
     searched = source.snapshot.searched
     if not searched or source.session is None:
@@ -48,10 +48,10 @@ def throughput_memory(source: Source) -> Figure:
             column("trial", "trial", numbers),
             column("outcome", "outcome", [point.trial.outcome for point in points]),
             column("placed", "placed by", [point.basis for point in points]),
-            column("peak_bytes", "peak a rank", [point.peak for point in points], Unit.BYTES),
-            column("samples_per_second", "samples/s", [point.rate for point in points], Unit.RATE),
-            column("low", "from", [point.low for point in points], Unit.RATE),
-            column("high", "to", [point.high for point in points], Unit.RATE),
+            column("peak_bytes", "peak a rank", [point.peak for point in points], FigureUnit.BYTES),
+            column("samples_per_second", "samples/s", [point.rate for point in points], FigureUnit.RATE),
+            column("low", "from", [point.low for point in points], FigureUnit.RATE),
+            column("high", "to", [point.high for point in points], FigureUnit.RATE),
             column("best", "best", [number == best for number in numbers]),
             column("baseline", "baseline", [number == baseline for number in numbers]),
             column("front", "on the front", [number in on_front for number in numbers]),
@@ -64,8 +64,8 @@ def throughput_memory(source: Source) -> Figure:
         "a trial that no other trial beats in both",
         [
             column("trial", "trial", [trial.number for trial in front]),
-            column("peak_bytes", "peak a rank", [peak_bytes(trial) or None for trial in front], Unit.BYTES),
-            column("samples_per_second", "samples/s", [rate.mean if rate else None for rate in rates], Unit.RATE),
+            column("peak_bytes", "peak a rank", [peak_bytes(trial) or None for trial in front], FigureUnit.BYTES),
+            column("samples_per_second", "samples/s", [rate.mean if rate else None for rate in rates], FigureUnit.RATE),
             column("config", "configuration", [config_text(trial.config, knobs) for trial in front]),
         ],
     )
@@ -73,15 +73,15 @@ def throughput_memory(source: Source) -> Figure:
         name=NAME,
         title=TITLE,
         summary=_summary(source, points, best),
-        x=Axis(title="peak memory of a rank", unit=Unit.BYTES, column="peak_bytes"),
-        y=Axis(title="throughput", unit=Unit.RATE, column="samples_per_second"),
+        x=Axis(title="peak memory of a rank", unit=FigureUnit.BYTES, column="peak_bytes"),
+        y=Axis(title="throughput", unit=FigureUnit.RATE, column="samples_per_second"),
         tables=(trials, edge),
         marks=_marks(ranking.memory_limit_bytes, ranking.capacity_bytes),
         notes=_notes(source, points),
     )
 
 
-def _predicted(source: Source, searched: Sequence[TrialRecord]) -> Mapping[int, tuple[float, float]]:
+def _predicted(source: FigureSource, searched: Sequence[TrialRecord]) -> Mapping[int, tuple[float, float]]:
     """Samples/s and peak bytes of the trials without a position. The peak is the allocator's, as measured for other trials."""
     outcomes = (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.WRONG, Outcome.TIMEOUT, Outcome.LOST, Outcome.PRUNED)
     unplaced_trials = [trial for trial in searched if trial.outcome in outcomes and not (_rate(trial) and peak_bytes(trial))]
@@ -93,7 +93,7 @@ def _predicted(source: Source, searched: Sequence[TrialRecord]) -> Mapping[int, 
     return {trial.number: (float(rates[index]), float(peaks[index])) for index, trial in enumerate(unplaced_trials)}
 
 
-def _point(source: Source, trial: TrialRecord, predicted: tuple[float, float] | None) -> _Point:
+def _point(source: FigureSource, trial: TrialRecord, predicted: tuple[float, float] | None) -> _Point:
     interval, peak = source.rate_of(trial), float(peak_bytes(trial)) or None
     if trial.outcome is Outcome.PRUNED and interval is not None:
         return _Point(trial, "bound", peak or (predicted[1] if predicted else None), interval.high, None, interval.high)
@@ -108,7 +108,7 @@ def _rate(trial: TrialRecord) -> bool:
     return trial.result is not None and trial.result.samples_per_second is not None
 
 
-def _named(source: Source) -> tuple[int | None, int | None]:
+def _named(source: FigureSource) -> tuple[int | None, int | None]:
     """Numbers of the best trial and of the baseline."""
     if source.evidence is None:
         return None, None
@@ -126,7 +126,7 @@ def _marks(limit: int | None, capacity: float) -> tuple[Mark, ...]:
     return tuple(marks)
 
 
-def _summary(source: Source, points: Sequence[_Point], best: int | None) -> str:
+def _summary(source: FigureSource, points: Sequence[_Point], best: int | None) -> str:
     measured_count = sum(point.basis == "measured" for point in points)
     predicted_count = sum(point.basis == "predicted" for point in points)
     text = f"{counted(measured_count, 'trial')} measured"
@@ -139,7 +139,7 @@ def _summary(source: Source, points: Sequence[_Point], best: int | None) -> str:
     return f"{text}; the best is trial {best} with {rate_text(won.rate)} samples/s{peak}."
 
 
-def _notes(source: Source, points: Sequence[_Point]) -> tuple[str, ...]:
+def _notes(source: FigureSource, points: Sequence[_Point]) -> tuple[str, ...]:
     notes = []
     if any(point.basis == "predicted" for point in points):
         notes.append("Hollow marks have no rate: predictions, corrected by the job's trials, place them.")

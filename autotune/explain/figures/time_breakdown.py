@@ -2,11 +2,11 @@
 
 from collections.abc import Sequence
 
-from autotune.explain.explanation.findings import Part
+from autotune.explain.explanation.findings import StepActivity
 from autotune.explain.explanation.resource_use import UNEXPLAINED, parts_of
 from autotune.explain.figures.contenders import Contender, contenders
-from autotune.explain.figures.figure import Unit, column, config_text, percent, seconds_text, table, varying
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.figure import FigureUnit, column, config_text, percent, seconds_text, table, varying
+from autotune.explain.figures.source import FigureSource
 from autotune.prediction.equations.step import PARTS
 from autotune.prediction.planning.estimate import estimates
 from autotune.wire.figures import Axis, Figure
@@ -19,7 +19,7 @@ TITLES = {
 """Part -> its title."""
 
 
-def time_breakdown(source: Source) -> Figure:
+def time_breakdown(source: FigureSource) -> Figure:
     """Measured steps, divided into parts by the equations; the unexplained rest is a part of its own."""
     evidence = source.evidence
     if evidence is None:
@@ -37,8 +37,8 @@ def time_breakdown(source: Source) -> Figure:
             column("configuration", "configuration", [contender.name for contender, _ in rows]),
             column("trial", "trial", [contender.trial.number for contender, _ in rows]),
             column("part", "part", [part.name for _, part in rows]),
-            column("seconds", "of the step", [part.seconds for _, part in rows], Unit.SECONDS),
-            column("share", "share", [part.share for _, part in rows], Unit.SHARE),
+            column("seconds", "of the step", [part.seconds for _, part in rows], FigureUnit.SECONDS),
+            column("share", "share", [part.share for _, part in rows], FigureUnit.SHARE),
         ],
     )
     batch, knobs = evidence.session.request.global_batch_size, varying(source.snapshot.searched)
@@ -49,10 +49,10 @@ def time_breakdown(source: Source) -> Figure:
         [
             column("configuration", "configuration", [contender.name for contender in compared]),
             column("trial", "trial", [contender.trial.number for contender in compared]),
-            column("measured", "measured step", [contender.step_seconds for contender in compared], Unit.SECONDS),
-            column("low", "from", [batch / contender.rate.high for contender in compared], Unit.SECONDS),
-            column("high", "to", slowest, Unit.SECONDS),
-            column("predicted", "predicted step", [estimate.step_seconds.mean for estimate in predicted], Unit.SECONDS),
+            column("measured", "measured step", [contender.step_seconds for contender in compared], FigureUnit.SECONDS),
+            column("low", "from", [batch / contender.rate.high for contender in compared], FigureUnit.SECONDS),
+            column("high", "to", slowest, FigureUnit.SECONDS),
+            column("predicted", "predicted step", [estimate.step_seconds.mean for estimate in predicted], FigureUnit.SECONDS),
             column("config", "knobs", [config_text(contender.trial.config, knobs) for contender in compared]),
         ],
     )
@@ -60,7 +60,7 @@ def time_breakdown(source: Source) -> Figure:
         name=NAME,
         title=TITLE,
         summary=_summary(compared, divided),
-        x=Axis(title="a step", unit=Unit.SECONDS, column="seconds"),
+        x=Axis(title="a step", unit=FigureUnit.SECONDS, column="seconds"),
         y=Axis(title="configuration", column="configuration"),
         tables=(parts, steps),
         notes=(
@@ -70,7 +70,7 @@ def time_breakdown(source: Source) -> Figure:
     )
 
 
-def _summary(compared: Sequence[Contender], divided: Sequence[Sequence[Part]]) -> str:
+def _summary(compared: Sequence[Contender], divided: Sequence[Sequence[StepActivity]]) -> str:
     best = compared[0]
     largest = max(divided[0], key=lambda part: part.seconds)
     text = f"The best takes {seconds_text(best.step_seconds)} a step, {percent(largest.share)} of it {TITLES[largest.name]}"

@@ -1,14 +1,14 @@
 """When and on which node each trial ran."""
 
-from autotune.explain.figures.figure import Unit, column, counted, percent, seconds_text, table
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.figure import FigureUnit, column, counted, percent, seconds_text, table
+from autotune.explain.figures.source import FigureSource
 from autotune.wire.figures import Axis, Figure
 
 NAME, TITLE = "timeline", "Trials on nodes"
 UNKNOWN = "node not reported"
 
 
-def timeline(source: Source) -> Figure:
+def timeline(source: FigureSource) -> Figure:
     """Trials of every purpose that started; a running trial has no end yet."""
     placements = source.store.placements(source.job.id)
     ran = [trial for trial in source.snapshot.trials if trial.number in placements]
@@ -27,8 +27,8 @@ def timeline(source: Source) -> Figure:
             column("attempt", "attempt", [trial.attempts for trial in ran]),
             column("outcome", "outcome", [trial.outcome for trial in ran]),
             column("purpose", "purpose", [trial.purpose for trial in ran]),
-            column("started", "started", [(starts[trial.number] - began).total_seconds() for trial in ran], Unit.SECONDS),
-            column("finished", "ended", ends, Unit.SECONDS),
+            column("started", "started", [(starts[trial.number] - began).total_seconds() for trial in ran], FigureUnit.SECONDS),
+            column("finished", "ended", ends, FigureUnit.SECONDS),
         ],
     )
     busy = sum((trial.finished - starts[trial.number]).total_seconds() for trial in ran if trial.finished)
@@ -42,7 +42,7 @@ def timeline(source: Source) -> Figure:
         name=NAME,
         title=TITLE,
         summary=f"{summary}.",
-        x=Axis(title="since the first trial started", unit=Unit.SECONDS, column="started"),
+        x=Axis(title="since the first trial started", unit=FigureUnit.SECONDS, column="started"),
         y=Axis(title="node", column="node"),
         tables=(attempts,),
     )

@@ -8,13 +8,18 @@ import numpy as np
 from autotune.prediction.cases.config_cases import engine_software, layouts_of, shapes_of
 from autotune.prediction.equations.cases import Array, Cases, scalar, stacked
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.communication import Group, boundary_bandwidth, collective_seconds, exchange_seconds
+from autotune.prediction.equations.communication import (
+    CommunicationGroup,
+    boundary_bandwidth,
+    collective_seconds,
+    exchange_seconds,
+)
 from autotune.prediction.equations.compute import _product, attention_forward, micro_batch
 from autotune.prediction.equations.mixed import hardware_of
 from autotune.prediction.equations.pipeline import split_layers
 from autotune.prediction.equations.step import _offload, _optimizer
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.microbenchmark import Measured, Operation, layer_model, network_sharing, ranks_in_domain
+from search_spaces.clusters.microbenchmark import MeasuredRow, Operation, layer_model, network_sharing, ranks_in_domain
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
@@ -27,27 +32,27 @@ VOLUMES = {
 """Operation -> volume through a rank's link, as a multiple of (n - 1) / n of the message."""
 
 
-def predicted_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
+def predicted_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
     """The seconds that the equations predict for rows of one operation."""
     build = _BUILDERS[rows[0].operation]
     return build(rows, cluster, engine)
 
 
-def link_volume(row: Measured) -> float:
+def link_volume(row: MeasuredRow) -> float:
     """Bytes that pass through a rank's link."""
     share = (row.group.ranks - 1) / row.group.ranks
     return row.shape[0] * VOLUMES[row.operation] * share if row.operation in VOLUMES else float(row.shape[0])
 
 
-def _product_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
+def _product_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
     cases = stacked([_case(layer_model(1, 8, 1, 8), 1, cluster, engine, row.precision) for row in rows])
     outward, inner, outer = (_column(rows, dimension) for dimension in range(3))
     backward = np.array([row.operation is Operation.PRODUCT_BACKWARD for row in rows])
     return lambda rates: _product(cases, rates, outward, inner, outer) * np.where(backward, rates.backward_ratio, 1.0)
 
 
-def _attention_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
-    def one(row: Measured) -> Cases:
+def _attention_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
+    def one(row: MeasuredRow) -> Cases:
         samples, tokens, heads, width = row.shape
         return _case(layer_model(tokens, heads * width, heads, 8), samples, cluster, engine, row.precision)
 
@@ -56,8 +61,8 @@ def _attention_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str)
     return lambda rates: attention_forward(cases, rates) * np.where(backward, rates.backward_ratio, 1.0)
 
 
-def _layer_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
-    def one(row: Measured) -> Cases:
+def _layer_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
+    def one(row: MeasuredRow) -> Cases:
         samples, tokens, hidden, heads, ffn = row.shape
         return _case(layer_model(tokens, hidden, heads, ffn), samples, cluster, engine, row.precision)
 
@@ -65,8 +70,8 @@ def _layer_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> 
     return lambda rates: micro_batch(cases, rates).layer
 
 
-def _head_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
-    def one(row: Measured) -> Cases:
+def _head_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
+    def one(row: MeasuredRow) -> Cases:
         samples, tokens, hidden, vocabulary = row.shape
         return _case(layer_model(tokens, hidden, 1, hidden, vocabulary), samples, cluster, engine, row.precision)
 
@@ -74,12 +79,12 @@ def _head_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> P
     return lambda rates: micro_batch(cases, rates).head
 
 
-def _update_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
+def _update_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
     cases = stacked([_states(row.shape[0], cluster, engine) for row in rows])
     return lambda rates: _optimizer(cases, rates, split_layers(cases))
 
 
-def _host_update_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
+def _host_update_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
     """The update only: with an infinite link, transfers take no time."""
     cases = stacked([_states(row.shape[0], cluster, engine) for row in rows])
     cases = dataclasses.replace(
@@ -90,11 +95,11 @@ def _host_update_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: st
     return lambda rates: _offload(cases, rates, np.zeros(1), split_layers(cases))
 
 
-def _collective_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
+def _collective_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
     cases = _case(layer_model(1, 8, 1, 8), 1, cluster, engine, "fp32")
     scatters = np.array([row.operation is Operation.REDUCE_SCATTER for row in rows])
     volume = np.array([link_volume(row) for row in rows]) * np.where(scatters, cases.hardware.scatter_volume, 1.0)
-    group = Group(
+    group = CommunicationGroup(
         ranks=np.array([float(row.group.ranks) for row in rows]),
         in_domain=np.array([float(ranks_in_domain(row.group, cluster)) for row in rows]),
         sharing=np.array([network_sharing(row.group, cluster) for row in rows]),
@@ -107,14 +112,14 @@ def _collective_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str
     )
 
 
-def _send_rows(rows: Sequence[Measured], cluster: ClusterSpec, engine: str) -> Predicted:
+def _send_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
     """Like a boundary between two pipeline stages, inside a link domain."""
     cases = _case(layer_model(1, 8, 1, 8), 1, cluster, engine, "fp32")
     message = _column(rows, 0)
     return lambda rates: message / boundary_bandwidth(cases, rates) + rates.hop_seconds
 
 
-_BUILDERS: dict[Operation, Callable[[Sequence[Measured], ClusterSpec, str], Predicted]] = {
+_BUILDERS: dict[Operation, Callable[[Sequence[MeasuredRow], ClusterSpec, str], Predicted]] = {
     Operation.PRODUCT: _product_rows,
     Operation.PRODUCT_BACKWARD: _product_rows,
     Operation.ATTENTION: _attention_rows,
@@ -151,5 +156,5 @@ def _states(elements: int, cluster: ClusterSpec, engine: str) -> Cases:
     return dataclasses.replace(cases, shapes=shapes)
 
 
-def _column(rows: Sequence[Measured], dimension: int) -> Array:
+def _column(rows: Sequence[MeasuredRow], dimension: int) -> Array:
     return np.array([float(row.shape[dimension]) for row in rows])

@@ -31,16 +31,16 @@ DEPTHS = range(len(SEARCH_ORDER))
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class KnobRows:
     """Values of knobs, row by row, as their indices in `Grid.values`."""
 
     columns: tuple[Codes, ...]
     """One for each knob of SEARCH_ORDER: one element per row, or a single one if all rows have the same."""
     count: int
 
-    def take(self, index: Index) -> "Rows":
+    def take(self, index: Index) -> "KnobRows":
         """The rows at these indices."""
-        return Rows(tuple(column if len(column) == 1 else column[index] for column in self.columns), len(index))
+        return KnobRows(tuple(column if len(column) == 1 else column[index] for column in self.columns), len(index))
 
     def code(self, depth: int, row: int) -> int:
         """The index of a knob's value in a row."""
@@ -64,23 +64,23 @@ class RowBuilder:
         # Canonical form may add three values to a domain: the default, the parameter count, 0.
         self._most = [len(space.domains.get(name, (0,))) + 3 for name in SEARCH_ORDER]
 
-    def step(self, depth: int, judged: bool) -> "Step":
+    def step(self, depth: int, judged: bool) -> "KnobStep":
         """The extension by the knob at this depth: by its legal values, or, if it is not judged, by any one value."""
-        return Step(self._lattice.reads(depth) if judged else (), judged, self._most)
+        return KnobStep(self._lattice.reads(depth) if judged else (), judged, self._most)
 
-    def extended(self, rows: Rows, step: "Step") -> "tuple[Rows, Index | None]":
+    def extended(self, rows: KnobRows, step: "KnobStep") -> "tuple[KnobRows, Index | None]":
         """Every row once for each possible value of the next knob, and the rows that they extend; None: each once, in order."""
         combinations = step.combinations(rows)
         for row in step.unknown(combinations):
             step.learn(int(combinations[row if len(combinations) > 1 else 0]), self._next(rows, row, step))
         indices = step.places(combinations)
         if len(indices) == 1 and len(codes := step.following(int(indices[0]))) == 1:
-            return Rows((*rows.columns, np.array(codes, dtype=np.int16)), rows.count), None
+            return KnobRows((*rows.columns, np.array(codes, dtype=np.int16)), rows.count), None
         counts = np.broadcast_to(step.counts(indices), rows.count)
         source = np.repeat(np.arange(rows.count), counts)
         within = np.arange(len(source)) - np.repeat(np.cumsum(counts) - counts, counts)
         starts = np.broadcast_to(step.starts(indices), rows.count)
-        return Rows((*rows.take(source).columns, step.codes(starts[source] + within)), len(source)), source
+        return KnobRows((*rows.take(source).columns, step.codes(starts[source] + within)), len(source)), source
 
     def config_of(self, codes: Codes) -> TrialConfig:
         """The configuration with these codes."""
@@ -88,7 +88,7 @@ class RowBuilder:
             {name: values[code] for name, values, code in zip(SEARCH_ORDER, self.values, codes, strict=True)}
         )
 
-    def _next(self, rows: Rows, row: int, step: "Step") -> list[int]:
+    def _next(self, rows: KnobRows, row: int, step: "KnobStep") -> list[int]:
         """The possible next values for a row."""
         depth = len(rows.columns)
         prefix = [values[0] for values in self.values[:depth]]  # any value, for knobs that are not read
@@ -105,7 +105,7 @@ class RowBuilder:
         return places[value]
 
 
-class Grid:
+class ConfigGrid:
     """The legal configurations of a space: the product of `rows` and `sides`. Caches the results of the rules.
 
     Raises:
@@ -125,28 +125,28 @@ class Grid:
         """The second axis: a single row if there are no such knobs."""
         self._judged = [depth not in judged for depth in DEPTHS]
 
-    def blocks(self, configurations: int = BLOCK) -> Iterator[Rows]:
+    def blocks(self, configurations: int = BLOCK) -> Iterator[KnobRows]:
         """The first axis, in parts of about `configurations` configurations."""
         if self.sides.count:
             yield from self._blocks(self._judged, max(configurations // self.sides.count, 1))
 
-    def codes(self, rows: Rows, name: str) -> Codes:
+    def codes(self, rows: KnobRows, name: str) -> Codes:
         """The indices of one knob's values, of shape (rows, 1), (1, sides) or (1, 1)."""
         depth = SEARCH_ORDER.index(name)
         if name in self.on_side:
             return self.sides.columns[depth][np.newaxis, :]
         return rows.columns[depth][:, np.newaxis]
 
-    def configs(self, rows: Rows) -> Iterator[TrialConfig]:
+    def configs(self, rows: KnobRows) -> Iterator[TrialConfig]:
         """All configurations of the rows: each row with each side."""
         for codes in self.codes_at(rows, np.arange(rows.count * self.sides.count)):
             yield self.config_of(codes)
 
-    def config(self, rows: Rows, index: int) -> TrialConfig:
+    def config(self, rows: KnobRows, index: int) -> TrialConfig:
         """The configuration at an index: row x sides + side."""
         return self.config_of(self.codes_at(rows, np.array([index]))[0])
 
-    def codes_at(self, rows: Rows, places: Index) -> Codes:
+    def codes_at(self, rows: KnobRows, places: Index) -> Codes:
         """The codes of the configurations at these indices: of shape (places, knobs)."""
         row, side = np.divmod(places, self.sides.count)
         codes = np.empty((len(places), len(SEARCH_ORDER)), dtype=np.int16)
@@ -159,11 +159,11 @@ class Grid:
         """The configuration with these codes."""
         return self._builder.config_of(codes)
 
-    def _blocks(self, judged: Sequence[bool], most: int) -> Iterator[Rows]:
+    def _blocks(self, judged: Sequence[bool], most: int) -> Iterator[KnobRows]:
         """Rows of the judged knobs, with any value for the others; about `most` at a time."""
         steps = [self._builder.step(depth, judged[depth]) for depth in DEPTHS]
-        waiting: list[Rows] = []
-        for rows in self._walk(Rows((), 1), steps, most):
+        waiting: list[KnobRows] = []
+        for rows in self._walk(KnobRows((), 1), steps, most):
             checkpoint()
             waiting.append(rows)
             if sum(item.count for item in waiting) >= most:
@@ -172,7 +172,7 @@ class Grid:
         if waiting:
             yield joined(waiting)
 
-    def _walk(self, rows: Rows, steps: Sequence["Step"], most: int) -> Iterator[Rows]:
+    def _walk(self, rows: KnobRows, steps: Sequence["KnobStep"], most: int) -> Iterator[KnobRows]:
         """The rows that extend these, split into parts when there are too many."""
         while len(rows.columns) < len(SEARCH_ORDER) and 0 < rows.count <= most:
             depth = len(rows.columns)
@@ -186,7 +186,7 @@ class Grid:
                 yield from self._walk(rows.take(index), steps, most)
 
 
-class Step:
+class KnobStep:
     """The possible values of one knob, by the combination of the knobs that it depends on."""
 
     def __init__(self, reads: Sequence[int], judged: bool, most: Sequence[int]) -> None:
@@ -201,7 +201,7 @@ class Step:
         self._counts: list[int] = []
         self._codes: list[int] = []
 
-    def combinations(self, rows: Rows) -> Index:
+    def combinations(self, rows: KnobRows) -> Index:
         """The number of each row's combination; a single one if all are equal."""
         total = np.zeros(1, dtype=np.int64)
         for read, stride in zip(self.reads, self._strides, strict=True):
@@ -252,7 +252,7 @@ class Step:
         return np.array(self._codes, dtype=np.int16)[places]
 
 
-def joined(parts: Sequence[Rows]) -> Rows:
+def joined(parts: Sequence[KnobRows]) -> KnobRows:
     """Concatenate the rows, in order."""
     if len(parts) == 1:
         return parts[0]
@@ -261,7 +261,7 @@ def joined(parts: Sequence[Rows]) -> Rows:
         same = all(len(piece) == 1 and piece[0] == pieces[0][0] for piece in pieces)
         wide = [np.broadcast_to(piece, part.count) for piece, part in zip(pieces, parts, strict=True)]
         columns.append(pieces[0] if same else np.concatenate(wide))
-    return Rows(tuple(columns), sum(part.count for part in parts))
+    return KnobRows(tuple(columns), sum(part.count for part in parts))
 
 
 def free_knobs(space: SearchSpace) -> frozenset[str]:

@@ -16,7 +16,7 @@ from functools import reduce
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.prediction.cases.grid import BLOCK, DEPTHS, Codes, Index, RowBuilder, Rows, groups_of, varies
+from autotune.prediction.cases.grid import BLOCK, DEPTHS, Codes, Index, KnobRows, RowBuilder, groups_of, varies
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.checkpoints import checkpoint
 from search_spaces.space import SearchSpace
@@ -37,10 +37,10 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)
-class Product:
+class CaseProduct:
     """The legal ones among the combinations of the axes' rows."""
 
-    axes: tuple[Rows, ...]
+    axes: tuple[KnobRows, ...]
     masks: tuple[Mask, ...]
     """For each axis but the first: which of its rows are legal with which row of the first, of shape (first, axis)."""
 
@@ -54,16 +54,16 @@ class Product:
         """Number of legal configurations."""
         return int(reduce(np.multiply, (mask.sum(axis=1) for mask in self.masks), np.ones(self.axes[0].count)).sum())
 
-    def take(self, rows: Sequence[Index]) -> "Product":
+    def take(self, rows: Sequence[Index]) -> "CaseProduct":
         """The combinations of these rows of each axis."""
         axes = tuple(axis.take(chosen) for axis, chosen in zip(self.axes, rows, strict=True))
         first, *other_rows = rows
-        return Product(axes, tuple(mask[np.ix_(first, other)] for mask, other in zip(self.masks, other_rows, strict=True)))
+        return CaseProduct(axes, tuple(mask[np.ix_(first, other)] for mask, other in zip(self.masks, other_rows, strict=True)))
 
-    def take_rows(self, rows: Index) -> "Product":
+    def take_rows(self, rows: Index) -> "CaseProduct":
         """The combinations of these rows of the first axis."""
         first, *other_axes = self.axes
-        return Product((first.take(rows), *other_axes), tuple(mask[rows] for mask in self.masks))
+        return CaseProduct((first.take(rows), *other_axes), tuple(mask[rows] for mask in self.masks))
 
     @property
     def legal(self) -> Mask:
@@ -75,7 +75,7 @@ class Product:
             combinations = combinations & mask.reshape(shape)
         return np.broadcast_to(combinations, self.shape)
 
-    def parts(self, most: int) -> "Iterator[tuple[list[Index], Product]]":
+    def parts(self, most: int) -> "Iterator[tuple[list[Index], CaseProduct]]":
         """The configurations in parts of at most so many combinations: halved along the first axis, then the longest. With each
         part the rows of every axis that it has.
         """
@@ -113,7 +113,7 @@ class Products:
         self._reads = tuple(space.lattice.reads(depth) for depth in DEPTHS)
         self._first = self._walk_first()
         axes = [self._axis(number) for number in range(1, len(groups) + 1)] if self._first.count else []
-        self.whole = Product((self._first, *(axis for axis, _ in axes)), tuple(mask for _, mask in axes))
+        self.whole = CaseProduct((self._first, *(axis for axis, _ in axes)), tuple(mask for _, mask in axes))
         """All configurations."""
 
     @property
@@ -121,11 +121,11 @@ class Products:
         """Number of legal configurations."""
         return self.whole.count
 
-    def blocks(self, configurations: int = BLOCK) -> Iterator[Product]:
+    def blocks(self, configurations: int = BLOCK) -> Iterator[CaseProduct]:
         """All configurations, in parts with at most so many combinations."""
         yield from (part for _, part in self.whole.parts(configurations))
 
-    def codes(self, product: Product, name: str) -> Codes:
+    def codes(self, product: CaseProduct, name: str) -> Codes:
         """The indices of one knob's values, with one dimension for each axis."""
         depth = SEARCH_ORDER.index(name)
         axis, shape = self.axis_of[depth], [1] * len(product.axes)
@@ -133,7 +133,7 @@ class Products:
         shape[axis] = len(column)
         return column.reshape(shape)
 
-    def codes_at(self, product: Product, at: Sequence[Index]) -> Codes:
+    def codes_at(self, product: CaseProduct, at: Sequence[Index]) -> Codes:
         """The codes of the configurations at these indices of each axis: of shape (configurations, knobs)."""
         codes = np.empty((len(at[0]), len(SEARCH_ORDER)), dtype=np.int16)
         for depth in DEPTHS:
@@ -146,36 +146,36 @@ class Products:
         """The configuration with these codes."""
         return self._builder.config_of(codes)
 
-    def _walk_first(self) -> Rows:
-        rows = Rows((), 1)
+    def _walk_first(self) -> KnobRows:
+        rows = KnobRows((), 1)
         for depth in DEPTHS:
             checkpoint()
             rows, _ = self._builder.extended(rows, self._builder.step(depth, self.axis_of[depth] == 0))
             if not rows.count:
-                return Rows(tuple(NOTHING for _ in DEPTHS), 0)
+                return KnobRows(tuple(NOTHING for _ in DEPTHS), 0)
         return rows
 
-    def _axis(self, number: int) -> tuple[Rows, Mask]:
+    def _axis(self, number: int) -> tuple[KnobRows, Mask]:
         """The combinations of a group's knobs, and which of them are legal with which row of the first axis."""
         depths = [depth for depth in DEPTHS if self.axis_of[depth] == number]
         read = {read_depth for depth in depths for read_depth in self._reads[depth] if self.axis_of[read_depth] == 0}
         kinds, kind_of = _distinct([self._first.columns[depth] for depth in sorted(read)], self._first.count)
-        rows, origin = Rows((), len(kinds)), np.arange(len(kinds))
+        rows, origin = KnobRows((), len(kinds)), np.arange(len(kinds))
         for depth in DEPTHS:
             checkpoint()
             if depth in depths:
                 rows, source = self._builder.extended(rows, self._builder.step(depth, True))
                 origin = origin if source is None else origin[source]
                 if not rows.count:
-                    return Rows(tuple(NOTHING for _ in DEPTHS), 0), np.zeros((self._first.count, 0), dtype=bool)
+                    return KnobRows(tuple(NOTHING for _ in DEPTHS), 0), np.zeros((self._first.count, 0), dtype=bool)
                 continue
             column = self._first.columns[depth] if depth in read else NOTHING
-            rows = Rows((*rows.columns, column[kinds][origin] if len(column) > 1 else column), rows.count)
+            rows = KnobRows((*rows.columns, column[kinds][origin] if len(column) > 1 else column), rows.count)
         chosen, combination_index = _distinct([rows.columns[depth] for depth in depths], rows.count)
         legal = np.zeros((len(kinds), len(chosen)), dtype=bool)
         legal[origin, combination_index] = True
         columns = tuple(rows.take(chosen).columns[depth] if depth in depths else NOTHING for depth in DEPTHS)
-        return Rows(columns, len(chosen)), legal[kind_of]
+        return KnobRows(columns, len(chosen)), legal[kind_of]
 
 
 def _first(space: SearchSpace, varying: set[int], requested: set[int]) -> set[int]:

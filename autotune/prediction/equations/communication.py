@@ -14,7 +14,7 @@ from autotune.prediction.equations.parameters import StageParameters, is_quantis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class CommunicationGroup:
     """A communication group."""
 
     ranks: Array
@@ -24,15 +24,15 @@ class Group:
     """Number of such groups that share a node's network; less than 1: each uses the networks of several nodes."""
 
 
-def group_of(cases: Cases, ranks: Array, stride: Array) -> Group:
+def group_of(cases: Cases, ranks: Array, stride: Array) -> CommunicationGroup:
     """The group of `ranks` ranks at a stride of `stride`; ranks of a link domain are numbered consecutively."""
     linked = cases.hardware.linked_devices
     in_domain = np.clip(np.floor(linked / np.minimum(stride, linked)), 1, ranks)
     in_domain = np.where(stride >= linked, 1.0, in_domain)
-    return Group(ranks=ranks, in_domain=in_domain, sharing=cases.hardware.devices_per_node / in_domain)
+    return CommunicationGroup(ranks=ranks, in_domain=in_domain, sharing=cases.hardware.devices_per_node / in_domain)
 
 
-def collective_seconds(cases: Cases, group: Group, volume: Array, count: Array, rates: Coefficients) -> Array:
+def collective_seconds(cases: Cases, group: CommunicationGroup, volume: Array, count: Array, rates: Coefficients) -> Array:
     """Seconds of `count` collectives that together move `volume` bytes through each rank.
 
     `volume` is what passes through a rank's link: (n - 1) / n of the message for all-gather and reduce-scatter, twice that for
@@ -46,7 +46,7 @@ def collective_seconds(cases: Cases, group: Group, volume: Array, count: Array, 
 
 
 def exchange_seconds(
-    cases: Cases, group: Group, volume: Array, count: Array, rates: Coefficients, crossing: Array | float = 1.0
+    cases: Cases, group: CommunicationGroup, volume: Array, count: Array, rates: Coefficients, crossing: Array | float = 1.0
 ) -> Array:
     """Seconds of `count` exchanges (all-to-all) in which each rank sends `volume` bytes in all, as many to each other rank.
 
@@ -67,7 +67,7 @@ def _network_seconds(cases: Cases, sharing: Array, volume: Array, count: Array, 
     return np.asarray(volume / np.maximum(share * rates.network_efficiency * np.maximum(reached, 1e-3), 1.0))
 
 
-def _seconds(group: Group, count: Array, inside: Array, across: Array, rates: Coefficients) -> Array:
+def _seconds(group: CommunicationGroup, count: Array, inside: Array, across: Array, rates: Coefficients) -> Array:
     """Transfers in one link domain or across, with their latencies; 0 for a group of one rank."""
     crosses = group.ranks > group.in_domain
     domains = np.maximum(group.ranks / group.in_domain, 1.0)
@@ -79,38 +79,38 @@ def _seconds(group: Group, count: Array, inside: Array, across: Array, rates: Co
     return np.where(group.ranks > 1, count * latency + np.where(crosses, across, inside), 0.0)
 
 
-def tensor_group(cases: Cases) -> Group:
+def tensor_group(cases: Cases) -> CommunicationGroup:
     """Tensor-parallel ranks: consecutive."""
     return group_of(cases, cases.layouts.tensor, np.ones(1))
 
 
-def context_group(cases: Cases) -> Group:
+def context_group(cases: Cases) -> CommunicationGroup:
     """Context-parallel ranks: outside tensor."""
     return group_of(cases, cases.layouts.context, cases.layouts.tensor)
 
 
-def shard_group(cases: Cases) -> Group:
+def shard_group(cases: Cases) -> CommunicationGroup:
     """The ranks that divide the states: data x context, or the shard group of hybrid sharding."""
     return group_of(cases, cases.layouts.shard, cases.layouts.tensor)
 
 
-def expert_group(cases: Cases) -> Group:
+def expert_group(cases: Cases) -> CommunicationGroup:
     """The ranks that divide the experts: neighbours among those of a stage that have the same slice of each expert."""
     return group_of(cases, cases.layouts.expert, cases.layouts.expert_tensor)
 
 
-def expert_tensor_group(cases: Cases) -> Group:
+def expert_tensor_group(cases: Cases) -> CommunicationGroup:
     """The ranks that divide each expert: consecutive."""
     return group_of(cases, cases.layouts.expert_tensor, np.ones(1))
 
 
-def expert_data_group(cases: Cases) -> Group:
+def expert_data_group(cases: Cases) -> CommunicationGroup:
     """The ranks that hold the same experts and divide their states."""
     layouts = cases.layouts
     return group_of(cases, layouts.alike, layouts.expert_tensor * layouts.expert)
 
 
-def replica_group(cases: Cases) -> Group:
+def replica_group(cases: Cases) -> CommunicationGroup:
     """With hybrid sharding, the ranks that hold the same share."""
     layouts = cases.layouts
     copies = layouts.data * layouts.context / layouts.shard
@@ -176,7 +176,7 @@ def has_near(cases: Cases) -> Flags:
     return second_copy
 
 
-def near_group(cases: Cases) -> Group:
+def near_group(cases: Cases) -> CommunicationGroup:
     """The neighbours that share the second copy."""
     return group_of(cases, np.maximum(cases.layouts.secondary_shard_size, 1.0), cases.layouts.tensor)
 

@@ -55,7 +55,7 @@ sums of their tokens (read, and the sums written). Between ranks they are also p
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class MicroBatch:
+class MicroBatchSeconds:
     """Seconds of one micro-batch: forward, backward and recomputation."""
 
     layer: Array
@@ -69,7 +69,7 @@ class MicroBatch:
     embedding: Array
 
 
-def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
+def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     """For a mean layer, over the kinds of layers. If middle layers process a part of the tokens, selecting and reinserting
     them takes a pass each.
 
@@ -80,7 +80,7 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
         nothing = np.zeros(1)
         communication = _layer_communication(cases, rates) if np.any(cases.layouts.tensor > 1) else nothing
         layer = module_seconds(cases, rates) / cases.shapes.layers
-        return MicroBatch(
+        return MicroBatchSeconds(
             layer=layer, layer_communication=communication, head=nothing, head_communication=nothing, embedding=nothing
         )
     if cases.kinds:
@@ -98,7 +98,7 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     )
 
 
-def mean_micro_batch(cases: Cases, batches: Sequence[MicroBatch]) -> MicroBatch:
+def mean_micro_batch(cases: Cases, batches: Sequence[MicroBatchSeconds]) -> MicroBatchSeconds:
     """The mean over the layers, from those of the kinds of layers."""
     shares = [kind.share for kind in cases.kinds]
     layer: Array = reduce(np.add, (share * batch.layer for share, batch in zip(shares, batches, strict=True)))
@@ -107,7 +107,7 @@ def mean_micro_batch(cases: Cases, batches: Sequence[MicroBatch]) -> MicroBatch:
     return replace(batches[-1], layer=layer, layer_communication=sent)
 
 
-def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
+def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     """max(operations / speed, launches) per layer; products by their shape, attention by its kernel, the rest by bytes."""
     layouts = cases.layouts
     forward = _products(cases, rates) + attention_forward(cases, rates) + _elementwise(cases, rates)
@@ -130,7 +130,7 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatch:
     modules = cases.shapes.modules
     if np.any(modules > 0):
         head = head + modules * (head + layer + embedding + _joining(cases, rates) * (1 + rates.backward_ratio))
-    return MicroBatch(
+    return MicroBatchSeconds(
         layer=layer, layer_communication=communication, head=head, head_communication=modules * communication,
         embedding=embedding,
     )  # fmt: skip

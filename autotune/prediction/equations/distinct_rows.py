@@ -10,7 +10,7 @@ from autotune.prediction.equations.cases import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class DistinctRows:
     """Distinct combinations of values."""
 
     columns: dict[str, Array]
@@ -21,13 +21,13 @@ class Rows:
     """Of the cases."""
 
     @staticmethod
-    def of(columns: Mapping[str, Array]) -> "Rows":
+    def of(columns: Mapping[str, Array]) -> "DistinctRows":
         """The distinct rows of columns that broadcast against each other."""
         shape = np.broadcast_shapes(*(values.shape for values in columns.values()))
         codes = np.broadcast_to(_codes([*columns.values()]), shape).reshape(-1)
         _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
         distinct_columns = {name: np.broadcast_to(values, shape).reshape(-1)[first] for name, values in columns.items()}
-        return Rows(distinct_columns, inverse.reshape(-1), shape)
+        return DistinctRows(distinct_columns, inverse.reshape(-1), shape)
 
     @property
     def count(self) -> int:

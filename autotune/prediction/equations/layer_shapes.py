@@ -14,7 +14,7 @@ from search_spaces.training.adapters import adapted, adapts, layer_adapter_eleme
 from search_spaces.training.documents import attended_tokens, rows_share
 from search_spaces.training.expert_loads import busiest
 from search_spaces.training.states import PARAMETER_BYTES
-from search_spaces.training.windows import Window, window_of, windowed
+from search_spaces.training.windows import AttentionWindow, window_of, windowed
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -59,13 +59,13 @@ def windowed_shapes(shapes: Shapes, model: ModelSpec, sequence_length: int, conf
 
 
 @lru_cache(maxsize=1024)
-def keys_copied(window: Window, sequence_length: int) -> float:
+def keys_copied(window: AttentionWindow, sequence_length: int) -> float:
     """The value of `Shapes.copied`."""
     return window.copied_keys(sequence_length) / sequence_length if window.hides(sequence_length) else 0.0
 
 
 @lru_cache(maxsize=1024)
-def keys_read(window: Window, sequence_length: int) -> float:
+def keys_read(window: AttentionWindow, sequence_length: int) -> float:
     """The value of `Shapes.window`: by the visited blocks if the window hides anything, else the sequence. Within chunks the
     kernels skip what causality hides."""
     if not window.hides(sequence_length):

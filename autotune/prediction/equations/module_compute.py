@@ -5,7 +5,7 @@ import numpy as np
 from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, DescribedModule
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.kernels import LAYER_KERNELS, SMALLEST_KERNEL, product_seconds, smooth_maximum
-from search_spaces.models.module_profile import Affine, BlockWork, Product, Work
+from search_spaces.models.module_profile import Affine, BlockWork, MatrixProduct, Work
 
 
 def module_seconds(cases: Cases, rates: Coefficients) -> Array:
@@ -58,7 +58,7 @@ def _seconds(cases: Cases, rates: Coefficients, work: Work) -> Array:
     return np.asarray(smooth_maximum(np.maximum(computed, 0.0), launched), dtype=np.float64)
 
 
-def _product(cases: Cases, rates: Coefficients, product: Product) -> Array:
+def _product(cases: Cases, rates: Coefficients, product: MatrixProduct) -> Array:
     """By FLOPs at the efficiency of its shape, or by its bytes, as `compute` for our own model."""
     hardware = cases.hardware
     rows, inner, outer = (_at(cases, size) for size in (product.rows, product.inner, product.outer))

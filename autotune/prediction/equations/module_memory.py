@@ -8,11 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, DescribedModule
-from autotune.prediction.equations.distinct_rows import Rows
+from autotune.prediction.equations.distinct_rows import DistinctRows
 from autotune.prediction.equations.module_pipeline import (
-    Layout,
+    ModuleStage,
+    PipelineLayout,
     Shape,
-    Stage,
     composed,
     curve_of,
     cut_stage,
@@ -28,7 +28,7 @@ from autotune.prediction.equations.module_states import (
     GRADIENTS,
     Held,
     StateKnobs,
-    Step,
+    StateSeries,
     micro_batches,
 )
 from search_spaces.communication import cut
@@ -56,7 +56,7 @@ Columns = dict[str, Array]
 def gathers_of_step(cases: Cases) -> tuple[Array, Array]:
     """Gathers of parameters in a step of stage 3, and the bytes of their messages: of the first rank of a pipeline."""
     module = _module(cases)
-    rows = Rows.of({name: getattr(cases.layouts, name) for name in (*STATES, *PIPELINE[1:], *MOMENTS[:2])})
+    rows = DistinctRows.of({name: getattr(cases.layouts, name) for name in (*STATES, *PIPELINE[1:], *MOMENTS[:2])})
     traffic = np.zeros((rows.count, 2))
     for row in np.flatnonzero(rows.columns["zero_stage"] == 3).tolist():
         traffic[row] = _gathered(module, {name: float(values[row]) for name, values in rows.columns.items()})
@@ -81,13 +81,13 @@ def module_bytes(cases: Cases, pipeline_rank: Array) -> dict[str, Array]:
     `pipeline_rank`: the rank's position in the pipeline.
     """
     module = _module(cases)
-    rows = Rows.of({**{name: getattr(cases.layouts, name) for name in COLUMNS}, "pipeline_rank": pipeline_rank})
+    rows = DistinctRows.of({**{name: getattr(cases.layouts, name) for name in COLUMNS}, "pipeline_rank": pipeline_rank})
     columns = rows.columns
     ranks, virtual_stages, schedule = (columns[name] for name in PIPELINE)
     columns["short"] = shortened(ranks, virtual_stages, schedule, columns["accumulation"])
     peak_bytes = np.zeros((rows.count, len(PEAK)))
     for places in rows.alike((*PIPELINE, *MOMENTS, "pipeline_rank", "short")):
-        peak_bytes[places] = _group_bytes(module, Rows({name: values[places] for name, values in columns.items()}))
+        peak_bytes[places] = _group_bytes(module, DistinctRows({name: values[places] for name, values in columns.items()}))
     return {name: rows.spread(peak_bytes[:, column]) for column, name in enumerate(PEAK)}
 
 
@@ -108,7 +108,7 @@ class _Fullest:
     """Activations in the main memory."""
 
 
-def _group_bytes(module: DescribedModule, rows: Rows) -> Array:
+def _group_bytes(module: DescribedModule, rows: DistinctRows) -> Array:
     """(cases, columns of `PEAK`) of cases with one pipeline and one kind of checkpointing."""
     first = {name: float(values[0]) for name, values in rows.columns.items()}
     knobs, knob_index = _distinct_knobs(module, rows)
@@ -134,8 +134,8 @@ def _group_bytes(module: DescribedModule, rows: Rows) -> Array:
 
 
 def _of_pipeline(
-    module: DescribedModule, rows: Rows, layout: Layout, stages: Sequence[Stage], knobs: Sequence[StateKnobs],
-    knob_index: NDArray[np.int64],
+    module: DescribedModule, rows: DistinctRows, layout: PipelineLayout, stages: Sequence[ModuleStage],
+    knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64],
 ) -> _Fullest:  # fmt: skip
     """Of a rank's stages together: while they run, while the optimizer steps, and while updated parameters are gathered."""
     columns, profile, trace = rows.columns, module.profile, module.trace
@@ -165,7 +165,9 @@ def _of_pipeline(
     )
 
 
-def _of_module(module: DescribedModule, rows: Rows, knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64]) -> _Fullest:
+def _of_module(
+    module: DescribedModule, rows: DistinctRows, knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64]
+) -> _Fullest:
     """Of a rank without a pipeline."""
     batch = rows.columns["micro_batch_size"]
     policy, every, offloads = _moments(module, {name: float(rows.columns[name][0]) for name in MOMENTS})
@@ -208,19 +210,19 @@ def _moments(module: DescribedModule, values: dict[str, float]) -> tuple[str, in
     return policy, int(values["checkpoint_every_k"]), values["offload_activations"] > 0
 
 
-def _layout(values: dict[str, float], micro_batches: int) -> Layout:
-    return Layout(
+def _layout(values: dict[str, float], micro_batches: int) -> PipelineLayout:
+    return PipelineLayout(
         ranks=int(values["pipeline"]), virtual_stages=int(values["virtual_stages"]), schedule=int(values["pipeline_schedule"]),
         pipeline_rank=int(values["pipeline_rank"]), micro_batches=micro_batches,
     )  # fmt: skip
 
 
-def _stages(module: DescribedModule, layout: Layout, policy: str, every: int, offloads: bool) -> list[Stage]:
+def _stages(module: DescribedModule, layout: PipelineLayout, policy: str, every: int, offloads: bool) -> list[ModuleStage]:
     cuts = stages_of(module.profile, layout)
     return [cut_stage(module.profile, module.trace, policy, every, offloads, blocks) for _, blocks in cuts]
 
 
-def _distinct_knobs(module: DescribedModule, rows: Rows) -> tuple[list[StateKnobs], NDArray[np.int64]]:
+def _distinct_knobs(module: DescribedModule, rows: DistinctRows) -> tuple[list[StateKnobs], NDArray[np.int64]]:
     """How states are sharded and sent, each once, and which of it each case has."""
     table = np.stack([rows.columns[name] for name in STATES], axis=1)
     indices: dict[StateKnobs, int] = {}
@@ -265,7 +267,7 @@ def _shared_elements(profile: ModuleProfile, ranks: int) -> tuple[int, int]:
 
 
 def _state_bytes(
-    module: DescribedModule, profiles: Sequence[ModuleProfile], rows: Rows, knobs: Sequence[StateKnobs],
+    module: DescribedModule, profiles: Sequence[ModuleProfile], rows: DistinctRows, knobs: Sequence[StateKnobs],
     knob_index: NDArray[np.int64],
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     """Of the parts of a module on a rank, in each case:
@@ -296,7 +298,7 @@ def _state_bytes(
 
 
 def _updates(
-    profiles: Sequence[ModuleProfile], rows: Rows, knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64]
+    profiles: Sequence[ModuleProfile], rows: DistinctRows, knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64]
 ) -> tuple[Array, Array]:
     """(profiles, cases) bytes of buffers in the update: while the optimizer steps, beside the gradients, and while updated
     parameters are gathered (stages 1 and 2)."""
@@ -342,7 +344,7 @@ def _refilling(
 class _Steps:
     """The states as arrays of shape (moments, 3), for each micro-batch."""
 
-    def __init__(self, steps: Sequence[Step], after: Held) -> None:
+    def __init__(self, steps: Sequence[StateSeries], after: Held) -> None:
         self.during = [np.array(step.during) for step in steps]
         self.acting = [np.array(step.acting) for step in steps]
         self.after, self._steps = after, steps

@@ -25,7 +25,7 @@ from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Array
 from autotune.prediction.equations.module_states import Marks
 from executor.parallel.schedule import Action, actions_of
 from search_spaces.communication import IN_FLIGHT
-from search_spaces.models.module_profile import OUTER, Affine, Mark, ModuleProfile, Moment, Trace, TrainedParameter
+from search_spaces.models.module_profile import OUTER, Affine, ModuleProfile, Moment, MomentKind, Trace, TrainedParameter
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, rank_of_stage, split_blocks, stages_of_rank
 from search_spaces.trial_config import TrialConfig
 
@@ -34,7 +34,7 @@ BETWEEN = IN_FLIGHT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class PipelineLayout:
     """The pipeline of a configuration."""
 
     ranks: int
@@ -67,7 +67,7 @@ def shortened(ranks: Array, virtual_stages: Array, schedule: Array, micro_batche
 
 
 @lru_cache(maxsize=1024)
-def received_buffers(layout: Layout) -> int:
+def received_buffers(layout: PipelineLayout) -> int:
     """Buffers of hidden states and of their gradients for each micro-batch, from stages on other ranks."""
     stages, buffers = layout.ranks * layout.virtual_stages, 0
     for stage in layout.stages:
@@ -76,7 +76,7 @@ def received_buffers(layout: Layout) -> int:
     return buffers
 
 
-def actions_of_rank(layout: Layout) -> tuple[Action, ...]:
+def actions_of_rank(layout: PipelineLayout) -> tuple[Action, ...]:
     """In the order of the schedule."""
     return tuple(actions_of(layout.config, layout.micro_batches)[layout.pipeline_rank])
 
@@ -99,7 +99,7 @@ def shape_of(trained: tuple[TrainedParameter, ...], marks: Marks) -> Shape:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Stage:
+class ModuleStage:
     """A pipeline stage of a module. Compared by identity."""
 
     profile: ModuleProfile
@@ -115,7 +115,7 @@ class Stage:
     """States -> its moments that can be the fullest, once they were looked for (`module_replay`)."""
 
 
-def is_legal(profile: ModuleProfile, layout: Layout) -> bool:
+def is_legal(profile: ModuleProfile, layout: PipelineLayout) -> bool:
     """Whether the module has so many stages, and the schedule runs so many of them and of micro-batches."""
     schedule, virtual, stages = SCHEDULES[layout.schedule], layout.virtual_stages, layout.ranks * layout.virtual_stages
     most = len(profile.starts or profile.block_names)
@@ -124,7 +124,7 @@ def is_legal(profile: ModuleProfile, layout: Layout) -> bool:
 
 
 @lru_cache(maxsize=1024)
-def stages_of(profile: ModuleProfile, layout: Layout) -> tuple[tuple[int, range], ...]:
+def stages_of(profile: ModuleProfile, layout: PipelineLayout) -> tuple[tuple[int, range], ...]:
     """The stages of a rank, with their blocks."""
     config, blocks = layout.config, len(profile.block_names)
     cuts = split_blocks(config, blocks, profile.starts or range(blocks))
@@ -132,14 +132,14 @@ def stages_of(profile: ModuleProfile, layout: Layout) -> tuple[tuple[int, range]
 
 
 @lru_cache(maxsize=1024)
-def cut_stage(profile: ModuleProfile, trace: Trace, policy: str, every: int, offloads: bool, blocks: range) -> Stage:
+def cut_stage(profile: ModuleProfile, trace: Trace, policy: str, every: int, offloads: bool, blocks: range) -> ModuleStage:
     """The stage of a module that holds these blocks, under checkpointing and offloading."""
     moments, hidden = with_curve(composed(trace, policy, every), curve_of(trace, policy, every, offloads)), trace.hidden_bytes
     first, last = blocks[0] == 0, blocks[-1] == len(profile.block_names) - 1
     slots = [slot for slot, parameter in enumerate(profile.trained) if _holds(parameter, blocks, first, last)]
     renamed = {slot: index for index, slot in enumerate(slots)}
     cutter = _Cutter(hidden, renamed)
-    forward = next(index for index, moment in enumerate(moments) if moment.mark is Mark.LOSS)
+    forward = next(index for index, moment in enumerate(moments) if moment.mark is MomentKind.LOSS)
     cutter.forward(moments[:forward], blocks, first, last)
     if last:
         cutter.add(moments[forward], moments[forward - 1].level)
@@ -147,7 +147,7 @@ def cut_stage(profile: ModuleProfile, trace: Trace, policy: str, every: int, off
     shared = _shared_gradients(profile, moments) if first != last else {}
     cutter.backward(moments[forward:], blocks, last, shared)
     trained = tuple(profile.trained[slot] for slot in slots)
-    return Stage(
+    return ModuleStage(
         profile=dataclasses.replace(profile, trained=trained, frozen=_frozen(profile, blocks, first, last)),
         shape=shape_of(_counted_from(blocks, trained), _marks_from(blocks, cutter.marks)),
         curve=np.array(cutter.rows), turn=turn, first=first, last=last,
@@ -162,7 +162,7 @@ def _shared_gradients(profile: ModuleProfile, moments: Sequence[Moment]) -> dict
     return {
         moment.index: np.array([before.level[0] - moment.level[0], 0.0])
         for before, moment in pairwise(moments)
-        if moment.mark is Mark.GRADIENT and profile.trained[moment.index].first and profile.trained[moment.index].last
+        if moment.mark is MomentKind.GRADIENT and profile.trained[moment.index].first and profile.trained[moment.index].last
     }
 
 
@@ -175,10 +175,13 @@ def _counted_from(blocks: range, trained: Sequence[TrainedParameter]) -> tuple[T
     )
 
 
-def _marks_from(blocks: range, marks: Sequence[tuple[Mark, int]]) -> Marks:
+def _marks_from(blocks: range, marks: Sequence[tuple[MomentKind, int]]) -> Marks:
     """The blocks counted from the stage's first one; others, at whose marks nothing happens, have one number."""
     return tuple(
-        (mark, index if mark is Mark.GRADIENT or index == OUTER else index - blocks[0] if index in blocks else len(blocks))
+        (
+            mark,
+            index if mark is MomentKind.GRADIENT or index == OUTER else index - blocks[0] if index in blocks else len(blocks),
+        )
         for mark, index in marks
     )
 
@@ -200,14 +203,14 @@ class _Cutter:
 
     def __init__(self, hidden: Affine, renamed: dict[int, int]) -> None:
         self.hidden, self.renamed = np.array(hidden), renamed
-        self.marks: list[tuple[Mark, int]] = []
+        self.marks: list[tuple[MomentKind, int]] = []
         self.rows: list[tuple[float, ...]] = []
         self.level = np.zeros(2)
 
     def add(self, moment: Moment, before: Affine, more: NDArray[np.float64] | None = None) -> None:
         """Append a moment; `before`: the module's level at the previous one; `more`: what the stage holds besides from here."""
         index = moment.index
-        if moment.mark is Mark.GRADIENT:
+        if moment.mark is MomentKind.GRADIENT:
             if index not in self.renamed:
                 return
             index = self.renamed[index]
@@ -220,7 +223,7 @@ class _Cutter:
         """Up to the end of the last block; before its blocks a later stage makes everything but the first block's input."""
         level: Affine = (0.0, 0.0)
         for moment in moments:
-            begins = moment.mark is Mark.FORWARD
+            begins = moment.mark is MomentKind.FORWARD
             if begins and moment.index == 0 and not first:
                 self.add(moment, level, -self.hidden)
             elif begins and moment.index == blocks[0] and not first:
@@ -242,21 +245,21 @@ class _Cutter:
         if last:
             for slot, size in shared.items():
                 begin = following[0]
-                self.add(dataclasses.replace(begin, mark=Mark.GRADIENT, index=slot), level, -size)
+                self.add(dataclasses.replace(begin, mark=MomentKind.GRADIENT, index=slot), level, -size)
                 following[0], level = dataclasses.replace(begin, peak=begin.level), begin.level
         for moment in following:
-            if moment.mark is Mark.BACKWARD and moment.index == blocks[-1] and not last:
+            if moment.mark is MomentKind.BACKWARD and moment.index == blocks[-1] and not last:
                 running = True
-                self.marks.append((Mark.BACKWARD, moment.index))
+                self.marks.append((MomentKind.BACKWARD, moment.index))
                 self.rows.append((*self.level, *self.level))
-            elif running and moment.mark is Mark.BACKWARD and moment.index < blocks[0]:
-                self.add(Moment(mark=Mark.END, peak=moment.peak, level=moment.level), level)
+            elif running and moment.mark is MomentKind.BACKWARD and moment.index < blocks[0]:
+                self.add(Moment(mark=MomentKind.END, peak=moment.peak, level=moment.level), level)
                 return
             elif running:
                 # The block that got the gradient has not freed it.
-                more = self.hidden if received and moment.mark is not Mark.GRADIENT else None
+                more = self.hidden if received and moment.mark is not MomentKind.GRADIENT else None
                 received = received and more is None
-                if moment.mark is Mark.GRADIENT:
+                if moment.mark is MomentKind.GRADIENT:
                     more = shared.get(moment.index, more)
                 self.add(moment, level, more)
             level = moment.level
@@ -288,9 +291,9 @@ def _away(moments: Sequence[Moment]) -> NDArray[np.float64]:
     away = np.zeros((len(moments), 4))
     offloaded_blocks: set[int] = set()
     for index, moment in enumerate(moments):
-        if moment.mark is Mark.FORWARD and moment.index >= NEAR_BLOCKS:
+        if moment.mark is MomentKind.FORWARD and moment.index >= NEAR_BLOCKS:
             offloaded_blocks.add(moment.index - NEAR_BLOCKS)
-        if moment.mark is Mark.BACKWARD:
+        if moment.mark is MomentKind.BACKWARD:
             offloaded_blocks -= {moment.index, moment.index - 1}
         sums = np.sum(
             [by_block[block] for block in offloaded_blocks if block in by_block and block < last] or [(0.0, 0.0)], axis=0
@@ -304,9 +307,9 @@ def kept_by_block(moments: Sequence[Moment]) -> dict[int, Affine]:
     by_block: dict[int, Affine] = {}
     begun: dict[int, Affine] = {}
     for moment in moments:
-        if moment.mark is Mark.FORWARD:
+        if moment.mark is MomentKind.FORWARD:
             begun[moment.index] = moment.level
-        elif moment.mark is Mark.LEFT and moment.index in begun:
+        elif moment.mark is MomentKind.LEFT and moment.index in begun:
             first = begun[moment.index]
             by_block[moment.index] = (moment.level[0] - first[0], moment.level[1] - first[1])
     return by_block
@@ -335,7 +338,7 @@ def composed(trace: Trace, policy: str, every: int) -> tuple[Moment, ...]:
                 Moment(mark=moment.mark, index=moment.index, peak=_sum(moment.peak, shift), level=_sum(moment.level, shift))
             )
         level, mark = moments[-1].level, moments[-1].mark
-        running = moments[-1].index if mark in (Mark.FORWARD, Mark.BACKWARD) else -1
+        running = moments[-1].index if mark in (MomentKind.FORWARD, MomentKind.BACKWARD) else -1
     return tuple(moments)
 
 
@@ -345,7 +348,7 @@ def _pieces(moments: Sequence[Moment]) -> list[list[Moment]]:
     keys = []
     for moment in moments:
         keys.append(ends)
-        ends += moment.mark is not Mark.GRADIENT
+        ends += moment.mark is not MomentKind.GRADIENT
     return [[moment for _, moment in group] for _, group in groupby(zip(keys, moments, strict=True), key=lambda pair: pair[0])]
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.prediction.equations.cases import Array
-from autotune.prediction.equations.module_pipeline import BETWEEN, Layout, Shape, Stage, actions_of_rank
+from autotune.prediction.equations.module_pipeline import BETWEEN, ModuleStage, PipelineLayout, Shape, actions_of_rank
 from autotune.prediction.equations.module_states import Held, StateKnobs, micro_batches
 from executor.parallel.schedule import ActionKind
 
@@ -44,7 +44,7 @@ class Situations:
 
 
 @lru_cache(maxsize=4096)
-def situations_of(layout: Layout, first: int) -> Situations:
+def situations_of(layout: PipelineLayout, first: int) -> Situations:
     """The situations of a rank; `first`: the position of its stage that sends no gradients, or -1."""
     actions, count = actions_of_rank(layout), layout.micro_batches
     stages = {stage: position for position, stage in enumerate(layout.stages)}
@@ -97,8 +97,8 @@ class Replayed:
 
 
 def replay(
-    layout: Layout, stages: Sequence[Stage], knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64], batch: Array,
-    hidden: Array, skipped: Array,
+    layout: PipelineLayout, stages: Sequence[ModuleStage], knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64],
+    batch: Array, hidden: Array, skipped: Array,
 ) -> Replayed:  # fmt: skip
     """Find the fullest moment of a rank in steps of its schedule.
 
@@ -116,7 +116,7 @@ def replay(
     """
     first = next((position for position, stage in enumerate(stages) if stage.first), -1)
     visited = situations_of(layout, first)
-    runs = [_Runs(stage, knobs, knob_index, batch) for stage in stages]
+    runs = [_StageRuns(stage, knobs, knob_index, batch) for stage in stages]
     activations = np.concatenate([run.activations for run in runs])
     state_bytes = np.concatenate([run.held for run in runs])
     totals = activations + state_bytes.sum(axis=2)
@@ -140,10 +140,10 @@ def replay(
     )
 
 
-class _Runs:
+class _StageRuns:
     """A stage's micro-batches, for many cases."""
 
-    def __init__(self, stage: Stage, knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64], batch: Array) -> None:
+    def __init__(self, stage: ModuleStage, knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64], batch: Array) -> None:
         followed = [follow(stage.shape, knob) for knob in knobs]
         cases = np.arange(len(batch))
         kept_line = stage.curve[stage.turn - 1, 2:]
@@ -211,7 +211,7 @@ def _arrays(states: Iterable[Sequence[Held]]) -> Array:
     return np.array([*states])
 
 
-def _lines(stage: Stage, followed: Sequence[Followed]) -> Array:
+def _lines(stage: ModuleStage, followed: Sequence[Followed]) -> Array:
     """(knobs, 2, steps, sizes, 5): the moment of forward and of backward that is the fullest for each of `SIZES`: constant and
     per-sample part of the activations, less (backward) those that wait, and the states."""
     lines = stage.lines

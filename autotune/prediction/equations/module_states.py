@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from search_spaces.communication import IN_FLIGHT, PIECE_ELEMENTS, cut
-from search_spaces.models.module_profile import OUTER, Mark, TrainedParameter
+from search_spaces.models.module_profile import OUTER, MomentKind, TrainedParameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +50,12 @@ class StateKnobs:
 Held = tuple[float, float, float]
 """Bytes of parameters, gradients and buffers."""
 PARAMETERS, GRADIENTS, BUFFERS = range(3)
-Marks = tuple[tuple[Mark, int], ...]
+Marks = tuple[tuple[MomentKind, int], ...]
 """The moments of a micro-batch: mark and index."""
 
 
 @dataclass(slots=True)
-class Step:
+class StateSeries:
     """The states at each moment of a micro-batch: arrays as long as the moments."""
 
     during: list[Held] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Step:
 
 def micro_batches(
     trained: Sequence[TrainedParameter], marks: Marks, knobs: StateKnobs, between: int = 0
-) -> tuple[list[Step], Held]:
+) -> tuple[list[StateSeries], Held]:
     """The states in the first and, if there are several, the last micro-batch of a step; and what is held after it.
 
     `between`: number of further micro-batches between them, if there are several.
@@ -84,7 +84,7 @@ def micro_batches(
 
 
 @dataclass(slots=True)
-class _Sent:
+class _SentStates:
     bucket: int
     rows: float
     """Bytes of the rows, of the backend's copy and of an output of its own: freed when it has landed."""
@@ -117,14 +117,14 @@ class _Engine:
         self.share: dict[int, float] = {}
         self.waiting: dict[int, set[int]] = {}
         self.filled: set[int] = set()
-        self.sent: deque[_Sent] = deque()
+        self.sent: deque[_SentStates] = deque()
         self.next, self.ready, self.reduces, self.last = 0, set[int](), True, True
         self.missing: list[int] = []
         self.tag = GRADIENTS if self.in_share or not self.every else BUFFERS
         """Of full gradients."""
         self.gatherer = _Gatherer(trained, marks, self) if knobs.zero_stage == 3 else None
 
-    def run(self, last: bool) -> Step:
+    def run(self, last: bool) -> StateSeries:
         """One micro-batch."""
         self.last, self.reduces = last, last or self.every
         self.next = 0
@@ -132,7 +132,7 @@ class _Engine:
         self.missing = [len(bucket) for bucket in self.buckets]
         if self.gatherer is not None:
             self.gatherer.begin(last)
-        step = Step()
+        step = StateSeries()
         for mark, index in self.marks:
             now = self.now()
             step.during.append(now)
@@ -175,29 +175,29 @@ class _Engine:
         while self.reduces and self.next < len(self.buckets) and not self.missing[self.next]:
             self._send_next()
 
-    def _act(self, mark: Mark, index: int) -> None:
+    def _act(self, mark: MomentKind, index: int) -> None:
         gatherer = self.gatherer
         match mark:
-            case Mark.GRADIENT:
+            case MomentKind.GRADIENT:
                 self._take(index)
                 if gatherer is None:
                     self.declare_ready((index,))
                 else:
                     gatherer.gradient_done(index)
-            case Mark.END:
+            case MomentKind.END:
                 while self.reduces and self.next < len(self.buckets):
                     self._send_next()
                 while self.sent and not self.knobs.pipelined:
                     self._land()
                 if gatherer is not None:
                     gatherer.end()
-            case Mark.FORWARD if gatherer is not None:
+            case MomentKind.FORWARD if gatherer is not None:
                 gatherer.use(index)
-            case Mark.LEFT if gatherer is not None:
+            case MomentKind.LEFT if gatherer is not None:
                 gatherer.left(index)
-            case Mark.LOSS if gatherer is not None:
+            case MomentKind.LOSS if gatherer is not None:
                 gatherer.use_backward(OUTER)
-            case Mark.BACKWARD if gatherer is not None:
+            case MomentKind.BACKWARD if gatherer is not None:
                 gatherer.use_backward(index)
 
     def _take(self, slot: int) -> None:
@@ -258,10 +258,10 @@ class _Engine:
         columns = self.columns[bucket]
         if knobs.ranks == 1:
             if bucket in self.share:  # reduced in place
-                self.sent.append(_Sent(bucket, 0.0, 0.0))
+                self.sent.append(_SentStates(bucket, 0.0, 0.0))
             else:
                 self._move(tag, rows)
-                self.sent.append(_Sent(bucket, rows, columns * self._share_width(bucket)))
+                self.sent.append(_SentStates(bucket, rows, columns * self._share_width(bucket)))
         else:
             while any(sent.bucket == bucket for sent in self.sent):
                 self._land()  # of an earlier micro-batch
@@ -273,7 +273,7 @@ class _Engine:
             else:
                 output = columns * knobs.reduce_width
             self.add(BUFFERS, copy + output)
-            self.sent.append(_Sent(bucket, rows + copy + output, columns * self._share_width(bucket)))
+            self.sent.append(_SentStates(bucket, rows + copy + output, columns * self._share_width(bucket)))
         while len(self.sent) > (IN_FLIGHT if knobs.overlaps else 0):
             self._land()
 
@@ -402,10 +402,10 @@ class _Gatherer:
         if self.knobs.reshards or self.engine.last:
             self.position = -1
 
-    def _used(self, mark: Mark, index: int) -> _Unit | None:
-        if mark in (Mark.FORWARD, Mark.BACKWARD):
+    def _used(self, mark: MomentKind, index: int) -> _Unit | None:
+        if mark in (MomentKind.FORWARD, MomentKind.BACKWARD):
             return self.units.get(index)
-        return self.units.get(OUTER) if mark is Mark.LOSS else None
+        return self.units.get(OUTER) if mark is MomentKind.LOSS else None
 
     def _use(self, unit: _Unit) -> None:
         position = self._find(unit, self.position + 1)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases, Layouts
-from search_spaces.training.data_schedule import UNSCHEDULED_LAYERS, Point, points_of
+from search_spaces.training.data_schedule import UNSCHEDULED_LAYERS, SchedulePosition, points_of
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -27,7 +27,7 @@ def scheduled(layouts: Layouts, configs: Sequence[TrialConfig], workload: Worklo
     return dataclasses.replace(layouts, **dict(zip(names, columns, strict=True)))
 
 
-def _columns(points: Sequence[Point], drops: bool) -> tuple[float, ...]:
+def _columns(points: Sequence[SchedulePosition], drops: bool) -> tuple[float, ...]:
     """The first and the middle point: tokens and weight; the last point has the remaining weight."""
     *earlier, _ = points
     pairs = [(point.kept if drops else point.length, point.weight) for point in earlier]

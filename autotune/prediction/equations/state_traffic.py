@@ -7,7 +7,7 @@ import numpy as np
 from autotune.prediction.equations.cases import Array, Cases, Flags
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import (
-    Group,
+    CommunicationGroup,
     coding_seconds,
     collective_seconds,
     expert_data_group,
@@ -213,7 +213,7 @@ def _waits(cases: Cases) -> Flags:
     return waits
 
 
-def _along(cases: Cases, rates: Coefficients, group: Group, message: Array, count: Array) -> Array:
+def _along(cases: Cases, rates: Coefficients, group: CommunicationGroup, message: Array, count: Array) -> Array:
     """Seconds of gathers or scatters of `message` bytes in total over a group; 0 if nothing is sent."""
     count = np.where(message > 0, count, 0.0)
     return collective_seconds(cases, group, message * (group.ranks - 1) / group.ranks, count, rates)

@@ -9,7 +9,7 @@ import numpy as np
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import boundary_bandwidth, sends_integers
-from autotune.prediction.equations.compute import MicroBatch, micro_batch
+from autotune.prediction.equations.compute import MicroBatchSeconds, micro_batch
 from autotune.prediction.equations.files import file_read_seconds, file_update_seconds
 from autotune.prediction.equations.layer_shapes import with_layers
 from autotune.prediction.equations.memory import Memory, kept_layer_bytes, memory
@@ -40,7 +40,7 @@ Z90 = 1.645
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
+class StepPrediction:
     """The prediction for each case."""
 
     parts: dict[str, Array]
@@ -64,9 +64,9 @@ class Prediction:
         return _band(self.memory.total, self.memory_reach)
 
 
-def predict(cases: Cases, rates: Coefficients) -> Prediction:
+def predict(cases: Cases, rates: Coefficients) -> StepPrediction:
     """Step time by part, and memory by tag. If only one of them is needed, `seconds_of` and `memory` are cheaper."""
-    return Prediction(
+    return StepPrediction(
         parts=_parts(cases, rates),
         memory=memory(cases, rates),
         time_reach=Z90 * rates.time_spread * rates.time_tail,
@@ -192,7 +192,7 @@ def _summed(parts: dict[str, Array]) -> Array:
     return reduce(np.add, parts.values())
 
 
-def _slowest(cases: Cases, batch: MicroBatch, split: Split) -> tuple[Array, Array]:
+def _slowest(cases: Cases, batch: MicroBatchSeconds, split: Split) -> tuple[Array, Array]:
     """Layers of the slowest rank, and whether it is the one with the output projection."""
     layer = batch.layer + batch.layer_communication
     with_head = split.last * layer + batch.head + batch.head_communication

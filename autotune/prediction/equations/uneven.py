@@ -14,7 +14,7 @@ import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases, RankTable, scalar
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.compute import MicroBatch, mean_micro_batch, micro_batch
+from autotune.prediction.equations.compute import MicroBatchSeconds, mean_micro_batch, micro_batch
 from autotune.prediction.equations.layer_shapes import kinds_of_layers, of_kind
 from autotune.prediction.equations.mixed import devices_of_ranks
 from search_spaces.clusters.cluster import ClusterSpec
@@ -69,10 +69,10 @@ POLICIES = ("knobs", "none", "selective", "full")
 class Paces:
     """Micro-batch times by recomputation: according to the knobs, none, selective and full."""
 
-    knobs: MicroBatch
-    none: MicroBatch
-    selective: MicroBatch
-    full: MicroBatch
+    knobs: MicroBatchSeconds
+    none: MicroBatchSeconds
+    selective: MicroBatchSeconds
+    full: MicroBatchSeconds
     kinds: "tuple[Paces, ...]" = ()
     """The same for each of `Cases.kinds`; the others are their means."""
 
@@ -240,14 +240,14 @@ def rank_seconds(paces: Sequence[Paces], share: RankShare, overrides: Array) -> 
 
 def _seconds_on(paces: Paces, share: RankShare, overrides: Array) -> tuple[Array, Array]:
 
-    def of_layer(policy: str, seconds: Callable[[MicroBatch], Array]) -> Array:
+    def of_layer(policy: str, seconds: Callable[[MicroBatchSeconds], Array]) -> Array:
         """Of a mean layer of the rank."""
         if not (share.kinds and paces.kinds):
             return seconds(getattr(paces, policy))
         parts = [count * seconds(getattr(kind, policy)) for count, kind in zip(share.kinds, paces.kinds, strict=True)]
         return reduce(np.add, parts) / np.maximum(share.layers, 1.0)
 
-    def summed(seconds: Callable[[MicroBatch], Array]) -> Array:
+    def summed(seconds: Callable[[MicroBatchSeconds], Array]) -> Array:
         by_knobs = share.layers * of_layer("knobs", seconds)
         if not np.any(overrides > 0):
             return by_knobs

@@ -12,7 +12,7 @@ from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.coefficients import ON_A_PROCESSOR, Coefficients
 from autotune.prediction.fitting.trial_fit import fitted, spread_after, tail_after
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.microbenchmark import Measured, Operation, ranks_in_domain
+from search_spaces.clusters.microbenchmark import MeasuredRow, Operation, ranks_in_domain
 from storage.records import CalibrationRecord
 
 NOISE = 0.1
@@ -20,7 +20,7 @@ NOISE = 0.1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class _FittedPart:
     """Coefficients that are fitted together."""
 
     names: tuple[str, ...]
@@ -29,7 +29,7 @@ class _Part:
 
 
 _PARTS = (
-    _Part(
+    _FittedPart(
         names=(
             "matrix_efficiency", "rows_half", "width_half", "attention_efficiency", "backward_ratio", "traffic",
             "kernel_seconds",
@@ -39,15 +39,15 @@ _PARTS = (
             Operation.ATTENTION: 3.0, Operation.ATTENTION_BACKWARD: 2.0,
         },
     ),
-    _Part(names=("update_efficiency",), weights={Operation.UPDATE: 4.0}),
-    _Part(names=("host_update_efficiency",), weights={Operation.HOST_UPDATE: 4.0}),
+    _FittedPart(names=("update_efficiency",), weights={Operation.UPDATE: 4.0}),
+    _FittedPart(names=("host_update_efficiency",), weights={Operation.HOST_UPDATE: 4.0}),
 )  # fmt: skip
 _LINK_WEIGHTS = {
     Operation.ALL_REDUCE: 6.0, Operation.ALL_GATHER: 6.0, Operation.REDUCE_SCATTER: 6.0, Operation.ALL_TO_ALL: 2.0,
 }  # fmt: skip
-_LINKS = _Part(names=("link_efficiency", "link_seconds", "chunk_seconds"), weights=_LINK_WEIGHTS)
-_NETWORK = _Part(names=("network_efficiency", "network_seconds", "half_message"), weights=_LINK_WEIGHTS)
-_HOPS = _Part(names=("hop_seconds",), weights={Operation.SEND: 6.0})
+_LINKS = _FittedPart(names=("link_efficiency", "link_seconds", "chunk_seconds"), weights=_LINK_WEIGHTS)
+_NETWORK = _FittedPart(names=("network_efficiency", "network_seconds", "half_message"), weights=_LINK_WEIGHTS)
+_HOPS = _FittedPart(names=("hop_seconds",), weights={Operation.SEND: 6.0})
 
 
 def coefficients_from_benchmark(
@@ -89,7 +89,9 @@ def default_precision(cluster: ClusterSpec) -> str:
     return "fp32" if cluster.device.kind == "cpu" else "bf16"
 
 
-def _fit(part: _Part, rows: Sequence[Measured], cluster: ClusterSpec, engine: str, before: Coefficients) -> Coefficients:
+def _fit(
+    part: _FittedPart, rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str, before: Coefficients
+) -> Coefficients:
     used = sorted((row for row in rows if row.operation in part.weights), key=lambda row: row.operation)
     if not used:
         return before
@@ -104,7 +106,7 @@ def _fit(part: _Part, rows: Sequence[Measured], cluster: ClusterSpec, engine: st
     return fitted(part.names, before, predicted, measured, NOISE, weights)
 
 
-def _layer_errors(rows: Sequence[Measured], cluster: ClusterSpec, engine: str, rates: Coefficients) -> Array:
+def _layer_errors(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str, rates: Coefficients) -> Array:
     """log(measured / predicted) of layers, which dominate a step."""
     layers = [row for row in rows if row.operation is Operation.LAYER]
     if not layers:
@@ -112,14 +114,14 @@ def _layer_errors(rows: Sequence[Measured], cluster: ClusterSpec, engine: str, r
     return np.log(np.array([row.seconds for row in layers]) / predicted_rows(layers, cluster, engine)(rates))
 
 
-def _weights(family: Sequence[Measured], total: float) -> Array:
+def _weights(family: Sequence[MeasuredRow], total: float) -> Array:
     """The weight of each row: lower if its samples vary; the sum is `total` if none does."""
     # The quartiles of a normal distribution are 1.35 standard deviations apart.
     spreads = np.array([np.log(row.high / row.low) / 1.35 for row in family])
     return total / len(family) * NOISE**2 / (NOISE**2 + spreads**2)
 
 
-def _largest(rows: Sequence[Measured], part: _Part) -> list[Measured]:
+def _largest(rows: Sequence[MeasuredRow], part: _FittedPart) -> list[MeasuredRow]:
     """For each operation the rows of at least a quarter of its largest size."""
     mine = [row for row in rows if row.operation in part.weights]
     most = max((row.shape[0] for row in mine), default=0)
@@ -130,7 +132,7 @@ FILES = {Operation.FILE_READ: ("file_read_bandwidth", 1), Operation.FILE_UPDATE:
 """Operation -> its coefficient, and how often it moves each byte."""
 
 
-def _file_bandwidths(rows: Sequence[Measured], cluster: ClusterSpec) -> dict[str, float]:
+def _file_bandwidths(rows: Sequence[MeasuredRow], cluster: ClusterSpec) -> dict[str, float]:
     """Coefficient -> bytes/s of a node, from the largest file of each operation."""
     ranks = min(cluster.devices_per_node, cluster.world_size)
     largest = {row.operation: row for row in sorted(rows, key=lambda row: row.shape[0]) if row.operation in FILES}

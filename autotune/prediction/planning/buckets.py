@@ -24,7 +24,7 @@ WORTH = 1e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class BucketSetting:
     """The predicted effect of another bucket value on one configuration, all else equal."""
 
     seconds: float
@@ -41,7 +41,7 @@ class Tuned:
     config: TrialConfig
     seconds: float
     memory: float
-    settings: dict[str, dict[Value, Setting]]
+    settings: dict[str, dict[Value, BucketSetting]]
     """Bucket -> value -> its effect, for the buckets that have several values and matter here."""
 
 
@@ -76,7 +76,7 @@ class _Work:
     groups: list[tuple[NDArray[np.int64], Cases]]
     """Positions of leaders with the same precision and attention kernel, and their cases."""
     chosen: list[dict[str, Value]]
-    settings: list[dict[str, dict[Value, Setting]]]
+    settings: list[dict[str, dict[Value, BucketSetting]]]
     seconds: Array
     memory: Array
 
@@ -117,7 +117,7 @@ class _Work:
             self.groups[group] = (everyone, _with(cases, name, moved))
             for column, index in enumerate(places):
                 self.settings[index][name] = {
-                    value: Setting(
+                    value: BucketSetting(
                         seconds=float(seconds[row, column]), memory=float(memory[row, column]), fits=bool(fits[row, column])
                     )
                     for row, value in enumerate(values)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.goodput.checkpoint import SavedState
-from autotune.goodput.choice import Choice, Layout, choices, rates_of
+from autotune.goodput.choice import RunChoice, RunLayout, choices, rates_of
 from autotune.goodput.terms import GoodputTerms
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.buckets import Tuned
@@ -23,7 +23,7 @@ class Kept:
     """A configuration, and the best ways to run it, best first."""
 
     item: Tuned
-    choices: tuple[Choice, ...]
+    choices: tuple[RunChoice, ...]
 
     @property
     def goodput(self) -> float:
@@ -76,7 +76,7 @@ def saved_bytes(question: Question, configs: Sequence[TrialConfig]) -> list[tupl
     return [states[index] for index in range(len(configs))]
 
 
-def layout_of(question: Question, config: TrialConfig, seconds: float, state: tuple[float, float]) -> Layout:
+def layout_of(question: Question, config: TrialConfig, seconds: float, state: tuple[float, float]) -> RunLayout:
     """What failures cost in this layout.
 
     `seconds`: of a step; `state`: its `saved_bytes`.
@@ -96,7 +96,7 @@ def layout_of(question: Question, config: TrialConfig, seconds: float, state: tu
     of_parameters = groups if config.zero_stage == 3 else max(ranks // config.expert_parallel_size, 1)
     parameters, optimizer = state
     saved = parameters / of_parameters + optimizer / of_optimizer
-    return Layout(
+    return RunLayout(
         nodes=cluster.nodes,
         devices_per_node=devices,
         step_seconds=seconds,

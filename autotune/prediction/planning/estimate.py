@@ -12,7 +12,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases, scalar
 from autotune.prediction.equations.memory import rank_memory, share_memory
 from autotune.prediction.equations.schedules import at_point
-from autotune.prediction.equations.step import Prediction, predict
+from autotune.prediction.equations.step import StepPrediction, predict
 from autotune.prediction.equations.uneven import has_explicit_layers, layout_key, layout_overrides, shares_of, tabled
 from autotune.prediction.fitting.lessons import Lessons
 from autotune.prediction.fitting.likeness import config_features
@@ -71,7 +71,7 @@ class PointEstimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
+class StepEstimate:
     """The estimate of one configuration. Intervals have a probability of 90 %."""
 
     config: TrialConfig
@@ -126,9 +126,9 @@ class Estimate:
         }
 
 
-def estimates(question: Question, configs: Sequence[TrialConfig]) -> list[Estimate]:
+def estimates(question: Question, configs: Sequence[TrialConfig]) -> list[StepEstimate]:
     """The predictions for the configurations, in their order."""
-    by_index: dict[int, Estimate] = {}
+    by_index: dict[int, StepEstimate] = {}
     for places, cases in alike(question, configs):
         prediction = predict(cases, question.rates)
         longer = learned(question, cases, [configs[index] for index in places])
@@ -160,8 +160,8 @@ def alike(question: Question, configs: Sequence[TrialConfig]) -> Iterator[tuple[
 
 
 def _estimate(
-    question: Question, config: TrialConfig, cases: Cases, prediction: Prediction, row: int, longer: float
-) -> Estimate:
+    question: Question, config: TrialConfig, cases: Cases, prediction: StepPrediction, row: int, longer: float
+) -> StepEstimate:
     """`longer`: factor on the equations' step time."""
     seconds = _at(prediction.seconds, row) * longer
     fast, slow = (_at(edge, row) * longer for edge in prediction.seconds_band())
@@ -174,7 +174,7 @@ def _estimate(
     flops = _flops_of_sample(question, config) * batch
     tflops = flops / seconds / question.cluster.world_size / 1e12
     peak_flops = question.cluster.device.peak_flops.get(config.precision)
-    return Estimate(
+    return StepEstimate(
         config=config,
         step_seconds=Interval(mean=seconds, low=fast, high=slow),
         breakdown_seconds={name: _at(values, row) * longer for name, values in prediction.parts.items()},

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autotune.prediction.cases.grid import Codes, Index
-from autotune.prediction.cases.products import Mask, Product, Products
+from autotune.prediction.cases.products import CaseProduct, Mask, Products
 from autotune.prediction.equations.cases import Array
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knob import Value
@@ -41,7 +41,7 @@ class AtBest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class SpacePart:
     """A part of a space of which the best are kept."""
 
     values: Mapping[str, frozenset[Value]]
@@ -73,11 +73,11 @@ class Scanned:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class PredictionBlock:
     """Predictions for a product; the arrays have its shape, infinite where no configuration is legal."""
 
     products: Products
-    product: Product
+    product: CaseProduct
     seconds: Array
     """Infinite where it does not fit."""
     memory: Array
@@ -106,7 +106,7 @@ class Found:
     """Seconds, if configurations that take no longer are ranked by memory; None: all are, by time."""
     compared: frozenset[str]
     """The knobs of which each value is compared."""
-    apart: Sequence[Part] = ()
+    apart: Sequence[SpacePart] = ()
     count: int = 0
     fitting: int = 0
     fastest: float = np.inf
@@ -118,7 +118,7 @@ class Found:
         by_memory = self.slowest is not None
         self._best = [_Best(by_memory, KEPT), *(_Best(by_memory, part.most) for part in self.apart)]
 
-    def add(self, block: Block) -> None:
+    def add(self, block: PredictionBlock) -> None:
         """Add predictions."""
         self.fitting += int(np.count_nonzero(block.fits))
         self.least = min(self.least, float(block.memory.min()))
@@ -135,7 +135,7 @@ class Found:
             if all(len(rows) for rows in within):
                 best.add(block, ranked[np.ix_(*within)], within)
 
-    def slowest_kept(self, products: Products, product: Product) -> Array:
+    def slowest_kept(self, products: Products, product: CaseProduct) -> Array:
         """For the configurations of a product, the seconds above which one changes no result but `fitting`.
 
         It is neither among the best, of all or of a part, nor the best with any of its values; and something fits with each of
@@ -151,7 +151,7 @@ class Found:
             limit[within] = np.maximum(limit[within], self._limit(best))
         return limit
 
-    def slowest_kept_of_rows(self, products: Products, product: Product) -> Array:
+    def slowest_kept_of_rows(self, products: Products, product: CaseProduct) -> Array:
         """For the rows of the first axis of a product, the largest of `slowest_kept`."""
         axes = range(len(product.axes))
         first, *other_limits = (self._limits_of_values(products, product, axis) for axis in axes)
@@ -165,7 +165,7 @@ class Found:
     def _limit(self, best: "_Best") -> float:
         return self.slowest if self.slowest is not None else best.last
 
-    def _limits_of_values(self, products: Products, product: Product, axis: int) -> Array:
+    def _limits_of_values(self, products: Products, product: CaseProduct, axis: int) -> Array:
         """For each row of an axis, the largest of the seconds of the best with one of its values; infinite if nothing with one
         of them fits so far.
         """
@@ -201,7 +201,7 @@ class Found:
             at_best={name: {value: _at_best(result) for value, result in values.items()} for name, values in varied.items()},
         )
 
-    def _compare(self, block: Block, ranked: Array, axis: int) -> None:
+    def _compare(self, block: PredictionBlock, ranked: Array, axis: int) -> None:
         """Record the best for each value of each knob of an axis, and the least memory."""
         other_axes = tuple(other_axis for other_axis in range(ranked.ndim) if other_axis != axis)
         fits = np.where(block.fits.any(axis=other_axes), 0.0, np.inf)
@@ -237,7 +237,7 @@ class _Best:
         """The result of the last one; infinite: there are fewer than are kept."""
         return float(self._results[-1, int(self.by_memory)]) if len(self._results) == self.most else np.inf
 
-    def add(self, block: Block, ranked: Array, rows: tuple[Index, ...]) -> None:
+    def add(self, block: PredictionBlock, ranked: Array, rows: tuple[Index, ...]) -> None:
         """Merge those that are as good as the last one; `ranked` has the results of these rows of each axis."""
         places = np.flatnonzero((ranked <= self.last) & (ranked < np.inf))
         if len(places) > self.most:
@@ -270,7 +270,9 @@ def _in_order(results: Array, codes: Codes, space_of: Index, by_memory: bool) ->
     return np.lexsort((*(codes[:, depth] for depth in varying[::-1]), space_of, *best))
 
 
-def _first_of(block: Block, ranked: Array, axis: int, chosen: Mask, least: float) -> tuple[Products, Codes, float, float]:
+def _first_of(
+    block: PredictionBlock, ranked: Array, axis: int, chosen: Mask, least: float
+) -> tuple[Products, Codes, float, float]:
     """Of the configurations with the chosen rows of an axis and this result, the first in the order of the space."""
     shape = [1] * ranked.ndim
     shape[axis] = len(chosen)
@@ -281,7 +283,7 @@ def _first_of(block: Block, ranked: Array, axis: int, chosen: Mask, least: float
     return block.products, codes[first], float(block.seconds[position]), float(block.memory[position])
 
 
-def _within(products: Products, product: Product, parts: Sequence[Part]) -> list[list[Mask]]:
+def _within(products: Products, product: CaseProduct, parts: Sequence[SpacePart]) -> list[list[Mask]]:
     """For each part, the rows of each axis whose values are in it."""
     tables: dict[tuple[int, frozenset[Value]], Mask] = {}
     masks = []

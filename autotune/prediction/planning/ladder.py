@@ -11,7 +11,7 @@ import numpy as np
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.memory import memory
-from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.largest import LONGEST
 from autotune.prediction.planning.memory_fit import Room, room_of
 from autotune.prediction.planning.question import Question, single_values
@@ -77,7 +77,7 @@ class RungAnswer:
     """What fits on one rung."""
 
     rung: Rung
-    estimate: Estimate
+    estimate: StepEstimate
     """For samples of the requested length: with the fastest savings that suffice, else with those needing the least memory."""
     lacks_card: float
     """Additional bytes per card needed to fit with the required probability; 0: none."""

@@ -12,19 +12,19 @@ import numpy as np
 
 from autotune.errors import NothingFeasibleError, RequestError
 from autotune.exports.lossless import is_lossless
-from autotune.goodput.choice import Choice
+from autotune.goodput.choice import RunChoice
 from autotune.goodput.terms import GoodputTerms
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.buckets import Tuned, in_order, tuned
 from autotune.prediction.planning.by_goodput import ranked_by_goodput
-from autotune.prediction.planning.estimate import Estimate, alike, estimates, learned
-from autotune.prediction.planning.found import Part, Scanned
+from autotune.prediction.planning.estimate import StepEstimate, alike, estimates, learned
+from autotune.prediction.planning.found import Scanned, SpacePart
 from autotune.prediction.planning.memory_fit import PROBABILITY, Room, room_of
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.question_space import nothing_legal, space_of
 from autotune.prediction.planning.reasons import Cost, Goal, Reason, reasons_of, single_knob_changes
 from autotune.prediction.planning.scan import Bounds, require_within, scan
-from autotune.prediction.planning.simplicity import Group, grouped, plain_parts, resolution
+from autotune.prediction.planning.simplicity import TiedConfigs, grouped, plain_parts, resolution
 from search_spaces.clusters.cluster import ClusterSpec, with_shape
 from search_spaces.plain import to_plain
 from search_spaces.quantities import number_text
@@ -108,10 +108,10 @@ class Tie:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class RankedPlan:
     """A configuration with its prediction: the fastest of those that tie."""
 
-    estimate: Estimate
+    estimate: StepEstimate
     base: TrialConfig
     """The device's defaults: what a sweep without pins measures first."""
     tied: int
@@ -126,7 +126,7 @@ class Plan:
     goal: Goal
     cost_per_million_tokens: float | None
     """Without failures. None: the price is unknown."""
-    goodput: tuple[Choice, ...] = ()
+    goodput: tuple[RunChoice, ...] = ()
     """Objective `goodput`: the best way to run it, then the best with each other recovery."""
 
     def document(self) -> dict[str, Any]:
@@ -146,10 +146,10 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plans:
+class RankedPlans:
     """The plans, best first."""
 
-    plans: tuple[Plan, ...]
+    plans: tuple[RankedPlan, ...]
     configurations: int
     """Number of configurations, over all sizes of the cluster."""
     fitting: int
@@ -176,7 +176,7 @@ class Plans:
         }
 
 
-def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None) -> Plans:
+def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None) -> RankedPlans:
     """Rank the configurations of the question's space.
 
     1. Predict every configuration with default buckets; keep the best that fit.
@@ -190,8 +190,8 @@ def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None)
         RequestError, SearchSpaceError: the question cannot be resolved.
     """
     started, bounds = time.monotonic(), bounds or Bounds()
-    counted = _Counted()
-    plans: list[Plan] = []
+    counted = _CountedPlans()
+    plans: list[RankedPlan] = []
     for part in _sizes(question, options):
         require_within(bounds, counted.configurations)
         counted.sizes.append(part.cluster.world_size)
@@ -202,7 +202,7 @@ def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None)
         raise _no_plan_error(question, options, counted)
     if len(counted.sizes) > 1:
         plans.sort(key=lambda item: _rank(item, options))
-    return Plans(
+    return RankedPlans(
         plans=tuple(plans[: options.top]),
         configurations=counted.configurations,
         fitting=counted.fitting,
@@ -216,7 +216,7 @@ def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None)
 
 
 @dataclass(slots=True)
-class _Counted:
+class _CountedPlans:
     configurations: int = 0
     fitting: int = 0
     settings: int = 0
@@ -227,7 +227,7 @@ class _Counted:
     sizes: list[int] = dataclasses.field(default_factory=list)
 
 
-def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted: _Counted) -> list[Plan]:
+def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted: _CountedPlans) -> list[RankedPlan]:
     """The best plans on one cluster."""
     space, room = space_of(question), room_of(question, options.fit_probability)
     if space.is_empty():
@@ -244,13 +244,13 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     chosen = [item for item in best if options.rate is None or question.global_batch_size / item.seconds >= options.rate]
     if question.simple is not None:
         chosen = [item for item in chosen if is_lossless(space, question.simple, item.config)]
-    choices_of: dict[TrialConfig, tuple[Choice, ...]] = {}
+    choices_of: dict[TrialConfig, tuple[RunChoice, ...]] = {}
     if options.objective is PlanObjective.GOODPUT:
         ranked = ranked_by_goodput(question, chosen, options.goodput or GoodputTerms(), options.price, options.top)
-        groups = [Group(first=entry.item) for entry in ranked]
+        groups = [TiedConfigs(first=entry.item) for entry in ranked]
         choices_of = {entry.item.config: entry.choices for entry in ranked}
     elif by_memory:
-        groups = [Group(first=item) for item in chosen[: options.top]]
+        groups = [TiedConfigs(first=item) for item in chosen[: options.top]]
     else:
         groups = grouped(chosen, space, question.rates.time_spread, options.top)
     goal = Goal(
@@ -304,7 +304,7 @@ def _scaled_time(item: Tuned, factor: float) -> Tuned:
 
 
 def _scanned(
-    question: Question, space: SearchSpace, room: Room, options: PlanOptions, bounds: Bounds, counted: _Counted
+    question: Question, space: SearchSpace, room: Room, options: PlanOptions, bounds: Bounds, counted: _CountedPlans
 ) -> Scanned:
     """Scan all configurations; for the objective memory a second time, once the best rate is known.
 
@@ -314,7 +314,7 @@ def _scanned(
     if bounds.configurations is not None:
         remaining = dataclasses.replace(bounds, configurations=max(bounds.configurations - counted.configurations, 0))
     by_memory = options.objective is PlanObjective.MEMORY
-    apart = () if by_memory else tuple(Part(values=values, most=40) for values in plain_parts(space))
+    apart = () if by_memory else tuple(SpacePart(values=values, most=40) for values in plain_parts(space))
     scanned = scan(question, space, room, slowest=None, bounds=remaining, apart=apart)
     counted.configurations += scanned.count
     counted.fitting += scanned.fitting
@@ -326,13 +326,13 @@ def _scanned(
 
 
 def _plan(
-    question: Question, space: SearchSpace, estimate: Estimate, group: Group, reasons: tuple[Reason, ...], goal: Goal,
-    options: PlanOptions, choices: tuple[Choice, ...],
-) -> Plan:  # fmt: skip
+    question: Question, space: SearchSpace, estimate: StepEstimate, group: TiedConfigs, reasons: tuple[Reason, ...], goal: Goal,
+    options: PlanOptions, choices: tuple[RunChoice, ...],
+) -> RankedPlan:  # fmt: skip
     devices = question.cluster.world_size
     hourly = None if options.price is None else options.price * devices
     ties = [Tie(config=t.config, step_seconds=t.seconds, peak_memory_bytes=t.memory) for t in group.ties]
-    return Plan(
+    return RankedPlan(
         estimate=estimate,
         base=space.base,
         tied=len(ties),
@@ -346,7 +346,7 @@ def _plan(
     )
 
 
-def _rank(item: Plan, options: PlanOptions) -> tuple[float, float]:
+def _rank(item: RankedPlan, options: PlanOptions) -> tuple[float, float]:
     """The sort key, lower is better."""
     seconds, memory = item.estimate.step_seconds.mean, item.estimate.peak_memory_bytes.mean
     match options.objective:
@@ -384,7 +384,7 @@ def _part(cluster: ClusterSpec, devices: int) -> ClusterSpec:
     )
 
 
-def _no_plan_error(question: Question, options: PlanOptions, counted: _Counted) -> NothingFeasibleError | RequestError:
+def _no_plan_error(question: Question, options: PlanOptions, counted: _CountedPlans) -> NothingFeasibleError | RequestError:
     """The error that explains why there is no plan."""
     if not counted.configurations:
         return nothing_legal(space_of(question))

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.prediction.planning.buckets import Setting, Tuned
+from autotune.prediction.planning.buckets import BucketSetting, Tuned
 from autotune.prediction.planning.found import AtBest
 from autotune.prediction.planning.memory_fit import Room
 from search_spaces.context import SpaceContext
@@ -175,7 +175,7 @@ def _of_knob(
     return Reason(knob=knob, value=chosen, cause=_cause(knob, values, plan, costs), alternatives=_in_order(alternatives))
 
 
-def _of_bucket(knob: str, settings: Mapping[Value, Setting], plan: Tuned, goal: Goal, costs: Costs) -> Reason:
+def _of_bucket(knob: str, settings: Mapping[Value, BucketSetting], plan: Tuned, goal: Goal, costs: Costs) -> Reason:
     chosen: Value = getattr(plan.config, knob)
     alternatives = [
         _alternative(value, goal, plan, item.seconds, item.memory)

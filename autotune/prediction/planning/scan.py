@@ -10,11 +10,11 @@ import numpy as np
 
 from autotune.prediction.cases.grid import BLOCK, Index
 from autotune.prediction.cases.grid_cases import UNIFORM, GridCases, placing_knobs
-from autotune.prediction.cases.products import Mask, Product, Products
+from autotune.prediction.cases.products import CaseProduct, Mask, Products
 from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import least_seconds_of, seconds_of
-from autotune.prediction.planning.found import Block, Found, Part, Scanned
+from autotune.prediction.planning.found import Found, PredictionBlock, Scanned, SpacePart
 from autotune.prediction.planning.memory_fit import Room
 from autotune.prediction.planning.question import Question
 from search_spaces.canonical import canonical_value
@@ -46,7 +46,13 @@ class Bounds:
 
 
 def scan(
-    question: Question, space: SearchSpace, room: Room, *, slowest: float | None, bounds: Bounds, apart: Sequence[Part] = ()
+    question: Question,
+    space: SearchSpace,
+    room: Room,
+    *,
+    slowest: float | None,
+    bounds: Bounds,
+    apart: Sequence[SpacePart] = (),
 ) -> Scanned:
     """Predict every configuration of the space, buckets at their defaults.
 
@@ -85,9 +91,9 @@ class _Rows:
     of_each: Array
     """The same for each configuration of the product; of length 1 along axes that it does not depend on."""
     rows: Index
-    product: Product
+    product: CaseProduct
 
-    def that_may_lead(self, results: Found, products: Products) -> Iterator[tuple[Array, Product]]:
+    def that_may_lead(self, results: Found, products: Products) -> Iterator[tuple[Array, CaseProduct]]:
         """The configurations of the rows with which a result may change, and the lower bound of their seconds, in parts."""
         product = self.product.take_rows(self.rows)
         rows = np.flatnonzero(self.least <= results.slowest_kept_of_rows(products, product))
@@ -100,7 +106,7 @@ class _Rows:
             yield self.of_each[np.ix_(*at)], part
 
 
-def _fastest_first(question: Question, products: Products, cases: GridCases[Product]) -> list[_Rows]:
+def _fastest_first(question: Question, products: Products, cases: GridCases[CaseProduct]) -> list[_Rows]:
     """All configurations, by a lower bound of their time: the better those found first, the more of the others are excluded.
 
     The bound does not depend on some of the axes, so that it is cheap for many configurations at once.
@@ -118,7 +124,7 @@ def _fastest_first(question: Question, products: Products, cases: GridCases[Prod
     return sorted(row_blocks, key=lambda rows: float(rows.least[0]))
 
 
-def _combined(question: Question, products: Products, cases: GridCases[Product]) -> int:
+def _combined(question: Question, products: Products, cases: GridCases[CaseProduct]) -> int:
     """Number of combinations of the axes that the lower bound of the time does not depend on."""
     if not products.count:
         return 1
@@ -131,11 +137,11 @@ def _predicted(
     question: Question,
     room: Room,
     products: Products,
-    cases: GridCases[Product],
-    product: Product,
+    cases: GridCases[CaseProduct],
+    product: CaseProduct,
     least: Array,
     results: Found,
-) -> Block | None:
+) -> PredictionBlock | None:
     """Memory of the configurations of the product with which a result may change, whether they fit, and the time of those that
     do; None: there are none. `least`: a lower bound of their seconds.
     """
@@ -152,7 +158,7 @@ def _predicted(
         timed = seconds_of(cases.of(product.take(some)), question.rates)
         seconds[np.ix_(*some)] = np.where(fits[np.ix_(*some)], timed, np.inf)
     leads = fits if results.slowest is None else seconds <= results.slowest
-    return Block(products=products, product=product, seconds=seconds, memory=needed_bytes, fits=fits, leads=leads)
+    return PredictionBlock(products=products, product=product, seconds=seconds, memory=needed_bytes, fits=fits, leads=leads)
 
 
 def _rows_with(chosen: Mask) -> list[Index]:

@@ -24,7 +24,7 @@ _COUNTED_SEPARATELY = frozenset({*PLAIN, *DIMENSIONS, *NOT_SCANNED, "zero_stage"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class TiedConfigs:
     """Configurations whose times the equations cannot distinguish."""
 
     first: Tuned
@@ -83,20 +83,20 @@ def plain_parts(space: SearchSpace) -> Iterator[dict[str, frozenset[Value]]]:
         yield plain | dict(sides)
 
 
-def grouped(candidates: Sequence[Tuned], space: SearchSpace, time_spread: float, most: int) -> list[Group]:
+def grouped(candidates: Sequence[Tuned], space: SearchSpace, time_spread: float, most: int) -> list[TiedConfigs]:
     """Group the configurations into ties; `candidates`: fastest first.
 
     The fastest leads the first group, which has all that are at most the resolution slower. The fastest of the rest leads the
     next group, and so on.
     """
     tie = 1 + resolution(time_spread)
-    groups: list[Group] = []
+    groups: list[TiedConfigs] = []
     remaining = list(candidates)
     while remaining and len(groups) < most:
         count = sum(item.seconds <= remaining[0].seconds * tie for item in remaining)
         (first, *ties), remaining = remaining[:count], remaining[count:]
         simplest = min([first, *ties], key=lambda item: (*effort(item.config, space), item.seconds))
-        groups.append(Group(first=first, ties=tuple(ties), simplest=None if simplest is first else simplest))
+        groups.append(TiedConfigs(first=first, ties=tuple(ties), simplest=None if simplest is first else simplest))
     return groups
 
 

@@ -48,7 +48,7 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class End:
+class PipelineEnd:
     """Properties of a pipeline rank besides its layers."""
 
     first: bool
@@ -75,7 +75,7 @@ def too_many(layers: int, ranks: int, virtual: int, menu: Menu) -> bool:
     return ranks * (most * (most + 1) // 2 * again + most) * (2 if menu.offloads else 1) > MOST
 
 
-def options_of(cases: Cases, rates: Coefficients, ends: Sequence[End], least: int, menu: Menu, room: Room) -> Options:
+def options_of(cases: Cases, rates: Coefficients, ends: Sequence[PipelineEnd], least: int, menu: Menu, room: Room) -> Options:
     """All choices of every rank that fit its memory; of those with equal layers and offloading, the fastest.
 
     Args:
@@ -131,7 +131,13 @@ def _columns(least: int, most: int, menu: Menu) -> NDArray[np.int64]:
 
 
 def _of_rank(
-    cases: Cases, rates: Coefficients, paces: Sequence[Paces], rank: int, end: End, columns: NDArray[np.int64], room: Room
+    cases: Cases,
+    rates: Coefficients,
+    paces: Sequence[Paces],
+    rank: int,
+    end: PipelineEnd,
+    columns: NDArray[np.int64],
+    room: Room,
 ) -> Options:
     layers, policy, again, offloads = columns.T
     share = RankShare(

@@ -32,7 +32,7 @@ from autotune.prediction.equations.step import seconds_of
 from autotune.prediction.equations.uneven import layout_key, tabled
 from autotune.prediction.planning.memory_fit import Room
 from autotune.prediction.planning.question import Question
-from autotune.prediction.planning.stage_options import End, Menu, Options, options_of, seconds_after, too_many
+from autotune.prediction.planning.stage_options import Menu, Options, PipelineEnd, options_of, seconds_after, too_many
 from search_spaces.canonical import canonical
 from search_spaces.context import SpaceContext
 from search_spaces.knob import Value
@@ -84,7 +84,7 @@ def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | Non
     devices = devices_of_ranks(config, question.cluster) or (0,) * ranks
     last = ranks * virtual - 1
     ends = [
-        End(first=0 in rank_stages, last=last in rank_stages, device=device)
+        PipelineEnd(first=0 in rank_stages, last=last in rank_stages, device=device)
         for rank_stages, device in zip(stage_indices, devices, strict=True)
     ]
     offered = options_of(cases, question.rates, ends, virtual, menu, room)

@@ -63,7 +63,7 @@ def joined(first: Described, second: Described) -> Described:
     )
 
 
-class Pool(Protocol):
+class CandidatePool(Protocol):
     """Candidates with their predictions."""
 
     @property
@@ -80,14 +80,14 @@ class Pool(Protocol):
         ...
 
 
-class Pools:
+class CandidatePools:
     """The pools of a forecaster, each created once."""
 
     def __init__(self, forecaster: "Forecaster") -> None:
         self.forecaster = forecaster
-        self._made: dict[str, Pool] = {}
+        self._made: dict[str, CandidatePool] = {}
 
-    def of(self, candidates: Candidates) -> Pool:
+    def of(self, candidates: Candidates) -> CandidatePool:
         """The pool of these candidates."""
         if candidates.hash not in self._made:
             self._made[candidates.hash] = self.forecaster.pool(candidates)
@@ -97,7 +97,7 @@ class Pools:
 class Forecaster(Protocol):
     """Predicts for one model on one cluster. Results depend only on the arguments and on the constructor's arguments."""
 
-    def pool(self, candidates: Candidates) -> Pool:
+    def pool(self, candidates: Candidates) -> CandidatePool:
         """The candidates, or those that are predicted to be worth a trial."""
         ...
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.strategies.guided.described import Forecaster, Guide, Pools
+from autotune.strategies.guided.described import CandidatePools, Forecaster, Guide
 from autotune.strategies.guided.feasibility import Feasibility
 from autotune.strategies.guided.observations import no_observations
 from autotune.strategies.guided.surrogate import prior
@@ -21,7 +21,7 @@ class PredictedFirst(Strategy):
     """Enqueues a planner's answers before another optimizer starts, as a user who has a planner would."""
 
     def __init__(self, forecaster: Forecaster, next_strategy: Strategy) -> None:
-        self._pools, self._next_strategy = Pools(forecaster), next_strategy
+        self._pools, self._next_strategy = CandidatePools(forecaster), next_strategy
 
     def propose(
         self,

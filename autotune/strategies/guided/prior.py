@@ -16,7 +16,7 @@ from autotune.prediction.fitting.trial_history import Runs, jobs_elsewhere
 from autotune.prediction.planning.calibrated import Borrowed, calibrated
 from autotune.prediction.planning.question import SHIPPED
 from autotune.strategies.guided.observations import noise_of
-from autotune.strategies.guided.setting import Setting
+from autotune.strategies.guided.setting import JobSetting
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
@@ -90,7 +90,7 @@ def timed_trials(history: Sequence[TrialRecord]) -> list[TrialRecord]:
     return [trial for trial in history if trial.outcome is Outcome.OK and rate(trial) > 0]
 
 
-def fitted_to(timed: Sequence[TrialRecord], setting: Setting, before: Coefficients) -> Coefficients:
+def fitted_to(timed: Sequence[TrialRecord], setting: JobSetting, before: Coefficients) -> Coefficients:
     """The most probable coefficients given these trials, with `before` as the prior."""
     alike: dict[tuple[str, str], list[TrialRecord]] = {}
     for trial in timed:
@@ -98,7 +98,7 @@ def fitted_to(timed: Sequence[TrialRecord], setting: Setting, before: Coefficien
     return fit_time([_runs(trials, setting) for trials in alike.values()], before)
 
 
-def _runs(trials: Sequence[TrialRecord], setting: Setting) -> Runs:
+def _runs(trials: Sequence[TrialRecord], setting: JobSetting) -> Runs:
     configs = [trial.config for trial in trials]
     return Runs(
         cases=cases_of(setting.model, setting.cluster, setting.workload, configs, setting.engine), configs=tuple(configs),

@@ -16,7 +16,7 @@ from search_spaces.trial import Fidelity, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
+class JobSetting:
     """The setting of a job; constant while it runs."""
 
     model: ModelSpec | FactoryModel
@@ -53,7 +53,7 @@ class Setting:
         return min(usable, self.ranking.capacity_bytes)
 
 
-def setting_of(model: Model, space: SearchSpace, engine: str, ranking: Ranking, fidelity: Fidelity) -> Setting:
+def setting_of(model: Model, space: SearchSpace, engine: str, ranking: Ranking, fidelity: Fidelity) -> JobSetting:
     """Return the setting of a job; a script, or a module without a profile, is predicted as a transformer of its size."""
     predicted_model = predictable(model, space)
     if predicted_model is None:
@@ -63,4 +63,4 @@ def setting_of(model: Model, space: SearchSpace, engine: str, ranking: Ranking, 
             names = ("pipeline_parallel_size", "virtual_stages")
             stages = math.prod(max(map(int, space.domains.get(name, (1,)))) for name in names)
         predicted_model = transformer_of(model, space.workload.sequence_length, stages)
-    return Setting(model=predicted_model, space=space, engine=engine, ranking=ranking, fidelity=fidelity)
+    return JobSetting(model=predicted_model, space=space, engine=engine, ranking=ranking, fidelity=fidelity)

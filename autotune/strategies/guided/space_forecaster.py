@@ -24,7 +24,7 @@ from autotune.prediction.planning.scan import NOT_SCANNED
 from autotune.strategies.guided.acquisition import trial_seconds
 from autotune.strategies.guided.described import Array, Described, Index, joined
 from autotune.strategies.guided.prior import Prior, fitted_to, milestone, timed_trials
-from autotune.strategies.guided.setting import Setting
+from autotune.strategies.guided.setting import JobSetting
 from autotune.strategies.guided.space_pool import Order, SpacePool
 from autotune.strategies.strategy import Candidates
 from search_spaces.knob import Value
@@ -43,7 +43,7 @@ _BUCKETS = (
 class SpaceForecaster:
     """Predicts with the equations and the residuals learned from earlier jobs."""
 
-    def __init__(self, setting: Setting, prior: Prior, pools: dict[str, SpacePool] | None = None) -> None:
+    def __init__(self, setting: JobSetting, prior: Prior, pools: dict[str, SpacePool] | None = None) -> None:
         """`pools`: pools already selected, by hash of the space; None: none yet."""
         self._setting, self._prior = setting, prior
         self._lessons = Lessons(prior.lessons)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.cases.grid import Codes, Grid, Rows
+from autotune.prediction.cases.grid import Codes, ConfigGrid, KnobRows
 from autotune.prediction.cases.grid_cases import GridCases, numbers
 from autotune.prediction.equations.cases import Cases
 from autotune.prediction.fitting.likeness import Numbers
@@ -30,11 +30,11 @@ Describe = Callable[[Cases, Numbers], Described]
 
 
 @dataclass(slots=True)
-class _Part:
+class _KeptCandidates:
     """Kept candidates of one precision and one attention kernel."""
 
-    grid: Grid
-    cases: GridCases[Rows]
+    grid: ConfigGrid
+    cases: GridCases[KnobRows]
     codes: Codes
     order: Array
     """Key by which the best are kept; lower is better."""
@@ -47,7 +47,9 @@ class SpacePool:
     tuned around the best later.
     """
 
-    def __init__(self, space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCases[Rows]], order: "Order") -> None:
+    def __init__(
+        self, space: SearchSpace, make_cases: Callable[[SearchSpace, ConfigGrid], GridCases[KnobRows]], order: "Order"
+    ) -> None:
         """Raises SpaceTooLargeError if the space has more than `MOST_PREDICTED` configurations."""
         self._parts = _kept(space, make_cases, order)
         self._firsts = np.cumsum([0, *(len(part.codes) for part in self._parts)])
@@ -92,12 +94,14 @@ class Order:
     """Standard deviations between predicted and available memory."""
 
 
-def _kept(space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCases[Rows]], order: Order) -> list[_Part]:
-    parts: list[_Part] = []
+def _kept(
+    space: SearchSpace, make_cases: Callable[[SearchSpace, ConfigGrid], GridCases[KnobRows]], order: Order
+) -> list[_KeptCandidates]:
+    parts: list[_KeptCandidates] = []
     predicted = 0
     for uniform in uniform_parts(space if space.count() <= WHOLE else without_buckets(space)):
-        grid = Grid(uniform)
-        part = _Part(grid, make_cases(uniform, grid), np.empty((0, len(SEARCH_ORDER)), dtype=np.int16), np.empty(0))
+        grid = ConfigGrid(uniform)
+        part = _KeptCandidates(grid, make_cases(uniform, grid), np.empty((0, len(SEARCH_ORDER)), dtype=np.int16), np.empty(0))
         parts.append(part)
         for rows in grid.blocks():
             predicted += rows.count * grid.sides.count
@@ -117,7 +121,7 @@ def _kept(space: SearchSpace, make_cases: Callable[[SearchSpace, Grid], GridCase
     return [part for part in parts if len(part.codes)]
 
 
-def _prune(parts: Sequence[_Part]) -> None:
+def _prune(parts: Sequence[_KeptCandidates]) -> None:
     every = np.concatenate([part.order for part in parts])
     if len(every) <= LARGEST_POOL:
         return
@@ -127,11 +131,11 @@ def _prune(parts: Sequence[_Part]) -> None:
         part.codes, part.order = part.codes[mask], part.order[mask]
 
 
-def _numbers(part: _Part) -> Numbers:
+def _numbers(part: _KeptCandidates) -> Numbers:
     return lambda name, meaning: numbers(part.grid, name, part.codes[:, SEARCH_ORDER.index(name)], meaning)
 
 
-def _codes(grid: Grid, config: TrialConfig) -> Codes | None:
+def _codes(grid: ConfigGrid, config: TrialConfig) -> Codes | None:
     """The codes of a configuration; None: the grid lacks one of its values."""
     codes = []
     for name, values in zip(SEARCH_ORDER, grid.values, strict=True):

@@ -7,7 +7,7 @@ import numpy as np
 
 from autotune.objective.ranking import rate
 from autotune.strategies.guided.acquisition import choose, outlook
-from autotune.strategies.guided.described import Forecaster, Guide, Pool, Pools, joined
+from autotune.strategies.guided.described import CandidatePool, CandidatePools, Forecaster, Guide, joined
 from autotune.strategies.guided.observations import Flags, Observations, Value, observe, select_informative
 from autotune.strategies.strategy import Candidates, LeastMemory, Outlook, Score, Strategy, known_hashes
 from autotune.strategies.walks import RandomStrategy
@@ -22,7 +22,7 @@ MIN_MEASURED = 4
 class _Options:
     """The candidates and the knowledge of them."""
 
-    pool: Pool
+    pool: CandidatePool
     observations: Observations
     around: Sequence[TrialConfig]
     available: Flags
@@ -48,7 +48,7 @@ class GuidedStrategy(Strategy):
         self._score, self._value = score, value
         self._random = RandomStrategy()
         self._first = forecaster
-        self._pools = Pools(forecaster)
+        self._pools = CandidatePools(forecaster)
 
     def propose(
         self,
@@ -90,9 +90,9 @@ class GuidedStrategy(Strategy):
         needed, room = float(pool.described.needed[position]), float(pool.described.room[position])
         return LeastMemory(config=pool.config(position), needed=needed, room=room)
 
-    def _pool(self, forecaster: Forecaster, candidates: Candidates) -> Pool:
+    def _pool(self, forecaster: Forecaster, candidates: Candidates) -> CandidatePool:
         if self._pools.forecaster is not forecaster:
-            self._pools = Pools(forecaster)
+            self._pools = CandidatePools(forecaster)
         return self._pools.of(candidates)
 
     def _options(

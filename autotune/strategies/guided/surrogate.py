@@ -24,14 +24,14 @@ MOST = 300
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Kernel:
+class _SurrogateKernel:
     size: float
     slope: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Fit:
-    kernel: _Kernel
+    kernel: _SurrogateKernel
     inverse: Array
     weights: Array
     likelihood: float
@@ -126,14 +126,14 @@ class Surrogate:
         """Expected logarithms of the rates and their covariance, for a small number of candidates."""
         expected = prior(candidates)
         along = expected - self._centre
-        kernel = self._fit.kernel if self._fit is not None else _Kernel(size=USUAL_SIZE, slope=SLOPES[0])
+        kernel = self._fit.kernel if self._fit is not None else _SurrogateKernel(size=USUAL_SIZE, slope=SLOPES[0])
         covariance = _covariance(kernel, matern(candidates.features, candidates.features, LENGTH), along, along)
         if self._fit is None:
             return expected, covariance
         between = self._between(kernel, candidates, along)
         return expected + between @ self._fit.weights, covariance - between @ self._fit.inverse @ between.T
 
-    def _between(self, kernel: _Kernel, candidates: Described, along: Array) -> Array:
+    def _between(self, kernel: _SurrogateKernel, candidates: Described, along: Array) -> Array:
         alike = matern(candidates.features, self._seen.features, LENGTH)
         return _covariance(kernel, alike, along, prior(self._seen) - self._centre)
 
@@ -155,7 +155,7 @@ class Surrogate:
         fits = [self._fitted(kernel, _covariance(kernel, alike, along, along), errors) for kernel in _kernels()]
         return max(fits, key=lambda fit: fit.likelihood)
 
-    def _fitted(self, kernel: _Kernel, covariance: Array, errors: Array) -> _Fit:
+    def _fitted(self, kernel: _SurrogateKernel, covariance: Array, errors: Array) -> _Fit:
         wider = np.ones(len(errors))
         for _ in range(ROUNDS):
             inverse = np.asarray(np.linalg.inv(covariance + np.diag(self._noise**2 * wider)), dtype=np.float64)
@@ -173,17 +173,17 @@ def _likelihood(left_out: Array, inverse: Array) -> float:
     return float((-2 * np.log1p(left_out**2 / (3 * variance)) - 0.5 * np.log(variance)).sum())
 
 
-def _cost(kernel: _Kernel) -> float:
+def _cost(kernel: _SurrogateKernel) -> float:
     """Negative log prior of the sizes: 2 for each doubling or halving of the residual's size, and for a wrong slope. A few
     trials overrule the usual ones, a single trial does not."""
     return 2.0 * (abs(math.log2(kernel.size / USUAL_SIZE)) + (kernel.slope != SLOPES[0]))
 
 
-def _kernels() -> list[_Kernel]:
-    return [_Kernel(size=size, slope=slope) for size in SIZES for slope in SLOPES]
+def _kernels() -> list[_SurrogateKernel]:
+    return [_SurrogateKernel(size=size, slope=slope) for size in SIZES for slope in SLOPES]
 
 
-def _covariance(kernel: _Kernel, alike: Single, along: Array, across: Array) -> Array:
+def _covariance(kernel: _SurrogateKernel, alike: Single, along: Array, across: Array) -> Array:
     """Covariance of candidates and trials, from the similarity of features and each prediction's distance from the centre."""
     total = np.multiply(alike, kernel.size**2, dtype=np.float64)
     total += along[:, None] * (kernel.slope**2 * across)

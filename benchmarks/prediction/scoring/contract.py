@@ -7,7 +7,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.knowledge.row import Row
+from autotune.knowledge.row import TableRow
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -43,15 +43,15 @@ class Predictor(Protocol):
     - Calls do not change the object: `calibrated` returns another.
     """
 
-    def in_sample(self, rows: Sequence[Row]) -> int:
+    def in_sample(self, rows: Sequence[TableRow]) -> int:
         """Number of the rows used to fit its shipped coefficients; 0 for a result of `calibrated`."""
         ...
 
-    def refusals(self, rows: Sequence[Row]) -> Sequence[str | None]:
+    def refusals(self, rows: Sequence[TableRow]) -> Sequence[str | None]:
         """Why each row cannot be represented: one line; None: it can. Independent of calibration."""
         ...
 
-    def calibrated(self, rows: Sequence[Row]) -> "Predictor":
+    def calibrated(self, rows: Sequence[TableRow]) -> "Predictor":
         """A predictor fitted only on these rows' measurements and outcomes, and on generic priors.
 
         Shipped coefficients that were fitted on measurements must not be used. None of the rows is refused by the predictor;
@@ -59,6 +59,6 @@ class Predictor(Protocol):
         """
         ...
 
-    def forecast(self, rows: Sequence[Row]) -> Forecast:
+    def forecast(self, rows: Sequence[TableRow]) -> Forecast:
         """Predictions for rows that are not refused."""
         ...

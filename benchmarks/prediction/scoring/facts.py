@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.knowledge.row import Row, configuration_of, peak_bytes, step_seconds
+from autotune.knowledge.row import TableRow, configuration_of, peak_bytes, step_seconds
 from benchmarks.prediction.scoring.contract import Flags, Floats
 from benchmarks.prediction.scoring.outcomes import Fate, Labels, fate_of
 
@@ -37,7 +37,7 @@ class Candidate:
 class Facts:
     """Arrays over `rows`; NaN: not measured."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     seconds: Floats
     """Seconds of an optimizer step."""
     bytes: Floats
@@ -70,7 +70,7 @@ class Facts:
         return dict(found)
 
 
-def gather_facts(rows: Sequence[Row], labels: Labels) -> Facts:
+def gather_facts(rows: Sequence[TableRow], labels: Labels) -> Facts:
     """Convert a table's rows to arrays and candidates."""
     seconds = _array([step_seconds(row) for row in rows])
     work = _array([_work(row) for row in rows])
@@ -91,11 +91,11 @@ def _array(values: Sequence[float | None]) -> Floats:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _work(row: Row) -> float:
+def _work(row: TableRow) -> float:
     return (row.samples_per_step or 1) * (row.seq_len or 1) / (row.num_gpus or 1)
 
 
-def _candidates(rows: Sequence[Row], rates: Floats, fates: Sequence[Fate]) -> dict[GroupKey, tuple[Candidate, ...]]:
+def _candidates(rows: Sequence[TableRow], rates: Floats, fates: Sequence[Fate]) -> dict[GroupKey, tuple[Candidate, ...]]:
     members: dict[GroupKey, dict[tuple[Any, ...], list[int]]] = defaultdict(lambda: defaultdict(list))
     for position, row in enumerate(rows):
         if row.rank_group and not row.batch_problem:

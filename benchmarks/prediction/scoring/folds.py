@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import numpy as np
 
-from autotune.knowledge.row import Row, configuration_of
+from autotune.knowledge.row import TableRow, configuration_of
 from benchmarks.prediction.scoring.contract import Flags
 from benchmarks.prediction.scoring.facts import Facts
 
@@ -89,7 +89,7 @@ def few_rows(facts: Facts, usable: Flags, wanted: int, seed: int) -> Iterator[li
         yield [_few(facts.rows, ours, [choices[each][0] for each in draw]) for draw in drawn]
 
 
-def _few(rows: Sequence[Row], ours: Sequence[int], drawn: Sequence[int]) -> Fold:
+def _few(rows: Sequence[TableRow], ours: Sequence[int], drawn: Sequence[int]) -> Fold:
     known = {configuration_of(rows[position]) for position in drawn}
     predicted = tuple(position for position in ours if configuration_of(rows[position]) not in known)
     return Fold(fitted=tuple(sorted(drawn)), predicted=predicted)
@@ -105,7 +105,7 @@ def _measured(facts: Facts, positions: Iterable[int]) -> list[int]:
     return []
 
 
-def _group(row: Row) -> tuple[str, str | None, bool]:
+def _group(row: TableRow) -> tuple[str, str | None, bool]:
     # The last element distinguishes a group from a source's model.
     return row.source, row.rank_group, True
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from autotune.knowledge.row import Row, blinded
+from autotune.knowledge.row import TableRow, blinded
 from autotune.knowledge.table import Skipped
 from benchmarks.prediction.scoring.contract import Flags, Forecast, Predictor
 from benchmarks.prediction.scoring.facts import Facts
@@ -72,7 +72,7 @@ def make_forecasts(facts: Facts, predictor: Predictor, protocol: Protocol) -> Fo
     )
 
 
-def _representable(facts: Facts, asked: Sequence[Row], predictor: Predictor) -> tuple[list[Skipped], Flags]:
+def _representable(facts: Facts, asked: Sequence[TableRow], predictor: Predictor) -> tuple[list[Skipped], Flags]:
     refusals = list(predictor.refusals(asked))
     skipped = [_skip(facts, position, why) for position, why in enumerate(refusals) if why is not None]
     return skipped, np.array([why is None for why in refusals], dtype=bool)
@@ -107,7 +107,7 @@ def _blank(count: int) -> Forecast:
     return Forecast(**{field.name: np.full(count, np.nan) for field in fields(Forecast)})
 
 
-def _fill(forecast: Forecast, predictor: Predictor, asked: Sequence[Row], positions: Sequence[int]) -> None:
+def _fill(forecast: Forecast, predictor: Predictor, asked: Sequence[TableRow], positions: Sequence[int]) -> None:
     if not positions:
         return
     part, at = predictor.forecast([asked[position] for position in positions]), list(positions)

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from autotune.errors import RequestError
 from autotune.knowledge.read import read_knowledge
-from autotune.knowledge.row import Row, peak_bytes, step_seconds
-from autotune.knowledge.table import Table
+from autotune.knowledge.row import TableRow, peak_bytes, step_seconds
+from autotune.knowledge.table import MeasurementTable
 from benchmarks.prediction.scoring.folds import Calibration
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
 
@@ -16,14 +16,14 @@ from benchmarks.prediction.scoring.table_predictor import TablePredictor
 class Admitted:
     """The rows that predictions may learn from."""
 
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
     copies: int
     """Rows left out because the table has the same measurement."""
     of_the_table: int
     """Rows left out because the calibration leaves their source, or group, out of the table too."""
 
 
-def admitted(knowledge: Sequence[Row], table: Sequence[Row], calibrate: Calibration) -> Admitted:
+def admitted(knowledge: Sequence[TableRow], table: Sequence[TableRow], calibrate: Calibration) -> Admitted:
     """Leave out the table's own measurements, by whatever name, and what the calibration leaves out."""
     answers = {_measurement(row) for row in table}
     others = [row for row in knowledge if _measurement(row) not in answers]
@@ -32,7 +32,7 @@ def admitted(knowledge: Sequence[Row], table: Sequence[Row], calibrate: Calibrat
     return Admitted(rows=rows, copies=len(knowledge) - len(others), of_the_table=len(others) - len(rows))
 
 
-def _key(row: Row, calibrate: Calibration) -> tuple[str, str | None] | None:
+def _key(row: TableRow, calibrate: Calibration) -> tuple[str, str | None] | None:
     if calibrate is Calibration.NONE:
         return None
     if calibrate is Calibration.LEAVE_GROUP_OUT:
@@ -40,13 +40,13 @@ def _key(row: Row, calibrate: Calibration) -> tuple[str, str | None] | None:
     return row.source, None
 
 
-def _measurement(row: Row) -> tuple[object, ...]:
+def _measurement(row: TableRow) -> tuple[object, ...]:
     shape = (row.num_layers, row.hidden, row.seq_len, row.num_gpus, row.tp, row.pp, row.cp, row.zero_stage, row.micro_batch)
     figures = [None if value is None else f"{value:.4g}" for value in (step_seconds(row), peak_bytes(row))]
     return (*shape, *figures, row.outcome)
 
 
-def informed_predictor(knowledge: str, table: Table, calibrate: Calibration) -> TablePredictor:
+def informed_predictor(knowledge: str, table: MeasurementTable, calibrate: Calibration) -> TablePredictor:
     """The analytic model with the shipped coefficients, and with the measurements that the user names to learn from.
 
     Raises:

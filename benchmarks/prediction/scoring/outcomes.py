@@ -7,8 +7,8 @@ from pathlib import Path
 
 from autotune.errors import MeasurementsError
 from autotune.knowledge.csv_file import open_csv
-from autotune.knowledge.row import Row, RowOutcome
-from autotune.knowledge.table import Problem
+from autotune.knowledge.row import RowOutcome, TableRow
+from autotune.knowledge.table import RowProblem
 
 LABEL_COLUMN = "label_DERIVED_HERE"
 
@@ -49,7 +49,7 @@ class Labels:
     """Labels by row_id, and problems of their file."""
 
     fates: Mapping[str, Fate]
-    problems: tuple[Problem, ...] = ()
+    problems: tuple[RowProblem, ...] = ()
 
 
 NO_LABELS = Labels(fates={})
@@ -62,7 +62,7 @@ def read_labels(path: Path) -> Labels:
         MeasurementsError: the file cannot be read, is not CSV text, or lacks one of the two columns.
     """
     fates: dict[str, Fate] = {}
-    problems: list[Problem] = []
+    problems: list[RowProblem] = []
     with open_csv(path, "a CSV file of labels") as file:
         for column in ("row_id", LABEL_COLUMN):
             if column not in file.header:
@@ -76,11 +76,11 @@ def read_labels(path: Path) -> Labels:
             elif fate and fates.setdefault(row_id, fate) is not fate:
                 fates[row_id], problem = Fate.UNKNOWN, "another line labels this row differently: it counts as undetermined"
             if problem:
-                problems.append(Problem(line=record.line, row_id=row_id, problem=f"labels: {problem}"))
+                problems.append(RowProblem(line=record.line, row_id=row_id, problem=f"labels: {problem}"))
     return Labels(fates=fates, problems=tuple(problems))
 
 
-def fate_of(row: Row, labels: Labels) -> Fate:
+def fate_of(row: TableRow, labels: Labels) -> Fate:
     """The outcome; a label is used only if the table does not state why the run failed."""
     if row.outcome is RowOutcome.FAIL_UNKNOWN:
         return labels.fates.get(row.row_id, Fate.UNKNOWN)

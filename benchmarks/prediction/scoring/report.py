@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.knowledge.table import Problem, Table
+from autotune.knowledge.table import MeasurementTable, RowProblem
 from benchmarks.prediction.scoring.ceiling import Ceiling, Noise, ceilings, noises
 from benchmarks.prediction.scoring.contract import Flags, Forecast, Predictor
 from benchmarks.prediction.scoring.facts import PATHOLOGICAL, Facts, GroupKey, gather_facts
@@ -43,7 +43,7 @@ class _Ceilings:
     at_noise: Mapping[float, Mapping[GroupKey, Ceiling]]
 
 
-def validate(table: Table, predictor: Predictor, protocol: Protocol, labels: Labels = NO_LABELS) -> Document:
+def validate(table: MeasurementTable, predictor: Predictor, protocol: Protocol, labels: Labels = NO_LABELS) -> Document:
     """Score a predictor on a table."""
     facts = gather_facts(table.rows, labels)
     forecasts = make_forecasts(facts, predictor, protocol)
@@ -92,7 +92,7 @@ def _how(protocol: Protocol, facts: Facts, forecasts: Forecasts) -> Document:
     }
 
 
-def _row_counts(table: Table, facts: Facts, forecasts: Forecasts) -> Document:
+def _row_counts(table: MeasurementTable, facts: Facts, forecasts: Forecasts) -> Document:
     return {
         "in_table": len(table.rows) + len(table.skipped),
         "read": len(facts.rows),
@@ -183,11 +183,11 @@ def _merged(facts: Facts) -> list[Document]:
     ]
 
 
-def _label_problems(facts: Facts, labels: Labels) -> list[Problem]:
+def _label_problems(facts: Facts, labels: Labels) -> list[RowProblem]:
     strangers = set(labels.fates).difference(row.row_id for row in facts.rows)
     if not strangers:
         return []
-    return [Problem(line=1, row_id="", problem=f"labels: {len(strangers)} of {len(labels.fates)} match no row of the table")]
+    return [RowProblem(line=1, row_id="", problem=f"labels: {len(strangers)} of {len(labels.fates)} match no row of the table")]
 
 
 def _median(found: Sequence[Any]) -> Any:

@@ -8,7 +8,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.knowledge.row import Row, peak_bytes, step_seconds
+from autotune.knowledge.row import TableRow, peak_bytes, step_seconds
 from autotune.knowledge.row_cases import adapts, cases_of_rows, described, refusal
 from autotune.knowledge.row_names import find_device
 from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, Flags
@@ -16,7 +16,7 @@ from autotune.prediction.equations.coefficients import Coefficients, fitted_sour
 from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.parameters import stage_parameters
 from autotune.prediction.equations.software import profile
-from autotune.prediction.equations.step import Z90, Prediction, predict, seconds_of
+from autotune.prediction.equations.step import Z90, StepPrediction, predict, seconds_of
 from autotune.prediction.fitting.residual import FEWEST, Residual, learned
 from autotune.prediction.fitting.trial_fit import fitted
 from autotune.prediction.planning.memory_fit import fit_probability
@@ -54,7 +54,7 @@ class Described:
     """Components of the predictions for rows of one source; arrays over the rows."""
 
     cases: Cases
-    prediction: Prediction
+    prediction: StepPrediction
     """By the equations only."""
     learned: Array
     """Correction of the logarithm of the equations' seconds, learned from the calibration rows."""
@@ -69,9 +69,9 @@ class Described:
 class TablePredictor:
     """Predicts rows of tables. Rows of a source in the calibration are predicted by the fit to that source."""
 
-    known: tuple[Row, ...] | None = None
+    known: tuple[TableRow, ...] | None = None
     """Calibration rows; None: the shipped coefficients."""
-    knowledge: tuple[Row, ...] = ()
+    knowledge: tuple[TableRow, ...] = ()
     """Rows of other tables and jobs that every calibration has too. A source that is not in the calibration is predicted by
     the fit to the source of the knowledge with the same device and software."""
     before: Coefficients = _GENERIC
@@ -80,20 +80,20 @@ class TablePredictor:
     """Modifies the coefficients after the fit: to test strategies that rely on wrong ones."""
     _fits: dict[str, _Fit] = field(default_factory=dict, repr=False, compare=False)
 
-    def in_sample(self, rows: Sequence[Row]) -> int:
+    def in_sample(self, rows: Sequence[TableRow]) -> int:
         """The number of rows from sources used to fit the shipped coefficients."""
         shipped = self.known is None or self.before == shipped_rates()
         return sum(row.source in fitted_sources() for row in rows) if shipped else 0
 
-    def refusals(self, rows: Sequence[Row]) -> list[str | None]:
+    def refusals(self, rows: Sequence[TableRow]) -> list[str | None]:
         """Why each row cannot be represented; None: it can."""
         return [refusal(row) for row in rows]
 
-    def calibrated(self, rows: Sequence[Row]) -> "TablePredictor":
+    def calibrated(self, rows: Sequence[TableRow]) -> "TablePredictor":
         """A predictor that uses only these rows and generic priors."""
         return TablePredictor(known=(*rows, *self.knowledge), knowledge=self.knowledge, disturb=self.disturb)
 
-    def informed(self, rows: Sequence[Row]) -> "TablePredictor":
+    def informed(self, rows: Sequence[TableRow]) -> "TablePredictor":
         """A predictor that learns from these rows, from the shipped coefficients on, and adds them to every calibration."""
         kept = tuple(row for row in rows if refusal(row) is None)
         return TablePredictor(known=kept, knowledge=kept, before=shipped_rates(), disturb=self.disturb)
@@ -102,7 +102,7 @@ class TablePredictor:
         """The same predictor with disturbed coefficients; fits are reused."""
         return replace(self, disturb=disturb)
 
-    def forecast(self, rows: Sequence[Row]) -> Forecast:
+    def forecast(self, rows: Sequence[TableRow]) -> Forecast:
         """Time, memory and verdict of each row, with 90 % bands."""
         found: dict[str, list[int]] = {}
         for index, row in enumerate(rows):
@@ -113,7 +113,7 @@ class TablePredictor:
                 columns[name][indices] = values
         return Forecast(**columns)
 
-    def described(self, rows: Sequence[Row]) -> Described:
+    def described(self, rows: Sequence[TableRow]) -> Described:
         """Components of the predictions for rows of one source that are not refused."""
         fit = self._fit(rows[0])
         cases = _resolved(cases_of_rows(rows), rows, fit.rates)
@@ -126,7 +126,7 @@ class TablePredictor:
             rates=fit.rates,
         )
 
-    def _forecast(self, rows: Sequence[Row]) -> dict[str, Array]:
+    def _forecast(self, rows: Sequence[TableRow]) -> dict[str, Array]:
         found = self.described(rows)
         seconds = found.prediction.seconds * np.exp(found.learned)
         read = as_read(found.prediction.memory, rows) * found.beyond
@@ -144,7 +144,7 @@ class TablePredictor:
             ),
         }
 
-    def _fit(self, row: Row) -> _Fit:
+    def _fit(self, row: TableRow) -> _Fit:
         own = row.source if self.known is not None and row.source in self._sources else self._alike.get(_stack(row), "")
         if own not in self._fits:
             self._fits[own] = self._fitted(own)
@@ -167,7 +167,7 @@ class TablePredictor:
         return frozenset(row.source for row in self.known or ())
 
 
-def _stack(row: Row) -> _Stack:
+def _stack(row: TableRow) -> _Stack:
     """What fits depend on beside the configuration: the device and the features of the software."""
     found = find_device(row.gpu_type or "")
     return found[1].name if found else "", tuple(profile(described(row).lower()).values())
@@ -178,7 +178,7 @@ def _on_fullest_rank(cases: Cases) -> Cases:
     return replace(cases, software=replace(cases.software, first_rank=0 * cases.software.first_rank))
 
 
-def _resolved(cases: Cases, rows: Sequence[Row], rates: Coefficients) -> Cases:
+def _resolved(cases: Cases, rows: Sequence[TableRow], rates: Coefficients) -> Cases:
     """Add the least recomputation that fits, else sharded parameters, where a row does not state them."""
     adapting = np.array([adapts(row) for row in rows])
     recomputes = adapting & np.array([row.recompute is None for row in rows])
@@ -201,7 +201,7 @@ def _with_layout(cases: Cases, name: str, value: float, chosen: Flags) -> Cases:
     return replace(cases, layouts=replace(cases.layouts, **{name: changed}))
 
 
-def as_read(held: Memory, rows: Sequence[Row]) -> Array:
+def as_read(held: Memory, rows: Sequence[TableRow]) -> Array:
     """Convert a memory prediction to each row's kind of reading: bytes allocated, reserved, or used on the device."""
     kinds = [(row.mem_kind or "").lower() for row in rows]
     device = np.array(["smi" in kind for kind in kinds])
@@ -211,13 +211,13 @@ def as_read(held: Memory, rows: Sequence[Row]) -> Array:
     return read
 
 
-def fitted_rates(rows: Sequence[Row], *, together: bool, before: Coefficients = _GENERIC) -> Coefficients:
+def fitted_rates(rows: Sequence[TableRow], *, together: bool, before: Coefficients = _GENERIC) -> Coefficients:
     """Coefficients fitted to rows; `together`: rows of several sources, with equal total weights; `before`: the prior."""
     rates = _fit_memory(rows, before, together)
     return _fit_time(rows, rates, together)
 
 
-def _fitted_on(rows: Sequence[Row], own: bool, before: Coefficients) -> _Fit:
+def _fitted_on(rows: Sequence[TableRow], own: bool, before: Coefficients) -> _Fit:
     """Fit the rows of one source: coefficients and residuals. For several sources: only coefficients."""
     rates = fitted_rates(rows, together=not own, before=before)
     timed = [row for row in rows if step_seconds(row)]
@@ -232,13 +232,13 @@ def _fitted_on(rows: Sequence[Row], own: bool, before: Coefficients) -> _Fit:
     return _Fit(rates=rates, memory_residual=beyond, residual=learned(cases, errors))
 
 
-def _memory_residual(held: Sequence[Row], rates: Coefficients) -> Residual:
+def _memory_residual(held: Sequence[TableRow], rates: Coefficients) -> Residual:
     cases = _resolved(cases_of_rows(held), held, rates)
     read = as_read(memory(cases, rates), held)
     return learned(cases, np.log(np.array([peak_bytes(row) or 0.0 for row in held]) / read))
 
 
-def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coefficients:
+def _fit_time(rows: Sequence[TableRow], before: Coefficients, together: bool) -> Coefficients:
     """Fit twice: the second time with the noise found by the first."""
     timed = _spread_out(_undisturbed(rows))
     if not timed:
@@ -256,7 +256,7 @@ def _fit_time(rows: Sequence[Row], before: Coefficients, together: bool) -> Coef
     return replace(rates, time_spread=spread, time_tail=_tail(left, timed, spread, before.time_tail))
 
 
-def _undisturbed(rows: Sequence[Row]) -> list[Row]:
+def _undisturbed(rows: Sequence[TableRow]) -> list[TableRow]:
     """The rows with a time that use at least `_LEAST_UTILIZATION` of the devices' peak, or a tenth of the source's best.
 
     Six FLOPs per parameter and token.
@@ -277,7 +277,7 @@ def _undisturbed(rows: Sequence[Row]) -> list[Row]:
     return [row for row, share in zip(timed, used, strict=True) if share >= least[row.source]]
 
 
-def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Coefficients:
+def _fit_memory(rows: Sequence[TableRow], before: Coefficients, together: bool) -> Coefficients:
     held = _spread_out([row for row in rows if peak_bytes(row)])
     if not held:
         return before
@@ -293,7 +293,7 @@ def _fit_memory(rows: Sequence[Row], before: Coefficients, together: bool) -> Co
     return replace(rates, memory_spread=spread, memory_tail=_tail(left, held, spread, before.memory_tail))
 
 
-def _spread_out(rows: Sequence[Row]) -> list[Row]:
+def _spread_out(rows: Sequence[TableRow]) -> list[TableRow]:
     """At most `_MOST` of the rows, deterministically chosen: of each source as many, or all."""
     if len(rows) <= _MOST:
         return list(rows)
@@ -304,18 +304,18 @@ def _spread_out(rows: Sequence[Row]) -> list[Row]:
     return [rows[index] for index in sorted(index for _, index in turns[:_MOST])]
 
 
-def _weights(rows: Sequence[Row], each: float | None) -> Array | None:
+def _weights(rows: Sequence[TableRow], each: float | None) -> Array | None:
     if each is None:
         return None
     counts = Counter(row.source for row in rows)
     return np.array([min(1.0, each / counts[row.source]) for row in rows])
 
 
-def _times(rows: Sequence[Row]) -> Array:
+def _times(rows: Sequence[TableRow]) -> Array:
     return np.array([step_seconds(row) or 0.0 for row in rows])
 
 
-def _spread(left: NDArray[np.float64], rows: Sequence[Row], before: float, *, mean: bool = False) -> float:
+def _spread(left: NDArray[np.float64], rows: Sequence[TableRow], before: float, *, mean: bool = False) -> float:
     """Standard deviation by the median of each source, for the median source, shrunk to the prior if there are few rows.
 
     `mean`: for the mean source. Verdicts of a source left out need it, since a few sources are off by far more than most.
@@ -326,7 +326,7 @@ def _spread(left: NDArray[np.float64], rows: Sequence[Row], before: float, *, me
     return _shrunk(1.4826 * float(np.mean(each) if mean else np.median(each)), len(left), before)
 
 
-def _tail(left: NDArray[np.float64], rows: Sequence[Row], spread: float, before: float) -> float:
+def _tail(left: NDArray[np.float64], rows: Sequence[TableRow], spread: float, before: float) -> float:
     """The 90 % quantile of the errors, each source having the same weight, over that of a normal distribution with the spread.
 
     At least 1; shrunk to the prior if there are few rows.

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.knowledge.row import CONFIGURATION_FIELDS, Row, RowOutcome, blinded
+from autotune.knowledge.row import CONFIGURATION_FIELDS, RowOutcome, TableRow, blinded
 from autotune.knowledge.table import Skipped
 from benchmarks.prediction.scoring.contract import Flags, Floats
 from benchmarks.prediction.scoring.facts import Candidate, Facts, GroupKey
@@ -24,7 +24,7 @@ class Group:
     space: TableSpace
     candidates: tuple[Candidate, ...]
     """In the order of the space's configurations."""
-    asked: tuple[Row, ...]
+    asked: tuple[TableRow, ...]
     """For each candidate its configuration, without results."""
     work: Floats
     """For each candidate the work per step that a rate counts."""
@@ -56,7 +56,7 @@ class Group:
 class CalibrationSplit:
     """Rows for fitting coefficients, and the indices of the groups that are then predicted."""
 
-    fitted: tuple[Row, ...] | None
+    fitted: tuple[TableRow, ...] | None
     """None: the shipped coefficients."""
     groups: tuple[int, ...]
 
@@ -112,7 +112,7 @@ def _failed(candidate: Candidate) -> bool:
     return not candidate.repeats and candidate.fate is not Fate.RAN
 
 
-def _order(row: Row) -> tuple[Any, ...]:
+def _order(row: TableRow) -> tuple[Any, ...]:
     """Sort key with blanks last."""
     values = [getattr(row, name) for name in (*CONFIGURATION_FIELDS, "kernel")]
     return tuple((value is None, 0 if value is None else value) for value in values)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from autotune.knowledge.row import blinded
-from autotune.knowledge.table import Table
+from autotune.knowledge.table import MeasurementTable
 from benchmarks.prediction.scoring.facts import Facts, gather_facts
 from benchmarks.prediction.scoring.folds import Calibration
 from benchmarks.prediction.scoring.outcomes import NO_LABELS, Labels
@@ -42,7 +42,7 @@ RULES = (
 
 
 def bench_search(
-    table: Table,
+    table: MeasurementTable,
     rounds: Rounds,
     labels: Labels = NO_LABELS,
     predictor: TablePredictor | None = None,
@@ -57,7 +57,9 @@ def bench_search(
     return document(table, facts, gathered, games, rounds, labels) | _in_sample(facts, predictor, rounds)
 
 
-def document(table: Table, facts: Facts, gathered: Gathered, games: Games, rounds: Rounds, labels: Labels) -> Document:
+def document(
+    table: MeasurementTable, facts: Facts, gathered: Gathered, games: Games, rounds: Rounds, labels: Labels
+) -> Document:
     """Figures of the games."""
     figures = [{name: group_figures(found, rounds.trials) for name, found in each.items()} for each in games]
     groups = [_group(group, each, rounds) for group, each in zip(gathered.groups, figures, strict=True)]

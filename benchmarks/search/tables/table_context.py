@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from autotune.knowledge.row import Row
+from autotune.knowledge.row import TableRow
 from autotune.knowledge.row_names import row_hardware
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.context import SpaceContext
@@ -28,7 +28,7 @@ _HOST_MEMORY_BYTES = 2**40
 _CORES = 64
 
 
-def table_context(rows: Sequence[Row]) -> SpaceContext | None:
+def table_context(rows: Sequence[TableRow]) -> SpaceContext | None:
     """The context common to all rows; None: they differ in it, or a required cell is blank."""
     first = rows[0]
     if any(getattr(row, name) != getattr(first, name) for row in rows for name in _SHARED):
@@ -51,7 +51,7 @@ def table_context(rows: Sequence[Row]) -> SpaceContext | None:
     return SpaceContext(model=model, cluster=cluster, workload=workload, world_size=first.num_gpus)
 
 
-def _cluster(row: Row, world: int) -> ClusterSpec | None:
+def _cluster(row: TableRow, world: int) -> ClusterSpec | None:
     hardware = row_hardware(row.gpu_type or "", row.gpus_per_node, world, row.intra_bw, row.inter_bw)
     if hardware is None:
         return None

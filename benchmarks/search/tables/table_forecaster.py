@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.knowledge.row import Row
+from autotune.knowledge.row import TableRow
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import TAGS
 from autotune.prediction.fitting.residual import features
@@ -41,7 +41,9 @@ class _TablePool:
 class TableForecaster:
     """Predicts the configurations of one group only from rows of other groups."""
 
-    def __init__(self, configs: Sequence[TrialConfig], rows: Sequence[Row], work: Array, predictor: TablePredictor) -> None:
+    def __init__(
+        self, configs: Sequence[TrialConfig], rows: Sequence[TableRow], work: Array, predictor: TablePredictor
+    ) -> None:
         """`rows`: configurations without measurements; `work`: the work per step that a rate counts."""
         at = {config: place for place, config in enumerate(configs)}
         self._pool = _TablePool(_described(rows, work, predictor), configs, at)
@@ -83,7 +85,7 @@ def forecasters(
     ]
 
 
-def _described(rows: Sequence[Row], work: Array, predictor: TablePredictor) -> Described:
+def _described(rows: Sequence[TableRow], work: Array, predictor: TablePredictor) -> Described:
     found = predictor.described(rows)
     count, ones = len(rows), np.ones(len(rows))
     memory, cases = found.fullest, found.cases

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from autotune.knowledge.row import CONFIGURATION_FIELDS, Row
+from autotune.knowledge.row import CONFIGURATION_FIELDS, TableRow
 from benchmarks.search.tables.table_context import table_context
 from search_spaces.errors import UnknownNameError
 from search_spaces.knob import Value
@@ -54,7 +54,7 @@ class TableSpace:
     Domains are the group's values of each column that varies. Properties without a knob form one more axis, `variant`.
     """
 
-    def __init__(self, rows: Sequence[Row]) -> None:
+    def __init__(self, rows: Sequence[TableRow]) -> None:
         """`rows`: one for each configuration, without measurements."""
         varying = [name for name in (*CONFIGURATION_FIELDS, "kernel") if len({getattr(row, name) for row in rows}) > 1]
         self._configs = _numbered([_config(row, varying) for row in rows])
@@ -110,7 +110,7 @@ class TableSpace:
         return config
 
 
-def _config(row: Row, varying: Sequence[str]) -> TableConfig:
+def _config(row: TableRow, varying: Sequence[str]) -> TableConfig:
     values: dict[str, Value] = {}
     rest = []
     for name in varying:

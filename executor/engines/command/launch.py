@@ -11,7 +11,7 @@ from typing import Any
 
 from executor.engine import RankContext
 from executor.engines import leftovers
-from executor.engines.command.launchers import Placement, inherited, launcher_command, launcher_environment
+from executor.engines.command.launchers import RankPlacement, inherited, launcher_command, launcher_environment
 from executor.engines.command.process import Launch, python_command
 from executor.measurement.agreement import gather_plain
 from executor.measurement.memory import SLACK_BYTES
@@ -30,7 +30,7 @@ def trial_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_launch(trial: Trial, command: CommandModel, placement: Placement, folder: Path, on_cpu: bool) -> Launch:
+def make_launch(trial: Trial, command: CommandModel, placement: RankPlacement, folder: Path, on_cpu: bool) -> Launch:
     """Build the launch of this rank's script."""
     request = trial.request
     config, work = request.config, request.workload
@@ -75,7 +75,7 @@ def _extensions_variable(command: CommandModel, files: Mapping[str, Path]) -> di
     return {leftovers.VARIABLE: str(leftovers.extensions_folder())}
 
 
-def gather_placement(context: RankContext, folder: Path) -> Placement:
+def gather_placement(context: RankContext, folder: Path) -> RankPlacement:
     """Gather the hosts, port, folders and devices of all ranks; return the placement of this rank's script.
 
     `folder`: this rank's temporary folder; that of rank 0 holds the folder of the trial.
@@ -93,7 +93,7 @@ def gather_placement(context: RankContext, folder: Path) -> Placement:
     hosts = list(dict.fromkeys(row["host"] for row in rows))
     mine = rows[context.rank]["host"]
     same_host = [rank for rank, row in enumerate(rows) if row["host"] == mine]
-    return Placement(
+    return RankPlacement(
         rank=context.rank,
         world_size=context.world_size,
         local_rank=same_host.index(context.rank),

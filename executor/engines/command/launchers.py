@@ -10,7 +10,7 @@ from search_spaces.trial_config import TrialConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Placement:
+class RankPlacement:
     """Position of a rank's script among all ranks."""
 
     rank: int
@@ -30,7 +30,12 @@ class Placement:
 
 
 def launcher_environment(
-    command: CommandModel, placement: Placement, config: TrialConfig, accumulation: int, files: Mapping[str, Path], on_cpu: bool
+    command: CommandModel,
+    placement: RankPlacement,
+    config: TrialConfig,
+    accumulation: int,
+    files: Mapping[str, Path],
+    on_cpu: bool,
 ) -> dict[str, str]:
     """The variables that the command's launcher sets on this rank.
 
@@ -50,7 +55,7 @@ def inherited(variables: Mapping[str, str]) -> dict[str, str]:
     return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **variables}
 
 
-def launcher_command(launcher: str, words: Sequence[str], placement: Placement) -> list[str]:
+def launcher_command(launcher: str, words: Sequence[str], placement: RankPlacement) -> list[str]:
     """The command as the launcher passes it on: deepspeed inserts `--local_rank` directly after the script's name."""
     program = program_at(words) if launcher == "deepspeed" else None
     if program is None:
@@ -58,7 +63,7 @@ def launcher_command(launcher: str, words: Sequence[str], placement: Placement) 
     return [*words[: program + 1], f"--local_rank={placement.local_rank}", *words[program + 1 :]]
 
 
-def _common_variables(placement: Placement) -> dict[str, str]:
+def _common_variables(placement: RankPlacement) -> dict[str, str]:
     return {
         "RANK": str(placement.rank),
         "LOCAL_RANK": str(placement.local_rank),
@@ -69,7 +74,7 @@ def _common_variables(placement: Placement) -> dict[str, str]:
     }
 
 
-def _torchrun(placement: Placement) -> dict[str, str]:
+def _torchrun(placement: RankPlacement) -> dict[str, str]:
     """As torch.distributed.elastic.agent.server.local_elastic_agent (2.13), without an agent's store: rank 0 creates it."""
     return {
         "GROUP_RANK": str(placement.node),
@@ -84,7 +89,7 @@ def _torchrun(placement: Placement) -> dict[str, str]:
     }
 
 
-def _deepspeed(placement: Placement, on_cpu: bool) -> dict[str, str]:
+def _deepspeed(placement: RankPlacement, on_cpu: bool) -> dict[str, str]:
     """As deepspeed.launcher.launch (0.19.8)."""
     accelerator = {"DS_ACCELERATOR": "cpu"} if on_cpu else {}
     return {

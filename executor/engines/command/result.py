@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from executor.engines.command.readings import FEWEST_TIMED
-from executor.engines.command.watch import FAILURES, State, Watch
+from executor.engines.command.watch import FAILURES, ScriptWatch, State
 from executor.failures import failure_table
 from executor.measurement.environment import environment
 from executor.measurement.flops import convention_of, flops_utilization, tflops_per_device
@@ -32,7 +32,7 @@ Facts = dict[str, Any]
 """What a rank knows about its script, as plain data."""
 
 
-def facts_of(watch: Watch, rank: int, table: FailureTable) -> Facts:
+def facts_of(watch: ScriptWatch, rank: int, table: FailureTable) -> Facts:
     """What this rank sends to the others when its script has ended."""
     ended, readings = watch.process.exit, watch.readings
     failure = read_failure(watch.output.tail)
@@ -68,7 +68,7 @@ def facts_of(watch: Watch, rank: int, table: FailureTable) -> Facts:
 
 
 def result_of(trial: Trial, end: str, rows: Sequence[Facts], words: Sequence[str]) -> TrialResult:
-    """The trial's result, the same on every rank. `end`: a value of `trial.End`."""
+    """The trial's result, the same on every rank. `end`: a value of `trial.ScriptEnd`."""
     if any(State(row["state"]) in FAILURES for row in rows):
         return _failed(trial, rows)
     if end == "hanging":
@@ -280,7 +280,7 @@ MOST_LINES = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class ScriptFailure:
     """The cause of a script's failure, according to its output."""
 
     line: str
@@ -304,13 +304,13 @@ class Failure:
         )
 
 
-def read_failure(tail: str) -> Failure:
+def read_failure(tail: str) -> ScriptFailure:
     """Find the failure in the end of the output."""
     # torch prefixes the lines of an uncaught error with the rank. A traceback may begin where a progress bar ended.
     plain = re.sub(r"\[rank\d+\]:\s?", "", tail).replace("\r", "\n").replace(_TRACEBACK, f"\n{_TRACEBACK}")
     text, line = _last_traceback(plain)
     port_taken = re.search(r"EADDRINUSE|[Aa]ddress already in use", text) is not None
-    return Failure(line=line, text=text, port_taken=port_taken, raised=_TRACEBACK in text)
+    return ScriptFailure(line=line, text=text, port_taken=port_taken, raised=_TRACEBACK in text)
 
 
 def _stack_traces(text: str) -> str:

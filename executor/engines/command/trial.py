@@ -10,7 +10,7 @@ import torch
 
 from executor.engines.command.launch import gather_placement, make_launch, trial_folder
 from executor.engines.command.result import facts_of, result_of
-from executor.engines.command.watch import FAILURES, State, Watch
+from executor.engines.command.watch import FAILURES, ScriptWatch, State
 from executor.engines.leftovers import remove_shared_memory
 from executor.errors import EngineRefusalError
 from executor.failures import failure_table
@@ -29,7 +29,7 @@ PORTS = 3
 """Number of ports that are tried for a script's process group, in case another program takes one in between."""
 
 
-class End(StrEnum):
+class ScriptEnd(StrEnum):
     """Why a trial of a script is over."""
 
     MEASURED = "measured"
@@ -43,7 +43,7 @@ class End(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class RankUpdate:
     """What a rank sends to the others after every look: only numbers, since it is sent ten times a second."""
 
     state: float
@@ -58,7 +58,7 @@ def run_script(trial: Trial) -> TrialResult:
     """Run the user's command on every rank; every rank of the gang calls it, and gets the same result.
 
     1. Fill in the command and write its files; agree on a port; start the script as its launcher would.
-    2. Look at it ten times a second (`Watch`): reports, output, memory, exit. Send the state to the other ranks.
+    2. Look at it ten times a second (`ScriptWatch`): reports, output, memory, exit. Send the state to the other ranks.
     3. All ranks reach the same conclusion from the same rows (`conclude`), so that no error has to be raised and the ranks stay
        warm however the script ends.
     4. End the scripts; those that hang first print their stack traces.
@@ -83,7 +83,7 @@ def _run_once(trial: Trial, command: CommandModel) -> tuple[TrialResult, bool]:
         began = trial.enter("build")
         placement = gather_placement(trial.context, folder)
         launch = make_launch(trial, command, placement, folder, on_cpu)
-        watch = Watch(trial, command, launch, folder, on_cpu)
+        watch = ScriptWatch(trial, command, launch, folder, on_cpu)
         try:
             end = _watch_until_end(trial, command, watch, began)
             began = trial.enter("close")
@@ -102,7 +102,7 @@ def runs_on_cpu(request: TrialRequest) -> bool:
     return request.device_kind == "cpu" if request.device_kind is not None else not torch.cuda.is_available()
 
 
-def conclude(rows: list[Row], waited: float, first_report: float, limit: float) -> End | None:
+def conclude(rows: list[RankUpdate], waited: float, first_report: float, limit: float) -> ScriptEnd | None:
     """Why the trial is over, from the state of every rank; None: it goes on.
 
     1. A rank's script has failed, and the grace period is over, in which others may report the cause, or none runs any more.
@@ -116,15 +116,15 @@ def conclude(rows: list[Row], waited: float, first_report: float, limit: float) 
     if any(state in FAILURES for state in states):
         running = any(state in (State.RUNNING, State.ENOUGH) for state in states)
         at_once = any(state in FAILURES and state is not State.BROKEN for state in states)
-        return None if running and not at_once and waited < GRACE_SECONDS else End.FAILED
+        return None if running and not at_once and waited < GRACE_SECONDS else ScriptEnd.FAILED
     if State.ENOUGH in states or all(state is State.ENDED for state in states):
-        return End.MEASURED
+        return ScriptEnd.MEASURED
     if elapsed > first_report and not any(row.reports for row in rows) and any(row.busy for row in rows):
-        return End.SILENT
-    return End.HANGING if elapsed > limit else None
+        return ScriptEnd.SILENT
+    return ScriptEnd.HANGING if elapsed > limit else None
 
 
-def _watch_until_end(trial: Trial, command: CommandModel, watch: Watch, began: float) -> End:
+def _watch_until_end(trial: Trial, command: CommandModel, watch: ScriptWatch, began: float) -> ScriptEnd:
     """Look at the script and exchange states until the trial is over."""
     timeout = trial.request.timeout_seconds
     limit = timeout - min(0.02 * timeout + 1.0 + ABORT_SECONDS, timeout / 2)  # before the ranks themselves are killed
@@ -148,13 +148,13 @@ def _watch_until_end(trial: Trial, command: CommandModel, watch: Watch, began: f
         time.sleep(TICK_SECONDS)
 
 
-def _gather_rows(trial: Trial, watch: Watch, first_report: float) -> list[Row]:
+def _gather_rows(trial: Trial, watch: ScriptWatch, first_report: float) -> list[RankUpdate]:
     """Look at this rank's script; return the rows of all ranks."""
     state = watch.look()
     elapsed, silent = watch.elapsed, not watch.readings.count
     if silent and elapsed > first_report / 2:
         watch.record_activity()
-    mine = Row(
+    mine = RankUpdate(
         state=float(state),
         reports=float(watch.readings.count),
         elapsed=elapsed,
@@ -162,15 +162,15 @@ def _gather_rows(trial: Trial, watch: Watch, first_report: float) -> list[Row]:
         phase=2.0 if watch.steps.measuring else float(not silent),
         rate=watch.steps.latest_rate,
     )
-    names = [item.name for item in dataclasses.fields(Row)]
+    names = [item.name for item in dataclasses.fields(RankUpdate)]
     rows = gather_numbers(trial.context, [getattr(mine, name) for name in names])
-    return [Row(**dict(zip(names, row, strict=True))) for row in rows]
+    return [RankUpdate(**dict(zip(names, row, strict=True))) for row in rows]
 
 
-def _end(watch: Watch, end: End) -> None:
-    if end is End.MEASURED:
+def _end(watch: ScriptWatch, end: ScriptEnd) -> None:
+    if end is ScriptEnd.MEASURED:
         watch.look_at_memory()
-    if end is End.HANGING:
+    if end is ScriptEnd.HANGING:
         watch.process.signal(b"a")
         time.sleep(ABORT_SECONDS)
-    watch.close(1.0 if end is End.MEASURED else 0.0)  # time for a measured script to end after SIGTERM
+    watch.close(1.0 if end is ScriptEnd.MEASURED else 0.0)  # time for a measured script to end after SIGTERM

@@ -48,7 +48,7 @@ class _Activity:
     at: float
 
 
-class Watch:
+class ScriptWatch:
     """Starts the script and polls it. Use it from one thread and `close` it."""
 
     def __init__(self, trial: Trial, command: CommandModel, launch: Launch, folder: Path, on_cpu: bool) -> None:

@@ -13,7 +13,7 @@ from executor.engines.session import loss_from
 from executor.engines.sources import blocks_of
 from executor.errors import EngineRefusalError
 from executor.parallel.checkpointing import checkpoint_blocks
-from executor.parallel.model import Part, Transformer, build_transformer, whole
+from executor.parallel.model import RankModel, Transformer, build_transformer, whole
 from executor.user_module.factory import load_factory
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.models.pipeline import split_layers
@@ -100,7 +100,7 @@ def _no_loss(_outputs: Tensor, _labels: Tensor) -> Tensor:
     raise RuntimeError("a stage before the last has no loss")
 
 
-def _transformer(spec: ModelSpec, config: TrialConfig, workload: Workload, dtype: torch.dtype, part: Part) -> Transformer:
+def _transformer(spec: ModelSpec, config: TrialConfig, workload: Workload, dtype: torch.dtype, part: RankModel) -> Transformer:
     if spec.adapts:
         raise EngineRefusalError(
             "adapters", "this engine trains every parameter; leave adapters at 0, or give a module:factory"

@@ -18,7 +18,7 @@ from executor.engines.fsdp2.capability import FSDP2
 from executor.engines.native.offload import update_groups
 from executor.engines.session import ParallelSession, refuse
 from executor.engines.sources import DTYPES
-from executor.parallel.collectives import Group, all_gather_single, reduce_scatter_single
+from executor.parallel.collectives import ProcessGroup, all_gather_single, reduce_scatter_single
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.initialization import FirstValues, Share, materialise
 from executor.parallel.replica import ModelPart, Replica
@@ -229,7 +229,7 @@ def _local(value: Tensor) -> Tensor:
 class CountedAllGather(AllGather):
     """The default all-gather, counted."""
 
-    def __init__(self, account: Group) -> None:
+    def __init__(self, account: ProcessGroup) -> None:
         self._account = account
 
     def allocate(self, size: Sequence[int | torch.SymInt], *, dtype: torch.dtype, device: torch.device) -> Tensor:

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.engines.native.layout import Layout, Slot, as_rows
+from executor.engines.native.layout import BucketLayout, Slot, as_rows
 from executor.engines.native.quantised_communication import QuantisedAllReduce, QuantisedReduceScatter
-from executor.parallel.collectives import Group, InFlight, mark, shares_memory
+from executor.parallel.collectives import InFlight, ProcessGroup, mark, shares_memory
 from search_spaces.communication import IN_FLIGHT, INT8, PIECE_ELEMENTS, cut
 from search_spaces.trial_config import TrialConfig
 
@@ -19,7 +19,7 @@ NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(slots=True)
-class _Piece:
+class _BucketPiece:
     """Adjacent slots of a bucket whose gradients are moved into it together."""
 
     slots: tuple[Slot, ...]
@@ -28,7 +28,7 @@ class _Piece:
 
 
 @dataclass(slots=True)
-class _Sent:
+class _BucketInFlight:
     """A bucket in flight: its tensors must live until the collective has ended."""
 
     work: InFlight | QuantisedReduceScatter | QuantisedAllReduce
@@ -64,9 +64,9 @@ class GradientReducer:
 
     def __init__(
         self,
-        layout: Layout,
-        group: Group,
-        replicas: Group,
+        layout: BucketLayout,
+        group: ProcessGroup,
+        replicas: ProcessGroup,
         config: TrialConfig,
         master_dtype: torch.dtype,
         device: torch.device,
@@ -97,14 +97,16 @@ class GradientReducer:
         self._held: dict[Slot, Tensor] = {}
         # At most the size of the largest parameter, whose gradient must wait in any case, so waiting needs no extra memory.
         most = min(PIECE_ELEMENTS, max((slot.elements for slot in layout.slots), default=0))
-        self._pieces = [[_Piece(slots) for slots in cut(bucket, lambda slot: slot.elements, most)] for bucket in layout.buckets]
+        self._pieces = [
+            [_BucketPiece(slots) for slots in cut(bucket, lambda slot: slot.elements, most)] for bucket in layout.buckets
+        ]
         self._piece_of = {slot: piece for pieces in self._pieces for piece in pieces for slot in piece.slots}
         self._ready: set[Slot] = set()
         self._missing: list[int] = []
         """Number of parameters of each bucket that are not yet declared ready in this micro-batch."""
         self._filled: set[Slot] = set()
         self._begun: set[int] = set()
-        self._sent: deque[_Sent] = deque()
+        self._sent: deque[_BucketInFlight] = deque()
         self._next = 0
         self._reduces = self._last = True
         self._gathering: deque[QuantisedAllReduce] = deque()
@@ -191,7 +193,7 @@ class GradientReducer:
             slot.parameter.grad = None
         self._filled.add(slot)
 
-    def _collect(self, piece: _Piece) -> None:
+    def _collect(self, piece: _BucketPiece) -> None:
         """Move the waiting gradients of a piece into the bucket, in one operation if none is missing."""
         waiting = [slot for slot in piece.slots if slot in piece.waiting]
         gradients = {slot: slot.parameter.grad for slot in waiting if slot.parameter.grad is not None}
@@ -285,7 +287,7 @@ class GradientReducer:
             if becomes_share:
                 self._shares[bucket] = rows.view(-1)
         work, output = self._reduce(bucket, rows, first)
-        self._sent.append(_Sent(work, bucket, rows if output is not None else None, output, first, self._last))
+        self._sent.append(_BucketInFlight(work, bucket, rows if output is not None else None, output, first, self._last))
         while len(self._sent) > self.limit:
             self._land(self._sent.popleft())
 
@@ -345,7 +347,7 @@ class GradientReducer:
         mark("buffers", output)
         return output
 
-    def _land(self, sent: _Sent) -> None:
+    def _land(self, sent: _BucketInFlight) -> None:
         if isinstance(sent.work, QuantisedAllReduce) and sent.output is not None:
             self._land_parts(sent.work, sent.bucket, sent.output)
             return

@@ -197,7 +197,7 @@ class FileShard(ParameterShard):
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class ChunkRecord:
     """Location of a chunk's master, first moment and second moment, which are stored consecutively."""
 
     extent: Extent
@@ -212,14 +212,14 @@ class Record:
         return master, first, second
 
 
-def records(chunks: Sequence[Span], itemsize: int) -> list[Record]:
+def records(chunks: Sequence[Span], itemsize: int) -> list[ChunkRecord]:
     """The records of chunks, stored consecutively."""
     rows, offset = [], 0
     for chunk in chunks:
         elements = chunk.end - chunk.start
         part = rounded_up(elements * itemsize, 64)  # bytes of a cache line, to which parts are aligned
         extent = Extent(offset, rounded_up(3 * part))
-        rows.append(Record(extent, elements, part))
+        rows.append(ChunkRecord(extent, elements, part))
         offset += extent.size
     return rows
 

@@ -28,7 +28,7 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class BucketLayout:
     """All slots in the order in which gradients are expected (last parameter first), cut into fixed reduce buckets.
 
     The order is fixed and the same on every rank, so that ranks on which a parameter got no gradient still reduce the same
@@ -56,7 +56,7 @@ def make_layout(
     reduce_bucket_size: int,
     share_block: Callable[[int], int] = lambda _: 1,
     offset: int = 0,
-) -> Layout:
+) -> BucketLayout:
     """Fill buckets up to `reduce_bucket_size` elements; a larger parameter gets its own bucket.
 
     Args:
@@ -81,7 +81,7 @@ def make_layout(
             offset, column = offset + shard, column + shard
         buckets.append(tuple(bucket))
     slots = tuple(slot for bucket in buckets for slot in bucket)
-    return Layout(ranks=ranks, slots=slots, buckets=tuple(buckets), master_elements=offset)
+    return BucketLayout(ranks=ranks, slots=slots, buckets=tuple(buckets), master_elements=offset)
 
 
 def as_rows(value: Tensor, slot: Slot, ranks: int) -> Tensor:

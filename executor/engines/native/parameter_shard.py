@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from executor.engines.native.layout import Slot
-from executor.parallel.collectives import Group, mark, shares_memory
+from executor.parallel.collectives import ProcessGroup, mark, shares_memory
 from executor.parallel.copies import Copy, CopyEngine, HostPool, Staging
 
 Range = tuple[int, int]
@@ -220,7 +220,7 @@ class NearCopies:
     update to the next update, and permanently for frozen parameters.
     """
 
-    def __init__(self, group: Group, ranks: int) -> None:
+    def __init__(self, group: ProcessGroup, ranks: int) -> None:
         """`ranks`: number of ranks over which parameters are sharded, a multiple of the group's size."""
         self.group = group
         self._rows = ranks // group.size

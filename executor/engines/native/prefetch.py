@@ -14,7 +14,7 @@ from executor.engines.native.layout import Slot, ranges
 from executor.engines.native.parameter_shard import Loaded, NearCopies, ParameterShard
 from executor.engines.native.quantised_communication import GatherFormat
 from executor.parallel.adapters import Prompt
-from executor.parallel.collectives import Group, InFlight, mark
+from executor.parallel.collectives import InFlight, ProcessGroup, mark
 from executor.parallel.tensor import VocabularyEmbedding
 from search_spaces.trial_config import TrialConfig
 
@@ -22,7 +22,7 @@ TABLES = (nn.Embedding, VocabularyEmbedding, Prompt)
 
 
 @dataclass(slots=True, eq=False)
-class Unit:
+class GatherUnit:
     """Parameters that are gathered together: those of one module that every rank calls."""
 
     module: nn.Module
@@ -34,7 +34,7 @@ class Unit:
 
 
 @dataclass(slots=True)
-class _Gather:
+class _GatherInFlight:
     """A gather in flight; its tensors must live until it has ended."""
 
     work: InFlight
@@ -74,9 +74,9 @@ class ParameterGatherer:
 
     def __init__(
         self,
-        units: Sequence[Unit],
+        units: Sequence[GatherUnit],
         parameters: ParameterShard,
-        group: Group,
+        group: ProcessGroup,
         config: TrialConfig,
         declare_ready: Callable[[Iterable[Slot]], None],
         near_copies: NearCopies | None = None,
@@ -91,15 +91,15 @@ class ParameterGatherer:
         self.reshard = config.reshard_after_forward
         self.holds = not self.reshard
         self.persistence_threshold = config.param_persistence_threshold
-        self.trace: list[Unit] = []
+        self.trace: list[GatherUnit] = []
         self.recording = True
         self._position = -1
         self._live: set[Slot] = set()
         self._live_elements = 0
-        self._pending: dict[Slot, _Gather] = {}
+        self._pending: dict[Slot, _GatherInFlight] = {}
         self._ahead: set[Slot] = set()
         """Prefetched and not used yet, whether in flight or present."""
-        self._in_backward: Unit | None = None
+        self._in_backward: GatherUnit | None = None
         self._gradients_come = False
         self._units_left: Counter[Slot] = Counter()
         self._all = tuple(dict.fromkeys(slot for unit in units for slot in unit.slots))
@@ -107,7 +107,7 @@ class ParameterGatherer:
             slot.parameter.data.untyped_storage().resize_(0)
         self._hooks = [hook for unit in units for hook in self._attach(unit)]
 
-    def _attach(self, unit: Unit) -> list[torch.utils.hooks.RemovableHandle]:
+    def _attach(self, unit: GatherUnit) -> list[torch.utils.hooks.RemovableHandle]:
         before = unit.module.register_forward_pre_hook(lambda *_: self._use(unit))
         after = unit.module.register_forward_hook(lambda _module, _inputs, output: self._after_forward(unit, output))
         return [before, after]
@@ -157,7 +157,7 @@ class ParameterGatherer:
             self.near_copies.parameters_changed()
 
     @torch.no_grad()
-    def _use(self, unit: Unit) -> None:
+    def _use(self, unit: GatherUnit) -> None:
         if self.recording:
             self.trace.append(unit)
         else:
@@ -184,7 +184,7 @@ class ParameterGatherer:
             if expected == self.parameters.reads_ahead:
                 return
 
-    def _use_backward(self, unit: Unit) -> None:
+    def _use_backward(self, unit: GatherUnit) -> None:
         if not unit.encloses:  # an enclosing unit does not end the inner ones, even if its output is the last one's
             previous, self._in_backward = self._in_backward, unit
             if previous is not None:
@@ -192,7 +192,7 @@ class ParameterGatherer:
         if unit.reads_in_backward:
             self._use(unit)
 
-    def _leave_backward(self, unit: Unit, entered: Unit) -> None:
+    def _leave_backward(self, unit: GatherUnit, entered: GatherUnit) -> None:
         for slot in unit.slots:
             if slot not in entered.slots and not self.holds:
                 self._release(slot)
@@ -200,7 +200,7 @@ class ParameterGatherer:
             self._units_left.subtract(unit.slots)
             self.declare_ready(slot for slot in unit.slots if self._units_left[slot] == 0)
 
-    def _after_forward(self, unit: Unit, output: object) -> None:
+    def _after_forward(self, unit: GatherUnit, output: object) -> None:
         outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
         if outputs:
             register_multi_grad_hook(outputs, lambda _gradient: self._use_backward(unit), mode="any")
@@ -208,7 +208,7 @@ class ParameterGatherer:
             for slot in unit.slots:
                 self._release(slot)
 
-    def _used_soon(self, unit: Unit) -> bool:
+    def _used_soon(self, unit: GatherUnit) -> bool:
         """Whether the next use in the trace is so near that the parameters would be prefetched again immediately."""
         now = None if self.recording else self._find(unit, max(self._position, 0))
         later = None if now is None else self._find(unit, now + 1)
@@ -219,7 +219,7 @@ class ParameterGatherer:
         missing = sum(slot.elements for slot in other_slots - self._live)
         return elements <= self.prefetch_elements and (not missing or self._live_elements + missing <= self.max_live)
 
-    def _advance(self, unit: Unit) -> None:
+    def _advance(self, unit: GatherUnit) -> None:
         """Move to this use in the trace; a use that is not in the trace leaves the position unchanged.
 
         Slots that are used or skipped no longer count as prefetched.
@@ -230,10 +230,10 @@ class ParameterGatherer:
             self._ahead.difference_update(passed.slots)
         self._position = reached
 
-    def _find(self, unit: Unit, start: int) -> int | None:
+    def _find(self, unit: GatherUnit, start: int) -> int | None:
         return next((index for index in range(start, len(self.trace)) if self.trace[index] is unit), None)
 
-    def _fetch(self, unit: Unit, with_next: bool) -> None:
+    def _fetch(self, unit: GatherUnit, with_next: bool) -> None:
         """Return when a unit's parameters are present.
 
         `with_next`: prefetch in the same collective, because no computation would hide a second one: communication does not
@@ -266,7 +266,7 @@ class ParameterGatherer:
         self._ahead.update(prefetched)
         return tuple(prefetched)
 
-    def _issue(self, slots: tuple[Slot, ...]) -> list[_Gather]:
+    def _issue(self, slots: tuple[Slot, ...]) -> list[_GatherInFlight]:
         """Start one collective for each dtype and each group that is gathered from."""
         kinds = {slot: (self._is_near(slot), str(slot.parameter.dtype)) for slot in slots}
         ordered = sorted(slots, key=lambda slot: (kinds[slot][0], slot.offset))
@@ -275,7 +275,7 @@ class ParameterGatherer:
     def _is_near(self, slot: Slot) -> bool:
         return self.near_copies is not None and slot in self.near_copies
 
-    def _gather(self, slots: tuple[Slot, ...], in_near_group: bool) -> _Gather:
+    def _gather(self, slots: tuple[Slot, ...], in_near_group: bool) -> _GatherInFlight:
         if in_near_group and self.near_copies is not None:
             group, loaded = self.near_copies.group, Loaded(self.near_copies.read(slots))
         else:
@@ -288,7 +288,7 @@ class ParameterGatherer:
         with loaded.before() if group.size > 1 else nullcontext():
             work = group.all_gather(rows, shard)
         # Each rank of the near group holds the rows of several ranks, in order.
-        gather = _Gather(work, slots, rows.view(self.group.size, -1), loaded, in_near_group)
+        gather = _GatherInFlight(work, slots, rows.view(self.group.size, -1), loaded, in_near_group)
         self._pending.update(dict.fromkeys(slots, gather))
         return gather
 
@@ -302,12 +302,12 @@ class ParameterGatherer:
         mark("buffers", packed)
         return Loaded(packed)
 
-    def _finish(self, *gathers: _Gather) -> None:
+    def _finish(self, *gathers: _GatherInFlight) -> None:
         for gather in gathers:
             if not gather.done:
                 self._land(gather)
 
-    def _land(self, gather: _Gather) -> None:
+    def _land(self, gather: _GatherInFlight) -> None:
         gather.work.wait()
         gather.done = True
         if self.near_copies is not None and not gather.from_near_group:
@@ -324,7 +324,7 @@ class ParameterGatherer:
             self._live.add(slot)
             self._live_elements += slot.elements
 
-    def _keep_near(self, copies: NearCopies, gather: _Gather) -> None:
+    def _keep_near(self, copies: NearCopies, gather: _GatherInFlight) -> None:
         """Keep the gathered rows, except of persistent parameters, which are not gathered again before they change."""
         column = 0
         for slot in gather.slots:
@@ -340,7 +340,7 @@ class ParameterGatherer:
             self._live_elements -= slot.elements
 
 
-def find_units(model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[Slot]) -> list[Unit]:
+def find_units(model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[Slot]) -> list[GatherUnit]:
     """One unit for the parameters of each of `modules`; the remaining ones form a unit of the whole model."""
     by_parameter = {id(slot.parameter): slot for slot in slots}
     units = []
@@ -348,11 +348,11 @@ def find_units(model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[S
         inside = tuple(by_parameter[id(parameter)] for parameter in module.parameters() if id(parameter) in by_parameter)
         owners = [inner for inner in module.modules() if any(True for _ in inner.parameters(recurse=False))]
         if inside:
-            units.append(Unit(module, inside, reads_in_backward=any(type(inner) not in TABLES for inner in owners)))
+            units.append(GatherUnit(module, inside, reads_in_backward=any(type(inner) not in TABLES for inner in owners)))
     covered = {slot for unit in units for slot in unit.slots}
     uncovered = tuple(slot for slot in slots if slot not in covered)
     if uncovered:
-        units.insert(0, Unit(model, uncovered, encloses=bool(units)))
+        units.insert(0, GatherUnit(model, uncovered, encloses=bool(units)))
     return units
 
 

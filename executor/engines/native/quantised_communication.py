@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from executor.engines.native.layout import Slot, from_rows
 from executor.parallel.block_integers import pack, row_chunks, unpack
-from executor.parallel.collectives import Group, InFlight, mark
+from executor.parallel.collectives import InFlight, ProcessGroup, mark
 from search_spaces.communication import INT8, integer_bytes
 from search_spaces.optimizers import LEAST_QUANTISED
 from search_spaces.trial_config import TrialConfig
@@ -22,7 +22,7 @@ class QuantisedReduceScatter:
     that sums. Each parameter has its own blocks, so that one that two tensor ranks hold is rounded alike on both.
     """
 
-    def __init__(self, group: Group, parameters: Iterable[Tensor], widths: Sequence[int], dtype: torch.dtype) -> None:
+    def __init__(self, group: ProcessGroup, parameters: Iterable[Tensor], widths: Sequence[int], dtype: torch.dtype) -> None:
         """`parameters` yields for each parameter the rows for every rank [ranks, width]; each may be freed when the next is
         requested."""
         self._widths, self._dtype = widths, dtype
@@ -54,7 +54,7 @@ class QuantisedAllReduce:
     Three calls in the same order on all ranks: constructor, `gather`, `wait`. A collective started by one ends in the next.
     """
 
-    def __init__(self, group: Group, value: Tensor, sizes: Sequence[int]) -> None:
+    def __init__(self, group: ProcessGroup, value: Tensor, sizes: Sequence[int]) -> None:
         """`sizes` (sum n): elements of each parameter. Every rank sums an equal part of it, padded with zeros."""
         self._group = group
         self._targets = torch.split(value, list(sizes))
@@ -112,7 +112,7 @@ class GatherFormat:
     (`share_block` of `make_layout`), so the numbers depend neither on the ranks nor on what is gathered together.
     """
 
-    def __init__(self, config: TrialConfig, group: Group) -> None:
+    def __init__(self, config: TrialConfig, group: ProcessGroup) -> None:
         # A single rank sends nothing.
         self.integers = config.gather_dtype == INT8 and group.size > 1
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from executor.engines.native.layout import Slot, from_rows, ranges
 from executor.engines.native.parameter_shard import ParameterShard
-from executor.engines.native.prefetch import Unit
-from executor.parallel.collectives import Group, InFlight, mark
+from executor.engines.native.prefetch import GatherUnit
+from executor.parallel.collectives import InFlight, ProcessGroup, mark
 from search_spaces.communication import IN_FLIGHT, cut
 from search_spaces.trial_config import TrialConfig
 
@@ -20,7 +20,7 @@ Bucket = tuple[Slot, ...]
 
 
 @dataclass(slots=True)
-class _Sent:
+class _RefillInFlight:
     """A bucket in flight; its tensors must live until the gather has ended."""
 
     work: InFlight
@@ -37,12 +37,12 @@ class Refill:
     spans_steps: ClassVar[bool] = False
     """Whether updated parameters are gathered in the next step."""
 
-    def __init__(self, slots: Sequence[Slot], group: Group, config: TrialConfig) -> None:
+    def __init__(self, slots: Sequence[Slot], group: ProcessGroup, config: TrialConfig) -> None:
         self.group, self.limit = group, IN_FLIGHT if config.overlap_comm else 1
         self.buckets: tuple[Bucket, ...] = tuple(cut(slots, lambda slot: slot.elements, config.allgather_bucket_size))
         self._shard: ParameterShard | None = None
         self._waiting: deque[Bucket] = deque()
-        self._sent: deque[_Sent] = deque()
+        self._sent: deque[_RefillInFlight] = deque()
 
     def update(self, shard: ParameterShard) -> None:
         """Bring every parameter up to date after an update; `shard` holds this rank's share of them."""
@@ -71,7 +71,7 @@ class Refill:
             shard = self._shard.read(ranges(bucket)).values
             rows = torch.empty(self.group.size, shard.numel(), dtype=shard.dtype, device=shard.device)
             mark("buffers", rows)
-            self._sent.append(_Sent(self.group.all_gather(rows, shard), bucket, rows, shard))
+            self._sent.append(_RefillInFlight(self.group.all_gather(rows, shard), bucket, rows, shard))
 
     @torch.no_grad()
     def _land(self) -> Bucket:
@@ -99,7 +99,7 @@ class RefillBesideForward(Refill):
 
     spans_steps = True
 
-    def __init__(self, units: Sequence[Unit], group: Group, config: TrialConfig) -> None:
+    def __init__(self, units: Sequence[GatherUnit], group: ProcessGroup, config: TrialConfig) -> None:
         super().__init__((), group, config)
         self.buckets = tuple(_buckets(units, config.allgather_bucket_size))
         self._stale: set[Slot] = set()
@@ -120,7 +120,7 @@ class RefillBesideForward(Refill):
             hook.remove()
         self._hooks.clear()
 
-    def _before(self, unit: Unit) -> Callable[..., None]:
+    def _before(self, unit: GatherUnit) -> Callable[..., None]:
         def wait(*_: object) -> None:
             while self._stale and any(slot in self._stale for slot in unit.slots):
                 self._send()
@@ -145,7 +145,7 @@ def fill(slots: Sequence[Slot], rows: Tensor) -> None:
         torch._foreach_copy_(targets, [from_rows(output, slot) for slot, output in padded])
 
 
-def _buckets(units: Sequence[Unit], limit: int) -> Iterator[Bucket]:
+def _buckets(units: Sequence[GatherUnit], limit: int) -> Iterator[Bucket]:
     """Buckets of at most `limit` elements; each unit's contain its slots that no earlier unit has."""
     covered: set[Slot] = set()
     for unit in units:

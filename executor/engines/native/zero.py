@@ -9,7 +9,7 @@ from executor.engine import HOST
 from executor.engines.native.buckets import GradientReducer
 from executor.engines.native.checkpoint import MOMENTS, STEPS, WEIGHTS, Piece, rectangles
 from executor.engines.native.file_shard import FileShard, share_in_files
-from executor.engines.native.layout import Layout, Slot, from_rows, make_layout, ranges
+from executor.engines.native.layout import BucketLayout, Slot, from_rows, make_layout, ranges
 from executor.engines.native.offload import Hyperparameters, Initial, SplitAdamW, parts_of
 from executor.engines.native.optimizers.adamw8bit import share_block
 from executor.engines.native.optimizers.choose import block_matrices, device_optimizer
@@ -27,7 +27,7 @@ from executor.engines.native.refill import Refill, RefillBesideForward
 from executor.errors import EngineRefusalError
 from executor.files.rank_file import folder_of
 from executor.parallel import streams
-from executor.parallel.collectives import Group, mark
+from executor.parallel.collectives import ProcessGroup, mark
 from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.groups import Sharing
 from executor.parallel.initialization import Drawn, FirstValues, Given, Joined, Share, move_without_memory
@@ -74,7 +74,7 @@ class ShardedModel(Replica):
         trainable = [(name, value) for name, value in self.module.named_parameters() if value.requires_grad and has(name)]
         gathers_blocks = config.gather_dtype == INT8 and config.zero_stage == 3
         blocks = share_block if config.optimizer == "adamw8bit" or gathers_blocks else (lambda _: 1)
-        self.layout: Layout = make_layout(trainable, self.ranks, config.reduce_bucket_size, blocks)
+        self.layout: BucketLayout = make_layout(trainable, self.ranks, config.reduce_bucket_size, blocks)
         self._summands = [slot for slot in self.layout.slots if slot.name in part.summands]
         self._whole = [slot for slot in self.layout.slots if slot.name not in part.split]
         self.dtype = next(value.dtype for value in self.module.parameters() if value.is_floating_point())
@@ -307,7 +307,7 @@ class ShardedModel(Replica):
             slot.parameter.data = master[slot.offset : slot.offset + slot.shard_elements].view(slot.shape)
 
     @torch.no_grad()
-    def _shard_frozen(self, layout: Layout, start: int, dtype: torch.dtype) -> Tensor:
+    def _shard_frozen(self, layout: BucketLayout, start: int, dtype: torch.dtype) -> Tensor:
         """This rank's shares of the frozen parameters that stage 3 gathers, on the device; empty at other stages."""
         vector = torch.empty(layout.master_elements - start, dtype=dtype, device=self.device)
         for slot in layout.slots:
@@ -354,7 +354,7 @@ class ShardedModel(Replica):
         units = find_units(self.module, self.part.units if self.part.reads_in_units else (), self.layout.slots)
         return RefillBesideForward(units, self.group, config)
 
-    def _make_gatherer(self, near_group: Group | None) -> ParameterGatherer:
+    def _make_gatherer(self, near_group: ProcessGroup | None) -> ParameterGatherer:
         units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots, *self._packed.slots))
         assert self._shard is not None
         copies = NearCopies(near_group, self.ranks) if near_group is not None else None

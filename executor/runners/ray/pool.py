@@ -43,7 +43,7 @@ class PoolSettings:
     """Exclusive cores of each rank if trials run side by side on CPUs; 0: ranks use devices."""
 
 
-class Pool(Gangs):
+class GangPool(Gangs):
     """Forms gangs, keeps them for trials on the same slots, and dissolves them when other gangs are needed.
 
     - A gang has consecutive ranks on each node, and a tensor-parallel group lies within a node unless `tensor_across_nodes`.

@@ -16,11 +16,11 @@ from executor import process_tree
 from executor.engines import leftovers
 from executor.errors import RunnerError
 from executor.runners import rank_output, rank_process
-from executor.runners.messages import Kind, Message, decode, encode
+from executor.runners.messages import Message, MessageKind, decode, encode
 from executor.runners.ray import actor
 from executor.runners.ray.actor import CONTROL, RankActor
 from executor.runners.ray.nodes import Node
-from executor.runners.transport import NO_VARIABLES, RANK_MAIN, Death, Transport
+from executor.runners.transport import NO_VARIABLES, RANK_MAIN, Death, RankTransport
 
 KILL_SECONDS = 5.0
 """Time for an actor to end its rank. After that the actor itself is killed, and the system kills the rank with it."""
@@ -150,7 +150,7 @@ class RankSlot:
             self.inbox.append(Death(exit_code=item[0], output=item[1], out_of_memory_kill=item[2]))
             return
         message = decode(item)
-        if message["kind"] == Kind.READY:
+        if message["kind"] == MessageKind.READY:
             # Fake nodes share a machine, but the ranks of each are counted separately.
             message = self._ready = {**message, "host": self.node.name}
         self.inbox.append(message)
@@ -230,7 +230,7 @@ def end_ranks(slots: Iterable[RankSlot]) -> None:
         calls[call].end_actor()
 
 
-class SlotTransport(Transport):
+class SlotTransport(RankTransport):
     """Ranks on slots, numbered in the order of the slots. Existing rank processes of a slot are reused.
 
     `sharing`: host -> ranks that share its cores; None: the ranks of this gang. `mailbox` is that of the slots.
@@ -251,22 +251,22 @@ class SlotTransport(Transport):
         self._threads_are_set = "OMP_NUM_THREADS" in environment
 
     def start(self, python_path: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES) -> None:
-        """Ensure a process in every slot; see `Transport`."""
+        """Ensure a process in every slot; see `RankTransport`."""
         # A slot with its own cores does not share them.
         sharing = [1 if slot.cores else self._sharing[slot.node.host] for slot in self.slots]
         stayed = [slot.start(python_path, share, variables) for slot, share in zip(self.slots, sharing, strict=True)]
         self.reused = any(stayed)
 
     def send(self, rank: int, message: Message) -> None:
-        """Send a message to a rank; see `Transport`."""
+        """Send a message to a rank; see `RankTransport`."""
         slot = self.slots[rank]
-        if message["kind"] == Kind.JOIN and slot.cores is None and not self._threads_are_set:
+        if message["kind"] == MessageKind.JOIN and slot.cores is None and not self._threads_are_set:
             # A process that is reused from a gang of another size now has another share of its host's cores.
             message = {**message, "cores_shared_by": self._sharing[slot.node.host]}
         slot.send(message)
 
     def receive(self, timeout: float) -> list[tuple[int, Message | Death]]:
-        """Return the new messages; see `Transport`. Without a timeout: those that the mailbox has collected."""
+        """Return the new messages; see `RankTransport`. Without a timeout: those that the mailbox has collected."""
         if timeout and not any(slot.inbox for slot in self.slots):
             self._mailbox.collect(timeout)
         received = []
@@ -276,18 +276,18 @@ class SlotTransport(Transport):
         return received
 
     def node_of(self, rank: int) -> str:
-        """Return the name of the rank's node; see `Transport`."""
+        """Return the name of the rank's node; see `RankTransport`."""
         return self.slots[rank].node.name
 
     def stacks(self, seconds: float) -> Mapping[int, str]:
-        """Return the ranks' stacks; see `Transport`."""
+        """Return the ranks' stacks; see `RankTransport`."""
         stacks = stacks_of(self.slots, seconds)
         return {rank: stacks[slot] for rank, slot in enumerate(self.slots) if slot in stacks}
 
     def kill(self) -> None:
-        """End every rank; see `Transport`."""
+        """End every rank; see `RankTransport`."""
         end_ranks(self.slots)
 
     def close(self) -> None:
-        """End every rank; see `Transport`. The slots belong to the pool."""
+        """End every rank; see `RankTransport`. The slots belong to the pool."""
         self.kill()

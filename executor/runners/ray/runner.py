@@ -9,7 +9,7 @@ from executor.errors import RunnerError
 from executor.runners.gang_runner import GangsRunner
 from executor.runners.rank_process import passed_variables
 from executor.runners.ray.cluster import RayCluster
-from executor.runners.ray.pool import Pool, PoolSettings
+from executor.runners.ray.pool import GangPool, PoolSettings
 from executor.runners.ray.rank_slots import SlotSettings
 from executor.runners.transport import RUN_TRIAL
 
@@ -67,7 +67,7 @@ class RayRunner(GangsRunner):
                 own_cores=0 if gpus else max(1, int(cpus_per_rank)),
             )
             variables = {**passed_variables(os.environ), **(environment or {})}
-            pool = Pool(settings, SlotSettings(bundle=bundle, environment=variables, trial_function=trial_function))
+            pool = GangPool(settings, SlotSettings(bundle=bundle, environment=variables, trial_function=trial_function))
         except BaseException:
             self._cluster.close()
             raise

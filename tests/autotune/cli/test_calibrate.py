@@ -15,7 +15,7 @@ from executor.errors import RunnerError
 from search_spaces.clusters.microbenchmark import (
     SINGLE_RANK,
     GroupShape,
-    Measured,
+    MeasuredRow,
     MicrobenchmarkRequest,
     MicrobenchmarkResult,
     Operation,
@@ -60,7 +60,7 @@ class Ranks:
         if self.fails:
             raise RunnerError(self.fails)
         rows = tuple(
-            Measured(
+            MeasuredRow(
                 operation=operation, precision="fp32", shape=shape, group=group, seconds=0.01, low=0.009, high=0.012, samples=5
             )
             for operation, shape, group in (*SHAPES, *(FILES if request.nvme_path else ()))

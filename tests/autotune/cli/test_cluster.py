@@ -13,7 +13,7 @@ from autotune.request.request import JobRequest
 from autotune.request.rows import request_to_row
 from executor.errors import RunnerError
 from executor.runners.ray.describe import RayNode, cluster_of, nodes_of
-from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Measured, MicrobenchmarkResult, Operation
+from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, MeasuredRow, MicrobenchmarkResult, Operation
 from search_spaces.outcome import Outcome
 from storage.records import Owner
 from storage.store import Store, open_store
@@ -46,8 +46,8 @@ def document(command: Command) -> Callable[[], dict[str, Any]]:
     return call
 
 
-def measured(operation: Operation, shape: tuple[int, ...], seconds: float, group: GroupShape = SINGLE_RANK) -> Measured:
-    return Measured(
+def measured(operation: Operation, shape: tuple[int, ...], seconds: float, group: GroupShape = SINGLE_RANK) -> MeasuredRow:
+    return MeasuredRow(
         operation=operation, precision="fp32", shape=shape, group=group, seconds=seconds, low=seconds, high=seconds, samples=5
     )
 

@@ -10,11 +10,11 @@ from called import Command
 
 from autotune.cli import doctor_cluster
 from autotune.cli.doctor_cluster import expected_by, links_of, node_findings, pair_findings
-from autotune.cli.finding import Finding
+from autotune.cli.finding import CheckedItem
 from executor.errors import RunnerError
 from executor.runners.ray.checkup import Checkup, NodeFacts, Pair, Unreached, pairs_of
 from executor.runners.ray.describe import RayNode
-from search_spaces.clusters.microbenchmark import GroupShape, Measured, Operation
+from search_spaces.clusters.microbenchmark import GroupShape, MeasuredRow, Operation
 
 VERSIONS = {"python": "3.11.2", "ray": "2.60.0", "torch": "2.13.0", "autotune": "0.1.0"}
 TOPOLOGY = (
@@ -53,7 +53,7 @@ def checkup(*found: NodeFacts, **changes: Any) -> Checkup:
     return Checkup(**{**fields, **changes})
 
 
-def bad(findings: list[Finding]) -> list[Finding]:
+def bad(findings: list[CheckedItem]) -> list[CheckedItem]:
     return [finding for finding in findings if not finding.good]
 
 
@@ -153,7 +153,7 @@ def pair(small: float, large: float, nodes: tuple[str, str] = ("a", "b")) -> Pai
 
 def test_a_pair_is_held_against_the_calibration() -> None:
     rows = [
-        Measured(
+        MeasuredRow(
             operation=Operation.ALL_REDUCE, precision="fp32", shape=(size,), group=GroupShape(ranks=2, in_node=1),
             seconds=seconds, low=seconds, high=seconds, samples=5,
         )

@@ -20,7 +20,7 @@ from rich.console import Console
 
 from autotune.cli.backend import JobBackend
 from autotune.cli.open_backend import open_backend
-from autotune.cli.watch import Watch
+from autotune.cli.watch import JobWatch
 from autotune.loop.loop import run_job
 from autotune.request.rows import request_to_row
 from autotune.session.resolve import session_of
@@ -211,7 +211,7 @@ def test_show_and_watch_tell_what_runs(on_service: bool, job_id: str, command: C
     ):
         assert "measure 7, 12.5/s" in command("show", job_id, *(("--url", url) if url else ())).out
         line = EndingLine(lambda: store.release(lease, JobState.CANCELLED, "cancelled", ""))
-        Watch(desk, desk.job(job_id), Console(file=io.StringIO())).follow(line)  # type: ignore[arg-type]
+        JobWatch(desk, desk.job(job_id), Console(file=io.StringIO())).follow(line)  # type: ignore[arg-type]
     assert "0 of 1 trials, trial 0: measure 7, 12.5/s" in line.texts
 
 

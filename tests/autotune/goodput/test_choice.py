@@ -7,12 +7,12 @@ import pytest
 
 from autotune.errors import RequestError
 from autotune.goodput.checkpoint import CheckpointKind, SavedState
-from autotune.goodput.choice import Layout, choices, rates_of
+from autotune.goodput.choice import RunLayout, choices, rates_of
 from autotune.goodput.closed_form import expected
 from autotune.goodput.run import Recovery
 from autotune.goodput.terms import GoodputTerms, parse_terms, terms_of
 
-LAYOUT = Layout(
+LAYOUT = RunLayout(
     nodes=2048,
     devices_per_node=8,
     step_seconds=10.0,
@@ -23,7 +23,7 @@ LAYOUT = Layout(
 )
 
 
-def ways(layout: Layout = LAYOUT, *settings: str) -> dict[Recovery, Any]:
+def ways(layout: RunLayout = LAYOUT, *settings: str) -> dict[Recovery, Any]:
     terms = parse_terms(settings)
     found = choices(layout, terms, rates_of(terms, layout.nodes))
     kept = [choice.tokens_kept_per_device_hour for choice in found]

@@ -8,7 +8,7 @@ import pytest
 from autotune.errors import KnowledgeError
 from autotune.knowledge.mlperf import read_log
 from autotune.knowledge.read import read_knowledge
-from autotune.knowledge.row import Row, step_seconds
+from autotune.knowledge.row import TableRow, step_seconds
 from autotune.knowledge.row_cases import refusal
 from autotune.knowledge.row_names import row_hardware
 
@@ -48,7 +48,7 @@ def write(folder: Path, *events: str, benchmark: str = "llama31_405b", script: s
     return log
 
 
-def read(path: Path) -> Row:
+def read(path: Path) -> TableRow:
     (row,) = read_knowledge(str(path)).rows
     return row
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.knowledge.row import Row
+from autotune.knowledge.row import TableRow
 from autotune.knowledge.row_cases import case_of, refusal
 from autotune.knowledge.row_names import completed, named_model
 from autotune.knowledge.table import read_table
@@ -13,7 +13,7 @@ from search_spaces.models.huggingface import resolve_model
 from tests.autotune.measurements import row as table_row
 from tests.autotune.measurements import write_table
 
-ROW = Row(
+ROW = TableRow(
     line=2, row_id="1", model_name="DeepSeekV3", seq_len=4096, gpu_type="H100-SXM-80GB", num_gpus=256, tp=1, pp=8, dp=32,
     ep=32, micro_batch=1, global_batch=1024, framework="Megatron-Core",
 )  # fmt: skip

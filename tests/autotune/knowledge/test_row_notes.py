@@ -6,13 +6,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.knowledge.row import Row
+from autotune.knowledge.row import TableRow
 from autotune.knowledge.row_cases import described, noted_adapters, noted_precision, noted_recompute, noted_software
 from autotune.knowledge.table import read_table
 from autotune.prediction.equations.software import profile
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
 
-LONG = Row(
+LONG = TableRow(
     line=1, row_id="1", num_layers=32, hidden=4096, heads=32, ffn_hidden=16384, vocab=51200, seq_len=16384, gpu_type="A100",
     num_gpus=64, gpus_per_node=8, tp=8, pp=1, dp=8, micro_batch=1, global_batch=64, framework="Megatron-LM", precision="bf16",
 )  # fmt: skip

@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from autotune.knowledge.row import Row, RowOutcome
+from autotune.knowledge.row import RowOutcome, TableRow
 from autotune.knowledge.row_cases import case_of, described, refusal
 from autotune.knowledge.row_names import find_device, row_hardware
 from autotune.prediction.equations.software import profile
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
 
-ROW = Row(
+ROW = TableRow(
     line=2, row_id="a", source="s", model_name="m", num_layers=32, hidden=4096, heads=32, kv_heads=32, ffn_hidden=11008,
     vocab=32000, seq_len=2048, params_b=6.74, gpu_type="A100-SXM-80GB", num_gpus=16, gpus_per_node=8, precision="bf16",
     zero_stage=1, tp=2, pp=2, dp=4, cp=1, vpp=1, micro_batch=1, global_batch=64, recompute="none", framework="x",

@@ -8,11 +8,11 @@ from measurements import ROW, row, write_table
 
 from autotune.errors import MeasurementsError
 from autotune.knowledge.columns import COLUMNS
-from autotune.knowledge.row import GIB, Row, RowOutcome, configuration_of, peak_bytes, step_seconds
-from autotune.knowledge.table import Table, read_table
+from autotune.knowledge.row import GIB, RowOutcome, TableRow, configuration_of, peak_bytes, step_seconds
+from autotune.knowledge.table import MeasurementTable, read_table
 
 
-def read(folder: Path, *rows: dict[str, Any], **how: Any) -> Table:
+def read(folder: Path, *rows: dict[str, Any], **how: Any) -> MeasurementTable:
     return read_table(write_table(folder / "t.csv", list(rows), **how))
 
 
@@ -27,9 +27,9 @@ def test_a_row_is_read_as_its_columns_say(tmp_path: Path) -> None:
 
 def test_every_field_of_a_row_is_a_column() -> None:
     own = {"line", "batch_problem"}
-    assert {name for name in Row.__dataclass_fields__ if name not in own} == set(COLUMNS)
+    assert {name for name in TableRow.__dataclass_fields__ if name not in own} == set(COLUMNS)
     assert "kernel" not in COLUMNS
-    assert len(configuration_of(Row(line=2, row_id="a"))) == len(Row.__dataclass_fields__) - 16 + 1
+    assert len(configuration_of(TableRow(line=2, row_id="a"))) == len(TableRow.__dataclass_fields__) - 16 + 1
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from autotune.objective.posterior import Observation, posterior_of
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.outcome.standings import NOT_MEASURED, standings_of
-from autotune.outcome.verdict import Verdict, answer_document, decide
+from autotune.outcome.verdict import JobVerdict, answer_document, decide
 from autotune.request.rows import request_to_row
 from autotune.session.session import Session
 from executor.runners.replay import ReplayRunner
@@ -49,7 +49,7 @@ class Scripted(ReplayRunner):
         return table.ok(first if count == 0 else again * (1.01 if count % 2 else 0.99))
 
 
-def play(folder: Path, store: Store, rates: Rates, **changes: Any) -> tuple[Session, JobSnapshot, Verdict]:
+def play(folder: Path, store: Store, rates: Rates, **changes: Any) -> tuple[Session, JobSnapshot, JobVerdict]:
     session = table.session(folder, trials=24, **changes)
     snapshot = run(session, store, Scripted(rates, session.baselines[0]))
     verdict = decide(snapshot, session.ranking, session.prior, session.baselines)

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.step import Prediction, predict
+from autotune.prediction.equations.step import StepPrediction, predict
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import resolve_model
@@ -27,7 +27,7 @@ METHODS: dict[str, dict[str, Value]] = {
 BF16 = TrialConfig(precision="bf16", param_persistence_threshold=0)
 
 
-def predicted(*configs: TrialConfig, rates: Coefficients | None = None) -> Prediction:
+def predicted(*configs: TrialConfig, rates: Coefficients | None = None) -> StepPrediction:
     return predict(cases_of(MODEL, CLUSTER, WORKLOAD, configs, "native"), rates or Coefficients())
 
 

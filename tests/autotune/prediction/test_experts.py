@@ -10,7 +10,7 @@ from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import collective_seconds, exchange_seconds, expert_group
 from autotune.prediction.equations.compute import GROUPED_EXPERTS, SEPARATE_EXPERT, SEPARATE_EXPERTS, crossing_rows, micro_batch
-from autotune.prediction.equations.step import Prediction, predict
+from autotune.prediction.equations.step import StepPrediction, predict
 from executor.dry.dry_run import dry_run
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.knob import Value
@@ -36,7 +36,7 @@ def cases(model: object = MODEL, **knobs: Value) -> Cases:
     return cases_of(model, CLUSTER, WORKLOAD, [TrialConfig(precision="bf16").replace(knobs)], "native")
 
 
-def predicted(**knobs: Value) -> Prediction:
+def predicted(**knobs: Value) -> StepPrediction:
     return predict(cases(**knobs), RATES)
 
 
@@ -223,7 +223,7 @@ def test_a_gradient_of_shared_experts_waits_for_the_others() -> None:
     assert predicted_beside - predicted_waited == pytest.approx(beside - waited)
 
 
-def of_loads(loads: tuple[float, ...], **knobs: Value) -> Prediction:
+def of_loads(loads: tuple[float, ...], **knobs: Value) -> StepPrediction:
     model = dataclasses.replace(MODEL, expert_loads=(loads,))
     return predict(cases(model, **knobs), Coefficients())
 

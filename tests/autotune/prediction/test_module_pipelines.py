@@ -11,7 +11,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.module_memory import module_bytes
-from autotune.prediction.equations.module_pipeline import Layout, cut_stage, stages_of
+from autotune.prediction.equations.module_pipeline import PipelineLayout, cut_stage, stages_of
 from executor.dry.module_profile import profile_module
 from executor.runners.local import LocalRunner
 from search_spaces.clusters.presets import local_cluster
@@ -55,7 +55,9 @@ def test_the_stages_of_a_module_hold_its_parameters_and_moments(described: dict[
         profile = described[name].profile
         assert profile is not None and profile.starts == (0, 1, 2, 3)
         trace = profile.traces["fp32"]
-        layouts = [Layout(ranks=2, virtual_stages=1, schedule=1, pipeline_rank=place, micro_batches=4) for place in range(2)]
+        layouts = [
+            PipelineLayout(ranks=2, virtual_stages=1, schedule=1, pipeline_rank=place, micro_batches=4) for place in range(2)
+        ]
         stages = [
             cut_stage(profile, trace, "none", 1, False, blocks)
             for layout in layouts

@@ -26,7 +26,7 @@ from executor.measurement.flop_counter import FlopCounter
 from executor.user_module.factory import load_factory
 from search_spaces.clusters.presets import local_cluster
 from search_spaces.models.model import FactoryModel
-from search_spaces.models.module_profile import Mark, at
+from search_spaces.models.module_profile import MomentKind, at
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -98,9 +98,9 @@ def test_the_trace_ends_as_it_begins() -> None:
     assert model.profile is not None
     for trace in model.profile.traces.values():
         for moments in trace.moments.values():
-            assert moments[0].mark is Mark.FORWARD and moments[-1].mark is Mark.END
+            assert moments[0].mark is MomentKind.FORWARD and moments[-1].mark is MomentKind.END
             assert at(moments[-1].level, 8) <= 8  # the loss
-            assert sum(moment.mark is Mark.GRADIENT for moment in moments) == len(model.profile.trained)
+            assert sum(moment.mark is MomentKind.GRADIENT for moment in moments) == len(model.profile.trained)
 
 
 def test_a_profile_survives_the_way_through_json() -> None:

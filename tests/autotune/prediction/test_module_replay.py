@@ -10,8 +10,8 @@ import pytest
 from autotune.prediction.equations.cases import SCHEDULES
 from autotune.prediction.equations.module_pipeline import (
     BETWEEN,
-    Layout,
-    Stage,
+    ModuleStage,
+    PipelineLayout,
     actions_of_rank,
     cut_stage,
     is_legal,
@@ -44,7 +44,9 @@ BATCHES = (1.0, 4.0, 32.0)
 SHAPES = {name: ((2, 1), (4, 1)) if name in ONE_STAGE_SCHEDULES else ((2, 2),) for name in SCHEDULES}
 CASES = {
     f"{name}, {ranks} x {virtual}, {count} micro-batches, {policy}{', offloaded' * offloads}": (
-        Layout(ranks=ranks, virtual_stages=virtual, schedule=SCHEDULES.index(name), pipeline_rank=0, micro_batches=count),
+        PipelineLayout(
+            ranks=ranks, virtual_stages=virtual, schedule=SCHEDULES.index(name), pipeline_rank=0, micro_batches=count,
+        ),
         policy, offloads,
     )
     for count, policy, offloads in itertools.product((4, 8, 16), ("none", "full"), (False, True))
@@ -99,7 +101,7 @@ Peak = tuple[float, Held]
 class _Run:
     """A stage's micro-batches with one size and one kind of states."""
 
-    def __init__(self, stage: Stage, knobs: StateKnobs, batch: float) -> None:
+    def __init__(self, stage: ModuleStage, knobs: StateKnobs, batch: float) -> None:
         self.steps, self.end = micro_batches(stage.shape.trained, stage.shape.marks, knobs, BETWEEN)
         self.first, turn, curve = stage.first, stage.turn, stage.curve
         self.kept = float(curve[turn - 1, 2] + curve[turn - 1, 3] * batch)
@@ -132,7 +134,7 @@ def _fullest(rows: Sequence[tuple[Sequence[float], Held]], batch: float, kept: f
 
 
 def _replay(
-    layout: Layout, stages: Sequence[Stage], knobs: StateKnobs, batch: float, hidden: float, skipped: int
+    layout: PipelineLayout, stages: Sequence[ModuleStage], knobs: StateKnobs, batch: float, hidden: float, skipped: int
 ) -> tuple[float, ...]:
     """What `Replayed` holds, for one case: the schedule is followed action by action."""
     runs = {number: _Run(stage, knobs, batch) for number, stage in zip(layout.stages, stages, strict=True)}

@@ -9,7 +9,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import kept_layer_bytes
 from autotune.prediction.equations.overlap import gathers_late
-from autotune.prediction.equations.step import Prediction, predict
+from autotune.prediction.equations.step import StepPrediction, predict
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload
@@ -26,7 +26,7 @@ def cases(*configs: dict[str, Any]) -> Any:
     return cases_of(MODEL, CLUSTER, WORKLOAD, made, "native")
 
 
-def predicted(*configs: dict[str, Any]) -> Prediction:
+def predicted(*configs: dict[str, Any]) -> StepPrediction:
     return predict(cases(*configs), RATES)
 
 

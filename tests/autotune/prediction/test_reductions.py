@@ -10,7 +10,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import predict
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.microbenchmark import GroupShape, Measured, Operation
+from search_spaces.clusters.microbenchmark import GroupShape, MeasuredRow, Operation
 from search_spaces.clusters.presets import local_cluster, resolve_cluster
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload
@@ -40,7 +40,7 @@ def test_a_scatter_of_gloo_moves_what_an_all_reduce_moves(cluster: ClusterSpec, 
 def test_a_measured_scatter_is_held_against_what_it_moves(cluster: ClusterSpec, times: float) -> None:
     told = {"shape": (1 << 24,), "precision": "fp32", "seconds": 1.0, "low": 1.0, "high": 1.0, "samples": 5}
     group = GroupShape(ranks=4, in_node=4)
-    rows = [Measured(operation=one, group=group, **told) for one in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)]
+    rows = [MeasuredRow(operation=one, group=group, **told) for one in (Operation.ALL_GATHER, Operation.REDUCE_SCATTER)]
     gather, scatter = (float(predicted_rows([row], cluster, "native")(RATES)[0]) for row in rows)
     assert scatter / gather == pytest.approx(times, rel=0.01)
 

@@ -12,13 +12,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.prediction.cases.grid import Grid, Rows
+from autotune.prediction.cases.grid import ConfigGrid, KnobRows
 from autotune.prediction.cases.grid_cases import GridCases
 from autotune.prediction.equations.cases import SCHEDULES, Array, Cases
 from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.memory import TAGS, rank_memory
 from autotune.prediction.equations.pipeline import split_layers
-from autotune.prediction.equations.step import PARTS, Prediction, predict
+from autotune.prediction.equations.step import PARTS, StepPrediction, predict
 from autotune.request.engines import CAPABILITIES
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
@@ -65,7 +65,7 @@ PLACES: dict[str, tuple[str, str, int, int, dict[str, Any]]] = {
 
 
 @cache
-def made(name: str) -> tuple[Cases, Prediction]:
+def made(name: str) -> tuple[Cases, StepPrediction]:
     """Random rows of the place's grid as flat cases, and what is predicted of them."""
     preset, cluster_name, batch, length, more = PLACES[name]
     options = dict(more)
@@ -77,7 +77,7 @@ def made(name: str) -> tuple[Cases, Prediction]:
         "full", model, cluster, Workload(global_batch_size=batch, sequence_length=length),
         CAPABILITIES[engine] if engine else None, STANDING | options,
     )  # fmt: skip
-    grid = Grid(space)
+    grid = ConfigGrid(space)
     source = GridCases(space, model, engine or "native", grid)
     generator = np.random.default_rng(0)
     parts = [flat(source.of(rows), (rows.count, grid.sides.count)) for rows in some(grid, generator)]
@@ -86,7 +86,7 @@ def made(name: str) -> tuple[Cases, Prediction]:
     return chosen, predict(chosen, rates_for(cluster, "native"))
 
 
-def some(grid: Grid, generator: np.random.Generator) -> Iterator[Rows]:
+def some(grid: ConfigGrid, generator: np.random.Generator) -> Iterator[KnobRows]:
     """A few rows of every block."""
     for rows in grid.blocks(500_000):
         yield rows.take(generator.integers(rows.count, size=min(rows.count, 3000)))
@@ -111,7 +111,7 @@ def with_layouts(cases: Cases, **fields: Array) -> Cases:
     return dataclasses.replace(cases, layouts=dataclasses.replace(cases.layouts, **fields))
 
 
-def again(name: str, cases: Cases) -> Prediction:
+def again(name: str, cases: Cases) -> StepPrediction:
     return predict(cases, rates_for(resolve_cluster(PLACES[name][1], 4 if PLACES[name][1] == "local" else None), "native"))
 
 

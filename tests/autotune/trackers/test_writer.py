@@ -18,7 +18,7 @@ from autotune.request.component_names import TRACKERS
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import prepare
 from autotune.trackers import writer
-from autotune.trackers.tracker import JobSummary, TrackedJob, TrackedTrial, Tracker
+from autotune.trackers.tracker import TrackedJob, TrackedSummary, TrackedTrial, Tracker
 from search_spaces import plugins
 from search_spaces.outcome import JobState
 from storage.records import Ask
@@ -29,7 +29,7 @@ class Memory(Tracker):
     """Keeps what it gets, for all jobs."""
 
     trials: dict[str, list[TrackedTrial]]
-    summaries: dict[str, list[JobSummary]]
+    summaries: dict[str, list[TrackedSummary]]
     closed: int
     threads: set[str]
 
@@ -43,7 +43,7 @@ class Memory(Tracker):
         self.threads.add(threading.current_thread().name)
         self.trials.setdefault(self.job.id, []).append(trial)
 
-    def log_summary(self, summary: JobSummary) -> None:
+    def log_summary(self, summary: TrackedSummary) -> None:
         self.summaries.setdefault(self.job.id, []).append(summary)
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from autotune.knowledge.row import Row, RowOutcome, blinded
+from autotune.knowledge.row import RowOutcome, TableRow, blinded
 from autotune.knowledge.table import read_table
 from benchmarks.prediction.scoring.contract import Forecast, Predictor
 from tests.autotune.measurements import row, sweep, write_table
@@ -22,7 +22,7 @@ class PredictorCase:
         raise NotImplementedError
 
     @pytest.fixture
-    def rows(self, tmp_path: Path) -> list[Row]:
+    def rows(self, tmp_path: Path) -> list[TableRow]:
         """A sweep, another source's rows, and some that few can represent."""
         table = [
             *sweep(12),
@@ -34,14 +34,14 @@ class PredictorCase:
         ]
         return list(read_table(write_table(tmp_path / "t.csv", table)).rows)
 
-    def test_it_refuses_in_one_line_and_keeps_to_it(self, predictor: Predictor, rows: list[Row]) -> None:
+    def test_it_refuses_in_one_line_and_keeps_to_it(self, predictor: Predictor, rows: list[TableRow]) -> None:
         refusals = list(predictor.refusals(rows))
         assert len(refusals) == len(rows)
         assert all(why is None or (why and "\n" not in why) for why in refusals)
         assert list(predictor.calibrated(self._usable(predictor, rows)).refusals(rows)) == refusals
         assert list(predictor.refusals([blinded(each) for each in rows])) == refusals
 
-    def test_a_forecast_has_figures_in_order(self, predictor: Predictor, rows: list[Row]) -> None:
+    def test_a_forecast_has_figures_in_order(self, predictor: Predictor, rows: list[TableRow]) -> None:
         usable = self._usable(predictor, rows)
         said = predictor.forecast(usable)
         assert len(usable) >= 18
@@ -53,7 +53,7 @@ class PredictorCase:
         ):
             assert np.all((low > 0) & (low <= middle) & (middle <= high))
 
-    def test_no_row_changes_another(self, predictor: Predictor, rows: list[Row]) -> None:
+    def test_no_row_changes_another(self, predictor: Predictor, rows: list[TableRow]) -> None:
         usable = self._usable(predictor, rows)
         together = predictor.forecast(usable)
         backwards = predictor.forecast(usable[::-1])
@@ -62,13 +62,13 @@ class PredictorCase:
             np.testing.assert_allclose(getattr(backwards, name)[::-1], getattr(together, name), rtol=1e-9)
             np.testing.assert_allclose([getattr(one, name)[0] for one in alone], getattr(together, name), rtol=1e-9)
 
-    def test_what_was_measured_does_not_enter(self, predictor: Predictor, rows: list[Row]) -> None:
+    def test_what_was_measured_does_not_enter(self, predictor: Predictor, rows: list[TableRow]) -> None:
         usable = self._usable(predictor, rows)
         lies = [replace(each, tokens_per_s_per_gpu=1.0, peak_mem_gb=1.0, outcome=RowOutcome.OOM, oom=True) for each in usable]
         said, other = predictor.forecast(usable), predictor.forecast(lies)
         assert all(np.array_equal(getattr(said, name), getattr(other, name)) for name in FIELDS)
 
-    def test_calibration_makes_another_predictor(self, predictor: Predictor, rows: list[Row]) -> None:
+    def test_calibration_makes_another_predictor(self, predictor: Predictor, rows: list[TableRow]) -> None:
         usable = self._usable(predictor, rows)
         before = predictor.forecast(usable)
         fitted = predictor.calibrated([each for each in usable if each.source == "lab"])
@@ -76,18 +76,18 @@ class PredictorCase:
         assert np.array_equal(predictor.forecast(usable).step_seconds, before.step_seconds)
 
     @pytest.mark.parametrize("count", [0, 1, 2, 3])
-    def test_it_is_calibrated_on_few_rows_or_none(self, predictor: Predictor, rows: list[Row], count: int) -> None:
+    def test_it_is_calibrated_on_few_rows_or_none(self, predictor: Predictor, rows: list[TableRow], count: int) -> None:
         usable = self._usable(predictor, rows)
         said = predictor.calibrated(usable[:count]).forecast(usable)
         assert np.isfinite(said.step_seconds).all()
         assert np.isfinite(said.memory_bytes).all()
 
-    def test_calibration_reads_what_was_measured(self, predictor: Predictor, rows: list[Row]) -> None:
+    def test_calibration_reads_what_was_measured(self, predictor: Predictor, rows: list[TableRow]) -> None:
         """Twice the throughput in what is fitted on is less time in what is predicted."""
         usable = [each for each in self._usable(predictor, rows) if each.tokens_per_s_per_gpu]
         quick = [replace(each, tokens_per_s_per_gpu=2 * (each.tokens_per_s_per_gpu or 0)) for each in usable]
         slow, fast = predictor.calibrated(usable).forecast(usable), predictor.calibrated(quick).forecast(usable)
         assert np.median(fast.step_seconds / slow.step_seconds) < 0.9
 
-    def _usable(self, predictor: Predictor, rows: list[Row]) -> list[Row]:
+    def _usable(self, predictor: Predictor, rows: list[TableRow]) -> list[TableRow]:
         return [each for each, why in zip(rows, predictor.refusals(rows), strict=True) if why is None]

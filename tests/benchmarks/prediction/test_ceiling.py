@@ -5,7 +5,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from autotune.knowledge.row import Row, RowOutcome
+from autotune.knowledge.row import RowOutcome, TableRow
 from autotune.prediction.fitting.rank_correlation import spearman
 from benchmarks.prediction.scoring.ceiling import group_ceiling, noises
 from benchmarks.prediction.scoring.facts import Candidate, gather_facts
@@ -56,9 +56,9 @@ def test_edges() -> None:
     assert many.predicted_best_share > 0.97
 
 
-def repeated(pairs: list[tuple[float, float]]) -> list[Row]:
+def repeated(pairs: list[tuple[float, float]]) -> list[TableRow]:
     return [
-        Row(
+        TableRow(
             line=2,
             row_id=f"{number}-{rate}",
             rank_group="g",

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from autotune.knowledge.row import Row
-from autotune.knowledge.table import Table, read_table
+from autotune.knowledge.row import TableRow
+from autotune.knowledge.table import MeasurementTable, read_table
 from benchmarks.prediction.scoring.contract import Forecast
 from benchmarks.prediction.scoring.folds import DRAWS, Calibration
 from benchmarks.prediction.scoring.forecasts import Protocol
@@ -24,16 +24,16 @@ class Spy:
     calls: list[tuple[frozenset[str], frozenset[str]]] = field(default_factory=list)
     known: frozenset[str] = frozenset()
 
-    def in_sample(self, rows: Sequence[Row]) -> int:
+    def in_sample(self, rows: Sequence[TableRow]) -> int:
         return len(rows)
 
-    def refusals(self, rows: Sequence[Row]) -> list[str | None]:
+    def refusals(self, rows: Sequence[TableRow]) -> list[str | None]:
         return ["refused" if row.model_name == "strange" else None for row in rows]
 
-    def calibrated(self, rows: Sequence[Row]) -> "Spy":
+    def calibrated(self, rows: Sequence[TableRow]) -> "Spy":
         return Spy(calls=self.calls, known=frozenset(row.row_id for row in rows))
 
-    def forecast(self, rows: Sequence[Row]) -> Forecast:
+    def forecast(self, rows: Sequence[TableRow]) -> Forecast:
         assert not any(row.tokens_per_s_per_gpu or row.peak_mem_gb or row.oom or row.outcome != "unknown" for row in rows)
         self.calls.append((self.known, frozenset(row.row_id for row in rows)))
         return Roofline().forecast(rows)
@@ -104,7 +104,7 @@ def test_few_rows_draws_of_each_source_and_leaves_its_draws_and_their_repeats_ou
 
 def test_few_rows_is_reproducible_by_its_seed(tmp_path: Path) -> None:
     def figures(seed: int) -> Any:
-        table: Table = read_table(write_table(tmp_path / "t.csv", sweep(30)))
+        table: MeasurementTable = read_table(write_table(tmp_path / "t.csv", sweep(30)))
         return validate(table, Roofline(), Protocol(calibrate=Calibration.FEW_ROWS, seed=seed))["summary"]
 
     assert figures(7) == figures(7)

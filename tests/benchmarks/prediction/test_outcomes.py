@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import MeasurementsError
-from autotune.knowledge.row import Row, RowOutcome
+from autotune.knowledge.row import RowOutcome, TableRow
 from benchmarks.prediction.scoring.outcomes import Fate, Labels, fate_of, read_labels
 
 HEADER = "row_id,label_DERIVED_HERE\n"
@@ -28,11 +28,11 @@ def labels(folder: Path, text: str) -> Labels:
 )
 def test_a_label_tells_of_a_failure_of_unstated_cause_alone(tmp_path: Path, label: str, fate: Fate) -> None:
     found = labels(tmp_path, f"{HEADER}a,{label}\n")
-    assert fate_of(Row(line=2, row_id="a", outcome=RowOutcome.FAIL_UNKNOWN), found) is fate
-    assert fate_of(Row(line=2, row_id="b", outcome=RowOutcome.FAIL_UNKNOWN), found) is Fate.UNKNOWN
-    assert fate_of(Row(line=2, row_id="a", outcome=RowOutcome.OK), found) is Fate.RAN
-    assert fate_of(Row(line=2, row_id="a", outcome=RowOutcome.OOM), found) is Fate.OUT_OF_MEMORY
-    assert fate_of(Row(line=2, row_id="a", outcome=RowOutcome.ERROR), found) is Fate.FAILED_OTHERWISE
+    assert fate_of(TableRow(line=2, row_id="a", outcome=RowOutcome.FAIL_UNKNOWN), found) is fate
+    assert fate_of(TableRow(line=2, row_id="b", outcome=RowOutcome.FAIL_UNKNOWN), found) is Fate.UNKNOWN
+    assert fate_of(TableRow(line=2, row_id="a", outcome=RowOutcome.OK), found) is Fate.RAN
+    assert fate_of(TableRow(line=2, row_id="a", outcome=RowOutcome.OOM), found) is Fate.OUT_OF_MEMORY
+    assert fate_of(TableRow(line=2, row_id="a", outcome=RowOutcome.ERROR), found) is Fate.FAILED_OTHERWISE
 
 
 def test_labels_that_cannot_be_used_are_told_by_line(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from autotune.knowledge.table import Table, read_table
+from autotune.knowledge.table import MeasurementTable, read_table
 from autotune.prediction.fitting.rank_correlation import mid_ranks, spearman
 from benchmarks.prediction.scoring.forecasts import Protocol
 from benchmarks.prediction.scoring.outcomes import Fate, Labels
@@ -17,7 +17,7 @@ from tests.benchmarks.prediction.roofline import Oracle, Roofline, oracle
 FAILED: dict[str, Any] = {"tokens_per_s_per_gpu": None, "peak_mem_gb": None}
 
 
-def table_of(folder: Path, rows: list[dict[str, Any]]) -> Table:
+def table_of(folder: Path, rows: list[dict[str, Any]]) -> MeasurementTable:
     return read_table(write_table(folder / "t.csv", rows))
 
 

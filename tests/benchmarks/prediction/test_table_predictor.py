@@ -11,7 +11,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "validation"))
 
-from autotune.knowledge.row import Row, RowOutcome
+from autotune.knowledge.row import RowOutcome, TableRow
 from autotune.knowledge.row_cases import cases_of_rows, described, refusal
 from autotune.knowledge.table import read_table
 from autotune.prediction.equations.coefficients import shipped_rates
@@ -34,10 +34,10 @@ class TestTablePredictor(PredictorCase):
         return TablePredictor()
 
 
-def rows(slower: float) -> list[Row]:
+def rows(slower: float) -> list[TableRow]:
     """A sweep whose steps take `slower` times what the priors predict."""
     made = [
-        Row(
+        TableRow(
             line=number, row_id=str(number), source="s", num_layers=32, hidden=4096, heads=32, kv_heads=32, ffn_hidden=11008,
             vocab=32000, seq_len=2048, params_b=6.74, gpu_type="A100-SXM-80GB", num_gpus=64, gpus_per_node=8, precision="bf16",
             zero_stage=1, tp=tp, pp=1, dp=64 // tp, cp=1, vpp=1, micro_batch=size, global_batch=512, recompute="full",
@@ -75,7 +75,7 @@ def test_software_that_reduces_at_the_end_of_a_step_hides_no_reduction_of_sharde
     one = replace(rows(1.0)[0], inter_bw="1600 Gb/s per node")
     sharded, whole, longer = one, replace(one, zero_stage=0), replace(one, global_batch=4 * 512)
 
-    def communication(row: Row, *, at_the_end: bool) -> float:
+    def communication(row: TableRow, *, at_the_end: bool) -> float:
         cases = cases_of_rows([row])
         software = replace(cases.software, reduces_last=np.array([float(at_the_end)]))
         return float(predict(replace(cases, software=software), shipped_rates()).parts["data"][0])
@@ -88,7 +88,7 @@ def test_software_that_reduces_at_the_end_of_a_step_hides_no_reduction_of_sharde
 def test_messages_of_single_matrices_cost_sharded_gradients_more_the_larger_the_run() -> None:
     """Stage 0 sends buckets in any case. Per message, a group with a part of the network pays as much as one with all."""
 
-    def more(row: Row) -> float:
+    def more(row: TableRow) -> float:
         cases = cases_of_rows([row])
         single = replace(cases, software=replace(cases.software, sends_matrices=np.ones(1)))
         return float((predict(single, shipped_rates()).parts["data"] - predict(cases, shipped_rates()).parts["data"])[0])
@@ -101,7 +101,7 @@ def test_messages_of_single_matrices_cost_sharded_gradients_more_the_larger_the_
 
 
 def test_software_that_waits_for_messages_between_stages_does_so_in_every_micro_batch() -> None:
-    def wait(row: Row) -> float:
+    def wait(row: TableRow) -> float:
         cases = cases_of_rows([row])
         blocks = replace(cases, software=replace(cases.software, sends_shapes=np.ones(1)))
         return float((predict(blocks, shipped_rates()).seconds - predict(cases, shipped_rates()).seconds)[0])
@@ -146,7 +146,7 @@ def test_software_is_its_features_whatever_its_name() -> None:
     assert np.max(np.abs(np.log(unstated / before.step_seconds))) > 0.1, "names are defaults of features"
 
 
-def _features(row: Row) -> str:
+def _features(row: TableRow) -> str:
     return "; ".join(f"{name}={value:.10g}" for name, value in profile(described(row).lower()).items())
 
 

@@ -20,7 +20,7 @@ from benchmarks.correctness.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT6
 from benchmarks.correctness.parity_rank import compare
 from executor.engine import HOST, RankContext
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.layout import Layout, make_layout
+from executor.engines.native.layout import BucketLayout, make_layout
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import Shares
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
@@ -29,7 +29,7 @@ from executor.engines.native.zero import ShardedModel
 from executor.engines.shared_rules import release
 from executor.parallel.activation_offload import ActivationOffload
 from executor.parallel.checkpointing import checkpoint_blocks
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from executor.parallel.graphs import compile_blocks, compile_seconds, forget_compiled
 from executor.parallel.overlapped import multiply_columns
 from search_spaces.capability import Combination
@@ -192,7 +192,7 @@ def frozen_elements(case: Case) -> int:
     kept: list[int] = []
     share = ShardedModel._shard_frozen
 
-    def counting(self: ShardedModel, layout: Layout, start: int, dtype: torch.dtype) -> torch.Tensor:
+    def counting(self: ShardedModel, layout: BucketLayout, start: int, dtype: torch.dtype) -> torch.Tensor:
         vector = share(self, layout, start, dtype)
         kept.append(vector.numel())
         return vector
@@ -293,7 +293,7 @@ def one_bit(ranks: int, own_row: int) -> OneBitAdam:
     """Of one process, over its share of a norm and of a slice; it sends signs from its second step on."""
     parameters = [("slice", torch.nn.Parameter(torch.ones(96))), ("norm", torch.nn.Parameter(torch.ones(32)))]
     layout = make_layout(parameters, ranks, 10**9)
-    alone = Group(None, 1, 0)
+    alone = ProcessGroup(None, 1, 0)
     shares = Shares(layout=layout, own_row=own_row, group=alone, tensor=alone, split={}, matrices=frozenset())
     rates = Hyperparameters(learning_rate=1e-2, weight_decay=0.0, fused=False)
     return OneBitAdam(torch.ones(layout.master_elements), shares, rates, 1)
@@ -304,7 +304,7 @@ def zero_bubbles_send_input_gradients_twice(_: Gang, rule: str) -> None:
     knobs: dict[str, Value] = {**PIPELINE, "zero_stage": 0, "tensor_parallel_size": 2, "async_tensor_parallel": True}
     for schedule in ZERO_BUBBLE_SCHEDULES:
         refused_alone(rule, case("native", {**knobs, "pipeline_schedule": schedule}))
-    group, weight = Group(None, 2, 0), torch.nn.Parameter(torch.ones(4, 4))
+    group, weight = ProcessGroup(None, 2, 0), torch.nn.Parameter(torch.ones(4, 4))
     x = torch.ones(1, 2, 4, requires_grad=True)
     with patch.object(torch.distributed, "all_reduce", return_value=None):
         _, (product,) = multiply_columns(x.sin(), [weight], group, sequence_parallel=False)

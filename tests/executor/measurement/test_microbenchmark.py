@@ -10,7 +10,7 @@ import torch
 from executor.engine import RankContext
 from executor.errors import RunnerError
 from executor.measurement import microbenchmark as microbenchmark_module
-from executor.measurement.kernels import Case
+from executor.measurement.kernels import KernelCase
 from executor.measurement.links import group_layouts
 from executor.measurement.microbenchmark import LEAST_SAMPLES, MOST_SAMPLES, Stopwatch, _Bench, _free_bytes
 from executor.runners.local import LocalRunner
@@ -160,12 +160,12 @@ def test_the_stopwatch_tells_the_median_of_what_ran(nap: Callable[[float], None]
 def test_what_would_not_fit_in_time_or_memory_is_left_out(nap: Callable[[float], None]) -> None:
     made = []
 
-    def case(cost: float, memory: float = 0.0, shape: int = 1) -> Case:
+    def case(cost: float, memory: float = 0.0, shape: int = 1) -> KernelCase:
         def make():
             made.append(cost)
             return lambda: nap(cost)
 
-        return Case(
+        return KernelCase(
             operation=Operation.COPY, precision="fp32", shape=(shape,), cost=cost, memory=memory, make=make
         )  # fmt: skip
 

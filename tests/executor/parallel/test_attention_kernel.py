@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from executor.parallel import attention as attention_module
 from executor.parallel import context
 from executor.parallel.attention import BEST, any_kernel, choose_attention_kernel, repeats_heads, scaled_attention
-from search_spaces.kernels import Verdict, verdict
+from search_spaces.kernels import KernelVerdict, verdict
 
 FUSED = "ScaledDotProductFlashAttentionForCpuBackward0"
 
@@ -70,28 +70,28 @@ def test_a_causal_bias_is_made_while_flops_are_counted() -> None:
     torch.testing.assert_close(found, expected)
 
 
-REPEATED = Verdict(repeats_heads=True)
-CASES: tuple[tuple[str, str, str, bool, Verdict], ...] = (
+REPEATED = KernelVerdict(repeats_heads=True)
+CASES: tuple[tuple[str, str, str, bool, KernelVerdict], ...] = (
     ("best", "fp32", "cuda", False, REPEATED),  # else math: flash and cudnn do not compute in fp32
-    ("best", "bf16", "cuda", False, Verdict()),
+    ("best", "bf16", "cuda", False, KernelVerdict()),
     ("best", "bf16", "cuda", True, REPEATED),
-    ("best", "fp64", "cuda", False, Verdict()),  # math is all there is
-    ("best", "fp32", "cpu", False, Verdict()),
+    ("best", "fp64", "cuda", False, KernelVerdict()),  # math is all there is
+    ("best", "fp32", "cpu", False, KernelVerdict()),
     ("efficient", "bf16", "cuda", False, REPEATED),
     ("efficient", "fp32", "cuda", True, REPEATED),
-    ("efficient", "fp64", "cuda", False, Verdict("the efficient kernel supports only fp32, bf16, fp16, not fp64")),
-    ("flash", "bf16", "cuda", False, Verdict()),
-    ("flash", "bf16", "cuda", True, Verdict("the flash kernel does not accept a mask")),
-    ("flash", "fp32", "cpu", True, Verdict()),
-    ("cudnn", "fp16", "cuda", True, Verdict()),
-    ("math", "fp32", "cuda", True, Verdict()),
-    ("cudnn", "bf16", "cpu", False, Verdict("the cudnn kernel runs only on CUDA")),
+    ("efficient", "fp64", "cuda", False, KernelVerdict("the efficient kernel supports only fp32, bf16, fp16, not fp64")),
+    ("flash", "bf16", "cuda", False, KernelVerdict()),
+    ("flash", "bf16", "cuda", True, KernelVerdict("the flash kernel does not accept a mask")),
+    ("flash", "fp32", "cpu", True, KernelVerdict()),
+    ("cudnn", "fp16", "cuda", True, KernelVerdict()),
+    ("math", "fp32", "cuda", True, KernelVerdict()),
+    ("cudnn", "bf16", "cpu", False, KernelVerdict("the cudnn kernel runs only on CUDA")),
 )  # fmt: skip
 
 
 @pytest.mark.parametrize(("kernel", "precision", "device", "masked", "expected"), CASES)
 def test_grouped_queries_run_on_the_kernel_that_is_named(
-    kernel: str, precision: str, device: str, masked: bool, expected: Verdict
+    kernel: str, precision: str, device: str, masked: bool, expected: KernelVerdict
 ) -> None:
     assert verdict(kernel, precision, 8, 2, device, masked) == expected
     assert not verdict(kernel, precision, 8, 8, device, masked).repeats_heads

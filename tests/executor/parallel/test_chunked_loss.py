@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from executor.parallel.head import chunked_loss
 from executor.parallel.model import Transformer, build_transformer, whole
 from executor.parallel.tensor import TensorParallel
 from search_spaces.models.model import ModelSpec
 
-ALONE = TensorParallel(Group(None, 1, 0), sequence_parallel=False)
+ALONE = TensorParallel(ProcessGroup(None, 1, 0), sequence_parallel=False)
 PRODUCTS = {torch.ops.aten.mm, torch.ops.aten.addmm}
 CHUNKS = 4
 TINY = ModelSpec(

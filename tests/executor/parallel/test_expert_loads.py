@@ -17,7 +17,7 @@ from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.errors import EngineRefusalError
 from executor.measurement.flop_counter import FlopCounter
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from executor.parallel.experts import Experts
 from executor.parallel.model import build_transformer
 from search_spaces.models.model import ModelSpec
@@ -86,14 +86,14 @@ def measured(rank: int, knobs: dict[str, Any]) -> tuple[int, list[int]]:
         session.train_step()
     session.prepare(2)
     found: list[int] = []
-    real = Group.all_to_all
+    real = ProcessGroup.all_to_all
 
-    def counted(group: Group, output: Tensor, *args: Any, **options: Any) -> Any:
+    def counted(group: ProcessGroup, output: Tensor, *args: Any, **options: Any) -> Any:
         if output.is_floating_point():
             found.append(output.numel() * output.element_size())
         return real(group, output, *args, **options)
 
-    with patch.object(Group, "all_to_all", counted), FlopCounter() as counter:
+    with patch.object(ProcessGroup, "all_to_all", counted), FlopCounter() as counter:
         session.train_step()
     session.close()
     assert counter.total is not None

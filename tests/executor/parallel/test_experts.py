@@ -12,7 +12,7 @@ from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.parallel import experts as module_of_experts
-from executor.parallel.collectives import Group, InFlight, rows_of
+from executor.parallel.collectives import InFlight, ProcessGroup, rows_of
 from executor.parallel.experts import Experts, add_balance_gradient, dispatch_capped, set_loss_scale
 from executor.parallel.grouped import stack_weights
 from executor.parallel.model import Transformer, build_transformer, whole
@@ -231,7 +231,7 @@ def test_the_host_reads_rows_once_where_products_are_not_grouped(monkeypatch: py
     assert not seen.counts[torch.ops.aten.nonzero.default] and not seen.counts[torch.ops.aten._local_scalar_dense.default]
 
 
-class Mirror(Group):
+class Mirror(ProcessGroup):
     """Two ranks of which the other one sends what this one does."""
 
     def all_to_all(self, output: Tensor, parts: Tensor, *_: object) -> InFlight:

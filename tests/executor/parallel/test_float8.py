@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from executor.parallel.float8 import E4M3, E5M2, Scaled, float8_linear, scaled
 from executor.parallel.model import build_transformer
 from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel
@@ -101,7 +101,7 @@ def test_what_is_kept_is_what_a_linear_layer_keeps(trained: bool) -> None:
 def test_slices_have_scales_of_their_own_and_together_are_the_product(dimension: int, layer: type[nn.Linear]) -> None:
     """Of tensor ranks each descales its own result: none needs another's scale, and none is coarser than the whole's."""
     x, weight = drawn(32, 64), drawn(96, 64, seed=1)
-    slices, alone = weight.chunk(2, dim=dimension), TensorParallel(Group(None, 1, 0), sequence_parallel=False)
+    slices, alone = weight.chunk(2, dim=dimension), TensorParallel(ProcessGroup(None, 1, 0), sequence_parallel=False)
     whole = scaled(weight, E4M3)
     assert all(float(scaled(part, E4M3).unit) <= float(whole.unit) for part in slices)
     results = []
@@ -116,7 +116,7 @@ def test_slices_have_scales_of_their_own_and_together_are_the_product(dimension:
 
 
 def test_biases_are_added_in_the_precision() -> None:
-    x, alone = drawn(16, 32), TensorParallel(Group(None, 1, 0), sequence_parallel=False)
+    x, alone = drawn(16, 32), TensorParallel(ProcessGroup(None, 1, 0), sequence_parallel=False)
     for layer in (ColumnLinear, RowLinear):
         matrix = layer(32, 16, alone, bias=True).bfloat16()
         matrix.float8 = True

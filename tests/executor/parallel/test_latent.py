@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from executor.parallel.experts import Experts
 from executor.parallel.latent import LatentAttention
 from executor.parallel.model import Transformer, build_transformer, whole
@@ -59,7 +59,7 @@ def test_low_rank_adapters_are_beside_every_projection(query_rank: int, ranks: i
     spec = adapted(
         dataclasses.replace(SPEC, latent=dataclasses.replace(SPEC.latent, query_rank=query_rank)), TrialConfig(lora_rank=2)
     )
-    part = dataclasses.replace(whole(spec), tensor=TensorParallel(Group(None, ranks, 0), sequence_parallel=False))
+    part = dataclasses.replace(whole(spec), tensor=TensorParallel(ProcessGroup(None, ranks, 0), sequence_parallel=False))
     model = Transformer(spec, spec.sequence_length, part=part)
     trained = {name: value for name, value in model.named_parameters() if value.requires_grad}
     own, divided = layer_adapter_elements(spec)

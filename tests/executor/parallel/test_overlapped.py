@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from executor.parallel.collectives import Group, InFlight
+from executor.parallel.collectives import InFlight, ProcessGroup
 from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel, enter_through
 
 RANKS, BATCH, TOKENS, WIDTH, HIDDEN = 2, 3, 10, 4, 6
@@ -25,7 +25,7 @@ class Sent(InFlight):
         self._happened.append("wait")
 
 
-class Echo(Group):
+class Echo(ProcessGroup):
     """Two ranks that have the same numbers, told by one process."""
 
     def __init__(self) -> None:
@@ -119,4 +119,4 @@ def test_fewer_rows_than_parts_are_as_many_messages() -> None:
 
 
 def test_one_rank_has_nothing_to_overlap() -> None:
-    assert not TensorParallel(Group(None, 1, 0), sequence_parallel=False, overlaps=True).overlaps
+    assert not TensorParallel(ProcessGroup(None, 1, 0), sequence_parallel=False, overlaps=True).overlaps

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
 from executor.parallel.checkpointing import selective_contexts
-from executor.parallel.collectives import Group, InFlight
+from executor.parallel.collectives import InFlight, ProcessGroup
 from executor.parallel.experts import Experts, RouterBalance
 from executor.parallel.model import build_transformer
 from search_spaces.models.model import ModelSpec
@@ -23,7 +23,7 @@ SPEC = ModelSpec(
 RATE = 0.25
 
 
-class Doubling(Group):
+class Doubling(ProcessGroup):
     """A group whose other rank has the loads `other` [layers, experts]."""
 
     def __init__(self, other: Tensor) -> None:
@@ -35,9 +35,11 @@ class Doubling(Group):
         return InFlight(lambda: None)
 
 
-def made(*groups: Group, spec: ModelSpec = SPEC, dtype: torch.dtype = torch.float64) -> tuple[list[Experts], RouterBalance]:
+def made(
+    *groups: ProcessGroup, spec: ModelSpec = SPEC, dtype: torch.dtype = torch.float64
+) -> tuple[list[Experts], RouterBalance]:
     model = build_transformer(spec, spec.sequence_length, seed=3, dtype=dtype)
-    alone = Group(None, 1, 0)
+    alone = ProcessGroup(None, 1, 0)
     shard, replica, tensor, slices = (*groups, *[alone] * (4 - len(groups)))
     of_ranks = Mock(shard=shard, replica=replica, tensor=tensor, expert_tensor=slices)
     balance = RouterBalance([model], RATE, of_ranks)
@@ -104,8 +106,8 @@ def test_even_loads_move_nothing_and_dropped_ones_are_forgotten() -> None:
 
 def test_tensor_ranks_with_other_tokens_are_summed_too() -> None:
     other = torch.tensor([[0, 0, 0, 900], [0, 0, 0, 900]])
-    for slices, moved in ((Group(None, 1, 0), -RATE), (Group(None, 2, 0), RATE)):
-        alone = Group(None, 1, 0)
+    for slices, moved in ((ProcessGroup(None, 1, 0), -RATE), (ProcessGroup(None, 2, 0), RATE)):
+        alone = ProcessGroup(None, 1, 0)
         (layer, _), balance = made(alone, alone, Doubling(other), slices)
         assert layer.loads is not None
         layer.loads += torch.tensor([30, 30, 30, 10])

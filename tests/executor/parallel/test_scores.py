@@ -8,16 +8,16 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from executor.parallel.attention import Scores, attend_by_scores, attend_with_scores, block_mask_of, by_flex, sees, soft_cap
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from executor.parallel.head import chunked_loss
 from executor.parallel.tensor import TensorParallel, vocabulary_cross_entropy
-from search_spaces.training.windows import Window
+from search_spaces.training.windows import AttentionWindow
 
 TOKENS, WIDTH = 24, 16
 LIMITED, SINKS = Scores(softcap=1.5), Scores(sinks=torch.tensor([0.5, -1.0, 2.0, 0.0], dtype=torch.float64))
 BOTH = Scores(softcap=1.5, sinks=SINKS.sinks)
 KINDS = pytest.mark.parametrize("scores", [LIMITED, SINKS, BOTH], ids=["limited", "sinks", "both"])
-WINDOWS = [Window(0), Window(7), Window(5, 3)]
+WINDOWS = [AttentionWindow(0), AttentionWindow(7), AttentionWindow(5, 3)]
 
 
 def drawn(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
@@ -25,7 +25,7 @@ def drawn(dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor, Tensor]:
     return tuple(torch.randn(2, heads, TOKENS, WIDTH, dtype=dtype, requires_grad=True) for heads in (4, 2, 2))  # type: ignore[return-value]
 
 
-def by_formula(query: Tensor, key: Tensor, value: Tensor, window: Window, scores: Scores) -> Tensor:
+def by_formula(query: Tensor, key: Tensor, value: Tensor, window: AttentionWindow, scores: Scores) -> Tensor:
     key, value = (x.repeat_interleave(2, dim=1) for x in (key, value))
     products = query @ key.transpose(-1, -2) / WIDTH**0.5
     if scores.softcap:
@@ -39,7 +39,7 @@ def by_formula(query: Tensor, key: Tensor, value: Tensor, window: Window, scores
 
 @KINDS
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_scores_are_changed_before_the_softmax(window: Window, scores: Scores) -> None:
+def test_scores_are_changed_before_the_softmax(window: AttentionWindow, scores: Scores) -> None:
     query, key, value = drawn()
     expected, result = by_formula(query, key, value, window, scores), attend_with_scores(query, key, value, scores, window)
     torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
@@ -50,7 +50,7 @@ def test_scores_are_changed_before_the_softmax(window: Window, scores: Scores) -
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
-def test_later_queries_see_what_they_see_in_the_whole(window: Window) -> None:
+def test_later_queries_see_what_they_see_in_the_whole(window: AttentionWindow) -> None:
     query, key, value = drawn()
     whole = attend_with_scores(query, key, value, LIMITED, window)
     part = attend_with_scores(query[:, :, 8:16], key[:, :, :16], value[:, :, :16], LIMITED, window, start=8)
@@ -59,16 +59,18 @@ def test_later_queries_see_what_they_see_in_the_whole(window: Window) -> None:
 
 def test_a_rank_with_some_heads_has_their_sinks() -> None:
     query, key, value = drawn()
-    whole = attend_with_scores(query, key, value, BOTH, Window(0))
-    half = attend_with_scores(query[:, 2:], key[:, 1:], value[:, 1:], BOTH.of_heads(2, 2), Window(0))
+    whole = attend_with_scores(query, key, value, BOTH, AttentionWindow(0))
+    half = attend_with_scores(query[:, 2:], key[:, 1:], value[:, 1:], BOTH.of_heads(2, 2), AttentionWindow(0))
     torch.testing.assert_close(half, whole[:, 2:])
 
 
 def test_virtual_keys_are_seen_by_all() -> None:
     query, key, value = drawn()
-    result = attend_with_scores(query[:, :, 2:], key, value, LIMITED, Window(4), virtual=2)
+    result = attend_with_scores(query[:, :, 2:], key, value, LIMITED, AttentionWindow(4), virtual=2)
     places = torch.arange(TOKENS - 2)
-    seen = torch.cat((torch.ones(TOKENS - 2, 2, dtype=torch.bool), sees(Window(4))(places[:, None], places[None])), dim=1)
+    seen = torch.cat(
+        (torch.ones(TOKENS - 2, 2, dtype=torch.bool), sees(AttentionWindow(4))(places[:, None], places[None])), dim=1
+    )
     torch.testing.assert_close(result, attend_by_scores(query[:, :, 2:], key, value, LIMITED, seen))
 
 
@@ -76,7 +78,7 @@ def test_virtual_keys_are_seen_by_all() -> None:
 @KINDS
 @pytest.mark.parametrize("window", WINDOWS, ids=str)
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-def test_flex_attention_changes_scores_alike(window: Window, scores: Scores) -> None:
+def test_flex_attention_changes_scores_alike(window: AttentionWindow, scores: Scores) -> None:
     with torch.no_grad():
         query, key, value = (x.detach() for x in drawn(torch.float32))
         mask = block_mask_of(window, 0, TOKENS, TOKENS, "cpu")
@@ -87,7 +89,7 @@ def test_flex_attention_changes_scores_alike(window: Window, scores: Scores) -> 
 
 
 def test_a_chunked_loss_of_limited_logits_has_their_gradients() -> None:
-    single = TensorParallel(Group(None, 1, 0), sequence_parallel=False)
+    single = TensorParallel(ProcessGroup(None, 1, 0), sequence_parallel=False)
     rows = torch.randn(10, 6, dtype=torch.float64, requires_grad=True)
     weight = torch.randn(9, 6, dtype=torch.float64, requires_grad=True)
     targets = torch.tensor([0, 3, 8, 1, 5, 5, 2, 7, 4, 6])

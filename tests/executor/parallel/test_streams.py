@@ -30,8 +30,8 @@ from executor.engines.native.parameter_shard import Loaded
 from executor.engines.native.prefetch import ParameterGatherer
 from executor.files.rank_file import FileStream
 from executor.parallel import streams
-from executor.parallel.activation_offload import _Piece
-from executor.parallel.collectives import Group, InFlight
+from executor.parallel.activation_offload import _SavedPiece
+from executor.parallel.collectives import InFlight, ProcessGroup
 from executor.parallel.copies import Copy
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
@@ -226,15 +226,15 @@ def beside(owner: type, name: str, checker: StreamChecker, joins: bool = False) 
     return patch.object(owner, name, method)
 
 
-def free_without_wait(piece: _Piece) -> None:
+def free_without_wait(piece: _SavedPiece) -> None:
     """`_Piece.free_original` without its wait."""
     piece._copy = piece._original = piece._flat = None
 
 
-_fetch = _Piece.fetch
+_fetch = _SavedPiece.fetch
 
 
-def fetch_and_forget(piece: _Piece) -> None:
+def fetch_and_forget(piece: _SavedPiece) -> None:
     """`_Piece.fetch`, whose copy nobody waits for."""
     _fetch(piece)
     piece._copy = None
@@ -278,11 +278,11 @@ PLANTED = {
         ("free in prefetch.gradient_done on beside", "frees", "mm in session._accumulate on compute reads"),
     ),
     "what is saved for backward is freed while it is copied": Planted(
-        ACTIVATIONS, lambda _: patch.object(_Piece, "free_original", free_without_wait),
+        ACTIVATIONS, lambda _: patch.object(_SavedPiece, "free_original", free_without_wait),
         ("free in activation_offload", "frees", "copy_ in activation_offload.__init__ on copies"),
     ),
     "backward reads what has not come back from the host": Planted(
-        ACTIVATIONS, lambda _: patch.object(_Piece, "fetch", fetch_and_forget),
+        ACTIVATIONS, lambda _: patch.object(_SavedPiece, "fetch", fetch_and_forget),
         ("in session._accumulate on compute", "reads", "copy_ in activation_offload.fetch on copies"),
     ),
     "a pinned buffer is filled while its copy runs": Planted(
@@ -298,7 +298,7 @@ PLANTED = {
         ("copy_ in offload", "reads", "on"),
     ),
     "a collective reads a gradient that is being made": Planted(
-        {"zero_stage": 1}, lambda checker: beside(Group, "reduce_scatter", checker),
+        {"zero_stage": 1}, lambda checker: beside(ProcessGroup, "reduce_scatter", checker),
         ("reduce_scatter_single in buckets._reduce", "reads", "in buckets._put on compute"),
     ),
     "a collective does not wait for a gradient's hook": Planted(

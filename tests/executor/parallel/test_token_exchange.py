@@ -11,10 +11,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 from executor.parallel.checkpointing import selective_contexts
-from executor.parallel.collectives import Group, InFlight
+from executor.parallel.collectives import InFlight, ProcessGroup
 from executor.parallel.experts import Experts
 from executor.parallel.initialization import materialise
-from executor.parallel.model import Part, transformer_without_memory, whole
+from executor.parallel.model import RankModel, transformer_without_memory, whole
 from search_spaces.models.model import ModelSpec
 
 RANKS, TOKENS = 2, 6
@@ -34,7 +34,7 @@ class Sent(InFlight):
         self._happened.append("wait")
 
 
-class Echo(Group):
+class Echo(ProcessGroup):
     """Two ranks with the same tokens and the same experts, in one process."""
 
     def __init__(self) -> None:
@@ -70,7 +70,7 @@ class Products(TorchDispatchMode):
 
 def layer(overlaps: bool, spec: ModelSpec = SPEC) -> tuple[Experts, Echo]:
     group = Echo()
-    part: Part = dataclasses.replace(whole(spec), expert=group, overlaps_shared_experts=overlaps)
+    part: RankModel = dataclasses.replace(whole(spec), expert=group, overlaps_shared_experts=overlaps)
     model, values = transformer_without_memory(spec, TOKENS, 3, torch.float64, part=part)
     materialise(model, values, torch.device("cpu"))
     return next(module for module in model.modules() if isinstance(module, Experts)), group

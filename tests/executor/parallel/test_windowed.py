@@ -11,23 +11,23 @@ from torch.nn import functional
 from executor.measurement.flop_counter import FlopCounter
 from executor.parallel import attention
 from executor.parallel.attention import attend_by_blocks, attend_by_flex, attend_to_window, choose_attention_kernel, sees
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from executor.parallel.context import Ulysses, _causal_mask, attend_local
-from search_spaces.training.windows import Window
+from search_spaces.training.windows import AttentionWindow
 
 CASES = [
-    (40, Window(6), 4, 0),
-    (40, Window(6, 3), 2, 0),
-    (40, Window(1, 1), 4, 0),
-    (64, Window(20, 9), 1, 0),
-    (300, Window(150), 4, 0),
-    (300, Window(130, 5), 2, 0),
-    (40, Window(6, 3), 2, 24),
-    (600, Window(129, 140), 2, 500),
-    (40, Window(8, chunked=True), 2, 0),
-    (40, Window(8, chunked=True), 4, 24),
-    (40, Window(12, chunked=True), 2, 0),
-    (40, Window(16, chunked=True), 4, 24),
+    (40, AttentionWindow(6), 4, 0),
+    (40, AttentionWindow(6, 3), 2, 0),
+    (40, AttentionWindow(1, 1), 4, 0),
+    (64, AttentionWindow(20, 9), 1, 0),
+    (300, AttentionWindow(150), 4, 0),
+    (300, AttentionWindow(130, 5), 2, 0),
+    (40, AttentionWindow(6, 3), 2, 24),
+    (600, AttentionWindow(129, 140), 2, 500),
+    (40, AttentionWindow(8, chunked=True), 2, 0),
+    (40, AttentionWindow(8, chunked=True), 4, 24),
+    (40, AttentionWindow(12, chunked=True), 2, 0),
+    (40, AttentionWindow(16, chunked=True), 4, 24),
 ]
 """Tokens, window, key-value heads, where queries begin."""
 
@@ -38,7 +38,7 @@ def tensors(length: int, heads: int, start: int, dtype: torch.dtype = torch.floa
     return [torch.randn(shape, dtype=dtype, generator=generator).requires_grad_() for shape in shapes]
 
 
-def by_a_mask(query: Tensor, key: Tensor, value: Tensor, window: Window, start: int) -> Tensor:
+def by_a_mask(query: Tensor, key: Tensor, value: Tensor, window: AttentionWindow, start: int) -> Tensor:
     places = torch.arange(key.shape[2])
     seen = sees(window)(places[start:, None], places)
     return functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=key.shape[1] != query.shape[1])
@@ -46,7 +46,7 @@ def by_a_mask(query: Tensor, key: Tensor, value: Tensor, window: Window, start: 
 
 @pytest.mark.parametrize("kernel", ["best", "math"])
 @pytest.mark.parametrize(("length", "window", "heads", "start"), CASES)
-def test_blocks_are_attention_under_a_mask(length: int, window: Window, heads: int, start: int, kernel: str) -> None:
+def test_blocks_are_attention_under_a_mask(length: int, window: AttentionWindow, heads: int, start: int, kernel: str) -> None:
     choose_attention_kernel(kernel)
     try:
         inputs = tensors(length, heads, start)
@@ -62,7 +62,7 @@ def test_blocks_are_attention_under_a_mask(length: int, window: Window, heads: i
 
 @pytest.mark.prove
 @pytest.mark.parametrize(("length", "window", "heads", "start"), CASES[1::3])
-def test_flex_attention_is_attention_under_a_mask(length: int, window: Window, heads: int, start: int) -> None:
+def test_flex_attention_is_attention_under_a_mask(length: int, window: AttentionWindow, heads: int, start: int) -> None:
     """Forward: on CPUs it has no backward."""
     query, key, value = (x.detach() for x in tensors(length, heads, start))
     with warnings.catch_warnings():
@@ -74,11 +74,15 @@ def test_flex_attention_is_attention_under_a_mask(length: int, window: Window, h
 def test_flex_attention_has_still_no_backward_on_CPUs() -> None:
     """Where torch gives it one, blocks of our own are for named kernels alone."""
     with pytest.raises(NotImplementedError, match="does not support backward on CPU"):
-        attend_by_flex(*tensors(40, 4, 0), Window(6), 0, False, compiled=False)
+        attend_by_flex(*tensors(40, 4, 0), AttentionWindow(6), 0, False, compiled=False)
 
 
-@pytest.mark.parametrize("window", [Window(16), Window(16, 4), Window(256), Window(0), Window(64, chunked=True)], ids=str)
-def test_flops_are_those_of_the_pairs_that_are_visited(window: Window) -> None:
+@pytest.mark.parametrize(
+    "window",
+    [AttentionWindow(16), AttentionWindow(16, 4), AttentionWindow(256), AttentionWindow(0), AttentionWindow(64, chunked=True)],
+    ids=str,
+)
+def test_flops_are_those_of_the_pairs_that_are_visited(window: AttentionWindow) -> None:
     length = 512
     inputs = tensors(length, 4, 0, torch.float32)
     with FlopCounter() as counter:
@@ -91,7 +95,7 @@ def test_flops_are_those_of_the_pairs_that_are_visited(window: Window) -> None:
 def test_a_window_keeps_less_than_every_score() -> None:
     """What backward needs of a window does not grow with the square of the sequence."""
 
-    def kept(length: int, window: Window) -> int:
+    def kept(length: int, window: AttentionWindow) -> int:
         sizes: dict[int, int] = {}
 
         def keep(x: Tensor) -> Tensor:
@@ -104,7 +108,7 @@ def test_a_window_keeps_less_than_every_score() -> None:
         assert held.requires_grad
         return sum(sizes.values())
 
-    assert kept(2048, Window(64)) < 2.2 * kept(1024, Window(64))
+    assert kept(2048, AttentionWindow(64)) < 2.2 * kept(1024, AttentionWindow(64))
 
 
 def test_whole_chunks_are_attention_under_a_mask_and_copy_nothing() -> None:
@@ -121,13 +125,15 @@ def test_whole_chunks_are_attention_under_a_mask_and_copy_nothing() -> None:
 
 
 def test_one_rank_exchanges_nothing() -> None:
-    group = Group(None, 1, 0)
+    group = ProcessGroup(None, 1, 0)
     alone = Ulysses(group)
     query, key, value = tensors(40, 2, 0)
-    assert torch.equal(alone.attend(query, key, value, Window(0), True), attend_local(query, key, value, Window(0), True))
+    assert torch.equal(
+        alone.attend(query, key, value, AttentionWindow(0), True), attend_local(query, key, value, AttentionWindow(0), True)
+    )
     assert group.sent == {}
     assert alone.positions(6).tolist() == [*range(6)]
-    assert Ulysses(Group(None, 3, 1)).positions(6).tolist() == [2, 3]
+    assert Ulysses(ProcessGroup(None, 3, 1)).positions(6).tolist() == [2, 3]
 
 
 class OnCuda(Tensor):
@@ -155,12 +161,12 @@ def test_attention_of_a_device_takes_its_kernels_forms(monkeypatch: pytest.Monke
     assert (found - wanted).abs().max() < 1e-5
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-        window = attention.attend_to_window(query.as_subclass(OnCuda), key, value, Window(6, 3), 0, False)
+        window = attention.attend_to_window(query.as_subclass(OnCuda), key, value, AttentionWindow(6, 3), 0, False)
         places = torch.tensor([[*range(9), *range(15)]])
         documents = attention.documents_in(places.as_subclass(OnCuda), torch.float32, 16)
         assert documents.mask is not None
         in_documents = attention.attend_in_documents(query, key, value, documents, False)
     assert asked == ["flex", "flex"]
-    assert (window - attention.attend_by_blocks(query, key, value, Window(6, 3), 0)).abs().max() < 1e-5
+    assert (window - attention.attend_by_blocks(query, key, value, AttentionWindow(6, 3), 0)).abs().max() < 1e-5
     one_by_one = attention.attend_in_documents(query, key, value, attention.documents_in(places, torch.float32, 16), False)
     assert (in_documents - one_by_one).abs().max() < 1e-5

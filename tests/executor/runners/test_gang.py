@@ -13,7 +13,7 @@ from executor.runners import gang as gang_module
 from executor.runners import watchdog
 from executor.runners.gang import Gang
 from executor.runners.messages import Message
-from executor.runners.transport import NO_VARIABLES, Death, Transport
+from executor.runners.transport import NO_VARIABLES, Death, RankTransport
 from search_spaces.errors import KnobValueError
 from search_spaces.failure import rows_from
 from search_spaces.models.model import FactoryModel
@@ -26,7 +26,7 @@ READY = {"kind": "ready", "host": "a", "accelerator": None, "device_count": 0, "
 READY |= {"torch": "2.13.0+cpu", "torch_build": "cpu", "driver_devices": 0}
 
 
-class OneRank(Transport):
+class OneRank(RankTransport):
     """A rank that answers as it is told to; by default everything goes well."""
 
     world_size = 1

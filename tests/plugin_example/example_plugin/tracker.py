@@ -4,7 +4,7 @@ import os
 from collections.abc import Collection
 from pathlib import Path
 
-from autotune.trackers.tracker import JobSummary, TrackedJob, TrackedTrial, Tracker
+from autotune.trackers.tracker import TrackedJob, TrackedSummary, TrackedTrial, Tracker
 
 
 class LineTracker(Tracker):
@@ -21,7 +21,7 @@ class LineTracker(Tracker):
     def log_trial(self, trial: TrackedTrial) -> None:
         self._write(f"{trial.number} {trial.outcome}")
 
-    def log_summary(self, summary: JobSummary) -> None:
+    def log_summary(self, summary: TrackedSummary) -> None:
         self._write(f"-1 {len(summary.rows)} trials")
 
     def _write(self, text: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from search_spaces.capability import Capability, Combination
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.context import SpaceContext
-from search_spaces.knob import Kind
+from search_spaces.knob import ValueKind
 from search_spaces.knob_values import KNOBS
 from search_spaces.knobs.conditions import PARALLEL_SIZES
 from search_spaces.models.huggingface import resolve_model
@@ -285,6 +285,6 @@ def _any_config(rng: random.Random) -> TrialConfig:
     values = {
         name: rng.choice(knob.choices or texts.get(name, (1, 2, 4)))
         for name, knob in KNOBS.items()
-        if knob.kind is not Kind.FLOAT
+        if knob.kind is not ValueKind.FLOAT
     }
     return TrialConfig().replace(values)

@@ -14,7 +14,7 @@ from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.rules.table import check_config
 from search_spaces.training.adapters import configured
-from search_spaces.training.windows import Window, window_of
+from search_spaces.training.windows import AttentionWindow, window_of
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -28,7 +28,7 @@ def place(model: Model = MODEL, cluster: str = "local") -> SpaceContext:
     return SpaceContext(model=model, cluster=chosen, workload=workload, world_size=8)
 
 
-def seen(window: Window, query: int, key: int) -> bool:
+def seen(window: AttentionWindow, query: int, key: int) -> bool:
     if window.chunked:
         return key <= query and query // window.tokens == key // window.tokens
     near = not window.tokens or query - key < window.tokens
@@ -39,7 +39,7 @@ def seen(window: Window, query: int, key: int) -> bool:
 def test_blocks_cover_all_that_is_seen_and_nothing_twice(
     length: int, tokens: int, first: int, start: int, chunked: bool
 ) -> None:
-    window, start = Window(max(tokens, 1), 0 if chunked else first, chunked), min(start, length - 1)
+    window, start = AttentionWindow(max(tokens, 1), 0 if chunked else first, chunked), min(start, length - 1)
     visits = [*window.visits(start, length - start)]
     assert [row for visit in visits for row in range(visit.first_query, visit.end)] == [*range(start, length)]
     for visit in visits:
@@ -51,7 +51,7 @@ def test_blocks_cover_all_that_is_seen_and_nothing_twice(
 
 @given(st.integers(1, 80), st.integers(0, 80), st.integers(0, 80), st.booleans())
 def test_visible_pairs_are_those_that_are_seen(length: int, tokens: int, first: int, chunked: bool) -> None:
-    window = Window(max(tokens, 1), 0, chunked) if chunked else Window(tokens, first)
+    window = AttentionWindow(max(tokens, 1), 0, chunked) if chunked else AttentionWindow(tokens, first)
     pairs = sum(seen(window, query, key) for query in range(length) for key in range(length))
     assert window.visible_pairs(length) == pairs
     assert window.hides(length) == (pairs < length * (length + 1) // 2)
@@ -61,16 +61,16 @@ def test_visible_pairs_are_those_that_are_seen(length: int, tokens: int, first: 
 
 @pytest.mark.parametrize(("tokens", "first"), [(128, 0), (512, 0), (512, 16), (4096, 0)])
 def test_what_is_visited_in_vain_is_bounded(tokens: int, first: int) -> None:
-    window, length = Window(tokens, first), 65536
+    window, length = AttentionWindow(tokens, first), 65536
     assert window.visited_pairs(length) <= 2.01 * window.visible_pairs(length)
 
 
 def test_the_shorter_window_holds() -> None:
     mistral = resolve_model("mistral-7b")
     config = TrialConfig(attention_window=256, attention_global_tokens=4)
-    assert window_of(configured(mistral, config)) == Window(256, 4)
-    assert window_of(configured(mistral, TrialConfig(attention_window=8192))) == Window(mistral.sliding_window)
-    assert window_of(configured(MODEL, config)) == Window(256, 4)
+    assert window_of(configured(mistral, config)) == AttentionWindow(256, 4)
+    assert window_of(configured(mistral, TrialConfig(attention_window=8192))) == AttentionWindow(mistral.sliding_window)
+    assert window_of(configured(MODEL, config)) == AttentionWindow(256, 4)
     assert configured(MODEL, TrialConfig()) is MODEL
 
 
@@ -110,9 +110,9 @@ def test_a_named_kernel_that_takes_no_mask_is_refused() -> None:
 
 
 def test_chunks_are_whole_where_ranks_cut_between_them() -> None:
-    window = Window(16, chunked=True)
+    window = AttentionWindow(16, chunked=True)
     assert [window.has_whole_chunks(*piece) for piece in ((0, 64), (16, 32), (8, 16), (16, 24))] == [True, True, False, False]
-    assert not Window(16).has_whole_chunks(0, 64)
+    assert not AttentionWindow(16).has_whole_chunks(0, 64)
 
 
 FLASH = {"attention_backend": "flash", "precision": "bf16"}

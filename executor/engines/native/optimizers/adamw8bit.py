@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.engines.native.layout import Layout, Slot
+from executor.engines.native.layout import BucketLayout, Slot
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, RestAdamW, share_of
 from executor.parallel import streams
@@ -26,7 +26,7 @@ class AdamW8bit(DeviceOptimizer):
     than LEAST_QUANTISED elements keep unquantised moments.
     """
 
-    def __init__(self, master: Tensor, layout: Layout, hyperparameters: Hyperparameters) -> None:
+    def __init__(self, master: Tensor, layout: BucketLayout, hyperparameters: Hyperparameters) -> None:
         super().__init__(master, layout)
         self._hyperparameters, self._steps = hyperparameters, 0
         self._large = [slot for slot in layout.slots if slot.elements >= LEAST_QUANTISED]

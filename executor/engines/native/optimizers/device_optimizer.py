@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from executor.engines.native.layout import Layout, Slot
+from executor.engines.native.layout import BucketLayout, Slot
 from executor.engines.native.offload import Hyperparameters, parts_of, step_scaled, update_groups
 from executor.engines.native.parameter_shard import ParameterShard
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from search_spaces.optimizers import BETAS, EPSILON, LAMB_EPSILON, SGD_MOMENTUM
 from search_spaces.training.states import CHUNK_ELEMENTS
 
@@ -20,12 +20,12 @@ from search_spaces.training.states import CHUNK_ELEMENTS
 class Shares:
     """How the parameters are distributed over ranks."""
 
-    layout: Layout
+    layout: BucketLayout
     own_row: int
     """Index of this rank among those that shard a parameter."""
-    group: Group
+    group: ProcessGroup
     """The ranks of the ZeRO group; `layout.ranks` of them hold a share each (1: every rank holds everything)."""
-    tensor: Group
+    tensor: ProcessGroup
     split: Mapping[str, int]
     """Parameter -> the dimension that is sliced over tensor-parallel ranks."""
     matrices: frozenset[str]
@@ -45,7 +45,7 @@ class DeviceOptimizer(ABC):
         """Whether the next update takes this rank's unreduced gradient and does its own communication."""
         return False
 
-    def __init__(self, master: Tensor, layout: Layout) -> None:
+    def __init__(self, master: Tensor, layout: BucketLayout) -> None:
         self.master, self.layout = master, layout
 
     @torch.no_grad()
@@ -145,7 +145,7 @@ def adamw(parameters: list[nn.Parameter], hyperparameters: Hyperparameters) -> t
 class Sgd(DeviceOptimizer):
     """`torch.optim.SGD` over views of the master vector, one per piece of the gradient; the update is elementwise."""
 
-    def __init__(self, master: Tensor, layout: Layout, hyperparameters: Hyperparameters) -> None:
+    def __init__(self, master: Tensor, layout: BucketLayout, hyperparameters: Hyperparameters) -> None:
         super().__init__(master, layout)
         starts = [layout.start(bucket) for bucket in range(len(layout.buckets))]
         self._parameters = [nn.Parameter(master[start : start + layout.columns(bucket)]) for bucket, start in enumerate(starts)]

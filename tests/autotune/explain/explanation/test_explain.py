@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 from autotune.cli.explain import document_of
 from autotune.errors import JobNotResumableError, NoBestError
 from autotune.explain.explanation.explain import SCHEMA_PATH, explain
-from autotune.explain.explanation.findings import Explanation, KnobFinding, Point, Source, Verdict
+from autotune.explain.explanation.findings import Basis, Explanation, KnobFinding, KnobPoint, KnobVerdict
 from autotune.loop.loop import run_job
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
@@ -58,7 +58,7 @@ def knob(told: Explanation, name: str) -> KnobFinding:
     return next(finding for finding in told.knobs if finding.knob == name)
 
 
-def point(finding: KnobFinding, value: Any) -> Point:
+def point(finding: KnobFinding, value: Any) -> KnobPoint:
     return next(one for one in finding.curve if one.value == value)
 
 
@@ -76,37 +76,37 @@ def test_every_trial_measured(tmp_path: Path, store: Store) -> None:
 
     full = knob(told, "activation_checkpointing")
     assert told.knobs[0] is full
-    assert (full.verdict, full.source, full.best_other) == (Verdict.FASTER, Source.MEASURED, "full")
+    assert (full.verdict, full.source, full.best_other) == (KnobVerdict.FASTER, Basis.MEASURED, "full")
     assert full.gain is not None
     assert full.gain.mean == pytest.approx(2.0, rel=0.02)
     assert full.gain.low > 1.5
     assert full.text.startswith("2.0")
 
     batch = knob(told, "micro_batch_size")
-    assert batch.verdict is Verdict.NOISE
+    assert batch.verdict is KnobVerdict.NOISE
     assert batch.text.startswith("no difference within the noise to")
 
     stage = knob(told, "zero_stage")
-    assert point(stage, 0).source is Source.OUT_OF_MEMORY
+    assert point(stage, 0).source is Basis.OUT_OF_MEMORY
     assert point(stage, 0).speedup is None
     assert "0 is out of memory" in stage.text
     slower = point(stage, 3).speedup
     assert slower is not None
     assert slower.mean == pytest.approx(1.25, rel=0.02)
-    assert point(stage, 2).source is Source.MEASURED
+    assert point(stage, 2).source is Basis.MEASURED
 
 
 @pytest.mark.prove
 def test_few_trials_leave_much_to_predictions(tmp_path: Path, store: Store) -> None:
     told = explained(tmp_path, store, table.measured, strategy="random", trials=5)
     points = [one for finding in told.knobs for one in finding.curve]
-    assert any(one.source in (Source.PREDICTED, Source.DOES_NOT_FIT) for one in points)
+    assert any(one.source in (Basis.PREDICTED, Basis.DOES_NOT_FIT) for one in points)
     for one in points:
-        assert (one.trial is None) == (one.source in (Source.PREDICTED, Source.DOES_NOT_FIT, Source.REFUSED, Source.UNKNOWN))
-        if one.source is Source.PREDICTED:
+        assert (one.trial is None) == (one.source in (Basis.PREDICTED, Basis.DOES_NOT_FIT, Basis.REFUSED, Basis.UNKNOWN))
+        if one.source is Basis.PREDICTED:
             assert one.samples_per_second is not None
             assert one.samples_per_second.low < one.samples_per_second.mean < one.samples_per_second.high
-    assert all("predicted" in f.text for f in told.knobs if f.source is Source.PREDICTED and f.verdict is Verdict.FASTER)
+    assert all("predicted" in f.text for f in told.knobs if f.source is Basis.PREDICTED and f.verdict is KnobVerdict.FASTER)
     assert any(finding.far for finding in told.knobs)
     for finding in told.knobs:
         # A trial that differs in more than the knob is no neighbour, and is told with what else it differs in.
@@ -114,9 +114,9 @@ def test_few_trials_leave_much_to_predictions(tmp_path: Path, store: Store) -> N
             assert far.also
             assert finding.knob not in far.also
             assert not [one for one in finding.curve if one.trial == far.trial]
-        if finding.verdict is Verdict.NOISE:
+        if finding.verdict is KnobVerdict.NOISE:
             apart = [one for one in finding.curve if one.speedup and not one.speedup.low <= 1.0 <= one.speedup.high]
-            assert [one.value for one in apart if one.source in (Source.MEASURED, Source.PREDICTED)] == []
+            assert [one.value for one in apart if one.source in (Basis.MEASURED, Basis.PREDICTED)] == []
 
 
 @pytest.mark.prove
@@ -229,8 +229,8 @@ def test_a_factory_has_measured_parts_alone(tmp_path: Path, store: Store, schema
     assert (told.time.parts, told.time.predicted_seconds, told.limits, told.upgrades) == ((), None, None, ())
     assert [note for note in told.notes if "do not know the module" in note] == list(told.notes)
     assert len(told.notes) == 1
-    assert knob(told, "activation_checkpointing").verdict is Verdict.FASTER
-    assert all(one.source is not Source.PREDICTED for finding in told.knobs for one in finding.curve)
+    assert knob(told, "activation_checkpointing").verdict is KnobVerdict.FASTER
+    assert all(one.source is not Basis.PREDICTED for finding in told.knobs for one in finding.curve)
     jsonschema.validate(document_of(told), schema)
 
 

@@ -16,7 +16,7 @@ from autotune.explain.figures.all_figures import NAMES, figure_of
 from autotune.explain.figures.module_tree import parts_of_model
 from autotune.explain.figures.pipeline_schedule import durations_of, place
 from autotune.explain.figures.predicted_measured import concordance
-from autotune.explain.figures.source import Source
+from autotune.explain.figures.source import FigureSource
 from autotune.request.rows import request_to_row
 from autotune.wire.figures import Figure
 from executor.parallel.schedule import actions_of
@@ -31,7 +31,7 @@ from storage.store import Store
 
 
 def figures_of(store: Store, job: str) -> dict[str, Figure]:
-    source = Source(store, job)
+    source = FigureSource(store, job)
     return {name: figure_of(source, name) for name in NAMES}
 
 
@@ -92,14 +92,14 @@ def test_a_knob_that_does_nothing_is_not_important(tmp_path: Path, store: Store)
     job = swept(
         tmp_path, store, lambda config: table.ok(200.0 if config.activation_checkpointing == "none" else 50.0), trials=24
     )
-    knobs = figure_of(Source(store, job), "knob_importance").table("knobs")
+    knobs = figure_of(FigureSource(store, job), "knob_importance").table("knobs")
     shares = dict(zip(knobs.column("knob"), knobs.column("importance"), strict=True))
     assert float(shares["activation_checkpointing"] or 0) > 0.5 > float(shares["micro_batch_size"] or 0)
 
 
 @pytest.mark.prove
 def test_few_trials_tell_no_importance(tmp_path: Path, store: Store) -> None:
-    figure = figure_of(Source(store, swept(tmp_path, store, table.measured, trials=3)), "knob_importance")
+    figure = figure_of(FigureSource(store, swept(tmp_path, store, table.measured, trials=3)), "knob_importance")
     assert not figure
     assert "3 trials have a rate" in figure.summary
 
@@ -152,7 +152,7 @@ def test_a_model_without_a_shape(tmp_path: Path, store: Store) -> None:
 
 @pytest.mark.prove
 def test_the_objective_memory(tmp_path: Path, store: Store) -> None:
-    figure = figure_of(Source(store, swept(tmp_path, store, objective="memory")), "best_so_far")
+    figure = figure_of(FigureSource(store, swept(tmp_path, store, objective="memory")), "best_so_far")
     best = [value for value in figure.tables[0].column("best") if value is not None]
     assert best == sorted(best, reverse=True)
 
@@ -161,7 +161,7 @@ def test_the_objective_memory(tmp_path: Path, store: Store) -> None:
 def test_a_pipeline_that_won(tmp_path: Path, store: Store) -> None:
     pins = {"pipeline_parallel_size": [2], "pipeline_schedule": ["1f1b"], "tensor_parallel_size": [1]}
     job = swept(tmp_path, store, trials=4, space="3d", ranks=2, pins=pins, strategy="random")
-    figure = figure_of(Source(store, job), "pipeline_schedule")
+    figure = figure_of(FigureSource(store, job), "pipeline_schedule")
     require_sound(figure)
     actions, ranks = figure.table("actions"), figure.table("ranks")
     rows = sorted(zip(*(actions.column(name) for name in ("rank", "start", "kind", "micro_batch")), strict=True))
@@ -214,7 +214,7 @@ def test_modules_sum_to_the_model(name: str, predictions: int) -> None:
 
 def test_an_unknown_figure(tmp_path: Path, store: Store) -> None:
     with pytest.raises(UnknownNameError, match="did you mean timeline"):
-        figure_of(Source(store, waiting(tmp_path, store)), "timelines")
+        figure_of(FigureSource(store, waiting(tmp_path, store)), "timelines")
 
 
 def test_the_order_of_pairs() -> None:

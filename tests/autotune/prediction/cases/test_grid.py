@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.cases.grid import Grid
+from autotune.prediction.cases.grid import ConfigGrid
 from autotune.prediction.cases.grid_cases import GridCases
 from autotune.prediction.cases.products import Products
 from autotune.prediction.equations.coefficients import rates_for
@@ -104,7 +104,7 @@ def made(name: str) -> tuple[SearchSpace, ModelSpec, str]:
 @pytest.mark.parametrize("name", sampled(SPACES, every=6))
 def test_grid_and_products_are_the_enumeration(name: str) -> None:
     space, _, _ = made(name)
-    grid = Grid(space)
+    grid = ConfigGrid(space)
     found = [config for rows in grid.blocks(500) for config in grid.configs(rows)]
     assert len(found) == len(set(found))
     every = set(space.enumerate())
@@ -124,7 +124,7 @@ def test_grid_and_products_are_the_enumeration(name: str) -> None:
 def test_a_product_predicts_what_rows_predict(name: str) -> None:
     space, model, engine = made(name)
     for part in uniform_parts(space):
-        grid, products, expected = Grid(part), Products(part), {}
+        grid, products, expected = ConfigGrid(part), Products(part), {}
         for rows in grid.blocks(2000):
             found = predict(GridCases(part, model, engine, grid).of(rows), rates_for(space.cluster, engine))
             shape = (rows.count, grid.sides.count)
@@ -141,7 +141,7 @@ def test_a_product_predicts_what_rows_predict(name: str) -> None:
 
 def test_blocks_are_bounded() -> None:
     space, _, _ = made("3d")
-    grid = Grid(space)
+    grid = ConfigGrid(space)
     assert grid.sides.count == 3
     assert max(rows.count for rows in grid.blocks(300)) <= 200  # parts of at most 100 rows, joined until there are 100
 
@@ -153,7 +153,7 @@ def test_asking_the_rules_is_bounded() -> None:
         capability=space.capability, most_steps=50,
     )  # fmt: skip
     with pytest.raises(SpaceTooLargeError, match="more than 50 steps"):
-        list(Grid(bounded).blocks())
+        list(ConfigGrid(bounded).blocks())
 
 
 @pytest.mark.prove(every=6)
@@ -161,7 +161,7 @@ def test_asking_the_rules_is_bounded() -> None:
 def test_cases_of_the_grid_are_those_of_its_configurations(name: str) -> None:
     space, model, engine = made(name)
     rates = rates_for(space.cluster, engine)
-    grid = Grid(space)
+    grid = ConfigGrid(space)
     rows = next(grid.blocks(2000))
     configs = list(grid.configs(rows))
     on_grid = predict(GridCases(space, model, engine, grid).of(rows), rates)
@@ -203,6 +203,6 @@ def test_a_configuration_is_in_one_part() -> None:
     work, cluster = Workload(global_batch_size=4, sequence_length=64), resolve_cluster("local", ranks=2)
     pins = {"attention_backend": "all", "lora_rank": "0,4", "lora_targets": "attention,mlp"}
     space = resolve_space("zero", resolve_model("llama-tiny"), cluster, work, CAPABILITIES["native"], pins)
-    grids = [Grid(part) for part in uniform_parts(space)]
+    grids = [ConfigGrid(part) for part in uniform_parts(space)]
     found = [config.hash for grid in grids for rows in grid.blocks() for config in grid.configs(rows)]
     assert len(set(found)) == len(found) == space.count()

@@ -7,7 +7,7 @@ import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.step import Prediction, predict
+from autotune.prediction.equations.step import StepPrediction, predict
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import resolve_model
@@ -24,7 +24,7 @@ WIDTH = 2
 """Bytes of a bf16 parameter."""
 
 
-def predicted(rates: Coefficients, **knobs: Value) -> Prediction:
+def predicted(rates: Coefficients, **knobs: Value) -> StepPrediction:
     config = TrialConfig(precision="bf16", lora_rank=16, lora_targets="both", micro_batch_size=4).replace(knobs)
     return predict(cases_of(MODEL, CLUSTER, WORKLOAD, [config], "native"), rates)
 

@@ -8,10 +8,10 @@ import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.step import Prediction, predict
+from autotune.prediction.equations.step import StepPrediction, predict
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.fitting.likeness import config_features
-from search_spaces.clusters.microbenchmark import Measured, Operation
+from search_spaces.clusters.microbenchmark import MeasuredRow, Operation
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.training.states import BUFFERS, CHUNK_ELEMENTS
@@ -25,7 +25,7 @@ WORKLOAD = Workload(global_batch_size=64, sequence_length=1024, nvme_path="/fast
 PLACES = ("none", "cpu", "nvme")
 
 
-def predicted(rates: Coefficients, **knobs: object) -> Prediction:
+def predicted(rates: Coefficients, **knobs: object) -> StepPrediction:
     base = TrialConfig(zero_stage=2, precision="bf16").replace(knobs)  # type: ignore[arg-type]
     configs = [base.replace({"offload_optimizer": place}) for place in PLACES]
     return predict(cases_of(MODEL, CLUSTER, WORKLOAD, configs, "native"), rates)
@@ -54,8 +54,8 @@ def test_files_faster_than_the_update_cost_nothing_more() -> None:
 
 
 def test_a_calibration_tells_what_the_ranks_of_a_node_move_together() -> None:
-    def row(operation: Operation, size: int, seconds: float) -> Measured:
-        return Measured(
+    def row(operation: Operation, size: int, seconds: float) -> MeasuredRow:
+        return MeasuredRow(
             operation=operation, precision="fp32", shape=(size,), seconds=seconds, low=seconds, high=seconds, samples=5
         )
 

@@ -10,7 +10,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.kernels import loss_kept, loss_peak, pieces
 from autotune.prediction.equations.memory import kept_layer_bytes, memory
-from autotune.prediction.equations.step import Prediction, predict
+from autotune.prediction.equations.step import StepPrediction, predict
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload
@@ -29,7 +29,7 @@ def cases(*configs: dict[str, Any], model: Any = MODEL) -> Any:
     return cases_of(model, CLUSTER, WORKLOAD, made, "native")
 
 
-def predicted(*configs: dict[str, Any], model: Any = MODEL) -> Prediction:
+def predicted(*configs: dict[str, Any], model: Any = MODEL) -> StepPrediction:
     return predict(cases(*configs, model=model), RATES)
 
 

@@ -9,7 +9,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compute import micro_batch
 from autotune.prediction.equations.kernels import STATIC_MESSAGES, launches
-from autotune.prediction.equations.step import Prediction, predict
+from autotune.prediction.equations.step import StepPrediction, predict
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload
@@ -19,7 +19,7 @@ MODEL, CLUSTER = resolve_model("llama-2-7b"), resolve_cluster("dgx-a100:1")
 RATES = Coefficients()
 
 
-def predicted(*knobs: dict[str, Any], length: int = 4096) -> Prediction:
+def predicted(*knobs: dict[str, Any], length: int = 4096) -> StepPrediction:
     configs = [TrialConfig(precision="bf16").replace(own) for own in knobs]
     return predict(cases_of(MODEL, CLUSTER, Workload(global_batch_size=64, sequence_length=length), configs, "native"), RATES)
 

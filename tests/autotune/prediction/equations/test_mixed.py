@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.cases.grid import Grid
+from autotune.prediction.cases.grid import ConfigGrid
 from autotune.prediction.cases.grid_cases import GridCases
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.mixed import devices_of_ranks, hardware_of
@@ -115,7 +115,7 @@ def test_a_grid_on_nodes_that_differ_is_what_its_configurations_are() -> None:
         "zero_stage": "0,2", "rank_order": "tp-cp-dp-pp,tp-cp-pp-dp",
     })  # fmt: skip
     space = space_of(question)
-    grid = Grid(space)
+    grid = ConfigGrid(space)
     maker, piped = GridCases(space, question.model, "native", grid), 0
     for rows in grid.blocks(5000):
         configs = list(grid.configs(rows))

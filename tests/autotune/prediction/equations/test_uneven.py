@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.cases.grid import Grid
+from autotune.prediction.cases.grid import ConfigGrid
 from autotune.prediction.cases.grid_cases import GridCases
-from autotune.prediction.equations.step import Prediction, predict
+from autotune.prediction.equations.step import StepPrediction, predict
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
@@ -24,7 +24,7 @@ def asked(**fields: Any) -> Question:
     return question_of(model_of("llama-3-8b", None, None, None), cluster_of("dgx-h100", None, None), **given)
 
 
-def predicted(configs: list[TrialConfig], question: Question | None = None) -> Prediction:
+def predicted(configs: list[TrialConfig], question: Question | None = None) -> StepPrediction:
     question = question or asked()
     return predict(cases_of(question.model, question.cluster, question.workload, configs, "native"), question.rates)
 
@@ -92,7 +92,7 @@ def test_a_grid_with_layouts_is_what_its_configurations_are(pins: dict[str, Any]
         "virtual_stages": "1,2", "zero_stage": "0,2", "tensor_parallel_size": "1,2", **pins,
     })  # fmt: skip
     space = space_of(question)
-    grid = Grid(space)
+    grid = ConfigGrid(space)
     maker, seen = GridCases(space, question.model, "native", grid), 0
     for rows in grid.blocks(4000):
         configs = list(grid.configs(rows))

@@ -14,7 +14,7 @@ from autotune.prediction.equations.kernels import attention_slowdown
 from autotune.prediction.equations.memory import layer_bytes
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
-from search_spaces.training.windows import Window
+from search_spaces.training.windows import AttentionWindow
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -33,7 +33,7 @@ def test_attention_takes_as_long_as_the_pairs_that_are_visited() -> None:
     windows = (512, 2048)
     found = attention_forward(cases({}, *({"attention_window": tokens} for tokens in windows)), RATES)
     causal = WORK.sequence_length**2 / 2
-    shares = np.array([1.0, *(Window(tokens).visited_pairs(WORK.sequence_length) / causal for tokens in windows)])
+    shares = np.array([1.0, *(AttentionWindow(tokens).visited_pairs(WORK.sequence_length) / causal for tokens in windows)])
     slowdown = attention_slowdown(shares * WORK.sequence_length, HEAD)
     assert found / found[0] == pytest.approx(shares * slowdown / slowdown[0])
 

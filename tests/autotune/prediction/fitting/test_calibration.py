@@ -11,7 +11,7 @@ from autotune.prediction.cases.bench_cases import link_volume, predicted_rows
 from autotune.prediction.equations.coefficients import ON_A_PROCESSOR, Coefficients, names
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.planning.calibrated import calibrated, fingerprint
-from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Measured, MicrobenchmarkResult, Operation
+from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, MeasuredRow, MicrobenchmarkResult, Operation
 from search_spaces.clusters.presets import local_cluster, resolve_cluster
 from search_spaces.outcome import Outcome
 from storage.records import CalibrationRecord
@@ -54,12 +54,12 @@ def shapes() -> list[tuple[Operation, tuple[int, ...], GroupShape]]:
     return found + [(Operation.SEND, (size,), INSIDE) for size in MESSAGES]
 
 
-def measured(truth: Coefficients, noise: float, seed: int = 0) -> tuple[Measured, ...]:
+def measured(truth: Coefficients, noise: float, seed: int = 0) -> tuple[MeasuredRow, ...]:
     """Rows as a cluster with these coefficients would give them, with log-normal noise."""
     draw = np.random.default_rng(seed)
     rows = []
     for operation, shape, group in shapes():
-        blank = Measured(
+        blank = MeasuredRow(
             operation=operation, precision="bf16" if group == SINGLE_RANK else "fp32", shape=shape, group=group, seconds=1.0,
             low=1.0, high=1.0, samples=9,
         )  # fmt: skip
@@ -68,7 +68,7 @@ def measured(truth: Coefficients, noise: float, seed: int = 0) -> tuple[Measured
     return tuple(rows)
 
 
-def record(rows: tuple[Measured, ...], **fields: int) -> CalibrationRecord:
+def record(rows: tuple[MeasuredRow, ...], **fields: int) -> CalibrationRecord:
     return CalibrationRecord(
         id="r", created=datetime(2030, 1, 1, tzinfo=UTC), fingerprint="", cluster=GPUS, environment={}, hosts=(), seconds=1.0,
         context_bytes=fields.get("context_bytes"), workspace_bytes=fields.get("workspace_bytes"), rows=rows,
@@ -98,7 +98,7 @@ def delay(rates: Coefficients) -> float:
 def test_it_predicts_what_was_not_measured() -> None:
     found = coefficients_from_benchmark(record(measured(TRUTH, 0.03)), GPUS, "native", SHIPPED)
     unseen = [
-        Measured(operation=Operation.LAYER, precision="bf16", shape=shape, seconds=1.0, low=1.0, high=1.0, samples=3)
+        MeasuredRow(operation=Operation.LAYER, precision="bf16", shape=shape, seconds=1.0, low=1.0, high=1.0, samples=3)
         for shape in ((1, 4096, 2048, 16, 5632), (8, 1024, 768, 12, 3072), (1, 64, 256, 4, 512))
     ]
     at = predicted_rows(unseen, GPUS, "native")
@@ -138,7 +138,7 @@ def test_memory_is_counted() -> None:
 
 
 def test_volumes_are_what_passes_a_link() -> None:
-    blank = Measured(
+    blank = MeasuredRow(
         operation=Operation.SEND, precision="fp32", shape=(1000,), group=INSIDE, seconds=1.0, low=1.0, high=1.0, samples=3
     )
     found = [

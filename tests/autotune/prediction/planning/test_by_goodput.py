@@ -7,7 +7,7 @@ import pytest
 from autotune.errors import RequestError
 from autotune.goodput.terms import parse_terms
 from autotune.prediction.planning.by_goodput import layout_of
-from autotune.prediction.planning.plan import PlanObjective, PlanOptions, Plans, plan
+from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlans, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from search_spaces.trial_config import TrialConfig
 
@@ -24,7 +24,7 @@ def asked(**fields: Any) -> Question:
     return question_of(model_of("llama-3-8b", None, None, None), cluster_of("dgx-h100:64", None, None), **given)
 
 
-def planned(*settings: str, top: int = 3, **fields: Any) -> Plans:
+def planned(*settings: str, top: int = 3, **fields: Any) -> RankedPlans:
     terms = parse_terms(settings)
     return plan(asked(**fields), PlanOptions(objective=PlanObjective.GOODPUT, goodput=terms, top=top))
 

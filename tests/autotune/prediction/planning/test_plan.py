@@ -14,7 +14,7 @@ from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import largest, scaled
 from autotune.prediction.planning.memory_fit import PROBABILITY, chance_to_fit, room_of
-from autotune.prediction.planning.plan import PlanObjective, PlanOptions, Plans, plan
+from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlans, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.scan import Bounds, scan, without_buckets
@@ -135,7 +135,7 @@ def test_the_least_memory_among_the_fast_leads() -> None:
         assert found.estimate.step_seconds.mean <= fastest / 0.9 * 1.002  # a bucket may cost a thousandth to save memory
 
 
-def fastest(plans: Plans) -> float:
+def fastest(plans: RankedPlans) -> float:
     """Seconds of the fastest configuration, whichever row it ties with."""
     return min(
         seconds

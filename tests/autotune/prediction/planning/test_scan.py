@@ -8,7 +8,7 @@ import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.step import least_seconds_of, predict, seconds_of
-from autotune.prediction.planning.found import KEPT, Part
+from autotune.prediction.planning.found import KEPT, SpacePart
 from autotune.prediction.planning.memory_fit import room_of
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
@@ -92,7 +92,7 @@ def test_the_leaders_are_those_of_a_full_sort(name: str, by_memory: bool) -> Non
     predicted = every(question)
     slowest = ranked(predicted, None)[0][0] * 1.3 if by_memory else None
     expected = ranked(predicted, slowest)
-    apart = [Part(values=values, most=15) for values in plain_parts(space)]
+    apart = [SpacePart(values=values, most=15) for values in plain_parts(space)]
     scanned = scan(question, space, room, slowest=slowest, bounds=Bounds(), apart=apart)
     assert [dataclasses.astuple(leader)[1:] for leader in scanned.leaders] == [item[:2] for item in expected[:KEPT]]
     assert [leader.config for leader in scanned.leaders] == [item[3] for item in expected[:KEPT]]

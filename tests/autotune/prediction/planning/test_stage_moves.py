@@ -7,7 +7,7 @@ from unittest.mock import patch
 import pytest
 
 from autotune.prediction.planning import stage_program
-from autotune.prediction.planning.estimate import Estimate, estimates
+from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.memory_fit import Room, room_of
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
@@ -27,7 +27,7 @@ SHARES = (1.0, 0.9)
 CASES = [case for case in itertools.product(MODELS, PIPELINES, SHARES) if case[1] != (16, 1) or case[2] == 1.0]
 
 
-def answer(question: Question, config: TrialConfig, room: Room) -> Estimate | None:
+def answer(question: Question, config: TrialConfig, room: Room) -> StepEstimate | None:
     found = solved(question, config, room)
     return None if found is None else estimates(question, [found])[0]
 

@@ -16,7 +16,7 @@ from autotune.request.request import Objective
 from autotune.strategies.guided import space_pool
 from autotune.strategies.guided.described import Described
 from autotune.strategies.guided.prior import Prior, shipped_prior
-from autotune.strategies.guided.setting import Setting, setting_of, transformer_of
+from autotune.strategies.guided.setting import JobSetting, setting_of, transformer_of
 from autotune.strategies.guided.space_forecaster import PENALTY, SpaceForecaster, moves
 from autotune.strategies.guided.surrogate import prior
 from search_spaces.errors import SpaceTooLargeError
@@ -29,12 +29,12 @@ from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 
-def setting(folder: Path, space: str, ranks: int = 4) -> Setting:
+def setting(folder: Path, space: str, ranks: int = 4) -> JobSetting:
     searched = table.session(folder, space=space, ranks=ranks).space
     return setting_of(searched.model, searched, "native", Ranking(), Fidelity())
 
 
-def forecaster(found: Setting, prior: Prior | None = None) -> SpaceForecaster:
+def forecaster(found: JobSetting, prior: Prior | None = None) -> SpaceForecaster:
     return SpaceForecaster(found, prior or shipped_prior(found.cluster, found.engine))
 
 
@@ -139,7 +139,7 @@ def test_of_what_is_predicted_alike_the_one_with_fewest_settings_of_its_own_is_b
     assert prior(described) == pytest.approx(described.log_rate - described.penalty)
 
 
-def trials(found: Setting, rates: Coefficients, count: int) -> list[TrialRecord]:
+def trials(found: JobSetting, rates: Coefficients, count: int) -> list[TrialRecord]:
     """Of a job on hardware whose coefficients are these."""
     made = forecaster(found, dataclasses.replace(shipped_prior(found.cluster, "native"), rates=rates)).pool(found.space)
     places = [*range(0, len(made.described), max(len(made.described) // count, 1))][:count]

@@ -8,10 +8,10 @@ import pytest
 
 from executor.engines.command import readings as module
 from executor.engines.command.launch import devices_of_host
-from executor.engines.command.launchers import Placement, launcher_command, launcher_environment
+from executor.engines.command.launchers import RankPlacement, launcher_command, launcher_environment
 from executor.engines.command.readings import Batch, Output, Readings, ReportFile
 from executor.engines.command.result import read_failure
-from executor.engines.command.trial import End, Row, conclude
+from executor.engines.command.trial import RankUpdate, ScriptEnd, conclude
 from executor.engines.command.watch import State
 from executor.failures import failure_table
 from search_spaces.models.command import CommandModel
@@ -19,7 +19,9 @@ from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 
 BATCH = Batch(samples=8, script_samples=4, sequence_length=16, world_size=2)
-PLACEMENT = Placement(rank=3, world_size=4, local_rank=1, local_world_size=2, node=1, nodes=2, address="10.0.0.1", port=2345)
+PLACEMENT = RankPlacement(
+    rank=3, world_size=4, local_rank=1, local_world_size=2, node=1, nodes=2, address="10.0.0.1", port=2345
+)
 
 
 def test_a_report_tells_the_seconds_of_a_step_from_the_second_on() -> None:
@@ -193,28 +195,28 @@ def test_a_memory_error_that_was_survived_is_not_the_cause() -> None:
     assert "MemoryError" not in failure.text
 
 
-def row(state: State = State.RUNNING, reports: int = 0, elapsed: float = 1.0, busy: bool = False) -> Row:
-    return Row(state=state, reports=reports, elapsed=elapsed, busy=busy, phase=0, rate=0)
+def row(state: State = State.RUNNING, reports: int = 0, elapsed: float = 1.0, busy: bool = False) -> RankUpdate:
+    return RankUpdate(state=state, reports=reports, elapsed=elapsed, busy=busy, phase=0, rate=0)
 
 
 @pytest.mark.parametrize(
     ("rows", "waited", "end"),
     [
         ([row(), row()], 0.0, None),
-        ([row(State.ENOUGH), row()], 0.0, End.MEASURED),
+        ([row(State.ENOUGH), row()], 0.0, ScriptEnd.MEASURED),
         ([row(State.ENDED), row()], 0.0, None),
-        ([row(State.ENDED), row(State.ENDED)], 0.0, End.MEASURED),
+        ([row(State.ENDED), row(State.ENDED)], 0.0, ScriptEnd.MEASURED),
         ([row(State.BROKEN), row()], 0.5, None),
-        ([row(State.BROKEN), row()], 1.5, End.FAILED),
-        ([row(State.BROKEN), row(State.BROKEN)], 0.0, End.FAILED),
-        ([row(State.OVER), row()], 0.0, End.FAILED),
-        ([row(elapsed=6.0, busy=True), row()], 0.0, End.SILENT),
+        ([row(State.BROKEN), row()], 1.5, ScriptEnd.FAILED),
+        ([row(State.BROKEN), row(State.BROKEN)], 0.0, ScriptEnd.FAILED),
+        ([row(State.OVER), row()], 0.0, ScriptEnd.FAILED),
+        ([row(elapsed=6.0, busy=True), row()], 0.0, ScriptEnd.SILENT),
         ([row(elapsed=6.0, busy=True), row(reports=1)], 0.0, None),
         ([row(elapsed=6.0), row()], 0.0, None),
-        ([row(elapsed=11.0), row()], 0.0, End.HANGING),
+        ([row(elapsed=11.0), row()], 0.0, ScriptEnd.HANGING),
     ],
 )
-def test_ranks_conclude_the_same(rows: list[Row], waited: float, end: End | None) -> None:
+def test_ranks_conclude_the_same(rows: list[RankUpdate], waited: float, end: ScriptEnd | None) -> None:
     assert conclude(rows, waited, first_report=5.0, limit=10.0) is end
 
 

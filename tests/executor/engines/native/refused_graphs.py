@@ -11,7 +11,7 @@ from benchmarks.common.gang import Gang
 from benchmarks.common.static_buffers import ContractBreachError, StaticBuffers
 from executor.parallel.activation_offload import LEAST_BYTES, ActivationOffload
 from executor.parallel.checkpointing import checkpoint_blocks
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from executor.parallel.graphs import BlockGraphs, compile_blocks, forget_compiled
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
@@ -51,7 +51,7 @@ def graphs_read_parameters_where_they_were(_: Gang, rule: str) -> None:
 def collectives_in_graphs_are_not_counted(_: Gang, rule: str) -> None:
     for name in ("tensor_parallel_size", "context_parallel_size"):
         refused_alone(rule, case("native", {**GRAPHED, name: 2}))
-    group = Group(None, 2, 0)
+    group = ProcessGroup(None, 2, 0)
 
     class Sums(torch.nn.Linear):
         def forward(self, x: torch.Tensor) -> torch.Tensor:

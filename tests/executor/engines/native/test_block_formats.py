@@ -9,7 +9,7 @@ from torch import Tensor
 from executor.engines.native.optimizers import onebit_adam
 from executor.engines.native.quantised_communication import QuantisedAllReduce, QuantisedReduceScatter
 from executor.parallel import block_integers
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from search_spaces.communication import SIGN_BLOCK, integer_bytes, sign_bytes, sign_share
 from search_spaces.optimizers import QUANTISED_BLOCK
 
@@ -49,7 +49,7 @@ def test_what_is_not_finite_makes_its_block_so_and_no_other(value: float) -> Non
 
 def test_a_parameter_is_rounded_alike_whatever_lies_beside_it() -> None:
     """A norm that two tensor ranks hold beside slices of which each has another."""
-    norm, alone = drawn(1, 300), Group(None, 1, 0)
+    norm, alone = drawn(1, 300), ProcessGroup(None, 1, 0)
     besides = (drawn(1, 500), 50 * drawn(1, 500))
     sums = [QuantisedReduceScatter(alone, (norm, other), [300, 500], norm.dtype).wait() for other in besides]
     assert torch.equal(sums[0][:300], sums[1][:300])

@@ -10,13 +10,13 @@ from torch import nn
 
 from benchmarks.correctness.compressed_forms import Forms
 from executor.engine import REFERENCE_STEPS, measured_config
-from executor.engines.native.layout import Layout as Shares
+from executor.engines.native.layout import BucketLayout as Shares
 from executor.engines.native.layout import make_layout
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import Shares as Holders
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
 from executor.engines.native.parameter_shard import MasterShard
-from executor.parallel.collectives import Group
+from executor.parallel.collectives import ProcessGroup
 from search_spaces.models.model import ModelSpec
 from search_spaces.optimizers import LEAST_ROOT
 from search_spaces.trial import TrialResult
@@ -89,7 +89,12 @@ def alone(shapes: dict[str, tuple[int, ...]], warmup_steps: int) -> tuple[OneBit
     """The optimizer of one rank, over parameters of ones."""
     layout = make_layout([(name, nn.Parameter(torch.ones(shape))) for name, shape in shapes.items()], 1, 10**9)
     holders = Holders(
-        layout=layout, own_row=0, group=Group(None, 1, 0), tensor=Group(None, 1, 0), split={}, matrices=frozenset()
+        layout=layout,
+        own_row=0,
+        group=ProcessGroup(None, 1, 0),
+        tensor=ProcessGroup(None, 1, 0),
+        split={},
+        matrices=frozenset(),
     )
     rates = Hyperparameters(learning_rate=1e-2, weight_decay=0.0, fused=False)
     return OneBitAdam(torch.ones(layout.master_elements), holders, rates, warmup_steps), layout

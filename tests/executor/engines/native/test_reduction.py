@@ -11,22 +11,22 @@ from torch import Tensor, nn
 
 from benchmarks.engines.update_counts_rank import Operations
 from executor.engines.native.buckets import GradientReducer
-from executor.engines.native.layout import Layout, as_rows, make_layout
+from executor.engines.native.layout import BucketLayout, as_rows, make_layout
 from executor.engines.native.offload import step_scaled, update_groups
 from executor.engines.native.parameter_shard import MasterShard
 from executor.engines.native.refill import fill
 from executor.parallel import collectives
-from executor.parallel.collectives import Group, InFlight, group_options
+from executor.parallel.collectives import InFlight, ProcessGroup, group_options
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 SHAPES = ((4, 6), (5,), (3, 3), (7,), (1,), (8, 2))
 """Of parameters, of which two ranks do not share every one evenly."""
 CPU = torch.device("cpu")
-ALONE = Group(None, 1, 0)
+ALONE = ProcessGroup(None, 1, 0)
 
 
-class Recording(Group):
+class Recording(ProcessGroup):
     """One rank of several, which keeps what it would send."""
 
     def __init__(self, size: int) -> None:
@@ -51,7 +51,7 @@ class Reduction:
         # The last one is large, so that all others make one piece.
         shapes = [*SHAPES, (40, 10)]
         named = [(f"p{index}", nn.Parameter(torch.randn(shape, dtype=dtype))) for index, shape in enumerate(shapes)]
-        self.layout: Layout = make_layout(named, ranks, bucket)
+        self.layout: BucketLayout = make_layout(named, ranks, bucket)
         self.group = Recording(2)
         config = TrialConfig(zero_stage=1 if ranks > 1 else 0).replace(knobs)
         self.reducer = GradientReducer(self.layout, self.group, ALONE, config, torch.float32, CPU)
