@@ -12,7 +12,6 @@ from benchmarks.correctness.mutants import (
     mutants,
     nearest,
     noticed_by,
-    noticed_together,
     page,
     reaching_tests,
 )
@@ -42,8 +41,7 @@ def test_the_file_is_written_back_and_the_tier_is_told(tmp_path: Path) -> None:
     reaching = {"tests/far.py", "tests/far.py::test_of_it", "tests/near.py::test_near"}
     with patch.multiple("benchmarks.correctness.mutants", _run=run, nearest=lambda _: ["tests/near.py"]):
         assert noticed_by(change, reaching) == {"tier": "prove", "test": "tests/test_one.py::test_one"}
-        assert noticed_by(change, {""}) == {}
-        assert noticed_together([change]) == [{"tier": "prove", "test": "tests/test_one.py::test_one"}]
+        assert noticed_by(change, {""}) == {"tier": "prove", "test": "tests/test_one.py::test_one"}
     near_first, text = ["tests/near.py::test_near", "tests/far.py"], "x = (2)\n"
     near_only = ["tests/near.py"]
     assert seen[:3] == [(TIERS["test"], near_first, text), (TIERS["prove"], near_first, text), (TIERS["test"], near_only, text)]

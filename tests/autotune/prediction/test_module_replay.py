@@ -71,7 +71,7 @@ def test_all_cases_at_once_equal_the_schedule_followed(profile: ModuleProfile, c
     trace = profile.traces["fp32"]
     assert is_legal(profile, start)
     for place in range(start.ranks):
-        layout = dataclasses.replace(start, place=place)
+        layout = dataclasses.replace(start, pipeline_rank=place)
         stages = [cut_stage(profile, trace, policy, 1, offloads, blocks) for _, blocks in stages_of(profile, layout)]
         pairs = [*itertools.product(range(len(KNOBS)), BATCHES)]
         which, batch = np.array([own for own, _ in pairs]), np.array([size for _, size in pairs])
