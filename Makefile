@@ -39,6 +39,7 @@ $(STAMP): pyproject.toml constraints.txt $(wildcard locks/*.txt)
 	$(BIN)/python -m pip install $(LOCKED) -r locks/torch-cpu.txt 2>/dev/null \
 	    || $(BIN)/python -m pip install $(LOCKED) -r locks/torch-cuda.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
+	$(BIN)/python -m compileall -q api autotune benchmarks executor search_spaces storage
 	touch $@
 
 # Needs uv, and the network. CPU_WHEELS: wheels of torch for CPUs, whose hashes are listed.
