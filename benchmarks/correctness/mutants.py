@@ -228,7 +228,7 @@ def page(rows: list[dict[str, Any]], seed: int) -> list[str]:
         for package in PACKAGES
     ]
     missed = [
-        [row["path"], str(row["line"]), f"`{row['before']}` → `{row['after']}`", row.get("test", "nothing")]
+        [row["path"], str(row["line"]), f"{row['before']} → {row['after']}", row.get("test", "nothing")]
         for row in rows if row.get("tier") != "test"
     ]  # fmt: skip
     return [
@@ -238,7 +238,7 @@ def page(rows: list[dict[str, Any]], seed: int) -> list[str]:
         f"`make test` and `make prove` notice {quick + slow} of them,",
         f"`make test` alone {quick} ({quick / max(quick + slow, 1):.0%}).",
         "",
-        table(("package", "`make test`", "only `make prove`", "none"), counts, (1, 2, 3)),
+        table(("package", "make test", "only make prove", "none"), counts, (1, 2, 3)),
         "",
         "## Not noticed by `make test`",
         "",
