@@ -2,7 +2,6 @@
 
 import sqlite3
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -71,11 +70,9 @@ def test_a_lock_that_is_given_back_in_time_is_waited_for(database: Path) -> None
     with closing(sqlite3.connect(database, isolation_level=None, check_same_thread=False)) as other:
         other.execute("BEGIN IMMEDIATE")
         release = threading.Timer(0.3, lambda: other.execute("ROLLBACK"))
-        start = time.monotonic()
         release.start()
         with open_store(str(database), busy_seconds=60) as store:
             store.create_job({})
-        assert time.monotonic() - start > 0.2
         release.join()
 
 
@@ -99,9 +96,7 @@ def test_a_read_only_file_behind_a_link(database: Path, folder: Path) -> None:
 
 def test_no_wait_is_spent_on_what_the_file_system_tells(database: Path) -> None:
     database.chmod(0o400)
-    start = time.monotonic()
-    refusal(database, busy_seconds=300)
-    assert time.monotonic() - start < 60
+    refusal(database, busy_seconds=1e9)
 
 
 def test_a_folder(tmp_path: Path) -> None:

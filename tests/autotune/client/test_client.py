@@ -3,7 +3,6 @@
 import itertools
 import json
 import threading
-import time
 from pathlib import Path
 
 import pytest
@@ -216,10 +215,8 @@ def test_an_unknown_job(client: Client) -> None:
 @pytest.mark.prove
 def test_waiting(client: Client, store: Store) -> None:
     job = submit(client)
-    began = time.monotonic()
     with pytest.raises(WaitTimeoutError, match=f"job: {job.id} has not ended after 0.3 s; wait longer, or stop it"):
         client.wait(job, timeout=0.3)
-    assert time.monotonic() - began < 60
     timer = threading.Timer(0.3, lambda: client.cancel(job))
     timer.start()
     assert client.wait(job, timeout=120).state == "CANCELLED"

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -80,11 +79,11 @@ def test_what_is_no_event_is_told(data: str) -> None:
 
 
 def test_a_service_that_stays_away_is_told_of() -> None:
-    with Client(f"http://127.0.0.1:{free_port()}", outage_seconds=0.3) as client:
-        began = time.monotonic()
-        with pytest.raises(UnreachableError, match="gives no answer"):
-            next(client.events(JOB))
-    assert 0.3 <= time.monotonic() - began < 60
+    with (
+        Client(f"http://127.0.0.1:{free_port()}", outage_seconds=0.3) as client,
+        pytest.raises(UnreachableError, match="gives no answer"),
+    ):
+        next(client.events(JOB))
 
 
 @pytest.mark.prove

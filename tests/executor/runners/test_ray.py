@@ -50,7 +50,7 @@ class TestRayRunner(ProcessRunnerContract):
         "test_close_leaves_no_process",
         "test_a_trial_of_another_environment_has_processes_started_for_it",
         "test_a_hang_is_ended_with_all_that_it_started_and_the_next_trial_runs",
-        "test_a_dead_rank_ends_the_trial_soon",
+        "test_a_dead_rank_ends_the_trial",
         "test_a_running_attempt_can_be_cancelled_from_another_thread",
     )
 

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -132,10 +131,8 @@ class TestEnds:
         dies = runner.submit(request_for("spawn"))
         seen = watch(runner, both_run)
         child = next(int(event.message) for _, event in seen if isinstance(event, Progress) and event.message)
-        began = time.monotonic()
         os.kill(psutil.Process(child).ppid(), signal.SIGKILL)
         (lost,) = results(watch(runner, results))
-        assert time.monotonic() - began < 20.0
         assert (lost.attempt, lost.outcome, lost.node) == (dies, Outcome.LOST, "node-0")
 
         goes = runner.submit(request_for("hang", world_size=1))
