@@ -113,9 +113,12 @@ def _named(attempt: AttemptRow) -> dict[str, Any]:
     return {"trial": attempt.trial_number, "attempt": attempt.number}
 
 
+_RANK_COLUMNS = frozenset(RankRow.__table__.columns.keys())
+
+
 def rank_row(attempt: str, measurement: RankMeasurement) -> dict[str, Any]:
     """The columns of one rank's measurement."""
-    values = {name: value for name, value in to_plain(measurement).items() if name in RankRow.__table__.columns}
+    values = {name: value for name, value in to_plain(measurement).items() if name in _RANK_COLUMNS}
     return values | {"attempt": attempt, "host": clean(measurement.host)}
 
 

@@ -24,15 +24,17 @@ def locked(session: Session, job_id: str) -> JobRow:
     return job
 
 
+_WITHOUT_REQUEST = (defer(JobRow.request), defer(JobRow.reference_losses), defer(JobRow.answer))
+"""Columns that are slow to read and that writers seldom need: fetched on access."""
+
+
 def fenced(session: Session, now: datetime, lease: Lease) -> JobRow:
     """Return the row of the lease's job, locked by this transaction, with the holder's seconds counted up to `now`.
 
     Raises:
         LeaseLostError: the lease is no longer the job's current one.
     """
-    # These columns are slow to read, and writers seldom need them: fetched on access.
-    deferred = (defer(JobRow.request), defer(JobRow.reference_losses), defer(JobRow.answer))
-    job = session.get(JobRow, lease.job_id, with_for_update=True, options=deferred)
+    job = session.get(JobRow, lease.job_id, with_for_update=True, options=_WITHOUT_REQUEST)
     if job is None or job.lease_host is None or job.lease_token != lease.token:
         raise lost(lease)
     if job.lease_seen is not None and job.lease_expires is not None:
