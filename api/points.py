@@ -6,6 +6,8 @@ from collections import OrderedDict
 from pydantic_core import to_json
 
 from autotune.explain.figures.points import JobPoints
+from autotune.forecast.initial_forecast import initial_forecaster_of
+from autotune.session.resolve import session_of
 from storage.records import JobRecord
 from storage.store import Store
 
@@ -27,7 +29,8 @@ class PointsBoard:
         with self._lock:
             points = self._jobs.get(job.id)
         if points is None:
-            new_points = JobPoints(self._store, job)
+            session = session_of(job)
+            new_points = JobPoints(self._store, job, session, initial_forecaster_of(self._store, job.id, session))
             with self._lock:
                 points = self._jobs.setdefault(job.id, new_points)
         body = to_json(points.read(since), inf_nan_mode="null")

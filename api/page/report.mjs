@@ -27,7 +27,15 @@ for (const box of document.querySelectorAll("[data-figure]")) {
   const { figure: name } = box.dataset;
   const OfTrials = points && OF_TRIALS[name];
   if (!OfTrials && !figures[name]) continue; // its tables are there without a program
-  box.replaceChildren();
-  render(OfTrials ? html`<${OfTrials} points=${points} job=${NO_PAGE} />` : html`<${FigurePicture} figure=${figures[name]} />`, box);
+  const drawn = document.createElement("div");
+  try {
+    render(OfTrials ? html`<${OfTrials} points=${points} job=${NO_PAGE} />` : html`<${FigurePicture} figure=${figures[name]} />`, drawn);
+  } catch (error) {
+    console.error(error); // the figure's tables stay
+    continue;
+  }
+  if (!drawn.querySelector("figcaption + *")) continue; // there is no picture
+  const notes = OfTrials ? [...box.querySelectorAll(":scope > p[data-note]")] : [];
+  box.replaceChildren(drawn, ...notes);
 }
 if (points) loadCharts(); // a plot that is printed before it was in sight is drawn at once

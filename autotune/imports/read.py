@@ -240,10 +240,11 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
             content: Mapping[str, Any] = overrides
         case "torchtitan":
             table_settings = {key: value for key, value in settings.items() if not key.startswith("--")}
+            base = _base(path, tables, alone)  # takes its own options out of `tables`, so it comes first
             switched = {  # by tyro's switches: `--compile.no_enable` means `compile.enable = false`
                 key.replace(".no_", "."): False if ".no_" in key and value is True else value for key, value in tables.items()
             }
-            content = {**_base(path, tables, alone), **switched, **table_settings}
+            content = {**base, **switched, **table_settings}
             undecided = {_tyro(key): by for key, by in undecided.items()}
         case "megatron":
             content = settings

@@ -3,13 +3,16 @@
 import dataclasses
 import re
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from autotune.objective.intervals import Spread
 from search_spaces.failure import FailureTable
 from search_spaces.outcome import RETRIES, Outcome
 from search_spaces.trial import TrialResult
 from storage.records import AttemptState, TrialRecord
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 
 def with_stated_interval(result: TrialResult, spread: Spread) -> TrialResult:
@@ -32,7 +35,7 @@ def retries_of(result: TrialResult, table: FailureTable) -> int:
 class Verifying:
     """Determines from the stored attempts which planned trials verify a failure (`FailureRow.verify`)."""
 
-    def __init__(self, store: Store, table: FailureTable) -> None:
+    def __init__(self, store: "Store", table: FailureTable) -> None:
         self._store, self._table = store, table
         self._known: dict[tuple[int, int], bool] = {}
 

@@ -14,7 +14,7 @@ WRITERS: Mapping[str, tuple[str, str]] = {
     "html": ("autotune.reports.page", "page_of"),
     "md": ("autotune.reports.markdown", "markdown_of"),
 }
-"""Format -> the module and function that write it; imported on demand, since the page needs the plots."""
+"""Format -> the module and function that write it; imported on demand, since the page needs jinja2."""
 
 
 def report_text(store: "Store", job: str | None, format_name: str) -> str:
@@ -31,7 +31,7 @@ def report_text(store: "Store", job: str | None, format_name: str) -> str:
     """
     require_format(format_name)
     module, function = WRITERS[format_name]
-    text: str = getattr(import_module(module), function)(report_of(store, job))
+    text: str = getattr(import_module(module), function)(report_of(store, job, has_points=format_name == "html"))
     return text
 
 

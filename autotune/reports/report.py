@@ -65,8 +65,8 @@ class Report:
     notes: tuple[str, ...]
 
 
-def report_of(store: "Store", job: str | None) -> Report:
-    """Build the report of a job in any state.
+def report_of(store: "Store", job: str | None, has_points: bool = True) -> Report:
+    """Build the report of a job in any state. `has_points`: also read the trials' columns, which only the HTML file needs.
 
     Raises:
         UnknownJobError: there is no such job.
@@ -82,7 +82,7 @@ def report_of(store: "Store", job: str | None) -> Report:
         results=tuple(_results(document)) if document else (),
         knobs=tuple(_knobs(document)) if document else (),
         figures=tuple(figure_of(source, name) for name in NAMES),
-        points=source.points,
+        points=source.points if has_points else None,
         sections=tuple(sections_of(explanation)) if explanation is not None else (),
         environment=tuple(_environment(source, document)),
         commands=_commands(source, document),

@@ -12,6 +12,8 @@ from autotune.notebook import figures
 from tests.page.conftest import PATIENCE
 from tests.page.place import Place
 
+pytestmark = pytest.mark.prove
+
 ON_A_CANVAS = ("throughput_memory", "best_so_far", "parallel_coordinates", "predicted_measured", "timeline")
 
 

@@ -42,7 +42,7 @@ function began(points) {
 
 function plotOf(points, steps, over, job) {
   const isMemory = points.objective === "memory";
-  const { unit, size } = isMemory ? byteScale(Math.max(...steps.map(({ value }) => value))) : { unit: "samples/s", size: 1 };
+  const { unit, size } = isMemory ? byteScale(steps.reduce((most, { value }) => Math.max(most, value), 0)) : { unit: "samples/s", size: 1 };
   const first = began(points);
   const x = over === "trials" ? ({ row }) => points.columns.number[row] : ({ row }) => points.columns.finished[row] - first;
   const at = (step) => [x(step), step.value / size, step.row];

@@ -53,7 +53,7 @@ function measured(points) {
 function plotOf(points, rows, job, onBrush) {
   const axes = points.varied.map((knob) => ({ knob, order: inOrder(knob.values) }));
   const { rate, peak } = points.columns;
-  const { size, unit } = byteScale(Math.max(...rows.map((row) => peak[row] ?? 0)));
+  const { size, unit } = byteScale(rows.reduce((most, row) => Math.max(most, peak[row] ?? 0), 0));
   const places = axes.map(({ knob, order }) => knob.values.map((_, code) => order.indexOf(code)));
   const lineOf = (row) => [...axes.map(({ knob }, dim) => places[dim][knob.codes[row]]), rate[row], peak[row] === null ? "-" : peak[row] / size];
   return {

@@ -42,7 +42,7 @@ function summaryOf(points, rows, what) {
 
 function plotOf(points, rows, what, job) {
   const [measured, predicted] = [points.columns[what], points.columns[`predicted_${what}`]];
-  const largest = Math.max(...rows.map((row) => Math.max(measured[row], predicted[row])), 0);
+  const largest = rows.reduce((most, row) => Math.max(most, measured[row], predicted[row]), 0);
   const { unit, size } = what === "rate" ? { unit: "samples/s", size: 1 } : byteScale(largest);
   const at = (row) => [predicted[row] / size, measured[row] / size, row];
   return {

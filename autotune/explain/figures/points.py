@@ -5,14 +5,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autotune.forecast.initial_forecast import InitialForecast, initial_forecaster_of
+from autotune.forecast.initial_forecast import InitialForecast, InitialForecaster
 from autotune.loop.job_cost import ended, job_seconds_left
 from autotune.objective.ranking import Ranking
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader
 from autotune.outcome.verdict import JobVerdict, Verdicts, answer_document
-from autotune.session.resolve import session_of
+from autotune.session.session import Session
 from autotune.wire import answers
 from autotune.wire.trials import KnobColumn, PointColumns, Points
 from search_spaces.knob import Value
@@ -21,7 +21,9 @@ from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import AttemptPlacement, JobNews, JobRecord, TrialRecord
-from storage.store import Store
+
+if TYPE_CHECKING:
+    from storage.store import Store
 
 MOST_EVENTS = 2000
 """A client that is more events behind gets all trials."""
@@ -32,12 +34,12 @@ NONE = 2**62
 class JobPoints:
     """One job's trials, as far as they were read. Thread-safe."""
 
-    def __init__(self, store: Store, job: JobRecord) -> None:
+    def __init__(self, store: "Store", job: JobRecord, session: Session, forecaster: InitialForecaster | None) -> None:
+        """`forecaster`: the forecast before the job's first trial; None: the equations do not know the model."""
         self._store, self._job_id = store, job.id
         self._lock = threading.Lock()
         self._reader = SnapshotReader(store, job.id)
-        self._session = session_of(job)
-        self._forecaster = initial_forecaster_of(store, job.id, self._session)
+        self._session, self._forecaster = session, forecaster
         self._knobs, self._words = Knobs(self._session.space.domains), Words()
         self._predicted: dict[str, InitialForecast] = {}
         self._placements: dict[int, AttemptPlacement] = {}
@@ -48,8 +50,8 @@ class JobPoints:
     def __len__(self) -> int:
         return len(self._knobs)
 
-    def read(self, since: int = 0) -> Points:
-        """All trials, or those that changed since a version.
+    def read(self, since: int) -> Points:
+        """The trials that changed since a version; since 0: all.
 
         1. Read the events after `since`, which name the changed trials. They are read before the rows, so rows may be newer but
            not older; the next request returns the newer changes again.
@@ -58,18 +60,23 @@ class JobPoints:
         """
         with self._lock:
             news = self._store.news({self._job_id: since or NONE}, MOST_EVENTS)[self._job_id]
-            cached_count = len(self._knobs)
             snapshot = self._reader.read()
-            trials = snapshot.trials
-            self._take(trials[cached_count:])
+            self._take(snapshot)
             whole = since == 0 or since < snapshot.job.events_removed or news.version - since > MOST_EVENTS
-            changed = trials if whole else _changed(trials, news)
-            # Placements of trials that had ended before are cached.
-            self._placements |= self._store.placements(self._job_id, self._closed)
-            self._closed = snapshot.closed_count
-            return self._view(snapshot, news, whole, changed)
+            return self._view(snapshot, news, whole, snapshot.trials if whole else _changed(snapshot.trials, news))
 
-    def _take(self, new: list[TrialRecord]) -> None:
+    def of(self, snapshot: JobSnapshot) -> Points:
+        """All trials of a snapshot that has been read already."""
+        with self._lock:
+            news = self._store.news({self._job_id: NONE}, MOST_EVENTS)[self._job_id]
+            self._take(snapshot)
+            return self._view(snapshot, news, True, snapshot.trials)
+
+    def _take(self, snapshot: JobSnapshot) -> None:
+        """Add the trials that are new, and the placements of those that had not ended before."""
+        new = snapshot.trials[len(self._knobs) :]
+        self._placements |= self._store.placements(self._job_id, self._closed)
+        self._closed = snapshot.closed_count
         self._knobs.grow([trial.config for trial in new])
         # The equations handle only legal configurations.
         legal = (trial for trial in new if trial.outcome is not Outcome.INVALID)

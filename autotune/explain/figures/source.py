@@ -55,7 +55,9 @@ class FigureSource:
     @cached_property
     def points(self) -> Points | None:
         """The trials as columns; None: this version cannot read the job's request."""
-        return JobPoints(self.store, self.job).read() if self.session is not None else None
+        if self.session is None:
+            return None
+        return JobPoints(self.store, self.job, self.session, self.initial_forecaster).of(self.snapshot)
 
     @cached_property
     def evidence(self) -> ExplanationEvidence | None:

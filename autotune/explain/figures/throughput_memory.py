@@ -142,7 +142,7 @@ def _summary(source: FigureSource, points: Sequence[_Point], best: int | None) -
 def _notes(source: FigureSource, points: Sequence[_Point]) -> tuple[str, ...]:
     notes = []
     if any(point.basis == "predicted" for point in points):
-        notes.append("Hollow marks have no rate: predictions, corrected by the job's trials, place them.")
+        notes.append("Rows placed by `predicted` have no rate: the equations predict it, corrected by the job's trials.")
     if any(point.basis == "bound" for point in points):
         notes.append("Trials that were ended early are at the highest rate that they could have reached.")
     if unplaced := sum(point.rate is None or point.peak is None for point in points):

@@ -10,6 +10,7 @@ import pytest
 from called import Answer
 
 from autotune import installed
+from tests.ports import free_port
 
 WITHOUT = "is needed for this, and is not part of autotune-client; pip install autotune"
 
@@ -62,6 +63,13 @@ def test_a_module_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_a_command_that_lacks_a_module(folder: Path, words: str, module: str, line: str) -> None:
     assert _without(module, words) == Answer(2, "", f"autotune: {line}\n")
+
+
+@pytest.mark.parametrize("words", ["jobs", "report x --format md", "explain x"])
+def test_a_client_of_a_service_needs_no_database(folder: Path, words: str) -> None:
+    address = f"http://127.0.0.1:{free_port()}"
+    answer = _without("sqlalchemy", f"{words} --url {address}")
+    assert (answer.status, answer.out) != (0, "") and f"url: {address} gives no answer" in answer.err
 
 
 def test_a_client_without_a_service(folder: Path) -> None:

@@ -1,7 +1,10 @@
 """Options of launch scripts, read without running them."""
 
+from pathlib import Path
+
 import pytest
 
+from autotune.imports.read import read_imported
 from autotune.imports.shell import read_options
 
 ARRAYS = """#!/bin/bash
@@ -119,3 +122,13 @@ def test_variables_of_the_launch(launch: str) -> None:
 @pytest.mark.parametrize("text", ["", "echo hello\n", "A=$B\nB=$A\necho $A\n", "for x in 1 2; do echo '\n", "$(("])
 def test_nothing_to_read(text: str) -> None:
     assert read_options(text).settings == {}
+
+
+def test_what_names_a_torchtitan_recipe_is_no_setting(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(
+        "torchrun -m torchtitan.train --module llama3 --config llama3_70b --training.local_batch_size 2 --compile.no_enable\n"
+    )
+    imported = read_imported(tmp_path / "train.sh")
+    assert not {"module", "config", "job.config_file"} & imported.settings.keys()
+    assert not [note for note in imported.notes if note.startswith(("module", "config"))]
+    assert imported.knobs["micro_batch_size"] == 2

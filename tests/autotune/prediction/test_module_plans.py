@@ -136,6 +136,7 @@ def test_a_plan_has_only_legal_configurations() -> None:
     assert estimates(question, [mine.config])[0].step_seconds == mine.step_seconds
 
 
+@pytest.mark.prove
 def test_more_work_takes_longer_and_sharding_saves_memory() -> None:
     model, cluster = profiled("decoder"), cluster_of("dgx-h100:2", None, None)
     configs = [TrialConfig(zero_stage=stage, precision="bf16") for stage in range(4)]
