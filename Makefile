@@ -76,6 +76,7 @@ nightly: $(STAMP) $(RELEASE_STAMP)
 	AUTOTUNE_STALL_SECONDS=0.05 $(BIN)/python -m pytest tests/api -m "not nightly and not fuzz"
 	AUTOTUNE_FUZZ_EXAMPLES=5 $(BIN)/python -m pytest -m fuzz
 	$(MAKE) notebooks NOTEBOOK_OUTPUTS=
+	$(MAKE) oldest OLDEST_MARKS=
 	$(MAKE) chaos hostile
 
 # Of PyPI's torch, which is the CUDA build: it computes on CPUs as well.
@@ -86,8 +87,10 @@ $(OLDEST_STAMP): locks/torch-oldest.txt
 
 # What depends on the version of torch: the engines, a sample of the parity matrix among their tests, the memory account, and
 # the way through the proofs that need a GPU (but for the sweep, which needs the command line's packages).
+# `make nightly` runs the whole matrices too.
+OLDEST_MARKS ?= not nightly
 oldest: $(OLDEST_STAMP)
-	$(OLDEST_BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder --junitxml $(OLDEST_VENV)/engines.xml \
+	$(OLDEST_BIN)/python -m pytest -m "$(OLDEST_MARKS)" --numprocesses 3 --dist loadfile --no-loadscope-reorder --junitxml $(OLDEST_VENV)/engines.xml \
 	    --ignore tests/executor/engines/deepspeed --ignore tests/executor/engines/command \
 	    tests/executor/engines tests/executor/parallel tests/executor/measurement/test_memory.py
 	rm -f $(OLDEST_VENV)/gpu.jsonl
