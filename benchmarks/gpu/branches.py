@@ -232,7 +232,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("_cuda_versions", ("tests/executor/runners/test_on_node.py::test_a_node_tells_of_its_cards",), "nothing", ()),
     ),
     "runners/ray/pool.py": (
-        ("Pool.__init__", (), "gangs run concurrently on their devices", ()),
+        ("GangPool.__init__", (), "gangs run concurrently on their devices", ()),
     ),
     "runners/ray/runner.py": (
         ("_gpus", ("tests/executor/runners/test_on_node.py::test_ranks_ask_for_devices_where_the_job_does",), "nothing", ()),
