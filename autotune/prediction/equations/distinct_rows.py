@@ -52,7 +52,7 @@ def _codes(columns: Sequence[Array]) -> NDArray[np.int64]:
         distinct_values, value_codes = np.unique(values, return_inverse=True)
         if len(distinct_values) == 1:
             continue
-        if count * len(distinct_values) > 1 << 62:  # an int64 tells no more apart
+        if count * len(distinct_values) > 1 << 62:  # an int64 cannot number more
             distinct_codes, renumbered = np.unique(codes, return_inverse=True)
             codes, count = renumbered.reshape(codes.shape), len(distinct_codes)
         codes = codes * len(distinct_values) + value_codes.reshape(values.shape)

@@ -1,6 +1,6 @@
 #!/bin/bash
 # torchtitan: the best configuration that Autotune found (job 20261121-120000-abcd).
-# test_the_file_is_golden_torcht0: torchtitan has shapes by name alone; put your own registry function in the place of llama3_debugmodel
+# small: torchtitan has shapes by name alone; put your own registry function in the place of llama3_debugmodel
 # not stated: lr, weight_decay, clip, optimizer; left out, those of the registry hold (a sweep takes --lr, --weight-decay, --clip, --optimizer)
 # reduce_bucket_size=20000: not part of torchtitan's command line; it has no bucket of so many elements
 # checkpoints: those of the baseline load unchanged, every rank holds what it held
