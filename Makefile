@@ -51,7 +51,9 @@ demo: $(STAMP)
 
 # docs/architecture.md lists what check, test and nightly cover. Three processes: with two a quarter of the time of two cores was waiting,
 # and four were not faster.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Plug-ins of other packages that no test here uses would cost each process a second.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
+    -p no:schemathesis -p no:anyio -p no:platformdirs
 # Tests that start no process and play no whole sweep.
 CHECKED := tests/search_spaces $(addprefix tests/autotune/,exports imports objective prediction/cases prediction/equations \
     prediction/fitting request text)
