@@ -18,7 +18,7 @@ from autotune.loop.stop import StopSignal
 from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
-from autotune.request.component_names import STRATEGIES
+from autotune.request.component_names import DEFAULT_STRATEGY
 from autotune.request.failures_field import read_failures
 from autotune.request.further_fields import FurtherFields
 from autotune.request.rows import request_from_fields, request_to_row
@@ -128,7 +128,7 @@ def tune(
     ranks: int | None = None,
     space: str = "zero",
     trials: int | None = None,
-    strategy: str = STRATEGIES[0],
+    strategy: str = DEFAULT_STRATEGY,
     objective: str = "throughput",
     seed: int = 0,
     global_batch_size: int = 8,

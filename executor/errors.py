@@ -8,7 +8,6 @@ ExecutorError
 ├── DataError             (ValueError)    the training text cannot be read
 ├── WeightsError          (ValueError)    weights do not belong to the model
 ├── CheckpointError       (ValueError)    a checkpoint cannot be written, is damaged, or belongs to another model
-├── RankLostError         (ConnectionError) a rank process has ended
 └── RunnerError           (RuntimeError)  a runner cannot start or place its ranks
 """
 
@@ -51,10 +50,6 @@ class FactoryError(ExecutorError, ValueError):
 
 class DataError(ExecutorError, ValueError):
     """The training text cannot be read or is too short."""
-
-
-class RankLostError(ExecutorError, ConnectionError):
-    """A rank process has ended."""
 
 
 class RunnerError(ExecutorError, RuntimeError):

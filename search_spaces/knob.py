@@ -67,7 +67,7 @@ class Planning(StrEnum):
 
 
 class Distance(StrEnum):
-    """Distance measure of two values, for prediction residuals (`autotune.prediction.fitting.likeness`)."""
+    """Distance measure of two values, for prediction residuals (`autotune.prediction.fitting.features`)."""
 
     DETAIL = "detail"
     """Equal or different; a minor detail."""

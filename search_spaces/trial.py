@@ -22,10 +22,6 @@ class Interval:
     low: float
     high: float
 
-    def overlaps(self, other: "Interval") -> bool:
-        """Whether the two intervals overlap."""
-        return self.low <= other.high and other.low <= self.high
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:

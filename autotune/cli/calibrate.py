@@ -12,9 +12,8 @@ from rich.table import Table
 from autotune.cli.documents import write_document
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import with_address
-from autotune.prediction.cases.bench_cases import link_volume, predicted_rows
 from autotune.prediction.equations.coefficients import Coefficients, shipped_rates
-from autotune.prediction.fitting.calibration import default_precision
+from autotune.prediction.fitting.calibration import default_precision, link_volume, predicted_rows
 from autotune.prediction.planning.calibrated import Calibrated, calibrated, processor
 from autotune.session.calibrate import Calibration, CalibrationRequest, measure_cluster, prepare_calibration
 from autotune.text.console import Console

@@ -12,7 +12,7 @@ from autotune.cli.cluster import ray_required
 from autotune.cli.finding import CheckedItem
 from autotune.cluster.facts import cluster_facts
 from autotune.cluster.ray_cluster import ANY, named_address
-from autotune.prediction.cases.bench_cases import link_volume
+from autotune.prediction.fitting.calibration import link_volume
 from autotune.text.sizes import bytes_text
 from executor.errors import RunnerError
 from executor.runners.ray.checkup import LARGE_BYTES, Checkup, NodeFacts, Pair, Unreached, check_up

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.prediction.cases.bench_cases import link_volume
+from autotune.prediction.fitting.calibration import link_volume
 from autotune.prediction.planning.calibrated import fingerprint
 from executor.errors import RunnerError
 from executor.runners.ray.describe import RayNode, cluster_of

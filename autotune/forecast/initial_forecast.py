@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autotune.prediction.cases.module_cases import predictable
+from autotune.prediction.cases.config_cases import predictable
 from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.step import predict
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark

@@ -1,4 +1,4 @@
-"""A run on a cluster whose nodes fail: what the closed form and the simulation are about."""
+"""A run on a cluster whose nodes fail: what the closed form is about."""
 
 import math
 from dataclasses import dataclass

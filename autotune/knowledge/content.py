@@ -14,17 +14,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import KnowledgeError, MeasurementsError
-from autotune.knowledge.csv_file import CsvRecord
 from autotune.knowledge.measurement import (
-    LEARNED_COLUMNS,
     LONGEST_TEXT,
     Measurement,
     TrialMeasurement,
     TrialSetting,
-    trial_measurement,
 )
-from autotune.knowledge.row import TableRow
-from autotune.knowledge.table import read_records
+from autotune.knowledge.row import LEARNED_COLUMNS, TableRow
+from autotune.knowledge.table import CsvRecord, read_records
 from search_spaces.errors import SearchSpaceError
 from search_spaces.knob_values import check_value
 from search_spaces.plain import from_plain, to_plain
@@ -118,11 +115,10 @@ def _measurement(plain: Any, settings: Sequence[TrialSetting], field_path: str) 
         raise KnowledgeError(f"{field_path}.source", f"{_short(source)} is not the name of a source", _REMEDY)
     repeats, noise = _positive(plain, "repeats", field_path, whole=True), _positive(plain, "noise", field_path, zero=True)
     if "setting" in plain:
-        trial = _trial(plain, settings, field_path)
-        return trial_measurement(source, trial, int(repeats or 1), noise or 0.0)
-    return Measurement(
-        source=source, row=_row(plain.get("columns"), source, field_path), repeats=int(repeats or 1), noise=noise or 0.0
-    )
+        measured: dict[str, Any] = {"trial": _trial(plain, settings, field_path)}
+    else:
+        measured = {"row": _row(plain.get("columns"), source, field_path)}
+    return Measurement(source=source, repeats=int(repeats or 1), noise=noise or 0.0, **measured)
 
 
 def _trial(plain: Mapping[str, Any], settings: Sequence[TrialSetting], field_path: str) -> TrialMeasurement:

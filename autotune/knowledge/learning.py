@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autotune.knowledge.collect import local_measurements
-from autotune.knowledge.measurement import Measurement, TrialMeasurement
+from autotune.knowledge.measurement import Measurement, TrialMeasurement, local_measurements
 from autotune.knowledge.row import TableRow, blinded, step_seconds
 from autotune.knowledge.row_cases import cases_of_rows, refusal
 from autotune.knowledge.row_names import row_hardware
@@ -15,9 +14,8 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients, names, rates_for
 from autotune.prediction.equations.step import seconds_of
-from autotune.prediction.fitting.lessons import MOST_LESSONS
-from autotune.prediction.fitting.trial_fit import fitted
-from autotune.prediction.fitting.trial_history import Runs
+from autotune.prediction.fitting.residuals import MOST_LESSONS
+from autotune.prediction.fitting.trial_fit import Runs, fitted
 from autotune.prediction.planning.calibrated import Borrowed
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.knob_values import KNOBS
@@ -34,7 +32,7 @@ OTHER_SOFTWARE = 0.1
 """Standard deviation of the logarithm of a time between software on the same devices."""
 ALIKE = 0.02
 """Largest difference of the logarithm of a figure between devices that are the same."""
-_KNOB_OF = {
+KNOB_OF = {
     "zero_stage": "zero_stage", "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "vpp": "virtual_stages",
     "cp": "context_parallel_size", "ep": "expert_parallel_size", "sequence_parallel": "sequence_parallel",
     "recompute": "activation_checkpointing", "micro_batch": "micro_batch_size",
@@ -202,7 +200,7 @@ def _group(measurement: Measurement) -> tuple[object, ...]:
 
 def _config(row: TableRow) -> TrialConfig:
     """The knobs that the row's columns state."""
-    values = {knob: getattr(row, column) for column, knob in _KNOB_OF.items() if getattr(row, column) is not None}
+    values = {knob: getattr(row, column) for column, knob in KNOB_OF.items() if getattr(row, column) is not None}
     values["precision"] = row.precision
     knob_values = {
         name: value

@@ -7,7 +7,7 @@ import numpy as np
 
 from autotune.loop.stopping import FINALISTS
 from autotune.request.request import JobRequest
-from autotune.strategies.guided.acquisition import REBUILD_SECONDS, trial_seconds
+from autotune.strategies.guided.strategy import REBUILD_SECONDS, trial_seconds
 from search_spaces.outcome import Purpose
 from search_spaces.trial import Fidelity
 from storage.records import ENDED, JobRecord, TrialRecord

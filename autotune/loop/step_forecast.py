@@ -9,8 +9,7 @@ from typing import Any
 
 from autotune.objective.ranking import rate
 from autotune.outcome.job_snapshot import JobSnapshot
-from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.cases.module_cases import predictable
+from autotune.prediction.cases.config_cases import cases_of, predictable
 from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.equations.step import seconds_of
 from autotune.session.session import Session

@@ -135,8 +135,6 @@ def _rival(case: LintCase, candidate: Candidate, outlook: LintPrediction | str, 
 class Nominated(Strategy):
     """Proposes given configurations, in their order."""
 
-    seeded = False
-
     def __init__(self, configs: Sequence[TrialConfig]) -> None:
         self._configs = tuple(configs)
 

@@ -21,7 +21,7 @@ from autotune.request.checks import (
     require_settings,
     require_text,
 )
-from autotune.request.component_names import GAIN_PREDICTING, STRATEGIES, TRACKERS, strategy_names, tracker_names
+from autotune.request.component_names import DEFAULT_STRATEGY, PREDICTING, STRATEGIES, TRACKERS, strategy_names, tracker_names
 from autotune.request.earlier_trial import EarlierTrial
 from autotune.request.field import FORM, JOB, SERVICE, SWEEP, Panel, RequestField, request_field
 from autotune.request.field_forms import parse_shape, require_loads
@@ -145,7 +145,7 @@ class JobRequest:
     """A folder that every node has. Bytes and seconds are recorded with the measurement, and used instead of the terms'
     bandwidths if the answer is for the cluster of the trials. None: both are computed."""
     strategy: str = request_field(
-        STRATEGIES[0],
+        DEFAULT_STRATEGY,
         f"{', '.join(STRATEGIES)}.",
         Panel.SEARCH,
         "NAME",
@@ -705,7 +705,7 @@ class JobRequest:
 
     def _require_prediction(self, *names: str) -> None:
         for name in names:
-            if getattr(self, name) is not None and self.strategy not in GAIN_PREDICTING:
+            if getattr(self, name) is not None and self.strategy not in PREDICTING:
                 remedy = "use --strategy guided, or leave it out"
                 raise RequestError(name, f"{self.strategy} does not predict the gain of further trials", remedy)
             if getattr(self, name) is not None and self.objective in (Objective.PARETO, Objective.GOODPUT):

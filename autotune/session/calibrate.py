@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from autotune.cluster.machine import cluster_here
 from autotune.cluster.ray_cluster import address_of
 from autotune.errors import RequestError
-from autotune.prediction.fitting.trial_history import same_hardware
+from autotune.prediction.fitting.trial_fit import same_hardware
 from autotune.prediction.planning.calibrated import fingerprint
 from autotune.request.engines import capability_of
 from autotune.request.request import RUNNERS, JobRequest

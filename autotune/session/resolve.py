@@ -23,8 +23,7 @@ from autotune.session.feasible import require_fit, require_positions
 from autotune.session.knowledge import learned_of, require_knowledge
 from autotune.session.nvme import require_folder
 from autotune.session.session import OPTIMIZER, Session, environments_of
-from autotune.strategies.fronts import FrontStrategy
-from autotune.strategies.registry import make_strategy
+from autotune.strategies.registry import FrontStrategy, make_strategy
 from autotune.strategies.strategy import Strategy
 from search_spaces.capability import Capability
 from search_spaces.clusters.cluster import ClusterSpec
@@ -41,7 +40,7 @@ from search_spaces.trial_config import SCRIPT, TrialConfig
 from storage.records import JobRecord, Lease, TrialRecord
 
 if TYPE_CHECKING:
-    from autotune.prediction.fitting.trial_history import Runs
+    from autotune.prediction.fitting.trial_fit import Runs
     from autotune.session.extrapolation import Extrapolation
     from autotune.session.goodput import JobGoodput
     from storage.store import Store
@@ -227,7 +226,7 @@ def with_prior(session: Session, store: "Store", lease: Lease) -> tuple[Session,
 
 def _earlier(session: Session) -> "list[Runs]":
     """Trials that were measured outside of the database."""
-    from autotune.prediction.fitting.trial_history import earlier_runs
+    from autotune.prediction.fitting.trial_fit import earlier_runs
 
     request, model = session.request, session.model
     if not isinstance(model, ModelSpec):
@@ -357,8 +356,7 @@ def _one_strategy(request: JobRequest, space: SearchSpace, model: Model, ranking
         return make_strategy(request.strategy, ranking.score)
     # NumPy and the equations are loaded only for strategies that predict.
     from autotune.strategies.guided.described import Guide
-    from autotune.strategies.guided.prior import shipped_prior
-    from autotune.strategies.guided.setting import setting_of
+    from autotune.strategies.guided.prior import setting_of, shipped_prior
     from autotune.strategies.guided.space_forecaster import SpaceForecaster
 
     setting = setting_of(model, space, request.engine, ranking, request.fidelity)

@@ -16,13 +16,13 @@ from autotune.goodput.choice import RunChoice
 from autotune.goodput.closed_form import best_interval, end_date, expected
 from autotune.goodput.failures import failure_rates, preset_names
 from autotune.goodput.run import Run
-from autotune.goodput.simulation import simulate
 from autotune.goodput.terms import TERMS, parse_terms
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlan, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from benchmarks.common.written_page import judge, page_parser
 from benchmarks.goodput.cases import MOST_MISSING, SLOWEST, random_case
 from benchmarks.goodput.publications import LLAMA_STATE, NODE, Publication, publications
+from benchmarks.goodput.simulation import simulate
 from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
 

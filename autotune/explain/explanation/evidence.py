@@ -15,19 +15,16 @@ from autotune.forecast.initial_forecast import question_of_session
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.outcome.standings import with_whole_result
 from autotune.outcome.verdict import JobVerdict, decide
-from autotune.prediction.fitting.likeness import NOISE
+from autotune.prediction.fitting.residuals import NOISE
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.question import Question
 from autotune.request.request import Objective
 from autotune.session.resolve import session_of
 from autotune.session.session import Session
-from autotune.strategies.guided.described import Array, CandidatePool, Described
-from autotune.strategies.guided.feasibility import Feasibility
-from autotune.strategies.guided.observations import Observations, observe, select_informative
-from autotune.strategies.guided.prior import Prior
-from autotune.strategies.guided.setting import setting_of
+from autotune.strategies.guided.described import Array, CandidatePool, Described, Observations, observe, select_informative
+from autotune.strategies.guided.prior import Prior, setting_of
 from autotune.strategies.guided.space_forecaster import SpaceForecaster
-from autotune.strategies.guided.surrogate import Surrogate
+from autotune.strategies.guided.surrogate import Feasibility, Surrogate
 from search_spaces.clusters.cluster import with_memory
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig

@@ -10,7 +10,8 @@ from autotune.objective.ranking import rate
 from autotune.outcome.standings import is_extrapolated
 from autotune.prediction.equations.step import Z90
 from autotune.request.request import Objective
-from autotune.strategies.guided.observations import HALF_WIDTHS, UNINFORMATIVE
+from autotune.strategies.guided.described import HALF_WIDTHS
+from autotune.strategies.strategy import UNINFORMATIVE
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS

@@ -8,7 +8,7 @@ from autotune.explain.explanation.evidence import ExplanationEvidence, Forecast,
 from autotune.explain.figures.points import JobPoints
 from autotune.forecast.initial_forecast import InitialForecaster, initial_forecaster_of, unknown_model
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
-from autotune.prediction.cases.module_cases import predictable
+from autotune.prediction.cases.config_cases import predictable
 from autotune.prediction.equations.coefficients import rates_for
 from autotune.request.request import Objective
 from autotune.session.resolve import session_of

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from autotune.prediction.cases.grid import Codes, Index
-from autotune.prediction.cases.products import CaseProduct, Mask, Products
+from autotune.prediction.cases.grid_cases import CaseProduct, Mask, Products
 from autotune.prediction.equations.cases import Array
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knob import Value

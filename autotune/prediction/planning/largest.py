@@ -10,8 +10,7 @@ from typing import cast
 import numpy as np
 
 from autotune.errors import NothingFeasibleError, RequestError
-from autotune.prediction.cases.grid_cases import GridCases, placing_knobs
-from autotune.prediction.cases.products import Products
+from autotune.prediction.cases.grid_cases import GridCases, Products, placing_knobs
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.planning.memory_fit import Room, room_of
 from autotune.prediction.planning.question import Question

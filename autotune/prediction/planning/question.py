@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from autotune.errors import RequestError
 from autotune.prediction.equations.coefficients import Coefficients, rates_for
-from autotune.prediction.fitting.lessons import Lesson
+from autotune.prediction.fitting.residuals import Lesson
 from autotune.request.engines import capability_of
 from autotune.request.request import SIMPLE_TARGETS
 from executor.detect import local_gpus

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.prediction.cases.grid import BLOCK, Index
-from autotune.prediction.cases.grid_cases import UNIFORM, GridCases, placing_knobs
-from autotune.prediction.cases.products import CaseProduct, Mask, Products
+from autotune.prediction.cases.grid_cases import UNIFORM, CaseProduct, GridCases, Mask, Products, placing_knobs
 from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import least_seconds_of, seconds_of

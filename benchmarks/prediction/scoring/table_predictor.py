@@ -17,10 +17,10 @@ from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.parameters import stage_parameters
 from autotune.prediction.equations.software import profile
 from autotune.prediction.equations.step import Z90, StepPrediction, predict, seconds_of
-from autotune.prediction.fitting.residual import FEWEST, Residual, learned
 from autotune.prediction.fitting.trial_fit import fitted
 from autotune.prediction.planning.memory_fit import fit_probability
 from benchmarks.prediction.scoring.contract import Forecast
+from benchmarks.prediction.scoring.residual import FEWEST, Residual, learned
 
 _GENERIC = Coefficients()
 """The prior without any measurement."""

@@ -114,12 +114,3 @@ def ranges(slots: Sequence[Slot]) -> list[tuple[int, int]]:
         else:
             merged.append((slot.offset, end))
     return merged
-
-
-def master_shards(master: Tensor, slots: Sequence[Slot]) -> Tensor:
-    """This rank's shares of `slots` (in the order of their offsets) in one vector; a view if they are adjacent."""
-    first, last = slots[0], slots[-1]
-    end = last.offset + last.shard_elements
-    if end - first.offset == sum(slot.shard_elements for slot in slots):
-        return master[first.offset : end]
-    return torch.cat([master[slot.offset : slot.offset + slot.shard_elements] for slot in slots])

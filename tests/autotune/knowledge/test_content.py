@@ -10,9 +10,8 @@ from known import measured, run_job
 from measurements import row, write_table
 
 from autotune.errors import KnowledgeError
-from autotune.knowledge.collect import job_measurements, local_measurements
 from autotune.knowledge.content import content_of, read_content
-from autotune.knowledge.measurement import Measurement, measurements_of_rows
+from autotune.knowledge.measurement import Measurement, job_measurements, local_measurements, measurements_of_rows
 from autotune.knowledge.row import peak_bytes, step_seconds
 from autotune.knowledge.table import read_table
 from storage.store import Store

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import KnowledgeError
-from autotune.knowledge.mlperf import read_log
-from autotune.knowledge.read import read_knowledge
+from autotune.knowledge.read import read_knowledge, read_log
 from autotune.knowledge.row import TableRow, step_seconds
 from autotune.knowledge.row_cases import refusal
 from autotune.knowledge.row_names import row_hardware

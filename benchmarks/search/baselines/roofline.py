@@ -1,8 +1,8 @@
 """The roofline order: a baseline of a few lines that any user can write."""
 
-from autotune.strategies.expert import KNOBS, may_fit
-from autotune.strategies.replay import Combinations, Procedure, ReplayStrategy, context_of
 from autotune.strategies.strategy import Candidates, Score
+from benchmarks.search.baselines.expert import KNOBS, may_fit
+from benchmarks.search.baselines.replay import Combinations, Procedure, ReplayStrategy, context_of
 from search_spaces.context import SpaceContext
 from search_spaces.trial_config import TrialConfig
 

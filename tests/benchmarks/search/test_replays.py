@@ -6,21 +6,20 @@ from datetime import UTC, datetime
 from itertools import product
 from pathlib import Path
 
-import table
-from few_candidates import FewCandidates
-
 from autotune.objective.ranking import Ranking
-from autotune.strategies.deepspeed import DeepSpeedStrategy
-from autotune.strategies.expert import ExpertStrategy
-from autotune.strategies.paddle import PaddleStrategy
-from autotune.strategies.replay import NONEXISTENT, ReplayStrategy, start_of
-from autotune.strategies.roofline import RooflineStrategy
+from benchmarks.search.baselines.deepspeed import DeepSpeedStrategy
+from benchmarks.search.baselines.expert import ExpertStrategy
+from benchmarks.search.baselines.paddle import PaddleStrategy
+from benchmarks.search.baselines.replay import NONEXISTENT, ReplayStrategy, start_of
+from benchmarks.search.baselines.roofline import RooflineStrategy
 from search_spaces.context import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
+from tests.autotune import table
+from tests.autotune.few_candidates import FewCandidates
 
 Answering = Callable[[TrialConfig], float]
 """Samples/s of a configuration; 0: out of memory."""

@@ -1,4 +1,4 @@
-"""SMAC3: a random forest for many discrete knobs. Needs the extra `outside`."""
+"""SMAC3: a random forest for many discrete knobs. `pip install 'smac>=2.4,<3'` brings it."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,7 +7,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.strategies.adviser import AdviserStrategy, Axes, ObservedTrial
+from autotune.strategies.optuna_samplers import AdviserStrategy, Axes, ObservedTrial
 
 try:
     from ConfigSpace import Categorical, Configuration, ConfigurationSpace, Integer
@@ -16,7 +16,7 @@ try:
     from smac.main.exceptions import ConfigurationSpaceExhaustedException
     from smac.runhistory import StatusType, TrialInfo, TrialValue
 except ImportError as missing:
-    raise RequestError("strategy", f"smac needs {missing.name}", "pip install 'autotune[outside]'") from missing
+    raise RequestError("strategy", f"smac needs {missing.name}", "pip install 'smac>=2.4,<3'") from missing
 
 
 class SmacStrategy(AdviserStrategy):
@@ -26,8 +26,6 @@ class SmacStrategy(AdviserStrategy):
     It has no constraints: a trial that cannot win is reported as crashed, with a cost as far above the worst as the worst is
     above the best. Its initial design is omitted, since the first trials come from `random` as for every other adviser.
     """
-
-    slow = True
 
     def answers(
         self, axes: Axes, observed: Sequence[ObservedTrial], running: Sequence[Mapping[str, int]], seed: int

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, product
 
-from autotune.strategies.adviser import Listing
+from autotune.strategies.optuna_samplers import Listing
 from autotune.strategies.strategy import Candidates, Score, Strategy
 from autotune.strategies.walks import RandomStrategy
 from search_spaces.context import SpaceContext

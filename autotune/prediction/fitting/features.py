@@ -1,53 +1,14 @@
-"""Similarity of two configurations: the features that distinguish them, and the kernel of the Gaussian processes."""
+"""Features that distinguish runs and configurations: sizes and degrees in doublings, choices as steps."""
 
 from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.prediction.equations.cases import SCHEDULES, Array, Cases
-from autotune.prediction.fitting.residual import features
 from search_spaces.knob import Distance, Knob, Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.trial_config import SCRIPT, TrialConfig, stable_hash
-
-Single = NDArray[np.float32]
-LENGTH = 6.0
-"""Distance in features over which residuals are correlated."""
-NOISE = 0.1
-"""Standard deviation of one trial's logarithm, including effects that the features do not describe."""
-
-
-def matern(first: Array, second: Array, length: float) -> Single:
-    """Matérn 3/2 of the distances between rows: 1 if they are equal.
-
-    Distances are differences of large numbers and need double precision; the result does not.
-    """
-    scale = np.sqrt(3) / length
-    centre = second.mean(axis=0) if len(second) else 0.0
-    ours, theirs = scale * (first - centre), scale * (second - centre)
-    # |a|^2 - 2 a b + |b|^2 as one product: each further pass over the pairs would take as long as the product itself.
-    left_factor = np.column_stack([ours, np.einsum("ij,ij->i", ours, ours), np.ones(len(ours))])
-    right_factor = np.column_stack([-2 * theirs, np.ones(len(theirs)), np.einsum("ij,ij->i", theirs, theirs)])
-    distance = np.empty((len(first), len(second)), dtype=np.float32)
-    np.maximum(product(left_factor, right_factor.T), 0.0, out=distance, casting="same_kind")
-    np.sqrt(distance, out=distance)
-    alike = np.exp(-distance)
-    distance += 1
-    alike *= distance
-    return alike
-
-
-def product(matrix: Array, second: Array) -> Array:
-    """`matrix @ other` in parts small enough for OpenBLAS to use only this thread: others would wait for busy cores."""
-    # OpenBLAS uses one thread up to so many multiplications.
-    rows = max(2**18 // max(second.size, 1), 16)
-    result = np.empty((len(matrix), second.shape[1]))
-    for first in range(0, len(matrix), rows):
-        np.matmul(matrix[first : first + rows], second, out=result[first : first + rows])
-    return result
-
 
 Numbers = Callable[[str, Callable[[Value], float]], Array]
 """Returns the values of a knob as numbers, given its name and the conversion of a value."""
@@ -60,6 +21,43 @@ DETAIL = 0.4
 """The same for knobs that change how, not what, is computed or sent."""
 SIGNS = 6
 """Features of a user script's argument text: one sign each, so that any two texts differ in about half of them."""
+
+
+def features(cases: Cases) -> Array:
+    """Features that distinguish runs, one row per case: sizes and degrees in doublings, choices as steps."""
+    layouts, shapes, software = cases.layouts, cases.shapes, cases.software
+    world = layouts.tensor * layouts.pipeline * layouts.data * layouts.context
+    domains = np.maximum(world / cases.hardware.linked_devices, 1.0)
+    piped, divided = layouts.pipeline > 1, layouts.tensor > 1
+    across = piped & (domains > 1)
+    columns = (
+        np.log2(layouts.tensor),
+        np.log2(layouts.pipeline),
+        np.log2(layouts.data),
+        np.log2(layouts.micro_batch_size),
+        np.log2(layouts.accumulation),
+        np.log2(layouts.context),
+        np.log2(layouts.virtual_stages),
+        np.log2(world),
+        np.log2(shapes.hidden),
+        np.log2(shapes.layers),
+        np.log2(shapes.sequence) / 2,
+        1.0 * (layouts.zero_stage > 0),
+        1.0 * (layouts.zero_stage > 2),
+        layouts.sequence_parallel,
+        layouts.activation_checkpointing / layouts.checkpoint_every_k,
+        2 * np.log2(software.elementwise),
+        2 * np.log2(software.attention_speed),
+        1.0 * (software.scores > 0),
+        2.0 * piped,
+        2.0 * divided,
+        1.0 * (layouts.accumulation == 1),
+        piped * np.log2(domains),
+        2.0 * (across & divided) * np.log2(layouts.tensor),
+        2.0 * (layouts.tensor > cases.hardware.linked_devices),
+        1.0 * (across & (layouts.zero_stage == 0) & (layouts.data > 1)),
+    )
+    return np.stack([np.broadcast_to(column, len(cases)) for column in columns], axis=1)
 
 
 def knob_features(cases: Cases, numbers: Numbers) -> Array:

@@ -5,8 +5,8 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from itertools import product
 
-from autotune.strategies.replay import Procedure, ReplayedResult, ReplayStrategy, context_of, start_of
 from autotune.strategies.strategy import Candidates
+from benchmarks.search.baselines.replay import Procedure, ReplayedResult, ReplayStrategy, context_of, start_of
 from search_spaces.context import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig

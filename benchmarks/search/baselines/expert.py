@@ -1,8 +1,8 @@
 """Written recommendations of the authors of published sweeps, as an order of configurations."""
 
-from autotune.strategies.paddle import RECOMPUTATION
-from autotune.strategies.replay import Combinations, Procedure, ReplayedResult, ReplayStrategy, context_of, place_of
 from autotune.strategies.strategy import Candidates, Score
+from benchmarks.search.baselines.paddle import RECOMPUTATION
+from benchmarks.search.baselines.replay import Combinations, Procedure, ReplayedResult, ReplayStrategy, context_of, place_of
 from search_spaces.context import SpaceContext
 from search_spaces.trial_config import TrialConfig
 

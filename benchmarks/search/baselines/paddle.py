@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from autotune.strategies.replay import Combinations, Procedure, ReplayStrategy, context_of, place_of
 from autotune.strategies.strategy import Candidates, Score
+from benchmarks.search.baselines.replay import Combinations, Procedure, ReplayStrategy, context_of, place_of
 from search_spaces.context import SpaceContext
 from search_spaces.trial_config import TrialConfig
 

@@ -1,13 +1,11 @@
-"""A strategy that tries the predicted best configurations first, whatever their results, then follows another strategy."""
+"""TPE after the predicted best configurations, which are tried first whatever their results."""
 
 from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.strategies.guided.described import CandidatePools, Forecaster, Guide
-from autotune.strategies.guided.feasibility import Feasibility
-from autotune.strategies.guided.observations import no_observations
-from autotune.strategies.guided.surrogate import prior
+from autotune.strategies.guided.described import CandidatePools, Guide, no_observations
+from autotune.strategies.guided.surrogate import Feasibility, prior
 from autotune.strategies.optuna_samplers import TpeStrategy
 from autotune.strategies.strategy import Candidates, Score, Strategy, known_hashes
 from search_spaces.trial_config import TrialConfig
@@ -18,10 +16,10 @@ FIRST = 5
 
 
 class PredictedFirst(Strategy):
-    """Enqueues a planner's answers before another optimizer starts, as a user who has a planner would."""
+    """Enqueues a planner's answers before TPE starts, as a user who has a planner would."""
 
-    def __init__(self, forecaster: Forecaster, next_strategy: Strategy) -> None:
-        self._pools, self._next_strategy = CandidatePools(forecaster), next_strategy
+    def __init__(self, score: Score, guide: Guide) -> None:
+        self._pools, self._next_strategy = CandidatePools(guide.forecaster), TpeStrategy(score)
 
     def propose(
         self,
@@ -44,8 +42,3 @@ class PredictedFirst(Strategy):
         fits = Feasibility(no_observations(described.take(np.empty(0, dtype=np.int64)))).quick_probability(described)
         order = np.argsort(-(prior(described) + np.log(np.maximum(fits, 1e-12))), kind="stable")
         return [pool.config(int(position)) for position in order[:FIRST]]
-
-
-def make_tpe_predicted(score: Score, guide: Guide) -> PredictedFirst:
-    """Create the strategy; called by the registry."""
-    return PredictedFirst(guide.forecaster, TpeStrategy(score))

@@ -6,6 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.prediction.equations.cases import Array, Cases
+from autotune.prediction.fitting.features import features
+from autotune.prediction.fitting.residuals import fit_process
 
 Matrix = NDArray[np.float64]
 FEWEST = 12
@@ -81,12 +83,7 @@ _PARTS = ((_TRUST, _STEADY), (1 - _TRUST, _WARY))
 def _fit(described: Matrix, errors: Array, groups: NDArray[np.int64], kernel: _Kernel) -> _Process:
     covariance = kernel.size**2 * _matern(described, described, kernel.length) + kernel.slope**2 * described @ described.T
     covariance += 0.05**2 * (groups[:, None] == groups[None])  # an effect common to all runs of one model on one cluster
-    noise, weights = np.ones(len(errors)), np.zeros(len(errors))
-    for _ in range(kernel.rounds):
-        inverse = np.linalg.inv(covariance + np.diag(kernel.noise**2 * noise))
-        weights = inverse @ errors
-        left_out = weights / np.diag(inverse)
-        noise = np.maximum((left_out**2 / kernel.noise**2 + 3) / 4, 1.0)
+    _, weights, _ = fit_process(covariance, kernel.noise, errors, kernel.rounds)
     return _Process(kernel=kernel, features=described, weights=weights)
 
 
@@ -95,43 +92,6 @@ def _matern(first: Matrix, second: Matrix, length: float) -> Matrix:
     distance = np.sqrt(np.maximum(squared, 1e-12)) * np.sqrt(3) / length
     alike: Matrix = (1 + distance) * np.exp(-distance)
     return alike
-
-
-def features(cases: Cases) -> Matrix:
-    """Features that distinguish runs, one row per case: sizes and degrees in doublings, choices as steps."""
-    layouts, shapes, software = cases.layouts, cases.shapes, cases.software
-    world = layouts.tensor * layouts.pipeline * layouts.data * layouts.context
-    domains = np.maximum(world / cases.hardware.linked_devices, 1.0)
-    piped, divided = layouts.pipeline > 1, layouts.tensor > 1
-    across = piped & (domains > 1)
-    columns = (
-        np.log2(layouts.tensor),
-        np.log2(layouts.pipeline),
-        np.log2(layouts.data),
-        np.log2(layouts.micro_batch_size),
-        np.log2(layouts.accumulation),
-        np.log2(layouts.context),
-        np.log2(layouts.virtual_stages),
-        np.log2(world),
-        np.log2(shapes.hidden),
-        np.log2(shapes.layers),
-        np.log2(shapes.sequence) / 2,
-        1.0 * (layouts.zero_stage > 0),
-        1.0 * (layouts.zero_stage > 2),
-        layouts.sequence_parallel,
-        layouts.activation_checkpointing / layouts.checkpoint_every_k,
-        2 * np.log2(software.elementwise),
-        2 * np.log2(software.attention_speed),
-        1.0 * (software.scores > 0),
-        2.0 * piped,
-        2.0 * divided,
-        1.0 * (layouts.accumulation == 1),
-        piped * np.log2(domains),
-        2.0 * (across & divided) * np.log2(layouts.tensor),
-        2.0 * (layouts.tensor > cases.hardware.linked_devices),
-        1.0 * (across & (layouts.zero_stage == 0) & (layouts.data > 1)),
-    )
-    return np.stack([np.broadcast_to(column, len(cases)) for column in columns], axis=1)
 
 
 def _groups(cases: Cases) -> NDArray[np.int64]:
