@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
-from autotune.request.sizes import parse_size
+from autotune.question.sizes import parse_size
 from search_spaces.failure import LONGEST_PATTERN, MOST_PATTERNS
 from search_spaces.training.documents import MOST_DOCUMENTS
 from search_spaces.training.expert_loads import MOST as MOST_LOADS

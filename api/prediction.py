@@ -1,26 +1,30 @@
 """Requests for predictions and plans and their answers, and the check and estimate of a submission without a job."""
 
 import time
+from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
 
-from api.fields import Body, DocumentLengths, ExpertLoads, Integer, Size
+from api.fields import Body
 from api.settings import Settings
 from api.submission import (
+    OWN_TYPES,
     JobSubmission,
     KnobName,
     KnobValue,
-    KnowledgeContent,
+    KnobValues,
     Name,
     UploadedModel,
     checked,
+    declared_body,
     require_preset_names,
     session_of_submission,
     shown_fields,
     uploaded_or_named,
 )
 from api.views import checked_view
+from autotune.client.fields import PLAN, PREDICTION
 from autotune.forecast.job_forecast import expected
 from autotune.goodput.terms import terms_of
 from autotune.prediction.planning import estimate as planning
@@ -28,16 +32,17 @@ from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import Dimension, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
-from autotune.prediction.planning.plan import MOST_PLANS, PlanObjective, PlanOptions, plan
+from autotune.prediction.planning.plan import PlanObjective, PlanOptions, plan
 from autotune.prediction.planning.question import (
     Question,
     cluster_of,
     described_model,
     precisions_of,
-    question_of,
+    question_about,
     with_adapters,
 )
 from autotune.prediction.planning.scan import Bounds
+from autotune.question.question import PlanningFields
 from autotune.request.field_forms import with_loads
 from autotune.request.rows import request_to_row
 from autotune.session.knowledge import learned_of
@@ -49,94 +54,55 @@ from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.models.model import FactoryModel, ModelSpec
 from storage.store import Store
 
-Positive = Annotated[float, Field(gt=0, le=1e18)]
+PLANNING_TYPES: Mapping[str, Any] = {
+    **OWN_TYPES,
+    "model": Name | UploadedModel,
+    "pins": KnobValues,
+    "lora_targets": Annotated[list[Name], Field(min_length=1, max_length=20)],
+    "objective": Annotated[PlanObjective, Field(strict=False)],
+    "goodput": KnobValues,
+    "max": Annotated[Dimension, Field(strict=False)],
+}
+"""Types of fields that are not numbers, switches or names. `goodput` has the inputs of `autotune plan --goodput`."""
+_PredictionFields: Any = declared_body("_PredictionFields", PlanningFields, {*PREDICTION, "model"}, PLANNING_TYPES)
+_PlanFields: Any = declared_body("_PlanFields", PlanningFields, {*PLAN, "model"}, PLANNING_TYPES)
 
 
-class QuestionFields(Body):
-    """The subject of a prediction. Omitted fields have the defaults of `autotune predict`."""
+class PredictionRequest(_PredictionFields):  # type: ignore[misc]
+    """A request to predict one configuration. Omitted fields have the defaults of `autotune predict`."""
 
     model: Name | UploadedModel
     """A preset's name, the content of a config.json, or a `module:factory` that the server allows."""
-    cluster: Name = "local"
-    """`local`, or a preset as NAME:NODES."""
-    ranks: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
-    global_batch_size: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
-    sequence_length: Annotated[Integer, Field(ge=1, le=2**32)] | None = None
-    training_steps: Annotated[Integer, Field(ge=1, le=2**53)] | None = None
-    """Optimizer steps of the run, over which data schedules are averaged."""
-    document_lengths: DocumentLengths = Field([])
-    """Token counts of a sample of the data's documents; empty: each sample is one document."""
-    expert_loads: ExpertLoads = Field([])
-    """Relative numbers of tokens that choose each expert: a row for all layers with experts, or one for each; empty: equal."""
-    memory_limit: Size | None = None
-    """Bytes a rank may allocate, or text with a unit such as "40GB"."""
-    engine: Name = "native"
-    lora_rank: Annotated[Integer, Field(ge=1, le=2**20)] | None = None
-    """Rank of low-rank adapters; all other parameters are frozen. Omitted: every parameter is trained."""
-    lora_targets: Annotated[list[Name], Field(min_length=1, max_length=20)] | None = None
-    frozen_bits: Annotated[Integer, Field(ge=1, le=64)] | None = None
-    knowledge: KnowledgeContent | None = None
-    """Measurements to learn from: their settings and measurements."""
-
-
-class PredictionRequest(QuestionFields):
-    """A request to predict one configuration."""
-
     config: Annotated[dict[KnobName, KnobValue], Field(max_length=200)] = Field({})
     """Knob -> value; omitted knobs have the device's defaults."""
 
 
-class PlanRequest(QuestionFields):
+class PlanRequest(_PlanFields):  # type: ignore[misc]
     """A request to rank a space. Omitted fields have the defaults of `autotune plan`."""
 
-    space: Name = "parallel"
-    """A preset's name."""
-    pins: Annotated[
-        dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100, fail_fast=True)]],
-        Field(max_length=100),
-    ] = Field({})
-    simple: Name | None = None
-    """The framework whose export must express every plan without loss."""
-    objective: PlanObjective = Field(PlanObjective.THROUGHPUT, strict=False)
-    top: Annotated[Integer, Field(ge=1, le=MOST_PLANS)] = 10
-    """Number of returned plans."""
-    price: Positive | None = None
-    """Price of a device-hour."""
-    rate: Positive | None = None
-    """Samples/s that a plan must reach."""
-    share: Annotated[float, Field(gt=0, le=1)] | None = None
-    """For the objective memory: least share of the best rate."""
-    goodput: (
-        Annotated[
-            dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100, fail_fast=True)]],
-            Field(max_length=100),
-        ]
-        | None
-    ) = None
-    """For the objective goodput: its inputs, as in `autotune plan --goodput`. `failures` is the name of published rates."""
-    fit_probability: Annotated[float, Field(gt=0, lt=1)] = PROBABILITY
-    """Least probability that a plan fits."""
-    max: Annotated[Dimension, Field(strict=False)] | None = None
-    """Plan for the largest value of this dimension that fits."""
+    model: Name | UploadedModel
+    """A preset's name, the content of a config.json, or a `module:factory` that the server allows."""
 
 
 def predict_config(body: PredictionRequest, settings: Settings, store: Store) -> Prediction:
     """Predict one configuration. Errors name the field and the remedy."""
-    question = _learned(body, store, _question(body, settings, pins=checked(body.config)))
+    question = _question(_asked(body, "config", pins=checked(body.config)), body, settings, store)
     (estimate,) = estimates(question, [question.config()])
     fields = {"world_size": question.cluster.world_size}
-    return checked_view(Prediction, {**_asked(question), **fields, **estimate.document()})
+    return checked_view(Prediction, {**_shown(question), **fields, **estimate.document()})
 
 
 def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
     """Rank a space within the limits of the settings. Errors name the field and the remedy."""
-    question = _learned(body, store, _question(body, settings, pins=body.pins, space=body.space, simple=body.simple))
+    asked = _asked(body, "goodput")
+    question = _question(asked, body, settings, store)
     options = PlanOptions(
-        objective=body.objective, top=body.top, fit_probability=body.fit_probability, share=body.share, price=body.price,
-        rate=body.rate, goodput=None if body.goodput is None else terms_of(body.goodput),
+        objective=PlanObjective(asked.objective), top=asked.top, fit_probability=asked.fit_probability or PROBABILITY,
+        share=asked.share, price=asked.price, rate=asked.rate,
+        goodput=None if body.goodput is None else terms_of(body.goodput),
     )  # fmt: skip
     bounds = Bounds(configurations=settings.plan_configurations, until=time.monotonic() + settings.plan_seconds)
-    biggest = None if body.max is None else largest(question, body.max, options.fit_probability, bounds)
+    biggest = None if asked.max is None else largest(question, Dimension(asked.max), options.fit_probability, bounds)
     question = biggest.question if biggest else question
     ranked = plan(question, options, bounds)
     fields = {
@@ -144,45 +110,39 @@ def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
         "objective": options.objective,
         "max": {"dimension": biggest.dimension, "value": biggest.value, "next": biggest.next} if biggest else None,
     }
-    return checked_view(Plans, {**_asked(question), **fields, **ranked.document()})
+    return checked_view(Plans, {**_shown(question), **fields, **ranked.document()})
 
 
-def _question(
-    body: QuestionFields, settings: Settings, pins: Any, space: str = "parallel", simple: str | None = None
-) -> Question:
-    require_preset_names(body.cluster, space)
-    cluster = cluster_of(body.cluster, body.ranks, body.memory_limit)
-    return question_of(
-        with_loads(_model(body, settings, cluster, pins), tuple(map(tuple, body.expert_loads))),
-        cluster,
-        global_batch_size=body.global_batch_size,
-        sequence_length=body.sequence_length,
-        training_steps=body.training_steps,
-        document_lengths=body.document_lengths,
-        engine=body.engine,
-        space=space,
-        pins=pins,
-        most_steps=settings.count_steps,
-        simple=simple,
-    )
+def _asked(body: Body, *left_out: str, **further: Any) -> PlanningFields:
+    """The question of a body, whose model has a text of its own."""
+    fields = body.model_dump(exclude_none=True, exclude={"model", "knowledge", *left_out})
+    fields |= {"expert_loads": tuple(map(tuple, fields.get("expert_loads", ())))}
+    return PlanningFields(**fields, **further)
 
 
-def _learned(body: QuestionFields, store: Store, question: Question) -> Question:
+def _question(asked: PlanningFields, body: PredictionRequest | PlanRequest, settings: Settings, store: Store) -> Question:
     """The question with what the database and the body's measurements say."""
+    name = asked.cluster or "local"
+    require_preset_names(name, asked.space)
+    cluster = cluster_of(name, asked.ranks, asked.memory_limit)
+    model = with_loads(_model(body.model, asked, settings, cluster), asked.expert_loads)
+    question = question_about(asked, model, cluster, settings.count_steps)
     return asked_here(store, question, learned_of(body.knowledge, store, question.cluster, question.engine))
 
 
-def _model(body: QuestionFields, settings: Settings, cluster: ClusterSpec, pins: Any) -> ModelSpec | FactoryModel:
+def _model(
+    given: str | UploadedModel, asked: PlanningFields, settings: Settings, cluster: ClusterSpec
+) -> ModelSpec | FactoryModel:
     """The model; a module that the server allows is described in a process of its own, as when a job is submitted."""
-    name, uploaded = uploaded_or_named(body.model, settings)
-    adapters = body.lora_rank, body.lora_targets, body.frozen_bits
+    name, uploaded = uploaded_or_named(given, settings)
+    adapters = asked.lora_rank, asked.lora_targets, asked.frozen_bits
     if uploaded is not None:
         return with_adapters(uploaded, *adapters)
-    precisions = precisions_of(cluster, body.engine, pins) if is_factory_reference(name) else ()
-    return described_model(name, *adapters, sequence_length=body.sequence_length, precisions=precisions)
+    precisions = precisions_of(cluster, asked.engine, asked.pins) if is_factory_reference(name) else ()
+    return described_model(name, *adapters, sequence_length=asked.sequence_length, precisions=precisions)
 
 
-def _asked(question: Question) -> dict[str, Any]:
+def _shown(question: Question) -> dict[str, Any]:
     return {
         "model": question.model.name,
         "parameter_count": question.model.parameter_count,

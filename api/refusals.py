@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import AutotuneError
-from autotune.request.request import FIELDS
+from autotune.request.job_fields import FIELDS
 from autotune.wire.problems import FieldProblem
 
 MOST_ERRORS = 20

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -22,9 +22,10 @@ from api.fields import (
 from api.settings import Settings
 from autotune.errors import RequestError
 from autotune.goodput.terms import parse_terms, require_published
+from autotune.question.field import SERVICE, RequestField, declared_fields, plain_type, service_fields
 from autotune.request.checks import LONGEST, MOST_TAGS, TAG
-from autotune.request.field import SERVICE, RequestField
-from autotune.request.request import FIELDS, JobRequest, declared_fields, plain_type
+from autotune.request.job_fields import FIELDS
+from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve
 from autotune.session.resolved import Resolver
@@ -45,6 +46,10 @@ KnobValue = (
     | Annotated[str, Field(max_length=100, pattern=r"^[^\x00-\x1f]*$")]
 )
 KnobName = Annotated[str, Field(min_length=1, max_length=100, pattern=r"^[a-z0-9_]+$")]
+KnobValues = Annotated[
+    dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100, fail_fast=True)]],
+    Field(max_length=100),
+]
 Setting = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f]*$")]
 
 
@@ -92,13 +97,17 @@ def _declared_type(declared: RequestField, kind: Any) -> Any:
     return Annotated[Integer if plain is int else float, Field(**bounds)]
 
 
-def _declared_fields() -> dict[str, Any]:
-    """The fields of a submission whose types follow from the declarations of a request's fields."""
-    return {
-        name: (OWN_TYPES.get(name, _declared_type(declared, kind)) | None, Field(None, description=declared.help_of(SERVICE)))
-        for name, declared, kind, _ in declared_fields()
-        if declared.service and name not in STATED
+def declared_body(name: str, record: type, names: Collection[str], own_types: Mapping[str, Any]) -> Any:
+    """The class of a body with these fields of a record. A field that is omitted or null has its default."""
+    fields: dict[str, Any] = {
+        field: (
+            own_types.get(field, _declared_type(declared, kind)) | None,
+            Field(None, description=declared.help_of(SERVICE)),
+        )
+        for field, declared, kind, _ in declared_fields(record)
+        if field in names
     }
+    return create_model(name, __base__=Body, **fields)
 
 
 OWN_TYPES: Mapping[str, Any] = {
@@ -109,9 +118,9 @@ OWN_TYPES: Mapping[str, Any] = {
     "environment_settings": Annotated[list[Setting], Field(max_length=MOST_SETTINGS, fail_fast=True)],
 }  # fmt: skip
 """Types of fields that are not numbers, switches or names."""
-STATED = frozenset({"model", "command", "pins", "baseline", "failures"})
+_STATED = frozenset({"model", "command", "pins", "baseline", "failures"})
 """Fields that `JobSubmission` states itself: their types are bodies of their own."""
-_DeclaredFields: Any = create_model("_DeclaredFields", __base__=Body, **_declared_fields())
+_DeclaredFields: Any = declared_body("_DeclaredFields", JobRequest, {*service_fields(JobRequest)} - _STATED, OWN_TYPES)
 
 
 class JobSubmission(_DeclaredFields):  # type: ignore[misc]
@@ -121,10 +130,7 @@ class JobSubmission(_DeclaredFields):  # type: ignore[misc]
     """A preset's name, a config.json, or a `module:factory` that the server allows. Omitted if there is a command."""
     command: SubmittedCommand | None = None
     """A training script that the server allows."""
-    pins: Annotated[
-        dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100, fail_fast=True)]],
-        Field(max_length=100),
-    ] = Field({})
+    pins: KnobValues = Field({})
     baseline: Annotated[dict[KnobName, KnobValue], Field(max_length=100)] | None = None
     failures: Annotated[dict[RowName, SubmittedRow], Field(max_length=100)] | None = None
     """Rows of the failure table, by name."""

@@ -4,10 +4,10 @@ import dataclasses
 import importlib
 import io
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any
 
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import JobNotResumableError, MissingPackageError, NoBestError
@@ -18,9 +18,7 @@ from autotune.loop.stop import StopSignal
 from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
-from autotune.request.component_names import DEFAULT_STRATEGY
 from autotune.request.failures_field import read_failures
-from autotune.request.further_fields import FurtherFields
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.baselines import read_baseline
 from autotune.session.calibrate import calibrate_for
@@ -33,7 +31,6 @@ from autotune.text.jobs import state_word
 from autotune.text.progress_bar import ProgressBar, shows_progress
 from autotune.text.result import print_result
 from executor.runners.runner import Runner
-from search_spaces.knob import Value
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.trial import Interval
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
@@ -124,57 +121,26 @@ def _record(trial: TrialRecord) -> dict[str, Any]:
 def tune(
     model: str | None = None,
     *,
-    cluster: str | None = None,
-    ranks: int | None = None,
-    space: str = "zero",
-    trials: int | None = None,
-    strategy: str = DEFAULT_STRATEGY,
-    objective: str = "throughput",
-    seed: int = 0,
-    global_batch_size: int = 8,
-    sequence_length: int = 128,
-    memory_limit: int | str | None = None,
-    pins: Mapping[str, Any] | None = None,
-    max_seconds: float | None = None,
-    trial_timeout: float = 300.0,
-    data_path: str | Path | None = None,
-    baseline: Mapping[str, Value] | str | Path | None = None,
     out: str | Path | None = None,
     database: str | None = None,
     resume: str | None = None,
-    runner: str = "ray",
-    ray_address: str | None = None,
-    python_path: Sequence[str] = (),
     listener: LoopListener | None = None,
-    failures: Mapping[str, Any] | str | Path | None = None,
-    name: str | None = None,
-    tags: Sequence[str] = (),
-    note: str | None = None,
     progress: bool | None = None,
-    **further: Unpack[FurtherFields],
+    **fields: Any,
 ) -> TuneResult:
     """Find the fastest configuration for a model by real trial runs; `autotune sweep` from Python.
 
     Args:
         model: a preset's name, the path of a Hugging Face config.json, or `module:factory`. Not needed with `resume`.
-        cluster: None: `ray` if a Ray address is given or in the environment, else `local`.
-        trials: most search trials; None: 20, or with `resume` the job's own number.
-        memory_limit: bytes per rank, or text with a unit such as "40GB".
-        max_seconds: seconds for all trials.
-        trial_timeout: seconds for a trial.
-        ray_address: address of a Ray cluster; None: AUTOTUNE_RAY_ADDRESS, else RAY_ADDRESS, else a Ray that is started here.
-        baseline: knob values, or the path of a file with them.
-        failures: rows of the failure table by name, or the path of a file with them.
         out: file for the best configuration; None: it is not written.
         database: URL or path; None: AUTOTUNE_DB, else a file in the user's data folder.
         resume: a job's id, the beginning of one, or `latest`: continues with the job's request, and ignores all fields except
-            `out`, `ray_address`, and `trials` and `max_seconds`, which become the job's budget. A job that has succeeded needs
+            `ray_address`, and `trials` and `max_seconds`, which become the job's budget. A job that has succeeded needs
             a larger budget than before.
-        name: the job's name.
-        tags: words to find it by.
-        note: a comment.
+        listener: is told what happens.
         progress: whether a progress bar is shown; None: on a terminal and in notebooks, unless there is a `listener`.
-        further: other fields of `autotune.request.request.JobRequest`.
+        fields: those of `autotune.request.job_fields.JobFields`, which are the options of `autotune sweep`; None: the default.
+            `baseline` and `failures` may be the paths of files.
 
     Raises:
         AutotuneError, SearchSpaceError, StorageError, ExecutorError: a one-line message with the remedy. Everything that can be
@@ -182,24 +148,19 @@ def tune(
     """
     if out is not None:
         require_writable(Path(out))
-    fields = dict(
-        model=model, cluster=cluster, ranks=ranks, space=space, trials=trials, strategy=strategy, objective=objective,
-        seed=seed, global_batch_size=global_batch_size, sequence_length=sequence_length, memory_limit=memory_limit,
-        pins=dict(pins or {}), max_seconds=max_seconds, trial_timeout=trial_timeout,
-        data_path=None if data_path is None else str(data_path), baseline=_baseline_values(baseline), runner=runner,
-        ray_address=ray_address, python_path=tuple(python_path),
-        failures=read_failures(Path(failures)) if isinstance(failures, str | Path) else failures, name=name, tags=tuple(tags),
-        note=note, **further,
-    )  # fmt: skip
+    given = {name: value for name, value in {"model": model, **fields}.items() if value is not None}
+    readers: dict[str, Callable[[Path], Any]] = {"baseline": read_baseline, "failures": read_failures, "data_path": str}
+    for name, read in readers.items():
+        if isinstance(given.get(name), str | Path):
+            given[name] = read(Path(given[name]))
     if resume is None:
-        request = request_from_fields(with_address({k: v for k, v in fields.items() if v is not None}))
-        session = prepare(with_knowledge(request, _log.info, database))
+        session = prepare(with_knowledge(request_from_fields(with_address(given)), _log.info, database))
         return run_new_job(
             session, database or default_database_url(), out=out, listener=_listener(session, listener, progress)
         )
-    budget = {key: value for key, value in (("trials", trials), ("max_seconds", max_seconds)) if value is not None}
+    budget: dict[str, Any] = {name: given[name] for name in ("trials", "max_seconds") if name in given}
     with open_store(database or default_database_url()) as store:
-        job, session = resume_job(store, resume, ray_address, budget)
+        job, session = resume_job(store, resume, given.get("ray_address"), budget)
         with make_runner(session) as trial_runner:
             return finish(session, store, job.id, trial_runner, out=out, listener=_listener(session, listener, progress))
 
@@ -315,9 +276,3 @@ def _traceback(snapshot: JobSnapshot) -> str | None:
 def _gain(document: dict[str, Any] | None) -> Interval | None:
     gain = ((document or {}).get("baseline") or {}).get("gain")
     return Interval(mean=gain["mean"], low=gain["low"], high=gain["high"]) if gain else None
-
-
-def _baseline_values(baseline: Mapping[str, Value] | str | Path | None) -> dict[str, Value] | None:
-    if baseline is None:
-        return None
-    return read_baseline(Path(baseline)) if isinstance(baseline, str | Path) else dict(baseline)

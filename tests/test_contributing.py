@@ -91,8 +91,7 @@ def test_add_a_knob(copy: Path) -> None:
 
 @pytest.mark.prove
 def test_add_a_request_field(copy: Path) -> None:
-    insert(copy / "autotune" / "request" / "request.py", "    note: str = request_field(", recipe("field"), after=False)
-    run(copy, "-m", "autotune.request.generated")
+    insert(copy / "autotune" / "request" / "job_fields.py", "    note: str = request_field(", recipe("field"), after=False)
 
     helped = " ".join(run(copy, "-c", MAIN, "sweep", "--help").split())
     assert "--cool-down-seconds SECONDS Seconds between two trials, for machines that get hot." in helped

@@ -12,11 +12,12 @@ from api.computing import Computing
 from api.settings import Settings
 from api.submission import HIDDEN, UNSHOWN, JobSubmission, KnobName, KnobValue, checked, session_of_submission
 from autotune.exports import EXPORTERS
+from autotune.question.field import FORM, RequestField, declared_fields, plain_type
 from autotune.request.component_names import PREDICTING, strategy_names
 from autotune.request.engines import CAPABILITIES, why_unusable
-from autotune.request.field import FORM, RequestField
 from autotune.request.field_forms import parse_allowed
-from autotune.request.request import PREDICTION_FIELDS, JobRequest, Objective, declared_fields, plain_type
+from autotune.request.job_fields import Objective
+from autotune.request.request import PREDICTION_FIELDS, JobRequest
 from autotune.request.rows import request_to_row
 from autotune.wire.choices import Choice, Choices, CommandChoice, FormField, FormOption, Space, Validation
 from autotune.wire.service import Descriptions, Names
@@ -154,7 +155,7 @@ def _form_fields(settings: Settings) -> tuple[FormField, ...]:
             measure=declared.measure, hint=declared.help_of(FORM), options=options.get(name, ()),
             foresees=name in PREDICTION_FIELDS,
         )
-        for name, declared, kind, _ in declared_fields()
+        for name, declared, kind, _ in declared_fields(JobRequest)
         if declared.label
     ]  # fmt: skip
     priority = FormField(

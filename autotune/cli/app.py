@@ -2,40 +2,21 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
-from typer.main import get_group
 
 from autotune import installed
 from autotune.cli import database_app, options, planning_app, service_app, study_app
 from autotune.cli.command_words import command_of, without_command
 from autotune.cli.jobs_app import jobs_app
 from autotune.cli.options import Database, Job, Json, Url
+from autotune.cli.question_options import QuestionCommand, asked_values, given_fields
+from autotune.cli.request_app import request_app
 from autotune.cli.status import PROGRAM, Status, end, exit_status
-
-
-class Commands(TyperGroup):
-    """The commands. Those of `request_app` are only built when they are needed: a request's declarations take time to load."""
-
-    def resolve_command(self, ctx: Any, args: list[str]) -> tuple[Any, Any, list[str]]:
-        """See `TyperGroup.resolve_command`."""
-        if args and args[0] in ("sweep", "scale", "submit"):
-            self.build()
-        return super().resolve_command(ctx, args)
-
-    def build(self) -> "Commands":
-        """Build the commands of `request_app`."""
-        from autotune.cli.request_app import request_app
-
-        self.commands.update(get_group(request_app).commands)
-        return self
-
 
 app = typer.Typer(
     name=PROGRAM,
-    cls=Commands,
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -69,16 +50,7 @@ def _root(
         raise typer.Exit(Status.USAGE)
 
 
-@app.command()
-def sweep() -> None:
-    """Tune a model by real trials and write the best configuration as JSON. For your own script, add its command after --."""
-
-
-@app.command()
-def scale() -> None:
-    """Sweep a model on 1, 2, 4 ranks: samples/s and efficiency of each size, and where more ranks reduce throughput."""
-
-
+app.registered_commands += request_app.registered_commands
 app.registered_commands += jobs_app.registered_commands  # here, because `--help` lists commands in this order
 
 
@@ -125,30 +97,9 @@ def verify(
     end(lambda: verify_command(path, engine, command, runner, ray_address, rounds, write, json))
 
 
-@app.command()
+@app.command(cls=QuestionCommand)
 def space(
-    model: Annotated[str | None, typer.Argument(metavar="MODEL", help="A preset or a Hugging Face config.json.")] = None,
-    cluster: options.AnyCluster = None,
-    ray_address: options.RayToDescribe = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Ranks; default: 2 for local, else every device.")
-    ] = None,
-    space_: Annotated[
-        str, typer.Option("--space", metavar="NAME", help="zero, zero-buckets, 3d, parallel, full, or a TOML file.")
-    ] = "zero",
-    global_batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Samples per optimizer step, over all ranks. [default: 8, or one per rank]"),
-    ] = None,
-    sequence_length: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Tokens per sample; default: at most the model's maximum, 128 for local."),
-    ] = None,
-    memory_limit: options.MemoryLimit = None,
-    pin: options.Pins = None,
-    engine: Annotated[
-        str, typer.Option(metavar="NAME", help="native, ddp, fsdp2 or deepspeed; any: count without an engine's restrictions.")
-    ] = "native",
+    context: typer.Context,
     knobs: Annotated[bool, typer.Option("--knobs", help="List all knobs instead.")] = False,
     json: Json = False,
 ) -> None:
@@ -157,23 +108,7 @@ def space(
 
     if knobs:
         end(lambda: knobs_command(json))
-    end(
-        lambda: space_command(
-            SpaceOptions(
-                model=model,
-                cluster=cluster,
-                ray_address=ray_address,
-                ranks=ranks,
-                space=space_,
-                global_batch_size=global_batch_size,
-                sequence_length=sequence_length,
-                memory_limit=memory_limit,
-                pins=tuple(pin or ()),
-                engine=engine,
-                json=json,
-            )
-        )
-    )
+    end(lambda: space_command(SpaceOptions(**asked_values(context), json=json)))
 
 
 @app.command()
@@ -205,44 +140,24 @@ def weights(
     end(lambda: weights_command(model, source, target, mtp_layers))
 
 
-@app.command()
+@app.command(cls=QuestionCommand)
 def profile(
-    model: Annotated[
-        str | None, typer.Argument(metavar="MODEL", help="A preset, a Hugging Face config.json, or module:factory.")
-    ] = None,
-    pin: options.KnobValues = None,
+    context: typer.Context,
     depth: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Levels of modules to show; 0: only the model. [default: all]")
     ] = None,
     every_block: Annotated[
         bool, typer.Option("--every-block", help="Show one row per block, even if blocks are alike.")
     ] = False,
-    global_batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Samples per optimizer step. [default: one micro-batch]")
-    ] = None,
-    sequence_length: Annotated[int | None, typer.Option(min=1, metavar="N", help="Tokens per sample. [default: 128]")] = None,
-    data_path: Annotated[Path | None, typer.Option(metavar="PATH", help="A file or folder of text to train on.")] = None,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which the profile is killed.")] = 300.0,
     json: Json = False,
 ) -> None:
     """Show the cost of each module in a step: parameters, FLOPs, forward and backward time, share."""
     from autotune.cli.profile import ProfileOptions, profile_command
 
-    end(
-        lambda: profile_command(
-            ProfileOptions(
-                model=model,
-                pins=tuple(pin or ()),
-                depth=depth,
-                every_block=every_block,
-                global_batch_size=global_batch_size,
-                sequence_length=sequence_length,
-                data_path=data_path,
-                timeout=timeout,
-                json=json,
-            )
-        )
-    )
+    # A job's default is no profile's: one micro-batch.
+    asked = asked_values(context) | {"global_batch_size": given_fields(context).get("global_batch_size")}
+    end(lambda: profile_command(ProfileOptions(**asked, depth=depth, every_block=every_block, timeout=timeout, json=json)))
 
 
 app.registered_commands += planning_app.app.registered_commands
@@ -251,8 +166,9 @@ app.add_typer(database_app.app, name="db")
 app.add_typer(study_app.app, name="study")
 
 
-@app.command()
+@app.command(cls=QuestionCommand)
 def lint(
+    context: typer.Context,
     words: Annotated[
         list[str],
         typer.Argument(
@@ -260,18 +176,6 @@ def lint(
             help="auto, deepspeed, torchtitan, megatron, megatron-bridge or accelerate; configurations or launch scripts.",
         ),
     ],
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="A preset or a Hugging Face config.json. [default: the one that the file names]"),
-    ] = None,
-    cluster: options.AnyCluster = None,
-    ranks: Annotated[int | None, typer.Option(min=1, metavar="N", help="Ranks of the run, to check sizes.")] = None,
-    global_batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Samples per optimizer step. [default: as in the file]")
-    ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Tokens per sample. [default: as in the file]")
-    ] = None,
     version: Annotated[
         str | None,
         typer.Option("--for", metavar="VERSION", help="DeepSpeed version. [default: the installed one, else 0.19.8]"),
@@ -284,24 +188,22 @@ def lint(
     Exit status 1: findings; 2: a file that cannot be read."""
     from autotune.cli.lint import LintOptions, lint_command
 
+    asked = asked_values(context)
     end(
-        lambda: lint_command(
-            LintOptions(
-                words=tuple(words), version=version, ranks=ranks, model=model, cluster=cluster,
-                global_batch_size=global_batch_size, sequence_length=sequence_length, dry_run=dry_run, json=json, sarif=sarif,
-            )
-        )
-    )  # fmt: skip
+        lambda: lint_command(LintOptions(**asked, words=tuple(words), version=version, dry_run=dry_run, json=json, sarif=sarif))
+    )
 
 
-@app.command()
+RecipeFile = Annotated[
+    str,
+    typer.Argument(metavar="RECIPE", help="A file that `lint` reads (FILE.py:FUNCTION), a best-config.json, or a job's id."),
+]
+
+
+@app.command(cls=QuestionCommand)
 def carry(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE", help="A file that `lint` reads (FILE.py:FUNCTION), a best-config.json, or a job's id."
-        ),
-    ],
+    context: typer.Context,
+    recipe: RecipeFile,
     to: Annotated[
         str,
         typer.Option(metavar="NAME", help="The target: a preset as NAME:NODES, a TOML file, or NxM of the recipe's cluster."),
@@ -314,17 +216,6 @@ def carry(
         int | None,
         typer.Option("--target-batch-size", min=1, metavar="N", help="Global batch of the target, instead of --batch."),
     ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="A preset or a Hugging Face config.json. [default: as in the recipe]"),
-    ] = None,
-    global_batch_size: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="The recipe's samples per optimizer step. [default: as in the recipe]"),
-    ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Tokens per sample. [default: as in the recipe]")
-    ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of candidates to show.")] = 5,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the target's recipe. [default: printed]")] = None,
     url: Url = None,
@@ -335,10 +226,7 @@ def carry(
     and the recipe for the target. Nothing is run."""
     from autotune.cli.carry import CarryOptions, RecipeOptions, carry_command
 
-    source = RecipeOptions(
-        recipe=recipe, source=from_, model=model, global_batch_size=global_batch_size, sequence_length=sequence_length,
-        url=url, database=db,
-    )  # fmt: skip
+    source = RecipeOptions(recipe=recipe, source=from_, **asked_values(context), url=url, database=db)
     end(
         lambda: carry_command(
             CarryOptions(recipe=source, to=to, batch=batch, target_batch=target_batch, top=top, out=out, json=json)
@@ -346,36 +234,13 @@ def carry(
     )
 
 
-@app.command()
+@app.command(cls=QuestionCommand)
 def challenge(
-    recipe: Annotated[
-        str,
-        typer.Argument(
-            metavar="RECIPE", help="A file that `lint` reads (FILE.py:FUNCTION), a best-config.json, or a job's id."
-        ),
-    ],
+    context: typer.Context,
+    recipe: RecipeFile,
     predict_only: Annotated[bool, typer.Option("--predict-only", help="Decide by predictions; run nothing.")] = False,
     rivals: Annotated[int, typer.Option(min=1, max=50, metavar="N", help="Number of rivals.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Rounds of finalists and recipe, at most.")] = 5,
-    cluster: options.AnyCluster = None,
-    ranks: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Ranks; default: 2 for local, else every device.")
-    ] = None,
-    engine: options.NamedEngine = "native",
-    runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local. [default: ray]")] = None,
-    ray_address: options.RayAddress = None,
-    model: Annotated[
-        str | None,
-        typer.Option(metavar="MODEL", help="A preset or a Hugging Face config.json. [default: as in the recipe]"),
-    ] = None,
-    global_batch_size: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Samples per optimizer step. [default: as in the recipe]")
-    ] = None,
-    sequence_length: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Tokens per sample. [default: as in the recipe]")
-    ] = None,
-    memory_limit: options.MemoryLimit = None,
-    max_seconds: Annotated[float | None, typer.Option(metavar="SECONDS", help="Seconds after which no trial starts.")] = None,
     url: Url = None,
     db: Database = None,
     json: Json = False,
@@ -385,18 +250,14 @@ def challenge(
     from autotune.cli.carry import RecipeOptions
     from autotune.cli.challenge import ChallengeOptions, challenge_command
 
-    source = RecipeOptions(
-        recipe=recipe, source=None, model=model, global_batch_size=global_batch_size, sequence_length=sequence_length,
-        url=url, database=db,
-    )  # fmt: skip
-    fields = options.given(
-        engine=engine, runner=runner, ray_address=ray_address, memory_limit=memory_limit, max_seconds=max_seconds
-    )
+    fields = given_fields(context)
+    stated = {name: fields.pop(name, None) for name in ("model", "global_batch_size", "sequence_length")}
+    source = RecipeOptions(recipe=recipe, source=None, **stated, url=url, database=db)
     end(
         lambda: challenge_command(
             ChallengeOptions(
-                recipe=source, cluster=cluster, ranks=ranks, rivals=rivals, rounds=rounds, predict_only=predict_only,
-                json=json, fields=fields,
+                recipe=source, cluster=fields.pop("cluster", None), ranks=fields.pop("ranks", None), rivals=rivals,
+                rounds=rounds, predict_only=predict_only, json=json, fields=fields,
             )
         )
     )  # fmt: skip

@@ -8,7 +8,9 @@ import typer
 
 from autotune.errors import RequestError
 
-COMMANDS = ("sweep", "submit", "verify")
+SCRIPT_COMMANDS = ("sweep", "submit")
+"""Our commands whose question may be a user's command."""
+COMMANDS = (*SCRIPT_COMMANDS, "verify")
 """Our commands that accept a user's command."""
 KEY = "command"
 

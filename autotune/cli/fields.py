@@ -1,7 +1,7 @@
-"""The fields of a tuning request from a command line: those of a file, overridden by options."""
+"""The fields of a question from a command line, and for a tuning request also from a file."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,26 +12,32 @@ from autotune.session.baselines import read_baseline
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.spaces import parse_pins
 
+READERS: Mapping[str, Callable[[Any], Any]] = {
+    "pins": parse_pins,
+    "failures": read_failures,
+    "document_lengths": read_lengths,
+    "expert_loads": read_loads,
+    "baseline": read_baseline,
+    "data_path": str,
+    "lora_targets": lambda text: tuple(part.strip() for part in text.split(",")),
+}
+"""Field -> parser of its option."""
 
-def request_fields(
-    options: Mapping[str, Any], pins: tuple[str, ...], baseline: Path | None, config: Path | None
-) -> dict[str, Any]:
-    """Return the fields of a request.
+
+def read_fields(options: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of fields from those of their options.
 
     Raises:
-        RequestError, SearchSpaceError: a file cannot be read, or a field, a knob or its value does not exist.
+        RequestError, SearchSpaceError: a file cannot be read, or a knob or its value does not exist.
     """
-    fields = {**(read_config_file(config) if config else {}), **options}
-    fields["pins"] = {**fields.get("pins", {}), **parse_pins(pins)}
-    if isinstance(fields.get("failures"), Path):
-        fields["failures"] = read_failures(fields["failures"])
-    if isinstance(fields.get("document_lengths"), str):
-        fields["document_lengths"] = read_lengths(fields["document_lengths"])
-    if isinstance(fields.get("expert_loads"), str):
-        fields["expert_loads"] = read_loads(fields["expert_loads"])
-    if baseline is not None:
-        fields["baseline"] = read_baseline(baseline)
-    return fields
+    values = {name: READERS[name](value) if name in READERS else value for name, value in options.items()}
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+
+
+def request_fields(options: Mapping[str, Any], config: Path | None) -> dict[str, Any]:
+    """Return the fields of a request: those of a file, overridden by options. Raises as `read_fields` and for the file."""
+    of_file, given = read_config_file(config) if config else {}, read_fields(options)
+    return {**of_file, **given, "pins": {**of_file.get("pins", {}), **given.get("pins", {})}}
 
 
 def with_import_folders(fields: dict[str, Any]) -> dict[str, Any]:

@@ -19,11 +19,6 @@ jobs_app = typer.Typer()
 
 
 @jobs_app.command()
-def submit() -> None:
-    """Submit a tuning job to the workers; prints its id to standard output."""
-
-
-@jobs_app.command()
 def jobs(
     state: Annotated[
         list[str] | None,

@@ -12,7 +12,7 @@ from autotune.objective.ranking import Ranking, peak_bytes, rate
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import measured_baseline
 from autotune.outcome.verdict import JobVerdict
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.session.session import Session
 from autotune.text.console import Console
 from autotune.text.rows import STYLES

@@ -9,8 +9,8 @@ import typer
 
 from autotune.errors import RequestError
 from autotune.ops.logs import LogFormat
-from autotune.request.field import Panel
-from autotune.request.sizes import parse_size
+from autotune.question.field import Panel
+from autotune.question.sizes import parse_size
 
 DEFAULT_OUT = Path("best-config.json")
 
@@ -40,33 +40,10 @@ Url = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document to standard output.")]
 Job = Annotated[str | None, typer.Argument(metavar="JOB", help="A job's id or a unique prefix of it. [default: latest]")]
 OneJob = Annotated[str, typer.Argument(metavar="JOB", help="A job's id, a unique prefix of it, or `latest`.")]
-Pins = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--pin",
-        metavar="KNOB=VALUE",
-        help="Pin a knob to one value, or to several (KNOB=A,B). May be repeated.",
-        rich_help_panel=Panel.BASIC.value,
-    ),
-]
-KnobValues = Annotated[list[str] | None, typer.Option("--pin", metavar="KNOB=VALUE", help="A knob's value. May be repeated.")]
-MemoryLimit = Annotated[
-    int | None, typer.Option(parser=parse_bytes, metavar="BYTES", help="Memory limit per rank: 2000000000, 2GB or 1.5GiB.")
-]
-NvmePath = Annotated[
-    str | None,
-    typer.Option(metavar="PATH", help="Folder on a fast local disk for states offloaded to files (nvme)."),
-]
 Logs = Annotated[LogFormat, typer.Option("--log-format", help="Format of log lines.")]
 
-# Options that `sweep` and `submit` share, in addition to those of a tuning request, which `request_options` creates.
+# Options of jobs that are no fields of a request: `question_options` makes those.
 
-Model = Annotated[
-    str | None, typer.Argument(metavar="MODEL", help="A preset, a Hugging Face config.json, hf:CONFIG, or module:factory.")
-]
-Cluster = Annotated[
-    str | None, typer.Option(metavar="NAME", help="local, ray, a preset as NAME:NODES, or a TOML file. [default: local]")
-]
 RayAddress = Annotated[
     str | None,
     typer.Option(
@@ -90,7 +67,6 @@ RayToInspect = Annotated[
         help="HOST:PORT. Default: AUTOTUNE_RAY_ADDRESS, RAY_ADDRESS, else the Ray that this machine belongs to.",
     ),
 ]  # fmt: skip
-Ranks = Annotated[int | None, typer.Option(metavar="N", help="Ranks per trial. [default: every GPU; on CPUs 2]")]
 Price = Annotated[
     float | None,
     typer.Option(
@@ -111,33 +87,11 @@ Step = Annotated[
 ]
 AllTrials = Annotated[int | None, typer.Option("--trials", min=1, metavar="N", help="Total number of search trials.")]
 AllSeconds = Annotated[float | None, typer.Option("--max-seconds", metavar="SECONDS", help="Total seconds.")]
-TrainingSteps = Annotated[
-    int | None, typer.Option(metavar="N", help="Optimizer steps of your run, over which data schedules are averaged.")
-]
-ExpertLoads = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LOADS",
-        help="Relative numbers of tokens that choose each expert, separated by commas, or a file of them with a line for each "
-        "layer with experts; default: equal.",
-    ),
-]
-DocumentLengths = Annotated[
-    str | None,
-    typer.Option(
-        metavar="LENGTHS",
-        help="Lengths in tokens of a sample of your documents, separated by commas, or a file; default: full-length samples.",
-    ),
-]
 TrialSeconds = Annotated[
     float | None,
     typer.Option(
         metavar="SECONDS", help="Maximum seconds of timed steps in a trial. [default: 5]", rich_help_panel=Panel.TRIALS.value
     ),
-]
-Baseline = Annotated[
-    Path | None,
-    typer.Option(metavar="FILE", help="JSON of your present knobs, measured as trial 0.", rich_help_panel=Panel.SEARCH.value),
 ]
 From = Annotated[
     Path | None,
@@ -212,13 +166,6 @@ ReportSeconds = Annotated[
         rich_help_panel=Panel.SCRIPT.value,
     ),
 ]
-Simple = Annotated[
-    str | None,
-    typer.Option(
-        metavar="TARGET",
-        help="Search only what this framework's export expresses without loss: deepspeed, torchtitan, megatron, …",
-    ),
-]
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -226,48 +173,6 @@ Config = Annotated[
     ),
 ]
 
-# Options that `predict` and `plan` share.
-
-AnyCluster = Annotated[
-    str | None,
-    typer.Option("--cluster", metavar="NAME", help="local, ray, a preset as NAME:NODES, or a TOML file. [default: local]"),
-]
-RayToDescribe = Annotated[
-    str | None,
-    typer.Option(
-        "--ray-address", metavar="ADDRESS",
-        help="HOST:PORT or auto: the Ray cluster of --cluster ray. Default: AUTOTUNE_RAY_ADDRESS, RAY_ADDRESS, else auto.",
-    ),
-]  # fmt: skip
-EveryRank = Annotated[
-    int | None,
-    typer.Option("--ranks", min=1, metavar="N", help="Ranks; default: every device, and on local without GPUs 2."),
-]
-AnyBatch = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Samples per optimizer step, over all ranks. [default: 8, or one per rank]"),
-]
-AnyLength = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Tokens per sample; default: the model's maximum, at most 128 for local."),
-]
-NamedEngine = Annotated[str, typer.Option("--engine", metavar="NAME", help="native, ddp, fsdp2 or deepspeed.")]
-LoraRank = Annotated[
-    int | None, typer.Option(min=1, metavar="N", help="Train low-rank adapters of this rank; all else is frozen.")
-]
-LoraTargets = Annotated[
-    str | None,
-    typer.Option(metavar="NAMES", help="Matrices with adapters, separated by commas. [default: query,value]"),
-]
-Knowledge = Annotated[
-    str | None,
-    typer.Option(
-        "--knowledge",
-        metavar="FILE|JOB|URL",
-        help="Measurements to learn from: a table, an MLPerf log, a job, or the address of a table.",
-    ),
-]
-FrozenBits = Annotated[int | None, typer.Option(metavar="BITS", help="Bits of a frozen parameter: 16, 8 or 4. [default: 16]")]
 
 
 def only_database(command: str, database: str | None, remedy: str = "") -> str | None:
@@ -293,11 +198,9 @@ class SweepOptions:
     """Parsed options of `autotune sweep`."""
 
     fields: dict[str, Any]
-    """Fields of the request that were given as options; `ranks` as text."""
+    """Fields of the request that were given as options, as `read_fields` takes them; `ranks` as text."""
     series: dict[str, Any]
     """Options of a series of jobs: price, rate, step."""
-    pins: tuple[str, ...]
-    baseline: Path | None
     imported: Path | None
     """A configuration of another framework that becomes the baseline."""
     out: Path

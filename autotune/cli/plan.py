@@ -1,104 +1,48 @@
 """`autotune plan`: the predicted best configurations of a space, and why."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 from rich.text import Text
 
 from autotune.cli.documents import write_document
-from autotune.cli.predict import asked_model, question_document, with_calibration
+from autotune.cli.fields import read_fields
+from autotune.cli.predict import asked_question, question_document
 from autotune.cli.status import Status
-from autotune.cluster.ray_cluster import asked_cluster
 from autotune.goodput.choice import RunChoice
 from autotune.goodput.terms import parse_terms
 from autotune.prediction.planning.largest import Dimension, Largest, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import SHARE, PlanObjective, PlanOptions, RankedPlan, RankedPlans, plan
-from autotune.prediction.planning.question import Question, assumed_line, cluster_of, question_of
+from autotune.prediction.planning.question import Question, assumed_line
 from autotune.prediction.planning.simplicity import PLAIN, certain_gain
-from autotune.request.field_forms import read_lengths, read_loads, with_loads
+from autotune.question.question import PlanningFields
 from autotune.text.console import Console
 from autotune.text.prediction_table import asked_text, bar_text, seconds_text
 from autotune.text.sizes import bytes_text
 from search_spaces.knob_values import value_text
 from search_spaces.models.model import ModelSpec
 from search_spaces.quantities import number_text
-from search_spaces.spaces import parse_pins
 from search_spaces.trial_config import TrialConfig
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PlanCommandOptions:
-    """Parsed options of the command."""
-
-    model: str | None
-    cluster: str | None
-    ray_address: str | None
-    ranks: int | None
-    space: str
-    top: int
-    ties: bool
-    """Whether configurations that tie with each plan are shown too."""
-    simple: str | None
-    """The framework whose export expresses every plan without loss; None: any plan."""
-    objective: str
-    most: str | None
-    """The dimension to maximize; None: none."""
-    fit_probability: float | None
-    share: float | None
-    price: float | None
-    rate: float | None
-    goodput: tuple[str, ...]
-    """Texts NAME=VALUE."""
-    pins: tuple[str, ...]
-    global_batch_size: int | None
-    sequence_length: int | None
-    training_steps: int | None
-    document_lengths: str | None
-    expert_loads: str | None
-    memory_limit: int | None
-    engine: str
-    lora_rank: int | None
-    lora_targets: str | None
-    frozen_bits: int | None
-    knowledge: str | None
-    """Measurements to learn from; None: only those of the database."""
-    nvme_path: str | None
-    database: str | None
-    json: bool
-
-
-def plan_command(options: PlanCommandOptions) -> Status:
-    """Resolve the question, rank the configurations and print them."""
+def plan_command(options: Mapping[str, Any], database: str | None, *, ties: bool, json: bool) -> Status:
+    """Resolve the question, rank the configurations and print them; with `ties` also those that tie with each plan."""
+    asked = PlanningFields(**read_fields(options))
     plan_options = PlanOptions(
-        objective=options.objective,  # type: ignore[arg-type]  # PlanOptions checks the name
-        top=options.top,
-        fit_probability=PROBABILITY if options.fit_probability is None else options.fit_probability,
-        share=options.share,
-        price=options.price,
-        rate=options.rate,
-        goodput=parse_terms(options.goodput) if options.goodput else None,
+        objective=asked.objective,  # type: ignore[arg-type]  # PlanOptions checks the name
+        top=asked.top,
+        fit_probability=PROBABILITY if asked.fit_probability is None else asked.fit_probability,
+        share=asked.share,
+        price=asked.price,
+        rate=asked.rate,
+        goodput=parse_terms(asked.goodput) if asked.goodput else None,
     )
-    name, live = asked_cluster(options.cluster, options.ray_address)
-    cluster, pins = cluster_of(name, options.ranks, options.memory_limit, live), parse_pins(options.pins)
-    question = question_of(
-        with_loads(asked_model(options, cluster, pins), read_loads(options.expert_loads)),
-        cluster,
-        global_batch_size=options.global_batch_size,
-        sequence_length=options.sequence_length,
-        training_steps=options.training_steps,
-        document_lengths=read_lengths(options.document_lengths),
-        engine=options.engine,
-        space=options.space,
-        pins=pins,
-        nvme_path=options.nvme_path,
-        simple=options.simple,
-    )
-    question = with_calibration(question, options.database, options.knowledge)
-    biggest = largest(question, options.most, plan_options.fit_probability) if options.most else None
+    question = asked_question(asked, database)
+    biggest = largest(question, asked.max, plan_options.fit_probability) if asked.max else None
     question = biggest.question if biggest else question
     plans = plan(question, plan_options)
-    if options.json:
+    if json:
         document: dict[str, Any] = {
             **question_document(question),
             "space": question.space,
@@ -111,7 +55,7 @@ def plan_command(options: PlanCommandOptions) -> Status:
     console = Console()
     if biggest:
         print_largest(biggest, console)
-    print_plans(question, plans, plan_options, console, options.ties)
+    print_plans(question, plans, plan_options, console, ties)
     return Status.OK
 
 

@@ -1,24 +1,23 @@
 """`autotune predict`: predict time and memory of one configuration."""
 
+import dataclasses
 from collections.abc import Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from autotune.cli.documents import write_document
-from autotune.cli.fields import import_folders
+from autotune.cli.fields import import_folders, read_fields
 from autotune.cli.status import Status, print_note
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.installed import WHOLE, has
 from autotune.prediction.planning.estimate import estimates
-from autotune.prediction.planning.question import Question, cluster_of, described_model, precisions_of, question_of
-from autotune.request.field_forms import read_lengths, read_loads, with_loads
+from autotune.prediction.planning.question import Question, cluster_of, described_model, precisions_of, question_about
+from autotune.question.question import PlanningFields
+from autotune.request.field_forms import with_loads
 from autotune.text.console import Console
 from autotune.text.prediction_table import print_estimate
-from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.models.model import FactoryModel, ModelSpec, without_profile
+from search_spaces.models.model import without_profile
 from search_spaces.plain import to_plain
-from search_spaces.spaces import Pin, parse_pins
 from storage.private_files import has_default_database
 
 if TYPE_CHECKING:
@@ -26,82 +25,32 @@ if TYPE_CHECKING:
     from storage.store import Store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PredictOptions:
-    """Parsed options of the command."""
-
-    model: str | None
-    cluster: str | None
-    ray_address: str | None
-    ranks: int | None
-    pins: tuple[str, ...]
-    global_batch_size: int | None
-    sequence_length: int | None
-    training_steps: int | None
-    document_lengths: str | None
-    expert_loads: str | None
-    memory_limit: int | None
-    engine: str
-    lora_rank: int | None
-    lora_targets: str | None
-    frozen_bits: int | None
-    knowledge: str | None
-    """Measurements to learn from; None: only those of the database."""
-    stages: bool
-    """Whether every pipeline rank is shown."""
-    nvme_path: str | None
-    database: str | None
-    json: bool
-
-
-def predict_command(options: PredictOptions) -> Status:
-    """Resolve the question, predict and print."""
-    name, live = asked_cluster(options.cluster, options.ray_address)
-    cluster, pins = cluster_of(name, options.ranks, options.memory_limit, live), parse_pins(options.pins)
-    question = question_of(
-        with_loads(asked_model(options, cluster, pins), read_loads(options.expert_loads)),
-        cluster,
-        global_batch_size=options.global_batch_size,
-        sequence_length=options.sequence_length,
-        training_steps=options.training_steps,
-        document_lengths=read_lengths(options.document_lengths),
-        engine=options.engine,
-        pins=pins,
-        nvme_path=options.nvme_path,
-    )
-    question = with_calibration(question, options.database, options.knowledge)
+def predict_command(options: Mapping[str, Any], database: str | None, *, stages: bool, json: bool) -> Status:
+    """Resolve the question, predict and print; with `stages` also the memory of every pipeline rank."""
+    question = asked_question(PlanningFields(**read_fields(options)), database)
     estimate = estimates(question, [question.config()])[0]
-    if options.json:
+    if json:
         write_document({**question_document(question), **estimate.document()})
     else:
-        print_estimate(question, estimate, Console(), stages=options.stages)
+        print_estimate(question, estimate, Console(), stages=stages)
     return Status.OK
 
 
-class ModelOptions(Protocol):
-    """The options that name a model."""
+def asked_question(asked: PlanningFields, database: str | None) -> Question:
+    """The question of a command: what its words name on this machine, with what the database and `knowledge` measured.
 
-    @property
-    def model(self) -> str | None: ...
-    @property
-    def sequence_length(self) -> int | None: ...
-    @property
-    def engine(self) -> str: ...
-    @property
-    def lora_rank(self) -> int | None: ...
-    @property
-    def lora_targets(self) -> str | None: ...
-    @property
-    def frozen_bits(self) -> int | None: ...
-
-
-def asked_model(options: ModelOptions, cluster: ClusterSpec, pins: Mapping[str, Pin]) -> ModelSpec | FactoryModel:
-    """The model that the options name; a user's module is described in the precisions that the pins allow."""
-    return described_model(
-        options.model, options.lora_rank, named(options.lora_targets), options.frozen_bits,
-        sequence_length=options.sequence_length, precisions=precisions_of(cluster, options.engine, pins),
-        python_path=import_folders(),
+    A user's module is described in the precisions that the pins allow.
+    """
+    name, live = asked_cluster(asked.cluster, asked.ray_address)
+    cluster = cluster_of(name, asked.ranks, asked.memory_limit, live)
+    if asked.host_memory is not None:
+        cluster = dataclasses.replace(cluster, host_memory_bytes=asked.host_memory)
+    model = described_model(
+        asked.model, asked.lora_rank, asked.lora_targets, asked.frozen_bits, sequence_length=asked.sequence_length,
+        precisions=precisions_of(cluster, asked.engine, asked.pins), python_path=import_folders(),
     )  # fmt: skip
+    question = question_about(asked, with_loads(model, asked.expert_loads), cluster)
+    return with_calibration(question, database, None if asked.knowledge is None else str(asked.knowledge))
 
 
 def with_calibration(question: Question, database: str | None, knowledge: str | None = None) -> Question:
@@ -139,11 +88,6 @@ def _borrowed(question: Question, store: "Store | None", knowledge: str, databas
     for note in (*source.notes, *collected.lines(knowledge)):
         print_note(note)
     return learned_from(collected.measurements, store, question.cluster, question.engine)
-
-
-def named(text: str | None) -> tuple[str, ...] | None:
-    """Split comma-separated names; None: none given."""
-    return None if text is None else tuple(part.strip() for part in text.split(","))
 
 
 def question_document(question: Question) -> Mapping[str, Any]:

@@ -1,36 +1,29 @@
-"""Commands that take a tuning request: `sweep`, `scale` and `submit`.
-
-They are imported on demand, because building their many options takes time; `app` and `jobs_app` have their names and helps.
-"""
+"""Commands that open tuning jobs: `sweep`, `scale` and `submit`. See `app`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from autotune.cli import options
 from autotune.cli.options import DEFAULT_OUT, Database, Json, SweepOptions, Url
-from autotune.cli.request_options import PanelCommand, with_request_options
+from autotune.cli.question_options import QuestionCommand, given_fields
 from autotune.cli.status import end
-from autotune.request.field import Panel
+from autotune.question.field import Panel
 
-request_app = typer.Typer(rich_markup_mode=None)
-Fields = dict[str, Any]
+request_app = typer.Typer()
 Out = Annotated[
     Path, typer.Option(metavar="FILE", help="Output file of the best configuration.", rich_help_panel=Panel.BASIC.value)
 ]
 
 
-@request_app.command(cls=PanelCommand)
-@with_request_options("sweep", script=True)
+@request_app.command(cls=QuestionCommand)
 def sweep(
-    request: Fields,
+    context: typer.Context,
     price: options.Price = None,
     rate: options.Rate = None,
     step: options.Step = None,
-    pin: options.Pins = None,
     trial_seconds: options.TrialSeconds = None,
-    baseline: options.Baseline = None,
     from_: options.From = None,
     out: Out = DEFAULT_OUT,
     pass_environment: options.PassEnvironment = None,
@@ -53,10 +46,8 @@ def sweep(
     end(
         lambda: sweep_command(
             SweepOptions(
-                fields=request | options.given(fidelity=fidelity),
+                fields=given_fields(context) | options.given(fidelity=fidelity),
                 series=options.given(price=price, rate=rate, step=step),
-                pins=tuple(pin or ()),
-                baseline=baseline,
                 imported=from_,
                 out=out,
                 pass_environment=tuple(pass_environment or ()),
@@ -69,15 +60,13 @@ def sweep(
     )
 
 
-@request_app.command(cls=PanelCommand)
-@with_request_options("scale")
+@request_app.command(cls=QuestionCommand)
 def scale(
-    request: Fields,
+    context: typer.Context,
     ranks: Annotated[
         str,
         typer.Option(metavar="N,N", help="Numbers of ranks to sweep, one after the other.", rich_help_panel=Panel.BASIC.value),
     ] = "1,2,4",
-    pin: options.Pins = None,
     out: Annotated[
         Path,
         typer.Option(
@@ -94,10 +83,8 @@ def scale(
     end(
         lambda: sweep_command(
             SweepOptions(
-                fields=request | {"ranks": ranks, "objective": "scale"},
+                fields=given_fields(context) | {"ranks": ranks, "objective": "scale"},
                 series={},
-                pins=tuple(pin or ()),
-                baseline=None,
                 out=out,
                 config=config,
                 resume=None,
@@ -109,12 +96,9 @@ def scale(
     )
 
 
-@request_app.command(cls=PanelCommand)
-@with_request_options("submit", script=True)
+@request_app.command(cls=QuestionCommand)
 def submit(
-    request: Fields,
-    pin: options.Pins = None,
-    baseline: options.Baseline = None,
+    context: typer.Context,
     from_: options.From = None,
     config: options.Config = None,
     priority: Annotated[
@@ -136,7 +120,7 @@ def submit(
     end(
         lambda: submit_command(
             SubmitOptions(
-                fields=request, pins=tuple(pin or ()), baseline=baseline, imported=from_,
+                fields=given_fields(context), imported=from_,
                 config=config, priority=priority, watch=watch, url=url, database=db, json=json,
             )
         )

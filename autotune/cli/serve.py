@@ -19,7 +19,7 @@ from autotune.loop.stop import StopSignal
 from autotune.loop.worker import Worker
 from autotune.ops.logs import LogFormat, set_up_logs, traces
 from autotune.request.field_forms import parse_allowed
-from autotune.request.request import RUNNERS
+from autotune.request.job_fields import RUNNERS
 from autotune.session.allowed import AllowList
 from autotune.session.calibrate import calibrate_quickly
 from autotune.session.runners import make_replay_runner, make_runner

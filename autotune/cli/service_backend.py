@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from autotune.cli.backend import JobBackend, JobProgress, standing_of
 from autotune.client import (
@@ -15,9 +15,9 @@ from autotune.client import (
     NotFoundError,
     Progress,
     ServiceError,
-    SubmissionFields,
     Trial,
 )
+from autotune.client.fields import SUBMISSION
 from autotune.errors import NoBestError, RequestError, UnknownFormatError
 from autotune.explain.explanation.findings import Explanation
 from autotune.exports.export import Export
@@ -50,10 +50,9 @@ class ServiceBackend(JobBackend):
         if model is None and "command" not in further:
             raise RequestError("model", "is missing", "give a preset, a config.json or module:factory")
         for name in further:
-            if name not in SubmissionFields.__annotations__:
+            if name not in SUBMISSION:
                 raise RequestError(name, "is determined by the service", "leave it out, or submit to a database (--db)")
-        submission = cast(SubmissionFields, {**further, "priority": priority})
-        return _job(self._client.submit(None if model is None else _named(model), **submission))
+        return _job(self._client.submit(None if model is None else _named(model), **further, priority=priority))
 
     def job(self, job: str | None) -> JobRecord:
         """See `JobBackend.job`."""

@@ -9,7 +9,7 @@ from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import NoBestError, RequestError
 from autotune.objective.ranking import peak_bytes, rate
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.text.console import Console
 from autotune.text.jobs import labels_text, place_text, progress_text, state_text
 from autotune.text.result import print_result

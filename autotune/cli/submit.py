@@ -19,8 +19,6 @@ class SubmitOptions:
 
     fields: dict[str, Any]
     """Request fields that were given as options."""
-    pins: tuple[str, ...]
-    baseline: Path | None
     imported: Path | None
     """A configuration of another framework that becomes the baseline."""
     config: Path | None
@@ -35,7 +33,7 @@ def submit_command(options: SubmitOptions) -> Status:
     """Submit the job, and print its id or follow it."""
     if options.watch and options.json:
         raise RequestError("json", "prints one document, but --watch prints events", "leave one of them out")
-    fields = request_fields(options.fields, options.pins, options.baseline, options.config)
+    fields = request_fields(options.fields, options.config)
     if options.imported is not None:
         from autotune.cli.imported import with_imported
 

@@ -43,7 +43,7 @@ def sweep_command(options: SweepOptions) -> Status:
     if options.resume is not None:
         result = _resumed(options, console)
     else:
-        fields = with_address(request_fields(options.fields, options.pins, options.baseline, options.config))
+        fields = with_address(request_fields(options.fields, options.config))
         ranks = ranks_of(fields)
         if options.imported is not None:
             from autotune.cli.imported import with_imported
@@ -68,7 +68,7 @@ def _resumed(options: SweepOptions, console: Console) -> TuneResult:
     fields = {**options.fields}
     ray_address = fields.pop("ray_address", None)
     budget = {name: fields.pop(name) for name in BUDGET if name in fields}
-    overrides = (fields, options.series, options.pins, options.baseline, options.imported, options.config)
+    overrides = (fields, options.series, options.imported, options.config)
     if any(overrides):
         remedy = "leave out MODEL and all options except --trials, --max-seconds, --out, --db and --ray-address"
         raise RequestError("resume", "a job is resumed with its own request", remedy)

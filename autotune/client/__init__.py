@@ -16,7 +16,6 @@ from autotune.client.errors import (
     WaitTimeoutError,
 )
 from autotune.client.results import Export
-from autotune.client.submission_fields import SubmissionFields
 from autotune.wire.choices import Choices, Space, Validation
 from autotune.wire.events import Event, LogPart, Progress
 from autotune.wire.figures import Figure, StepParts
@@ -59,7 +58,6 @@ __all__ = [
     "ServiceError",
     "Space",
     "StepParts",
-    "SubmissionFields",
     "Trial",
     "UnauthorizedError",
     "UnavailableError",

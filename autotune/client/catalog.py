@@ -2,10 +2,9 @@
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime
-from typing import Any, Unpack
+from typing import Any
 
-from autotune.client.fields import AskedFields, Model, PlanFields, asked_body, submission_body
-from autotune.client.submission_fields import KnobValue, SubmissionFields
+from autotune.client.fields import PLAN, PREDICTION, SUBMISSION, KnobValue, Model, body_of
 from autotune.client.transport import HttpTransport
 from autotune.wire.choices import Choices, Space, Validation
 from autotune.wire.plans import Plans
@@ -57,31 +56,31 @@ class CatalogCalls:
         """The values that a submission's fields may have on this service, in one answer."""
         return self._transport.get(Choices, "/v1/choices")
 
-    def check(self, model: Model | None = None, **fields: Unpack[SubmissionFields]) -> Draft:
+    def check(self, model: Model | None = None, **fields: Any) -> Draft:
         """Check a submission as `submit` does, and open no job.
 
         Raises:
             InvalidRequestError: a field is refused.
         """
-        return self._transport.post(Draft, "/v1/drafts/check", submission_body(model, fields))
+        return self._transport.post(Draft, "/v1/drafts/check", body_of(model, fields, SUBMISSION))
 
-    def estimate(self, model: Model | None = None, **fields: Unpack[SubmissionFields]) -> Estimate:
+    def estimate(self, model: Model | None = None, **fields: Any) -> Estimate:
         """What a submission's job may find and what its trials take, predicted; nothing is run.
 
         Raises:
             InvalidRequestError: a field is refused.
         """
-        return self._transport.post(Estimate, "/v1/drafts/estimate", submission_body(model, fields))
+        return self._transport.post(Estimate, "/v1/drafts/estimate", body_of(model, fields, SUBMISSION))
 
-    def count_space(self, model: Model, **fields: Unpack[SubmissionFields]) -> Space:
+    def count_space(self, model: Model, **fields: Any) -> Space:
         """Count the legal configurations that a submission would search, and what each rule refuses.
 
         Raises:
             InvalidRequestError: a field is refused.
         """
-        return self._transport.post(Space, "/v1/spaces/count", submission_body(model, fields))
+        return self._transport.post(Space, "/v1/spaces/count", body_of(model, fields, SUBMISSION))
 
-    def validate_config(self, model: Model, config: Mapping[str, KnobValue], **fields: Unpack[SubmissionFields]) -> Validation:
+    def validate_config(self, model: Model, config: Mapping[str, KnobValue], **fields: Any) -> Validation:
         """Whether a configuration is legal under a submission, and which rule refuses it with which remedy.
 
         Args:
@@ -92,31 +91,31 @@ class CatalogCalls:
         Raises:
             InvalidRequestError: a field is refused, or there is no such knob or value.
         """
-        body = submission_body(model, fields) | {"config": dict(config)}
+        body = body_of(model, fields, SUBMISSION) | {"config": dict(config)}
         return self._transport.post(Validation, "/v1/spaces/validate", body)
 
-    def predict(self, model: Model, config: Mapping[str, KnobValue] | None = None, **fields: Unpack[AskedFields]) -> Prediction:
+    def predict(self, model: Model, config: Mapping[str, KnobValue] | None = None, **fields: Any) -> Prediction:
         """Step time and memory of one configuration, predicted; nothing is run.
 
         Args:
             model: as in `submit`, but no `module:factory`.
             config: knob -> value; knobs that are left out have the device's defaults.
-            fields: what is predicted for.
+            fields: `PlanningFields` that `autotune predict` takes; what is left out has its defaults.
 
         Raises:
             InvalidRequestError: a field is refused, or a rule refuses the configuration.
         """
-        body = asked_body(model, fields, AskedFields) | {"config": dict(config or {})}
+        body = body_of(model, fields, PREDICTION) | {"config": dict(config or {})}
         return self._transport.post(Prediction, "/v1/predictions", body)
 
-    def plan(self, model: Model, **fields: Unpack[PlanFields]) -> Plans:
+    def plan(self, model: Model, **fields: Any) -> Plans:
         """The configurations of a space that are predicted to be best, with the reason for each knob; nothing is run.
 
         Args:
             model: as in `predict`.
-            fields: what is planned.
+            fields: `PlanningFields` that `autotune plan` takes; what is left out has its defaults.
 
         Raises:
             InvalidRequestError: a field is refused, nothing fits, or the space is too large.
         """
-        return self._transport.post(Plans, "/v1/plans", asked_body(model, fields, PlanFields))
+        return self._transport.post(Plans, "/v1/plans", body_of(model, fields, PLAN))

@@ -5,12 +5,11 @@ import re
 import secrets
 import time
 from collections.abc import Iterator, Sequence
-from typing import Unpack
+from typing import Any
 from urllib.parse import quote
 
 from autotune.client.errors import UnavailableError, UnreachableError, WaitTimeoutError
-from autotune.client.fields import Model, submission_body
-from autotune.client.submission_fields import SubmissionFields
+from autotune.client.fields import SUBMISSION, Model, body_of
 from autotune.client.transport import HttpTransport, quoted
 from autotune.errors import RequestError
 from autotune.wire.jobs import Job, JobPage, JobSummary, Leaderboard, Overview, OverviewList
@@ -29,7 +28,7 @@ class JobCalls:
     _outage_seconds: float
 
     def submit(
-        self, model: Model | None = None, *, idempotency_key: str | None = None, **fields: Unpack[SubmissionFields]
+        self, model: Model | None = None, *, idempotency_key: str | None = None, **fields: Any
     ) -> Job:
         """Submit a tuning job. It is sent again where the connection breaks, and opens one job however often that happens.
 
@@ -38,14 +37,15 @@ class JobCalls:
                 its folder), which is read here and sent along, or {"name": …, "config": …} with its content. None: a command.
             idempotency_key: your own name of this submission, up to 128 visible characters: submitting again under it opens no
                 second job, from another process or on another day too. None: a random one.
-            fields: see `SubmissionFields`; what is left out has the default of `autotune sweep`.
+            fields: those of `JobFields` that a service accepts, and `priority`; what is left out has the default of
+                `autotune sweep`.
 
         Raises:
             RequestError: the model's file cannot be read.
             InvalidRequestError: a field is refused, or the key was used before with other fields.
             ServiceError: any other; see `autotune.client.errors`.
         """
-        return self._transport.post(Job, JOBS, submission_body(model, fields), _key(idempotency_key))
+        return self._transport.post(Job, JOBS, body_of(model, fields, SUBMISSION), _key(idempotency_key))
 
     def job(self, job: str | JobSummary) -> Job:
         """One job as it is now.

@@ -11,7 +11,7 @@ from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, plan
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.scan import Bounds
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.session.knowledge import learned_of
 from autotune.session.session import Session
 from search_spaces.errors import SpaceTooLargeError

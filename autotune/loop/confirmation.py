@@ -6,7 +6,7 @@ from autotune.objective.ranking import peak_bytes
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import Standings, standings_of
 from autotune.outcome.verdict import candidates_of, is_baseline, is_safe, is_separated, layout_without_environment, verdict_of
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.session.session import Session
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial_config import TrialConfig

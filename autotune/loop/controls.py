@@ -7,7 +7,7 @@ from autotune.loop.planned_trial import PlannedTrial
 from autotune.outcome.drift import Drift, step_text
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import measured_baseline
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.session.session import Session
 from search_spaces.outcome import Purpose
 from storage.records import EventRecord, Lease, TrialRecord

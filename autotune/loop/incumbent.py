@@ -9,7 +9,7 @@ from autotune.objective.intervals import Spread
 from autotune.objective.ranking import rate
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import measured_baseline
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.session.session import Session
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Purpose

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.goodput.choice import RunChoice
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 

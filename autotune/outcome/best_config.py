@@ -14,7 +14,7 @@ from autotune.outcome.environment_findings import environment_document, environm
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import with_whole_result
 from autotune.outcome.verdict import JobVerdict, answer_document, decide
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.session import Session

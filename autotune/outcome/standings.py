@@ -13,7 +13,7 @@ from autotune.objective.posterior import Array, Observation, Posterior, posterio
 from autotune.objective.ranking import Ranking, pareto_front, peak_bytes
 from autotune.outcome.drift import Drift, drift_of
 from autotune.outcome.job_snapshot import JobSnapshot, repeat_of
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig

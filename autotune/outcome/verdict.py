@@ -8,7 +8,7 @@ from autotune.objective.intervals import Spread
 from autotune.objective.ranking import Ranking, peak_bytes
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import Standings, standings_of, unresolved_trials
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.plain import to_plain

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.request.field import RequestField
+from autotune.question.field import RequestField
 from search_spaces.environment import MOST_SETTINGS, STANDARD, environment_text
 from search_spaces.errors import KnobValueError
 from search_spaces.training.fewer import FEWEST

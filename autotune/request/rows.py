@@ -11,7 +11,8 @@ from autotune.errors import JobNotResumableError, RequestError
 from autotune.request.checks import ENVIRONMENT_SETTINGS
 from autotune.request.failures_field import read_failures, with_failures
 from autotune.request.field_forms import read_lengths, read_loads, with_command, with_load_rows
-from autotune.request.request import FIELDS, JobRequest, Objective
+from autotune.request.job_fields import FIELDS, Objective
+from autotune.request.request import JobRequest
 from search_spaces.errors import SearchSpaceError
 from search_spaces.file_kinds import REQUEST_FILE, mistaken
 from search_spaces.plain import from_plain, to_plain

@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 from autotune.errors import RequestError
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.series.scaling import scale
 from autotune.series.series import (
     STEP,

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Any, Protocol
 
 from autotune.errors import DoesNotFitError, NothingFeasibleError, RequestError
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import prepare
 from autotune.session.session import Session

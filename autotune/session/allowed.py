@@ -10,7 +10,8 @@ from dataclasses import dataclass
 
 from autotune.errors import RequestError
 from autotune.request.field_forms import parse_allowed
-from autotune.request.request import RUNNERS, JobRequest
+from autotune.request.job_fields import RUNNERS
+from autotune.request.request import JobRequest
 from search_spaces.models.command import CommandModel
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.models.model import FactoryModel

@@ -19,7 +19,8 @@ from autotune.errors import RequestError
 from autotune.prediction.fitting.trial_fit import same_hardware
 from autotune.prediction.planning.calibrated import fingerprint
 from autotune.request.engines import capability_of
-from autotune.request.request import RUNNERS, JobRequest
+from autotune.request.job_fields import RUNNERS
+from autotune.request.request import JobRequest
 from autotune.session.nvme import require_folder
 from autotune.session.runners import start_ranks
 from autotune.session.session import Session

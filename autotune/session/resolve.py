@@ -16,7 +16,8 @@ from autotune.prediction.planning.question_space import layouts_of, nothing_lega
 from autotune.request.component_names import PREDICTING, require_installed
 from autotune.request.engines import capability_of, require_carried, require_script, require_usable
 from autotune.request.field_forms import with_loads
-from autotune.request.request import JobRequest, Objective
+from autotune.request.job_fields import Objective
+from autotune.request.request import JobRequest
 from autotune.request.rows import request_of
 from autotune.session.baselines import baselines_of
 from autotune.session.feasible import require_fit, require_positions

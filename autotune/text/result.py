@@ -8,7 +8,7 @@ from autotune.exports.launch import files_notes
 from autotune.exports.winner import winner_of
 from autotune.objective.ranking import BEYOND, front_over_baseline
 from autotune.outcome.environment_findings import environment_line
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.session.placement import launch_line
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text

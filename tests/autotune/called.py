@@ -30,4 +30,4 @@ def registered(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[str,
         yield " ".join(words), command
 
 
-COMMANDS = dict(registered(typer.main.get_command(app).build()))
+COMMANDS = dict(registered(typer.main.get_command(app)))

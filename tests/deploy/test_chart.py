@@ -74,7 +74,7 @@ def test_names_agree(values: Manifest) -> None:
 
 def test_the_commands_are_ours() -> None:
     found = rendered(ELSEWHERE)
-    group = typer.main.get_command(app).build()  # type: ignore[attr-defined]
+    group = typer.main.get_command(app)  # type: ignore[attr-defined]
     serve = found["Deployment", "mine-serve"]["spec"]["template"]["spec"]["containers"][0]["args"]
     assert serve[0] == "autotune"
     script, _, *options = found["Deployment", "mine-worker"]["spec"]["template"]["spec"]["containers"][0]["args"][2:]

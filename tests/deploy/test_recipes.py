@@ -47,7 +47,7 @@ def autotune_words() -> Iterator[list[str]]:
 def test_every_command_of_ours_is_one(words: tuple[str, ...]) -> None:
     """Commands, options and their values are parsed as they stand; nothing is run."""
     arguments, further = without_command(words)
-    command = typer.main.get_command(app).build()
+    command = typer.main.get_command(app)
     rest = list(arguments)
     with command.make_context("autotune", [], obj=further, resilient_parsing=True) as context:
         while subcommands := getattr(command, "commands", None):

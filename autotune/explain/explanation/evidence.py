@@ -18,7 +18,7 @@ from autotune.outcome.verdict import JobVerdict, decide
 from autotune.prediction.fitting.residuals import NOISE
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.question import Question
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.session.resolve import session_of
 from autotune.session.session import Session
 from autotune.strategies.guided.described import Array, CandidatePool, Described, Observations, observe, select_informative

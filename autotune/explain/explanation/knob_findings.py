@@ -9,7 +9,7 @@ from autotune.explain.explanation.wording import knob_text, memory_text
 from autotune.objective.ranking import rate
 from autotune.outcome.standings import is_extrapolated
 from autotune.prediction.equations.step import Z90
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.strategies.guided.described import HALF_WIDTHS
 from autotune.strategies.strategy import UNINFORMATIVE
 from search_spaces.environment import ENVIRONMENT

@@ -6,7 +6,7 @@ from datetime import datetime
 from autotune.explain.figures.figure import FigureUnit, cell_text, column, counted, table
 from autotune.explain.figures.source import FigureSource
 from autotune.objective.ranking import Ranking, peak_bytes
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.wire.figures import Axis, Figure, Mark
 from storage.records import TrialRecord
 

@@ -10,7 +10,7 @@ from autotune.forecast.initial_forecast import InitialForecaster, initial_foreca
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.prediction.cases.config_cases import predictable
 from autotune.prediction.equations.coefficients import rates_for
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.session.resolve import session_of
 from autotune.session.session import Session
 from autotune.strategies.guided.prior import Prior

@@ -3,12 +3,13 @@
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from autotune.errors import RequestError
 from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.fitting.residuals import Lesson
+from autotune.question.question import SIMPLE_TARGETS, Asked, PlanningFields
 from autotune.request.engines import capability_of
-from autotune.request.request import SIMPLE_TARGETS
 from executor.detect import local_gpus
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.presets import link_text, local_cluster, resolve_cluster
@@ -141,25 +142,28 @@ class Question:
         return space.canonical(base)
 
 
-def question_of(
-    model: ModelSpec | FactoryModel, cluster: ClusterSpec, *, global_batch_size: int | None = None,
-    sequence_length: int | None = None,
-    engine: str = "native", space: str = "parallel", pins: Mapping[str, Pin] | None = None, most_steps: int | None = None,
-    nvme_path: str | None = None, training_steps: int | None = None, document_lengths: Iterable[int] = (),
-    simple: str | None = None,
-) -> Question:  # fmt: skip
-    """Create a question; values not given get their defaults."""
-    capability_of(engine)
-    batch, length = default_workload(model, cluster)
-    sizes = {"global_batch_size": global_batch_size, "sequence_length": sequence_length}
-    batch, length = global_batch_size or batch, length if sequence_length is None else sequence_length
-    assumed = assumed_texts(model, cluster, [name for name, value in sizes.items() if value is None], batch, length)
+def question_about(
+    asked: Asked, model: ModelSpec | FactoryModel, cluster: ClusterSpec, most_steps: int | None = None
+) -> Question:
+    """What was asked, about the model and the cluster that its words name; values not stated get their defaults."""
+    capability_of(asked.engine)
+    sizes = {name: getattr(asked, name) for name in ("global_batch_size", "sequence_length")}
+    unstated = [name for name, value in sizes.items() if value is None]
+    batch, length = (
+        default if value is None else value
+        for value, default in zip(sizes.values(), default_workload(model, cluster), strict=True)
+    )
     return Question(
-        model=model, cluster=cluster, engine=engine, global_batch_size=batch,
-        sequence_length=length, space=space, pins=pins or {}, assumed=assumed,
-        most_steps=most_steps, nvme_path=nvme_path, training_steps=training_steps,
-        document_lengths=tuple(document_lengths), simple=simple,
+        model=model, cluster=cluster, engine=asked.engine, global_batch_size=batch, sequence_length=length,
+        assumed=assumed_texts(model, cluster, unstated, batch, length), most_steps=most_steps, space=asked.space,
+        pins=asked.pins, simple=asked.simple, nvme_path=asked.nvme_path, training_steps=asked.training_steps,
+        document_lengths=tuple(asked.document_lengths),
     )  # fmt: skip
+
+
+def question_of(model: ModelSpec | FactoryModel, cluster: ClusterSpec, most_steps: int | None = None, **asked: Any) -> Question:
+    """`question_about` the fields of `PlanningFields` that are given."""
+    return question_about(PlanningFields(**asked), model, cluster, most_steps)
 
 
 def model_of(text: str | None, lora_rank: int | None, lora_targets: Iterable[str] | None, frozen_bits: int | None) -> ModelSpec:

@@ -17,7 +17,7 @@ from autotune.prediction.fitting.trial_fit import Runs, fit_time, jobs_elsewhere
 from autotune.prediction.planning.calibrated import Borrowed, calibrated
 from autotune.prediction.planning.memory_fit import ranks_of_node
 from autotune.prediction.planning.question import SHIPPED
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.strategies.guided.described import noise_of
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.command import CommandModel

@@ -21,7 +21,7 @@ from tests.documents import check_document
 @pytest.fixture(scope="session", autouse=True)
 def _commands_are_built_once() -> Iterator[None]:
     """A call builds the commands with all their options, which takes longer than most of them."""
-    built = {"typer.main.get_command": typer.main.get_command, "autotune.cli.app.get_group": typer.main.get_group}
+    built = {"typer.main.get_command": typer.main.get_command}
     with contextlib.ExitStack() as stack:
         for name, build in built.items():
             stack.enter_context(patch(name, cache(build)))

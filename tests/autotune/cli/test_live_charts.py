@@ -18,7 +18,7 @@ from autotune.cli.live_charts import Canvas, LiveCharts, charts
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.outcome.verdict import decide
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.request.rows import request_to_row
 from autotune.session.session import Session
 from search_spaces.outcome import Outcome

@@ -8,7 +8,7 @@ from autotune.exports.winner import Stated, Winner
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
-from autotune.request.request import SIMPLE_TARGETS
+from autotune.question.question import SIMPLE_TARGETS
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import resolve
 from tests.sampling import sampled

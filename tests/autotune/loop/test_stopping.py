@@ -10,7 +10,8 @@ import table
 from autotune.errors import RequestError
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import read_snapshot
-from autotune.request.request import JobRequest, Objective
+from autotune.request.job_fields import Objective
+from autotune.request.request import JobRequest
 from autotune.request.rows import request_to_row
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import TrialResult

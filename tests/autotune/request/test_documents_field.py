@@ -19,7 +19,7 @@ def test_every_surface_gives_the_same_lengths(tmp_path: Path) -> None:
     assert lengths_of({}) == ()
     assert lengths_of({"document_lengths": [128, 17, 64]}) == (128, 17, 64)
     for text in ("128,17,64", str(tmp_path / "lengths.txt")):
-        assert lengths_of(request_fields({"document_lengths": text}, (), None, None)) == (128, 17, 64)
+        assert lengths_of(request_fields({"document_lengths": text}, None)) == (128, 17, 64)
     for line in ("document_lengths = [128, 17, 64]", 'document-lengths = "lengths.txt"', 'document_lengths = "128,17,64"'):
         (tmp_path / "sweep.toml").write_text(line)
         assert lengths_of(read_config_file(tmp_path / "sweep.toml")) == (128, 17, 64)

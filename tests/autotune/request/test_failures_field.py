@@ -38,7 +38,7 @@ def test_every_surface_gives_the_same_rows(file: Path, tmp_path: Path) -> None:
     assert (killed.name, killed.outcome, killed.retries, killed.signals) == ("killed", Outcome.LOST, 0, ("SIGKILL",))
     assert (licence.name, licence.output) == ("licence", ("no licence left",))
     assert rows_of({"failures": (killed, licence)}) == (killed, licence)
-    assert rows_of(request_fields({"failures": file}, (), None, None)) == (killed, licence)
+    assert rows_of(request_fields({"failures": file}, None)) == (killed, licence)
     for text in ('failures = "mine.toml"', TEXT.replace("[", "[failures.").replace("'[failures.", "'[")):
         (tmp_path / "sweep.toml").write_text(text.replace("= [failures.", "= ["))
         assert rows_of(read_config_file(tmp_path / "sweep.toml")) == (killed, licence)

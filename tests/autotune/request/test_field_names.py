@@ -13,11 +13,12 @@ import typer
 import autotune
 from api.submission import HIDDEN, JobSubmission
 from autotune.cli.app import app
-from autotune.client.submission_fields import SubmissionFields
+from autotune.client.fields import SUBMISSION
 from autotune.errors import RequestError
 from autotune.exports.best_config_file import SCHEMA_PATH
-from autotune.request.field import option_name
-from autotune.request.request import FIELDS, JobRequest
+from autotune.question.field import option_name
+from autotune.request.job_fields import FIELDS
+from autotune.request.request import JobRequest
 from autotune.request.rows import read_config_file, request_from_fields, request_to_row
 from search_spaces.models.command import CommandModel
 
@@ -44,20 +45,20 @@ FLAGS = {
     "--pass-environment": "of this machine's trials",
 }  # fmt: skip
 NOT_OVER_HTTP = {*HIDDEN, "stop_at_first", "tune_on", "answer_for"}
-OF_TUNE = {"out", "database", "resume", "listener", "further", "progress"}
+OF_TUNE = {"out", "database", "resume", "listener", "fields", "progress"}
 OF_THE_QUEUE = {"priority"}
 COMMAND_OPTIONS = {option_name(item.name) for item in dataclasses.fields(CommandModel)} - {"--arguments"}
 
 
 def options_of(*names: str) -> set[str]:
-    command: Any = typer.main.get_command(app).build()
+    command: Any = typer.main.get_command(app)
     for name in names:
         command = command.commands[name]
     return {option for item in command.params for option in (*item.opts, *item.secondary_opts) if option.startswith("--")}
 
 
 def every_command(command: Any = None, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
-    inner = getattr(command or typer.main.get_command(app).build(), "commands", {})
+    inner = getattr(command or typer.main.get_command(app), "commands", {})
     return [path, *(found for name, item in inner.items() for found in every_command(item, (*path, name)))]
 
 
@@ -72,15 +73,14 @@ def test_every_field_is_an_option_by_its_name(name: str, without: dict[str, str]
 
 def test_every_field_is_an_argument_of_python_by_its_name() -> None:
     parameters = inspect.signature(autotune.tune).parameters
-    assert {*parameters} - OF_TUNE <= {*FIELDS}
-    assert parameters["further"].kind is inspect.Parameter.VAR_KEYWORD
-    defaults = {item.name: item.default for item in dataclasses.fields(JobRequest)}
-    given = {name: parameters[name].default for name in parameters.keys() & {*FIELDS} if parameters[name].default is not None}
-    assert given == {name: defaults[name] for name in given}
+    assert {*parameters} == {"model", *OF_TUNE}
+    assert parameters["fields"].kind is inspect.Parameter.VAR_KEYWORD
+    with pytest.raises(RequestError, match=r"^trails: is not a field of a request; did you mean trials\?"):
+        autotune.tune("gpt2", trails=3)
 
 
 def test_every_field_is_one_of_the_client_and_of_the_service_by_its_name() -> None:
-    assert {*SubmissionFields.__annotations__, "model"} == {*FIELDS} - NOT_OVER_HTTP | OF_THE_QUEUE
+    assert {*SUBMISSION, "model"} == {*FIELDS} - NOT_OVER_HTTP | OF_THE_QUEUE
     assert JobSubmission.model_fields.keys() == {*FIELDS} - NOT_OVER_HTTP | OF_THE_QUEUE
 
 

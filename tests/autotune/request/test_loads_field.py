@@ -25,8 +25,8 @@ def test_every_surface_gives_the_same_loads(tmp_path: Path) -> None:
     assert loads_of({}) == ()
     assert loads_of({"expert_loads": [3, 1]}) == LOADS[:1]
     assert loads_of({"expert_loads": [[3, 1], [1.0, 1.0]]}) == LOADS
-    assert loads_of(request_fields({"expert_loads": str(tmp_path / "loads.txt")}, (), None, None)) == LOADS
-    assert loads_of(request_fields({"expert_loads": "3,1"}, (), None, None)) == LOADS[:1]
+    assert loads_of(request_fields({"expert_loads": str(tmp_path / "loads.txt")}, None)) == LOADS
+    assert loads_of(request_fields({"expert_loads": "3,1"}, None)) == LOADS[:1]
     for line in ("expert_loads = [[3, 1], [1.0, 1.0]]", 'expert-loads = "loads.txt"'):
         (tmp_path / "sweep.toml").write_text(line)
         assert loads_of(read_config_file(tmp_path / "sweep.toml")) == LOADS

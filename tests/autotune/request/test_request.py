@@ -7,7 +7,8 @@ import pytest
 import table
 
 from autotune.errors import JobNotResumableError, RequestError
-from autotune.request.request import JobRequest, Objective
+from autotune.request.job_fields import Objective
+from autotune.request.request import JobRequest
 from autotune.request.rows import read_config_file, request_from_fields, request_from_row, request_to_row
 
 

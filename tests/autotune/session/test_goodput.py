@@ -17,7 +17,8 @@ from autotune.goodput.terms import parse_terms
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.verdict import decide
 from autotune.prediction.planning.by_goodput import layout_of, saved_bytes
-from autotune.request.request import JobRequest, Objective
+from autotune.request.job_fields import Objective
+from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_fields
 from autotune.session.goodput import goodput_of
 from autotune.session.resolve import resolve

@@ -12,7 +12,7 @@ from autotune.objective.ranking import Ranking
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.fitting.residuals import Lesson
 from autotune.prediction.planning.scan import NOT_SCANNED, without_buckets
-from autotune.request.request import Objective
+from autotune.request.job_fields import Objective
 from autotune.strategies.guided import space_forecaster
 from autotune.strategies.guided.described import Described
 from autotune.strategies.guided.prior import JobSetting, Prior, setting_of, shipped_prior, transformer_of

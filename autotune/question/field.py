@@ -1,14 +1,20 @@
-"""The declaration of a request field, for the command line, Python, TOML files, REST, the web form and the docs."""
+"""The declaration of a field of the question, for the command line, Python, TOML files, REST, the web form and the docs."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, NamedTuple
+from typing import Any, Union, get_args, get_origin
 
 EVERY = ("sweep", "scale", "submit")
+"""Commands that open jobs."""
 JOB = ("sweep", "submit")
 SWEEP = ("sweep",)
+ASKED = ("predict", "plan")
+PLANNED = (*ASKED, "capacity")
+RECIPE = ("lint", "carry", "challenge")
+"""Commands about a recipe, which may state a field itself."""
 SERVICE = "service"
 """Key in `RequestField.helps` for REST and the client, instead of a command."""
 FORM = "form"
@@ -66,10 +72,12 @@ class RequestField:
     """Allowed values of text; None: any."""
     commands: tuple[str, ...] = EVERY
     """Commands that have an option for it; empty: none."""
+    option: Any = None
+    """Type of the option's value, if it differs from the field's: `read_fields` parses it."""
     shown_default: str = ""
     """Description of the default in the help; empty: the default itself."""
     helps: tuple[tuple[str, str], ...] = ()
-    """(Command, help) for commands with a different help."""
+    """(Commands, help) for commands with a different help; several have spaces between them."""
     label: str = ""
     """Label in the web form; empty: the form has no input for it, or a special one."""
     section: str = ""
@@ -81,27 +89,39 @@ class RequestField:
 
     def help_of(self, command: str) -> str:
         """The help for a command."""
-        return dict(self.helps).get(command, self.help)
-
-
-class FieldOption(NamedTuple):
-    """The option of a field, for the commands that have it."""
-
-    name: str
-    """The field."""
-    kind: str
-    """text, texts (may be repeated), whole, number, bytes, path or flag."""
-    panel: str
-    helps: dict[str, str]
-    """Command -> its help, with the default."""
-    unit: str = ""
-    on: bool = False
-    """Whether a flag is on by default."""
+        return next((text for names, text in self.helps if command in names.split()), self.help)
 
 
 def request_field(default: Any, help: str, panel: Panel, unit: str = "", **declared: Any) -> Any:
-    """A field of `JobRequest`. Arguments as for `RequestField`; a callable default is a factory."""
+    """A field of a question. Arguments as for `RequestField`; a callable default is a factory."""
     metadata = {"request": RequestField(help=help, panel=panel, unit=unit, **declared)}
     if callable(default):
         return dataclasses.field(default_factory=default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
+
+
+def redeclared(record: type, name: str, default: Any, **changes: Any) -> Any:
+    """The field of a record with another default, for a subclass; `changes`: of its declaration."""
+    declared: RequestField = record.__dataclass_fields__[name].metadata["request"]  # type: ignore[attr-defined]
+    return dataclasses.field(default=default, metadata={"request": dataclasses.replace(declared, **changes)})
+
+
+def declared_fields(record: type) -> Iterator[tuple[str, RequestField, Any, Any]]:
+    """Name, declaration, type and default of every field that users can set, in order; None for a default factory."""
+    for item in dataclasses.fields(record):
+        if "request" in item.metadata:
+            default = None if item.default is dataclasses.MISSING else item.default
+            yield item.name, item.metadata["request"], item.type, default
+
+
+def service_fields(record: type, command: str = "") -> tuple[str, ...]:
+    """The fields that a service accepts, in order; with a command: of those that it takes."""
+    fields = ((name, declared) for name, declared, _, _ in declared_fields(record) if declared.service)
+    return tuple(name for name, declared in fields if not command or command in declared.commands)
+
+
+def plain_type(kind: Any) -> type[Any]:
+    """The type without None; str for an enumeration."""
+    if get_origin(kind) in (Union, types.UnionType):
+        kind = next(member for member in get_args(kind) if member is not type(None))
+    return str if isinstance(kind, type) and issubclass(kind, StrEnum) else kind

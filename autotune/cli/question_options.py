@@ -1,0 +1,140 @@
+"""Options of the fields of a question, made from their declarations."""
+
+from collections.abc import Iterator
+from functools import cache
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from autotune.cli import options
+from autotune.cli.command_words import SCRIPT_COMMANDS, command_of
+from autotune.question.field import EVERY, ONE_AT_A_TIME, PLANNED, Panel, RequestField, declared_fields, option_name, plain_type
+
+_SCRIPT: dict[str, Any] = {
+    "launcher": options.Launcher,
+    "plugin": options.Plugin,
+    "folder": options.Folder,
+    "pattern": options.Pattern,
+    "parameter_count": options.ParameterCount,
+    "script_knobs": options.ScriptKnobs,
+    "environment_knobs": options.EnvironmentKnobs,
+    "report_seconds": options.ReportSeconds,
+}
+"""Part of the user's own script, which is the field `command` -> its option."""
+
+
+class QuestionCommand(TyperCommand):
+    """A command that takes fields of the question: those that name it. Its function reads them by `given_fields`."""
+
+    _params: list[Any]
+    _complete: bool
+
+    @property
+    def params(self) -> list[Any]:
+        """Options of fields, then those of the function; made when they are needed, because declarations take time to load."""
+        if not self._complete:
+            self._complete, self._params = True, [*question_parameters(str(self.name)), *self._params]
+        return self._params
+
+    @params.setter
+    def params(self, own: list[Any]) -> None:
+        self._complete, self._params = False, own
+
+    def invoke(self, ctx: Any) -> Any:
+        """Set the fields apart from the function's parameters."""
+        ctx.meta[__name__] = {item.name: ctx.params.pop(item.name) for item in question_parameters(str(self.name))}
+        return super().invoke(ctx)
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, then a section for each panel, the basic ones first, then the rest."""
+        sections: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *Panel, "Other options")}
+        for parameter in self.get_params(ctx):
+            if (record := parameter.get_help_record(ctx)) is not None:
+                panel = getattr(parameter, "rich_help_panel", None) or "Other options"
+                sections["Arguments" if parameter.param_type_name == "argument" else panel].append(record)
+        for title, records in sections.items():
+            if records:
+                with formatter.section(title):
+                    formatter.write_dl(records)
+
+
+def given_fields(context: typer.Context) -> dict[str, Any]:
+    """The fields that were given as options, as `read_fields` takes them; an omitted flag is not given."""
+    values = {name: value for name, value in context.meta[__name__].items() if value is not None and value != ()}
+    script = {name: values.pop(name) for name in _SCRIPT if name in values}
+    if context.command.name in SCRIPT_COMMANDS and (command := command_of(context, **script)) is not None:
+        values["command"] = command
+    return values
+
+
+def asked_values(context: typer.Context) -> dict[str, Any]:
+    """Every field that the command takes, with its default if it was not given, for a record of the command's options."""
+    command = str(context.command.name)
+    defaults = {name: default for name, declared, _, default in _fields_of(command) if command in declared.commands}
+    values = {**defaults, **given_fields(context)}
+    return values | ({"pins": tuple(values["pins"] or ())} if "pins" in values else {})
+
+
+def _fields_of(command: str) -> Iterator[tuple[str, RequestField, Any, Any]]:
+    if command in (*EVERY, "challenge", "profile"):
+        from autotune.request.job_fields import JobFields
+
+        return declared_fields(JobFields)
+    from autotune.question.question import Asked, PlanningFields
+
+    return declared_fields(PlanningFields if command in PLANNED else Asked)
+
+
+@cache
+def question_parameters(command: str) -> tuple[Any, ...]:
+    """The argument and the options of the fields that a command takes, and of the user's own script if it takes one."""
+    fields = [
+        _parameter(name, _annotation(name, declared, kind, default, command))
+        for name, declared, kind, default in _fields_of(command)
+        if command in declared.commands
+    ]
+    return (*fields, *(_parameter(name, kind) for name, kind in _SCRIPT.items() if command in SCRIPT_COMMANDS))
+
+
+def _parameter(name: str, annotation: Any) -> Any:
+    """The parameter that typer makes from one annotation."""
+    app = typer.Typer(add_completion=False, rich_markup_mode=None)
+
+    @app.command()
+    def taking(value: annotation = None) -> None:
+        pass
+
+    parameter = typer.main.get_command(app).params[0]
+    parameter.name = name
+    if parameter.opts == ["--value"]:
+        parameter.opts = [option_name(name)]
+    return parameter
+
+
+def _annotation(name: str, declared: RequestField, kind: Any, default: Any, command: str) -> Any:
+    shown: dict[str, Any] = {"metavar": declared.unit, "help": _help(declared, default, command)}
+    if name == "model" and command not in ("lint", "carry", "challenge"):
+        return Annotated[str | None, typer.Argument(**shown)]
+    shown["rich_help_panel"] = declared.panel.value
+    plain, words = plain_type(kind), option_name(name)
+    if plain is bool:
+        return Annotated[bool | None, typer.Option(f"{words}/--no-{words[2:]}" if default is True else words, **shown)]
+    if name == "ranks" and command == "sweep":  # of a series: several, with commas
+        plain = str
+    elif declared.unit == "BYTES":
+        shown["parser"] = options.parse_bytes
+    elif plain is int and command not in EVERY and declared.least is not None:
+        shown["min"] = int(declared.least)
+    option = declared.option or (list[str] if name in ONE_AT_A_TIME else plain)
+    return Annotated[option | None, typer.Option(words, **shown)]
+
+
+def _help(declared: RequestField, default: Any, command: str) -> str:
+    """The help, and ` [default: 20]` if there is a default worth showing."""
+    text = declared.help_of(command)
+    if "default" in text.lower() or default is False:
+        return text
+    default_text = f"{default:g}" if isinstance(default, float) else "" if default in (None, "", ()) else str(default)
+    shown = (declared.shown_default or default_text).strip()
+    return f"{text} [default: {shown}]" if shown else text
