@@ -11,12 +11,14 @@ from autotune.cli import database_app, options, planning_app, service_app, study
 from autotune.cli.command_words import command_of, without_command
 from autotune.cli.jobs_app import jobs_app
 from autotune.cli.options import Database, Job, Json, Url
+from autotune.cli.overview import OverviewGroup
 from autotune.cli.question_options import QuestionCommand, asked_values, given_fields
 from autotune.cli.request_app import request_app
 from autotune.cli.status import PROGRAM, Status, end, exit_status
 
 app = typer.Typer(
     name=PROGRAM,
+    cls=OverviewGroup,
     invoke_without_command=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from called import Command
+from called import COMMANDS, Command
+
+from autotune.cli.overview import OVERVIEW
 
 ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
@@ -27,6 +29,15 @@ def test_help_is_golden(command: Command, name: str) -> None:
         path.write_text(answer.out, encoding="utf-8")
     assert (answer.status, answer.err) == (0, "")
     assert answer.out == path.read_text(encoding="utf-8")
+
+
+def test_every_command_has_an_example_that_exists() -> None:
+    examples = [words.split() for group in OVERVIEW.values() for words in group.values()]
+    assert sorted(words[1] for words in examples) == sorted({name.partition(" ")[0] for name in COMMANDS})
+    for _, *words in examples:
+        command = COMMANDS.get(" ".join(words[:2])) or COMMANDS[words[0]]
+        options = {option for parameter in command.params for option in parameter.opts}
+        assert {word for word in words if word.startswith("--")} <= options, words
 
 
 def test_without_a_command_help_comes_on_standard_error(command: Command) -> None:
