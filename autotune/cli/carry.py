@@ -17,6 +17,7 @@ from autotune.lint.memory import GIB, LintPrediction
 from autotune.lint.report import grouped, notes_of, outlook_text
 from autotune.ops.output import require_writable, write_whole
 from autotune.prediction.planning.question import cluster_of
+from autotune.question.question import Asked
 from autotune.recipes.candidates import LEVERS, Candidate
 from autotune.recipes.carry import BatchRule, Carried, carry, document
 from autotune.recipes.recipe import Recipe, recipe_of
@@ -35,9 +36,8 @@ class RecipeOptions:
     recipe: str
     source: str | None
     """The cluster that it is for."""
-    model: str | None
-    global_batch_size: int | None
-    sequence_length: int | None
+    asked: Asked
+    """What the recipe does not say, or says otherwise."""
     url: str | None
     database: str | None
 
@@ -49,10 +49,10 @@ class RecipeOptions:
                 return dict(json.loads(backend.export(name, "json").text))
 
         around = Surroundings(
-            model=resolve_model(self.model) if self.model else None,
+            model=resolve_model(self.asked.model) if self.asked.model else None,
             cluster=cluster_of(self.source, None, None) if self.source else None,
-            global_batch_size=self.global_batch_size,
-            sequence_length=self.sequence_length,
+            global_batch_size=self.asked.global_batch_size,
+            sequence_length=self.asked.sequence_length,
         )
         return recipe_of(self.recipe, around, job)
 

@@ -107,9 +107,9 @@ def _fields(recipe: Recipe, options: ChallengeOptions) -> dict[str, Any]:
     if case.model is None:
         raise RequestError("model", f"{recipe.name} does not say which model it trains", "give --model MODEL")
     fields = {
-        "model": options.recipe.model or case.model.name, "cluster": options.cluster,
-        "ranks": options.ranks, "global_batch_size": options.recipe.global_batch_size,
-        "sequence_length": options.recipe.sequence_length or case.imported.sequence_length or case.around.sequence_length,
+        "model": options.recipe.asked.model or case.model.name, "cluster": options.cluster,
+        "ranks": options.ranks, "global_batch_size": options.recipe.asked.global_batch_size,
+        "sequence_length": options.recipe.asked.sequence_length or case.imported.sequence_length or case.around.sequence_length,
         "confirm_repeats": options.rounds, "strategy": "random", "environments": None, "name": f"challenge of {recipe.name}",
         **options.fields,
     }  # fmt: skip

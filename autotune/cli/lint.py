@@ -13,6 +13,7 @@ from autotune.lint.dry import dry_run, exact
 from autotune.lint.lint import FRAMEWORKS, STOPS, Linted, lint
 from autotune.lint.report import checked_version, document, sarif, text_lines
 from autotune.prediction.planning.question import cluster_of
+from autotune.question.question import Asked
 from autotune.text.console import Console
 from search_spaces.errors import SearchSpaceError
 from search_spaces.finding import Effect
@@ -28,11 +29,8 @@ class LintOptions:
     words: tuple[str, ...]
     """A format, which may be missing, and files."""
     version: str | None
-    ranks: int | None
-    model: str | None
-    cluster: str | None
-    global_batch_size: int | None
-    sequence_length: int | None
+    asked: Asked
+    """What the files do not say, or say otherwise."""
     dry_run: bool
     json: bool
     sarif: bool
@@ -81,13 +79,13 @@ def _surroundings(options: LintOptions, format_name: str) -> Surroundings:
         framework = FRAMEWORKS[format_name]
         raise RequestError("for", f"{framework.title} is checked as of {framework.checked}", "leave it out")
     version_of(options.version or "")
-    cluster = cluster_of(options.cluster, options.ranks, None) if options.cluster else None
+    asked = options.asked
     return Surroundings(
-        model=resolve_model(options.model) if options.model else None,
-        cluster=cluster,
-        ranks=options.ranks,
-        global_batch_size=options.global_batch_size,
-        sequence_length=options.sequence_length,
+        model=resolve_model(asked.model) if asked.model else None,
+        cluster=cluster_of(asked.cluster, asked.ranks, None) if asked.cluster else None,
+        ranks=asked.ranks,
+        global_batch_size=asked.global_batch_size,
+        sequence_length=asked.sequence_length,
         version=options.version or "",
     )
 

@@ -23,6 +23,7 @@ from pathlib import Path
 from autotune.cli.carry import RecipeOptions
 from autotune.cli.challenge import ChallengeOptions, prepare_challenge, run_challenge
 from autotune.outcome.verdict import EQUAL
+from autotune.question.question import Asked
 from autotune.recipes.challenge import Challenged, Result, Rival
 from benchmarks.common.written_page import judge, page_parser
 from benchmarks.search.decisions import measured
@@ -114,8 +115,10 @@ def _is_stated(path: Path, config: TrialConfig, grid: Grid) -> bool:
 def _options(path: Path, grid: Grid, seed: int) -> ChallengeOptions:
     return ChallengeOptions(
         recipe=RecipeOptions(
-            recipe=str(path), source=None, model=MODEL, global_batch_size=WORKLOAD.global_batch_size,
-            sequence_length=WORKLOAD.sequence_length, url=None, database=None,
+            recipe=str(path), source=None, url=None, database=None,
+            asked=Asked(
+                model=MODEL, global_batch_size=WORKLOAD.global_batch_size, sequence_length=WORKLOAD.sequence_length,
+            ),
         ),
         cluster="local", ranks=grid.ranks, rivals=RIVALS, rounds=ROUNDS, predict_only=False, json=True, fields={"seed": seed},
     )  # fmt: skip

@@ -145,7 +145,11 @@ class Question:
 def question_about(
     asked: Asked, model: ModelSpec | FactoryModel, cluster: ClusterSpec, most_steps: int | None = None
 ) -> Question:
-    """What was asked, about the model and the cluster that its words name; values not stated get their defaults."""
+    """What was asked, about the model and the cluster that its words name.
+
+    The one place where a value that nobody stated gets its default: what is known of the origin of values belongs here, beside
+    `assumed`.
+    """
     capability_of(asked.engine)
     sizes = {name: getattr(asked, name) for name in ("global_batch_size", "sequence_length")}
     unstated = [name for name, value in sizes.items() if value is None]
