@@ -18,6 +18,7 @@ from mcp import StdioServerParameters
 
 from autotune import Client
 from autotune.agents.server import make_server
+from autotune.client.fields import PLAN, PREDICTION, SUBMISSION
 from storage.store import Store
 
 GOOD, FAULTY = RECIPES / "titan-llama3-8b.toml", RECIPES / "titan-misspelled.toml"
@@ -256,3 +257,13 @@ def test_over_standard_input_and_output(service: str) -> None:
             return await answer(agent, "predict", model="llama-tiny", cluster="local", config={})
 
     assert asyncio.run(run())["predicted"]
+
+
+def test_arguments_of_tools_are_fields_of_the_question() -> None:
+    async def arguments(agent: Any) -> dict[str, set[str]]:
+        return {tool.name: {*tool.input_schema["properties"]} for tool in (await agent.list_tools()).tools}
+
+    takes = talk("http://127.0.0.1:1", arguments)
+    assert takes["plan"] <= {"model", *PLAN}
+    assert takes["predict"] <= {"model", "config", *PREDICTION}
+    assert takes["submit"] <= {"model", "fields", *SUBMISSION}

@@ -1,6 +1,5 @@
 """A field of a request is declared once: every entry point has it from there."""
 
-
 from called import COMMANDS
 
 from api.routes.catalog import choices
