@@ -27,12 +27,7 @@ from search_spaces.knob_values import check_value
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial_config import TrialConfig
 
-MOST_MEASUREMENTS = 200_000
 _REMEDY = "send what `autotune submit --knowledge` sends"
-_ROW_KEYS = frozenset({"source", "columns", "repeats", "noise"})
-_TRIAL_KEYS = frozenset(
-    {"source", "setting", "config", "samples_per_second", "peak_memory_bytes", "outcome", "repeats", "noise"}
-)
 
 
 def content_of(measurements: Iterable[Measurement]) -> dict[str, Any]:
@@ -63,8 +58,8 @@ def read_content(content: Any) -> tuple[Measurement, ...]:
     plain_settings, plain = content["settings"], content["measurements"]
     if not isinstance(plain_settings, list | tuple) or not isinstance(plain, list | tuple):
         raise KnowledgeError("knowledge", "has no lists of settings and measurements", _REMEDY)
-    if len(plain) > MOST_MEASUREMENTS:
-        raise KnowledgeError("knowledge", f"has more than {MOST_MEASUREMENTS:,} measurements", "send fewer")
+    if len(plain) > 200_000:
+        raise KnowledgeError("knowledge", "has more than 200,000 measurements", "send fewer")
     settings = [_setting(item, f"knowledge.settings[{index}]") for index, item in enumerate(plain_settings)]
     return tuple(_measurement(item, settings, f"knowledge.measurements[{at}]") for at, item in enumerate(plain))
 
@@ -107,8 +102,12 @@ def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
 def _measurement(plain: Any, settings: Sequence[TrialSetting], field_path: str) -> Measurement:
     if not isinstance(plain, Mapping):
         raise KnowledgeError(field_path, "is not an object", _REMEDY)
-    allowed_keys = _TRIAL_KEYS if "setting" in plain else _ROW_KEYS
-    if unknown := sorted(set(plain) - allowed_keys) or sorted({"source", "noise", "repeats"} - set(plain)):
+    common, of_trial = (
+        {"source", "noise", "repeats"},
+        {"setting", "config", "samples_per_second", "peak_memory_bytes", "outcome"},
+    )
+    allowed = common | (of_trial if "setting" in plain else {"columns"})
+    if unknown := sorted(set(plain) - allowed) or sorted(common - set(plain)):
         raise KnowledgeError(f"{field_path}.{unknown[0]}", "is unknown or missing", _REMEDY)
     source = plain["source"]
     if not isinstance(source, str) or not 0 < len(source) <= 100:

@@ -24,12 +24,6 @@ from search_spaces.trial_config import TrialConfig
 if TYPE_CHECKING:
     from storage.store import Store
 
-ELSEWHERE_NOISE = 0.3
-"""Standard deviation of the logarithm of a time between devices and software, from effects that no coefficient represents."""
-SOURCE_ROWS = 3.0
-"""Most weight of a source on other devices, in measurements."""
-OTHER_SOFTWARE = 0.1
-"""Standard deviation of the logarithm of a time between software on the same devices."""
 ALIKE = 0.02
 """Largest difference of the logarithm of a figure between devices that are the same."""
 KNOB_OF = {
@@ -148,21 +142,24 @@ def _refined(measurements: Sequence[Measurement], before: Coefficients) -> Coeff
     seconds = np.concatenate(
         [np.array([_seconds(measurement) or math.nan for measurement in members]) for members, _, _ in runs]
     )
+    # A source on other devices weighs at most as much as three measurements.
     share = np.concatenate(
-        [np.array([min(1.0, SOURCE_ROWS / counts[measurement.source]) for measurement in members]) for members, _, _ in runs]
+        [np.array([min(1.0, 3.0 / counts[measurement.source]) for measurement in members]) for members, _, _ in runs]
     )
 
     def predicted(tried: Coefficients) -> Array:
         return np.concatenate([seconds_of(cases, tried) * np.ones(len(members)) for members, cases, _ in runs])
 
-    return fitted(names("time", shared=True), before, predicted, seconds, ELSEWHERE_NOISE, share)
+    # 0.3: between devices and software, the logarithm of a time varies by effects that no coefficient represents.
+    return fitted(names("time", shared=True), before, predicted, seconds, 0.3, share)
 
 
 def _runs(measurements: Sequence[Measurement], engine: str) -> Iterable[Runs]:
     for members, cases, configs in _groups(measurements):
         trial = members[0].trial
         same = trial is not None and trial.setting.engine == engine
-        further = 0.0 if same else OTHER_SOFTWARE**2
+        # 0.1: standard deviation of the logarithm of a time between software on the same devices.
+        further = 0.0 if same else 0.1**2
         peaks = [
             measurement.trial.peak_memory_bytes if same and measurement.trial is not None else None for measurement in members
         ]

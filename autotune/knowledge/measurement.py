@@ -27,7 +27,6 @@ if TYPE_CHECKING:
     from storage.store import Store
 
 MOST_NOISE = 1.0
-NORMAL_95 = 1.96
 LONGEST_TEXT = 2_000
 """Characters of a cell."""
 
@@ -195,16 +194,16 @@ def _combined(setting: TrialSetting, same: Sequence[TrialRecord]) -> TrialMeasur
 def _noise(same: Sequence[TrialRecord]) -> float:
     """The noise of the mean of the trials' logarithms."""
     intervals = [trial.result.samples_per_second for trial in same if trial.result is not None]
-    valid_intervals = [
-        interval for interval in intervals if interval is not None and 0 < interval.low <= interval.high < math.inf
+    measured = [
+        (interval.mean, deviation) for interval in intervals if interval and (deviation := interval.log_deviation) is not None
     ]
-    if not valid_intervals:
+    if not measured:
         return MOST_NOISE
-    within = [math.log(interval.high / interval.low) / (2 * NORMAL_95) for interval in valid_intervals]
-    logs = [math.log(interval.mean) for interval in valid_intervals]
+    logs = [math.log(mean) for mean, _ in measured]
     centre = sum(logs) / len(logs)
     between = math.sqrt(sum((log - centre) ** 2 for log in logs) / max(len(logs) - 1, 1))
-    noise = max(between, math.sqrt(sum(deviation**2 for deviation in within) / len(within))) / math.sqrt(len(valid_intervals))
+    within = math.sqrt(sum(deviation**2 for _, deviation in measured) / len(measured))
+    noise = max(between, within) / math.sqrt(len(measured))
     return min(noise, MOST_NOISE)
 
 
