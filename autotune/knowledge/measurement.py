@@ -77,8 +77,7 @@ class Measurement:
 
     source: str
     """Equal for measurements by one protocol."""
-    row: TableRow | None = None
-    trial: TrialMeasurement | None = None
+    measured: TableRow | TrialMeasurement
     repeats: int = 1
     noise: float = 0.05
     """Standard deviation of the logarithm of the rate; the default is for tables, which state no interval."""
@@ -108,7 +107,7 @@ def measurements_of_rows(rows: Iterable[TableRow]) -> Collected:
             continue
         source = row.source or "table"
         network = row.inter_bw if network_understood(row.inter_bw) else None
-        measurements.append(Measurement(source=source, row=dataclasses.replace(row, source=source, inter_bw=network)))
+        measurements.append(Measurement(source=source, measured=dataclasses.replace(row, source=source, inter_bw=network)))
     return Collected(measurements=tuple(measurements), left_out=dict(left_out))
 
 
@@ -126,7 +125,7 @@ def measurements_of_job(request: JobRequest, trials: Sequence[TrialRecord], sour
         else:
             left_out[why] = left_out.get(why, 0) + 1
     measurements = [
-        Measurement(source=source, trial=_combined(setting, same), repeats=len(same), noise=_noise(same))
+        Measurement(source=source, measured=_combined(setting, same), repeats=len(same), noise=_noise(same))
         for same in trials_by_config.values()
     ]
     return Collected(measurements=tuple(measurements), left_out=left_out)
