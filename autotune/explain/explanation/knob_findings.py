@@ -10,7 +10,6 @@ from autotune.objective.ranking import rate
 from autotune.outcome.standings import is_extrapolated
 from autotune.prediction.equations.step import Z90
 from autotune.request.request import Objective
-from autotune.strategies.guided.described import HALF_WIDTHS
 from autotune.strategies.strategy import UNINFORMATIVE
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.knob import Value
@@ -245,8 +244,8 @@ def _predicted(
 
 def _rate(winner_rate: Interval, log_speedup: float, spread: float) -> Interval:
     """The rate derived from the winner's measured rate, whose error widens the band."""
-    error = math.log(winner_rate.high / winner_rate.low) / (2 * HALF_WIDTHS) if winner_rate.low > 0 else MOST_ERROR
-    ratio = band(-log_speedup, math.hypot(spread, min(error, MOST_ERROR)))
+    error = winner_rate.log_deviation
+    ratio = band(-log_speedup, math.hypot(spread, MOST_ERROR if error is None else min(error, MOST_ERROR)))
     return Interval(mean=winner_rate.mean * ratio.mean, low=winner_rate.mean * ratio.low, high=winner_rate.mean * ratio.high)
 
 

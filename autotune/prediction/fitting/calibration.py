@@ -196,9 +196,6 @@ _PARTS = (
 _LINK_WEIGHTS = {
     Operation.ALL_REDUCE: 6.0, Operation.ALL_GATHER: 6.0, Operation.REDUCE_SCATTER: 6.0, Operation.ALL_TO_ALL: 2.0,
 }  # fmt: skip
-_LINKS = _FittedPart(names=("link_efficiency", "link_seconds", "chunk_seconds"), weights=_LINK_WEIGHTS)
-_NETWORK = _FittedPart(names=("network_efficiency", "network_seconds", "half_message"), weights=_LINK_WEIGHTS)
-_HOPS = _FittedPart(names=("hop_seconds",), weights={Operation.SEND: 6.0})
 
 
 def coefficients_from_benchmark(
@@ -223,9 +220,11 @@ def coefficients_from_benchmark(
     rates = _fit(_PARTS[0], computed, cluster, engine, before)
     for part in _PARTS[1:]:
         rates = _fit(part, _largest(inside, part), cluster, engine, rates)
-    rates = _fit(_LINKS, inside, cluster, engine, rates)
-    rates = _fit(_NETWORK, across, cluster, engine, rates)
-    rates = _fit(_HOPS, inside, cluster, engine, rates)
+    links = _FittedPart(names=("link_efficiency", "link_seconds", "chunk_seconds"), weights=_LINK_WEIGHTS)
+    network = _FittedPart(names=("network_efficiency", "network_seconds", "half_message"), weights=_LINK_WEIGHTS)
+    hops = _FittedPart(names=("hop_seconds",), weights={Operation.SEND: 6.0})
+    for part, rows in ((links, inside), (network, across), (hops, inside)):
+        rates = _fit(part, rows, cluster, engine, rates)
     errors = _layer_errors(computed, cluster, engine, rates)
     rates = dataclasses.replace(rates, **_file_bandwidths(record.rows, cluster))
     spread = spread_after(before.time_spread, errors)
