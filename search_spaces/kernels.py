@@ -160,7 +160,7 @@ HALF_PRECISIONS = ("bf16", "fp16")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kernel:
-    """One kernel on one kind of device."""
+    """One kernel of scaled dot-product attention on one kind of device."""
 
     precisions: tuple[str, ...]
     """Precisions that it supports."""
@@ -168,18 +168,23 @@ class Kernel:
     """Whether it accepts a mask in addition to the causal one."""
     groups: bool = True
     """Whether several query heads may share one key-value head. False: keys and values must be repeated."""
+    score_bytes: float = 0.0
+    """Bytes kept per element of the attention matrix."""
 
+
+MATH_ATTENTION = Kernel(precisions=("fp32", "fp64", *HALF_PRECISIONS), score_bytes=5.5)
+"""Attention by separate operators of torch: scores and their softmax are kept."""
 
 KERNELS: Mapping[str, Mapping[str, Kernel]] = {
     "cpu": {
         "flash": Kernel(precisions=("fp32", "fp64", *HALF_PRECISIONS)),
-        "math": Kernel(precisions=("fp32", "fp64", *HALF_PRECISIONS)),
+        "math": MATH_ATTENTION,
     },
     "cuda": {
         "flash": Kernel(precisions=HALF_PRECISIONS, masks=False),
         "efficient": Kernel(precisions=("fp32", *HALF_PRECISIONS), groups=False),
         "cudnn": Kernel(precisions=HALF_PRECISIONS),
-        "math": Kernel(precisions=("fp32", "fp64", *HALF_PRECISIONS)),
+        "math": MATH_ATTENTION,
     },
 }  # fmt: skip
 """Kind of device -> kernel."""

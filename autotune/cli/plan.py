@@ -9,13 +9,12 @@ from autotune.cli.documents import write_document
 from autotune.cli.predict import asked_model, question_document, with_calibration
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import asked_cluster
-from autotune.goodput.choice import RunChoice
-from autotune.goodput.terms import parse_terms
+from autotune.goodput.choice import RunChoice, parse_terms
 from autotune.prediction.planning.largest import Dimension, Largest, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import SHARE, PlanObjective, PlanOptions, RankedPlan, RankedPlans, plan
 from autotune.prediction.planning.question import Question, assumed_line, cluster_of, question_of
-from autotune.prediction.planning.simplicity import PLAIN, certain_gain
+from autotune.prediction.planning.ties import PLAIN, certain_gain
 from autotune.request.field_forms import read_lengths, read_loads, with_loads
 from autotune.text.console import Console
 from autotune.text.prediction_table import asked_text, bar_text, seconds_text

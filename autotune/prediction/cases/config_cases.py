@@ -15,15 +15,14 @@ from autotune.prediction.equations.cases import (
     Cases,
     Layouts,
     Shapes,
-    Software,
     scalar,
 )
+from autotune.prediction.equations.hardware import devices_of, hardware_of
+from autotune.prediction.equations.kernels import rounding_bytes
 from autotune.prediction.equations.layer_shapes import documented, layer_kinds, loaded, mean_keys_read, trained_shapes
-from autotune.prediction.equations.low_precision import rounding_bytes
-from autotune.prediction.equations.mixed import devices_of, hardware_of
-from autotune.prediction.equations.optimizer import MOVED
 from autotune.prediction.equations.schedules import scheduled
-from autotune.prediction.equations.software import software_named
+from autotune.prediction.equations.software import Software, software_of
+from autotune.prediction.equations.state_traffic import MOVED
 from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.communication import INT8, INTEGER_BYTES, REDUCED_BYTES, SIGN_BYTES
@@ -42,7 +41,7 @@ from search_spaces.trial_config import TrialConfig
 def cases_of(
     model: ModelSpec | FactoryModel, cluster: ClusterSpec, workload: Workload, configs: Sequence[TrialConfig], engine: str
 ) -> Cases:
-    """The cases of `configs`, in their order. `engine` names the profile of `software.toml` that keeps the memory.
+    """The cases of `configs`, in their order. `engine` names the profile of the software (`software_of`).
 
     A user's module needs a profile in the configurations' precision.
     """
@@ -75,10 +74,9 @@ def cases_of(
 def engine_software(model: ModelSpec | FactoryModel, engine: str, attention: set[str], device_kind: str) -> Software:
     """The profile of an engine; `math` attention keeps the attention matrix, and on CPUs attention that changes scores."""
     if isinstance(model, FactoryModel):  # its trace counts what it keeps
-        return software_named(f"engine={engine}", gated=False)[0]
+        return software_of(engine, device_kind, keeps_scores=False)
     keeps_scores = attention == {"math"} or (model.changes_scores and device_kind == "cpu")
-    kernel = "; kernel=torch" if keeps_scores else ""
-    return software_named(f"engine={engine}; device={device_kind}{kernel}", gated=model.gated_mlp)[0]
+    return software_of(engine, device_kind, keeps_scores)
 
 
 def shapes_of(model: ModelSpec | FactoryModel, sequence_length: int) -> Shapes:

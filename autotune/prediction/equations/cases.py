@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.prediction.equations.software import Software
 from search_spaces.models.module_profile import ModuleProfile, Trace
 
 Array = NDArray[np.float64]
@@ -276,79 +277,6 @@ class Layouts:
     def alike(self) -> Array:
         """Ranks that hold the same part of the same experts, and divide their states."""
         return np.maximum(self.shard * self.tensor / (self.expert * self.expert_tensor), 1.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Software:
-    """Memory and compute behaviour of the training software."""
-
-    gradient_bytes: Array
-    """Bytes per gradient element held: 2 in the model's type, 4 if micro-batches are summed in fp32."""
-    holds_gradients: Array
-    """1 if gradients have permanent buffers; 0: they are allocated as activations are freed, except for accumulation."""
-    buckets: Array
-    """Reduce buckets that exist at once."""
-    waits_for_bucket: Array
-    """1 if a reduction begins when a bucket of `Layouts.reduce_bucket_size` is ready, so that the last one is never hidden; 0:
-    in pieces of unknown size."""
-    reduces_last: Array
-    """1 if, with sharded states, gradients are reduced after the last backward, so that nothing hides it."""
-    sends_matrices: Array
-    """1 if, with sharded states, each matrix is reduced and gathered in a message of its own; 0: buckets are."""
-    blocks_sends: Array
-    """1 if the host waits for every message between pipeline stages, so that tensor ranks resume at different times."""
-    sends_shapes: Array
-    """1 if the host also waits for a message with the shape before every one of them."""
-    state_bytes: Array
-    """Bytes of optimizer state per parameter: 12 for fp32 master and two moments."""
-    kept_logit_bytes: Array
-    """Bytes per logit that outlive a micro-batch, if there are several."""
-    fragments: Array
-    """Memory that the allocator needs to avoid running out, as a multiple of the memory used."""
-    scores: Array
-    """Bytes kept per element of the attention matrix; 0: the kernel does not keep it."""
-    norm_extra: Array
-    """Bytes kept per element beyond the inputs of a norm, by a norm that is not a single kernel."""
-    keeps_products: Array
-    """1 if selective checkpointing keeps the result of every product and recomputes only what lies between them."""
-    full_launches: Array
-    """What full checkpointing adds to the host's time of a layer, in launches of its forward."""
-    selective_launches: Array
-    """What selective checkpointing adds to it."""
-    separate_experts: Array
-    """1 if the products of a rank's experts are launched one by one, or operators for each of them; 0: grouped products."""
-    once_per_domain: Array
-    """1 if a token goes once to each link domain that has experts of it, and from there to their ranks; 0: once to each."""
-    input_share: Array
-    """Bytes kept of the inputs of products, as a share of the compute type."""
-    mlp_bytes: Array
-    """Bytes kept per element of the MLP's hidden layer."""
-    frozen_outputs: Array
-    """1 if outputs of frozen matrices are kept because a trained factor scales them."""
-    quantised_extra: Array
-    """Bytes per frozen parameter beyond its bits and their scales."""
-    gathers_whole: Array
-    """1 if frozen parameters are at some time unsharded on every rank, independent of the stage."""
-    unpacks: Array
-    """1 if quantised matrices are dequantised to the precision for each product, by operators of torch."""
-    logit_bytes: Array
-    """Bytes per logit at the peak."""
-    whole_logits: Array
-    """1 if tensor parallelism does not divide the logits."""
-    keeps_gathered: Array
-    """1 if sequence parallelism keeps its gathered inputs for backward, 0 if it gathers them again; 2: 1 without pipelines."""
-    scatters: Array
-    """1 if tensor-parallel ranks each send a part over a pipeline's boundary and gather it there."""
-    tensor_hidden: Array
-    """Share of tensor-parallel communication hidden by the products."""
-    attention_speed: Array
-    """Speed of the attention kernel as a multiple of the standard kernel's."""
-    elementwise: Array
-    """Traffic of norms, residuals and activations as a multiple of that of fused kernels."""
-    first_heavy: Array
-    """1 if stages with an additional layer come first; 0: last."""
-    first_rank: Array
-    """1 if memory refers to the first pipeline stage; 0: to the fullest."""
 
 
 def gathered_kept(layouts: Layouts, software: Software) -> Flags:

@@ -28,10 +28,11 @@ from autotune.prediction.equations.kernels import (
     moved_elements,
     pieces,
     product_seconds,
+    rounding_seconds,
     smooth_maximum,
+    unpacking_seconds,
 )
 from autotune.prediction.equations.layer_shapes import of_kind
-from autotune.prediction.equations.low_precision import rounding_seconds, unpacking_seconds
 from autotune.prediction.equations.module_compute import module_seconds
 from autotune.prediction.equations.overlap import saved_seconds
 from autotune.prediction.equations.schedules import (

@@ -8,20 +8,23 @@ import numpy as np
 from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, DescribedModule, Flags, gathered_kept
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import frozen_share, gathered_share, has_near, sends_integers
-from autotune.prediction.equations.files import host_elements, host_parameter_bytes
 from autotune.prediction.equations.kernels import (
+    eager_norm_extra,
+    frozen_bytes,
+    frozen_width,
     loss_fused,
     loss_kept,
     loss_peak,
     mlp_bytes,
     norm_extra,
+    rounded_bytes,
     shared_memory,
     static_gradients,
     static_messages,
     trained_head,
+    unpacked_bytes,
 )
 from autotune.prediction.equations.layer_shapes import with_layers
-from autotune.prediction.equations.low_precision import frozen_bytes, frozen_width, rounded_bytes, unpacked_bytes
 from autotune.prediction.equations.module_memory import kept_bytes, module_bytes
 from autotune.prediction.equations.overlap import buffer_bytes, gathers_late, host_bytes, on_device, refill_bytes
 from autotune.prediction.equations.parameters import (
@@ -40,6 +43,7 @@ from autotune.prediction.equations.schedules import (
     trained_tokens,
     with_kept_tokens,
 )
+from autotune.prediction.equations.state_traffic import host_elements, host_parameter_bytes
 from autotune.prediction.equations.uneven import (
     RankShare,
     capacity_ratio,
@@ -109,17 +113,12 @@ def memory(cases: Cases, rates: Coefficients, tagged: bool = True) -> Memory:
     tag, too, which takes twice as long.
     """
     checkpoint()
-    columns = with_explicit_layers(
-        cases,
-        lambda subset: _as_columns(_even_memory(subset, rates, tagged)),
-        lambda subset: _as_columns(_fullest_share(subset, rates, tagged)),
-    )
-    return Memory(
-        by_tag={tag: columns[tag] for tag in TAGS if tagged},
-        used=columns["used"],
-        host=columns["host"],
-        stage=columns["stage"],
-        capacity_ratio=columns["capacity_ratio"],
+    return _of_columns(
+        with_explicit_layers(
+            cases,
+            lambda subset: _as_columns(_even_memory(subset, rates, tagged)),
+            lambda subset: _as_columns(_fullest_share(subset, rates, tagged)),
+        )
     )
 
 
@@ -177,13 +176,12 @@ def _fullest_share(cases: Cases, rates: Coefficients, tagged: bool) -> Memory:
 
 
 def _as_columns(usage: Memory) -> dict[str, Array]:
-    return {
-        **usage.by_tag,
-        "used": usage.used,
-        "host": usage.host,
-        "stage": usage.stage,
-        "capacity_ratio": usage.capacity_ratio,
-    }
+    return {**usage.by_tag, **{name: getattr(usage, name) for name in ("used", "host", "stage", "capacity_ratio")}}
+
+
+def _of_columns(columns: dict[str, Array]) -> Memory:
+    rest = {name: values for name, values in columns.items() if name not in TAGS}
+    return Memory(by_tag={tag: columns[tag] for tag in TAGS if tag in columns}, **rest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -572,7 +570,7 @@ def layer_bytes(cases: Cases) -> Array:
     least = np.where(frozen, np.minimum(hidden, width * (2 * shapes.matrices - 3)), hidden)
     outputs = width * (shapes.query + 2 * shapes.key_value + 2 * shapes.hidden + (shapes.matrices - 1) * shapes.ffn)
     attention = attention + software.frozen_outputs * outputs
-    attention = attention + (width + software.norm_extra / 2) * shapes.normed_heads
+    attention = attention + (width + eager_norm_extra(cases) / 2) * shapes.normed_heads
     routed = np.where(shapes.experts > 0, shapes.routed, 0.0)
     # A rank's own rows come back; of those that its experts got, the busiest rank has the most. They are whole on each of the
     # ranks that divide an expert.
@@ -691,10 +689,5 @@ def _module_kept_bytes(cases: Cases, module: DescribedModule) -> Array:
 
 
 def _where(chosen: Flags, first: Memory, second: Memory) -> Memory:
-    return Memory(
-        by_tag={tag: np.where(chosen, first.by_tag[tag], second.by_tag[tag]) for tag in first.by_tag},
-        used=np.where(chosen, first.used, second.used),
-        host=np.where(chosen, first.host, second.host),
-        stage=np.where(chosen, first.stage, second.stage),
-        capacity_ratio=np.where(chosen, first.capacity_ratio, second.capacity_ratio),
-    )
+    columns = _as_columns(second)
+    return _of_columns({name: np.where(chosen, values, columns[name]) for name, values in _as_columns(first).items()})

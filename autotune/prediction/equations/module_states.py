@@ -5,11 +5,16 @@ The engine's own steps are followed, without tensors: `executor.engines.native.b
 bytes; `tests/autotune/prediction/test_module_plans.py` compares the two.
 """
 
+import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
+
+from autotune.prediction.equations.cases import Array
 from search_spaces.communication import IN_FLIGHT, PIECE_ELEMENTS, cut
 from search_spaces.models.module_profile import OUTER, MomentKind, TrainedParameter
 
@@ -47,40 +52,79 @@ class StateKnobs:
     """Whether stage 3 reads its share of the parameters from the host."""
 
 
-Held = tuple[float, float, float]
+StateBytes = tuple[float, float, float]
 """Bytes of parameters, gradients and buffers."""
 PARAMETERS, GRADIENTS, BUFFERS = range(3)
 Marks = tuple[tuple[MomentKind, int], ...]
 """The moments of a micro-batch: mark and index."""
+STEPS = IN_FLIGHT + 2
+"""Micro-batches whose states differ: the first ones until as many reductions are in flight as can be, and the last."""
 
 
-@dataclass(slots=True)
-class StateSeries:
-    """The states at each moment of a micro-batch: arrays as long as the moments."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shape:
+    """What the states of a stage depend on: equal stages share one. Compared by identity."""
 
-    during: list[Held] = field(default_factory=list)
-    """While the module computes what ends with the moment."""
-    acting: list[Held] = field(default_factory=list)
-    """The most while the engine acts at the moment."""
-    gathers: int = 0
-    """Gathers of parameters (stage 3)."""
-    gathered_bytes: float = 0.0
-    """Their messages."""
+    trained: tuple[TrainedParameter, ...]
+    """Elements and blocks, counted from the stage's first one."""
+    marks: Marks
+    elements: int
+    """Of all parameters."""
 
 
-def micro_batches(
-    trained: Sequence[TrainedParameter], marks: Marks, knobs: StateKnobs, between: int = 0
-) -> tuple[list[StateSeries], Held]:
-    """The states in the first and, if there are several, the last micro-batch of a step; and what is held after it.
+@lru_cache(maxsize=1024)
+def shape_of(trained: tuple[TrainedParameter, ...], marks: Marks) -> Shape:
+    """The one shape with these values."""
+    return Shape(trained=trained, marks=marks, elements=sum(parameter.elements for parameter in trained))
 
-    `between`: number of further micro-batches between them, if there are several.
-    """
-    step = _Engine(trained, marks, knobs)
-    steps = [step.run(last=not knobs.accumulates)]
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageStates:
+    """The states of stages of one shape in the micro-batches of a step that differ: the first ones, and the last."""
+
+    moments: Array
+    """(`STEPS`, 2, moments, 3): while the module computes what ends with a moment, and the most while the engine acts at it."""
+    end: Array
+    """(3): after the last micro-batch."""
+    gathers: Sequence[tuple[int, float]]
+    """(`STEPS`): gathers of parameters (stage 3), and the bytes of their messages."""
+
+    @property
+    def begun(self) -> Array:
+        """(`STEPS`, 3): as each micro-batch begins."""
+        return self.moments[:, 0, 0]
+
+    def gathered(self, count: float) -> tuple[float, float]:
+        """Gathers of a step of `count` micro-batches and the bytes of their messages: all but the last are like the first."""
+        (times, size), (last_times, last_size) = self.gathers[0], self.gathers[-1]
+        return (count - 1) * times + last_times, (count - 1) * size + last_size
+
+
+@lru_cache(maxsize=1 << 14)
+def follow(shape: Shape, knobs: StateKnobs) -> StageStates:
+    """The states; sizes beyond the shape's count as one."""
+    within = {name: min(getattr(knobs, name), float(shape.elements)) for name in ("bucket", "prefetch", "max_live")}
+    return _followed(shape, dataclasses.replace(knobs, **within))
+
+
+@lru_cache(maxsize=4096)
+def _followed(shape: Shape, knobs: StateKnobs) -> StageStates:
+    engine = _Engine(shape.trained, shape.marks, knobs)
+    steps = [engine.run(last=not knobs.accumulates)]
+    gathers = [engine.gathers]
     if knobs.accumulates:
-        steps += [step.run(last=index == between) for index in range(between + 1)]
-    step.land()
-    return steps, step.now()
+        # Without a pipeline, reductions end with their micro-batch, and all between the first and the last are like these.
+        between = IN_FLIGHT if knobs.pipelined else 0
+        for index in range(between + 1):
+            steps.append(engine.run(last=index == between))
+            gathers.append(engine.gathers)
+    while engine.sent:
+        engine.land()
+    repeated = STEPS - len(steps)
+    return StageStates(
+        moments=np.array([*steps, *[steps[-1]] * repeated]), end=np.array(engine.now()),
+        gathers=[*gathers, *[gathers[-1]] * repeated],
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -99,7 +143,7 @@ class _Engine:
         self.knobs, self.marks = knobs, marks
         self.held = [0.0, 0.0, 0.0]
         self.total = self.highest = 0.0
-        self.most: Held = (0.0, 0.0, 0.0)
+        self.most: StateBytes = (0.0, 0.0, 0.0)
         """The fullest since the last moment, of `highest` bytes in total."""
         self.elements = [parameter.elements for parameter in trained]
         self.shares = [-(-elements // knobs.ranks) for elements in self.elements]
@@ -124,31 +168,28 @@ class _Engine:
         """Of full gradients."""
         self.gatherer = _Gatherer(trained, marks, self) if knobs.zero_stage == 3 else None
 
-    def run(self, last: bool) -> StateSeries:
-        """One micro-batch."""
+    @property
+    def gathers(self) -> tuple[int, float]:
+        """Gathers of the last micro-batch, and the bytes of their messages."""
+        return (0, 0.0) if self.gatherer is None else (self.gatherer.gathers, self.gatherer.gathered_bytes)
+
+    def run(self, last: bool) -> tuple[list[StateBytes], list[StateBytes]]:
+        """One micro-batch: what is held while the module computes, and the most while the engine acts, at each moment."""
         self.last, self.reduces = last, last or self.every
         self.next = 0
         self.ready.clear()
         self.missing = [len(bucket) for bucket in self.buckets]
         if self.gatherer is not None:
             self.gatherer.begin(last)
-        step = StateSeries()
+        during, acting = [], []
         for mark, index in self.marks:
-            now = self.now()
-            step.during.append(now)
-            self.most, self.highest = now, self.total
+            self.most, self.highest = self.now(), self.total
+            during.append(self.most)
             self._act(mark, index)
-            step.acting.append(self.most)
-        if self.gatherer is not None:
-            step.gathers, step.gathered_bytes = self.gatherer.gathers, self.gatherer.gathered_bytes
-        return step
+            acting.append(self.most)
+        return during, acting
 
-    def land(self) -> None:
-        """Wait for all reductions in flight."""
-        while self.sent:
-            self._land()
-
-    def now(self) -> Held:
+    def now(self) -> StateBytes:
         """What is held."""
         parameters, gradients, buffers = self.held
         return parameters, gradients, buffers
@@ -188,7 +229,7 @@ class _Engine:
                 while self.reduces and self.next < len(self.buckets):
                     self._send_next()
                 while self.sent and not self.knobs.pipelined:
-                    self._land()
+                    self.land()
                 if gatherer is not None:
                     gatherer.end()
             case MomentKind.FORWARD if gatherer is not None:
@@ -264,7 +305,7 @@ class _Engine:
                 self.sent.append(_SentStates(bucket, rows, columns * self._share_width(bucket)))
         else:
             while any(sent.bucket == bucket for sent in self.sent):
-                self._land()  # of an earlier micro-batch
+                self.land()  # of an earlier micro-batch
             copy = rows if knobs.copies else 0.0
             self._move(tag, rows)
             output = 0.0
@@ -275,7 +316,7 @@ class _Engine:
             self.add(BUFFERS, copy + output)
             self.sent.append(_SentStates(bucket, rows + copy + output, columns * self._share_width(bucket)))
         while len(self.sent) > (IN_FLIGHT if knobs.overlaps else 0):
-            self._land()
+            self.land()
 
     def _move(self, tag: int, size: float) -> None:
         """Rows that are sent count as buffers."""
@@ -293,7 +334,8 @@ class _Engine:
             self.share[bucket] = self.columns[bucket] * self._share_width(bucket)
             self.add(GRADIENTS, self.share[bucket])
 
-    def _land(self) -> None:
+    def land(self) -> None:
+        """Wait for the oldest reduction in flight."""
         sent, knobs = self.sent.popleft(), self.knobs
         self._make_share(sent.bucket)
         if self.last and self.share[sent.bucket] != self.columns[sent.bucket] * knobs.master_width:

@@ -15,8 +15,8 @@ import numpy as np
 from autotune.prediction.equations.cases import Array, Cases, RankTable, scalar
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compute import MicroBatchSeconds, mean_micro_batch, micro_batch
+from autotune.prediction.equations.hardware import devices_of_ranks
 from autotune.prediction.equations.layer_shapes import kinds_of_layers, of_kind
-from autotune.prediction.equations.mixed import devices_of_ranks
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.model import ModelSpec
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, Stage, layout_text, parse_layout, split_layers, stages_of_rank
@@ -170,17 +170,10 @@ def shares_of(cases: Cases, contenders: bool = False) -> Iterable[RankShare]:
     table, codes = cases.ranks, np.maximum(cases.layouts.laid_out.astype(np.int64) - 1, 0)
     assert table is not None
     for index in range(table.contenders if contenders else table.layers.shape[1]):
+        columns = {item.name: getattr(table, item.name) for item in dataclasses.fields(RankShare) if item.name != "kinds"}
         yield RankShare(
-            pipeline_rank=table.pipeline_rank[codes, index],
-            alike=table.alike[codes, index],
-            layers=table.layers[codes, index],
-            selective=table.selective[codes, index],
-            full=table.full[codes, index],
-            offloaded=table.offloaded[codes, index],
-            first=table.first[codes, index],
-            last=table.last[codes, index],
-            device=table.device[codes, index],
             kinds=tuple(counts[codes, index] for counts in table.kinds),
+            **{name: values[codes, index] for name, values in columns.items()},
         )
 
 

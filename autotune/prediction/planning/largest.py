@@ -13,7 +13,7 @@ from autotune.errors import NothingFeasibleError, RequestError
 from autotune.prediction.cases.grid_cases import GridCases, placing_knobs
 from autotune.prediction.cases.products import Products
 from autotune.prediction.equations.memory import memory
-from autotune.prediction.planning.memory_fit import Room, room_of
+from autotune.prediction.planning.memory_fit import MemoryLimits, memory_limits_of
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.scan import Bounds, require_within, uniform_parts, without_buckets
@@ -69,7 +69,7 @@ def largest(question: Question, dimension: str, probability: float, bounds: Boun
     return Largest(dimension=target_dimension, value=_value(sizes[last], target_dimension), next=above, question=sizes[last])
 
 
-def anything_fits(question: Question, room: Room, bounds: Bounds) -> bool:
+def anything_fits(question: Question, limits: MemoryLimits, bounds: Bounds) -> bool:
     """Whether any configuration of the question's space fits, with default buckets."""
     try:
         space = space_of(question)
@@ -83,7 +83,7 @@ def anything_fits(question: Question, room: Room, bounds: Bounds) -> bool:
             count += product.count
             require_within(bounds, count)
             needed = memory(cases.of(product), question.rates)
-            if np.any(room.holds(needed.needed, needed.host) & product.legal):
+            if np.any(limits.holds(needed.needed, needed.host) & product.legal):
                 return True
     return False
 
@@ -94,7 +94,7 @@ def _last_that_fits(sizes: Sequence[Question], probability: float, bounds: Bound
     while high - low > 1:
         middle = (low + high) // 2
         require_within(bounds, 0)
-        if anything_fits(sizes[middle], room_of(sizes[middle], probability), bounds):
+        if anything_fits(sizes[middle], memory_limits_of(sizes[middle], probability), bounds):
             low = middle
         else:
             high = middle

@@ -14,9 +14,9 @@ from autotune.prediction.cases.products import CaseProduct, Mask, Products
 from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import least_seconds_of, seconds_of
-from autotune.prediction.planning.found import Found, PredictionBlock, Scanned, SpacePart
-from autotune.prediction.planning.memory_fit import Room
+from autotune.prediction.planning.memory_fit import MemoryLimits
 from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.scan_results import Found, PredictionBlock, Scanned, SpacePart
 from search_spaces.canonical import canonical_value
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Planning, Value
@@ -48,7 +48,7 @@ class Bounds:
 def scan(
     question: Question,
     space: SearchSpace,
-    room: Room,
+    limits: MemoryLimits,
     *,
     slowest: float | None,
     bounds: Bounds,
@@ -59,7 +59,7 @@ def scan(
     Args:
         question: the question.
         space: the space to scan.
-        room: the memory limits.
+        limits: the memory limits.
         slowest: None: rank by time. Seconds: rank by memory among all steps that take no longer.
         bounds: limits of the scan.
         apart: disjoint parts of the space of which the best are kept, too.
@@ -76,7 +76,7 @@ def scan(
         for rows in _fastest_first(question, products, cases):
             require_within(bounds, results.count)
             for least, product in rows.that_may_lead(results, products):
-                block = _predicted(question, room, products, cases, product, least, results)
+                block = _predicted(question, limits, products, cases, product, least, results)
                 if block is not None:
                     results.add(block)
     return results.scanned()
@@ -135,7 +135,7 @@ def _combined(question: Question, products: Products, cases: GridCases[CaseProdu
 
 def _predicted(
     question: Question,
-    room: Room,
+    limits: MemoryLimits,
     products: Products,
     cases: GridCases[CaseProduct],
     product: CaseProduct,
@@ -151,7 +151,7 @@ def _predicted(
     rows = _rows_with(may_lead)
     product, may_lead = product.take(rows), may_lead[np.ix_(*rows)]
     needed = memory(cases.of(product), question.rates, tagged=False)
-    fits = may_lead & room.holds(needed.needed, needed.host)
+    fits = may_lead & limits.holds(needed.needed, needed.host)
     needed_bytes, seconds = np.where(may_lead, needed.needed, np.inf), np.full(product.shape, np.inf)
     some = _rows_with(fits)
     if len(some[0]):

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import seconds_of
-from autotune.prediction.planning.memory_fit import Room, room_of
+from autotune.prediction.planning.memory_fit import MemoryLimits, memory_limits_of
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.scan import Bounds, scan
-from autotune.prediction.planning.stage_options import Menu
-from autotune.prediction.planning.stage_program import solved
+from autotune.prediction.planning.stage_program import Menu, solved
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.models.model import ModelSpec
 from search_spaces.rules.table import check_config
@@ -49,12 +48,12 @@ def solved_layouts(space: SearchSpace, engine: str, rates: Coefficients | None =
         sequence_length=space.workload.sequence_length, coefficients=rates, training_steps=space.workload.training_steps,
         document_lengths=space.workload.document_lengths,
     )  # fmt: skip
-    room = room_of(question)
+    limits = memory_limits_of(question)
     policies = space.domains.get("activation_checkpointing", (space.base.activation_checkpointing,))
     menu = Menu(policies=tuple(dict.fromkeys(("none", *(str(policy) for policy in policies)))))
     solutions: list[tuple[float, str]] = []
-    for seconds, config in sorted(_pipelines(question, space, room), key=lambda item: item[0])[: MOST * 2]:
-        answer = solved(question, config, room, menu)
+    for seconds, config in sorted(_pipelines(question, space, limits), key=lambda item: item[0])[: MOST * 2]:
+        answer = solved(question, config, limits, menu)
         if answer is None or not answer.pipeline_layout or check_config(answer, space.context):
             continue
         predicted = float(seconds_of(cases_of(model, space.cluster, space.workload, [answer], engine), question.rates)[0])
@@ -63,7 +62,7 @@ def solved_layouts(space: SearchSpace, engine: str, rates: Coefficients | None =
     return tuple(dict.fromkeys(layout for _, layout in sorted(solutions)))[:MOST]
 
 
-def _pipelines(question: Question, space: SearchSpace, room: Room) -> Iterator[tuple[float, TrialConfig]]:
+def _pipelines(question: Question, space: SearchSpace, limits: MemoryLimits) -> Iterator[tuple[float, TrialConfig]]:
     """The best for each number of pipeline ranks, with the step seconds of even stages."""
     weighed = {name: values for name, values in space.domains.items() if name in WEIGHED}
     for ranks in space.domains.get("pipeline_parallel_size", (space.base.pipeline_parallel_size,)):
@@ -75,7 +74,7 @@ def _pipelines(question: Question, space: SearchSpace, room: Room) -> Iterator[t
         if part.is_empty():
             continue
         try:
-            scanned = scan(question, part, room, slowest=None, bounds=Bounds(configurations=LARGEST))
+            scanned = scan(question, part, limits, slowest=None, bounds=Bounds(configurations=LARGEST))
         except SpaceTooLargeError:
             return
         distinct: dict[TrialConfig, float] = {}

@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 
 from autotune.prediction.planning.buckets import Tuned
-from autotune.prediction.planning.found import Leader
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.reasons import ALIKE
-from autotune.prediction.planning.simplicity import DIMENSIONS, PLAIN, effort, grouped, plain_parts, resolution, unusual
+from autotune.prediction.planning.scan_results import Leader
+from autotune.prediction.planning.ties import DIMENSIONS, PLAIN, effort, grouped, plain_parts, resolution, unusual
 from search_spaces.knob_values import KNOBS
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
