@@ -21,7 +21,7 @@ from api.submission import (
     uploaded_or_named,
 )
 from api.views import checked_view
-from autotune.forecast.job_forecast import expected
+from autotune.forecast import expected
 from autotune.goodput.choice import terms_of
 from autotune.prediction.planning import estimate as planning
 from autotune.prediction.planning.calibrated import asked_here

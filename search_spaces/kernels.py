@@ -159,7 +159,7 @@ HALF_PRECISIONS = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class AttentionKernel:
     """One kernel of scaled dot-product attention on one kind of device."""
 
     precisions: tuple[str, ...]
@@ -172,19 +172,18 @@ class Kernel:
     """Bytes kept per element of the attention matrix."""
 
 
-MATH_ATTENTION = Kernel(precisions=("fp32", "fp64", *HALF_PRECISIONS), score_bytes=5.5)
+MATH = "math"
 """Attention by separate operators of torch: scores and their softmax are kept."""
-
-KERNELS: Mapping[str, Mapping[str, Kernel]] = {
+ATTENTION_KERNELS: Mapping[str, Mapping[str, AttentionKernel]] = {
     "cpu": {
-        "flash": Kernel(precisions=("fp32", "fp64", *HALF_PRECISIONS)),
-        "math": MATH_ATTENTION,
+        "flash": AttentionKernel(precisions=("fp32", "fp64", *HALF_PRECISIONS)),
+        MATH: AttentionKernel(precisions=("fp32", "fp64", *HALF_PRECISIONS), score_bytes=5.5),
     },
     "cuda": {
-        "flash": Kernel(precisions=HALF_PRECISIONS, masks=False),
-        "efficient": Kernel(precisions=("fp32", *HALF_PRECISIONS), groups=False),
-        "cudnn": Kernel(precisions=HALF_PRECISIONS),
-        "math": MATH_ATTENTION,
+        "flash": AttentionKernel(precisions=HALF_PRECISIONS, masks=False),
+        "efficient": AttentionKernel(precisions=("fp32", *HALF_PRECISIONS), groups=False),
+        "cudnn": AttentionKernel(precisions=HALF_PRECISIONS),
+        MATH: AttentionKernel(precisions=("fp32", "fp64", *HALF_PRECISIONS), score_bytes=5.5),
     },
 }  # fmt: skip
 """Kind of device -> kernel."""
@@ -205,13 +204,13 @@ def verdict(kernel: str, precision: str, heads: int, kv_heads: int, device: str,
 
     `masked`: whether there is a mask in addition to the causal one.
     """
-    kernels = KERNELS[device]
+    kernels = ATTENTION_KERNELS[device]
     if kernel == BEST:
         fused = [
             candidate
             for name, candidate in kernels.items()
             # Last resorts: math stores every score, and only the newest devices try cudnn before it.
-            if name not in ("math", "cudnn") and precision in candidate.precisions and (candidate.masks or not masked)
+            if name not in (MATH, "cudnn") and precision in candidate.precisions and (candidate.masks or not masked)
         ]
         return KernelVerdict(
             repeats_heads=heads != kv_heads and bool(fused) and not any(candidate.groups for candidate in fused)

@@ -33,7 +33,7 @@ def row_software(text: str) -> Software:
             values |= {name: value for name, value in stack.items() if name != "words"}
     values |= {name: float(number) for name, number in stated_features(text)}
     engine = parts.get("engine", "").strip("; ")
-    return with_numbers(software_of(engine, "", keeps_scores=False) if engine else Software(), values)
+    return with_numbers(software_of(engine, "") if engine else Software(), values)
 
 
 def numbers_of(software: Software) -> dict[str, float]:

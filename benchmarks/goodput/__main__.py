@@ -137,7 +137,7 @@ def example() -> Example:
 
     terms = parse_terms(TERMS_OF_EXAMPLE)
     (first,) = plan(asked(dict(PINS)), PlanOptions(top=1)).plans
-    ties = [(tie.step_seconds, tie.config) for tie in first.ties]
+    ties = [(tie.seconds, tie.config) for tie in first.ties]
     seconds, config = min([(first.estimate.step_seconds.mean, first.estimate.config), *ties], key=lambda pair: pair[0])
     for_goodput = PlanOptions(objective=PlanObjective.GOODPUT, goodput=terms, top=1)
     (best,) = plan(asked(dict(PINS)), for_goodput).plans

@@ -26,7 +26,7 @@ from autotune.prediction.equations.state_traffic import MOVED
 from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.communication import INT8, INTEGER_BYTES, REDUCED_BYTES, SIGN_BYTES
-from search_spaces.kernels import GATE, KERNEL_CHOICES, LIGER, NORM, ROTATION, replaced
+from search_spaces.kernels import ATTENTION_KERNELS, GATE, KERNEL_CHOICES, LIGER, MATH, NORM, ROTATION, replaced
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.model import FactoryModel, HeadNorm, ModelSpec, Position
@@ -72,11 +72,13 @@ def cases_of(
 
 
 def engine_software(model: ModelSpec | FactoryModel, engine: str, attention: set[str], device_kind: str) -> Software:
-    """The profile of an engine; `math` attention keeps the attention matrix, and on CPUs attention that changes scores."""
-    if isinstance(model, FactoryModel):  # its trace counts what it keeps
-        return software_of(engine, device_kind, keeps_scores=False)
-    keeps_scores = attention == {"math"} or (model.changes_scores and device_kind == "cpu")
-    return software_of(engine, device_kind, keeps_scores)
+    """The profile of an engine with the attention kernel of all configurations. On CPUs no fused kernel changes scores."""
+    score_bytes = 0.0
+    if isinstance(model, ModelSpec):  # the trace of a user's module counts what it keeps
+        names = {MATH} if model.changes_scores and device_kind == "cpu" else attention
+        kernels = ATTENTION_KERNELS[device_kind]
+        score_bytes = min(kernels[name].score_bytes if name in kernels else 0.0 for name in names)
+    return software_of(engine, device_kind, score_bytes)
 
 
 def shapes_of(model: ModelSpec | FactoryModel, sequence_length: int) -> Shapes:

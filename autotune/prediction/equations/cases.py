@@ -268,6 +268,11 @@ class Layouts:
     """Temporary bytes per number while our engine rounds it to 8 bits for a product; 0: products use the precision itself."""
 
     @property
+    def world(self) -> Array:
+        """Number of ranks."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
     def apart(self) -> Flags:
         """Whether experts are divided over other ranks than the rest of the model."""
         apart: Flags = (self.expert > 1) | (self.expert_tensor < self.tensor)
@@ -299,15 +304,11 @@ class LayerKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTable:
-    """Contents of pipeline ranks whose layers are given explicitly. Shape (layouts, ranks), zeros beyond a layout's last rank;
-    (layouts,) for fields that are not per rank. Of ranks with the same contents, only the first; those that can be the fullest
-    or the slowest come before the others."""
+class RankShare:
+    """The contents of one pipeline rank whose layers are given explicitly, in every case."""
 
     pipeline_rank: Array
     """Position in the pipeline."""
-    alike: Array
-    """Number of ranks with these contents."""
     layers: Array
     selective: Array
     """Those of `layers` with selective recomputation."""
@@ -316,19 +317,30 @@ class RankTable:
     offloaded: Array
     """Share of the optimizer state in host memory."""
     first: Array
-    """1 for the rank with the input table."""
+    """1 if it has the input table."""
     last: Array
-    """1 for the rank with the output projection."""
+    """1 if it has the output projection."""
     device: Array
-    """Index in `Cases.devices` of the rank's device; 0 if all devices are alike."""
-    kinds: tuple[Array, ...]
-    """Those of `layers` that are of each of `Cases.kinds`."""
+    """Index of its device in `Cases.devices`; 0 if all devices are alike."""
+    kinds: tuple[Array, ...] = ()
+    """Those of `layers` that are of each of `Cases.kinds`; empty: as in the whole model."""
+    alike: Array = field(default_factory=lambda: scalar(1.0))
+    """Number of ranks with these contents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTable:
+    """Contents of pipeline ranks whose layers are given explicitly."""
+
+    shares: RankShare
+    """Arrays of shape (layouts, ranks), zeros beyond a layout's last rank. Of ranks with the same contents, only the first;
+    those that can be the fullest or the slowest come before the others."""
     contenders: int
     """Number of columns with ranks that can be the fullest or the slowest."""
     recomputes: Array
-    """1 if the layout states what is recomputed; else the configuration does."""
+    """(layouts): 1 if the layout states what is recomputed; else the configuration does."""
     offloads: Array
-    """1 if the layout states what is offloaded; else the configuration does."""
+    """(layouts): 1 if the layout states what is offloaded; else the configuration does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -365,25 +377,22 @@ class Cases:
     """The kinds of layers, if they differ; `shapes` then has means."""
 
     def __len__(self) -> int:
-        return max(len(value) for part in self._parts() for value in _arrays(part))
+        parts = [getattr(self, name) for name in ARRAYS]
+        return max(len(getattr(part, field.name)) for part in parts for field in dataclasses.fields(part))
+
+    @property
+    def described(self) -> DescribedModule:
+        """The module, of cases that have one."""
+        assert self.module is not None
+        return self.module
 
     def take(self, index: NDArray[Any]) -> "Cases":
         """The cases at an index or a mask; arrays of one element stay unchanged."""
-        return Cases(
-            shapes=_taken(self.shapes, index),
-            hardware=_taken(self.hardware, index),
-            layouts=_taken(self.layouts, index),
-            software=_taken(self.software, index),
-            ranks=self.ranks,
-            devices=self.devices,
-            module=self.module,
-            kinds=self.kinds,
-        )
-
-    def _parts(self) -> tuple[Any, ...]:
-        return (self.shapes, self.hardware, self.layouts, self.software)
+        return dataclasses.replace(self, **{name: _taken(getattr(self, name), index) for name in ARRAYS})
 
 
+ARRAYS = ("shapes", "hardware", "layouts", "software")
+"""Fields of `Cases` whose own fields are arrays."""
 Part = TypeVar("Part", Shapes, Hardware, Layouts, Software, Cases)
 
 
@@ -391,8 +400,7 @@ def stacked(parts: Sequence[Part]) -> Part:
     """Concatenate the parts (or cases), in order."""
     first = parts[0]
     if isinstance(first, Cases):
-        names = ("shapes", "hardware", "layouts", "software")
-        return Cases(**{name: stacked([getattr(part, name) for part in parts]) for name in names})
+        return Cases(**{name: stacked([getattr(part, name) for part in parts]) for name in ARRAYS})
     names = tuple(field.name for field in dataclasses.fields(first))
     return type(first)(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
@@ -400,10 +408,6 @@ def stacked(parts: Sequence[Part]) -> Part:
 def scalar(value: float) -> Array:
     """An array of one element."""
     return np.array([value], dtype=np.float64)
-
-
-def _arrays(part: Any) -> list[Array]:
-    return [getattr(part, field.name) for field in dataclasses.fields(part)]
 
 
 def _taken(part: Part, index: NDArray[Any]) -> Part:

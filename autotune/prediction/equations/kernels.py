@@ -12,7 +12,7 @@ import numpy as np
 from autotune.prediction.equations.cases import Array, Cases, Flags, Layouts
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.parameters import StageParameters, is_quantised, layer_parameters
-from autotune.prediction.equations.schedules import trained_tokens
+from autotune.prediction.equations.schedules import rank_tokens
 from search_spaces.clusters.cluster import DeviceSpec
 from search_spaces.clusters.presets import device_preset
 from search_spaces.kernels import KERNEL_CHOICES, LIGER, TRANSFORMER_ENGINE
@@ -257,7 +257,7 @@ def static_messages(cases: Cases, layers: Array) -> Array:
 
 def _message(cases: Cases) -> Array:
     layouts = cases.layouts
-    return layouts.micro_batch_size * trained_tokens(cases) / layouts.context * cases.shapes.hidden * layouts.parameter_bytes
+    return rank_tokens(cases) * cases.shapes.hidden * layouts.parameter_bytes
 
 
 SEPARATE, FUSED = 5.0, 1.0
@@ -279,7 +279,7 @@ def rounded_bytes(cases: Cases) -> Array:
     if not np.any(layouts.rounding_bytes > 0):
         return np.zeros(1)
     wide = np.maximum(shapes.ffn, shapes.query) / layouts.tensor
-    rows = layouts.micro_batch_size * trained_tokens(cases) / layouts.context * np.maximum(shapes.hidden, wide)
+    rows = rank_tokens(cases) * np.maximum(shapes.hidden, wide)
     matrix, rounding = shapes.hidden * wide, layouts.rounding_bytes
     return np.where(rounding > 0, np.maximum(rounding * rows + matrix, rows + rounding * matrix), 0.0)
 

@@ -100,7 +100,7 @@ def _codes(columns: Sequence[Array]) -> NDArray[np.int64]:
 
 def gathers_of_step(cases: Cases) -> tuple[Array, Array]:
     """Gathers of parameters in a step of stage 3, and the bytes of their messages: of the first rank of a pipeline."""
-    module = _module(cases)
+    module = cases.described
     rows = DistinctRows.of({name: getattr(cases.layouts, name) for name in (*STATES, *PIPELINE[1:], *MOMENTS[:2])})
     traffic = np.zeros((rows.count, 2))
     for row in np.flatnonzero(rows.columns["zero_stage"] == 3).tolist():
@@ -123,7 +123,7 @@ def module_bytes(cases: Cases, pipeline_rank: Array) -> dict[str, Array]:
 
     `pipeline_rank`: the rank's position in the pipeline.
     """
-    module = _module(cases)
+    module = cases.described
     rows = DistinctRows.of({**{name: getattr(cases.layouts, name) for name in COLUMNS}, "pipeline_rank": pipeline_rank})
     columns = rows.columns
     ranks, virtual_stages, schedule = (columns[name] for name in PIPELINE)
@@ -132,11 +132,6 @@ def module_bytes(cases: Cases, pipeline_rank: Array) -> dict[str, Array]:
     for places in rows.alike((*PIPELINE, *MOMENTS, "pipeline_rank", "short")):
         peak_bytes[places] = _group_bytes(module, DistinctRows({name: values[places] for name, values in columns.items()}))
     return {name: rows.spread(peak_bytes[:, column]) for column, name in enumerate(PEAK)}
-
-
-def _module(cases: Cases) -> DescribedModule:
-    assert cases.module is not None
-    return cases.module
 
 
 def _group_bytes(module: DescribedModule, rows: DistinctRows) -> Array:

@@ -57,6 +57,8 @@ StateBytes = tuple[float, float, float]
 PARAMETERS, GRADIENTS, BUFFERS = range(3)
 Marks = tuple[tuple[MomentKind, int], ...]
 """The moments of a micro-batch: mark and index."""
+USES = (MomentKind.FORWARD, MomentKind.LOSS, MomentKind.BACKWARD)
+"""Marks at which stage 3 needs the parameters of a unit."""
 STEPS = IN_FLIGHT + 2
 """Micro-batches whose states differ: the first ones until as many reductions are in flight as can be, and the last."""
 
@@ -132,8 +134,6 @@ class _SentStates:
     bucket: int
     rows: float
     """Bytes of the rows, of the backend's copy and of an output of its own: freed when it has landed."""
-    share: float
-    """Bytes of the share that landing creates."""
 
 
 class _Engine:
@@ -299,10 +299,10 @@ class _Engine:
         columns = self.columns[bucket]
         if knobs.ranks == 1:
             if bucket in self.share:  # reduced in place
-                self.sent.append(_SentStates(bucket, 0.0, 0.0))
+                self.sent.append(_SentStates(bucket, 0.0))
             else:
                 self._move(tag, rows)
-                self.sent.append(_SentStates(bucket, rows, columns * self._share_width(bucket)))
+                self.sent.append(_SentStates(bucket, rows))
         else:
             while any(sent.bucket == bucket for sent in self.sent):
                 self.land()  # of an earlier micro-batch
@@ -314,7 +314,7 @@ class _Engine:
             else:
                 output = columns * knobs.reduce_width
             self.add(BUFFERS, copy + output)
-            self.sent.append(_SentStates(bucket, rows + copy + output, columns * self._share_width(bucket)))
+            self.sent.append(_SentStates(bucket, rows + copy + output))
         while len(self.sent) > (IN_FLIGHT if knobs.overlaps else 0):
             self.land()
 
@@ -347,16 +347,6 @@ class _Engine:
 
 
 @dataclass(slots=True, eq=False)
-class _Unit:
-    block: int
-    slots: tuple[int, ...]
-
-    @property
-    def encloses(self) -> bool:
-        return self.block == OUTER
-
-
-@dataclass(slots=True, eq=False)
 class _Gather:
     slots: tuple[int, ...]
     rows: float
@@ -368,13 +358,14 @@ class _Gatherer:
 
     def __init__(self, trained: Sequence[TrainedParameter], marks: Marks, engine: _Engine) -> None:
         self.engine, self.knobs = engine, engine.knobs
-        by_block: dict[int, list[int]] = {}
+        self.slots: dict[int, list[int]] = {}
+        """Unit -> its slots: the blocks, and what is outside of them."""
         for slot, parameter in enumerate(trained):
-            by_block.setdefault(parameter.block, []).append(slot)
-        only = len(by_block) == 1
-        self.units = {block: _Unit(block, tuple(slots)) for block, slots in by_block.items()}
-        self.encloses = OUTER in self.units and not only
-        self.trace = [unit for mark, index in marks if (unit := self._used(mark, index)) is not None]
+            self.slots.setdefault(parameter.block, []).append(slot)
+        self.encloses = len(self.slots) > 1
+        """Whether the unit outside of the blocks encloses others."""
+        used = (OUTER if mark is MomentKind.LOSS else index for mark, index in marks if mark in USES)
+        self.trace = [unit for unit in used if unit in self.slots]
         self.offset = {slot: position for position, slot in enumerate(reversed(range(len(engine.elements))))}
         self.live: set[int] = set()
         self.live_elements = 0.0
@@ -383,7 +374,7 @@ class _Gatherer:
         self.allocated = {slot for slot, elements in enumerate(engine.elements) if elements <= self.knobs.persistence}
         self.position = -1
         self.gathers, self.gathered_bytes = 0, 0.0
-        self.in_backward: _Unit | None = None
+        self.in_backward: int | None = None
         self.holds = not self.knobs.reshards
         self.between: dict[tuple[int, int], tuple[set[int], int]] = {}
         """Positions of a use of a unit and its next one in the trace -> other slots used in between, and their elements."""
@@ -394,35 +385,27 @@ class _Gatherer:
         self.gathers, self.gathered_bytes = 0, 0.0
         self.holds = not self.knobs.reshards and not last
 
-    def use(self, block: int) -> None:
-        """Before a unit runs."""
-        unit = self.units.get(block)
-        if unit is not None:
-            self._use(unit)
-
-    def left(self, block: int) -> None:
+    def left(self, unit: int) -> None:
         """After a unit's forward."""
-        unit = self.units.get(block)
-        if unit is not None and self.knobs.reshards and not self._used_soon(unit):
-            for slot in unit.slots:
+        if unit in self.slots and self.knobs.reshards and not self._used_soon(unit):
+            for slot in self.slots[unit]:
                 self._release(slot)
 
-    def use_backward(self, block: int) -> None:
+    def use_backward(self, unit: int) -> None:
         """Before a unit's backward."""
-        if block == OUTER:
+        if unit == OUTER:
             # The hook of the module's forward has run by now.
             self.left(OUTER)
-        unit = self.units.get(block)
-        if unit is None:
+        if unit not in self.slots:
             return
-        if not (unit.encloses and self.encloses):
+        if not (unit == OUTER and self.encloses):
             previous, self.in_backward = self.in_backward, unit
             if previous is not None:
-                for slot in previous.slots:
-                    if slot not in unit.slots and not self.holds:
+                for slot in self.slots[previous]:
+                    if slot not in self.slots[unit] and not self.holds:
                         self._release(slot)
-                self.engine.declare_ready(previous.slots)
-        self._use(unit)
+                self.engine.declare_ready(self.slots[previous])
+        self.use(unit)
 
     def gradient_done(self, slot: int) -> None:
         """See `ParameterGatherer.gradient_done`."""
@@ -444,30 +427,28 @@ class _Gatherer:
         if self.knobs.reshards or self.engine.last:
             self.position = -1
 
-    def _used(self, mark: MomentKind, index: int) -> _Unit | None:
-        if mark in (MomentKind.FORWARD, MomentKind.BACKWARD):
-            return self.units.get(index)
-        return self.units.get(OUTER) if mark is MomentKind.LOSS else None
-
-    def _use(self, unit: _Unit) -> None:
+    def use(self, unit: int) -> None:
+        """Before a unit runs."""
+        if unit not in self.slots:
+            return
         position = self._find(unit, self.position + 1)
         reached = self.position if position is None else position
         for passed in (unit, *self.trace[self.position + 1 : reached]):
-            self.ahead.difference_update(passed.slots)
+            self.ahead.difference_update(self.slots[passed])
         self.position = reached
-        missing = tuple(slot for slot in unit.slots if slot not in self.live and slot not in self.pending)
+        missing = tuple(slot for slot in self.slots[unit] if slot not in self.live and slot not in self.pending)
         prefetches = self.knobs.prefetch > 0
         if missing:
             self._issue((*missing, *(self._candidates(missing) if prefetches and not self.knobs.overlaps else ())))
-        for gather in dict.fromkeys(self.pending[slot] for slot in unit.slots if slot in self.pending):
+        for gather in dict.fromkeys(self.pending[slot] for slot in self.slots[unit] if slot in self.pending):
             self._finish(gather)
         if prefetches and (ahead := self._candidates(())):
             gather = self._issue(ahead)
             if not self.knobs.overlaps:
                 self._finish(gather)
 
-    def _find(self, unit: _Unit, start: int) -> int | None:
-        return next((index for index in range(start, len(self.trace)) if self.trace[index] is unit), None)
+    def _find(self, unit: int, start: int) -> int | None:
+        return next((index for index in range(start, len(self.trace)) if self.trace[index] == unit), None)
 
     def _candidates(self, fetched: Sequence[int]) -> tuple[int, ...]:
         elements, knobs = self.engine.elements, self.knobs
@@ -480,7 +461,7 @@ class _Gatherer:
         live = self.live_elements + sum(elements[slot] for slot in {*fetched, *self.pending})
         candidates: list[int] = []
         for unit in self.trace[self.position + 1 :]:
-            for slot in unit.slots:
+            for slot in self.slots[unit]:
                 if slot in present:
                     continue
                 if ahead >= knobs.prefetch or live + elements[slot] > knobs.max_live:
@@ -534,14 +515,14 @@ class _Gatherer:
             self.allocated.remove(slot)
             self.engine.add(PARAMETERS, -self.engine.elements[slot] * self.knobs.width)
 
-    def _used_soon(self, unit: _Unit) -> bool:
+    def _used_soon(self, unit: int) -> bool:
         now = self._find(unit, max(self.position, 0))
         later = None if now is None else self._find(unit, now + 1)
         if now is None or later is None:
             return False
         key = (now, later)
         if key not in self.between:
-            between = {slot for other in self.trace[now + 1 : later] for slot in other.slots} - set(unit.slots)
+            between = {slot for other in self.trace[now + 1 : later] for slot in self.slots[other]} - {*self.slots[unit]}
             self.between[key] = between, sum(self.engine.elements[slot] for slot in between)
         other_slots, elements = self.between[key]
         if elements > self.knobs.prefetch:

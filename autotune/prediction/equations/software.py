@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from search_spaces.kernels import MATH_ATTENTION
-
 Array = NDArray[np.float64]
 
 
@@ -128,19 +126,19 @@ PROFILES: Mapping[str, Software] = {
 """Name -> profile; other engines have `ENGINE`."""
 
 
-def software_of(profile: str, device_kind: str, keeps_scores: bool) -> Software:
+def software_of(profile: str, device_kind: str, score_bytes: float = 0.0) -> Software:
     """The software of an engine, or of another name of `PROFILES`.
 
     Args:
         profile: the name.
         device_kind: cpu or cuda.
-        keeps_scores: whether attention keeps its matrix; kernels between products are then not fused either.
+        score_bytes: kept by the attention kernel per element of its matrix; if any, nothing between products is fused.
     """
     software = PROFILES.get(profile, ENGINE)
     numbers: dict[str, float] = {}
-    if keeps_scores:
+    if score_bytes:
         unfused = max(float(software.elementwise[0]), 2.5)
-        numbers |= {"scores": MATH_ATTENTION.score_bytes, "elementwise": unfused}
+        numbers |= {"scores": score_bytes, "elementwise": unfused}
     if device_kind == "cuda":  # RMSNorm is one kernel; measured on an H200 with torch 2.11, docs/results/gpu.md
         numbers["rms_extra"] = 0.0
     return with_numbers(software, numbers)

@@ -145,9 +145,7 @@ def host_parameter_bytes(cases: Cases, offloaded: Array) -> Array:
 
 
 def _of_a_rank(cases: Cases, bandwidth: float) -> Array:
-    layouts = cases.layouts
-    ranks = layouts.data * layouts.tensor * layouts.pipeline * layouts.context
-    share: Array = bandwidth / np.minimum(cases.hardware.devices_per_node, ranks)
+    share: Array = bandwidth / np.minimum(cases.hardware.devices_per_node, cases.layouts.world)
     return share
 
 

@@ -6,16 +6,17 @@ from functools import reduce
 
 import numpy as np
 
-from autotune.prediction.equations.cases import Array, Cases
+from autotune.prediction.equations.activations import kept_layer_bytes
+from autotune.prediction.equations.cases import Array, Cases, RankShare
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import boundary_bandwidth, sends_integers
 from autotune.prediction.equations.compute import MicroBatchSeconds, micro_batch
 from autotune.prediction.equations.layer_shapes import with_layers
-from autotune.prediction.equations.memory import Memory, kept_layer_bytes, memory
+from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.overlap import exposed_copy_seconds
 from autotune.prediction.equations.parameters import StageParameters, divided, stage_parameters
 from autotune.prediction.equations.pipeline import Split, boundaries, idle_micro_batches, split_layers
-from autotune.prediction.equations.schedules import over_schedule, trained_tokens
+from autotune.prediction.equations.schedules import over_schedule, rank_tokens
 from autotune.prediction.equations.state_traffic import (
     exposed_state_seconds,
     file_read_seconds,
@@ -23,7 +24,6 @@ from autotune.prediction.equations.state_traffic import (
     update_seconds,
 )
 from autotune.prediction.equations.uneven import (
-    RankShare,
     layout_overrides,
     offloading,
     on_devices,
@@ -208,7 +208,7 @@ def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, whole: Array) -
     crossed = 2 * boundaries(cases) * hop_seconds(cases, rates)
     exposed = crossed * (layouts.accumulation * 0.5 + layouts.pipeline - 1)
     if np.any(cases.software.sends_shapes > 0):
-        domains = np.maximum(_world(cases) / cases.hardware.linked_devices, 1.0)
+        domains = np.maximum(layouts.world / cases.hardware.linked_devices, 1.0)
         exposed = exposed + cases.software.sends_shapes * rates.blocked_seconds * domains**2 * layouts.accumulation
     return np.where(layouts.pipeline > 1, idle_micro_batches(cases) * _mean_pace(cases, slowest, whole) + exposed, 0.0)
 
@@ -217,8 +217,7 @@ def hop_seconds(cases: Cases, rates: Coefficients) -> Array:
     """Seconds to send a micro-batch's hidden state to the next stage."""
     layouts, shapes = cases.layouts, cases.shapes
     divided = np.where((layouts.sequence_parallel > 0) | (cases.software.scatters > 0), layouts.tensor, 1.0)
-    tokens = layouts.micro_batch_size * trained_tokens(cases) / layouts.context
-    message = tokens * shapes.hidden * layouts.parameter_bytes / divided
+    message = rank_tokens(cases) * shapes.hidden * layouts.parameter_bytes / divided
     hop: Array = message / boundary_bandwidth(cases, rates) + rates.hop_seconds
     return hop
 
@@ -247,7 +246,7 @@ def offload_seconds(cases: Cases, rates: Coefficients, slowest: Array, split: Sp
     width = np.where(sends_integers(cases), 4.0, layouts.reduce_bytes)
     down = np.maximum(local * width / hardware.host_link - backward * np.minimum(free, 1.0), 0.0)
     up = local * layouts.parameter_bytes / hardware.host_link
-    per_rank = hardware.host_bandwidth / np.minimum(hardware.devices_per_node, _world(cases))
+    per_rank = hardware.host_bandwidth / np.minimum(hardware.devices_per_node, layouts.world)
     update = local * 30 / (per_rank * rates.host_update_efficiency)
     update = np.maximum(update, file_update_seconds(cases, rates, local, shared))
     fetched = shared * layouts.parameter_bytes * layouts.offload_parameters
@@ -273,8 +272,3 @@ def _fullest_parameters(cases: Cases, split: Split) -> StageParameters:
 def local_parameters(cases: Cases, split: Split) -> Array:
     """A rank's share of the parameters of the fullest rank."""
     return divided(cases, _fullest_parameters(cases, split), cases.layouts.zero_stage >= 1)
-
-
-def _world(cases: Cases) -> Array:
-    layouts = cases.layouts
-    return layouts.data * layouts.tensor * layouts.pipeline * layouts.context

@@ -101,7 +101,7 @@ def _matern(first: Matrix, second: Matrix, length: float) -> Matrix:
 def features(cases: Cases) -> Matrix:
     """Features that distinguish runs, one row per case: sizes and degrees in doublings, choices as steps."""
     layouts, shapes, software = cases.layouts, cases.shapes, cases.software
-    world = layouts.tensor * layouts.pipeline * layouts.data * layouts.context
+    world = layouts.world
     domains = np.maximum(world / cases.hardware.linked_devices, 1.0)
     piped, divided = layouts.pipeline > 1, layouts.tensor > 1
     across = piped & (domains > 1)
@@ -138,7 +138,7 @@ def features(cases: Cases) -> Matrix:
 def _groups(cases: Cases) -> NDArray[np.int64]:
     """Group numbers: equal for cases of one model with one software on one cluster."""
     layouts, shapes, software = cases.layouts, cases.shapes, cases.software
-    world = layouts.tensor * layouts.pipeline * layouts.data * layouts.context
+    world = layouts.world
     columns = (
         shapes.hidden, shapes.layers, shapes.ffn, shapes.sequence, world, cases.hardware.peak,
         software.elementwise, software.attention_speed, software.scores, eager_norm_extra(cases),

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -40,9 +41,15 @@ class Tuned:
     """As ranked before."""
     config: TrialConfig
     seconds: float
+    """Seconds of a step."""
     memory: float
+    """Bytes of the fullest rank, without those that the allocator reserves beyond use."""
     settings: dict[str, dict[Value, BucketSetting]]
     """Bucket -> value -> its effect, for the buckets that have several values and matter here."""
+
+    def document(self) -> dict[str, Any]:
+        """The JSON representation."""
+        return {"config": self.config.values(), "step_seconds": self.seconds, "peak_memory_bytes": self.memory}
 
 
 def tuned(

@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
@@ -14,7 +14,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.planning.estimate import StepEstimate, estimates
-from autotune.prediction.planning.largest import LONGEST
+from autotune.prediction.planning.largest import LONGEST, largest_count
 from autotune.prediction.planning.memory_fit import PROBABILITY, MemoryLimits, memory_limits_of
 from autotune.prediction.planning.question import Question, single_values, with_adapters
 from autotune.request.engines import capability_of
@@ -127,11 +127,6 @@ class ShardingLevels:
         self._base = device_defaults(question.cluster, self._capability, module).replace(self._pins)
 
     @property
-    def fixed_length(self) -> bool:
-        """Whether samples have only the requested length: a user's module is described for its own batches."""
-        return isinstance(self._question.model, FactoryModel)
-
-    @property
     def micro_batch_size(self) -> int:
         """1, or the pinned value."""
         return self._base.micro_batch_size
@@ -167,8 +162,9 @@ class ShardingLevels:
         configs = self.ways(level, size)
         device_bytes, host = self._needs(configs, question.sequence_length)
         at = _chosen(self._limits, device_bytes, host)
-        samples = _most(lambda count: self.first_way(level, count, question.sequence_length) is not None, MOST_SAMPLES)
-        steps = 0 if self.fixed_length else _most(
+        samples = largest_count(lambda count: self.first_way(level, count, question.sequence_length) is not None, MOST_SAMPLES)
+        # A user's module is described for samples of its own length.
+        steps = 0 if isinstance(question.model, FactoryModel) else largest_count(
             lambda count: self.first_way(level, size, self._tokens(count)) is not None, -(-self._longest // TOKENS)
         )  # fmt: skip
         tokens = self._tokens(steps) if steps else 0
@@ -250,15 +246,6 @@ def _chosen(limits: MemoryLimits, device_bytes: Array, host: Array) -> int:
 def _lacks(needed: float, limit: float, whole: int) -> float:
     """Additional bytes needed by memory of `whole` bytes, of which predictions may use `limit`."""
     return max((needed / limit - 1) * whole, 0.0)
-
-
-def _most(fits: Callable[[int], bool], ceiling: int) -> int:
-    """The largest count that fits, found by bisection; 0: not even 1."""
-    low, high = 0, ceiling + 1
-    while high - low > 1:
-        middle = (low + high) // 2
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 ADAPTER_RANK = 16

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
@@ -59,7 +59,13 @@ def largest(question: Question, dimension: str, probability: float, bounds: Boun
         raise RequestError("max", f"{dimension!r} is not known", f"use one of {', '.join(Dimension)}")
     target_dimension = Dimension(dimension)
     sizes = _sizes(question, target_dimension)
-    last = _last_that_fits(sizes, probability, bounds or Bounds())
+
+    def fits(count: int) -> bool:
+        require_within(bounds or Bounds(), 0)
+        size = sizes[count - 1]
+        return anything_fits(size, memory_limits_of(size, probability), bounds or Bounds())
+
+    last = largest_count(fits, len(sizes)) - 1
     if last < 0:
         least = _value(sizes[0], target_dimension) if sizes else 0
         raise NothingFeasibleError(
@@ -88,16 +94,13 @@ def anything_fits(question: Question, limits: MemoryLimits, bounds: Bounds) -> b
     return False
 
 
-def _last_that_fits(sizes: Sequence[Question], probability: float, bounds: Bounds) -> int:
-    """Index of the largest size that fits, by bisection: assumes that a larger size does not fit if a smaller one does not."""
-    low, high = -1, len(sizes)
+def largest_count(fits: Callable[[int], bool], ceiling: int) -> int:
+    """The largest count that fits, by bisection: assumes that a larger one does not fit if a smaller one does not; 0: not even
+    1."""
+    low, high = 0, ceiling + 1
     while high - low > 1:
         middle = (low + high) // 2
-        require_within(bounds, 0)
-        if anything_fits(sizes[middle], memory_limits_of(sizes[middle], probability), bounds):
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 

@@ -91,22 +91,6 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tie:
-    """A configuration whose predicted time is indistinguishable from the plan's."""
-
-    config: TrialConfig
-    step_seconds: float
-    peak_memory_bytes: float
-    """Of the fullest rank, without bytes that the allocator reserves beyond those used."""
-
-    def document(self) -> dict[str, Any]:
-        """The JSON representation."""
-        return {
-            "config": self.config.values(), "step_seconds": self.step_seconds, "peak_memory_bytes": self.peak_memory_bytes,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankedPlan:
     """A configuration with its prediction: the fastest of those that tie."""
 
@@ -115,9 +99,9 @@ class RankedPlan:
     """The device's defaults: what a sweep without pins measures first."""
     tied: int
     """Number of other configurations considered that tie with it."""
-    ties: tuple[Tie, ...]
+    ties: tuple[Tuned, ...]
     """The fastest of them."""
-    simplest: Tie | None
+    simplest: Tuned | None
     """The one that an expert would try first; None: that is the plan itself."""
     cluster: ClusterSpec
     """The cluster, or some of its nodes."""
@@ -330,13 +314,12 @@ def _plan(
 ) -> RankedPlan:  # fmt: skip
     devices = question.cluster.world_size
     hourly = None if options.price is None else options.price * devices
-    ties = [Tie(config=t.config, step_seconds=t.seconds, peak_memory_bytes=t.memory) for t in group.ties]
     return RankedPlan(
         estimate=estimate,
         base=space.base,
-        tied=len(ties),
-        ties=tuple(ties[:20]),
-        simplest=None if group.simplest is None else ties[group.ties.index(group.simplest)],
+        tied=len(group.ties),
+        ties=group.ties[:20],
+        simplest=group.simplest,
         cluster=question.cluster,
         reasons=reasons,
         goal=goal,

@@ -16,7 +16,7 @@ from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import least_seconds_of, seconds_of
 from autotune.prediction.planning.memory_fit import MemoryLimits
 from autotune.prediction.planning.question import Question
-from autotune.prediction.planning.scan_results import Found, PredictionBlock, Scanned, SpacePart
+from autotune.prediction.planning.scan_results import PredictionBlock, Scanned, ScanResults, SpacePart
 from search_spaces.canonical import canonical_value
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Planning, Value
@@ -67,7 +67,7 @@ def scan(
     Raises:
         SpaceTooLargeError: the bounds are exceeded.
     """
-    results = Found(slowest=slowest, compared=frozenset(KNOBS) - NOT_SCANNED, apart=apart)
+    results = ScanResults(slowest=slowest, compared=frozenset(KNOBS) - NOT_SCANNED, apart=apart)
     for part in uniform_parts(without_buckets(space)):
         products = Products(part, placing_knobs(part))
         cases = GridCases(part, question.model, question.engine, products)
@@ -93,7 +93,7 @@ class _Rows:
     rows: Index
     product: CaseProduct
 
-    def that_may_lead(self, results: Found, products: Products) -> Iterator[tuple[Array, CaseProduct]]:
+    def that_may_lead(self, results: ScanResults, products: Products) -> Iterator[tuple[Array, CaseProduct]]:
         """The configurations of the rows with which a result may change, and the lower bound of their seconds, in parts."""
         product = self.product.take_rows(self.rows)
         rows = np.flatnonzero(self.least <= results.slowest_kept_of_rows(products, product))
@@ -140,7 +140,7 @@ def _predicted(
     cases: GridCases[CaseProduct],
     product: CaseProduct,
     least: Array,
-    results: Found,
+    results: ScanResults,
 ) -> PredictionBlock | None:
     """Memory of the configurations of the product with which a result may change, whether they fit, and the time of those that
     do; None: there are none. `least`: a lower bound of their seconds.

@@ -25,13 +25,13 @@ from scipy.optimize import LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, Flags, scalar
+from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, Flags, RankShare, scalar
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.hardware import devices_of_ranks
 from autotune.prediction.equations.memory import memory, share_memory
 from autotune.prediction.equations.pipeline import idle_micro_batches
 from autotune.prediction.equations.step import after_backward, seconds_of
-from autotune.prediction.equations.uneven import Paces, RankShare, layout_key, on_own_device, paces_of, rank_seconds, tabled
+from autotune.prediction.equations.uneven import Paces, layout_key, on_own_device, paces_of, rank_seconds, tabled
 from autotune.prediction.planning.memory_fit import MemoryLimits
 from autotune.prediction.planning.question import Question
 from search_spaces.canonical import canonical

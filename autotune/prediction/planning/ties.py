@@ -78,8 +78,12 @@ def plain_parts(space: SearchSpace) -> Iterator[dict[str, frozenset[Value]]]:
         for name, values in space.domains.items()
         if name in PLAIN and (allowed := [value for value in values if value in PLAIN[name]])
     }
-    cut = [_sides(name, space.domains[name]) for name in DIMENSIONS if name in space.domains]
-    for sides in itertools.product(*cut):
+    sides_of = [
+        [(name, side) for side in (frozenset({1} & {*values}), frozenset({*values} - {1})) if side]
+        for name in DIMENSIONS
+        if (values := space.domains.get(name)) is not None
+    ]
+    for sides in itertools.product(*sides_of):
         yield plain | dict(sides)
 
 
@@ -98,8 +102,3 @@ def grouped(candidates: Sequence[Tuned], space: SearchSpace, time_spread: float,
         simplest = min([first, *ties], key=lambda item: (*effort(item.config, space), item.seconds))
         groups.append(TiedConfigs(first=first, ties=tuple(ties), simplest=None if simplest is first else simplest))
     return groups
-
-
-def _sides(name: str, values: Sequence[Value]) -> list[tuple[str, frozenset[Value]]]:
-    single, several = frozenset(value for value in values if value == 1), frozenset(value for value in values if value != 1)
-    return [(name, side) for side in (single, several) if side]
