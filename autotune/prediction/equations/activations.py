@@ -31,10 +31,6 @@ from autotune.prediction.equations.schedules import (
     with_kept_tokens,
 )
 
-SELECTIVE = 0.38
-"""Share of a layer's activations that torchtitan's per-operator policy keeps: outputs of every other product and of attention,
-and the input: 15.5 of the 41 h bytes per token in a layer with grouped queries and an MLP of 3.5 h."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Activations:
@@ -232,7 +228,9 @@ def kept_layer_bytes(cases: Cases) -> Array:
     shapes, layouts, software = cases.shapes, cases.layouts, cases.software
     whole = layer_bytes(cases)
     full = layouts.parameter_bytes * shapes.hidden / _divided(cases)
-    without_scores = np.where(software.scores > 0, whole - _scores(cases) / layouts.tensor, SELECTIVE * whole)
+    # torchtitan's per-operator policy keeps outputs of every other product and of attention, and the input: 15.5 of the 41 h
+    # bytes per token in a layer with grouped queries and an MLP of 3.5 h.
+    without_scores = np.where(software.scores > 0, whole - _scores(cases) / layouts.tensor, 0.38 * whole)
     selective = np.where(software.keeps_products > 0, _kept_results(cases), without_scores)
     policy_bytes = np.select(
         [layouts.activation_checkpointing == 2, layouts.activation_checkpointing == 1], [full, selective], default=whole

@@ -57,8 +57,6 @@ StateBytes = tuple[float, float, float]
 PARAMETERS, GRADIENTS, BUFFERS = range(3)
 Marks = tuple[tuple[MomentKind, int], ...]
 """The moments of a micro-batch: mark and index."""
-USES = (MomentKind.FORWARD, MomentKind.LOSS, MomentKind.BACKWARD)
-"""Marks at which stage 3 needs the parameters of a unit."""
 STEPS = IN_FLIGHT + 2
 """Micro-batches whose states differ: the first ones until as many reductions are in flight as can be, and the last."""
 
@@ -364,7 +362,8 @@ class _Gatherer:
             self.slots.setdefault(parameter.block, []).append(slot)
         self.encloses = len(self.slots) > 1
         """Whether the unit outside of the blocks encloses others."""
-        used = (OUTER if mark is MomentKind.LOSS else index for mark, index in marks if mark in USES)
+        uses = (MomentKind.FORWARD, MomentKind.LOSS, MomentKind.BACKWARD)
+        used = (OUTER if mark is MomentKind.LOSS else index for mark, index in marks if mark in uses)
         self.trace = [unit for unit in used if unit in self.slots]
         self.offset = {slot: position for position, slot in enumerate(reversed(range(len(engine.elements))))}
         self.live: set[int] = set()

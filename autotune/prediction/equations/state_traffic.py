@@ -40,10 +40,6 @@ from search_spaces.training.states import BUFFERS, CHUNK_ELEMENTS, UNITS
 MOVED = {"adamw": 38.0, "sgd": 30.0, "lamb": 128.0, "muon": 62.0, "adamw8bit": 200.0, "onebit_adam": 190.0}
 """Bytes that an update moves per parameter: fused AdamW 28, SGD 20; for the others, reads and writes of the engine's unfused
 operators. Each includes 2 for the copy in the precision and 8 for norm and clipping."""
-PROJECTIONS = 4.0
-"""Matrices of a layer's attention."""
-ROUNDS = 5
-"""Iterations of the orthogonalisation: three products each."""
 
 
 def update_seconds(cases: Cases, rates: Coefficients, local: Array, layers: Array) -> Array:
@@ -52,7 +48,8 @@ def update_seconds(cases: Cases, rates: Coefficients, local: Array, layers: Arra
     if np.any(cases.layouts.updates_pieces):
         # Never of two parameters. Each has about the operators of a layer's forward: 1 ms on an H200
         # (docs/results/gpu-findings.md).
-        pieces = local / DEVICE_CHUNK_ELEMENTS + layers * (PROJECTIONS + cases.shapes.matrices)
+        # Attention has four matrices.
+        pieces = local / DEVICE_CHUNK_ELEMENTS + layers * (4.0 + cases.shapes.matrices)
         moved = np.maximum(moved, cases.layouts.updates_pieces * pieces * rates.kernel_seconds)
     if not np.any(cases.layouts.orthogonalizes):  # true for most spaces: skips computation over millions of layouts
         return moved
@@ -68,7 +65,7 @@ def _orthogonal_seconds(cases: Cases, rates: Coefficients) -> Array:
     seconds = np.zeros(1)
     for count, rows, columns in _matrices(cases):
         short, long = np.minimum(rows, columns), np.maximum(rows, columns)
-        flops = count * ROUNDS * (4 * short**2 * long + 2 * short**3)
+        flops = count * 5 * (4 * short**2 * long + 2 * short**3)
         owners = np.where(layouts.zero_stage > 0, layouts.shard, 1.0)
         size = count * rows * columns * 2.0 / owners  # two bytes per element are sent
         shared = 2 * size / layouts.tensor * (owners - 1) / owners
@@ -147,10 +144,6 @@ def host_parameter_bytes(cases: Cases, offloaded: Array) -> Array:
 def _of_a_rank(cases: Cases, bandwidth: float) -> Array:
     share: Array = bandwidth / np.minimum(cases.hardware.devices_per_node, cases.layouts.world)
     return share
-
-
-MATRICES = 9.0
-"""Tensors of a layer: four of attention, three of a gated MLP, two norms."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -256,7 +249,8 @@ def _frequency(cases: Cases, split: Split, parameter_counts: StageParameters) ->
     # Below stage 3 our engine gathers parameters in separate buckets.
     refills = np.where(_waits(cases), np.ceil(parameter_counts.trained / layouts.allgather_bucket_size), buckets)
     if np.any(cases.software.sends_matrices > 0):
-        refills = np.where(cases.software.sends_matrices > 0, MATRICES * split.before_last, refills)
+        # Tensors of a layer: four of attention, three of a gated MLP, two norms.
+        refills = np.where(cases.software.sends_matrices > 0, 9.0 * split.before_last, refills)
     below = np.where(layouts.zero_stage == 0, buckets, np.maximum(refills, 1.0))
     pieces = np.where(signs, 1.0, np.where(at_three, np.maximum(split.first, 1.0), below))
     return _Frequency(

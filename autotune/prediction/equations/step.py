@@ -15,7 +15,7 @@ from autotune.prediction.equations.layer_shapes import with_layers
 from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.overlap import exposed_copy_seconds
 from autotune.prediction.equations.parameters import StageParameters, divided, stage_parameters
-from autotune.prediction.equations.pipeline import Split, boundaries, idle_micro_batches, split_layers
+from autotune.prediction.equations.pipeline import Split, idle_micro_batches, split_layers
 from autotune.prediction.equations.schedules import over_schedule, rank_tokens
 from autotune.prediction.equations.state_traffic import (
     exposed_state_seconds,
@@ -205,7 +205,8 @@ def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, whole: Array) -
     latency for every micro-batch. Software that sends shapes first also waits in each, the longer the more nodes there are.
     """
     layouts = cases.layouts
-    crossed = 2 * boundaries(cases) * hop_seconds(cases, rates)
+    # A micro-batch crosses a boundary at each of a rank's stages, forward and backward.
+    crossed = 2 * layouts.virtual_stages * hop_seconds(cases, rates)
     exposed = crossed * (layouts.accumulation * 0.5 + layouts.pipeline - 1)
     if np.any(cases.software.sends_shapes > 0):
         domains = np.maximum(layouts.world / cases.hardware.linked_devices, 1.0)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from autotune.prediction.equations.cases import Array, Cases, RankShare, RankTable, scalar
+from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, RankShare, RankTable, scalar
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compute import MicroBatchSeconds, mean_micro_batch, micro_batch
 from autotune.prediction.equations.hardware import devices_of_ranks
@@ -35,10 +35,6 @@ class LayoutKey(NamedTuple):
     devices: tuple[int, ...]
     kinds: tuple[tuple[int, ...], ...]
     """For each stage, its layers of each of `Cases.kinds`."""
-
-
-POLICIES = ("knobs", "none", "selective", "full")
-"""Fields of `Paces`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -181,7 +177,7 @@ def paces_of(cases: Cases, rates: Coefficients, marked: bool = True) -> list[Pac
 def _paces(cases: Cases, rates: Coefficients, marked: bool) -> Paces:
     kinds = tuple(_paces(of_kind(cases, kind), rates, marked) for kind in cases.kinds)
     if kinds:
-        means = {name: mean_micro_batch(cases, [getattr(kind, name) for kind in kinds]) for name in POLICIES}
+        means = {name: mean_micro_batch(cases, [getattr(kind, name) for kind in kinds]) for name in ("knobs", *RECOMPUTE)}
         return Paces(**means, kinds=kinds)
     knobs = micro_batch(cases, rates)
     policies = [micro_batch(recomputing(cases, policy), rates) if marked else knobs for policy in range(3)]

@@ -28,10 +28,6 @@ from search_spaces.spaces import device_defaults, settled
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-MICRO_BATCHES = 2
-"""Micro-batches per step: gradients are held for accumulation, so that more micro-batches need no more memory."""
-MOST_SAMPLES = 1 << 16
-"""Largest micro-batch that is tried."""
 TOKENS = 128
 """Granularity of the longest samples."""
 SAVINGS: Mapping[str, tuple[Value, ...]] = {
@@ -162,7 +158,7 @@ class ShardingLevels:
         configs = self.ways(level, size)
         device_bytes, host = self._needs(configs, question.sequence_length)
         at = _chosen(self._limits, device_bytes, host)
-        samples = largest_count(lambda count: self.first_way(level, count, question.sequence_length) is not None, MOST_SAMPLES)
+        samples = largest_count(lambda count: self.first_way(level, count, question.sequence_length) is not None, 1 << 16)
         # A user's module is described for samples of its own length.
         steps = 0 if isinstance(question.model, FactoryModel) else largest_count(
             lambda count: self.first_way(level, size, self._tokens(count)) is not None, -(-self._longest // TOKENS)
@@ -225,7 +221,8 @@ class ShardingLevels:
 
     def _workload(self, config: TrialConfig, tokens: int) -> Workload:
         replicas = max(config.data_parallel_size(self._question.cluster.world_size), 1)
-        return Workload(global_batch_size=MICRO_BATCHES * config.micro_batch_size * replicas, sequence_length=tokens)
+        # Two micro-batches per step: gradients are held for accumulation, so that more micro-batches need no more memory.
+        return Workload(global_batch_size=2 * config.micro_batch_size * replicas, sequence_length=tokens)
 
     def _needs(self, configs: Sequence[TrialConfig], tokens: int) -> tuple[Array, Array]:
         """Bytes per rank on its card and in main memory, for each configuration."""

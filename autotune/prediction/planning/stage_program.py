@@ -183,8 +183,6 @@ def _of_rank(
     ).take(fits)  # fmt: skip
 
 
-SECONDS = 30.0
-"""Time limit of the solver. It needs a fraction of it; a solution not proved optimal by then is discarded."""
 GAP = 1e-9
 """Relative optimality gap of a solution."""
 
@@ -306,7 +304,8 @@ def _solve(
             LinearConstraint(total, layers, layers),
             LinearConstraint(longest, -np.inf, 0),
         ],
-        options={"time_limit": SECONDS, "mip_rel_gap": GAP},
+        # It needs a fraction of the seconds; a solution not proved optimal by then is discarded.
+        options={"time_limit": 30.0, "mip_rel_gap": GAP},
     )
     return (float(solution.fun), np.flatnonzero(solution.x[:count] > 0.5)) if solution.status == 0 else None  # optimal
 
@@ -367,10 +366,6 @@ def named(question: Question, config: TrialConfig, stages: Sequence[Stage]) -> T
     return canonical(config.replace({"pipeline_layout": text}), context)
 
 
-MOST_PAIRS = 1_000
-"""With more pairs of stages, layers are moved between neighbours only."""
-GAIN = 1e-6
-"""Smallest relative gain of a move."""
 Stages = tuple[Stage, ...]
 
 
@@ -422,14 +417,14 @@ def improved(
     while moves := list(_moves(best, menu)):
         costs = pipeline.costs(moves)
         index = min(range(len(moves)), key=costs.__getitem__)
-        if costs[index] >= (least[0], least[1] * (1 - GAIN)):
+        if costs[index] >= (least[0], least[1] * (1 - 1e-6)):
             break  # the remaining moves gain nothing
         best, least = moves[index], costs[index]
     return None if least[0] > 0 else best
 
 
 def _moves(stages: Stages, menu: Menu) -> Iterator[Stages]:
-    several = len(stages) ** 2 <= MOST_PAIRS
+    several = len(stages) ** 2 <= 1_000  # else layers are moved between neighbours only
     for source, stage in enumerate(stages):
         for target in range(len(stages)) if several else (source - 1, source + 1):
             if stage.layers > 1 and target != source and 0 <= target < len(stages):

@@ -20,7 +20,6 @@ al. 2023: 6.3 %; BigScience BLOOM: 6.7 %]. An error common to a model's predicti
 PLAIN: Mapping[str, tuple[Value, ...]] = {knob.name: knob.plain for knob in KNOBS.values() if knob.plain}
 """Knob -> the values that published recipes use by default; others are chosen only for a certain gain."""
 DIMENSIONS = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")
-_COUNTED_SEPARATELY = frozenset({*PLAIN, *DIMENSIONS, *NOT_SCANNED, "zero_stage", "micro_batch_size"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +57,8 @@ def effort(config: TrialConfig, space: SearchSpace) -> tuple[int, ...]:
     Sharding of the states and the micro-batch add no complexity, and buckets are set automatically.
     """
     degrees = [getattr(config, name) for name in DIMENSIONS]
-    other_names = [name for name in space.domains if name not in _COUNTED_SEPARATELY]
+    counted = {*PLAIN, *DIMENSIONS, *NOT_SCANNED, "zero_stage", "micro_batch_size"}
+    other_names = [name for name in space.domains if name not in counted]
     return (
         len(unusual(config, space)),
         sum(degree > 1 for degree in degrees),
