@@ -9,6 +9,7 @@ from autotune.errors import AutotuneError
 from autotune.lint.case import LintCase, Settings
 from autotune.lint.changes import single_changes
 from autotune.lint.legality import legality, written
+from autotune.prediction.equations.software import NATIVE_FRAMEWORK_CHECKPOINTING
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import Question, question_of
@@ -103,7 +104,7 @@ def question_about(case: LintCase, model: ModelSpec | None = None, batch: int | 
         model = model or case.framework.as_run(case.model, config)
         question = question_of(model, cluster, global_batch_size=batch, sequence_length=case.tokens)
         # Our engine's equations, with the frameworks' selective checkpointing, which keeps less than ours.
-        return dataclasses.replace(question, profile="native; recompute=framework")
+        return dataclasses.replace(question, profile=NATIVE_FRAMEWORK_CHECKPOINTING)
     except (AutotuneError, ModelFormatError):
         return None
 

@@ -14,8 +14,8 @@ from autotune.lint.lint import STOPS
 from autotune.lint.memory import GIB, LintPrediction, outlooks, question_about, unpredictable
 from autotune.prediction.equations.step import Z90, predict
 from autotune.prediction.planning.estimate import alike, learned
-from autotune.prediction.planning.memory_fit import room_of
-from autotune.prediction.planning.simplicity import RESOLUTION, resolution
+from autotune.prediction.planning.memory_fit import memory_limits_of
+from autotune.prediction.planning.ties import RESOLUTION, resolution
 from autotune.recipes.sizes import sized
 from search_spaces.errors import SearchSpaceError
 from search_spaces.finding import Finding
@@ -198,12 +198,12 @@ def _ranked(case: LintCase, batch: int, offloads: bool) -> list[TrialConfig]:
         question = question_about(case, model, batch)
         if question is None:
             continue
-        room, predicted = room_of(question), [config.replace(case.framework.predicted) for config in configs]
+        limits, predicted = memory_limits_of(question), [config.replace(case.framework.predicted) for config in configs]
         for places, cases in alike(question, predicted):
             prediction, count = predict(cases, question.rates), len(places)
             seconds = np.broadcast_to(prediction.seconds, count) * learned(question, cases, [predicted[at] for at in places])
             needed, host = (np.broadcast_to(values, count) for values in (prediction.memory.needed, prediction.memory.host))
-            fits = room.holds(needed, host)
+            fits = limits.holds(needed, host)
             scored += [(float(seconds[row]), at, configs[at]) for row, at in enumerate(places) if fits[row]]
     return [config for _, _, config in sorted(scored, key=lambda item: item[:2])]
 

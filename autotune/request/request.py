@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Union, get_args, get_origin
 
 from autotune.errors import RequestError
-from autotune.goodput.terms import parse_terms
+from autotune.goodput.choice import parse_terms
 from autotune.request.checks import (
     ENVIRONMENT_SETTINGS,
     environment_count,
@@ -133,7 +133,7 @@ class JobRequest:
         section="goal",
         helps=(("form", "Objective goodput: NAME=VALUE, a | between them, such as failures=llama3 | tokens=1e12."),),
     )
-    """Inputs of the objective goodput: `autotune.goodput.terms.GoodputTerms`, as texts NAME=VALUE."""
+    """Inputs of the objective goodput: `autotune.goodput.choice.GoodputTerms`, as texts NAME=VALUE."""
     checkpoint_path: str | None = request_field(
         None,
         "Objective goodput: a folder where each trial saves and loads its states once, timed.",

@@ -4,7 +4,7 @@ import dataclasses
 from dataclasses import dataclass
 
 from autotune.errors import AutotuneError
-from autotune.forecast.initial_forecast import question_of_session
+from autotune.forecast import question_of_session
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.largest import Dimension, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autotune.errors import RequestError
-from autotune.goodput.checkpoint import SavedState
-from autotune.goodput.choice import RunChoice, RunLayout, choices, rates_of
+from autotune.goodput.choice import GoodputTerms, RunChoice, RunLayout, choices, parse_terms, rates_of
 from autotune.goodput.failures import FailureRates
-from autotune.goodput.terms import GoodputTerms, parse_terms
-from autotune.prediction.planning.by_goodput import layout_of, saved_bytes
+from autotune.goodput.run import SavedState
+from autotune.prediction.planning.goodput_ranking import layout_of, saved_bytes
 from autotune.prediction.planning.question import Question
 from autotune.request.request import JobRequest
 from search_spaces.models.model import Model, ModelSpec

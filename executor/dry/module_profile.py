@@ -25,7 +25,7 @@ from executor.data.batches import FactoryData, read_text
 from executor.dry.equal_blocks import StandIns, UnequalError, choices_of_stand_ins, completed
 from executor.dry.ledger import backend_of
 from executor.dry.mode import DryMode
-from executor.dry.products import ATTENTION, products_of
+from executor.dry.operators import ATTENTION, products_of
 from executor.dry.recorded import (
     SIZES,
     RecordedMicroBatch,

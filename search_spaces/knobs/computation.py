@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from search_spaces.environment import environment_text
-from search_spaces.kernels import FUSED_KERNELS, KERNEL_CHOICES, LOSS, replaced
+from search_spaces.kernels import ATTENTION_KERNELS, BEST, FUSED_KERNELS, KERNEL_CHOICES, LOSS, replaced
 from search_spaces.knob import (
     EVERY_ENGINE,
     TORCH_ENGINES,
@@ -136,7 +136,7 @@ class ComputationKnobs:
         unit="name",
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
-        choices=("best", "flash", "efficient", "cudnn", "math"),
+        choices=(BEST, *ATTENTION_KERNELS["cuda"]),
         engines=TORCH_ENGINES,
         spaces={"full": "all"},
         planning=Planning.FIXED,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autotune.errors import NoBestError
-from autotune.forecast.initial_forecast import question_of_session
+from autotune.forecast import question_of_session
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.outcome.standings import with_whole_result
 from autotune.outcome.verdict import JobVerdict, decide

@@ -8,7 +8,7 @@ from autotune.explain.explanation.findings import SCHEMA_VERSION, Explanation, M
 from autotune.explain.explanation.knob_findings import baseline_of, knob_findings
 from autotune.explain.explanation.limits import Counterfactual, limits_of, more_memory, upgrades_of
 from autotune.explain.explanation.resource_use import memory_use, time_use, waiting_notes
-from autotune.forecast.initial_forecast import unknown_model
+from autotune.forecast import unknown_model
 from autotune.objective.ranking import rate
 from autotune.outcome.drift import drift_of
 from autotune.outcome.environment_findings import environment_document, environment_findings, environment_line

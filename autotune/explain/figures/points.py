@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from autotune.forecast.initial_forecast import InitialForecast, InitialForecaster
+from autotune.forecast import InitialForecast, InitialForecaster
 from autotune.loop.job_cost import ended, job_seconds_left
 from autotune.objective.ranking import Ranking
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader

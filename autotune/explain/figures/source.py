@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from autotune.errors import AutotuneError, NoBestError
 from autotune.explain.explanation.evidence import ExplanationEvidence, Forecast, evidence_of, question_of_job, trials_text
 from autotune.explain.figures.points import JobPoints
-from autotune.forecast.initial_forecast import InitialForecaster, initial_forecaster_of, unknown_model
+from autotune.forecast import InitialForecaster, initial_forecaster_of, unknown_model
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.prediction.cases.config_cases import predictable
 from autotune.prediction.equations.coefficients import rates_for

@@ -19,11 +19,11 @@ from autotune.prediction.equations.cases import (
     Cases,
     Layouts,
     RankTable,
-    Software,
 )
+from autotune.prediction.equations.hardware import devices_of, hardware_of
 from autotune.prediction.equations.layer_shapes import documented, layer_kinds, loaded, trained_shapes
-from autotune.prediction.equations.mixed import devices_of, hardware_of
 from autotune.prediction.equations.schedules import scheduled
+from autotune.prediction.equations.software import Software
 from autotune.prediction.equations.uneven import LayoutKey, layout_key, tabled
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.checkpoints import checkpoint

@@ -19,9 +19,10 @@ from autotune.prediction.equations.communication import (
     exchange_seconds,
 )
 from autotune.prediction.equations.compute import _product, attention_forward, micro_batch
-from autotune.prediction.equations.mixed import hardware_of
+from autotune.prediction.equations.hardware import hardware_of
 from autotune.prediction.equations.pipeline import split_layers
-from autotune.prediction.equations.step import _offload, _optimizer
+from autotune.prediction.equations.state_traffic import update_seconds
+from autotune.prediction.equations.step import local_parameters, offload_seconds
 from autotune.prediction.fitting.trial_fit import fitted, spread_after, tail_after
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.microbenchmark import MeasuredRow, Operation, layer_model, network_sharing, ranks_in_domain
@@ -87,7 +88,8 @@ def _head_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -
 
 def _update_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
     cases = stacked([_states(row.shape[0], cluster, engine) for row in rows])
-    return lambda rates: _optimizer(cases, rates, split_layers(cases))
+    split = split_layers(cases)
+    return lambda rates: update_seconds(cases, rates, local_parameters(cases, split), split.before_last)
 
 
 def _host_update_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
@@ -98,7 +100,8 @@ def _host_update_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine:
         hardware=dataclasses.replace(cases.hardware, host_link=scalar(np.inf)),
         layouts=dataclasses.replace(cases.layouts, offload_optimizer=scalar(1.0), data=scalar(cluster.world_size)),
     )
-    return lambda rates: _offload(cases, rates, np.zeros(1), split_layers(cases))
+    split = split_layers(cases)
+    return lambda rates: offload_seconds(cases, rates, np.zeros(1), split, local_parameters(cases, split))
 
 
 def _collective_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:

@@ -44,7 +44,7 @@ class Question:
     cluster: ClusterSpec
     engine: str = "native"
     profile: str | None = None
-    """The words by which `software.toml` describes what trains; None: the engine."""
+    """The name in `equations.software.PROFILES` of what trains; None: the engine."""
     global_batch_size: int
     """Samples per optimizer step, over all ranks."""
     sequence_length: int

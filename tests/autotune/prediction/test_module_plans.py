@@ -154,7 +154,7 @@ def test_capacity_and_the_largest_micro_batch() -> None:
     found = capacity(question)
     assert found.needed is not None and found.most_samples is not None
     assert found.most_samples.micro_batch_size > 100
-    assert all(answer.sequence_length == 0 for answer in found.rungs)
+    assert all(answer.sequence_length == 0 for answer in found.levels)
     assert largest(question, "micro_batch_size", 0.95).value >= 1
     with pytest.raises(RequestError, match="is described as it is"):
         largest(question, "sequence_length", 0.95)

@@ -5,9 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.goodput.checkpoint import SavedState
-from autotune.goodput.choice import RunChoice, RunLayout, choices, rates_of
-from autotune.goodput.terms import GoodputTerms
+from autotune.goodput.choice import GoodputTerms, RunChoice, RunLayout, choices, rates_of
+from autotune.goodput.run import SavedState
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.buckets import Tuned
 from autotune.prediction.planning.estimate import alike
@@ -19,7 +18,7 @@ BATCH = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class CandidateRuns:
     """A configuration, and the best ways to run it, best first."""
 
     item: Tuned
@@ -33,7 +32,7 @@ class Kept:
 
 def ranked_by_goodput(
     question: Question, candidates: Sequence[Tuned], terms: GoodputTerms, price: float | None, top: int
-) -> list[Kept]:
+) -> list[CandidateRuns]:
     """The best `top` of the configurations, sorted by their speed before, most tokens kept per device-hour first.
 
     No configuration keeps more tokens than it trains. The list is therefore searched from the fastest on, until a configuration
@@ -43,14 +42,16 @@ def ranked_by_goodput(
         RequestError: the terms' failure rates cannot be read.
     """
     rates = rates_of(terms, question.cluster.nodes)
-    best: list[Kept] = []
+    best: list[CandidateRuns] = []
     for item, state in _with_states(question, sorted(candidates, key=lambda item: item.seconds)):
         most = question.tokens / item.seconds * 3600 / question.cluster.world_size
         if len(best) == top and most <= best[-1].goodput:
             break
         item_choices = choices(layout_of(question, item.config, item.seconds, state), terms, rates, price)
         if item_choices:
-            best = sorted([*best, Kept(item=item, choices=tuple(item_choices))], key=lambda entry: -entry.goodput)[:top]
+            best = sorted([*best, CandidateRuns(item=item, choices=tuple(item_choices))], key=lambda entry: -entry.goodput)[
+                :top
+            ]
     return best
 
 

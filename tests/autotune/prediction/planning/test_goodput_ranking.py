@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 
 from autotune.errors import RequestError
-from autotune.goodput.terms import parse_terms
-from autotune.prediction.planning.by_goodput import layout_of
+from autotune.goodput.choice import parse_terms
+from autotune.prediction.planning.goodput_ranking import layout_of
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlans, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from search_spaces.trial_config import TrialConfig

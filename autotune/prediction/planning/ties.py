@@ -20,7 +20,6 @@ al. 2023: 6.3 %; BigScience BLOOM: 6.7 %]. An error common to a model's predicti
 PLAIN: Mapping[str, tuple[Value, ...]] = {knob.name: knob.plain for knob in KNOBS.values() if knob.plain}
 """Knob -> the values that published recipes use by default; others are chosen only for a certain gain."""
 DIMENSIONS = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "expert_parallel_size")
-_COUNTED_SEPARATELY = frozenset({*PLAIN, *DIMENSIONS, *NOT_SCANNED, "zero_stage", "micro_batch_size"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +57,8 @@ def effort(config: TrialConfig, space: SearchSpace) -> tuple[int, ...]:
     Sharding of the states and the micro-batch add no complexity, and buckets are set automatically.
     """
     degrees = [getattr(config, name) for name in DIMENSIONS]
-    other_names = [name for name in space.domains if name not in _COUNTED_SEPARATELY]
+    counted = {*PLAIN, *DIMENSIONS, *NOT_SCANNED, "zero_stage", "micro_batch_size"}
+    other_names = [name for name in space.domains if name not in counted]
     return (
         len(unusual(config, space)),
         sum(degree > 1 for degree in degrees),
@@ -78,8 +78,12 @@ def plain_parts(space: SearchSpace) -> Iterator[dict[str, frozenset[Value]]]:
         for name, values in space.domains.items()
         if name in PLAIN and (allowed := [value for value in values if value in PLAIN[name]])
     }
-    cut = [_sides(name, space.domains[name]) for name in DIMENSIONS if name in space.domains]
-    for sides in itertools.product(*cut):
+    sides_of = [
+        [(name, side) for side in (frozenset({1} & {*values}), frozenset({*values} - {1})) if side]
+        for name in DIMENSIONS
+        if (values := space.domains.get(name)) is not None
+    ]
+    for sides in itertools.product(*sides_of):
         yield plain | dict(sides)
 
 
@@ -98,8 +102,3 @@ def grouped(candidates: Sequence[Tuned], space: SearchSpace, time_spread: float,
         simplest = min([first, *ties], key=lambda item: (*effort(item.config, space), item.seconds))
         groups.append(TiedConfigs(first=first, ties=tuple(ties), simplest=None if simplest is first else simplest))
     return groups
-
-
-def _sides(name: str, values: Sequence[Value]) -> list[tuple[str, frozenset[Value]]]:
-    single, several = frozenset(value for value in values if value == 1), frozenset(value for value in values if value != 1)
-    return [(name, side) for side in (single, several) if side]

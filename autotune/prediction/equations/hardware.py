@@ -17,7 +17,6 @@ from search_spaces.trial_config import TrialConfig
 
 FP8_GAIN = 1.6
 """Speed of training in fp8 relative to bf16: products are twice as fast; casts, scales and attention are not."""
-FIELDS = ("device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node")
 
 
 def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
@@ -64,7 +63,8 @@ def _idle_cost(cluster: ClusterSpec) -> float:
 
 def devices_of(cluster: ClusterSpec, precision: str) -> tuple[Hardware, ...]:
     """For every set of groups, from {0} on, the minimum over its groups; empty if all nodes are alike."""
-    parts = ({name: getattr(group, name) for name in ("nodes", *FIELDS)} for group in cluster.groups)
+    fields = ("nodes", "device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node")
+    parts = ({name: getattr(group, name) for name in fields} for group in cluster.groups)
     single = [hardware_of(dataclasses.replace(cluster, groups=(), **part), precision) for part in parts]
     names = [field.name for field in dataclasses.fields(Hardware)]
     sets = ([hardware for index, hardware in enumerate(single) if chosen >> index & 1] for chosen in range(1, 1 << len(single)))

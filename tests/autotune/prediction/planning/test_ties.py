@@ -5,12 +5,12 @@ import dataclasses
 import pytest
 
 from autotune.prediction.planning.buckets import Tuned
-from autotune.prediction.planning.found import Leader
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.reasons import ALIKE
-from autotune.prediction.planning.simplicity import DIMENSIONS, PLAIN, effort, grouped, plain_parts, resolution, unusual
+from autotune.prediction.planning.scan_results import Leader
+from autotune.prediction.planning.ties import DIMENSIONS, PLAIN, effort, grouped, plain_parts, resolution, unusual
 from search_spaces.knob_values import KNOBS
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
@@ -111,14 +111,14 @@ def test_the_first_row_of_a_plan_is_the_fastest_and_no_tie_is_slower_than_stated
     first, space = plans.plans[0], space_of(question)
     seconds = first.estimate.step_seconds.mean
     slowest = seconds * (1 + plans.resolution) * (1 + 1e-9)
-    assert all(seconds * (1 - 1e-9) <= tie.step_seconds <= slowest for tie in first.ties)
+    assert all(seconds * (1 - 1e-9) <= tie.seconds <= slowest for tie in first.ties)
     assert all(other.estimate.step_seconds.mean >= slowest for other in plans.plans[1:])
     # No other value of any knob is faster by more than what is reported as equal.
     changes = [item.change for reason in first.reasons for item in reason.alternatives if item.change is not None]
     assert min(changes) > -ALIKE
     if first.simplest is not None:
         assert all(effort(first.simplest.config, space) <= effort(tie.config, space) for tie in first.ties)
-        assert seconds < first.simplest.step_seconds <= slowest
+        assert seconds < first.simplest.seconds <= slowest
 
 
 @pytest.mark.prove

@@ -10,16 +10,15 @@ import pytest
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.cases.grid import ConfigGrid
 from autotune.prediction.cases.grid_cases import GridCases
+from autotune.prediction.equations.hardware import devices_of_ranks, hardware_of
 from autotune.prediction.equations.memory import memory
-from autotune.prediction.equations.mixed import devices_of_ranks, hardware_of
 from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.planning.estimate import estimates
-from autotune.prediction.planning.memory_fit import room_of
+from autotune.prediction.planning.memory_fit import memory_limits_of
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, plan
 from autotune.prediction.planning.question import Question, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
-from autotune.prediction.planning.stage_options import Menu
-from autotune.prediction.planning.stage_program import solved
+from autotune.prediction.planning.stage_program import Menu, solved
 from search_spaces.clusters.cluster import PCIE_COPIES, ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
 from search_spaces.clusters.presets import device_preset, resolve_cluster
 from search_spaces.errors import ClusterFormatError
@@ -60,8 +59,8 @@ def pipeline(ranks: int, **knobs: Any) -> TrialConfig:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_slower_node_gets_fewer_layers_and_none_is_better(ranks: int) -> None:
     question, menu = asked(two_nodes()), Menu(policies=("none", "selective") if ranks == 2 else ("none",))
-    config, room = pipeline(ranks), room_of(question)
-    answer = solved(question, config, room, menu)
+    config, limits = pipeline(ranks), memory_limits_of(question)
+    answer = solved(question, config, limits, menu)
     assert answer is not None
     counts = [len(layers) for layers in split_layers(question.model, answer, 4096)]
     assert sum(counts[: ranks // 2]) > sum(counts[ranks // 2 :])
@@ -74,7 +73,7 @@ def test_the_slower_node_gets_fewer_layers_and_none_is_better(ranks: int) -> Non
     ]  # fmt: skip
     cases = cases_of(question.model, question.cluster, question.workload, every, "native")
     held, seconds = memory(cases, question.rates), seconds_of(cases, question.rates)
-    best = float(np.where(room.holds(held.needed, held.host), seconds, np.inf).min())
+    best = float(np.where(limits.holds(held.needed, held.host), seconds, np.inf).min())
     (told,) = estimates(question, [answer])
     assert told.step_seconds.mean == pytest.approx(best, rel=1e-7)
     assert told.fit_probability >= 0.95

@@ -87,7 +87,7 @@ class PredictionBlock:
 
 
 @dataclass(slots=True)
-class _Value:
+class _ValueResult:
     """Results so far for one value of one knob."""
 
     least: float = np.inf
@@ -99,7 +99,7 @@ class _Value:
 
 
 @dataclass(slots=True, kw_only=True)
-class Found:
+class ScanResults:
     """Results so far."""
 
     slowest: float | None
@@ -111,12 +111,12 @@ class Found:
     fitting: int = 0
     fastest: float = np.inf
     least: float = np.inf
-    _values: dict[str, dict[Value, _Value]] = field(default_factory=dict)
-    _best: list["_Best"] = field(default_factory=list)
+    _values: dict[str, dict[Value, _ValueResult]] = field(default_factory=dict)
+    _best: list["_BestConfigs"] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         by_memory = self.slowest is not None
-        self._best = [_Best(by_memory, KEPT), *(_Best(by_memory, part.most) for part in self.apart)]
+        self._best = [_BestConfigs(by_memory, KEPT), *(_BestConfigs(by_memory, part.most) for part in self.apart)]
 
     def add(self, block: PredictionBlock) -> None:
         """Add predictions."""
@@ -162,7 +162,7 @@ class Found:
             limit[inside[0]] = np.maximum(limit[inside[0]], self._limit(best))
         return limit
 
-    def _limit(self, best: "_Best") -> float:
+    def _limit(self, best: "_BestConfigs") -> float:
         return self.slowest if self.slowest is not None else best.last
 
     def _limits_of_values(self, products: Products, product: CaseProduct, axis: int) -> Array:
@@ -181,7 +181,7 @@ class Found:
         owners = zip(products.axis_of, SEARCH_ORDER, strict=True)
         return [(depth, name) for depth, (owner, name) in enumerate(owners) if owner == axis and name in self.compared]
 
-    def _limit_of_value(self, value: "_Value | None") -> float:
+    def _limit_of_value(self, value: "_ValueResult | None") -> float:
         if value is None or not value.fits:
             return np.inf
         return value.least if self.slowest is None else self.slowest
@@ -212,7 +212,7 @@ class Found:
             for table, part in zip(tables, least, strict=True):
                 np.minimum.at(table, column if len(column) > 1 else np.full(len(part), column[0]), part)
             for code in np.unique(column):
-                result = self._values.setdefault(name, {}).setdefault(values[code], _Value())
+                result = self._values.setdefault(name, {}).setdefault(values[code], _ValueResult())
                 fitting, needed, best = tables[:, code].tolist()
                 result.needed, result.fits = min(result.needed, needed), result.fits or fitting == 0.0
                 if best < result.least:
@@ -220,7 +220,7 @@ class Found:
 
 
 @dataclass(slots=True)
-class _Best:
+class _BestConfigs:
     """The best configurations so far."""
 
     by_memory: bool
@@ -300,7 +300,7 @@ def _within(products: Products, product: CaseProduct, parts: Sequence[SpacePart]
     return masks
 
 
-def _at_best(result: _Value) -> AtBest:
+def _at_best(result: _ValueResult) -> AtBest:
     leader = None
     if result.best is not None:
         products, codes, seconds, memory = result.best
