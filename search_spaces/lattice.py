@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from search_spaces.canonical import SEARCH_ORDER, canonical_reads, canonical_value
+from search_spaces.capability import Rule, SpaceContext
 from search_spaces.checkpoints import checkpoint
-from search_spaces.context import SpaceContext
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Value
-from search_spaces.rules.rule import Rule
 from search_spaces.rules.table import HONOURS, rules_of
 from search_spaces.trial_config import TrialConfig
 

@@ -1,4 +1,4 @@
-"""The supported optimizers: their state per parameter, and their constants that are not knobs."""
+"""The supported optimizers: their state per parameter, their constants that are not knobs, and dynamic loss scaling."""
 
 OPTIMIZERS = ("adamw", "sgd", "lamb", "muon", "adamw8bit", "onebit_adam")
 KERNELS = ("adamw", "sgd")
@@ -53,3 +53,11 @@ def moment_bytes(optimizer: str, full: float, ranks: float = float("inf")) -> tu
             return bytes_per_element, bytes_per_element
         case _:
             return 2 * full, 2 * full
+
+
+INITIAL_SCALE_POWER = 16
+"""The first scale is 2 to this power."""
+GROWTH_INTERVAL = 2000
+"""Consecutive updates without overflow after which the scale doubles. An overflow halves it at once."""
+LEAST_SCALE = 1.0
+"""If gradients overflow at this scale, no scale helps."""

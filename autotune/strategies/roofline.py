@@ -3,7 +3,7 @@
 from autotune.strategies.expert import KNOBS, may_fit
 from autotune.strategies.replay import Combinations, Procedure, ReplayStrategy, context_of
 from autotune.strategies.strategy import Candidates, Score
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.trial_config import TrialConfig
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import ClassVar, Protocol
 
+from search_spaces.errors import Refusal
 from search_spaces.knob import Value
-from search_spaces.refusal import Refusal
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 

@@ -9,10 +9,18 @@ from torch import Tensor, nn
 
 from executor.parallel.checkpointing import keep_collective
 from executor.parallel.collectives import ProcessGroup, rows_of
-from executor.parallel.grouped import apply_grouped, can_group
+from executor.parallel.expert_rows import (
+    Exchange,
+    Halves,
+    SharedWork,
+    apply_grouped,
+    can_group,
+    exchange,
+    finish_exchange,
+    start_exchange,
+)
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.tensor import TensorParallel
-from executor.parallel.token_exchange import Exchange, Halves, SharedWork, exchange, finish_exchange, start_exchange
 from search_spaces.models.model import ModelSpec
 
 

@@ -1,12 +1,50 @@
 """The interface between a gang and its rank processes, wherever they run."""
 
+import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
-from executor.runners.messages import Message
+Message = dict[str, Any]
+
+
+class MessageKind(StrEnum):
+    """The `kind` of a message."""
+
+    READY = "ready"
+    JOIN = "join"
+    LISTENING = "listening"
+    JOINED = "joined"
+    RUN = "run"
+    ABORT = "abort"
+    MEASURE = "measure"
+    PROGRESS = "progress"
+    OUTPUT = "output"
+    BEAT = "beat"
+    RESTED = "rested"
+    RESULT = "result"
+    FAILURE = "failure"
+    DESCRIBE = "describe"
+    DESCRIBED = "described"
+
+
+def encode(message: Message) -> bytes:
+    """Encode a message for the pipe.
+
+    Raises:
+        TypeError: a value that is not plain data.
+    """
+    return json.dumps(message).encode()
+
+
+def decode(data: bytes) -> Message:
+    """Decode a message that `encode` has encoded."""
+    return json.loads(data)  # type: ignore[no-any-return]
+
 
 RANK_MAIN = str(Path(__file__).with_name("rank_main.py"))
 RUN_TRIAL = "executor.trial.run:run_trial"

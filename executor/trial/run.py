@@ -7,16 +7,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from executor.engine import REFERENCE_STEPS, Engine, EngineSession, RankContext, StepReport, measured_config
-from executor.engines.command.capability import COMMAND
+from executor.engines.capabilities import COMMAND
 from executor.engines.command.trial import run_script
-from executor.engines.ddp.engine import DdpEngine
 from executor.engines.deepspeed.engine import DeepSpeedEngine
-from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
+from executor.engines.torch_engines import DdpEngine, Fsdp2Engine
 from executor.errors import EngineRefusalError, MemoryLimitError, RunnerError, WrongResultError
-from executor.measurement.agreement import gather_numbers
 from executor.measurement.device import ClockState, ClockWatch, DeviceEvents, set_expandable_segments
-from executor.measurement.fewer import Line
 from executor.measurement.flop_counter import FlopCounter
 from executor.measurement.memory import (
     MemoryAccount,
@@ -26,16 +23,20 @@ from executor.measurement.memory import (
     peak_resident_set,
     reset_peak_resident_set,
 )
-from executor.measurement.meter import Costs, Meter, OwnTime
+from executor.measurement.meter import Costs, Line, Meter, OwnTime, trace_step
 from executor.measurement.timing import has_trend, steady_steps
-from executor.measurement.trace import trace_step
-from executor.measurement.trial_report import report, window_of_warm_up
-from executor.measurement.trial_state import TimedSteps, Trial, is_enough
-from executor.numa import bound_to_node
-from executor.trial.garbage import collect_at, collected_by_steps
-from executor.trial.layers import at_full_depth, line_of_layers, shallower
-from executor.trial.schedule import at_point, of_documents, over_schedule, points_of_request
-from search_spaces.knobs.conditions import segments_may_grow
+from executor.measurement.trial_report import TimedSteps, Trial, gather_numbers, is_enough, report, window_of_warm_up
+from executor.trial.extrapolation import (
+    at_full_depth,
+    at_point,
+    line_of_layers,
+    of_documents,
+    over_schedule,
+    points_of_request,
+    shallower,
+)
+from executor.trial.process import bound_to_node, collect_at, collected_by_steps
+from search_spaces.knob import segments_may_grow
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plugins import PluginGroup, load_plugins
@@ -156,7 +157,12 @@ def closed_at_end(context: RankContext, session: EngineSession) -> Iterator[None
 def _measure(trial: Trial, session: EngineSession) -> TrialResult:
     request = trial.request
     began = trial.enter("warmup")
-    while not session.settled() or trial.step < _least_warm_up(request):
+    # Memory is accounted for after these updates. A user's module may use random numbers in training: its reference steps run
+    # without them.
+    least_updates = max(request.fidelity.warmup_updates, COUNTED_STEP + 1)
+    if isinstance(request.model, FactoryModel):
+        least_updates = max(least_updates, REFERENCE_STEPS)
+    while not session.settled() or trial.step < least_updates:
         _warm_up(trial, session)
     session.prepare(trial.step)  # work between steps, such as capturing graphs, belongs to the warm-up
     trial.leave(began)
@@ -184,13 +190,6 @@ def _meter(trial: Trial, session: EngineSession) -> Meter:
         return OwnTime(seconds=trial.own_seconds, waited=session.waited_seconds())
 
     return Meter(trial.context.device, session.collectives, own)
-
-
-def _least_warm_up(request: TrialRequest) -> int:
-    """Return the updates before memory is accounted for: for a user's module, which may use random numbers in training, at
-    least the reference steps, which run without them."""
-    least = max(request.fidelity.warmup_updates, COUNTED_STEP + 1)
-    return max(least, REFERENCE_STEPS) if isinstance(request.model, FactoryModel) else least
 
 
 def _warm_up(trial: Trial, session: EngineSession) -> None:

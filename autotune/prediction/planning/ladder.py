@@ -16,7 +16,7 @@ from autotune.prediction.planning.largest import LONGEST
 from autotune.prediction.planning.memory_fit import Room, room_of
 from autotune.prediction.planning.question import Question, single_values
 from autotune.request.engines import capability_of
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.model import FactoryModel, ModelSpec, Position

@@ -34,7 +34,7 @@ from autotune.prediction.planning.memory_fit import Room
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.stage_options import Menu, Options, PipelineEnd, options_of, seconds_after, too_many
 from search_spaces.canonical import canonical
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.models.pipeline import Stage, fill, head_in_layers, is_split, layout_text, predicting, stages_of_rank
 from search_spaces.trial_config import TrialConfig

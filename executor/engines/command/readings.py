@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.measurement.timing import has_trend
-from executor.measurement.trial_state import Trial, is_enough
+from executor.measurement.trial_report import Trial, is_enough
 from search_spaces.patterns import compiled
 
 TAIL_BYTES = 32_768

@@ -13,14 +13,12 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from executor import process_tree
-from executor.engines import leftovers
 from executor.errors import RunnerError
-from executor.runners import rank_output, rank_process
-from executor.runners.messages import Message, MessageKind, decode, encode
+from executor.runners import rank_process
 from executor.runners.ray import actor
 from executor.runners.ray.actor import CONTROL, RankActor
 from executor.runners.ray.nodes import Node
-from executor.runners.transport import NO_VARIABLES, RANK_MAIN, Death, RankTransport
+from executor.runners.transport import NO_VARIABLES, RANK_MAIN, Death, Message, MessageKind, RankTransport, decode, encode
 
 KILL_SECONDS = 5.0
 """Time for an actor to end its rank. After that the actor itself is killed, and the system kills the rank with it."""
@@ -160,7 +158,7 @@ class RankSlot:
         self._stream = None
 
     def _start_actor(self) -> Any:
-        for module in (actor, rank_process, rank_output, process_tree, leftovers):
+        for module in (actor, rank_process, process_tree):
             ray.cloudpickle.register_pickle_by_value(module)
         remote = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={CONTROL: 1})(RankActor)
         bundle = self._settings.bundle

@@ -15,7 +15,7 @@ from autotune.strategies.expert import ExpertStrategy
 from autotune.strategies.paddle import PaddleStrategy
 from autotune.strategies.replay import NONEXISTENT, ReplayStrategy, start_of
 from autotune.strategies.roofline import RooflineStrategy
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import TrialResult

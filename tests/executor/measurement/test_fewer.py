@@ -2,8 +2,7 @@
 
 import pytest
 
-from executor.measurement.fewer import Line
-from executor.measurement.meter import Costs
+from executor.measurement.meter import Costs, Line
 from search_spaces.trial import CollectiveCount
 
 LINE = Line(first=2, second=6, full=32)

@@ -6,7 +6,7 @@ Rank processes import it by name from this folder, as they import `executor.tria
 import dataclasses
 
 from executor.engines.native.engine import NativeEngine
-from executor.measurement.agreement import gather_numbers
+from executor.measurement.trial_report import gather_numbers
 from executor.trial import run as trial
 
 SESSIONS = []
