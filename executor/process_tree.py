@@ -1,4 +1,23 @@
-"""Finds and ends all processes that a rank has started, and removes what killed ranks leave on a host."""
+"""Finds and ends all processes that a rank has started, and removes what killed ranks leave on a host: lock files of builds and
+files of shared memory.
+
+A rank adopts the orphans of its children (`rank_main.main`), so that a daemonised process remains its descendant. All of these
+processes also carry the rank's mark in their environment, by which they are found after the rank itself has died.
+
+torch's loader of C++ extensions holds a `lock` file while it builds. A process that is killed then leaves the file, and every
+later process that needs the same extension waits for it silently and for ever. Therefore each rank has a folder that no other
+living rank uses, outside the user's cache and kept between sweeps, since a build takes a minute. A build next to a lock in it
+was never finished.
+
+DeepSpeed's all-reduce between processes of a host creates files in shared memory and removes them only at its normal end.
+Their names contain the user, and the address and port of the ranks.
+
+torch and OpenMP put the pid of the process into the names of their files. Pids are reused, so a file is removed only for a dead
+process that was a rank or a descendant of one. A process that starts ranks writes their pids into a ledger and locks it while
+it lives; a process that finds an unlocked ledger removes the files of its pids.
+
+This file imports only the standard library: Ray actors carry it by value to workers where our packages are not importable.
+"""
 
 import contextlib
 import fcntl
@@ -19,7 +38,6 @@ TIDY_SECONDS = 1.0
 removes its folder and its shared memory."""
 KILL_SECONDS = 3.0
 """Longest wait for killed processes to disappear: a process inside a system call ends only after that call."""
-_POLL_SECONDS = 0.01
 
 
 def own_mark(number: int) -> str:
@@ -87,7 +105,7 @@ def kill_all(roots: Mapping[int, str]) -> list[int]:
         for process in living if now >= tidied else ():
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(process, signal.SIGKILL)
-        time.sleep(_POLL_SECONDS)
+        time.sleep(0.01)
     return [*roots, *processes]
 
 
@@ -162,10 +180,10 @@ def _kills(file: Path) -> int | None:
     return int(match[1]) if match else None
 
 
-VARIABLE = "TORCH_EXTENSIONS_DIR"
+EXTENSIONS_VARIABLE = "TORCH_EXTENSIONS_DIR"
 SHARED_MEMORY = Path("/dev/shm")
 
-_held: dict[Path, int] = {}
+_locked_folders: dict[Path, int] = {}
 """This process's folder -> the descriptor of its locked file; the kernel releases the lock when the process ends."""
 _ledger: list[tuple[Path, int]] = []
 """This process's ledger and its descriptor, while it has living ranks; the lock shows that this process is alive."""
@@ -179,7 +197,7 @@ def extensions_folder() -> Path:
     Raises:
         OSError: no folder can be written.
     """
-    folder = next(iter(_held), None) or _claim_folder()
+    folder = next(iter(_locked_folders), None) or _claim_folder()
     for lock in list(folder.glob("**/lock")):
         shutil.rmtree(lock.parent, ignore_errors=True)
     return folder
@@ -262,7 +280,9 @@ def _folder(name: str) -> Path:
     root = Path(tempfile.gettempdir()) / f"autotune-{name}-{os.getuid()}"
     root.mkdir(mode=0o700, exist_ok=True)
     if root.stat().st_uid != os.getuid():
-        raise PermissionError(f"{root} belongs to another user; set {VARIABLE if name == 'extensions' else 'TMPDIR'}")
+        raise PermissionError(
+            f"{root} belongs to another user; set {EXTENSIONS_VARIABLE if name == 'extensions' else 'TMPDIR'}"
+        )
     return root
 
 
@@ -277,7 +297,7 @@ def _claim_folder() -> Path:
             os.close(descriptor)
             continue
         folder.mkdir(exist_ok=True)
-        _held[folder] = descriptor
+        _locked_folders[folder] = descriptor
         return folder
     raise OSError(f"all folders of {root} are in use; remove it")
 

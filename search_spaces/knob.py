@@ -1,4 +1,10 @@
-"""The declaration of a knob: everything about it except the engine code; and conditions that several knobs share."""
+"""The declaration of a knob: everything about it except the engine code; and conditions that several knobs share.
+
+A knob is declared once, with `knob`, as a field of one of the classes in `search_spaces.knobs`. Everything else is derived from
+the declaration: the fields and the stored form of `TrialConfig`, the search order, the domains of the space presets, the
+engines that honour it, its treatment in plans, predictions and guided search, notes in exports, documentation pages, the web
+form and the help.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping

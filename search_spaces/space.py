@@ -1,4 +1,4 @@
-"""The search space: all legal configurations for a model on a cluster, with counting, sampling, iteration and neighbours."""
+"""The search space: domains and their expressions, all legal configurations for a model on a cluster, counted and sampled."""
 
 import dataclasses
 import math

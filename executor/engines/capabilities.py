@@ -1,4 +1,7 @@
-"""What each of our engines honours and refuses. Imports no torch, since the search reads it."""
+"""What each of our engines honours and refuses. Imports no torch, since the search reads it.
+
+If an engine has a workaround, it uses it, and there is no entry here. pyproject.toml states the oldest supported version.
+"""
 
 import re
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""The session that the parallel engines share: a model in parts on this rank, trained step by step."""
+"""The session that the parallel engines share: a model in parts on this rank, trained step by step, with loss scaling."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from executor.engine import Engine, RankContext
 from executor.engines.capabilities import DDP, FSDP2
-from executor.engines.native.offload import step_scaled, update_groups
+from executor.engines.native.offload import adamw, hyperparameters_of, step_scaled
 from executor.engines.session import ParallelSession, loss_from, refuse
 from executor.engines.sources import DTYPES
 from executor.parallel.collectives import ProcessGroup, all_gather_single, reduce_scatter_single
@@ -57,17 +57,6 @@ class TorchReplica(Replica):
 
     def settled(self) -> bool:
         return bool(self.optimizer.state)
-
-
-def _adamw(parameters: Sequence[nn.Parameter], config: TrialConfig, workload: Workload) -> torch.optim.AdamW:
-    fused = config.fused_optimizer and parameters[0].dtype == torch.float32
-    return torch.optim.AdamW(
-        update_groups(parameters, fused),
-        lr=workload.learning_rate,
-        weight_decay=workload.weight_decay,
-        fused=fused,
-        foreach=not fused,
-    )
 
 
 class TorchEngine(Engine):
@@ -118,7 +107,8 @@ class DdpReplica(TorchReplica):
             )
             wrapper.register_comm_hook(None, self._sum)
             self.module = wrapper
-        self.optimizer = _adamw([parameter for parameter in bare.parameters() if parameter.requires_grad], config, workload)
+        trained = [parameter for parameter in bare.parameters() if parameter.requires_grad]
+        self.optimizer = adamw(trained, hyperparameters_of(config, workload))
 
     def begin_micro_batch(self, last: bool) -> None:
         if isinstance(self.module, DistributedDataParallel):
@@ -220,7 +210,7 @@ class FullyShardedReplica(TorchReplica):
         else:
             materialise(self.module, part.values, device)
             self.module.to(device)
-        self.optimizer = _adamw([*self.module.parameters()], config, workload)
+        self.optimizer = adamw([*self.module.parameters()], hyperparameters_of(config, workload))
 
     def begin_micro_batch(self, last: bool) -> None:
         if isinstance(self.module, FSDPModule):

@@ -1,4 +1,7 @@
-"""A device's counters: memory by its driver and by torch's allocators, clock, throttling; a rank's versions and hardware."""
+"""A device's counters: memory by its driver and by torch's allocators, clock, throttling; a rank's versions and hardware.
+
+`CudaCounters` contains all queries of CUDA memory and clocks. Tests substitute it through `counters_of`.
+"""
 
 import contextlib
 import ctypes

@@ -305,12 +305,6 @@ def open_groups(context: RankContext, hosts: Sequence[str]) -> list[LinkGroup]:
     return mine
 
 
-def close_groups(groups: Sequence[LinkGroup]) -> None:
-    """Destroy the groups."""
-    for group in groups:
-        dist.destroy_process_group(group.handle)
-
-
 def link_cases(context: RankContext, groups: Sequence[LinkGroup], largest_bytes: int) -> Iterator[KernelCase]:
     """Yield every collective over every group, small messages first."""
     size = 4096
@@ -324,56 +318,35 @@ def link_cases(context: RankContext, groups: Sequence[LinkGroup], largest_bytes:
 def _case(context: RankContext, group: LinkGroup, operation: Operation, size: int) -> KernelCase:
     ranks = len(group.ranks)
     elements = max(size // 4 // ranks, 1) * ranks
-    make = {
-        Operation.ALL_REDUCE: _all_reduce,
-        Operation.ALL_GATHER: _all_gather,
-        Operation.REDUCE_SCATTER: _reduce_scatter,
-        Operation.ALL_TO_ALL: _all_to_all,
-        Operation.SEND: _send,
-    }[operation]
     return KernelCase(
         operation=operation,
         precision="fp32",
         shape=(4 * elements,),
         cost=4.0 * elements + 2.0**16,  # below about 64 kB the time of a message does not depend on its size
         memory=12.0 * elements,
-        make=lambda: make(context, group, elements),
+        make=lambda: _communication(context, group, operation, elements),
         group=group.shape,
     )
 
 
-def _all_reduce(context: RankContext, group: LinkGroup, elements: int) -> Run:
-    value = torch.zeros(elements, device=context.device)
-    return lambda: dist.all_reduce(value, group=group.handle)
-
-
-def _all_gather(context: RankContext, group: LinkGroup, elements: int) -> Run:
-    return _uneven(context, group, elements, lambda whole, part: all_gather_single(whole, part, group=group.handle))
-
-
-def _reduce_scatter(context: RankContext, group: LinkGroup, elements: int) -> Run:
-    return _uneven(context, group, elements, lambda whole, part: reduce_scatter_single(part, whole, group=group.handle))
-
-
-def _uneven(
-    context: RankContext, group: LinkGroup, elements: int, start: Callable[[torch.Tensor, torch.Tensor], object]
-) -> Run:
-    whole = torch.zeros(elements, device=context.device)
+def _communication(context: RankContext, group: LinkGroup, operation: Operation, elements: int) -> Run:
+    """One collective, or for SEND a message between neighbours, over `elements` fp32 numbers."""
+    handle, whole = group.handle, torch.zeros(elements, device=context.device)
     part = torch.zeros(elements // len(group.ranks), device=context.device)
-    return lambda: start(whole, part)
-
-
-def _all_to_all(context: RankContext, group: LinkGroup, elements: int) -> Run:
-    sent = torch.zeros(elements, device=context.device)
-    received = torch.zeros_like(sent)
-    return lambda: dist.all_to_all_single(received, sent, group=group.handle)
-
-
-def _send(context: RankContext, group: LinkGroup, elements: int) -> Run:
-    """Ranks at even positions send to the next rank. If their number is odd, the last one is idle."""
-    position, value = group.ranks.index(context.rank), torch.zeros(elements, device=context.device)
+    match operation:
+        case Operation.ALL_REDUCE:
+            return lambda: dist.all_reduce(whole, group=handle)
+        case Operation.ALL_GATHER:
+            return lambda: all_gather_single(whole, part, group=handle)
+        case Operation.REDUCE_SCATTER:
+            return lambda: reduce_scatter_single(part, whole, group=handle)
+        case Operation.ALL_TO_ALL:
+            received = torch.zeros_like(whole)
+            return lambda: dist.all_to_all_single(received, whole, group=handle)
+    # Ranks at even positions send to the next rank. If their number is odd, the last one is idle.
+    position = group.ranks.index(context.rank)
     if position % 2:
-        return lambda: dist.recv(value, src=group.ranks[position - 1], group=group.handle)
+        return lambda: dist.recv(whole, src=group.ranks[position - 1], group=handle)
     if position + 1 < len(group.ranks):
-        return lambda: dist.send(value, dst=group.ranks[position + 1], group=group.handle)
+        return lambda: dist.send(whole, dst=group.ranks[position + 1], group=handle)
     return lambda: None

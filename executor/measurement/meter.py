@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch.profiler import profile
@@ -16,7 +17,7 @@ from torch.profiler import profile
 from executor.measurement.device import DeviceEvents, counters_of
 from executor.measurement.timing import step_time
 from search_spaces.training.fewer import at_full, fewer_micro_batches
-from search_spaces.trial import CollectiveCount, TrialRequest
+from search_spaces.trial import CollectiveCount, RankMeasurement, TrialRequest
 
 Sent = Mapping[tuple[str, str], tuple[int, int]]
 """(operation, mesh dimension) -> (count, bytes), since the session was built."""
@@ -24,18 +25,19 @@ Sent = Mapping[tuple[str, str], tuple[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """The costs of one step on this rank, except `retries`, which covers all timed steps."""
+    """The costs of one step on this rank, by their names in `RankMeasurement`; `allocation_retries` covers all timed steps."""
 
-    cpu_seconds: float = 0.0
-    device_seconds: float | None = None
+    cpu_seconds_per_step: float = 0.0
+    device_seconds_per_step: float | None = None
     collectives: tuple[CollectiveCount, ...] = ()
-    compute_seconds: float | None = None
-    """Seconds in which this rank did not wait for other ranks; None: unknown."""
-    wait_seconds: float | None = None
+    compute_seconds_per_step: float | None = None
+    wait_seconds_per_step: float | None = None
     compute_relative_error: float | None = None
-    """Standard error of `compute_seconds`, relative to it; None: unknown."""
-    retries: int | None = None
-    """How often the caching allocator had to flush its cache in all timed steps; None: the device has no such allocator."""
+    allocation_retries: int | None = None
+
+    def by_name(self) -> dict[str, Any]:
+        """Field of `RankMeasurement` -> its value."""
+        return {item.name: getattr(self, item.name) for item in dataclasses.fields(self)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,14 +109,14 @@ class Meter:
         waited = [seconds for seconds in self._waited if seconds is not None]
         compute = step_time(computed) if computed else None
         return Costs(
-            compute_seconds=compute.mean if compute else None,
-            wait_seconds=fmean(waited) if waited else None,
+            compute_seconds_per_step=compute.mean if compute else None,
+            wait_seconds_per_step=fmean(waited) if waited else None,
             # Not finite with too few steps.
             compute_relative_error=compute.relative_error if compute and math.isfinite(compute.relative_error) else None,
-            cpu_seconds=fmean(self._cpu_seconds),
-            device_seconds=self._events.mean(),
+            cpu_seconds_per_step=fmean(self._cpu_seconds),
+            device_seconds_per_step=self._events.mean(),
             collectives=self._collectives,
-            retries=sum_of_known(self._retries),
+            allocation_retries=sum_of_known(self._retries),
         )
 
 
@@ -199,20 +201,22 @@ class Line:
         """Whether the larger count took longer. If noise hides even that, nothing can be extrapolated."""
         return statistics.fmean(second) > statistics.fmean(first)
 
-    def costs_at_full(self, first: Costs, second: Costs) -> Costs:
+    def costs_at_full(self, first: Costs | RankMeasurement, second: Costs | RankMeasurement) -> Costs:
         """The costs of a full step."""
+
+        def known(name: str) -> float | None:
+            low, high = getattr(first, name), getattr(second, name)
+            return None if low is None or high is None else self.at_full(low, high)
+
         # No error is given for extrapolated values, so that they cannot mark a node as slow.
         return Costs(
-            cpu_seconds=max(self.at_full(first.cpu_seconds, second.cpu_seconds), 0.0),
-            device_seconds=self._known(first.device_seconds, second.device_seconds),
-            compute_seconds=self._known(first.compute_seconds, second.compute_seconds),
-            wait_seconds=self._known(first.wait_seconds, second.wait_seconds),
+            cpu_seconds_per_step=max(self.at_full(first.cpu_seconds_per_step, second.cpu_seconds_per_step), 0.0),
+            device_seconds_per_step=known("device_seconds_per_step"),
+            compute_seconds_per_step=known("compute_seconds_per_step"),
+            wait_seconds_per_step=known("wait_seconds_per_step"),
             collectives=self.collectives_at_full(first.collectives, second.collectives),
-            retries=sum_of_known((first.retries, second.retries)),
+            allocation_retries=sum_of_known((first.allocation_retries, second.allocation_retries)),
         )
-
-    def _known(self, first: float | None, second: float | None) -> float | None:
-        return None if first is None or second is None else self.at_full(first, second)
 
 
 def line_of(request: TrialRequest) -> Line | None:

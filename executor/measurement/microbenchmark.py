@@ -1,4 +1,4 @@
-"""The micro-benchmark on one rank: times functions on all ranks together, and measures the prediction's inputs."""
+"""The micro-benchmark on one rank, as a trial of a gang or quickly on forked ranks: times functions on all ranks together."""
 
 import gc
 import json
@@ -21,7 +21,7 @@ import torch.distributed as dist
 from executor.engine import RankContext
 from executor.files.rank_file import QUICK_BYTES, FilePass
 from executor.measurement.device import counters_of, environment
-from executor.measurement.kernels import KernelCase, close_groups, compute_cases, link_cases, open_groups
+from executor.measurement.kernels import KernelCase, compute_cases, link_cases, open_groups
 from executor.measurement.trial_report import gather_numbers, gather_plain
 from search_spaces.clusters.microbenchmark import (
     COLLECTIVES,
@@ -142,8 +142,8 @@ def run_microbenchmark(
     cases = [case for case in compute_cases(context.device, request.precisions) if _wanted(case, request)]
     compute = sorted(cases, key=lambda case: (case.operation, case.precision, case.cost))
     files = [*file_cases(Path(request.nvme_path))] if request.nvme_path is not None else []
-    # Share of the time for communication.
-    share = (1.0 if context.world_size == 1 else 1 - 0.35) - (FILE_SHARE if files else 0)
+    # Of the time, 0.35 is for communication.
+    share = (1.0 if context.world_size == 1 else 0.65) - (FILE_SHARE if files else 0)
     bench = _Bench(context, request, stopwatch, progress)
     rows = bench.run(compute, share * request.seconds, "compute")
     rows += bench.run(files, FILE_SHARE * request.seconds, "files")
@@ -154,7 +154,8 @@ def run_microbenchmark(
             key=lambda case: (case.group.ranks, case.group.in_node, case.operation, case.cost),
         )
         rows += bench.run(links, request.seconds - stopwatch.elapsed(), "links")
-        close_groups(groups)
+        for group in groups:
+            dist.destroy_process_group(group.handle)
     return MicrobenchmarkResult(
         attempt=request.attempt,
         outcome=Outcome.OK,
@@ -169,10 +170,9 @@ def run_microbenchmark(
 def _wanted(case: KernelCase, request: MicrobenchmarkRequest) -> bool:
     if not request.quick:
         return True
-    return (
-        # Message sizes of a quick measurement, in bytes.
-        case.shape[0] in (2**12, 2**18) if case.operation in COLLECTIVES else case.shape in QUICK_SHAPES.get(case.operation, ())
-    )
+    if case.operation in COLLECTIVES:
+        return case.shape[0] in (2**12, 2**18)  # bytes of a message
+    return case.shape in QUICK_SHAPES.get(case.operation, ())
 
 
 class _Bench:
@@ -268,6 +268,8 @@ def _largest(context: RankContext, value: int | None) -> int | None:
 
 def main() -> None:
     """Read a `MicrobenchmarkRequest` from standard input, write rank 0's result to standard output, both as JSON.
+
+    For CPUs only, because a process that has used a GPU cannot be forked; so torch is loaded once.
 
     1. Fork all ranks except the first before anything computes, because a fork does not copy a library's threads.
     2. Join over a file, because no rank listens on a port that the others know.

@@ -151,12 +151,10 @@ def is_enough(trial: Trial, seconds: list[float], spent: float) -> bool:
     fidelity = trial.request.fidelity
     if len(seconds) < fidelity.min_steps:
         return False
-    lost = trial.race is not None and trial.race.is_lost(seconds)
-    return lost or spent > fidelity.max_seconds or _narrow(seconds, fidelity.target_relative_half_width)
-
-
-def _narrow(seconds: list[float], target: float) -> bool:
-    return len(seconds) >= MIN_STEPS_FOR_INTERVAL and 0.0 <= step_time(seconds).relative_half_width <= target
+    if (trial.race is not None and trial.race.is_lost(seconds)) or spent > fidelity.max_seconds:
+        return True
+    has_interval = len(seconds) >= MIN_STEPS_FOR_INTERVAL
+    return has_interval and 0.0 <= step_time(seconds).relative_half_width <= fidelity.target_relative_half_width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,9 +163,11 @@ class TimedSteps:
 
     seconds: list[float]
     costs: Costs
-    resident_set: int
-    settled: bool
-    clocks: ClockState
+    began: float = 0.0
+    """Start of the first step, by `time.monotonic`."""
+    resident_set: int = 0
+    settled: bool = False
+    clocks: ClockState = field(default_factory=ClockState)
     """The device while these steps ran."""
     line: Line | None = None
     """The line by which `seconds` are extrapolated; None: they are those of full steps."""
@@ -203,7 +203,6 @@ def window_of_warm_up(trial: Trial, clocks: ClockState) -> TimedSteps:
         seconds=trial.warm_seconds,
         costs=Costs(),
         resident_set=peak_resident_set(),
-        settled=False,
         clocks=clocks,
         lost=trial.race.hopeless_interval(trial.warm_seconds),
         timed=False,
@@ -285,16 +284,10 @@ def _rank_measurement(trial: Trial, window: TimedSteps, account: MemoryAccount |
         memory_by_tag=account.by_tag if account else {},
         tag_peak_bytes=account.tag_peaks if account else {},
         rss_peak_bytes=window.resident_set,
-        cpu_seconds_per_step=window.costs.cpu_seconds,
-        collectives=window.costs.collectives,
-        device_seconds_per_step=window.costs.device_seconds,
+        **window.costs.by_name(),
         reserved_bytes=trial.counters.peak_reserved_bytes(),
         non_torch_bytes=account.outside if account else trial.counters.outside_bytes(),
-        allocation_retries=window.costs.retries,
         throttled=window.clocks.throttled,
         sm_clock_mhz=window.clocks.sm_clock_mhz,
         host_memory_bytes=account.host_peak if account else None,
-        compute_seconds_per_step=window.costs.compute_seconds,
-        wait_seconds_per_step=window.costs.wait_seconds,
-        compute_relative_error=window.costs.compute_relative_error,
     )

@@ -55,7 +55,7 @@ class Experts(nn.Module):
        exchange needs them.
     4. With `load_balance` the gradient of the balance loss is added at the router's scores (`add_balance_gradient`).
     5. With stated loads the choices are drawn (`follow`), and the router only weights them.
-    6. With `overlaps` the shared expert computes while tokens travel (`token_exchange`).
+    6. With `overlaps` the shared expert computes while tokens travel (`expert_rows`).
     7. After `count_loads` each backward counts how many tokens chose each expert (`router_balance`).
     """
 

@@ -1,4 +1,4 @@
-"""Loads the operators that a configuration names from the installed package of fused kernels."""
+"""Fused kernels of third-party packages as our operators: Liger's, Transformer Engine's norms, and their loading."""
 
 import importlib
 import inspect

@@ -1,4 +1,4 @@
-"""The end of the model: final norm, output projection and loss, also in chunks of tokens."""
+"""The end of the model: final norm, output projection and loss, also in chunks of tokens; and multi-token prediction."""
 
 import functools
 from collections.abc import Callable, Sequence

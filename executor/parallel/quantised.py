@@ -1,5 +1,8 @@
 """Matrix products in few bits, in plain torch: blocks of 8-bit integers, frozen matrices in 8 or 4 bits [Dettmers et al. 2023,
 QLoRA], and float8 products that equal the `tensorwise` recipe of torchao.
+
+torchao itself is not used: its conversion replaces our layers by its own, which do not support slices and the collectives
+between ranks, and the engine must run where only torch can be installed.
 """
 
 from collections.abc import Sequence

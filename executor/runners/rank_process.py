@@ -1,12 +1,10 @@
 """A rank process as its parent sees it: a message pipe, its output, its end, and the environment that it gets.
 
-This file imports only the standard library and files that do the same: Ray actors carry it by value to workers where our
-packages are not importable.
-
 A trial runs the code of whoever submitted it. The environment of the worker that starts it contains the database address with
 its password, API keys, and cloud tokens.
 
-This file imports only the standard library: Ray actors carry it by value to workers where our packages are not importable.
+This file imports only the standard library and files that do the same: Ray actors carry it by value to workers where our
+packages are not importable.
 """
 
 import codecs

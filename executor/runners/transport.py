@@ -1,4 +1,21 @@
-"""The interface between a gang and its rank processes, wherever they run."""
+"""The interface between a gang and its rank processes, wherever they run, and the protocol between them: JSON objects with a
+`kind`, nothing pickled.
+
+    parent                                     rank
+       │ ◄──────────────────────────── ready    its code is imported
+       │ join ────────────────────────►         rank 0 first
+       │ ◄──────────────────────── listening    rank 0 has bound the rendezvous port; then the others are asked to join
+       │ ◄─────────────────────────── joined    every rank
+       │ run ─────────────────────────►         every rank, once a trial
+       │ ◄───────────────── progress or beat    any number; beats from every rank, twice a second
+       │ ◄────────────────────────── output    any number; `RankProcess` makes them of what the rank prints
+       │ ◄───────────── result or failure       exactly one for each run, unless the rank dies
+       │ abort ───────────────────────►         after another rank's failure: a thread of its own ends what it waits for
+       │ ◄─────────────────────────── rested    what the rank still holds after releasing what it can
+
+`measure` asks for a micro-benchmark where `run` asks for a trial. `describe` (answered by `described` or `failure`) needs no
+`join`.
+"""
 
 import json
 from abc import ABC, abstractmethod

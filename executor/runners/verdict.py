@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor.errors import EngineRefusalError, ExecutorError, FactoryError, WrongResultError
+from executor.errors import EngineRefusalError, ExecutorError, FactoryError, WrongResultError, one_line
 from executor.failures import failure_table
 from executor.runners.transport import Death, Message, MessageKind
 from search_spaces.clusters.microbenchmark import MicrobenchmarkResult
@@ -63,14 +63,6 @@ def classify(
         cause=row.name,
         retire=row.retire,
     )
-
-
-def one_line(error: BaseException) -> str:
-    """Return the error in one line: our own by their message, others with their type."""
-    first = (str(error).strip().splitlines() or [""])[0]
-    if isinstance(error, ExecutorError):
-        return first
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def real_traceback(error: BaseException) -> str:

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 
 from executor.measurement.flops import flops_utilization, tflops_per_device
-from executor.measurement.meter import Costs, Line
+from executor.measurement.meter import Line
 from executor.measurement.timing import step_time
 from executor.measurement.trial_report import rate_of
 from search_spaces.models.model import ModelSpec
@@ -78,7 +78,6 @@ def at_full_depth(request: TrialRequest, line: Line, first: TrialResult, second:
 
 
 def _deep_rank(line: Line, first: RankMeasurement, second: RankMeasurement) -> RankMeasurement:
-    costs = line.costs_at_full(costs_of(first), costs_of(second))
     by_tag = line.tags_at_full(first.memory_by_tag, second.memory_by_tag)
     return dataclasses.replace(
         second,
@@ -86,25 +85,9 @@ def _deep_rank(line: Line, first: RankMeasurement, second: RankMeasurement) -> R
         memory_by_tag=by_tag,
         tag_peak_bytes=line.tags_at_full(first.tag_peak_bytes, second.tag_peak_bytes),
         rss_peak_bytes=line.whole_at_full(first.rss_peak_bytes, second.rss_peak_bytes),
-        cpu_seconds_per_step=costs.cpu_seconds,
-        device_seconds_per_step=costs.device_seconds,
-        compute_seconds_per_step=costs.compute_seconds,
-        wait_seconds_per_step=costs.wait_seconds,
-        compute_relative_error=costs.compute_relative_error,
-        collectives=costs.collectives,
+        **{**line.costs_at_full(first, second).by_name(), "allocation_retries": second.allocation_retries},
         reserved_bytes=_known(line, first.reserved_bytes, second.reserved_bytes),
         host_memory_bytes=_known(line, first.host_memory_bytes, second.host_memory_bytes),
-    )
-
-
-def costs_of(rank: RankMeasurement) -> Costs:
-    """Return the costs of a step on a rank."""
-    return Costs(
-        cpu_seconds=rank.cpu_seconds_per_step,
-        device_seconds=rank.device_seconds_per_step,
-        collectives=rank.collectives,
-        compute_seconds=rank.compute_seconds_per_step,
-        wait_seconds=rank.wait_seconds_per_step,
     )
 
 
@@ -220,22 +203,19 @@ def _mean_speed(weights: Sequence[float], results: Sequence[TrialResult], name: 
 
 
 def _scheduled_rank(weights: Sequence[float], share: float, points: Sequence[RankMeasurement]) -> RankMeasurement:
-    costs = [costs_of(point) for point in points]
-
     def mean(name: str) -> float | None:
-        values = [getattr(cost, name) for cost in costs]
+        values = [getattr(point, name) for point in points]
         if any(value is None for value in values):
             return None
         return float(sum(weight * value for weight, value in zip(weights, values, strict=True)) / share)
 
-    first: Costs = costs[0]
     return dataclasses.replace(
         points[0],
-        cpu_seconds_per_step=mean("cpu_seconds") or 0.0,
-        device_seconds_per_step=mean("device_seconds"),
-        compute_seconds_per_step=mean("compute_seconds"),
-        wait_seconds_per_step=mean("wait_seconds"),
-        compute_relative_error=first.compute_relative_error,
+        cpu_seconds_per_step=mean("cpu_seconds_per_step") or 0.0,
+        device_seconds_per_step=mean("device_seconds_per_step"),
+        compute_seconds_per_step=mean("compute_seconds_per_step"),
+        wait_seconds_per_step=mean("wait_seconds_per_step"),
+        compute_relative_error=None,
     )
 
 

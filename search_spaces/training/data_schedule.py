@@ -1,4 +1,8 @@
-"""Data schedules: shorter sequences first (curriculum), or fewer tokens in the middle layers first (random-LTD).
+"""Documents packed into rows, and data schedules: shorter sequences first (curriculum), or fewer tokens in the middle layers
+first (random-LTD).
+
+A row has `sequence_length` tokens; a step trains `global_batch_size` rows. Without packing a row is one document and padding;
+with packing it has as many documents as first-fit decreasing puts there.
 
 A schedule grows linearly from its start to the full length, in increments of `GRANULARITY` tokens like DeepSpeed's
 `fixed_linear`, and stays there for the rest of the job. A job costs the sum over its steps; only a few points are measured or

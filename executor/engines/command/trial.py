@@ -17,7 +17,7 @@ import torch
 
 from executor import process_tree
 from executor.engine import RankContext
-from executor.engines.command.launchers import RankPlacement, inherited, launcher_command, launcher_environment
+from executor.engines.command.launchers import RankPlacement, launcher_command, launcher_environment
 from executor.engines.command.result import facts_of, result_of
 from executor.engines.command.watch import FAILURES, Launch, ScriptWatch, State, python_command
 from executor.errors import EngineRefusalError
@@ -59,7 +59,8 @@ def make_launch(trial: Trial, command: CommandModel, placement: RankPlacement, f
     limit = request.memory_limit_bytes
     return Launch(
         words=tuple(launcher_command(command.launcher, python_command(words), placement)),
-        environment=inherited(variables),
+        # Output is unbuffered, and faults print a traceback.
+        environment={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **variables},
         folder=command.folder,
         # The resident set decides the outcome; this limit stops a process that would exhaust the host before the next look.
         data_limit=2 * limit + SLACK_BYTES if on_cpu and limit is not None else None,
@@ -80,9 +81,9 @@ def _write_files(files: tuple[tuple[str, str], ...], folder: Path) -> dict[str, 
 def _extensions_variable(command: CommandModel, files: Mapping[str, Path]) -> dict[str, str]:
     """The folder of compiled extensions, for a script that may use DeepSpeed. A folder that the user has set is kept."""
     compiles = command.launcher == "deepspeed" or "config" in files
-    if not compiles or process_tree.VARIABLE in os.environ:
+    if not compiles or process_tree.EXTENSIONS_VARIABLE in os.environ:
         return {}
-    return {process_tree.VARIABLE: str(process_tree.extensions_folder())}
+    return {process_tree.EXTENSIONS_VARIABLE: str(process_tree.extensions_folder())}
 
 
 def gather_placement(context: RankContext, folder: Path) -> RankPlacement:

@@ -1,4 +1,4 @@
-"""Watches one rank's script while it runs: its reports, memory and CPU time, and whether it should end."""
+"""Runs one rank's script under its supervisor and watches it: its reports, memory and CPU time, and whether it should end."""
 
 import contextlib
 import json
@@ -13,7 +13,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from executor.engines.command.readings import Batch, Output, Readings, ReportedStep, ReportedSteps, ReportFile
+from executor.engines.command.readings import Batch, Output, Readings, ReportedSteps, ReportFile
 from executor.measurement.trial_report import Trial
 from executor.process_tree import below, out_of_memory_kills
 from search_spaces.models.command import CommandModel
@@ -23,7 +23,6 @@ START_SECONDS = 30.0
 """Time limit for the supervisor, a Python without packages, to start the script."""
 END_SECONDS = 10.0
 """Time limit for killed processes to end."""
-_POLL_SECONDS = 0.01
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +118,7 @@ class ScriptProcess:
         """Wait until the condition holds, the script has ended or the time is over."""
         until = time.monotonic() + seconds
         while self.poll() is None and not condition() and time.monotonic() < until:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(0.01)
 
     def _read_messages(self) -> None:
         assert self._supervisor.stdout is not None
@@ -265,14 +264,11 @@ class ScriptWatch:
         rows = [*self._reports.rows()]
         output_rows = self.output.rows()
         for row in rows if not self._by_pattern else output_rows:
-            self._take(self.readings.take(row))
+            if (step := self.readings.take(row)) is not None:
+                self.steps.add(step)
         if self._by_pattern:
             for row in rows:  # if a script does both, only the memory of its reports is used
                 self.readings.take({name: row[name] for name in ("device_bytes", "reserved_bytes") if name in row})
-
-    def _take(self, step: ReportedStep | None) -> None:
-        if step is not None:
-            self.steps.add(step)
 
     def _next_state(self) -> State:
         if self.readings.not_finite:

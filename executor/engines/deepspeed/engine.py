@@ -1,4 +1,4 @@
-"""The deepspeed engine: implements the engine contract with DeepSpeed, and counts the bytes that its collectives send."""
+"""The deepspeed engine: builds the module that DeepSpeed gets, trains with it, and counts what its collectives send."""
 
 import dataclasses
 import functools

@@ -1,4 +1,6 @@
-"""Loads DeepSpeed in a rank, lazily and without its launcher, silences it, and undoes its global changes after each trial."""
+"""DeepSpeed as a package in a rank: loaded lazily and without its launcher, silenced, undone after each trial; and the tensors
+that its engine holds between steps, by purpose.
+"""
 
 import contextlib
 import functools
@@ -21,7 +23,7 @@ from torch.utils.hooks import RemovableHandle
 from executor.engine import HOST, RankContext
 from executor.engines.deepspeed.capability import installed_version, unusable
 from executor.errors import EngineRefusalError
-from executor.process_tree import VARIABLE, extensions_folder, remove_orphaned_memory
+from executor.process_tree import EXTENSIONS_VARIABLE, extensions_folder, remove_orphaned_memory
 from search_spaces.trial_config import TrialConfig
 
 
@@ -116,7 +118,7 @@ def _set_environment(context: RankContext) -> None:
 def _imported() -> Any:
     """The package, imported on the first call, without the extension that it would compile for every rank."""
     remove_orphaned_memory()
-    os.environ[VARIABLE] = str(extensions_folder())
+    os.environ[EXTENSIONS_VARIABLE] = str(extensions_folder())
     with quiet():
         package = importlib.import_module("deepspeed")
         # By its full name: the attribute `deepspeed.comm.torch` is torch itself. The shared-memory operator needs compilation,

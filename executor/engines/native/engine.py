@@ -1,4 +1,4 @@
-"""The native engine: the contract of an engine with ZeRO 0-3 in every parallel dimension, and its session."""
+"""The native engine: ZeRO 0-3 in every parallel dimension, experts sharded apart, and a session whose states can be saved."""
 
 import shutil
 import tempfile

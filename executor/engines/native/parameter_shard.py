@@ -1,4 +1,4 @@
-"""This rank's shard of the parameters in the dtype of forward, and the second copy within a group of nearby ranks."""
+"""The layout of parameters in flat vectors and buckets, this rank's shard of them, and the second copy of nearby ranks."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
@@ -118,15 +118,6 @@ def ranges(slots: Sequence[Slot]) -> list[tuple[int, int]]:
         else:
             merged.append((slot.offset, end))
     return merged
-
-
-def master_shards(master: Tensor, slots: Sequence[Slot]) -> Tensor:
-    """This rank's shares of `slots` (in the order of their offsets) in one vector; a view if they are adjacent."""
-    first, last = slots[0], slots[-1]
-    end = last.offset + last.shard_elements
-    if end - first.offset == sum(slot.shard_elements for slot in slots):
-        return master[first.offset : end]
-    return torch.cat([master[slot.offset : slot.offset + slot.shard_elements] for slot in slots])
 
 
 Range = tuple[int, int]

@@ -9,7 +9,7 @@ from executor.engine import HOST
 from executor.engines.native.buckets import GradientReducer
 from executor.engines.native.checkpoint import MOMENTS, STEPS, WEIGHTS, Piece, rectangles
 from executor.engines.native.file_shard import FileShard, share_in_files
-from executor.engines.native.offload import Hyperparameters, Initial, SplitAdamW, parts_of
+from executor.engines.native.offload import Initial, SplitAdamW, hyperparameters_of, parts_of
 from executor.engines.native.optimizers import block_matrices, device_optimizer
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares, share_block
 from executor.engines.native.parameter_shard import (
@@ -328,9 +328,7 @@ class ShardedModel(Replica):
 
     def _make_optimizer(self, initial: Initial, workload: Workload) -> SplitAdamW | DeviceOptimizer:
         config, layout = self.config, self.layout
-        hyperparameters = Hyperparameters(
-            learning_rate=workload.learning_rate, weight_decay=workload.weight_decay, fused=config.fused_optimizer
-        )
+        hyperparameters = hyperparameters_of(config, workload)
         if config.optimizer != "adamw":
             matrices = block_matrices(self.part) if config.optimizer == "muon" else frozenset[str]()
             shares = Shares(

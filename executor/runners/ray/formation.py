@@ -1,4 +1,6 @@
-"""Forms gangs from a cluster's slots, and keeps track of those that run and those that are kept for the next trial."""
+"""Gangs on a Ray cluster: the capacity of its nodes and the slots reserved there, the layout of a trial's ranks on nodes, and
+the gangs that run or are kept for the next trial.
+"""
 
 import itertools
 import os
@@ -12,7 +14,7 @@ import ray
 from ray.util.placement_group import placement_group, remove_placement_group
 
 from executor.runners.gang import Gang, Work
-from executor.runners.ray.nodes import Node, NodeTracker
+from executor.runners.ray.nodes import NodeTracker, RayNode
 from executor.runners.ray.rank_slots import Mailbox, RankSlot, SlotSettings, SlotTransport, end_ranks
 from executor.runners.runner import Handle
 from search_spaces.mesh import ABBREVIATIONS, TENSOR, make_mesh
@@ -124,14 +126,14 @@ class NodePool:
             slot.end_actor()
         _give_back(slots)
 
-    def _free_cores(self, node: Node) -> tuple[int, ...] | None:
+    def _free_cores(self, node: RayNode) -> tuple[int, ...] | None:
         if not self.own_cores:
             return None
         used_cores = {core for slot in self.slots if slot.node.host == node.host for core in slot.cores or ()}
         return tuple(itertools.islice((core for core in itertools.count() if core not in used_cores), self.own_cores))
 
 
-def cores_of(node: Node) -> int:
+def cores_of(node: RayNode) -> int:
     """Return the cores that ranks on the node can use: counted on this machine, as configured in Ray on others."""
     if node.host == socket.gethostname():
         return len(os.sched_getaffinity(0))
@@ -253,18 +255,6 @@ def explain_impossible(
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GangSettings:
-    """Settings that are the same for every gang."""
-
-    python_path: tuple[str, ...]
-    device: str
-    environment: Mapping[str, str]
-    """Environment of the rank processes, in addition to the node's."""
-    exclusive: bool
-    """Whether one gang runs at a time: its ranks share the cores of their hosts with no other gang."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class FormedGang:
     """A gang and its slots in the order of its ranks."""
@@ -283,10 +273,22 @@ Kinds = Sequence[tuple[str, int]]
 
 
 class Formation:
-    """Forms gangs. The same slots give the same gang; a gang of other slots reuses their rank processes."""
+    """Forms gangs. The same slots give the same gang; a gang of other slots reuses their rank processes.
 
-    def __init__(self, settings: GangSettings, node_pool: NodePool, tracker: NodeTracker, mailbox: Mailbox) -> None:
-        self._settings = settings
+    `exclusive`: one gang runs at a time, and its ranks share the cores of their hosts with no other gang.
+    """
+
+    def __init__(
+        self,
+        node_pool: NodePool,
+        tracker: NodeTracker,
+        mailbox: Mailbox,
+        *,
+        python_path: Sequence[str],
+        device: str,
+        exclusive: bool,
+    ) -> None:
+        self._python_path, self._device, self._exclusive = python_path, device, exclusive
         self._node_pool = node_pool
         self._tracker = tracker
         self._mailbox = mailbox
@@ -364,9 +366,8 @@ class Formation:
                 return None
             slots += free[:count]
         self.idle = [formed for formed in self.idle if not set(formed.slots) & set(slots)]
-        settings = self._settings
-        transport = SlotTransport(slots, self._mailbox, settings.environment, None if settings.exclusive else self._sharing())
-        return FormedGang(Gang(transport, python_path=settings.python_path, device=settings.device), tuple(slots))
+        transport = SlotTransport(slots, self._mailbox, None if self._exclusive else self._sharing())
+        return FormedGang(Gang(transport, python_path=self._python_path, device=self._device), tuple(slots))
 
     def _free_slots(self) -> list[RankSlot]:
         busy = {slot for formed in self.running.values() for slot in formed.slots}

@@ -28,21 +28,27 @@ RETRY_SECONDS = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """A live node of the cluster."""
+class RayNode:
+    """A node as Ray reports it."""
 
     name: str
-    """Ray's node name, or its address if it has no name; with some digits of its ID if several nodes share a name."""
+    """The name that trials and the quarantine use: Ray's node name, or its address if it has no name; with some digits of its
+    ID if several live nodes share a name."""
     node_id: str
     """Ray's ID. A node that is restarted gets a new one."""
     address: str
-    """The address of its ranks."""
-    port: int
-    """The port on which Ray itself listens."""
+    """The address at which Ray reaches it and its ranks listen."""
     host: str
     """The machine's name: fake nodes on one machine share it, and its cores."""
-    resources: Mapping[str, float]
-    """All of its Ray resources."""
+    alive: bool
+    resources: Mapping[str, float] = field(default_factory=dict)
+    """Ray's names -> amounts; memory in bytes. Empty if the node is lost."""
+    why_gone: str = ""
+
+    @property
+    def accelerator(self) -> str:
+        """Ray's name of its accelerators, such as H100; empty: it has none, or Ray does not recognise them."""
+        return _name(self.resources)
 
 
 class NodeTracker:
@@ -55,7 +61,9 @@ class NodeTracker:
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._silent: dict[str, float] = {}
-        self.nodes: dict[str, Node] = {}
+        self._ports: dict[str, int] = {}
+        """Node ID -> the port on which Ray itself listens."""
+        self.nodes: dict[str, RayNode] = {}
         """The live nodes by name."""
         self.refresh()
 
@@ -66,7 +74,8 @@ class NodeTracker:
         self._retry_silent(alive)
         rows = [row for row in alive if row["NodeID"] not in self._silent]
         self._name(rows)
-        now = {self._names[row["NodeID"]]: _node(self._names[row["NodeID"]], row) for row in rows}
+        self._ports = {row["NodeID"]: row["NodeManagerPort"] for row in rows}
+        now = {self._names[row["NodeID"]]: _ray_node(self._names[row["NodeID"]], row) for row in rows}
         # A node that was restarted between two queries is both lost and added.
         gone = [name for name, node in self.nodes.items() if name not in now or now[name].node_id != node.node_id]
         added = [name for name in now if name not in self.nodes or name in gone]
@@ -81,7 +90,7 @@ class NodeTracker:
     def check(self, name: str) -> list[NodeEvent]:
         """Contact a node on which an actor is out of reach; return the resulting events."""
         node = self.nodes.get(name)
-        if node is None or _answers(node.address, node.port):
+        if node is None or _answers(node.address, self._ports[node.node_id]):
             return []
         self._silent[node.node_id] = time.monotonic()
         return self.refresh()
@@ -116,17 +125,6 @@ def node_name(row: Mapping[str, Any], *, shared: bool) -> str:
     return f"{own_name(row)}-{row['NodeID'][:6]}" if shared else own_name(row)
 
 
-def _node(name: str, row: Mapping[str, Any]) -> Node:
-    return Node(
-        name=name,
-        node_id=row["NodeID"],
-        address=row["NodeManagerAddress"],
-        port=row["NodeManagerPort"],
-        host=row["NodeManagerHostname"],
-        resources=row["Resources"],
-    )
-
-
 def _answers(address: str, port: int) -> bool:
     try:
         socket.create_connection((address, port), CONNECT_SECONDS).close()
@@ -138,29 +136,6 @@ def _answers(address: str, port: int) -> bool:
 ACCELERATOR = "accelerator_type:"
 """Prefix of Ray's resource for a node's accelerators."""
 LOOPBACK_BANDWIDTH = 2e9
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RayNode:
-    """A node as Ray reports it."""
-
-    name: str
-    """The name that trials and the quarantine use: Ray's node name, or its address if it has no name; with some digits of its
-    ID if several live nodes share a name."""
-    node_id: str
-    """Ray's ID. A node that is restarted gets a new one."""
-    address: str
-    """The address at which Ray reaches it and its ranks listen."""
-    host: str
-    alive: bool
-    resources: Mapping[str, float] = field(default_factory=dict)
-    """Ray's names -> amounts; memory in bytes. Empty if the node is lost."""
-    why_gone: str = ""
-
-    @property
-    def accelerator(self) -> str:
-        """Ray's name of its accelerators, such as H100; empty: it has none, or Ray does not recognise them."""
-        return _name(self.resources)
 
 
 def ray_nodes(address: str = "auto") -> tuple[RayNode, ...]:
@@ -180,8 +155,9 @@ def nodes_of(table: Sequence[Mapping[str, Any]]) -> tuple[RayNode, ...]:
     """Return the nodes in Ray's own table. Of the lost ones, return the last with each name that no live node has."""
     living = [row for row in table if row["Alive"]]
     alike = Counter(own_name(row) for row in living)
-    live_nodes = sorted((_ray_node(row, shared=alike[own_name(row)] > 1) for row in living), key=lambda node: node.name)
-    lost = {own_name(row): _ray_node(row, shared=False) for row in table if not row["Alive"] and own_name(row) not in alike}
+    live_names = (node_name(row, shared=alike[own_name(row)] > 1) for row in living)
+    live_nodes = sorted(map(_ray_node, live_names, living), key=lambda node: node.name)
+    lost = {own_name(row): _ray_node(own_name(row), row) for row in table if not row["Alive"] and own_name(row) not in alike}
     return (*live_nodes, *(lost[name] for name in sorted(lost)))
 
 
@@ -227,10 +203,10 @@ def cluster_of(nodes: Sequence[Mapping[str, Any]]) -> ClusterSpec:
     )
 
 
-def _ray_node(row: Mapping[str, Any], shared: bool) -> RayNode:
+def _ray_node(name: str, row: Mapping[str, Any]) -> RayNode:
     alive = bool(row["Alive"])
     return RayNode(
-        name=node_name(row, shared=shared),
+        name=name,
         node_id=str(row["NodeID"]),
         address=str(row["NodeManagerAddress"]),
         host=str(row.get("NodeManagerHostname", "")),

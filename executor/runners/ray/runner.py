@@ -15,7 +15,6 @@ from executor.runners.rank_process import passed_variables
 from executor.runners.ray.cluster import RayCluster
 from executor.runners.ray.formation import (
     Formation,
-    GangSettings,
     Kinds,
     NodePool,
     cores_of,
@@ -108,10 +107,10 @@ class RayRunner(GangsRunner):
                 self._node_pool.own_cores, self._max_gangs = 0, 1
                 self._known_capacities = self._node_pool.total_capacities()
             self._takes_turns = not (device == "cuda" or bundle.get("GPU") or self._node_pool.own_cores)
-            gang_settings = GangSettings(
-                python_path=tuple(python_path), device=device, environment=variables, exclusive=self._max_gangs == 1
-            )
-            self._formation = Formation(gang_settings, self._node_pool, self._tracker, self._mailbox)
+            self._formation = Formation(
+                self._node_pool, self._tracker, self._mailbox,
+                python_path=tuple(python_path), device=device, exclusive=self._max_gangs == 1,
+            )  # fmt: skip
             self._running = self._formation.running
             self._reserve_first_gang()
         except BaseException:

@@ -13,7 +13,7 @@ from executor import process_tree
 @pytest.fixture(autouse=True)
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Folders of temporary files and of shared memory; `next_process` ends the process that this test is."""
-    monkeypatch.setattr(process_tree, "_held", {})
+    monkeypatch.setattr(process_tree, "_locked_folders", {})
     monkeypatch.setattr(process_tree, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     yield tmp_path
@@ -22,15 +22,15 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def next_process() -> None:
     """Let go of what this process holds, as the system does when it ends, however it ends."""
-    while process_tree._held:
-        os.close(process_tree._held.popitem()[1])
+    while process_tree._locked_folders:
+        os.close(process_tree._locked_folders.popitem()[1])
 
 
 def test_processes_that_live_at_once_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     folder = process_tree.extensions_folder()
     assert process_tree.extensions_folder() == folder
     with monkeypatch.context() as other:
-        other.setattr(process_tree, "_held", {})
+        other.setattr(process_tree, "_locked_folders", {})
         assert process_tree.extensions_folder() != folder
         next_process()
 

@@ -67,10 +67,10 @@ def test_nodes_with_gpus_alone_are_asked_for_their_packages(monkeypatch: pytest.
         return {"liger_kernel": "0.8.5"}
 
     nodes = (node("head", CPU_NODE), node("one", GPU_NODE), node("two", GPU_NODE), node("gone", {}, alive=False))
-    monkeypatch.setattr(nodes, "kernel_packages", told)
-    monkeypatch.setattr(nodes, "ray_nodes", lambda address: nodes)
+    monkeypatch.setattr("executor.runners.ray.nodes.kernel_packages", told)
+    monkeypatch.setattr("executor.runners.ray.nodes.ray_nodes", lambda address: nodes)
     assert describe_cluster("there").kernel_packages == {"liger_kernel": "0.8.5"}
     assert asked == [("there", ["id-one", "id-two"])]
-    monkeypatch.setattr(nodes, "ray_nodes", lambda address: nodes[:1])
+    monkeypatch.setattr("executor.runners.ray.nodes.ray_nodes", lambda address: nodes[:1])
     assert describe_cluster("there").kernel_packages is None
     assert len(asked) == 1

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor.engines.native.offload import Hyperparameters, parts_of, step_scaled, update_groups
+from executor.engines.native.offload import Hyperparameters, adamw, parts_of, step_scaled, update_groups
 from executor.engines.native.parameter_shard import BucketLayout, ParameterShard, Slot
 from executor.parallel import copies
 from executor.parallel.collectives import ProcessGroup
@@ -143,15 +143,6 @@ class RestAdamW:
         """The moments."""
         for state in self._optimizer.state.values() if self._optimizer is not None else ():
             yield from (value for value in state.values() if isinstance(value, Tensor))
-
-
-def adamw(parameters: list[nn.Parameter], hyperparameters: Hyperparameters) -> torch.optim.AdamW:
-    """torch's AdamW, fused if there is a kernel for the dtype."""
-    fused = hyperparameters.fused and parameters[0].dtype == torch.float32
-    return torch.optim.AdamW(
-        update_groups(parameters, fused), lr=hyperparameters.learning_rate, weight_decay=hyperparameters.weight_decay,
-        betas=BETAS, eps=EPSILON, fused=fused, foreach=not fused,
-    )  # fmt: skip
 
 
 class Sgd(DeviceOptimizer):
