@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from search_spaces.errors import Refusal
 from search_spaces.models.model import ModelSpec, Norm, Position
-from search_spaces.refusal import Refusal
 
 FUSED_KERNELS = "fused_kernels"
 NONE = "none"

@@ -25,7 +25,7 @@ class PluginGroup(StrEnum):
     KNOBS = "autotune.knobs"
     """A class of knobs, like those in `search_spaces.knobs`."""
     RULES = "autotune.rules"
-    """A `search_spaces.context.Rule`, or a tuple of them."""
+    """A `search_spaces.capability.Rule`, or a tuple of them."""
     ENGINES = "autotune.engines"
     """An `executor.engine.Engine`, with the same name as its capability."""
     CAPABILITIES = "autotune.capabilities"

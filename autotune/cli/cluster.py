@@ -14,7 +14,7 @@ from autotune.errors import RequestError
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
 from executor.errors import RunnerError
-from executor.runners.ray.describe import RayNode, ray_nodes
+from executor.runners.ray.nodes import RayNode, ray_nodes
 from search_spaces.plain import to_plain
 from storage.address import default_database_url
 from storage.records import QuarantineRecord

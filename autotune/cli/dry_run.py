@@ -19,7 +19,7 @@ from autotune.session.trial_requests import trial_request
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
 from executor.dry.result import DryRank, DryRun
-from executor.runners.dry import dry_run_model
+from executor.runners.one_process import dry_run_model
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model

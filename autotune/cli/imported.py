@@ -10,7 +10,7 @@ from autotune.outcome.verification import LAYOUT
 from autotune.request.engines import capability_of
 from autotune.request.field_forms import with_command
 from autotune.session.session import OPTIMIZER
-from executor.engines.command.capability import COMMAND
+from executor.engines.capabilities import COMMAND
 from search_spaces.capability import Capability
 from search_spaces.knob import Numerics, Value
 from search_spaces.knob_values import KNOBS, value_text

@@ -20,13 +20,12 @@ from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request
 from autotune.text.console import Console
-from executor.measurement.flops import flops_utilization
-from executor.measurement.module_profile import ModelProfile, ModuleCost, Phases, summed
-from executor.runners.profile import profile_model
-from search_spaces.domains import parse_domain
+from executor.measurement.flops import ModelProfile, ModuleCost, Phases, flops_utilization, summed
+from executor.runners.one_process import profile_model
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference
+from search_spaces.space import parse_domain
 from search_spaces.spaces import parse_pins
 from search_spaces.trial import Fidelity
 from search_spaces.trial_config import TrialConfig

@@ -18,7 +18,7 @@ from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request
 from autotune.text.console import Console
 from autotune.text.rows import rate_text
-from executor.engines.command.capability import COMMAND
+from executor.engines.capabilities import COMMAND
 from search_spaces.trial import TRACE_FILE, Interval, TrialRequest
 from search_spaces.trial_config import TrialConfig
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from autotune.prediction.fitting.calibration import link_volume
 from autotune.prediction.planning.calibrated import fingerprint
 from executor.errors import RunnerError
-from executor.runners.ray.describe import RayNode, cluster_of
+from executor.runners.ray.nodes import RayNode, cluster_of
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.microbenchmark import MeasuredRow, Operation, network_sharing, ranks_in_domain
 from storage.records import CalibrationRecord, QuarantineRecord

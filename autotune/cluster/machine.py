@@ -62,7 +62,7 @@ def require_here(cluster: ClusterSpec, address: str | None = None) -> None:
 
 
 def require_text(request: JobRequest) -> None:
-    """Refuse data that is missing or too short for one sample; the bounds are those of the ranks (executor.data.batches)."""
+    """Refuse data that is missing or too short for one sample; the bounds are those of the ranks (executor.batches)."""
     own_batches = is_factory_reference(request.model) and not request.model.startswith(BUILT)
     if request.data_path is None or own_batches:
         return

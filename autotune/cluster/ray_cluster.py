@@ -79,7 +79,7 @@ def require_capacity(cluster: ClusterSpec, address: str) -> None:
         RequestError: devices are missing; the message says how many.
         RunnerError: no Ray answers there.
     """
-    from executor.runners.ray.describe import ray_nodes
+    from executor.runners.ray.nodes import ray_nodes
 
     require_devices(cluster, [node.resources for node in ray_nodes(address) if node.alive], address)
 
@@ -123,6 +123,6 @@ def _require_groups(cluster: ClusterSpec, nodes: Sequence[Mapping[str, float]], 
 
 def _described(address: str) -> ClusterSpec:
     # Imported on demand: Ray takes seconds to load.
-    from executor.runners.ray.describe import describe_cluster
+    from executor.runners.ray.nodes import describe_cluster
 
     return describe_cluster(address)

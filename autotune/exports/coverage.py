@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from autotune.errors import ExportRefusedError
 from autotune.exports.winner import Winner
 from autotune.request.engines import CAPABILITIES
-from executor.engines.command.capability import COMMAND
+from executor.engines.capabilities import COMMAND
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.model import CLAMPED, HeadNorm, ModelSpec, NormPlace
 from search_spaces.models.pipeline import marks_offloading, marks_recomputation

@@ -9,8 +9,7 @@ from autotune.exports.winner import Winner
 from search_spaces.communication import INT8
 from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.models.pipeline import split_layers
-from search_spaces.optimizers import SGD_MOMENTUM
-from search_spaces.training.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE
+from search_spaces.optimizers import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE, SGD_MOMENTUM
 from search_spaces.trial_config import TrialConfig
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from autotune.exports.winner import Winner
-from search_spaces.knobs.conditions import METHODS
+from search_spaces.knob import METHODS
 from search_spaces.training.adapters import ALPHA_PER_RANK, TARGETS, adapted, adapts
 
 KNOBS = frozenset({*METHODS, "lora_targets", "frozen_dtype"})

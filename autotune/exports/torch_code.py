@@ -13,7 +13,7 @@ from search_spaces.communication import INT8
 from search_spaces.mesh import ABBREVIATIONS
 from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, split_layers, stages_of_rank
-from search_spaces.training.loss_scale import scales_losses
+from search_spaces.training.states import scales_losses
 from search_spaces.trial_config import TrialConfig
 
 TARGET = ExportTarget(

@@ -7,7 +7,7 @@ from autotune.lint.case import LintCase
 from autotune.lint.legality import undecided_settings
 from autotune.lint.memory import GIB, as_predicted, lacking, smaller
 from executor.dry.result import DryRun
-from executor.runners.dry import dry_run_model
+from executor.runners.one_process import dry_run_model
 from search_spaces.finding import Finding
 from search_spaces.trial import TrialRequest, Workload
 

@@ -6,12 +6,11 @@ from typing import Any
 
 from autotune.errors import AutotuneError
 from autotune.lint.case import LintCase
+from search_spaces.capability import Rule, SpaceContext
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
-from search_spaces.context import SpaceContext
 from search_spaces.errors import ModelFormatError, SearchSpaceError
 from search_spaces.finding import Effect, Finding
 from search_spaces.models.command import CommandModel
-from search_spaces.rules.rule import Rule
 from search_spaces.rules.table import RULES
 from search_spaces.trial import Workload
 

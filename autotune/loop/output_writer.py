@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 
 from autotune.loop.heartbeats import LeaseHeartbeat
-from executor.runners.rank_output import HeadAndTail
+from executor.runners.rank_process import HeadAndTail
 from search_spaces.trial import LogLines, Progress
 from storage.errors import DatabaseUnavailableError
 from storage.log_records import LOG_HEAD_BYTES, LOG_TAIL_BYTES

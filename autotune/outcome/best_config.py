@@ -18,7 +18,7 @@ from autotune.request.request import Objective
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.session import Session
-from executor.engines.command.capability import COMMAND
+from executor.engines.capabilities import COMMAND
 from search_spaces.plain import to_plain
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import stable_hash

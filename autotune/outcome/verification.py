@@ -16,7 +16,7 @@ from autotune.request.request import JobRequest
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request
-from executor.engines.command.capability import COMMAND
+from executor.engines.capabilities import COMMAND
 from executor.runners.runner import Runner
 from search_spaces.capability import Capability
 from search_spaces.knob import Value

@@ -32,7 +32,7 @@ from search_spaces.knob import Value
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model
 from search_spaces.optimizers import OPTIMIZERS
-from search_spaces.training.documents import documents_problem
+from search_spaces.training.data_schedule import documents_problem
 from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -24,7 +24,7 @@ from autotune.session.nvme import require_folder
 from autotune.session.runners import start_ranks
 from autotune.session.session import Session
 from executor.errors import RunnerError
-from executor.runners.quick import measure_processors
+from executor.runners.one_process import measure_processors
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest
 from search_spaces.clusters.presets import local_cluster

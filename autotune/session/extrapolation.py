@@ -10,9 +10,9 @@ from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import Question
 from autotune.request.field_forms import reshaped, shape_text
+from search_spaces.errors import Refusal
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.plain import to_plain
-from search_spaces.refusal import Refusal
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig

@@ -53,7 +53,7 @@ def speed_warning(request: JobRequest) -> str | None:
     """Warn of a folder that is slow, measured as the engine uses it, or lacks direct I/O; None: no warning."""
     if request.nvme_path is None or not Path(request.nvme_path).is_dir():
         return None
-    from executor.measurement.file_rates import quick_rate  # imported only for such jobs
+    from executor.files.rank_file import quick_rate  # imported only for such jobs
 
     try:
         rate, direct = quick_rate(Path(request.nvme_path))

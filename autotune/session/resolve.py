@@ -283,7 +283,7 @@ def _resolve_model(request: JobRequest, cluster: ClusterSpec) -> Model:
     if not is_factory_reference(request.model):
         return resolve_model(request.model)
     # Only factories need a rank process for inspection.
-    from executor.runners.profile import describe_factory
+    from executor.runners.one_process import describe_factory
 
     precisions = dict.fromkeys(map(traced_precision, precisions_of(cluster, request.engine, request.pins)))
     return describe_factory(request.model, request.workload, request.python_path, tuple(precisions))

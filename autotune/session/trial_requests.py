@@ -14,15 +14,14 @@ from autotune.session.placement import launch_of
 from autotune.session.session import OPTIMIZER, Session
 from search_spaces.communication import INT8
 from search_spaces.deepspeed.config import offloads_a_part
-from search_spaces.knob import Value
+from search_spaces.knob import VIRTUAL_TOKENS, Value
 from search_spaces.knob_values import value_text
-from search_spaces.knobs.conditions import VIRTUAL_TOKENS
 from search_spaces.models.command import STEP_TIMES, CommandModel
 from search_spaces.models.model import without_profile
 from search_spaces.patterns import compiled
 from search_spaces.placeholders import FILES, files_read, follows_micro_batch, is_trainer, samples_of_step
 from search_spaces.plain import to_plain
-from search_spaces.rules.packing import PACK
+from search_spaces.rules.training import PACK
 from search_spaces.trial import TrialRequest
 from search_spaces.trial_config import TrialConfig
 

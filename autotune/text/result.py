@@ -12,7 +12,7 @@ from autotune.request.request import Objective
 from autotune.session.placement import launch_line
 from autotune.text.console import Console
 from autotune.text.sizes import bytes_text
-from executor.engines.command.capability import COMMAND
+from executor.engines.capabilities import COMMAND
 from search_spaces.knob_values import value_text
 from search_spaces.quantities import number_text
 from search_spaces.trial import COMPARABLE

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor.data.batches import BatchFunction, long_text
+from executor.batches import BatchFunction, long_text
 from executor.errors import FactoryError
 from executor.user_module.plan import Style
 from search_spaces.models.huggingface import BUILT

@@ -3,8 +3,7 @@
 from typing import Any
 
 from search_spaces.communication import INT8
-from search_spaces.optimizers import MUON_MOMENTUM, SGD_MOMENTUM
-from search_spaces.training.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE
+from search_spaces.optimizers import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE, MUON_MOMENTUM, SGD_MOMENTUM
 from search_spaces.training.states import REQUEST_BYTES, REQUEST_THREADS
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

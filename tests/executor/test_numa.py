@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from executor.engine import RankContext
-from executor.numa import bound_to_node, cores_near
+from executor.trial.process import bound_to_node, cores_near
 from executor.trial.run import run_trial
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
@@ -83,9 +83,9 @@ def test_a_trial_that_fails_leaves_the_process_as_it_was(sysfs: Path) -> None:
 
 
 def test_a_gpu_tells_its_node(sysfs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor.numa._pci_address", lambda _: "0000:3b:00.0")
+    monkeypatch.setattr("executor.trial.process._pci_address", lambda _: "0000:3b:00.0")
     assert cores_near(CUDA, sysfs) == HALVES[1]
-    monkeypatch.setattr("executor.numa._pci_address", lambda _: "0000:af:00.0")
+    monkeypatch.setattr("executor.trial.process._pci_address", lambda _: "0000:af:00.0")
     assert cores_near(CUDA, sysfs) == frozenset()  # of which the system tells nothing
 
 
@@ -112,7 +112,7 @@ def test_a_trial_runs_there(monkeypatch: pytest.MonkeyPatch) -> None:
     def two(_: Path) -> Mapping[int, frozenset[int]]:
         return dict(enumerate(HALVES))
 
-    monkeypatch.setattr("executor.numa.numa_nodes", two)
+    monkeypatch.setattr("executor.trial.process.numa_nodes", two)
     spec = ModelSpec(
         name="small", family="llama", num_layers=1, hidden_size=16, num_attention_heads=2, num_key_value_heads=1, head_dim=8,
         ffn_hidden_size=24, vocab_size=32, sequence_length=16,

@@ -18,7 +18,7 @@ from autotune.prediction.planning.largest import LONGEST, largest_count
 from autotune.prediction.planning.memory_fit import PROBABILITY, MemoryLimits, memory_limits_of
 from autotune.prediction.planning.question import Question, single_values, with_adapters
 from autotune.request.engines import capability_of
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.model import FactoryModel, ModelSpec, Position

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from autotune.prediction.planning.buckets import BucketSetting, Tuned
 from autotune.prediction.planning.memory_fit import MemoryLimits
 from autotune.prediction.planning.scan_results import AtBest
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.space import SearchSpace

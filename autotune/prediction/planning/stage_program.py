@@ -35,7 +35,7 @@ from autotune.prediction.equations.uneven import Paces, layout_key, on_own_devic
 from autotune.prediction.planning.memory_fit import MemoryLimits
 from autotune.prediction.planning.question import Question
 from search_spaces.canonical import canonical
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.models.pipeline import Stage, fill, head_in_layers, is_split, layout_text, predicting, stages_of_rank
 from search_spaces.trial_config import TrialConfig

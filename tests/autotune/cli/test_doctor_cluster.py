@@ -13,7 +13,7 @@ from autotune.cli.doctor_cluster import expected_by, links_of, node_findings, pa
 from autotune.cli.finding import CheckedItem
 from executor.errors import RunnerError
 from executor.runners.ray.checkup import Checkup, NodeFacts, Pair, Unreached, pairs_of
-from executor.runners.ray.describe import RayNode
+from executor.runners.ray.nodes import RayNode
 from search_spaces.clusters.microbenchmark import GroupShape, MeasuredRow, Operation
 
 VERSIONS = {"python": "3.11.2", "ray": "2.60.0", "torch": "2.13.0", "autotune": "0.1.0"}

@@ -18,7 +18,7 @@ from autotune.prediction.planning.largest import largest
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
-from executor.data.batches import FactoryData
+from executor.batches import FactoryData
 from executor.dry.dry_run import dry_run
 from executor.dry.module_profile import profile_module, with_profile
 from executor.errors import FactoryError

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import executor.measurement.file_rates as file_rates
+import executor.files.rank_file as file_rates
 from autotune.errors import RequestError
 from autotune.loop.planned_trial import PlannedTrial, refusal
 from autotune.request.request import JobRequest

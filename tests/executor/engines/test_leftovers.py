@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from executor.engines import leftovers
+from executor import process_tree
 
 
 @pytest.fixture(autouse=True)
 def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Folders of temporary files and of shared memory; `next_process` ends the process that this test is."""
-    monkeypatch.setattr(leftovers, "_held", {})
-    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(process_tree, "_locked_folders", {})
+    monkeypatch.setattr(process_tree, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     yield tmp_path
     next_process()
@@ -22,35 +22,35 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def next_process() -> None:
     """Let go of what this process holds, as the system does when it ends, however it ends."""
-    while leftovers._held:
-        os.close(leftovers._held.popitem()[1])
+    while process_tree._locked_folders:
+        os.close(process_tree._locked_folders.popitem()[1])
 
 
 def test_processes_that_live_at_once_have_folders_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = leftovers.extensions_folder()
-    assert leftovers.extensions_folder() == folder
+    folder = process_tree.extensions_folder()
+    assert process_tree.extensions_folder() == folder
     with monkeypatch.context() as other:
-        other.setattr(leftovers, "_held", {})
-        assert leftovers.extensions_folder() != folder
+        other.setattr(process_tree, "_locked_folders", {})
+        assert process_tree.extensions_folder() != folder
         next_process()
 
 
 def test_a_lock_of_a_killed_process_is_removed_with_what_it_guarded() -> None:
-    folder = leftovers.extensions_folder()
+    folder = process_tree.extensions_folder()
     for name in ("whole", "half"):
         (folder / name).mkdir()
         (folder / name / "module.so").touch()
     (folder / "half" / "lock").touch()
     next_process()
-    assert leftovers.extensions_folder() == folder
+    assert process_tree.extensions_folder() == folder
     assert sorted(path.name for path in folder.iterdir()) == ["whole"]
 
 
 def test_a_lock_of_a_script_that_this_process_has_killed_is_removed_too() -> None:
-    folder = leftovers.extensions_folder()
+    folder = process_tree.extensions_folder()
     (folder / "half").mkdir()
     (folder / "half" / "lock").touch()
-    assert list(leftovers.extensions_folder().iterdir()) == []
+    assert list(process_tree.extensions_folder().iterdir()) == []
 
 
 def shared(host: Path, port: int, user: int = os.getuid()) -> Path:
@@ -61,14 +61,14 @@ def shared(host: Path, port: int, user: int = os.getuid()) -> Path:
 
 def test_shared_memory_of_a_trial_is_removed_by_its_port(host: Path) -> None:
     files = [shared(host, port) for port in (2345, 23456)]
-    leftovers.remove_shared_memory("127.0.0.1", 2345)
+    process_tree.remove_shared_memory("127.0.0.1", 2345)
     assert [file.exists() for file in files] == [False, True]
 
 
 def test_shared_memory_that_nobody_maps_is_removed(host: Path) -> None:
     used, left, others = shared(host, 1), shared(host, 2), shared(host, 3, user=os.getuid() + 1)
     with used.open("r+b") as file, mmap.mmap(file.fileno(), 0):
-        assert leftovers.remove_orphaned_memory() == [left.name]
+        assert process_tree.remove_orphaned_memory() == [left.name]
     assert used.exists()
     assert others.exists()
-    assert leftovers.remove_orphaned_memory() == [used.name]
+    assert process_tree.remove_orphaned_memory() == [used.name]

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from executor.measurement.flop_counter import FlopCounter
-from executor.measurement.module_tracker import OUTSIDE, ModuleClock, ModulePhase, ModuleTracker, Phase
+from executor.profile import OUTSIDE, ModuleClock, ModulePhase, ModuleTracker, Phase
 
 
 class Pair(nn.Module):

@@ -10,13 +10,12 @@ from torch import Tensor, nn
 from benchmarks.common.gang import Gang
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
-from executor.engines.session import ParallelSession
+from executor.engines.session import LossScaler, ParallelSession
 from executor.errors import WrongResultError
-from executor.parallel.loss_scaling import LossScaler
 from executor.trial.run import run_trial
 from search_spaces.models.model import ModelSpec
+from search_spaces.optimizers import GROWTH_INTERVAL
 from search_spaces.outcome import Outcome
-from search_spaces.training.loss_scale import GROWTH_INTERVAL
 from search_spaces.trial import Fidelity, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 from tests.sampling import sampled
@@ -125,7 +124,7 @@ def _trial(config: TrialConfig, reference: tuple[float, ...] = ()) -> Any:
 def test_a_trial_whose_first_steps_overflow_is_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is held against the reference as any other: the step that overflowed is trained again on the same data."""
     exact = _trial(TrialConfig(micro_batch_size=2))
-    monkeypatch.setattr("executor.parallel.loss_scaling.INITIAL_SCALE_POWER", 22)
+    monkeypatch.setattr("executor.engines.session.INITIAL_SCALE_POWER", 22)
     result = _trial(TrialConfig(precision="fp16", micro_batch_size=2), exact.losses)
     assert result.outcome is Outcome.OK
     assert result.losses == pytest.approx(exact.losses, rel=2.0**-11)

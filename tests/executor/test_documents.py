@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from executor.data.batches import NO_TARGET, DocumentData, document_data, text_data, useful_tokens
+from executor.batches import NO_TARGET, DocumentData, document_data, text_data, useful_tokens
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -1,6 +1,7 @@
-"""Binds a rank's process to the cores that are near its device (`numa_binding`)."""
+"""What a trial sets in a rank's process: cores near its device (`numa_binding`), and when Python collects reference cycles."""
 
 import contextlib
+import gc
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -73,3 +74,27 @@ def _threads() -> dict[int, frozenset[int]]:
 def _move(thread: int, cores: frozenset[int]) -> None:
     with contextlib.suppress(OSError):
         os.sched_setaffinity(thread, cores)
+
+
+@contextlib.contextmanager
+def collected_by_steps(interval: int) -> Iterator[None]:
+    """Disable automatic collection inside the block if `interval` (steps) is not 0; restore it afterwards.
+
+    A full collection runs first, which moves all live objects to the oldest generation: no step scans the model's objects.
+    """
+    if not interval or not gc.isenabled():
+        yield
+        return
+    gc.collect()
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def collect_at(step: int, interval: int) -> None:
+    """Collect the young generations if this step is a multiple of `interval`."""
+    if interval and step and step % interval == 0:
+        # Not the oldest generation: objects that survive are never scanned again, so a collection stays short.
+        gc.collect(1)

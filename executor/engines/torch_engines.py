@@ -1,5 +1,6 @@
-"""The fsdp2 engine: torch's `fully_shard` as the replica, in our parallel dimensions, and the bytes that it sends."""
+"""The engines ddp and fsdp2, for cross-checks: torch's DistributedDataParallel and `fully_shard` as the replica."""
 
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -12,11 +13,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.fsdp._fully_shard._fsdp_api import AllGather, ReduceScatter
 from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 from executor.engine import Engine, RankContext
-from executor.engines.fsdp2.capability import FSDP2
-from executor.engines.native.offload import update_groups
-from executor.engines.session import ParallelSession, refuse
+from executor.engines.capabilities import DDP, FSDP2
+from executor.engines.native.offload import adamw, hyperparameters_of, step_scaled
+from executor.engines.session import ParallelSession, loss_from, refuse
 from executor.engines.sources import DTYPES
 from executor.parallel.collectives import ProcessGroup, all_gather_single, reduce_scatter_single
 from executor.parallel.groups import ParallelGroups
@@ -28,23 +30,161 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 
-class Fsdp2Engine(Engine):
-    """`fully_shard` on every block: stage 2 keeps parameters gathered until backward, stage 3 by `reshard_after_forward`."""
+class TorchReplica(Replica):
+    """A module that a class of torch keeps consistent, and torch's AdamW updates.
 
-    capability = FSDP2
+    `unused_parameters`: branches of a user's module get no gradient on ranks whose samples do not take them.
+    """
+
+    optimizer: torch.optim.AdamW
+
+    @abstractmethod
+    def __init__(
+        self,
+        part: ModelPart,
+        config: TrialConfig,
+        workload: Workload,
+        groups: ParallelGroups,
+        device: torch.device,
+        unused_parameters: bool,
+    ) -> None: ...
+
+    def end_micro_batch(self) -> None:
+        """Nothing to do: torch's hooks have reduced the gradients."""
+
+    def skip_update(self) -> None:
+        self.optimizer.zero_grad()
+
+    def settled(self) -> bool:
+        return bool(self.optimizer.state)
+
+
+class TorchEngine(Engine):
+    """An engine whose replica is of torch."""
+
+    replica: type[TorchReplica]
 
     def build(self, context: RankContext, model: Model, config: TrialConfig, workload: Workload) -> ParallelSession:
-        refuse(FSDP2, context, model, config, workload)
-        # Branches of a user's module get no gradient on ranks whose samples do not take them.
-        unused = not isinstance(model, ModelSpec)
+        refuse(self.capability, context, model, config, workload)
+        unused_parameters = not isinstance(model, ModelSpec)
 
         def make_replica(part: ModelPart, groups: ParallelGroups) -> Replica:
-            return FullyShardedReplica(part, config, workload, groups, context.device, unused)
+            return self.replica(part, config, workload, groups, context.device, unused_parameters)
 
         return ParallelSession(context, model, config, workload, make_replica)
 
 
-class FullyShardedReplica(Replica):
+class DdpReplica(TorchReplica):
+    """A whole copy of the module; gradients are summed in buckets during backward. A single rank needs no wrapper."""
+
+    sharded = False
+
+    def __init__(
+        self,
+        part: ModelPart,
+        config: TrialConfig,
+        workload: Workload,
+        groups: ParallelGroups,
+        device: torch.device,
+        unused_parameters: bool,
+    ) -> None:
+        self.groups = groups
+        dtype = torch.promote_types(next(part.module.parameters()).dtype, torch.float32)
+        materialise(part.module, part.values, device, dtype)
+        bare = part.module.to(device=device, dtype=dtype)
+        # DDP would not find the loss in a user-defined object, and would treat every parameter as unused.
+        inner = _LossOnly(bare) if unused_parameters else bare
+        inner = _Autocast(inner, device.type) if DTYPES[config.precision] == torch.bfloat16 else inner
+        self.bare, self.module = bare, inner
+        if groups.shard.size > 1:
+            bytes_per_element = next(bare.parameters()).element_size()
+            wrapper = DistributedDataParallel(
+                inner,
+                process_group=groups.shard.group,
+                bucket_cap_mb=config.reduce_bucket_size * bytes_per_element / 2**20,
+                gradient_as_bucket_view=True,
+                find_unused_parameters=unused_parameters,
+            )
+            wrapper.register_comm_hook(None, self._sum)
+            self.module = wrapper
+        trained = [parameter for parameter in bare.parameters() if parameter.requires_grad]
+        self.optimizer = adamw(trained, hyperparameters_of(config, workload))
+
+    def begin_micro_batch(self, last: bool) -> None:
+        if isinstance(self.module, DistributedDataParallel):
+            # Set as by `no_sync()`, for forward and backward: earlier micro-batches only accumulate.
+            self.module.require_backward_grad_sync = last
+
+    def finish_gradients(self) -> None:
+        """Nothing to do: backward ends when the last bucket has been reduced."""
+
+    def tied_gradient(self) -> Tensor | None:
+        return None
+
+    @torch.no_grad()
+    def squared_norm(self, counts_tied: bool) -> Tensor:  # noqa: ARG002  without a pipeline nothing is duplicated
+        return nn.utils.get_total_norm(self._gradients(), foreach=True).square()
+
+    @torch.no_grad()
+    def update(self, scale: Tensor | None) -> None:
+        step_scaled(self.optimizer, scale)
+        self.optimizer.zero_grad()
+
+    def tagged_storages(self) -> Iterator[tuple[str, Tensor]]:
+        yield from (("parameters", parameter.data) for parameter in self.bare.parameters())
+        yield from (("buffers", buffer) for buffer in self.bare.buffers())
+        for state in self.optimizer.state.values():
+            yield from (("optimizer_state", value) for value in state.values() if isinstance(value, Tensor))
+
+    def full_parameters(self) -> dict[str, Tensor]:
+        return {name: value.detach() for name, value in self.bare.named_parameters() if value.requires_grad}
+
+    def close(self) -> None:
+        self.module = self.bare
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.bare.parameters() if parameter.grad is not None]
+
+    def _sum(self, _state: object, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:  # type: ignore[name-defined]
+        """Communication hook: sum instead of mean, since losses are scaled before backward."""
+        gradients = bucket.buffer()
+        self.groups.shard.count("all_reduce", gradients)
+        work: Any = dist.all_reduce(gradients, group=self.groups.shard.group, async_op=True)
+        future: torch.futures.Future[Tensor] = work.get_future().then(lambda done: done.value()[0])
+        return future
+
+
+class DdpEngine(TorchEngine):
+    """DistributedDataParallel with `bucket_cap_mb` from `reduce_bucket_size`; bf16 by autocast over fp32 parameters."""
+
+    capability = DDP
+    replica = DdpReplica
+
+
+class _LossOnly(nn.Module):
+    """Returns only the loss of a user's module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        return loss_from(self.inner(*args, **kwargs))
+
+
+class _Autocast(nn.Module):
+    """Runs a module under bf16 autocast."""
+
+    def __init__(self, inner: nn.Module, device_type: str) -> None:
+        super().__init__()
+        self.inner, self.device_type = inner, device_type
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        with torch.autocast(self.device_type, torch.bfloat16):
+            return self.inner(*args, **kwargs)
+
+
+class FullyShardedReplica(TorchReplica):
     """A module whose parameters are DTensors over the data x context ranks, in fp32, with bf16 copies while gathered.
 
     Reductions are sums, since losses are scaled before backward. With one rank there is nothing to shard, and the module is
@@ -70,24 +210,13 @@ class FullyShardedReplica(Replica):
         else:
             materialise(self.module, part.values, device)
             self.module.to(device)
-        precise = _dtype(self.module) == torch.float32
-        fused = config.fused_optimizer and precise
-        self.optimizer = torch.optim.AdamW(
-            update_groups([*self.module.parameters()], fused),
-            lr=workload.learning_rate,
-            weight_decay=workload.weight_decay,
-            fused=fused,
-            foreach=not fused,
-        )
+        self.optimizer = adamw([*self.module.parameters()], hyperparameters_of(config, workload))
 
     def begin_micro_batch(self, last: bool) -> None:
         if isinstance(self.module, FSDPModule):
             self.module.set_is_last_backward(last)
             # Stage 2 gathers once per step; stage 3 frees after every backward, whatever it does after forward.
             self.module.set_reshard_after_backward(last or self.reshards)
-
-    def end_micro_batch(self) -> None:
-        """Nothing to do: FSDP2's hooks have reduced the gradients."""
 
     @torch.no_grad()
     def finish_gradients(self) -> None:
@@ -114,12 +243,6 @@ class FullyShardedReplica(Replica):
             torch._foreach_mul_(gradients, scale.to(gradients[0].device))
         self.optimizer.step()
         self.optimizer.zero_grad()
-
-    def skip_update(self) -> None:
-        self.optimizer.zero_grad()
-
-    def settled(self) -> bool:
-        return bool(self.optimizer.state)
 
     def tagged_storages(self) -> Iterator[tuple[str, Tensor]]:
         for parameter in self.module.parameters():
@@ -161,7 +284,10 @@ class FullyShardedReplica(Replica):
         if config.offload_param == "cpu":
             offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         mesh = self._device_mesh(device)
-        for unit in (*_units(self.part), self.module):
+        # A tied table is used at both ends, so it belongs to the model as a whole.
+        owners = Counter(id(parameter) for unit in self.part.units for parameter in unit.parameters())
+        untied = [unit for unit in self.part.units if all(owners[id(parameter)] == 1 for parameter in unit.parameters())]
+        for unit in (*untied, self.module):
             # Backward gathers again only if torch finds a tensor in the module's output; a user's module may return any object.
             again = reshard and not (unit is self.module and unused_parameters)
             sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy, offload_policy=offload)
@@ -203,10 +329,11 @@ class FullyShardedReplica(Replica):
                 yield name, _local(parameter.grad)
 
 
-def _units(part: ModelPart) -> list[nn.Module]:
-    """The modules that are gathered as a unit. A tied table is used at both ends, so it belongs to the model as a whole."""
-    owners = Counter(id(parameter) for unit in part.units for parameter in unit.parameters())
-    return [unit for unit in part.units if all(owners[id(parameter)] == 1 for parameter in unit.parameters())]
+class Fsdp2Engine(TorchEngine):
+    """`fully_shard` on every block: stage 2 keeps parameters gathered until backward, stage 3 by `reshard_after_forward`."""
+
+    capability = FSDP2
+    replica = FullyShardedReplica
 
 
 def _process_group(group: dist.ProcessGroup | None) -> dist.ProcessGroup:

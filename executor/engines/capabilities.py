@@ -1,14 +1,172 @@
-"""What the native engine honours and refuses. Does not import torch, since the search reads it."""
+"""What each of our engines honours and refuses. Imports no torch, since the search reads it.
 
-from executor.engines.shared_rules import COMPILE_SELECTIVE, COMPILE_ZERO_BUBBLE, splits_backward
+If an engine has a workaround, it uses it, and there is no entry here. pyproject.toml states the oldest supported version.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
 from search_spaces.capability import Capability, Combination, honoured_by
+from search_spaces.environment import ENVIRONMENT
+from search_spaces.errors import Refusal
 from search_spaces.kernels import FUSED_KERNELS, LIGER, NONE, OFF
-from search_spaces.knobs.conditions import METHODS, VIRTUAL_TOKENS
-from search_spaces.models.pipeline import marks_offloading, marks_recomputation, policies
+from search_spaces.knob import METHODS, VIRTUAL_TOKENS, Value
+from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, marks_offloading, marks_recomputation, policies
 from search_spaces.rules.computation import FLOAT8, GRAPHED
 from search_spaces.training.adapters import adapts
 from search_spaces.training.data_schedule import is_scheduled
 from search_spaces.trial_config import TrialConfig
+
+
+def splits_backward(config: TrialConfig) -> bool:
+    """Whether a zero-bubble schedule runs backward in two parts: for inputs, then for weights."""
+    return config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
+
+
+COMPILE_SELECTIVE = Combination(
+    rule="compile-selective",
+    reads=("compile_blocks", "activation_checkpointing"),
+    problem="selective checkpointing intercepts single operators, and torch.compile does not compile intercepted code",
+    remedy="set compile_blocks=false, or activation_checkpointing to none or full",
+    holds=lambda config, _: config.compile_blocks and config.activation_checkpointing == "selective",
+)
+COMPILE_ZERO_BUBBLE = Combination(
+    rule="compile-zero-bubble",
+    reads=("compile_blocks", "pipeline_parallel_size", "pipeline_schedule"),
+    problem="zero-bubble schedules run backward in two parts, and a compiled block has one",
+    remedy="set compile_blocks=false, or use another schedule",
+    holds=lambda config, _: config.compile_blocks and splits_backward(config),
+)
+
+
+RULE = "torch-version"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionRequirement:
+    """A combination of values that needs a newer torch."""
+
+    since: str
+    """The first tested version that supports it."""
+    settings: str
+    """The values, as a user sets them."""
+    problem: str
+    """What happens in older versions, in one clause."""
+    remedy: str
+    holds: Callable[[TrialConfig, str], bool]
+    """Whether a configuration has these values, on a kind of device (cpu or cuda)."""
+
+
+NEWER: tuple[VersionRequirement, ...] = (
+    VersionRequirement(
+        since="2.13",
+        settings="compile_blocks=true, precision=fp64, on CPUs",
+        problem="torch.compile treats the sums of fp64 attention as fp32, so that backward fails",
+        remedy="set compile_blocks=false or another precision",
+        holds=lambda config, device: config.compile_blocks and config.precision == "fp64" and device == "cpu",
+    ),
+    VersionRequirement(
+        since="2.13",
+        settings=f"precision=fp8, pipeline_schedule={', '.join(sorted(ZERO_BUBBLE_SCHEDULES))}",
+        problem="schedules that defer weight gradients do not support custom autograd functions",
+        remedy="use precision=bf16, or another pipeline_schedule",
+        holds=lambda config, _: config.precision == "fp8" and splits_backward(config),
+    ),
+)
+
+
+def version_refusals(torch_version: str, config: TrialConfig, device: str) -> list[Refusal]:
+    """The refusals of a configuration with a version of torch (such as 2.11.0+cu130) on a kind of device."""
+    unmet = [item for item in NEWER if release(torch_version) < release(item.since) and item.holds(config, device)]
+    return [
+        Refusal(RULE, f"{item.settings}: {item.problem}; this needs torch {item.since}, here is {torch_version}", item.remedy)
+        for item in unmet
+    ]
+
+
+def release(version: str) -> tuple[int, int]:
+    """Major and minor number.
+
+    Raises:
+        ValueError: the text does not start with a version.
+    """
+    match = re.match(r"(\d+)\.(\d+)", version)
+    if match is None:
+        raise ValueError(f"{version!r} is not a version of torch; give one such as 2.13.0")
+    return int(match[1]), int(match[2])
+
+
+DDP = Capability(
+    engine="ddp",
+    knobs=honoured_by(
+        "ddp",
+        {
+            "precision": ("fp32", "bf16", "fp64"),
+        },
+    ),
+    combinations=(COMPILE_SELECTIVE,),
+)
+
+
+FSDP2 = Capability(
+    engine="fsdp2",
+    knobs=honoured_by(
+        "fsdp2",
+        {
+            # 2: parameters stay gathered until their last use in the step. 3: they are released after every use.
+            "zero_stage": (2, 3),
+            "reduce_dtype": ("fp32", "bf16"),
+            "offload_optimizer": ("none", "cpu"),
+            "offload_param": ("none", "cpu"),
+            "precision": ("fp32", "bf16", "fp64"),
+        },
+    ),
+    specific=frozenset({"micro_batch_size"}),
+    combinations=(
+        COMPILE_SELECTIVE,
+        COMPILE_ZERO_BUBBLE,
+        Combination(
+            rule="fsdp2-zero-bubble",
+            reads=("pipeline_parallel_size", "pipeline_schedule", "tensor_parallel_size", "context_parallel_size"),
+            problem="FSDP2 over more than one data x context rank runs under zero-bubble schedules and computes wrong weights",
+            remedy="use gpipe, 1f1b, interleaved_1f1b or looped_bfs, or the native engine",
+            holds=lambda config, world_size: splits_backward(config) and config.zero_ranks(world_size) > 1,
+        ),
+        Combination(
+            rule="fsdp2-offloads-both",
+            reads=("offload_optimizer", "offload_param"),
+            problem="CPUOffloadPolicy moves parameters, gradients and optimizer state together, not one without the other",
+            remedy="set offload_optimizer and offload_param to the same value, or use the native engine",
+            holds=lambda config, _: config.offload_optimizer != config.offload_param,
+        ),
+        Combination(
+            rule="fsdp2-copies-alone",
+            reads=("hsdp_shard_size", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
+            problem="shards over one rank are whole copies, which fully_shard does not support",
+            remedy="set hsdp_shard_size to at least 2, or use the ddp or the native engine",
+            holds=lambda config, world_size: config.hsdp_shard_size == 1 and config.zero_ranks(world_size) > 1,
+        ),
+        Combination(
+            rule="fsdp2-bf16-alone",
+            reads=("precision", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size"),
+            problem="only fully_shard casts to bf16, and with one data x context rank there is nothing to shard",
+            remedy="use precision=fp32, more data or context ranks, or the native engine",
+            holds=lambda config, world_size: config.precision == "bf16" and config.zero_ranks(world_size) == 1,
+        ),
+    ),
+)
+
+
+COMMAND = "command"
+"""Name of the engine that runs a user's own script."""
+
+
+def command_capability(turned: Mapping[str, tuple[Value, ...] | None]) -> Capability:
+    """Capability of a script's command; `turned`: knob -> the values that its placeholders distinguish; None: all. No other
+    knob reaches the script, except the environment, which it inherits from the rank that starts it."""
+    return Capability(engine=COMMAND, knobs={**turned, ENVIRONMENT: None})
+
 
 _SCHEDULES = ("curriculum_start_length", "random_ltd_start_tokens")
 _APART = ("tensor_parallel_size", "expert_parallel_size", "expert_tensor_parallel_size")
