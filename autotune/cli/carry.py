@@ -12,13 +12,13 @@ from autotune.cli.documents import write_document
 from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.lint.case import Surroundings
-from autotune.lint.memory import GIB, LintPrediction
-from autotune.lint.report import grouped, notes_of, outlook_text
+from autotune.frameworks.framework import Surroundings
 from autotune.ops.output import require_writable, write_whole
 from autotune.prediction.planning.question import cluster_of
 from autotune.recipes.candidates import LEVERS, Candidate
 from autotune.recipes.carry import BatchRule, Carried, carry, document
+from autotune.recipes.lint import grouped, notes_of, outlook_text
+from autotune.recipes.outlook import GIB, LintPrediction
 from autotune.recipes.recipe import Recipe, recipe_of
 from autotune.request.field_forms import reshaped
 from autotune.text.console import Console

@@ -14,8 +14,7 @@ from autotune.cli.imported import with_found
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import RequestError
-from autotune.lint.case import LintCase, Surroundings
-from autotune.lint.report import outlook_text
+from autotune.frameworks.framework import LintCase, Surroundings
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.prediction.planning.question import cluster_of
 from autotune.recipes.candidates import shortage
@@ -29,6 +28,7 @@ from autotune.recipes.challenge import (
     nominate,
     rival_text,
 )  # fmt: skip
+from autotune.recipes.lint import outlook_text
 from autotune.recipes.recipe import Recipe
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import prepare

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx2
 
 from autotune.errors import KnowledgeError
-from autotune.imports.history import RATES
+from autotune.frameworks.history import RATES
 from autotune.knowledge.collect import job_measurements
 from autotune.knowledge.columns import COLUMNS
 from autotune.knowledge.measurement import Collected, Measurement, measurements_of_rows

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.errors import AutotuneError
-from autotune.lint.case import LintCase, Settings
-from autotune.lint.legality import legality
-from autotune.lint.lint import STOPS
-from autotune.lint.memory import GIB, LintPrediction, outlooks, question_about, unpredictable
+from autotune.frameworks.check import legality
+from autotune.frameworks.framework import LintCase, Settings
 from autotune.prediction.equations.step import Z90, predict
 from autotune.prediction.planning.estimate import alike, learned
 from autotune.prediction.planning.memory_fit import room_of
 from autotune.prediction.planning.simplicity import RESOLUTION, resolution
+from autotune.recipes.lint import STOPS
+from autotune.recipes.outlook import GIB, LintPrediction, outlooks, question_about, unpredictable
 from autotune.recipes.sizes import sized
 from search_spaces.errors import SearchSpaceError
 from search_spaces.finding import Finding

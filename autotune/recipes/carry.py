@@ -7,12 +7,10 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.errors import NothingFeasibleError, RequestError
-from autotune.imports.shell import LAUNCHER
-from autotune.lint.accelerate import MACHINES, PROCESSES
-from autotune.lint.case import LintCase
-from autotune.lint.legality import legality
-from autotune.lint.memory import GIB, LintPrediction, assumptions, outlook
-from autotune.lint.report import notes_of
+from autotune.frameworks.accelerate_checks import MACHINES, PROCESSES
+from autotune.frameworks.check import legality
+from autotune.frameworks.framework import LintCase
+from autotune.frameworks.shell import LAUNCHER
 from autotune.recipes.candidates import (
     LEVERS,
     Candidate,
@@ -25,8 +23,9 @@ from autotune.recipes.candidates import (
     refused,
     shortage,
 )
-from autotune.recipes.recipe import Recipe
-from autotune.recipes.rewriting import Rewritten
+from autotune.recipes.lint import notes_of
+from autotune.recipes.outlook import GIB, LintPrediction, assumptions, outlook
+from autotune.recipes.recipe import Recipe, Rewritten
 from autotune.recipes.sizes import sized
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.finding import Finding

@@ -11,13 +11,13 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.lint.case import LintCase
-from autotune.lint.memory import LintPrediction
+from autotune.frameworks.framework import LintCase
 from autotune.loop.confirmation import CONFIDENCE
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import EQUAL, decide
 from autotune.recipes.candidates import LEVERS, Candidate, Refused, candidates, certain_gain, judged, realised
 from autotune.recipes.carry import changed_settings
+from autotune.recipes.outlook import LintPrediction
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.strategies.strategy import Candidates, Strategy, known_hashes

@@ -3,14 +3,14 @@
 import math
 from collections.abc import Callable, Mapping
 
-from autotune.imports import torchtitan as titan
-from autotune.imports.accelerate import ACCELERATE_FORMAT
-from autotune.imports.deepspeed import DEEPSPEED_FORMAT
-from autotune.imports.megatron import BRIDGE, LM
-from autotune.imports.shell import LAUNCHER
-from autotune.lint.accelerate import MACHINES, PROCESSES, mesh
-from autotune.lint.case import LintCase, Settings
-from autotune.lint.changes import BATCH
+from autotune.frameworks.accelerate import ACCELERATE_FORMAT
+from autotune.frameworks.accelerate_checks import MACHINES, PROCESSES, mesh
+from autotune.frameworks.check import BATCH
+from autotune.frameworks.deepspeed import DEEPSPEED_FORMAT
+from autotune.frameworks.framework import LintCase, Settings
+from autotune.frameworks.megatron import BRIDGE, LM
+from autotune.frameworks.shell import LAUNCHER
+from autotune.frameworks.torchtitan import FORMAT, GLOBAL, LOCAL, REPLICATE, SHARD
 from search_spaces.trial_config import TrialConfig
 
 BEST_CONFIG = "best-config"
@@ -41,21 +41,21 @@ def _torchtitan(case: LintCase, config: TrialConfig, batch: int) -> dict[str, ob
     assert case.ranks is not None
     data_ranks, replicas = case.ranks // (config.tensor_parallel_size * config.pipeline_parallel_size), case.replicas or 1
     settings: dict[str, object] = {}
-    stated_shards = case.get(titan.SHARD, -1)
+    stated_shards = case.get(SHARD, -1)
     if config.hsdp_shard_size and config.zero_stage == 3:
         shards = config.hsdp_shard_size // config.context_parallel_size
-        settings |= {titan.SHARD: shards, titan.REPLICATE: max(replicas // max(shards, 1), 1)}
+        settings |= {SHARD: shards, REPLICATE: max(replicas // max(shards, 1), 1)}
     elif config.zero_stage == 0 and stated_shards == 1:
-        settings[titan.REPLICATE] = replicas
+        settings[REPLICATE] = replicas
     else:
-        settings[titan.SHARD] = -1 if stated_shards == -1 else data_ranks // config.context_parallel_size
-        if case.get(titan.REPLICATE, 1) != 1:
-            settings[titan.REPLICATE] = 1
+        settings[SHARD] = -1 if stated_shards == -1 else data_ranks // config.context_parallel_size
+        if case.get(REPLICATE, 1) != 1:
+            settings[REPLICATE] = 1
     if config.pipeline_parallel_size > 1:
-        settings[titan.LOCAL] = max(batch // replicas, 1)
+        settings[LOCAL] = max(batch // replicas, 1)
     local = config.micro_batch_size if config.pipeline_parallel_size == 1 else max(batch // replicas, 1)
-    if case.get(titan.GLOBAL) not in (None, -1) or local * replicas != batch:
-        settings[titan.GLOBAL] = batch
+    if case.get(GLOBAL) not in (None, -1) or local * replicas != batch:
+        settings[GLOBAL] = batch
     return settings
 
 
@@ -87,7 +87,7 @@ def _accelerate(case: LintCase, _: TrialConfig, __: int) -> dict[str, object]:
 
 
 _SIZED: Mapping[str, Callable[[LintCase, TrialConfig, int], Settings]] = {
-    titan.FORMAT: _torchtitan,
+    FORMAT: _torchtitan,
     LM: _megatron,
     BRIDGE: _megatron,
     DEEPSPEED_FORMAT: _deepspeed,

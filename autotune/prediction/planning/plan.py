@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from autotune.errors import NothingFeasibleError, RequestError
-from autotune.exports.lossless import is_lossless
+from autotune.frameworks.exporters import is_lossless
 from autotune.goodput.choice import RunChoice
 from autotune.goodput.terms import GoodputTerms
 from autotune.prediction.equations.step import predict

@@ -25,7 +25,7 @@ from executor.engines.session import in_training, refuse, suppress_randomness
 from executor.engines.sources import DTYPES
 from executor.errors import EngineRefusalError
 from executor.parallel.collectives import accounting, mark
-from search_spaces.deepspeed.config import deepspeed_config, torch_optimizer
+from search_spaces.deepspeed import deepspeed_config, torch_optimizer
 from search_spaces.mesh import DATA, DIMENSIONS, PIPELINE, Mesh, make_mesh
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.trial import Workload

@@ -10,13 +10,12 @@ import pytest
 from lint_recipes import CASES, RECIPES, RecipeCase
 
 from autotune.errors import AutotuneError, BestConfigError, NothingFeasibleError, RequestError
-from autotune.exports.best_config_file import SCHEMA_PATH, best_config_text, require_measured
-from autotune.exports.winner import winner_of
-from autotune.imports.read import read_written
-from autotune.lint.case import Surroundings
-from autotune.lint.lint import STOPS, lint
+from autotune.frameworks.best_config import SCHEMA_PATH, best_config_text, require_measured, winner_of
+from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.read import read_written
 from autotune.recipes.candidates import LEVERS, certain_gain
 from autotune.recipes.carry import BatchRule, Carried, carry, document
+from autotune.recipes.lint import STOPS, lint
 from autotune.recipes.recipe import Recipe, recipe_of
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
