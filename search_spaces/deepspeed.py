@@ -1,5 +1,6 @@
-"""Convert a TrialConfig to a DeepSpeed (0.19.8) configuration, for the engine and for the export."""
+"""DeepSpeed's keys of knobs, and a TrialConfig as a DeepSpeed (0.19.8) configuration, for the engine and for the export."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from search_spaces.communication import INT8
@@ -9,6 +10,21 @@ from search_spaces.training.states import REQUEST_BYTES, REQUEST_THREADS
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
+KEYS: Mapping[str, str] = {
+    "micro_batch_size": "train_micro_batch_size_per_gpu",
+    "zero_stage": "zero_optimization.stage",
+    "reduce_bucket_size": "zero_optimization.reduce_bucket_size",
+    "allgather_bucket_size": "zero_optimization.allgather_bucket_size",
+    "prefetch_bucket_size": "zero_optimization.stage3_prefetch_bucket_size",
+    "param_persistence_threshold": "zero_optimization.stage3_param_persistence_threshold",
+    "max_live_parameters": "zero_optimization.stage3_max_live_parameters",
+    "overlap_comm": "zero_optimization.overlap_comm",
+    "contiguous_gradients": "zero_optimization.contiguous_gradients",
+    "offload_optimizer": "zero_optimization.offload_optimizer.device",
+    "offload_ratio": "zero_optimization.offload_optimizer.ratio",
+    "offload_param": "zero_optimization.offload_param.device",
+}
+"""Knob -> the key that has the same values."""
 REDUCTION = ("reduce_bucket_size", "overlap_comm", "contiguous_gradients")
 """Knobs that stage 0 does not read: it reduces after backward, in its own buckets."""
 LOSS_SCALE = {
@@ -25,6 +41,7 @@ def deepspeed_config(config: TrialConfig, workload: Workload, world_size: int, p
 
     Tensor and pipeline parallelism are not included: they need the module. A `parameter_count` of 0 means unknown.
     """
+    sums = config.accumulation_dtype
     return {
         **_batch(config, workload, world_size),
         "zero_optimization": _zero(config, workload, parameter_count),
@@ -32,7 +49,7 @@ def deepspeed_config(config: TrialConfig, workload: Workload, world_size: int, p
         "communication_data_type": "fp32" if config.reduce_dtype == INT8 else config.reduce_dtype,
         "bf16": {"enabled": config.precision in ("bf16", "fp8")},
         "fp16": {"enabled": config.precision == "fp16", **(LOSS_SCALE if config.precision == "fp16" else {})},
-        **_sums(config),
+        **({"data_types": {"grad_accum_dtype": sums}} if sums != TrialConfig().accumulation_dtype else {}),
         "gradient_clipping": workload.gradient_clipping,
         **_optimizer_section(config, workload),
         **_requests(config),
@@ -45,16 +62,15 @@ def torch_optimizer(config: TrialConfig, workload: Workload) -> dict[str, Any]:
     return {"type": "AdamW", "params": {**parameters, "torch_adam": True, "fused": config.fused_optimizer}}
 
 
-def _sums(config: TrialConfig) -> dict[str, Any]:
-    if config.accumulation_dtype == TrialConfig().accumulation_dtype:
-        return {}
-    return {"data_types": {"grad_accum_dtype": config.accumulation_dtype}}
+def _same(config: TrialConfig, *knobs: str) -> dict[str, Any]:
+    """The keys of these knobs within their section."""
+    return {KEYS[name].rpartition(".")[2]: getattr(config, name) for name in knobs}
 
 
 def _batch(config: TrialConfig, workload: Workload, world_size: int) -> dict[str, Any]:
     sizes = {
         "train_batch_size": workload.global_batch_size,
-        "train_micro_batch_size_per_gpu": config.micro_batch_size,
+        **_same(config, "micro_batch_size"),
         "gradient_accumulation_steps": config.gradient_accumulation_steps(workload.global_batch_size, world_size),
     }
     if config.tensor_parallel_size > 1:
@@ -64,20 +80,18 @@ def _batch(config: TrialConfig, workload: Workload, world_size: int) -> dict[str
 
 
 def _zero(config: TrialConfig, workload: Workload, parameter_count: int) -> dict[str, Any]:
-    zero: dict[str, Any] = {"stage": config.zero_stage}
+    zero = _same(config, "zero_stage")
     if config.zero_stage > 0:
-        zero |= {
-            # DeepSpeed allocates the whole bucket, however few gradients there are.
-            "reduce_bucket_size": min(config.reduce_bucket_size, parameter_count or config.reduce_bucket_size),
-            "overlap_comm": config.overlap_comm,
-            "contiguous_gradients": config.contiguous_gradients,
-        }
+        zero |= _same(config, *REDUCTION)
+        # DeepSpeed allocates the whole bucket, however few gradients there are.
+        zero["reduce_bucket_size"] = min(config.reduce_bucket_size, parameter_count or config.reduce_bucket_size)
     if config.zero_stage == 3:
         zero |= _stage_3(config)
         if config.optimizer == "muon":  # which needs whole gradients there
             zero["reduce_scatter"] = False
     if config.offload_optimizer != "none":
-        zero["offload_optimizer"] = {**_place(config.offload_optimizer, workload), **_ratio(config)}
+        ratio = _same(config, "offload_ratio") if offloads_a_part(config) else {}
+        zero["offload_optimizer"] = {**_place(config.offload_optimizer, workload), **ratio}
         if config.offload_optimizer == "nvme":
             zero["offload_optimizer"] |= {"pipeline_read": True, "pipeline_write": True}
     if config.offload_param != "none":
@@ -102,10 +116,6 @@ def offloads_a_part(config: TrialConfig) -> bool:
     return config.offload_optimizer != "none" and config.offload_ratio < 1.0 and config.zero_stage == 3
 
 
-def _ratio(config: TrialConfig) -> dict[str, Any]:
-    return {"ratio": config.offload_ratio} if offloads_a_part(config) else {}
-
-
 def _stage_3(config: TrialConfig) -> dict[str, Any]:
     # A second, nearer copy of the parameters, from which backward gathers (hpZ of ZeRO++). States stay sharded over all ranks.
     size = config.secondary_shard_size or config.hsdp_shard_size
@@ -113,9 +123,7 @@ def _stage_3(config: TrialConfig) -> dict[str, Any]:
         **({"zero_hpz_partition_size": size} if size else {}),
         **({"zero_quantized_weights": True} if config.gather_dtype == INT8 else {}),
         **({"zero_quantized_gradients": True} if config.reduce_dtype == INT8 else {}),
-        "stage3_prefetch_bucket_size": config.prefetch_bucket_size,
-        "stage3_param_persistence_threshold": config.param_persistence_threshold,
-        "stage3_max_live_parameters": config.max_live_parameters,
+        **_same(config, "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters"),
         # DeepSpeed keeps parameters that it reuses within this distance, whatever other limits say; its default is 1e9.
         "stage3_max_reuse_distance": 0 if config.reshard_after_forward else KEEP_ALL,
     }

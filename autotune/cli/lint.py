@@ -8,9 +8,9 @@ from autotune.cli.status import Status, print_error
 from autotune.errors import AutotuneError, RequestError, UnknownFormatError
 from autotune.frameworks.deepspeed_checks import version_of
 from autotune.frameworks.framework import Surroundings
-from autotune.frameworks.read import FORMATS, Written, named, read_written
+from autotune.frameworks.read import FORMATS, FRAMEWORKS, Written, named, read_written
 from autotune.prediction.planning.question import cluster_of
-from autotune.recipes.lint import FRAMEWORKS, STOPS, Linted, checked_version, document, lint, sarif, text_lines
+from autotune.recipes.lint import STOPS, Linted, checked_version, document, lint, sarif, text_lines
 from autotune.recipes.outlook import dry_run, exact
 from autotune.text.console import Console
 from search_spaces.errors import SearchSpaceError

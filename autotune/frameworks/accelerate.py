@@ -1,6 +1,7 @@
 """Files for `accelerate launch --config_file`: read (DeepSpeed, FSDP, Megatron-LM, DDP), and written (FSDP2, DeepSpeed)."""
 
-from collections.abc import Callable, Mapping
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,54 +15,97 @@ from autotune.frameworks.deepspeed import (
     reduces_as_it_computes,
 )
 from autotune.frameworks.export import Checkpoints, Export, ExportTarget, header, remarks, unplaced_notes, yaml_text
+from autotune.frameworks.framework import Option, knobs_of
 from autotune.frameworks.fsdp2 import DECODER_LAYERS, fsdp2_notes, reduction_note, replicas
-from autotune.frameworks.imported import FlatTable, Imported
+from autotune.frameworks.imported import FlatTable, Imported, nested, read_table
 from autotune.frameworks.peft import ADAPTER_KNOBS, peft_notes
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
 
-SETTINGS = (
-    "compute_environment", "debug", "machine_rank", "main_process_ip", "main_process_port", "main_training_function",
-    "rdzv_backend", "same_network", "use_cpu", "gpu_ids", "downcast_bf16", "enable_cpu_affinity", "tpu_env", "tpu_use_cluster",
-    "tpu_use_sudo", "fsdp_config.fsdp_cpu_ram_efficient_loading", "fsdp_config.fsdp_state_dict_type",
-    "fsdp_config.fsdp_auto_wrap_policy", "fsdp_config.fsdp_transformer_layer_cls_to_wrap", "fsdp_config.fsdp_version",
-    "fsdp_config.fsdp_sync_module_states", "fsdp_config.fsdp_use_orig_params", "deepspeed_config.zero3_init_flag",
-    "deepspeed_config.zero3_save_16bit_model", "deepspeed_config.deepspeed_multinode_launcher",
-)  # fmt: skip
-"""Keys about how a run is started and saved. They are not knobs and do not affect a step."""
 PRECISIONS: Mapping[str, Value] = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16"}
 SHARDING: Mapping[str, Value] = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0, "hybrid_shard": 3, "4": 3,
     "hybrid_shard_zero2": 3, "5": 3,
 }  # fmt: skip
 """FSDP1's strategies, by name and by number -> ZeRO stage. Only stage 3 supports copies on a part of the ranks."""
-HYBRID = ("hybrid_shard", "4", "hybrid_shard_zero2", "5")
-KEPT = ("hybrid_shard_zero2", "5")
+HYBRID_ZERO2 = ("hybrid_shard_zero2", "5")
 """The hybrid strategy that keeps parameters gathered until backward."""
-STRATEGY, RESHARD = "fsdp_config.fsdp_sharding_strategy", "fsdp_config.fsdp_reshard_after_forward"
+FILE, INIT_FLAG = "deepspeed_config.deepspeed_config_file", "deepspeed_config.zero3_init_flag"
+PROCESSES, MACHINES = "num_processes", "num_machines"
 ACCELERATE_FORMAT = "accelerate"
-ReadFile = Callable[[Path], Mapping[str, Any]]
 
 
-def from_accelerate(content: Mapping[str, Any], path: Path, read_file: ReadFile) -> Imported:
+def fsdp(name: str) -> str:
+    """A setting of FSDP."""
+    return f"fsdp_config.fsdp_{name}"
+
+
+def mesh(name: str) -> str:
+    """The setting of a degree of Accelerate's ParallelismConfig."""
+    return f"parallelism_config.parallelism_config_{name}_size"
+
+
+VERSION, STRATEGY, RESHARD = fsdp("version"), fsdp("sharding_strategy"), fsdp("reshard_after_forward")
+WRAP, STATE_DICT = fsdp("auto_wrap_policy"), fsdp("state_dict_type")
+ZERO_STAGE, OFFLOAD_PARAM = "deepspeed_config.zero_stage", "deepspeed_config.offload_param_device"
+SETUP = (
+    "compute_environment", "debug", "machine_rank", "main_process_ip", "main_process_port", "main_training_function",
+    "rdzv_backend", "same_network", "use_cpu", "gpu_ids", "downcast_bf16", "enable_cpu_affinity", "tpu_env", "tpu_use_cluster",
+    "tpu_use_sudo", VERSION, WRAP, STATE_DICT, INIT_FLAG, "deepspeed_config.zero3_save_16bit_model",
+    "deepspeed_config.deepspeed_multinode_launcher", *map(fsdp, (
+        "cpu_ram_efficient_loading", "transformer_layer_cls_to_wrap", "sync_module_states", "use_orig_params",
+    )),
+)  # fmt: skip
+"""Settings about how a run is started and saved. They are not knobs and do not affect a step."""
+OPTIONS = (
+    Option(mesh("tp"), "tensor_parallel_size", changes=False),
+    Option(mesh("cp"), "context_parallel_size", changes=False),
+    Option(mesh("dp_shard"), "hsdp_shard_size", changes=False),
+    Option(fsdp("activation_checkpointing"), "activation_checkpointing", words={"none": False, "full": True}),
+    Option(ZERO_STAGE, "zero_stage"),
+    Option("deepspeed_config.offload_optimizer_device", "offload_optimizer"),
+    Option(OFFLOAD_PARAM, "offload_param", changes=False),
+    *map(Option, SETUP),
+    *map(Option, (
+        "distributed_type", "mixed_precision", PROCESSES, MACHINES, "fp8_config", "megatron_lm_config", "mpirun_config",
+        "tpu_name", "tpu_zone", "command_file", "commands", "tpu_vm", "dynamo_config", "fp16", "dynamo_backend", RESHARD,
+        STRATEGY,
+    )),
+    *(Option(fsdp(name)) for name in (
+        "activation_checkpointing_offload", "backward_prefetch", "forward_prefetch", "min_num_params", "offload_params",
+        "ignored_modules",
+    )),
+    *(Option(f"parallelism_config.parallelism_config_{name}") for name in (
+        "cp_backend", "cp_comm_strategy", "dp_replicate_size", "sp_attn_implementation", "sp_backend", "sp_seq_length",
+        "sp_seq_length_is_variable", "sp_size",
+    )),
+)  # fmt: skip
+"""Every field of a file, of FSDP and of the mesh, and those of DeepSpeed that state a knob. Accelerate refuses other fields of
+a file. What is of one type (FSDP, DeepSpeed) is written into files of this type only."""
+
+
+def from_accelerate(content: Mapping[str, Any], source: str) -> Imported:
     """Read the file.
 
     Args:
         content: the parsed YAML.
-        path: path of the file; the files that it names are in the same folder.
-        read_file: reads a DeepSpeed configuration that the file names.
+        source: path of the file; the files that it names are in the same folder.
 
     Raises:
         RequestError: Accelerate does not accept a value, a value is outside its knob's domain, or a file that it names cannot
             be read.
     """
+    path = Path(source)
     table = FlatTable(content, path.name)
     kind = str(table.take("distributed_type") or "NO").upper()
-    ranks, machines = table.whole("num_processes"), table.whole("num_machines") or 1
-    table.drop(*SETTINGS)
-    if kind == "DEEPSPEED" and (beside := table.take("deepspeed_config.deepspeed_config_file")) is not None:
+    ranks, machines = table.whole(PROCESSES), table.whole(MACHINES) or 1
+    table.drop(*SETUP)
+    if kind == "DEEPSPEED" and (beside := table.take(FILE)) is not None:
         table.drop("mixed_precision")
-        return _with_file(table, path.parent / str(beside), ranks, read_file)
+        inner_path = path.parent / str(beside)
+        inner = from_deepspeed(read_table(inner_path), inner_path.name)
+        notes, settings = (*table.imported().notes, *inner.notes), {**table.settings, **inner.settings}
+        return dataclasses.replace(inner, ranks=ranks, notes=notes, format=ACCELERATE_FORMAT, settings=settings)
     table.set("precision", table.choice("mixed_precision", PRECISIONS))
     match kind:
         case "DEEPSPEED":
@@ -83,28 +127,11 @@ def from_accelerate(content: Mapping[str, Any], path: Path, read_file: ReadFile)
     return table.imported(format=ACCELERATE_FORMAT, ranks=ranks, hyperparameters=Stated(clip=clip))
 
 
-def _with_file(table: FlatTable, path: Path, ranks: int | None, read_file: ReadFile) -> Imported:
-    inner = from_deepspeed(read_file(path), path.name)
-    notes = (*table.imported().notes, *inner.notes)
-    return Imported(
-        knobs=inner.knobs,
-        global_batch_size=inner.global_batch_size,
-        samples_per_rank=inner.samples_per_rank,
-        ranks=ranks,
-        hyperparameters=inner.hyperparameters,
-        notes=notes,
-        assumed=inner.assumed,
-        format=ACCELERATE_FORMAT,
-        keys=inner.keys,
-        settings={**table.settings, **inner.settings},
-    )
-
-
 def _read_deepspeed(table: FlatTable) -> None:
-    table.knob("deepspeed_config.zero_stage", "zero_stage")
+    table.knob(ZERO_STAGE, "zero_stage")
     table.knobs.setdefault("zero_stage", 2)  # Accelerate's default
     table.knob("deepspeed_config.offload_optimizer_device", "offload_optimizer")
-    table.knob("deepspeed_config.offload_param_device", "offload_param")
+    table.knob(OFFLOAD_PARAM, "offload_param")
     as_deepspeed_does(table)
     reduces_as_it_computes(table)
 
@@ -114,12 +141,12 @@ def _read_fsdp(table: FlatTable, ranks: int | None, machines: int) -> None:
     strategy, reshard = _strategy(table)
     stage = 3 if strategy is None else int(SHARDING[strategy])
     table.set("zero_stage", stage)
-    table.set("reshard_after_forward", False if strategy in KEPT else reshard)
-    if strategy in HYBRID and ranks is not None and machines > 1:
+    table.set("reshard_after_forward", False if strategy in HYBRID_ZERO2 else reshard)
+    if strategy in ("hybrid_shard", "4", *HYBRID_ZERO2) and ranks is not None and machines > 1:
         table.set("hsdp_shard_size", ranks // machines)
-    if table.switch("fsdp_config.fsdp_offload_params"):
+    if table.switch(fsdp("offload_params")):
         _offload(table, stage)
-    if table.switch("fsdp_config.fsdp_activation_checkpointing"):
+    if table.switch(fsdp("activation_checkpointing")):
         table.set("activation_checkpointing", "full")
 
 
@@ -159,24 +186,20 @@ def _read_megatron(table: FlatTable) -> None:
 
 
 def _read_mesh(table: FlatTable) -> None:
-    """The degrees of Accelerate's ParallelismConfig."""
-    keys = {name: f"parallelism_config.parallelism_config_{name}_size" for name in ("dp_replicate", "dp_shard", "tp", "cp")}
-    sizes = {name: table.whole(key) or 1 for name, key in keys.items()}
+    sizes = {name: table.whole(mesh(name)) or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp")}
     for name, knob in (("tp", "tensor_parallel_size"), ("cp", "context_parallel_size")):
         if sizes[name] > 1:
-            table.set(knob, sizes[name], keys[name])
+            table.set(knob, sizes[name], mesh(name))
     if sizes["dp_replicate"] > 1 and sizes["dp_shard"] * sizes["cp"] > 1 and table.knobs.get("zero_stage") == 3:
-        table.set("hsdp_shard_size", sizes["dp_shard"] * sizes["cp"], keys["dp_shard"])
+        table.set("hsdp_shard_size", sizes["dp_shard"] * sizes["cp"], mesh("dp_shard"))
 
 
 FSDP = ExportTarget(
     format="accelerate-fsdp",
     name="an Accelerate file for FSDP",
-    expressed=frozenset({
-        "zero_stage", "precision", "reshard_after_forward", "hsdp_shard_size", "offload_param", "offload_optimizer",
-        "tensor_parallel_size", "context_parallel_size", "activation_checkpointing", "micro_batch_size", "reduce_dtype",
-        "compile_blocks", *ADAPTER_KNOBS,
-    }),
+    expressed=knobs_of(OPTIONS) | ADAPTER_KNOBS | {
+        "precision", "reshard_after_forward", "micro_batch_size", "reduce_dtype", "compile_blocks",
+    },
     elsewhere={
         "sequence_parallel": "the model's own tensor-parallel plan decides it",
         "fused_optimizer": "make the optimizer with foreach=True",
@@ -216,12 +239,17 @@ def export_accelerate_fsdp(winner: Winner) -> Export:
     notes = remarks(winner, _fsdp_notes(winner), Checkpoints.DISTRIBUTED)
     content = _machines(winner, _kind(winner))
     if _sharded(winner.config):
-        content["fsdp_config"] = _fsdp(winner)
-    if _has_mesh(winner):
-        content["parallelism_config"] = _mesh(winner)
+        content |= _fsdp(winner)
+    if winner.config.model_parallel_size > 1 or winner.shard_size < winner.zero_ranks:
+        copies = replicas(winner, FSDP.format)
+        degrees = {
+            "dp_replicate": copies, "dp_shard": winner.data_parallel_size // copies,
+            "tp": winner.config.tensor_parallel_size, "cp": winner.config.context_parallel_size,
+        }  # fmt: skip
+        content |= {mesh(name): degree for name, degree in degrees.items()}
     if winner.config.compile_blocks:
-        content["dynamo_config"] = {"dynamo_backend": "INDUCTOR", "dynamo_use_regional_compilation": True}
-    return Export(text=header(winner, "accelerate launch --config_file", notes) + yaml_text(content), notes=notes)
+        content |= {"dynamo_config.dynamo_backend": "INDUCTOR", "dynamo_config.dynamo_use_regional_compilation": True}
+    return Export(text=header(winner, "accelerate launch --config_file", notes) + yaml_text(nested(content)), notes=notes)
 
 
 def export_accelerate_deepspeed(winner: Winner) -> Export:
@@ -240,14 +268,10 @@ def export_accelerate_deepspeed(winner: Winner) -> Export:
     content = _machines(winner, "DEEPSPEED")
     # The DeepSpeed file states it, and Accelerate refuses a second statement.
     del content["mixed_precision"]
-    settings: dict[str, Any] = {
-        "deepspeed_config_file": DEEPSPEED_FILE,
-        "zero3_init_flag": winner.config.zero_stage == 3,
-    }
+    content |= {FILE: DEEPSPEED_FILE, INIT_FLAG: winner.config.zero_stage == 3}
     if winner.nodes > 1:
-        settings["deepspeed_multinode_launcher"] = "standard"
-    content["deepspeed_config"] = settings
-    return Export(text=header(winner, "accelerate launch --config_file", notes) + yaml_text(content), notes=notes)
+        content["deepspeed_config.deepspeed_multinode_launcher"] = "standard"
+    return Export(text=header(winner, "accelerate launch --config_file", notes) + yaml_text(nested(content)), notes=notes)
 
 
 def _machines(winner: Winner, kind: str) -> dict[str, Any]:
@@ -255,8 +279,8 @@ def _machines(winner: Winner, kind: str) -> dict[str, Any]:
         "compute_environment": "LOCAL_MACHINE",
         "distributed_type": kind,
         "mixed_precision": winner.config.precision if winner.config.precision in ("bf16", "fp16", "fp8") else "no",
-        "num_machines": winner.nodes,
-        "num_processes": winner.world_size,
+        MACHINES: winner.nodes,
+        PROCESSES: winner.world_size,
         "machine_rank": 0,
         "main_training_function": "main",
         "rdzv_backend": "static",
@@ -291,32 +315,17 @@ def _kind(winner: Winner) -> str:
 def _fsdp(winner: Winner) -> dict[str, Any]:
     config = winner.config
     settings: dict[str, Any] = {
-        "fsdp_version": 2,
-        "fsdp_reshard_after_forward": config.zero_stage == 3 and config.reshard_after_forward,
-        "fsdp_auto_wrap_policy": "TRANSFORMER_BASED_WRAP",
-        "fsdp_activation_checkpointing": config.activation_checkpointing != "none",
-        "fsdp_offload_params": config.offload_param == "cpu",
-        "fsdp_cpu_ram_efficient_loading": True,
-        "fsdp_state_dict_type": "SHARDED_STATE_DICT",
+        VERSION: 2,
+        RESHARD: config.zero_stage == 3 and config.reshard_after_forward,
+        WRAP: "TRANSFORMER_BASED_WRAP",
+        fsdp("activation_checkpointing"): config.activation_checkpointing != "none",
+        fsdp("offload_params"): config.offload_param == "cpu",
+        fsdp("cpu_ram_efficient_loading"): True,
+        STATE_DICT: "SHARDED_STATE_DICT",
     }
     if (layer := DECODER_LAYERS.get(winner.shape.family if winner.shape else "")) is not None:
-        settings["fsdp_transformer_layer_cls_to_wrap"] = layer
+        settings[fsdp("transformer_layer_cls_to_wrap")] = layer
     return settings
-
-
-def _has_mesh(winner: Winner) -> bool:
-    return winner.config.model_parallel_size > 1 or winner.shard_size < winner.zero_ranks
-
-
-def _mesh(winner: Winner) -> dict[str, Any]:
-    context = winner.config.context_parallel_size
-    copies = replicas(winner, FSDP.format)
-    return {
-        "parallelism_config_dp_replicate_size": copies,
-        "parallelism_config_dp_shard_size": winner.data_parallel_size // copies,
-        "parallelism_config_tp_size": winner.config.tensor_parallel_size,
-        "parallelism_config_cp_size": context,
-    }
 
 
 def _fsdp_notes(winner: Winner) -> list[str]:

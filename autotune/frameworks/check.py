@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any
 
 from autotune.errors import AutotuneError
-from autotune.frameworks.framework import LintCase, Settings
+from autotune.frameworks.framework import BATCH, LintCase, Settings
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.context import SpaceContext
 from search_spaces.errors import ModelFormatError, SearchSpaceError
@@ -19,8 +19,6 @@ from search_spaces.rules.table import RULES
 from search_spaces.trial import Workload
 
 IN_NODE = "tensor-in-node"
-BATCHES = frozenset({"batch-divides", "pipeline-micro-batches"})
-"""Rules that need a stated batch and known ranks."""
 UNKNOWN_MODEL = CommandModel(arguments=("train.py",), pattern="(?P<step_seconds>.*)")
 """Stands for a model whose shape is unknown: rules about shapes do not apply."""
 
@@ -101,8 +99,11 @@ def undecided_findings(case: LintCase, certain: Iterable[Finding]) -> list[str]:
 
 def _table(case: LintCase) -> Iterator[Finding]:
     for check in case.framework.checks:
-        if (problem := check.problem(case)) is not None:
-            fix = check.fix(case) if check.fix else {}
+        if not check.holds(case):
+            continue
+        problem = check.problem(case) if callable(check.problem) else check.problem
+        if problem is not None:
+            fix = check.fix(case) if callable(check.fix) else check.fix
             remedy = written(fix) or check.remedy
             yield Finding(rule=check.name, key=check.key, effect=check.effect, problem=problem, remedy=remedy, fix=fix)
 
@@ -135,7 +136,7 @@ def _rules(case: LintCase) -> Iterator[Finding]:
 def _applies(case: LintCase, rule: Rule) -> bool:
     if rule.name == IN_NODE:
         return case.around.cluster is not None
-    if rule.name in BATCHES and (case.batch is None or case.replicas is None):
+    if rule.name in ("batch-divides", "pipeline-micro-batches") and (case.batch is None or case.replicas is None):
         return False
     if rule.name == "sequence-divides" and case.tokens is None:
         return False
@@ -146,7 +147,7 @@ def _blamed(case: LintCase, rule: Rule) -> str:
     """The setting that states the rule's first knob that is not at its default."""
     changed = [name for name in rule.reads if name in case.imported.keys]
     if rule.name == "batch-divides":
-        return case.framework.keys.get("global_batch_size", case.key_of("micro_batch_size"))
+        return case.key_of(BATCH)
     return case.key_of((changed or list(rule.reads))[0])
 
 
@@ -202,7 +203,6 @@ def _experts(case: LintCase) -> Iterator[Finding]:
         yield Finding(rule="experts-divide", key=key, effect=Effect.FAILS, problem=problem, remedy=remedy)
 
 
-BATCH = "global_batch_size"
 LARGEST_DEGREE = 512
 READS: Mapping[str, tuple[str, ...]] = {
     **{rule.name: rule.reads for rule in RULES},

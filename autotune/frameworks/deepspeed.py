@@ -7,31 +7,28 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import Stated, Winner
 from autotune.frameworks.export import Checkpoints, Export, ExportTarget, remarks, unplaced_notes, unstated_note
+from autotune.frameworks.framework import BATCH, Option, knobs_of
 from autotune.frameworks.imported import AUTO, FlatTable, Imported
 from autotune.frameworks.peft import ADAPTER_KNOBS, peft_notes
 from search_spaces.communication import INT8
-from search_spaces.deepspeed import KEEP_ALL, REDUCTION, deepspeed_config, offloads_a_part
+from search_spaces.deepspeed import KEEP_ALL, KEYS, REDUCTION, deepspeed_config, offloads_a_part
 from search_spaces.knob_values import value_text
 from search_spaces.training.data_schedule import GRANULARITY, UNSCHEDULED_LAYERS
 from search_spaces.trial_config import TrialConfig
 
 DEEPSPEED_FORMAT = "deepspeed"
 ZERO = "zero_optimization."
-KNOB_KEYS = {
-    "train_micro_batch_size_per_gpu": "micro_batch_size",
-    f"{ZERO}stage": "zero_stage",
-    f"{ZERO}reduce_bucket_size": "reduce_bucket_size",
-    f"{ZERO}allgather_bucket_size": "allgather_bucket_size",
-    f"{ZERO}stage3_prefetch_bucket_size": "prefetch_bucket_size",
-    f"{ZERO}stage3_param_persistence_threshold": "param_persistence_threshold",
-    f"{ZERO}stage3_max_live_parameters": "max_live_parameters",
-    f"{ZERO}overlap_comm": "overlap_comm",
-    f"{ZERO}contiguous_gradients": "contiguous_gradients",
-    f"{ZERO}offload_optimizer.device": "offload_optimizer",
-    f"{ZERO}offload_optimizer.ratio": "offload_ratio",
-    f"{ZERO}offload_param.device": "offload_param",
-}
-"""Key -> the knob that has the same values."""
+OPTIONS = (
+    *(Option(key, knob, changes=knob in ("micro_batch_size", "zero_stage", "offload_optimizer", "offload_param"))
+      for knob, key in KEYS.items()),
+    Option("train_batch_size", BATCH),
+    Option("tensor_parallel.autotp_size", "tensor_parallel_size"),
+)  # fmt: skip
+EITHER = (
+    "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
+    "max_reuse_distance", "module_granularity_threshold", "use_all_reduce_for_fetch_params", "allgather_sequential",
+)  # fmt: skip
+"""Keys of `zero_optimization` for stage 3 that DeepSpeed accepts with and without the prefix `stage3_`."""
 OPTIMIZER_TYPES = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "lamb": "lamb", "muon": "muon"}
 """Optimizer type in lower case -> our name. DeepSpeed's Adam applies decoupled weight decay, as AdamW does."""
 DTYPES = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bfp16": "bf16", "bfloat16": "bf16"}
@@ -48,11 +45,11 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
         RequestError: DeepSpeed does not accept a value, or a value is outside its knob's domain.
     """
     table = FlatTable(content, source)
-    for key, name in KNOB_KEYS.items():
+    for name, key in KEYS.items():
         table.knob(key, name)
-    # DeepSpeed also accepts these without the prefix `stage3_`.
-    for name in ("prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters"):
-        table.knob(f"{ZERO}{name}", name)
+    for name in EITHER:
+        if name in KEYS:
+            table.knob(f"{ZERO}{name}", name)
     key = "tensor_parallel.autotp_size"
     if (size := table.number(key, default=0)) > 1:  # 0 and 1 switch it off
         if size != int(size):
@@ -170,14 +167,6 @@ def _stated(table: FlatTable) -> Stated:
 
 METRIC = "seqlen_truncate"
 """The metric name by which Megatron-DeepSpeed truncates samples; DeepSpeed itself knows no name and truncates nothing."""
-CLUSTERS = "data_clusters"
-"""The folder in which DeepSpeed's sampler writes its sample lists."""
-
-
-def data_efficiency(winner: Winner) -> dict[str, Any]:
-    """The section `data_efficiency`; empty if nothing is scheduled."""
-    sections = {**_sampling(winner), **_routing(winner)}
-    return {"data_efficiency": {"enabled": True, "seed": winner.workload.seed, **sections}} if sections else {}
 
 
 def data_notes(winner: Winner) -> list[str]:
@@ -212,7 +201,8 @@ def _sampling(winner: Winner) -> dict[str, Any]:
         "schedule_type": "fixed_linear",
         "schedule_config": {"total_curriculum_step": config.curriculum_steps, "difficulty_step": GRANULARITY},
     }
-    curriculum = {"enabled": True, "data_cluster_path": CLUSTERS, "curriculum_metrics": {METRIC: metric}}
+    # DeepSpeed's sampler writes its sample lists into this folder.
+    curriculum = {"enabled": True, "data_cluster_path": "data_clusters", "curriculum_metrics": {METRIC: metric}}
     return {"data_sampling": {"enabled": True, "curriculum_learning": curriculum}}
 
 
@@ -241,14 +231,11 @@ def _routing(winner: Winner) -> dict[str, Any]:
 TARGET = ExportTarget(
     format="deepspeed",
     name="a DeepSpeed configuration",
-    expressed=frozenset({
-        "zero_stage", "micro_batch_size", "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold",
-        "max_live_parameters", "overlap_comm", "contiguous_gradients", "reduce_dtype", "precision", "offload_optimizer",
-        "offload_param", "offload_ratio", "fused_optimizer", "hsdp_shard_size", "tensor_parallel_size", "reshard_after_forward",
-        "accumulation_dtype", "optimizer", "onebit_warmup_steps", "gather_dtype", "secondary_shard_size",
-        "activation_checkpointing", *ADAPTER_KNOBS,
+    expressed=knobs_of(OPTIONS) - {"allgather_bucket_size"} | ADAPTER_KNOBS | {
+        "reduce_dtype", "precision", "fused_optimizer", "hsdp_shard_size", "reshard_after_forward", "accumulation_dtype",
+        "optimizer", "onebit_warmup_steps", "gather_dtype", "secondary_shard_size", "activation_checkpointing",
         "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",
-    }),
+    },
     elsewhere={
         "offload_activations": "DeepSpeed's own checkpointing has cpu_checkpointing; else wrap the model's forward in "
         "torch.autograd.graph.save_on_cpu(pin_memory=True)",
@@ -294,9 +281,11 @@ def deepspeed_document(winner: Winner) -> dict[str, Any]:
     """The configuration as plain data."""
     config = winner.config
     content = _as_stated(deepspeed_config(config, winner.workload, winner.world_size, winner.model.parameter_count), winner)
-    if _auto_tensor_parallel(config):
+    if config.tensor_parallel_size > 1 and config.pipeline_parallel_size == 1:
         content["tensor_parallel"] = {"autotp_size": config.tensor_parallel_size}
-    return {**content, **data_efficiency(winner)}
+    if schedules := {**_sampling(winner), **_routing(winner)}:
+        content["data_efficiency"] = {"enabled": True, "seed": winner.workload.seed, **schedules}
+    return content
 
 
 def _as_stated(content: dict[str, Any], winner: Winner) -> dict[str, Any]:
@@ -351,7 +340,10 @@ def deepspeed_notes(winner: Winner) -> list[str]:
     if config.pipeline_parallel_size > 1 and config.zero_stage >= 2:
         notes.append(f"zero_stage={config.zero_stage} in a pipeline: DeepSpeed refuses stages 2 and 3 there; use stage 1")
     if config.tensor_parallel_size > 1:
-        notes.append(f"tensor_parallel_size={config.tensor_parallel_size}: {_tensor_remedy(config)}")
+        remedy = "as autotp_size; DeepSpeed's AutoTP needs a partition_config too for a model that is none of Hugging Face's"
+        if config.pipeline_parallel_size > 1:
+            remedy = "DeepSpeed's AutoTP hangs in a PipelineModule; divide the layers yourself"
+        notes.append(f"tensor_parallel_size={config.tensor_parallel_size}: {remedy}")
     notes += _compression_notes(config)
     if config.hsdp_shard_size and not config.secondary_shard_size:
         notes.append(
@@ -393,13 +385,3 @@ def _offload_notes(config: TrialConfig) -> list[str]:
     elif config.offload_optimizer != "none" and config.offload_ratio < 1.0 and config.zero_stage < 3:
         notes.append(f"offload_ratio={config.offload_ratio}: DeepSpeed offloads a part at stage 3 alone; here it offloads all")
     return notes
-
-
-def _auto_tensor_parallel(config: TrialConfig) -> bool:
-    return config.tensor_parallel_size > 1 and config.pipeline_parallel_size == 1
-
-
-def _tensor_remedy(config: TrialConfig) -> str:
-    if not _auto_tensor_parallel(config):
-        return "DeepSpeed's AutoTP hangs in a PipelineModule; divide the layers yourself"
-    return "as autotp_size; DeepSpeed's AutoTP needs a partition_config too for a model that is none of Hugging Face's"

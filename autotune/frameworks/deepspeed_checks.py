@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.frameworks.deepspeed import DEEPSPEED_FORMAT, ZERO, from_deepspeed
+from autotune.frameworks.deepspeed import DEEPSPEED_FORMAT, EITHER, OPTIONS, from_deepspeed
 from autotune.frameworks.framework import Framework, LintCase, Settings
-from autotune.frameworks.imported import Imported, flat
+from autotune.frameworks.imported import Imported, flat, nested
 from executor.engines.deepspeed.capability import installed_version
+from search_spaces.deepspeed import KEYS
 from search_spaces.finding import Effect, Finding
-from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig
 
 Config = Mapping[str, Any]
 
@@ -56,7 +57,7 @@ def _removed_keys(config: Config, version: tuple[int, ...]) -> Iterator[Finding]
         if key in (_section(config, section) if section else config):
             yield _refused("removed-key", path, "DeepSpeed has removed it", f"leave it out: {instead}")
     kind = _section(config, "optimizer").get("type")
-    if isinstance(kind, str) and kind.lower() in REMOVED_OPTIMIZERS:
+    if isinstance(kind, str) and kind.lower() in ("onebitadam", "zerooneadam", "onebitlamb"):
         yield _make("removed-key", "optimizer.type", Effect.FAILS, f"DeepSpeed has removed {kind}", "use AdamW or Lamb")
 
 
@@ -268,12 +269,8 @@ FORBIDS_OTHERS: Mapping[str, frozenset[str]] = {
         "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce",
         "allgather_partitions", "allgather_bucket_size", "overlap_comm", "compute_grad_norm", "load_from_fp32_weights",
         "elastic_checkpoint", "offload_param", "offload_optimizer", "zenflow", "sub_group_size", "cpu_offload_param",
-        "cpu_offload_use_pin_memory", "cpu_offload", "prefetch_bucket_size", "stage3_prefetch_bucket_size",
-        "param_persistence_threshold", "stage3_param_persistence_threshold", "model_persistence_threshold",
-        "stage3_model_persistence_threshold", "max_live_parameters", "stage3_max_live_parameters", "max_reuse_distance",
-        "stage3_max_reuse_distance", "gather_16bit_weights_on_model_save", "stage3_gather_16bit_weights_on_model_save",
-        "module_granularity_threshold", "stage3_module_granularity_threshold", "use_all_reduce_for_fetch_params",
-        "stage3_use_all_reduce_for_fetch_params", "allgather_sequential", "stage3_allgather_sequential",
+        "cpu_offload_use_pin_memory", "cpu_offload", *EITHER, *(f"stage3_{name}" for name in EITHER),
+        "gather_16bit_weights_on_model_save", "stage3_gather_16bit_weights_on_model_save",
         "stage3_gather_fp16_weights_on_model_save", "ignore_unused_parameters", "legacy_stage1", "round_robin_gradients",
         "parameter_alignment", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
         "zero_quantized_gradients", "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply",
@@ -342,15 +339,8 @@ REMOVED: Mapping[str, str] = {
     "zero_optimization.zeropp_loco_param": "zero_quantized_gradients works without it",
 }
 """Key that stops DeepSpeed from `REMOVED_VERSION` on -> its replacement."""
-REMOVED_OPTIMIZERS = ("onebitadam", "zerooneadam", "onebitlamb")
-"""Optimizer types removed in the same version, in lower case."""
-
 STAGE_3_KEYS = frozenset({
-    "stage3_prefetch_bucket_size", "prefetch_bucket_size", "stage3_param_persistence_threshold", "param_persistence_threshold",
-    "stage3_model_persistence_threshold", "model_persistence_threshold", "stage3_max_live_parameters", "max_live_parameters",
-    "stage3_max_reuse_distance", "max_reuse_distance", "stage3_module_granularity_threshold", "module_granularity_threshold",
-    "stage3_use_all_reduce_for_fetch_params", "use_all_reduce_for_fetch_params", "stage3_allgather_sequential",
-    "allgather_sequential", "sub_group_size", "zero_quantized_weights", "zero_quantized_gradients",
+    *EITHER, *(f"stage3_{name}" for name in EITHER), "sub_group_size", "zero_quantized_weights", "zero_quantized_gradients",
     "zero_quantized_nontrainable_weights", "memory_efficient_linear",
 })  # fmt: skip
 """Keys of `zero_optimization` that are accepted at every stage but read only at stage 3."""
@@ -364,11 +354,6 @@ NEVER_READ: Mapping[str, str] = {
 
 CHECKED = "0.19.8"
 """The version against which the rules are checked; used if none is installed or given."""
-KEYS: Mapping[str, str] = {
-    "micro_batch_size": "train_micro_batch_size_per_gpu", "global_batch_size": "train_batch_size", "zero_stage": f"{ZERO}stage",
-    "tensor_parallel_size": "tensor_parallel.autotp_size", "offload_optimizer": f"{ZERO}offload_optimizer.device",
-    "offload_param": f"{ZERO}offload_param.device",
-}  # fmt: skip
 
 
 def version_of(stated_version: str) -> str:
@@ -382,32 +367,21 @@ def version_of(stated_version: str) -> str:
     return stated_version or installed_version() or CHECKED
 
 
-def _own(case: LintCase) -> list[Finding]:
+def _findings_of_table(case: LintCase) -> list[Finding]:
     table_findings = findings(nested(case.imported.settings), version_of(case.around.version), case.ranks)
-    if (refused := _refused_value(case)) is not None and all(
-        table_finding.key != refused.key for table_finding in table_findings
-    ):
-        table_findings.append(refused)
+    error = case.imported.unreadable
+    # DeepSpeed takes 0 and 1 for switches and allows 0 for sizes, and does not check the clipping.
+    if error is not None and error.field not in ("gradient_clipping", *(finding.key for finding in table_findings)):
+        value = Finding(rule="value", key=error.field, effect=Effect.REFUSED, problem=error.problem, remedy=error.remedy)
+        table_findings += [] if case.get(error.field) in (0, 1) else [value]
     return [replace(finding, fix=_fix(case, finding)) for finding in table_findings]
-
-
-def _refused_value(case: LintCase) -> Finding | None:
-    """The first value that is no knob's, of another type or out of range. DeepSpeed takes 0 and 1 for switches and allows 0 for
-    sizes, and does not check the clipping.
-    """
-    try:
-        from_deepspeed(case.imported.settings, Path(case.source).name)
-    except RequestError as error:
-        if case.get(error.field) not in (0, 1) and error.field != "gradient_clipping":
-            return Finding(rule="value", key=error.field, effect=Effect.REFUSED, problem=error.problem, remedy=error.remedy)
-    return None
 
 
 def _fix(case: LintCase, finding: Finding) -> Settings:
     """The change that the table's remedy describes, where it is one of settings."""
     if finding.rule == "batch-product":
         steps = case.get("gradient_accumulation_steps") or 1
-        return {KEYS["global_batch_size"]: case.get(KEYS["micro_batch_size"]) * steps * case.ranks}
+        return {finding.key: case.get(KEYS["micro_batch_size"]) * steps * case.ranks}
     if finding.rule == "offload-param-stage":
         return {finding.key: None, f"{finding.key}.device": None}
     meant = re.fullmatch(r"did you mean (\w+)\?", finding.remedy)
@@ -417,32 +391,26 @@ def _fix(case: LintCase, finding: Finding) -> Settings:
     return {finding.key: None} if finding.remedy.startswith("leave it out") else {}
 
 
-def nested(settings: Settings) -> dict[str, Any]:
-    """The tables of flat keys."""
-    content: dict[str, Any] = {}
-    for key, value in settings.items():
-        *tables, name = key.split(".")
-        node = content
-        for table in tables:
-            node = node.setdefault(table, {})
-        node[name] = value
-    return content
-
-
 def _read(settings: Settings, source: str) -> Imported:
     """As `from_deepspeed`; a file with a value that is no knob's has no knobs."""
     try:
-        return from_deepspeed(settings, source)
+        return from_deepspeed(settings, Path(source).name)
     except RequestError as error:
-        return Imported(knobs={}, format=DEEPSPEED_FORMAT, settings=dict(flat(settings)), unreadable=str(error))
+        return Imported(knobs={}, format=DEEPSPEED_FORMAT, settings=dict(flat(settings)), unreadable=error)
 
 
-def _write(_: LintCase, knob: str, value: Value) -> Settings:
-    return {KEYS[knob]: value} if knob in KEYS else {}
+def _sizes(case: LintCase, config: TrialConfig, batch: int) -> Settings:
+    """Beside AutoTP DeepSpeed refuses the global batch, because it counts every rank as a replica."""
+    steps = max(batch // (config.micro_batch_size * (case.replicas or 1)), 1)
+    if config.tensor_parallel_size > 1:
+        return {"train_batch_size": None, "gradient_accumulation_steps": steps}
+    values = {"train_batch_size": batch, "gradient_accumulation_steps": steps}
+    stated_names = [name for name in values if isinstance(case.get(name), int)]
+    return {name: values[name] for name in stated_names or ["train_batch_size"]}
 
 
 DEEPSPEED = Framework(
-    name=DEEPSPEED_FORMAT, title="DeepSpeed", checked=CHECKED, read=_read, checks=(), keys=KEYS, write=_write,
-    undeclared_findings=_own,
+    name=DEEPSPEED_FORMAT, title="DeepSpeed", checked=CHECKED, read=_read, checks=(), options=OPTIONS, sizes=_sizes,
+    undeclared_findings=_findings_of_table,
     rules=frozenset({"tensor-divides"}),
 )  # fmt: skip

@@ -195,19 +195,17 @@ def checkpoint_note(winner: Winner, kind: Checkpoints) -> str:
 
 def layout_changes(before: TrialConfig, after: TrialConfig, world_size: int) -> list[str]:
     """`zero_stage 0 -> 3` for each changed property that decides what a rank holds."""
-    changes = [f"{name} {getattr(before, name)} -> {getattr(after, name)}" for name in LAYOUT if _differs(name, before, after)]
+    changes = [
+        f"{name} {getattr(before, name)} -> {getattr(after, name)}"
+        for name in LAYOUT
+        # Of schedules, only the assignment of stages to ranks matters.
+        if (_folded(before) != _folded(after) if name == "pipeline_schedule" else getattr(before, name) != getattr(after, name))
+    ]
     ranks = before.zero_ranks(world_size), after.zero_ranks(world_size)
     sharded = max(before.zero_stage, after.zero_stage) > 0
     if sharded and ranks[0] != ranks[1]:
         changes.append(f"ranks that divide the states {ranks[0]} -> {ranks[1]}")
     return changes
-
-
-def _differs(name: str, before: TrialConfig, after: TrialConfig) -> bool:
-    """Whether a knob's two values place parts differently. Of schedules, only the assignment of stages to ranks matters."""
-    if name == "pipeline_schedule":
-        return _folded(before) != _folded(after)
-    return bool(getattr(before, name) != getattr(after, name))
 
 
 def _folded(config: TrialConfig) -> bool:

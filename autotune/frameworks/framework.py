@@ -1,4 +1,4 @@
-"""One configuration under check, and how a framework's checks are declared."""
+"""How a framework is declared: its options, its checks, and what it does with them; and one configuration under check."""
 
 import dataclasses
 import difflib
@@ -7,13 +7,19 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.frameworks.imported import Imported
+from autotune.frameworks.shell import LAUNCHER
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
+from search_spaces.knob_values import KNOBS
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 Settings = Mapping[str, Any]
+BATCH = "global_batch_size"
+"""The field of a question whose option states the samples per optimizer step over all ranks."""
+MOST = 1024
+"""Largest count that a fix tries."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +99,8 @@ class LintCase:
 
     def key_of(self, knob: str) -> str:
         """The setting that states a knob, or that would."""
-        return self.imported.keys.get(knob) or self.framework.keys.get(knob) or knob
+        option = self.framework.option_of(knob)
+        return self.imported.keys.get(knob) or (option.key if option else knob)
 
     def changed(self, changes: Settings) -> "LintCase":
         """The case with other settings; None: a setting is left out.
@@ -107,6 +114,52 @@ class LintCase:
         imported = dataclasses.replace(self.framework.read(settings, self.source), undecided=undecided)
         return dataclasses.replace(self, imported=imported)
 
+    def sized(self, config: TrialConfig, batch: int) -> Settings:
+        """The settings that give the case, whose layout is written, its size and its batch; unchanged ones are left out.
+
+        Args:
+            config: the layout that is meant.
+            batch: samples per optimizer step, over all ranks.
+        """
+        cluster = self.around.cluster
+        assert cluster is not None
+        launcher = {
+            f"{LAUNCHER}nnodes": cluster.nodes,
+            **{f"{LAUNCHER}{name}": cluster.devices_per_node for name in ("nproc_per_node", "nproc-per-node")},
+        }
+        settings = {key: value for key, value in launcher.items() if key in self.imported.settings}
+        settings |= self.framework.sizes(self, config, batch)
+        return {key: value for key, value in settings.items() if self.get(key) != value}
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """A setting of a framework: one row of its table, which reading, writing, checking and carrying use."""
+
+    key: str
+    """As the framework's files spell it, with dots between tables."""
+    knob: str = ""
+    """The knob, or the field of a question (`global_batch_size`), that it states; empty: none."""
+    words: Mapping[Any, Any] | None = None
+    """Value of the knob -> the framework's; None: the same."""
+    changes: bool = True
+    """Whether a change of the knob is written as this setting alone."""
+    before: tuple[str, ...] = ()
+    """Its keys in versions that are no longer read."""
+    after: str = ""
+    """Its key in a later version that is not read yet; empty: the same."""
+
+    def written(self, value: Value) -> Settings:
+        """The setting that gives the knob a value; empty: the framework has no word for it."""
+        if self.words is None:
+            return {self.key: value}
+        return {self.key: self.words[value]} if value in self.words else {}
+
+
+def knobs_of(options: Iterable[Option]) -> frozenset[str]:
+    """The knobs that a table's options state."""
+    return frozenset(option.knob for option in options if option.knob in KNOBS)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Check:
@@ -116,11 +169,13 @@ class Check:
     key: str
     """The setting that is blamed."""
     effect: Effect
-    remedy: str
-    problem: Callable[[LintCase], str | None]
+    problem: str | Callable[[LintCase], str | None]
     """One clause; None: nothing is wrong."""
-    fix: Callable[[LintCase], Settings] | None = None
-    """The settings to change; None: `remedy` says it."""
+    remedy: str
+    holds: Callable[[LintCase], Any] = field(default=lambda _: True)
+    """Whether the problem is there."""
+    fix: Settings | Callable[[LintCase], Settings] = field(default_factory=dict)
+    """The settings to change; empty: `remedy` says it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,14 +186,16 @@ class Framework:
     title: str
     checked: str
     """The version whose source the checks were compared with."""
+    options: tuple[Option, ...]
+    """Its table; of several rows of one knob the first is blamed for it."""
     read: Callable[[Settings, str], Imported]
     checks: tuple[Check, ...]
     rules: frozenset[str]
     """Names of the rules of `search_spaces.rules` that hold for it as they are."""
-    keys: Mapping[str, str]
-    """Knob -> the setting that states it, of the knobs that a change may touch; `global_batch_size` too."""
-    write: Callable[[LintCase, str, Value], Settings]
-    """The settings that give a knob another value; empty: there are none."""
+    sizes: Callable[[LintCase, TrialConfig, int], Settings]
+    """The settings that state the ranks and the batch of a case whose layout is written; see `LintCase.sized`."""
+    rewrite: Callable[[LintCase, str, Value], Settings | None] = field(default=lambda _case, _knob, _value: None)
+    """The settings that give a knob another value, where one option alone does not; None: its option does."""
     as_run: Callable[[ModelSpec, TrialConfig], ModelSpec] = field(default=lambda model, _: model)
     """The model as the framework divides it."""
     undeclared_findings: Callable[[LintCase], Iterable[Finding]] = field(default=lambda _: ())
@@ -153,8 +210,22 @@ class Framework:
     """Ranks that divide each expert's matrices."""
     samples_per_pass: Callable[[LintCase], int | None] = field(default=lambda case: case.batch)
     """Samples of one pass through a pipeline's schedule, over all ranks."""
+    prefixes: tuple[str, ...] = ("",)
+    """How its settings begin; empty: it reports each setting that it does not know."""
     variables: tuple[str, ...] = ()
     """Environment variables that the checks read, as settings; a file that a script sources may set them."""
+
+    def option_of(self, knob: str) -> Option | None:
+        """The first option that states a knob."""
+        return next((option for option in self.options if option.knob == knob), None)
+
+    def write(self, case: LintCase, knob: str, value: Value) -> Settings:
+        """The settings that give a knob another value; empty: there are none."""
+        settings = self.rewrite(case, knob, value)
+        if settings is not None:
+            return settings
+        option = self.option_of(knob)
+        return option.written(value) if option is not None and option.changes else {}
 
 
 def unknown(case: LintCase, key: str, known_keys: Iterable[str], effect: Effect, cutoff: float = 0.6) -> Finding:

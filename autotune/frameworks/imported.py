@@ -55,8 +55,8 @@ class Imported:
     """Knob -> the setting of the file that states it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Every setting of the file, with flat keys."""
-    unreadable: str = ""
-    """Why there are no knobs: the first value that is none; empty: they were read."""
+    unreadable: RequestError | None = None
+    """Why there are no knobs: the first value that is none; None: they were read."""
 
     def noted(self, *lines: str) -> "Imported":
         """The same with further notes."""
@@ -219,6 +219,18 @@ def flat(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
             yield from flat(value, f"{before}{key}.")
         else:
             yield f"{before}{key}", value
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of flat keys."""
+    content: dict[str, Any] = {}
+    for key, value in settings.items():
+        *tables, name = key.split(".")
+        node = content
+        for table in tables:
+            node = node.setdefault(table, {})
+        node[name] = value
+    return content
 
 
 def _text(value: object) -> str:

@@ -21,8 +21,9 @@ VARIABLES = frozenset({"expandable_segments", ENVIRONMENT})
 def export_torchrun(winner: Winner) -> Export:
     """Return a shell script with the launch line of each node."""
     notes = remarks(winner, layout_notes(winner), None)
-    script = f"#!/bin/bash\n{header(winner, 'torchrun', notes)}{_usage(winner)}{environment(winner)}{_lines(winner)}"
-    return Export(text=script, notes=notes)
+    usage = f"# {'NODE_RANK=0 MASTER_ADDR=first-node ' if winner.nodes > 1 else ''}bash FILE {_arguments(winner)}\n"
+    start = f"#!/bin/bash\n{header(winner, 'torchrun', notes)}{usage}{_places(winner)}"
+    return Export(text=f"{start}{environment(winner)}{_lines(winner)}", notes=notes)
 
 
 def export_slurm(winner: Winner) -> Export:
@@ -133,11 +134,6 @@ def _places(winner: Winner) -> str:
     return order + "".join(f"# {line}\n" for line in rank_places(winner))
 
 
-def _usage(winner: Winner) -> str:
-    how = f"{'NODE_RANK=0 MASTER_ADDR=first-node ' if winner.nodes > 1 else ''}bash FILE {_arguments(winner)}"
-    return f"# {how}\n{_places(winner)}"
-
-
 def environment(winner: Winner) -> str:
     """Shell lines that export the launch's environment variables."""
     return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in winner.env.items())
@@ -188,12 +184,12 @@ if __name__ == "__main__":
     )
     print(trainer.fit().return_value)
 '''
-_START = '    ray.init(runtime_env={"env_vars": environment})  # what libraries read when their process starts\n'
 
 
 def export_ray(winner: Winner) -> Export:
     """Return the script. It checks that Ray placed the ranks as in the layout."""
     notes = remarks(winner, layout_notes(winner), None)
+    start = '    ray.init(runtime_env={"env_vars": environment})  # what libraries read when their process starts\n'
     text = SCRIPT.format(
         places="".join(f"# {line}\n" for line in rank_places(winner)),
         workers=winner.world_size,
@@ -201,7 +197,7 @@ def export_ray(winner: Winner) -> Export:
         placement="STRICT_PACK" if winner.nodes == 1 else "PACK",
         layout=_layout(winner),
         environment=python_text(winner.env),
-        start=_START if winner.config.environment else "",
+        start=start if winner.config.environment else "",
         per_node=winner.ranks_per_node,
         backend="nccl" if winner.on_gpus else "gloo",
     )

@@ -7,31 +7,78 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import Stated
+from autotune.frameworks.framework import BATCH, Option
 from autotune.frameworks.imported import FlatTable, Imported, model_named
 from autotune.frameworks.shell import LAUNCHER
 from search_spaces.errors import ModelFormatError
-from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.trial_config import TrialConfig
 
 LM, BRIDGE = "megatron", "megatron-bridge"
-BRIDGE_NAMES: Mapping[str, str] = {
-    **dict.fromkeys(("micro_batch_size", "global_batch_size"), "train"),
-    **dict.fromkeys(
-        ("use_distributed_optimizer", "overlap_grad_reduce", "overlap_param_gather", "data_parallel_sharding_strategy",
-         "use_megatron_fsdp", "grad_reduce_in_fp32", "num_distributed_optimizer_instances", "bucket_size"), "ddp",
-    ),
-    **dict.fromkeys(("lr", "weight_decay", "clip_grad", "optimizer_cpu_offload", "optimizer_offload_fraction",
-                     "use_precision_aware_optimizer", "optimizer"), "optimizer"),
-    **dict.fromkeys(("use_torch_fsdp2", "use_tp_pp_dp_mapping"), "dist"),
-    **dict.fromkeys(("ckpt_format",), "checkpoint"),
-    **dict.fromkeys(("tp_comm_overlap", "overlap_p2p_comm"), "comm_overlap"),
-}  # fmt: skip
-"""Setting -> its table in Megatron-Bridge's ConfigContainer, where that is not `model`."""
-OTHER_OPTIONS: Mapping[str, str] = {
-    "num_moe_experts": "num-experts", "bucket_size": "ddp-bucket-size",
-}  # fmt: skip
-"""Setting -> Megatron-LM's option, where that is another word."""
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A setting of both frameworks: one row of their table."""
+
+    name: str
+    """As Megatron-Bridge spells it."""
+    knob: str = ""
+    """As `Option.knob`."""
+    table: str = "model"
+    """Its table in Megatron-Bridge's ConfigContainer."""
+    option: str = ""
+    """Megatron-LM's option; empty: the name, with dashes."""
+    guarded: bool = True
+    """Whether a misspelling is reported: it changes a layout without a word."""
+    of_base: bool = False
+    """Whether a file of Megatron-Bridge that does not state it leaves it to the recipe that it begins with."""
+    changes: bool = True
+    """As `Option.changes`."""
+
+
+ARGUMENTS = (
+    Argument("tensor_model_parallel_size", "tensor_parallel_size", of_base=True),
+    Argument("pipeline_model_parallel_size", "pipeline_parallel_size", of_base=True),
+    Argument("context_parallel_size", "context_parallel_size"),
+    Argument("expert_model_parallel_size", "expert_parallel_size"),
+    Argument("micro_batch_size", "micro_batch_size", "train", of_base=True),
+    Argument("global_batch_size", BATCH, "train"),
+    Argument("sequence_parallel", "sequence_parallel"),
+    Argument("recompute_granularity", "activation_checkpointing", of_base=True),
+    Argument("use_distributed_optimizer", "zero_stage", "ddp"),
+    Argument("optimizer_cpu_offload", "offload_optimizer", "optimizer"),
+    Argument("grad_reduce_in_fp32", "accumulation_dtype", "ddp", guarded=False, of_base=True, changes=False),
+    Argument("bucket_size", "reduce_bucket_size", "ddp", "ddp-bucket-size", guarded=False, changes=False),
+    Argument("overlap_grad_reduce", "overlap_comm", "ddp", changes=False),
+    Argument("overlap_param_gather", "overlap_param_gather", "ddp", changes=False),
+    Argument("optimizer_offload_fraction", "offload_ratio", "optimizer", guarded=False, changes=False),
+    Argument("moe_shared_expert_overlap", "shared_expert_overlap", changes=False),
+    Argument("cp_comm_type", "context_parallel_method", guarded=False, changes=False),
+    Argument("attention_backend", "attention_backend", guarded=False, changes=False),
+    Argument("use_tp_pp_dp_mapping", "rank_order", "dist", guarded=False, changes=False),
+    Argument("num_moe_experts", option="num-experts"),
+    *map(Argument, (
+        "expert_tensor_parallel_size", "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
+        "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout", "seq_length", "max_position_embeddings",
+        "recompute_method", "recompute_num_layers", "recompute_modules", "moe_router_topk", "moe_token_dispatcher_type",
+        "moe_flex_dispatcher_backend", "num_query_groups", "group_query_attention", "num_layers",
+        "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels",
+    )),
+    *(Argument(name, table="ddp") for name in ("use_megatron_fsdp", "data_parallel_sharding_strategy")),
+    Argument("num_distributed_optimizer_instances", table="ddp", guarded=False),
+    Argument("use_precision_aware_optimizer", table="optimizer"),
+    *(Argument(name, table="optimizer", guarded=False) for name in (
+        "lr", "weight_decay", "clip_grad", "optimizer",
+    )),
+    *(Argument(name, table="train", guarded=False) for name in ("train_samples", "train_iters")),
+    Argument("use_torch_fsdp2", table="dist"),
+    Argument("ckpt_format", table="checkpoint"),
+    Argument("tp_comm_overlap", table="comm_overlap"),
+    Argument("overlap_p2p_comm", table="comm_overlap", guarded=False),
+)  # fmt: skip
+"""Settings that state knobs or are checked. What else describes the model is read by its name, in the table `model`."""
+BY_NAME = {argument.name: argument for argument in ARGUMENTS}
 REMOVED: Mapping[str, str] = {
     "--model-parallel-size": "--tensor-model-parallel-size",
     "--batch-size": "--micro-batch-size",
@@ -39,17 +86,13 @@ REMOVED: Mapping[str, str] = {
     "--checkpoint-activations": "--recompute-granularity",
 }
 """Options of Megatron-LM before core -> those of today."""
-STRATEGIES: Mapping[str, Value] = {"no_shard": 0, "optim": 1, "optim_grads": 2, "optim_grads_params": 3}
-ATTENTION: Mapping[str, Value] = {"flash": "flash", "fused": "cudnn", "unfused": "math", "auto": "best", "local": "math"}
+SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
+"""ZeRO stage -> Megatron-FSDP's sharding strategy."""
+ATTENTION = {"flash": "flash", "cudnn": "fused", "math": "unfused"}
+"""Attention kernel -> its name in Transformer Engine, which runs attention there."""
 NAMES = ("recipe", "--tokenizer-model", "model.hf_model_id", "tokenizer.tokenizer_model", "--hf-model-id")
 """Settings that name a model, or that of its tokenizer."""
 ASSUMED_VOCABULARY = 128_256
-OF_A_BASE: Mapping[str, str] = {
-    "tensor_model_parallel_size": "tensor_parallel_size", "pipeline_model_parallel_size": "pipeline_parallel_size",
-    "micro_batch_size": "micro_batch_size", "recompute_granularity": "activation_checkpointing",
-    "grad_reduce_in_fp32": "accumulation_dtype",
-}  # fmt: skip
-"""Setting -> its knob, of those that a file of Megatron-Bridge leaves to the recipe that it begins with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,13 +103,19 @@ class Dialect:
 
     def key(self, name: str) -> str:
         """The setting as it is written."""
+        argument = BY_NAME.get(name, Argument(name))
         if self.format == LM:
-            return "--" + OTHER_OPTIONS.get(name, name.replace("_", "-"))
-        return f"{BRIDGE_NAMES.get(name, 'model')}.{name}"
+            return "--" + (argument.option or name.replace("_", "-"))
+        return f"{argument.table}.{name}"
 
 
-def from_megatron(content: Mapping[str, Any], source: str) -> Imported:
-    """Read the arguments: option -> value, as `autotune.frameworks.shell` returns them.
+def options_of(dialect: Dialect) -> tuple[Option, ...]:
+    """The table as one of the frameworks spells it."""
+    return tuple(Option(dialect.key(row.name), row.knob, changes=row.changes) for row in ARGUMENTS)
+
+
+def from_megatron(content: Mapping[str, Any], source: str, dialect: Dialect) -> Imported:
+    """Read Megatron-LM's arguments (option -> value, as `autotune.frameworks.shell` returns them) or Megatron-Bridge's table.
 
     Raises:
         RequestError: they are of a removed version, a value is not valid, or it is outside its knob's domain.
@@ -74,16 +123,7 @@ def from_megatron(content: Mapping[str, Any], source: str) -> Imported:
     for key, now in REMOVED.items():
         if key in content:
             raise RequestError(key, f"{source} is for a Megatron-LM before Megatron-core", f"use {now}")
-    return _MegatronReading(content, source, Dialect(LM)).imported()
-
-
-def from_megatron_bridge(content: Mapping[str, Any], source: str) -> Imported:
-    """Read a table of Megatron-Bridge's settings.
-
-    Raises:
-        RequestError: a value is not valid, or outside its knob's domain.
-    """
-    return _MegatronReading(content, source, Dialect(BRIDGE)).imported()
+    return _MegatronReading(content, source, dialect).imported()
 
 
 class _MegatronReading:
@@ -115,9 +155,9 @@ class _MegatronReading:
         self.degree("expert_model_parallel_size", "expert_parallel_size")
         table.set("micro_batch_size", self.whole("micro_batch_size"), key("micro_batch_size"))
         table.assumed |= {
-            knob: getattr(TrialConfig(), knob)
-            for setting, knob in (OF_A_BASE if bridge else {"micro_batch_size": "micro_batch_size"}).items()
-            if key(setting) not in table.settings
+            argument.knob: getattr(TrialConfig(), argument.knob)
+            for argument in ARGUMENTS
+            if argument.of_base and (bridge or argument.name == "micro_batch_size") and key(argument.name) not in table.settings
         }
         if self.switch("sequence_parallel") and tensor > 1:
             table.set("sequence_parallel", True, key("sequence_parallel"))
@@ -131,7 +171,8 @@ class _MegatronReading:
         self._recomputed(model, pipeline)
         if self.word("cp_comm_type") == "a2a":
             table.set("context_parallel_method", "ulysses", key("cp_comm_type"))
-        if (kernel := ATTENTION.get(self.word("attention_backend").rsplit(".", 1)[-1])) is not None:
+        kernels = {**{word: kernel for kernel, word in ATTENTION.items()}, "auto": "best", "local": "math"}
+        if (kernel := kernels.get(self.word("attention_backend").rsplit(".", 1)[-1])) is not None:
             table.set("attention_backend", kernel, key("attention_backend"))
         if self.switch("use_tp_pp_dp_mapping"):
             table.set("rank_order", "tp-cp-pp-dp", key("use_tp_pp_dp_mapping"))
@@ -168,7 +209,7 @@ class _MegatronReading:
         table, key = self.table, self.dialect.key
         bridge = self.dialect.format == BRIDGE
         stage = 1 if self.switch("use_distributed_optimizer", default=bridge) else 0
-        strategy = self.table.choice(key("data_parallel_sharding_strategy"), STRATEGIES)
+        strategy = self.table.choice(key("data_parallel_sharding_strategy"), {word: stage for stage, word in SHARDING.items()})
         if self.switch("use_megatron_fsdp"):
             stage = int(strategy) if strategy is not None else 0
         elif self.switch("use_torch_fsdp2"):

@@ -7,10 +7,9 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
-from autotune.frameworks.framework import Check, Framework, LintCase, Settings, unknown
-from autotune.frameworks.megatron import BRIDGE, LM, OTHER_OPTIONS, Dialect, from_megatron, from_megatron_bridge
+from autotune.frameworks.framework import BATCH, MOST, Check, Framework, LintCase, Settings, unknown
+from autotune.frameworks.megatron import ARGUMENTS, BRIDGE, LM, Dialect, from_megatron, options_of
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
@@ -20,8 +19,6 @@ from search_spaces.trial_config import TrialConfig
 QUEUES = f"{ENVIRONMENT}CUDA_DEVICE_MAX_CONNECTIONS"
 BEFORE_BLACKWELL = ("v100", "a100", "h100", "h200", "h800", "h20", "gh200", "l40", "a10", "a40", "t4")
 """Beginnings of the names of devices of architecture 9 and before."""
-MOST = 1024
-"""Largest count that a fix tries."""
 NEAR = 0.94
 """Likeness from which an unknown option is a misspelling of a known one: Megatron-LM has options that are not listed here."""
 UNEVEN = (
@@ -29,19 +26,6 @@ UNEVEN = (
     "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "hybrid_layer_pattern",
 )  # fmt: skip
 """Settings with which stages have different numbers of layers."""
-SPELLED = (
-    "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size",
-    "expert_tensor_parallel_size", "sequence_parallel", "num_layers_per_virtual_pipeline_stage",
-    "num_virtual_stages_per_pipeline_rank", "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout",
-    "micro_batch_size", "global_batch_size", "seq_length", "max_position_embeddings", "use_distributed_optimizer",
-    "overlap_grad_reduce", "overlap_param_gather", "recompute_granularity", "recompute_method", "recompute_num_layers",
-    "recompute_modules", "use_megatron_fsdp", "use_torch_fsdp2", "data_parallel_sharding_strategy", "num_moe_experts",
-    "moe_router_topk", "moe_token_dispatcher_type", "moe_flex_dispatcher_backend", "moe_shared_expert_overlap",
-    "num_query_groups", "group_query_attention", "num_layers", "hidden_size", "ffn_hidden_size",
-    "num_attention_heads", "kv_channels", "optimizer_cpu_offload",
-    "use_precision_aware_optimizer", "tp_comm_overlap", "ckpt_format",
-)  # fmt: skip
-"""Settings whose misspelling changes a layout without a word."""
 
 
 def _checks(dialect: Dialect) -> tuple[Check, ...]:
@@ -58,9 +42,6 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
     pipeline, experts = (key(f"{name}_model_parallel_size") for name in ("pipeline", "expert"))
     tokens, positions, batch = key("seq_length"), key("max_position_embeddings"), key("global_batch_size")
     fsdp2, checkpoints = key("use_torch_fsdp2"), key("ckpt_format")
-
-    def when(holds: Callable[[LintCase], Any], problem: str) -> Callable[[LintCase], str | None]:
-        return lambda case: problem if holds(case) else None
 
     def layers_of(case: LintCase) -> int | None:
         # Recipes of Megatron-Bridge state neither layers nor their layout: both are in the recipes that they begin with.
@@ -138,8 +119,9 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
             name=f"torch-fsdp2-{name}",
             key=fsdp2,
             effect=Effect.REFUSED,
-            problem=when(lambda case: case.on(fsdp2) and holds(case), f"torch's FSDP2 does not work with {feature}"),
-            fix=lambda _: fix,
+            problem=f"torch's FSDP2 does not work with {feature}",
+            holds=lambda case: case.on(fsdp2) and holds(case),
+            fix=fix,
             remedy=f"leave {feature} out",
         )
 
@@ -155,28 +137,23 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         ),
         Check(
             name="virtual-stages-twice", key=key("num_layers_per_virtual_pipeline_stage"), effect=Effect.REFUSED,
-            problem=lambda case: (
-                f"{' and '.join(stages_stated(case))} state the same" if len(stages_stated(case)) > 1 else None
-            ),
+            problem=lambda case: f"{' and '.join(stages_stated(case))} state the same",
+            holds=lambda case: len(stages_stated(case)) > 1,
             fix=lambda case: dict.fromkeys(stages_stated(case)[1:]), remedy="state one of them",
         ),
         Check(
             name="virtual-without-pipeline", key=pipeline, effect=Effect.REFUSED,
-            problem=lambda case: (
-                "virtual stages need a pipeline of several ranks"
-                if stages_stated(case) and case.config.pipeline_parallel_size == 1
-                and any(case.get(name) != 1 for name in stages_stated(case)) else None
-            ),
+            problem="virtual stages need a pipeline of several ranks",
+            holds=lambda case: case.config.pipeline_parallel_size == 1
+            and any(case.get(name) != 1 for name in stages_stated(case)),
             fix=lambda case: dict.fromkeys(stages_stated(case)), remedy="leave the virtual stages out",
         ),
         Check(
             name="virtual-stages-on-two", key=pipeline, effect=Effect.REFUSED,
-            problem=when(
-                lambda case: case.config.virtual_stages > 1 and case.config.pipeline_parallel_size == 2
-                and case.on("--no-overlap-p2p-communication"),
-                "without overlapped communication, virtual stages need more than 2 pipeline ranks",
-            ),
-            fix=lambda _: {"--no-overlap-p2p-communication": None}, remedy="overlap the communication",
+            problem="without overlapped communication, virtual stages need more than 2 pipeline ranks",
+            holds=lambda case: case.config.virtual_stages > 1 and case.config.pipeline_parallel_size == 2
+            and case.on("--no-overlap-p2p-communication"),
+            fix={"--no-overlap-p2p-communication": None}, remedy="overlap the communication",
         ),
         Check(
             name="interleaved-micro-batches", key=batch, effect=Effect.FAILS, problem=round_batches, fix=round_fix,
@@ -184,124 +161,100 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         ),
         Check(
             name="positions", key=positions, effect=Effect.REFUSED,
-            problem=lambda case: (
-                f"{case.get(tokens)} tokens are more than {case.get(positions)} positions"
-                if isinstance(case.get(tokens), int) and isinstance(case.get(positions), int)
-                and case.get(tokens) > case.get(positions) else None
-            ),
+            problem=lambda case: f"{case.get(tokens)} tokens are more than {case.get(positions)} positions",
+            holds=lambda case: isinstance(case.get(tokens), int) and isinstance(case.get(positions), int)
+            and case.get(tokens) > case.get(positions),
             fix=lambda case: {positions: case.get(tokens)}, remedy="give at least the sequence length",
         ),
         Check(
-            name="hardware-queues", key=QUEUES, effect=Effect.REFUSED, problem=queues, fix=lambda _: {QUEUES: 1},
+            name="hardware-queues", key=QUEUES, effect=Effect.REFUSED, problem=queues, fix={QUEUES: 1},
             remedy="export CUDA_DEVICE_MAX_CONNECTIONS=1",
         ),
         Check(
             name="queues-of-sharding", key=QUEUES, effect=Effect.REFUSED,
-            problem=when(
-                lambda case: (case.on(fsdp) or case.on(fsdp2)) and case.get(QUEUES) == 1,
-                "sharded parameters need more than one hardware queue",
-            ),
-            fix=lambda _: {QUEUES: None}, remedy="leave CUDA_DEVICE_MAX_CONNECTIONS out",
+            problem="sharded parameters need more than one hardware queue",
+            holds=lambda case: (case.on(fsdp) or case.on(fsdp2)) and case.get(QUEUES) == 1,
+            fix={QUEUES: None}, remedy="leave CUDA_DEVICE_MAX_CONNECTIONS out",
         ),
         Check(
             name="sequence-without-tensor", key=sequence, effect=Effect.IGNORED if script else Effect.REFUSED,
-            problem=when(
-                lambda case: case.on(sequence) and case.config.tensor_parallel_size == 1,
-                "sequence parallelism needs several tensor-parallel ranks",
-            ),
-            fix=lambda _: {sequence: None}, remedy="leave it out",
+            problem="sequence parallelism needs several tensor-parallel ranks",
+            holds=lambda case: case.on(sequence) and case.config.tensor_parallel_size == 1,
+            fix={sequence: None}, remedy="leave it out",
         ),
         Check(
             name="experts-need-sequence", key=sequence, effect=Effect.FAILS,
-            problem=when(
-                lambda case: case.config.expert_parallel_size > 1 and case.config.tensor_parallel_size > 1
-                and not case.on(sequence), "experts with tensor parallelism train with sequence parallelism only",
-            ),
-            fix=lambda _: {sequence: True}, remedy="switch it on",
+            problem="experts with tensor parallelism train with sequence parallelism only",
+            holds=lambda case: case.config.expert_parallel_size > 1 and case.config.tensor_parallel_size > 1
+            and not case.on(sequence),
+            fix={sequence: True}, remedy="switch it on",
         ),
         Check(
             name="no-experts", key=experts, effect=Effect.REFUSED,
-            problem=when(
-                lambda case: case.config.expert_parallel_size > 1 and case.model is not None and not case.model.num_experts,
-                "the model has no experts",
-            ),
-            fix=lambda _: {experts: 1}, remedy="leave it out, or state the experts",
+            problem="the model has no experts",
+            holds=lambda case: case.config.expert_parallel_size > 1 and case.model is not None and not case.model.num_experts,
+            fix={experts: 1}, remedy="leave it out, or state the experts",
         ),
         Check(
             name="gather-needs-optimizer", key=gather, effect=Effect.REFUSED,
-            problem=when(
-                lambda case: case.on(gather) and not case.on(fsdp) and (
-                    not case.on(distributed) if script else case.get(distributed) is False),
-                "only the distributed optimizer gathers parameters",
-            ),
-            fix=lambda _: {distributed: True}, remedy="switch the distributed optimizer on",
+            problem="only the distributed optimizer gathers parameters",
+            holds=lambda case: case.on(gather) and not case.on(fsdp)
+            and (not case.on(distributed) if script else case.get(distributed) is False),
+            fix={distributed: True}, remedy="switch the distributed optimizer on",
         ),
         Check(
             name="gather-needs-reduce", key=gather, effect=Effect.REFUSED,
-            problem=when(
-                lambda case: case.on(gather) and (not case.on(reduce) if script else case.get(reduce) is False),
-                "overlapped gathers need overlapped reductions",
-            ),
-            fix=lambda _: {reduce: True}, remedy="overlap the reductions too",
+            problem="overlapped gathers need overlapped reductions",
+            holds=lambda case: case.on(gather) and (not case.on(reduce) if script else case.get(reduce) is False),
+            fix={reduce: True}, remedy="overlap the reductions too",
         ),
         Check(
             name="full-recompute-method", key=granularity, effect=Effect.REFUSED,
-            problem=when(
-                lambda case: case.get(granularity) == "full" and (case.get(method) is None or case.get(layers) is None),
-                "full recomputation needs a method and a number of layers",
-            ),
+            problem="full recomputation needs a method and a number of layers",
+            holds=lambda case: case.get(granularity) == "full" and (case.get(method) is None or case.get(layers) is None),
             fix=lambda case: {
                 **({} if case.get(method) else {method: "uniform"}), **({} if case.get(layers) else {layers: 1}),
             }, remedy="state both",
         ),
         Check(
             name="selective-recompute-method", key=granularity, effect=Effect.REFUSED,
-            problem=when(
-                lambda case: case.config.activation_checkpointing == "selective"
-                and (case.get(method) is not None or case.get(layers) is not None),
-                "selective recomputation has neither a method nor a number of layers",
-            ),
+            problem="selective recomputation has neither a method nor a number of layers",
+            holds=lambda case: case.config.activation_checkpointing == "selective"
+            and (case.get(method) is not None or case.get(layers) is not None),
             fix=lambda case: {name: None for name in (method, layers) if case.get(name) is not None},
             remedy="leave both out",
         ),
         Check(
             name="overlap-needs-sequence", key=key("tp_comm_overlap"), effect=Effect.REFUSED,
-            problem=when(
-                lambda case: case.on(key("tp_comm_overlap")) and script and not case.on(sequence),
-                "overlapped tensor-parallel communication needs sequence parallelism",
-            ),
+            problem="overlapped tensor-parallel communication needs sequence parallelism",
+            holds=lambda case: case.on(key("tp_comm_overlap")) and script and not case.on(sequence),
             fix=lambda case: {sequence: True} if case.config.tensor_parallel_size > 1 else {key("tp_comm_overlap"): None},
             remedy="switch sequence parallelism on",
         ),
         Check(
             name="two-precisions", key=key("fp16"), effect=Effect.REFUSED,
-            problem=when(lambda case: case.on(key("bf16")) and case.on(key("fp16")), "bf16 and fp16 exclude each other"),
-            fix=lambda _: {key("fp16"): None}, remedy="state one of them",
+            problem="bf16 and fp16 exclude each other",
+            holds=lambda case: case.on(key("bf16")) and case.on(key("fp16")),
+            fix={key("fp16"): None}, remedy="state one of them",
         ),
         Check(
             name="fsdp-checkpoints", key=checkpoints, effect=Effect.REFUSED,
-            problem=when(
-                lambda case: case.on(fsdp) and case.get(checkpoints) != "fsdp_dtensor" and (
-                    script or case.get("checkpoint.save") or case.get("checkpoint.load")),
-                "Megatron-FSDP writes checkpoints as fsdp_dtensor only",
-            ),
-            fix=lambda _: {checkpoints: "fsdp_dtensor"}, remedy="state fsdp_dtensor",
+            problem="Megatron-FSDP writes checkpoints as fsdp_dtensor only",
+            holds=lambda case: case.on(fsdp) and case.get(checkpoints) != "fsdp_dtensor"
+            and (script or case.get("checkpoint.save") or case.get("checkpoint.load")),
+            fix={checkpoints: "fsdp_dtensor"}, remedy="state fsdp_dtensor",
         ),
         Check(
             name="strategy-without-fsdp", key=strategy, effect=Effect.IGNORED,
-            problem=when(
-                lambda case: case.get(strategy) not in (None, "no_shard") and not case.on(fsdp),
-                "only Megatron-FSDP reads the sharding strategy",
-            ),
-            fix=lambda _: {fsdp: True, **({checkpoints: "fsdp_dtensor"} if script else {})}, remedy="switch Megatron-FSDP on",
+            problem="only Megatron-FSDP reads the sharding strategy",
+            holds=lambda case: case.get(strategy) not in (None, "no_shard") and not case.on(fsdp),
+            fix={fsdp: True, **({checkpoints: "fsdp_dtensor"} if script else {})}, remedy="switch Megatron-FSDP on",
         ),
         Check(
             name="fsdp-shards-nothing", key=strategy, effect=Effect.CHANGED,
-            problem=when(
-                lambda case: script and case.on(fsdp) and case.get(strategy) in (None, "no_shard"),
-                "without a sharding strategy Megatron-FSDP shards nothing",
-            ),
-            fix=lambda _: {strategy: "optim_grads_params"}, remedy="state a strategy",
+            problem="without a sharding strategy Megatron-FSDP shards nothing",
+            holds=lambda case: script and case.on(fsdp) and case.get(strategy) in (None, "no_shard"),
+            fix={strategy: "optim_grads_params"}, remedy="state a strategy",
         ),
         without_fsdp2("pipeline", "a pipeline", lambda case: case.config.pipeline_parallel_size > 1, {pipeline: 1}),
         without_fsdp2("experts", "expert parallelism", lambda case: case.config.expert_parallel_size > 1, {experts: 1}),
@@ -309,60 +262,45 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         without_fsdp2("fp16", "fp16", lambda case: case.on(key("fp16")), {key("fp16"): None, key("bf16"): True}),
         Check(
             name="offload-needs-precision-aware", key=key("optimizer_cpu_offload"), effect=Effect.REFUSED,
-            problem=when(
-                lambda case: case.on(key("optimizer_cpu_offload")) and not case.on(key("use_precision_aware_optimizer")),
-                "offloaded optimizer states need the precision-aware optimizer",
-            ),
-            fix=lambda _: {key("use_precision_aware_optimizer"): True}, remedy="switch it on",
+            problem="offloaded optimizer states need the precision-aware optimizer",
+            holds=lambda case: case.on(key("optimizer_cpu_offload")) and not case.on(key("use_precision_aware_optimizer")),
+            fix={key("use_precision_aware_optimizer"): True}, remedy="switch it on",
         ),
         Check(
             name="two-lengths-of-training", key=key("train_samples"), effect=Effect.REFUSED,
-            problem=when(
-                lambda case: case.get(_train(dialect, "train_samples")) and case.get(_train(dialect, "train_iters")),
-                "train_iters and train_samples exclude each other",
-            ),
-            fix=lambda _: {_train(dialect, "train_samples"): None}, remedy="state one of them",
+            problem="train_iters and train_samples exclude each other",
+            holds=lambda case: case.get(key("train_samples")) and case.get(key("train_iters")),
+            fix={key("train_samples"): None}, remedy="state one of them",
         ),
         Check(
             name="head-sizes", key=key("hidden_size"), effect=Effect.REFUSED,
-            problem=lambda case: (
-                f"{case.get(key('num_attention_heads'))} heads do not divide {case.get(key('hidden_size'))}"
-                if isinstance(case.get(key("hidden_size")), int) and isinstance(case.get(key("num_attention_heads")), int)
-                and not case.get(key("kv_channels")) and case.get(key("hidden_size")) % case.get(key("num_attention_heads"))
-                else None
-            ),
+            problem=lambda case: f"{case.get(key('num_attention_heads'))} heads do not divide {case.get(key('hidden_size'))}",
+            holds=lambda case: isinstance(case.get(key("hidden_size")), int)
+            and isinstance(case.get(key("num_attention_heads")), int) and not case.get(key("kv_channels"))
+            and case.get(key("hidden_size")) % case.get(key("num_attention_heads")),
             remedy="correct the sizes, or state kv-channels",
         ),
         Check(
             name="dispatcher-backend", key=key("moe_flex_dispatcher_backend"), effect=Effect.IGNORED,
-            problem=when(
-                lambda case: case.get(key("moe_flex_dispatcher_backend")) is not None
-                and case.get(key("moe_token_dispatcher_type")) in ("alltoall", "allgather"),
-                "only the flex dispatcher has backends",
-            ),
-            fix=lambda _: {key("moe_token_dispatcher_type"): "flex"}, remedy="use the flex dispatcher",
+            problem="only the flex dispatcher has backends",
+            holds=lambda case: case.get(key("moe_flex_dispatcher_backend")) is not None
+            and case.get(key("moe_token_dispatcher_type")) in ("alltoall", "allgather"),
+            fix={key("moe_token_dispatcher_type"): "flex"}, remedy="use the flex dispatcher",
         ),
     )  # fmt: skip
 
 
-def _train(dialect: Dialect, name: str) -> str:
-    return dialect.key(name) if dialect.format == LM else f"train.{name}"
-
-
-def _misspelled(dialect: Dialect) -> Callable[[LintCase], Iterator[Finding]]:
-    known_keys = {dialect.key(name) for name in SPELLED}
+def _misspelled(case: LintCase) -> Iterator[Finding]:
+    dialect = Dialect(case.framework.name)
+    known_keys = {dialect.key(argument.name) for argument in ARGUMENTS if argument.guarded}
     effect = Effect.REFUSED if dialect.format == LM else Effect.IGNORED
-    accepted_keys = {"--num-experts", "--context-parallel-sizes"} | {f"--{name}" for name in OTHER_OPTIONS.values()}
-
-    def find(case: LintCase) -> Iterator[Finding]:
-        for key in case.imported.settings:
-            if key in known_keys or key in accepted_keys or not key.startswith(("--", "model.", "train.", "ddp.")):
-                continue
-            finding = unknown(case, key, known_keys, effect, cutoff=NEAR)
-            if finding.remedy.startswith("did you mean"):
-                yield finding
-
-    return find
+    accepted_keys = {"--context-parallel-sizes", *(dialect.key(argument.name) for argument in ARGUMENTS)}
+    for key in case.imported.settings:
+        if key in accepted_keys or not key.startswith(("--", "model.", "train.", "ddp.")):
+            continue
+        finding = unknown(case, key, known_keys, effect, cutoff=NEAR)
+        if finding.remedy.startswith("did you mean"):
+            yield finding
 
 
 def _as_run(model: ModelSpec, config: TrialConfig) -> ModelSpec:
@@ -375,88 +313,64 @@ def _as_run(model: ModelSpec, config: TrialConfig) -> ModelSpec:
     return dataclasses.replace(model, num_key_value_heads=heads, vocab_size=vocabulary)
 
 
-def _writer(dialect: Dialect) -> Callable[[LintCase, str, Value], Settings]:
-    names = {
-        "tensor_parallel_size": "tensor_model_parallel_size", "pipeline_parallel_size": "pipeline_model_parallel_size",
-        "context_parallel_size": "context_parallel_size", "expert_parallel_size": "expert_model_parallel_size",
-        **{name: name for name in ("micro_batch_size", "global_batch_size", "sequence_parallel")},
-    }  # fmt: skip
-
-    def write(case: LintCase, knob: str, value: Value) -> Settings:
-        key = dialect.key
-        match knob:
-            case "activation_checkpointing" if value == "full":
-                return {
-                    key("recompute_granularity"): "full",
-                    key("recompute_method"): "uniform",
-                    key("recompute_num_layers"): 1,
-                }
-            case "activation_checkpointing":
-                kind = None if value == "none" else value
-                return {key("recompute_granularity"): kind, key("recompute_method"): None, key("recompute_num_layers"): None}
-            case "tensor_parallel_size":
-                # Experts need sequence parallelism beside tensor parallelism, and it saves memory in any model.
-                on = {} if value == 1 or case.config.tensor_parallel_size > 1 else {key("sequence_parallel"): True}
-                off = {key("sequence_parallel"): None} if value == 1 and case.on(key("sequence_parallel")) else {}
-                return {key(names[knob]): value, **on, **off}
-            case "offload_optimizer" if value == "cpu":
-                return {key("optimizer_cpu_offload"): True, key("use_precision_aware_optimizer"): True}
-            case "zero_stage" if value == 1:
-                return {key("use_distributed_optimizer"): True}
-            case _:
-                return {key(names[knob]): value} if knob in names else {}
-
-    return write
-
-
-def _keys(dialect: Dialect) -> dict[str, str]:
-    key = dialect.key
-    return {
-        "tensor_parallel_size": key("tensor_model_parallel_size"),
-        "pipeline_parallel_size": key("pipeline_model_parallel_size"),
-        "context_parallel_size": key("context_parallel_size"), "expert_parallel_size": key("expert_model_parallel_size"),
-        "micro_batch_size": key("micro_batch_size"), "global_batch_size": key("global_batch_size"),
-        "sequence_parallel": key("sequence_parallel"), "activation_checkpointing": key("recompute_granularity"),
-        "zero_stage": key("use_distributed_optimizer"), "offload_optimizer": key("optimizer_cpu_offload"),
-    }  # fmt: skip
-
-
-def _expert_tensor(dialect: Dialect) -> Callable[[LintCase], int]:
-    def find(case: LintCase) -> int:
-        size = case.get(dialect.key("expert_tensor_parallel_size"))
-        if isinstance(size, int) and size > 0:
-            return size
-        # Megatron-Bridge's recipes of models with experts begin with ones that state 1.
-        return case.config.tensor_parallel_size if dialect.format == LM else 1
-
-    return find
-
-
-def _hybrid(dialect: Dialect) -> Callable[[LintCase], str | None]:
-    def find(case: LintCase) -> str | None:
-        hybrid = str(case.get(dialect.key("moe_flex_dispatcher_backend"))).lower() == "hybridep"
-        flex = case.get(dialect.key("moe_token_dispatcher_type"), "flex") == "flex"
-        cluster, recipe = case.around.cluster, str(case.get("recipe", ""))
-        device = cluster.device.name.lower() if cluster else "".join(re.findall(r"_(b[23]00)(?:_|$)", recipe))
-        # Megatron-Bridge #6043: topology errors on B200; recipes of H100 and GB200 do exchange between domains.
-        if not (hybrid and flex and device.startswith(("b200", "b300"))):
+def _rewrite(case: LintCase, knob: str, value: Value) -> Settings | None:
+    key = Dialect(case.framework.name).key
+    match knob:
+        case "activation_checkpointing":
+            method, layers = ("uniform", 1) if value == "full" else (None, None)
+            return {
+                key("recompute_granularity"): None if value == "none" else value,
+                key("recompute_method"): method, key("recompute_num_layers"): layers,
+            }  # fmt: skip
+        case "tensor_parallel_size":
+            # Experts need sequence parallelism beside tensor parallelism, and it saves memory in any model.
+            on = {} if value == 1 or case.config.tensor_parallel_size > 1 else {key("sequence_parallel"): True}
+            off = {key("sequence_parallel"): None} if value == 1 and case.on(key("sequence_parallel")) else {}
+            return {key("tensor_model_parallel_size"): value, **on, **off}
+        case "offload_optimizer":
+            both = (key("optimizer_cpu_offload"), key("use_precision_aware_optimizer"))
+            return dict.fromkeys(both, True) if value == "cpu" else {}
+        case "zero_stage":
+            return {key("use_distributed_optimizer"): True} if value == 1 else {}
+        case _:
             return None
-        return f"HybridEP on {device.upper()} exchanges tokens within a link domain only"
-
-    return find
 
 
-def _framework(dialect: Dialect, title: str, checked: str, read: Callable[[Settings, str], Any]) -> Framework:
+def _expert_tensor(case: LintCase) -> int:
+    dialect = Dialect(case.framework.name)
+    size = case.get(dialect.key("expert_tensor_parallel_size"))
+    if isinstance(size, int) and size > 0:
+        return size
+    # Megatron-Bridge's recipes of models with experts begin with ones that state 1.
+    return case.config.tensor_parallel_size if dialect.format == LM else 1
+
+
+def _hybrid(case: LintCase) -> str | None:
+    dialect = Dialect(case.framework.name)
+    hybrid = str(case.get(dialect.key("moe_flex_dispatcher_backend"))).lower() == "hybridep"
+    flex = case.get(dialect.key("moe_token_dispatcher_type"), "flex") == "flex"
+    cluster, recipe = case.around.cluster, str(case.get("recipe", ""))
+    device = cluster.device.name.lower() if cluster else "".join(re.findall(r"_(b[23]00)(?:_|$)", recipe))
+    # Megatron-Bridge #6043: topology errors on B200; recipes of H100 and GB200 do exchange between domains.
+    if not (hybrid and flex and device.startswith(("b200", "b300"))):
+        return None
+    return f"HybridEP on {device.upper()} exchanges tokens within a link domain only"
+
+
+def _framework(dialect: Dialect, title: str, checked: str) -> Framework:
     return Framework(
-        name=dialect.format, title=title, checked=checked, read=read, checks=_checks(dialect), keys=_keys(dialect),
+        name=dialect.format, title=title, checked=checked, options=options_of(dialect), checks=_checks(dialect),
+        read=lambda settings, source: from_megatron(settings, source, dialect), rewrite=_rewrite,
+        sizes=lambda case, _config, batch: {case.key_of(BATCH): batch},
+        prefixes=("--",) if dialect.format == LM
+        else ("recipe", "dataset.", "scheduler.", "tokenizer.", *sorted({f"{argument.table}." for argument in ARGUMENTS})),
         rules=frozenset({"world-divides", "tensor-divides", "batch-divides", "sequence-divides", "pipeline-layers"}),
-        write=_writer(dialect), as_run=_as_run, undeclared_findings=_misspelled(dialect), experts_borrow=True,
-        expert_tensor=_expert_tensor(dialect), spans_domains=_hybrid(dialect),
-        variables=(QUEUES,) if dialect.format == LM else (),
+        as_run=_as_run, undeclared_findings=_misspelled, experts_borrow=True, expert_tensor=_expert_tensor,
+        spans_domains=_hybrid, variables=(QUEUES,) if dialect.format == LM else (),
         # Its layers are Transformer Engine's, whose fused norms, rotations and gates keep as little as these kernels.
         predicted={"fused_kernels": "liger"},
     )  # fmt: skip
 
 
-MEGATRON = _framework(Dialect(LM), "Megatron-LM", "d98e8a64", from_megatron)
-MEGATRON_BRIDGE = _framework(Dialect(BRIDGE), "Megatron-Bridge", "067f987d", from_megatron_bridge)
+MEGATRON = _framework(Dialect(LM), "Megatron-LM", "d98e8a64")
+MEGATRON_BRIDGE = _framework(Dialect(BRIDGE), "Megatron-Bridge", "067f987d")

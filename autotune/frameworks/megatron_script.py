@@ -13,7 +13,9 @@ from autotune.frameworks.export import (
     spelled_words,
     unstated_note,
 )
+from autotune.frameworks.framework import BATCH, knobs_of
 from autotune.frameworks.launch import environment, torchrun_words
+from autotune.frameworks.megatron import ATTENTION, LM, SHARDING, Dialect, options_of
 from autotune.frameworks.peft import ADAPTER_KNOBS, megatron_bridge_notes
 from search_spaces.communication import INT8
 from search_spaces.models.model import ModelSpec, Norm, Position
@@ -23,19 +25,16 @@ from search_spaces.training.loss_scale import GROWTH_INTERVAL, INITIAL_SCALE_POW
 from search_spaces.trial_config import TrialConfig
 
 QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
+OPTIONS = options_of(Dialect(LM))
+OPTION_OF = {option.knob: option.key for option in OPTIONS if option.knob}
 TARGET = ExportTarget(
     format="megatron",
     name="Megatron-LM's arguments",
-    expressed=frozenset({
-        "zero_stage", "micro_batch_size", "reduce_bucket_size", "overlap_comm", "reduce_dtype", "hsdp_shard_size",
-        "offload_optimizer", "offload_ratio", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size",
-        "virtual_stages", "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size",
-        "activation_checkpointing", "checkpoint_every_k", "precision", "rank_order", "attention_backend", "expandable_segments",
-        "pipeline_layout", "accumulation_dtype", "optimizer", "environment", "context_parallel_method", "attention_window",
-        "mtp_loss_weight",
-        *spelled("megatron"), "overlap_param_gather", "offload_activations", "async_tensor_parallel", "cuda_graphs",
-        *ADAPTER_KNOBS,
-    }),
+    expressed=knobs_of(OPTIONS) | spelled("megatron") | ADAPTER_KNOBS | {
+        "reduce_dtype", "hsdp_shard_size", "virtual_stages", "pipeline_schedule", "pipeline_split", "pipeline_layout",
+        "checkpoint_every_k", "precision", "expandable_segments", "optimizer", "environment", "attention_window",
+        "mtp_loss_weight", "offload_activations", "async_tensor_parallel", "cuda_graphs",
+    },
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
         "reshard_after_forward": "Megatron-FSDP always frees parameters after forward",
@@ -49,10 +48,6 @@ TARGET = ExportTarget(
         "attention_global_tokens": "--window-size speaks of neighbours alone; write a mask of your own",
     },
 )  # fmt: skip
-SHARDING = {2: "optim_grads", 3: "optim_grads_params"}
-"""ZeRO stage -> Megatron-FSDP's sharding strategy."""
-ATTENTION = {"flash": "flash", "cudnn": "fused", "math": "unfused"}
-"""Attention kernel -> its name in Transformer Engine, which runs attention there."""
 BUILT_IN = (
     "experts", "a capacity of experts", "a load-balance loss", "tied embeddings", "latent attention", "shared experts",
     "dense layers beside those with experts", "weights of experts that are sigmoids", "a bias of the choice of experts",
@@ -80,12 +75,10 @@ def _environment(winner: Winner) -> str:
 
 def _layout(winner: Winner) -> list[str]:
     config, workload = winner.config, winner.workload
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "micro_batch_size")
     lines = [
-        f"--tensor-model-parallel-size {config.tensor_parallel_size}",
-        f"--pipeline-model-parallel-size {config.pipeline_parallel_size}",
-        f"--context-parallel-size {config.context_parallel_size}",
-        f"--micro-batch-size {config.micro_batch_size}",
-        f"--global-batch-size {workload.global_batch_size}",
+        *(f"{OPTION_OF[knob]} {getattr(config, knob)}" for knob in sizes),
+        f"{OPTION_OF[BATCH]} {workload.global_batch_size}",
         f"--seq-length {workload.sequence_length}",
         *_stated(winner),
     ]
@@ -125,7 +118,7 @@ def _offloads_activations(winner: Winner) -> bool:
 
 def _captures(config: TrialConfig) -> bool:
     """Whether Megatron-LM can capture whole layers as CUDA graphs. Megatron-FSDP gathers and frees parameters dynamically."""
-    return config.cuda_graphs and config.zero_stage < min(SHARDING)
+    return config.cuda_graphs and config.zero_stage < 2
 
 
 def _parallel(winner: Winner) -> list[str]:
@@ -135,7 +128,7 @@ def _parallel(winner: Winner) -> list[str]:
         if config.async_tensor_parallel:
             lines.append("--tp-comm-overlap")
     if config.expert_parallel_size > 1:
-        lines.append(f"--expert-model-parallel-size {config.expert_parallel_size}")
+        lines.append(f"{OPTION_OF['expert_parallel_size']} {config.expert_parallel_size}")
     if config.context_parallel_method == "ulysses":
         lines.append("--cp-comm-type a2a")
     if config.attention_window:  # the number of tokens before and after the current one
@@ -162,7 +155,7 @@ def pipeline_layout(shape: ModelSpec, config: TrialConfig, sequence_length: int)
 
 
 def _sharded(winner: Winner) -> list[str]:
-    config, lines = winner.config, [f"--ddp-bucket-size {winner.config.reduce_bucket_size}"]
+    config, lines = winner.config, [f"{OPTION_OF['reduce_bucket_size']} {winner.config.reduce_bucket_size}"]
     if config.overlap_comm:
         lines.append("--overlap-grad-reduce")
     if config.zero_stage >= 1:

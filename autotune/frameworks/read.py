@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -10,16 +10,15 @@ from typing import Any
 import yaml
 
 from autotune.errors import AutotuneError, RequestError, UnknownFormatError
-from autotune.frameworks.accelerate import ACCELERATE_FORMAT as ACCELERATE
-from autotune.frameworks.accelerate import from_accelerate
+from autotune.frameworks.accelerate_checks import ACCELERATE
 from autotune.frameworks.best_config import request_of, require_schema_version, stated_of
-from autotune.frameworks.deepspeed import DEEPSPEED_FORMAT as DEEPSPEED
-from autotune.frameworks.deepspeed import from_deepspeed
+from autotune.frameworks.deepspeed_checks import DEEPSPEED
+from autotune.frameworks.framework import Framework
 from autotune.frameworks.imported import REMEDY, Imported, flat, read_table, read_text, yaml_value
-from autotune.frameworks.megatron import BRIDGE, BRIDGE_NAMES, LM, REMOVED, from_megatron, from_megatron_bridge
+from autotune.frameworks.megatron import REMOVED
+from autotune.frameworks.megatron_checks import MEGATRON, MEGATRON_BRIDGE
 from autotune.frameworks.shell import decided_by, read_options
-from autotune.frameworks.torchtitan import FORMAT as TORCHTITAN
-from autotune.frameworks.torchtitan import UNREAD, from_torchtitan
+from autotune.frameworks.torchtitan_checks import TORCHTITAN
 from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.file_kinds import kind_of
 from search_spaces.knob_values import check_value
@@ -27,13 +26,10 @@ from search_spaces.plugins import PluginGroup, load_plugins
 from search_spaces.trial_config import TrialConfig
 
 BEST_CONFIG = frozenset({"schema_version", "best"})
-FORMATS = (DEEPSPEED, TORCHTITAN, LM, BRIDGE, ACCELERATE)
-PREFIXES: Mapping[str, tuple[str, ...]] = {
-    TORCHTITAN: ("recipe", "model.", "training.", "optimizer.", "parallelism.", "activation_checkpoint.", "compile.", *UNREAD),
-    LM: ("--",),
-    BRIDGE: ("recipe", "model.", "dataset.", "scheduler.", "tokenizer.", *{f"{table}." for table in BRIDGE_NAMES.values()}),
-}  # fmt: skip
-"""Format -> how its settings begin. The other formats report each setting that they do not know."""
+FRAMEWORKS: Mapping[str, Framework] = {
+    framework.name: framework for framework in (DEEPSPEED, TORCHTITAN, MEGATRON, MEGATRON_BRIDGE, ACCELERATE)
+}
+FORMATS = tuple(FRAMEWORKS)
 TABLES = (".json", ".yaml", ".yml", ".toml")
 OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.+)", re.DOTALL)
 """An override of Megatron-Bridge: `model.tensor_model_parallel_size=4`."""
@@ -57,22 +53,28 @@ class Written:
     lines: Mapping[str, int] = field(default_factory=dict)
     """Setting -> the line where it is looked for first; empty: anywhere."""
 
+    def read(self) -> Imported:
+        """Read it as knobs by its framework; a file of DeepSpeed with a value that is no knob's has none.
+
+        Raises:
+            RequestError: it is of no readable version, or has an invalid value.
+        """
+        # The DeepSpeed file that a file of Accelerate names is looked for beside it.
+        source = str(self.path) if self.format == ACCELERATE.name else self.name
+        return FRAMEWORKS[self.format].read(self.content, source)
+
     def imported(self) -> Imported:
         """Read it as knobs.
 
         Raises:
             RequestError: it has none of the formats, or an invalid value.
         """
-        readers: Mapping[str, Callable[[], Imported]] = {
-            DEEPSPEED: lambda: from_deepspeed(self.content, self.name),
-            TORCHTITAN: lambda: from_torchtitan(self.content, self.name),
-            LM: lambda: from_megatron(self.content, self.name),
-            BRIDGE: lambda: from_megatron_bridge(self.content, self.name),
-            ACCELERATE: lambda: from_accelerate(self.content, self.path, read_table),
-        }
-        if self.format:
-            return readers[self.format]().noted(*self.notes())
-        return _other(self)
+        if not self.format:
+            return _other(self)
+        imported = self.read()
+        if imported.unreadable is not None:
+            raise imported.unreadable
+        return imported.noted(*self.notes())
 
     def notes(self) -> Iterator[str]:
         """A line for everything that is decided when the file runs."""
@@ -128,7 +130,7 @@ def read_written(path: Path, format_name: str = "", alone: bool = False) -> list
 
 def _require_settings(written: Written) -> None:
     """Refuse a file without any setting of the format that it is said to have: it would pass every check."""
-    prefixes = PREFIXES.get(written.format, ("",))
+    prefixes = FRAMEWORKS[written.format].prefixes
     if not any(key.startswith(prefixes) for key in (*dict(flat(written.content)), *written.open)):
         raise _without_setting(written.path, written.format)
 
@@ -151,9 +153,9 @@ def _format_of_table(content: Mapping[str, Any]) -> str:
     if content.keys() >= BEST_CONFIG:
         return ""
     if content.keys() & {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config", "megatron_lm_config"}:
-        return ACCELERATE
+        return ACCELERATE.name
     if content.keys() & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"}:
-        return DEEPSPEED
+        return DEEPSPEED.name
     return _format_of_keys(dict(flat(content)))
 
 
@@ -161,11 +163,11 @@ def _format_of_keys(settings: Collection[str]) -> str:
     """torchtitan, megatron or megatron-bridge, by flat keys; empty: none of them."""
     tables = ("training.", "parallelism.", "activation_checkpoint.")
     if any(key.startswith(tables) for key in settings):
-        return TORCHTITAN
+        return TORCHTITAN.name
     if {"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size", *REMOVED} & set(settings):
-        return LM
+        return MEGATRON.name
     if any(re.fullmatch(r"model\.(\w+_parallel_size|recompute_\w+)|train\.(micro|global)_batch_size", key) for key in settings):
-        return BRIDGE
+        return MEGATRON_BRIDGE.name
     return ""
 
 

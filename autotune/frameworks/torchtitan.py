@@ -1,4 +1,4 @@
-"""torchtitan: settings: TOML files (0.1 to 0.2), options and recipes in Python (0.3) read, its command line (0.3.0) written."""
+"""torchtitan's options: TOML files (0.1 to 0.2), options and recipes in Python (0.3) read, and its command line written."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,6 +17,7 @@ from autotune.frameworks.export import (
     unplaced_notes,
     unstated_note,
 )
+from autotune.frameworks.framework import BATCH, Option, knobs_of
 from autotune.frameworks.fsdp2 import fsdp2_notes, replicas
 from autotune.frameworks.imported import FlatTable, Imported, model_named
 from autotune.frameworks.launch import environment, torchrun_words
@@ -24,17 +25,77 @@ from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, split_layers
 
+FORMAT = "torchtitan"
+TRAIN, SPLIT = "training.", "parallelism."
+LOCAL, GLOBAL, TOKENS = f"{TRAIN}local_batch_size", f"{TRAIN}global_batch_size", f"{TRAIN}seq_len"
+PRECISION, OFFLOAD, GRAPHS = f"{TRAIN}mixed_precision_param", f"{TRAIN}enable_cpu_offload", f"{TRAIN}disable_cuda_graphs"
+REPLICATE, SHARD = f"{SPLIT}data_parallel_replicate_degree", f"{SPLIT}data_parallel_shard_degree"
+TENSOR, CONTEXT = f"{SPLIT}tensor_parallel_degree", f"{SPLIT}context_parallel_degree"
+PIPELINE, EXPERTS = f"{SPLIT}pipeline_parallel_degree", f"{SPLIT}expert_parallel_degree"
+EXPERT_TENSOR, SEQUENCE = f"{SPLIT}expert_tensor_parallel_degree", f"{SPLIT}enable_sequence_parallel"
+SCHEDULE, MICRO = f"{SPLIT}pipeline_parallel_schedule", f"{SPLIT}pipeline_parallel_microbatch_size"
+RESHARD, STAGE_LAYERS = f"{SPLIT}fsdp_reshard_after_forward", f"{SPLIT}pipeline_parallel_layers_per_stage"
+LESS_LAYERS = tuple(f"{SPLIT}pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
+CHECKPOINTS, SELECTIVE = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
+COMPILE, COMPONENTS = "compile.enable", "compile.components"
+ASYNC = (f"{SPLIT}enable_async_tensor_parallel", "compile.enable_async_tensor_parallel")
+SCHEDULES = {
+    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
+    "interleaved_zero_bubble": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV",
+}  # fmt: skip
+OPTIONS = (
+    Option(LOCAL, "micro_batch_size", before=("training.batch_size",),
+           after="training.num_tokens_per_microbatch_per_dp_rank"),
+    Option(GLOBAL, BATCH, after="training.num_tokens_per_train_step"),
+    Option(TOKENS, after="training.max_context_length"),
+    Option(TENSOR, "tensor_parallel_size", before=("training.tensor_parallel_degree",)),
+    Option(SHARD, "hsdp_shard_size", changes=False,
+           before=("training.data_parallel_degree", "training.data_parallel_shard_degree")),
+    Option(REPLICATE, before=("training.data_parallel_replicate_degree",)),
+    Option(PIPELINE, "pipeline_parallel_size", before=("experimental.pipeline_parallel_degree",)),
+    Option(CONTEXT, "context_parallel_size", before=("experimental.context_parallel_degree",)),
+    Option(SCHEDULE, "pipeline_schedule", words=SCHEDULES, before=("experimental.pipeline_parallel_schedule",)),
+    Option(MICRO, after="parallelism.num_pp_microbatches"),
+    Option(EXPERTS, "expert_parallel_size"),
+    Option(SEQUENCE, "sequence_parallel"),
+    Option(RESHARD, "reshard_after_forward", words={True: "always", False: "never"}),
+    Option(CHECKPOINTS, "activation_checkpointing"),
+    Option(OFFLOAD, "offload_optimizer", words={"none": False, "cpu": True}),
+    Option(PRECISION, "precision", changes=False),
+    Option(COMPILE, "compile_blocks", changes=False),
+    *(Option(key, "async_tensor_parallel", changes=False) for key in ASYNC),
+    *map(Option, (GRAPHS, EXPERT_TENSOR, STAGE_LAYERS, *LESS_LAYERS, SELECTIVE, COMPONENTS, f"{TRAIN}max_norm")),
+    *(Option(f"{TRAIN}{name}") for name in (
+        "dataset", "dataset_path", "steps", "dtype", "mixed_precision_reduce", "gc_freq", "gc_debug", "dataloader", "seed",
+        "deterministic", "debug_moe_force_load_balance", "compile",
+    )),
+    *(Option(f"{SPLIT}{name}") for name in (
+        "enable_compiled_autograd", "disable_loss_parallel", "pipeline_parallel_split_points", "module_fqns_per_model_part",
+        "pipeline_parallel_schedule_csv", "pipeline_parallel_expert_parallel_overlap", "context_parallel_load_balancer",
+        "context_parallel_rotate_method", "context_parallel_ptrr_mask_key", "expert_parallel_comm_backend",
+        "enable_fsdp_symm_mem", "spmd_backend",
+    )),
+    *(Option(f"activation_checkpoint.{name}") for name in (
+        "per_op_sac_force_recompute_mm_shapes_by_fqns", "early_stop", "memory_budget", "visualize_memory_budget_pareto",
+        "preserve_rng_state", "determinism_check", "debug",
+    )),
+    Option("compile.backend"),
+)  # fmt: skip
+"""Every field of the tables that decide a layout, of 0.1 to 0.3; torchtitan refuses others, unless a module extends them.
+`before`: keys before 0.1; `after`: keys after 0.3, which counts tokens instead of samples."""
+UNREAD = ("job.", "profiling.", "metrics.", "checkpoint.", "comm.", "validation.", "debug.", "lr_scheduler.", "quantize.",
+          "memory_estimation.", "fault_tolerance.", "experimental.", "float8.", "mx.", "launcher.", "env.",
+          "dataloader.")  # fmt: skip
+"""Tables about how a run is started, watched and saved."""
+PRECISIONS: Mapping[str, Value] = {"bfloat16": "bf16", "float32": "fp32"}
+MODES: Mapping[str, Value] = {"none": "none", "selective": "selective", "full": "full", "memory_budget": "selective"}
 TARGET = ExportTarget(
     format="torchtitan",
     name="torchtitan's command line",
-    expressed=frozenset({
-        "zero_stage", "micro_batch_size", "precision", "reshard_after_forward", "hsdp_shard_size", "offload_param",
-        "offload_optimizer", "tensor_parallel_size", "sequence_parallel", "pipeline_parallel_size", "virtual_stages",
-        "pipeline_schedule", "pipeline_split", "context_parallel_size", "expert_parallel_size", "activation_checkpointing",
-        "reduce_dtype", "expandable_segments", "compile_blocks", "pipeline_layout",
-        "environment",
-        *spelled("torchtitan"), "async_tensor_parallel",
-    }),
+    expressed=knobs_of(OPTIONS) | spelled("torchtitan") | {
+        "zero_stage", "offload_param", "virtual_stages", "pipeline_split", "pipeline_layout", "reduce_dtype",
+        "expandable_segments", "environment",
+    },
     elsewhere={
         "fused_kernels": "torchtitan has no option for them: --compile.enable fuses norms, rotations and gates",
         "context_parallel_method": "torchtitan gathers or rotates keys and values, and exchanges no heads",
@@ -44,10 +105,6 @@ TARGET = ExportTarget(
         "optimizer": "name it in the param_groups of the OptimizersContainer.Config of your registry function",
     },
 )  # fmt: skip
-SCHEDULES = {
-    "gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
-    "interleaved_zero_bubble": "InterleavedZeroBubble", "zbv": "ZBVZeroBubble", "dualpipev": "DualPipeV",
-}  # fmt: skip
 REGISTRY = {"llama-3-8b": "llama3_8b", "llama-3-70b": "llama3_70b", "llama-3.1-405b": "llama3_405b"}
 """Model -> the function with its shape in torchtitan's llama3 registry."""
 DEBUG = "llama3_debugmodel"
@@ -75,27 +132,27 @@ def _overrides(winner: Winner) -> list[str]:
     local = config.micro_batch_size * (winner.gradient_accumulation_steps if config.pipeline_parallel_size > 1 else 1)
     reshards = config.zero_stage == 3 and config.reshard_after_forward
     values: dict[str, object] = {
-        "training.local_batch_size": local,
-        "training.global_batch_size": workload.global_batch_size,
-        "training.seq_len": workload.sequence_length,
+        LOCAL: local,
+        GLOBAL: workload.global_batch_size,
+        TOKENS: workload.sequence_length,
         **({} if winner.hyperparameters.clip is None else {"training.max_norm": winner.hyperparameters.clip}),
-        "training.mixed_precision_param": "bfloat16" if config.precision in ("bf16", "fp8") else "float32",
-        "parallelism.data_parallel_replicate_degree": _replicas(winner),
-        "parallelism.data_parallel_shard_degree": winner.data_parallel_size // _replicas(winner),
-        "parallelism.fsdp_reshard_after_forward": "always" if reshards else "never",
-        "parallelism.tensor_parallel_degree": config.tensor_parallel_size,
-        "parallelism.context_parallel_degree": config.context_parallel_size,
-        "parallelism.pipeline_parallel_degree": config.pipeline_parallel_size,
-        "parallelism.expert_parallel_degree": config.expert_parallel_size,
+        PRECISION: "bfloat16" if config.precision in ("bf16", "fp8") else "float32",
+        REPLICATE: _replicas(winner),
+        SHARD: winner.data_parallel_size // _replicas(winner),
+        RESHARD: "always" if reshards else "never",
+        TENSOR: config.tensor_parallel_size,
+        CONTEXT: config.context_parallel_size,
+        PIPELINE: config.pipeline_parallel_size,
+        EXPERTS: config.expert_parallel_size,
     }
     words = [f"--{name} {value}" for name, value in values.items()]
     words += spelled_words(config, "torchtitan")
     if config.compile_blocks:
-        words += ["--compile.enable", "--compile.components model"]
+        words += [f"--{COMPILE}", f"--{COMPONENTS} model"]
         if config.async_tensor_parallel:
-            words.append("--compile.enable_async_tensor_parallel")
+            words.append(f"--{ASYNC[1]}")
     if config.offload_param == "cpu":
-        words.append("--training.enable_cpu_offload")
+        words.append(f"--{OFFLOAD}")
     if config.tensor_parallel_size > 1 and not config.sequence_parallel:
         words.append("--parallelism.no-enable-sequence-parallel")
     return words
@@ -112,9 +169,9 @@ def _pipeline(winner: Winner) -> list[str]:
     if config.pipeline_parallel_size == 1:
         return []
     words = [
-        "--training.disable_cuda_graphs",  # torchtitan refuses them in pipelines
-        f"--parallelism.pipeline_parallel_schedule {SCHEDULES[config.pipeline_schedule]}",
-        f"--parallelism.pipeline_parallel_microbatch_size {config.micro_batch_size}",
+        f"--{GRAPHS}",  # torchtitan refuses them in pipelines
+        f"--{SCHEDULE} {SCHEDULES[config.pipeline_schedule]}",
+        f"--{MICRO} {config.micro_batch_size}",
     ]
     if winner.shape is not None and _registry(winner) != DEBUG:
         stages = split_layers(winner.shape, config, winner.workload.sequence_length)
@@ -158,44 +215,6 @@ def _notes(winner: Winner) -> list[str]:
     return notes + TARGET.unexpressed(config)
 
 
-FORMAT = "torchtitan"
-TRAIN, SPLIT = "training.", "parallelism."
-LOCAL, GLOBAL, TOKENS = f"{TRAIN}local_batch_size", f"{TRAIN}global_batch_size", f"{TRAIN}seq_len"
-REPLICATE, SHARD = f"{SPLIT}data_parallel_replicate_degree", f"{SPLIT}data_parallel_shard_degree"
-TENSOR, CONTEXT = f"{SPLIT}tensor_parallel_degree", f"{SPLIT}context_parallel_degree"
-PIPELINE, EXPERTS = f"{SPLIT}pipeline_parallel_degree", f"{SPLIT}expert_parallel_degree"
-EXPERT_TENSOR = f"{SPLIT}expert_tensor_parallel_degree"
-SCHEDULE, MICRO = f"{SPLIT}pipeline_parallel_schedule", f"{SPLIT}pipeline_parallel_microbatch_size"
-RESHARD, STAGE_LAYERS = f"{SPLIT}fsdp_reshard_after_forward", f"{SPLIT}pipeline_parallel_layers_per_stage"
-CHECKPOINTS = "activation_checkpoint.mode"
-DEFAULT_LOCAL, DEFAULT_TOKENS = 8, 2048
-OLDER: Mapping[str, str] = {
-    "training.batch_size": LOCAL,
-    "training.tensor_parallel_degree": TENSOR,
-    "training.data_parallel_degree": SHARD,
-    "training.data_parallel_shard_degree": SHARD,
-    "training.data_parallel_replicate_degree": REPLICATE,
-    "experimental.pipeline_parallel_degree": PIPELINE,
-    "experimental.context_parallel_degree": CONTEXT,
-    "experimental.pipeline_parallel_schedule": SCHEDULE,
-}
-"""Keys of torchtitan before 0.1 -> those of 0.1 to 0.3."""
-NEWER: Mapping[str, str] = {
-    "training.num_tokens_per_microbatch_per_dp_rank": LOCAL,
-    "training.num_tokens_per_train_step": GLOBAL,
-    "training.max_context_length": TOKENS,
-    "parallelism.num_pp_microbatches": MICRO,
-}
-"""Keys of torchtitan after 0.3, which counts tokens instead of samples -> those of 0.3."""
-BY_NAME = {name.lower(): ours for ours, name in SCHEDULES.items()}
-PRECISIONS: Mapping[str, Value] = {"bfloat16": "bf16", "float32": "fp32"}
-MODES: Mapping[str, Value] = {"none": "none", "selective": "selective", "full": "full", "memory_budget": "selective"}
-UNREAD = ("job.", "profiling.", "metrics.", "checkpoint.", "comm.", "validation.", "debug.", "lr_scheduler.", "quantize.",
-          "memory_estimation.", "fault_tolerance.", "experimental.", "float8.", "mx.", "launcher.", "env.",
-          "dataloader.")  # fmt: skip
-"""Tables about how a run is started, watched and saved."""
-
-
 def from_torchtitan(content: Mapping[str, Any], source: str) -> Imported:
     """Read the configuration.
 
@@ -214,11 +233,12 @@ def from_torchtitan(content: Mapping[str, Any], source: str) -> Imported:
     context = table.size(CONTEXT, "context_parallel_size")
     table.size(EXPERTS, "expert_parallel_size")
     ranks = _data(table, pipeline, tensor, context)
-    local, micro = table.whole(LOCAL) or DEFAULT_LOCAL, table.whole(MICRO) or 1
+    # 8 samples of 2048 tokens are torchtitan's defaults.
+    local, micro = table.whole(LOCAL) or 8, table.whole(MICRO) or 1
     table.set("micro_batch_size", micro if pipeline > 1 else local, MICRO if pipeline > 1 else LOCAL)
     if tensor > 1:
-        on = table.switch(f"{SPLIT}enable_sequence_parallel")
-        table.set("sequence_parallel", True if on is None else on, f"{SPLIT}enable_sequence_parallel")
+        on = table.switch(SEQUENCE)
+        table.set("sequence_parallel", True if on is None else on, SEQUENCE)
     if pipeline > 1:
         _read_pipeline(table, model, pipeline)
     _computation(table)
@@ -229,7 +249,7 @@ def from_torchtitan(content: Mapping[str, Any], source: str) -> Imported:
         ranks=ranks,
         global_batch_size=None if batch in (None, -1) else _count(batch, source),
         samples_per_rank=local,
-        sequence_length=table.whole(TOKENS) or DEFAULT_TOKENS,
+        sequence_length=table.whole(TOKENS) or 2048,
         hyperparameters=_stated(table),
     )
 
@@ -241,13 +261,14 @@ def _count(value: Any, source: str) -> int:
 
 
 def _require_version(table: FlatTable) -> None:
-    for key, now in OLDER.items():
-        if key in table.settings:
-            raise RequestError(key, f"{table.source} is for a torchtitan before 0.1", f"rename the key to {now}")
-    for key, before in NEWER.items():
-        if key in table.settings:
+    for option in OPTIONS:
+        for key in option.before:
+            if key in table.settings:
+                raise RequestError(key, f"{table.source} is for a torchtitan before 0.1", f"rename the key to {option.key}")
+    for option in OPTIONS:
+        if option.after and option.after in table.settings:
             problem = f"{table.source} is for a torchtitan after 0.3, which counts tokens"
-            raise RequestError(key, problem, f"state the samples of 0.3 as {before}")
+            raise RequestError(option.after, problem, f"state the samples of 0.3 as {option.key}")
 
 
 def _model(table: FlatTable) -> ModelSpec | None:
@@ -273,13 +294,13 @@ def _data(table: FlatTable, pipeline: int, tensor: int, context: int) -> int | N
 
 def _read_pipeline(table: FlatTable, model: ModelSpec | None, ranks: int) -> None:
     name = str(table.take(SCHEDULE) or "1F1B")
-    if name.lower() not in BY_NAME:
+    schedule = next((ours for ours, word in SCHEDULES.items() if word.lower() == name.lower()), None)
+    if schedule is None:
         schedule_names = ", ".join(SCHEDULES.values())
         raise RequestError(SCHEDULE, f"{name!r} in {table.source} is not one of our schedules", f"use one of {schedule_names}")
-    schedule = BY_NAME[name.lower()]
     table.set("pipeline_schedule", schedule, SCHEDULE)
     stages = 1 if schedule in ONE_STAGE_SCHEDULES else 2
-    less = [table.take(f"{SPLIT}pipeline_parallel_{end}_stage_less_layers") for end in ("first", "last")]
+    less = [table.take(key) for key in LESS_LAYERS]
     stage_layers = table.whole(STAGE_LAYERS)
     if stage_layers is not None and model is not None and schedule not in FOLDED_SCHEDULES:
         layers = model.num_layers + sum(1 if count is None else int(count) for count in less)
@@ -290,24 +311,24 @@ def _read_pipeline(table: FlatTable, model: ModelSpec | None, ranks: int) -> Non
 def _computation(table: FlatTable) -> None:
     mode = table.choice(CHECKPOINTS, MODES)
     table.set("activation_checkpointing", "selective" if mode is None else mode, CHECKPOINTS)
-    precision = table.choice(f"{TRAIN}mixed_precision_param", PRECISIONS) or "bf16"
+    precision = table.choice(PRECISION, PRECISIONS) or "bf16"
     converters = table.take("model.converters") or ()
     if precision == "bf16" and "float8" in str(converters):
         precision = "fp8"
-    table.set("precision", precision, f"{TRAIN}mixed_precision_param")
+    table.set("precision", precision, PRECISION)
     reshard = str(table.take(RESHARD) or "default")
     if table.knobs["zero_stage"] == 3:
         pipelined = table.knobs.get("pipeline_parallel_size", 1) != 1
         table.set("reshard_after_forward", reshard == "always" or (reshard == "default" and not pipelined), RESHARD)
-    if table.switch(f"{TRAIN}enable_cpu_offload"):
-        table.set("offload_optimizer", "cpu", f"{TRAIN}enable_cpu_offload")
-        table.set("offload_param", "cpu", f"{TRAIN}enable_cpu_offload")
-    components = table.take("compile.components")
-    if table.switch("compile.enable") and (components is None or "model" in str(components)):
-        table.set("compile_blocks", True, "compile.enable")
-        old, new = table.switch(f"{SPLIT}enable_async_tensor_parallel"), table.switch("compile.enable_async_tensor_parallel")
+    if table.switch(OFFLOAD):
+        table.set("offload_optimizer", "cpu", OFFLOAD)
+        table.set("offload_param", "cpu", OFFLOAD)
+    components = table.take(COMPONENTS)
+    if table.switch(COMPILE) and (components is None or "model" in str(components)):
+        table.set("compile_blocks", True, COMPILE)
+        old, new = map(table.switch, ASYNC)
         if (old or new) and table.knobs.get("tensor_parallel_size", 1) != 1:
-            table.set("async_tensor_parallel", True, f"{SPLIT}enable_async_tensor_parallel")
+            table.set("async_tensor_parallel", True, ASYNC[0])
 
 
 def _stated(table: FlatTable) -> Stated:

@@ -3,82 +3,53 @@
 import math
 from collections.abc import Iterator, Mapping
 
-from autotune.frameworks.framework import Check, Framework, LintCase, Settings, unknown
+from autotune.frameworks.framework import MOST, Check, Framework, LintCase, Settings, unknown
 from autotune.frameworks.torchtitan import (
+    ASYNC,
     CHECKPOINTS,
-    CONTEXT,
+    COMPILE,
+    COMPONENTS,
     EXPERT_TENSOR,
     EXPERTS,
     FORMAT,
     GLOBAL,
+    GRAPHS,
+    LESS_LAYERS,
     LOCAL,
     MICRO,
+    OPTIONS,
     PIPELINE,
-    RESHARD,
-    SCHEDULE,
-    SCHEDULES,
+    REPLICATE,
+    SELECTIVE,
     SHARD,
     STAGE_LAYERS,
     TENSOR,
     TOKENS,
+    UNREAD,
     from_torchtitan,
 )
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.models.pipeline import ONE_STAGE_SCHEDULES
+from search_spaces.trial_config import TrialConfig
 
-KNOWN: Mapping[str, frozenset[str]] = {
-    "training": frozenset({
-        "dataset", "dataset_path", "local_batch_size", "global_batch_size", "seq_len", "max_norm", "steps",
-        "enable_cpu_offload", "dtype", "mixed_precision_param", "mixed_precision_reduce", "gc_freq", "gc_debug", "dataloader",
-        "seed", "deterministic", "debug_moe_force_load_balance", "compile", "disable_cuda_graphs",
-    }),
-    "parallelism": frozenset({
-        "data_parallel_replicate_degree", "enable_compiled_autograd", "data_parallel_shard_degree",
-        "fsdp_reshard_after_forward", "tensor_parallel_degree", "disable_loss_parallel", "enable_async_tensor_parallel",
-        "pipeline_parallel_degree", "pipeline_parallel_split_points", "module_fqns_per_model_part",
-        "pipeline_parallel_first_stage_less_layers", "pipeline_parallel_last_stage_less_layers",
-        "pipeline_parallel_layers_per_stage", "pipeline_parallel_schedule", "pipeline_parallel_schedule_csv",
-        "pipeline_parallel_microbatch_size", "pipeline_parallel_expert_parallel_overlap", "context_parallel_degree",
-        "context_parallel_load_balancer", "context_parallel_rotate_method", "context_parallel_ptrr_mask_key",
-        "expert_parallel_degree", "expert_tensor_parallel_degree", "expert_parallel_comm_backend", "enable_fsdp_symm_mem",
-        "enable_sequence_parallel", "spmd_backend",
-    }),
-    "activation_checkpoint": frozenset({
-        "mode", "selective_ac_option", "per_op_sac_force_recompute_mm_shapes_by_fqns", "early_stop", "memory_budget",
-        "visualize_memory_budget_pareto", "preserve_rng_state", "determinism_check", "debug",
-    }),
-    "compile": frozenset({"enable", "components", "backend", "enable_async_tensor_parallel"}),
-}  # fmt: skip
-"""Fields of the tables that decide a layout, of all versions. torchtitan refuses others, unless a module extends them."""
+KNOWN = {option.key for option in OPTIONS}
 KV_HEADS: Mapping[str, tuple[int, int]] = {
     "qwen3_535ba3b": (16, 2), "qwen35_35b_a3b": (16, 2), "qwen3_5122ba10b": (32, 2), "qwen35_122b_a10b": (32, 2),
     "qwen3_5397ba17b": (32, 2), "qwen35_397b_a17b": (32, 2),
 }  # fmt: skip
 """Recipes whose models have no shape here: attention heads and key-value heads (torchtitan/models/qwen3_5)."""
-ASYNC = ("parallelism.enable_async_tensor_parallel", "compile.enable_async_tensor_parallel")
-MOST = 1024
-"""Largest count that a fix tries."""
-GRAPHS = "training.disable_cuda_graphs"
-SELECTIVE = "activation_checkpoint.selective_ac_option"
-KEYS: Mapping[str, str] = {
-    "tensor_parallel_size": TENSOR, "pipeline_parallel_size": PIPELINE, "context_parallel_size": CONTEXT,
-    "expert_parallel_size": EXPERTS, "micro_batch_size": LOCAL, "pipeline_schedule": SCHEDULE,
-    "activation_checkpointing": CHECKPOINTS, "hsdp_shard_size": SHARD,
-    "offload_optimizer": "training.enable_cpu_offload",
-    "reshard_after_forward": RESHARD, "sequence_parallel": "parallelism.enable_sequence_parallel",
-    "global_batch_size": GLOBAL,
-}  # fmt: skip
 
 
 def _unknown_fields(case: LintCase) -> Iterator[Finding]:
     extended = any(case.get(key) for key in ("job.custom_config_module", "experimental.custom_args_module"))
     if extended or "model.name" not in case.imported.settings:
         return
+    tables = {key.partition(".")[0] for key in KNOWN}
     for key in case.imported.settings:
-        table, _, name = key.partition(".")
-        if name and table in KNOWN and name.split(".")[0] not in KNOWN[table]:
-            yield unknown(case, key, [f"{table}.{field}" for field in KNOWN[table]], Effect.REFUSED)
+        table, *names = key.split(".")
+        if names and table in tables and f"{table}.{names[0]}" not in KNOWN:
+            yield unknown(case, key, [known for known in KNOWN if known.startswith(f"{table}.")], Effect.REFUSED)
 
 
 def _degrees(case: LintCase) -> str | None:
@@ -111,7 +82,7 @@ def _pipeline_batch(case: LintCase) -> str | None:
     return f"a local batch of {local} is not divided by micro-batches of {micro}"
 
 
-def _nearest_micro(case: LintCase) -> Settings:
+def _lower_micro(case: LintCase) -> Settings:
     local, micro = case.imported.samples_per_rank or 1, case.config.micro_batch_size
     return {MICRO: max(size for size in range(1, min(micro, local, MOST) + 1) if local % size == 0)}
 
@@ -128,25 +99,19 @@ def _kv_heads(case: LintCase) -> str | None:
     return f"{tensor} ranks do not divide {heads[0]} attention heads and {heads[1]} key-value heads, which are not replicated"
 
 
-def _fewer_tensor(case: LintCase) -> Settings:
-    heads = KV_HEADS[_recipe_name(case)]
-    return {TENSOR: math.gcd(math.gcd(*heads), case.config.tensor_parallel_size)}
+def _divisor(case: LintCase) -> int:
+    """What has to divide the tokens of a sample."""
+    tensor, context = case.config.tensor_parallel_size, case.config.context_parallel_size
+    return tensor * (2 * context if context > 1 else 1)
 
 
 def _sequence(case: LintCase) -> str | None:
-    config = case.config
-    divisor = config.tensor_parallel_size * (2 * config.context_parallel_size if config.context_parallel_size > 1 else 1)
+    config, divisor = case.config, _divisor(case)
     if not config.sequence_parallel and config.context_parallel_size == 1:
         return None
     if case.tokens is None or case.tokens % divisor == 0:
         return None
     return f"{case.tokens} tokens are not divided by {divisor} (tensor x 2 context)"
-
-
-def _nearest_tokens(case: LintCase) -> Settings:
-    config, tokens = case.config, case.tokens or 1
-    divisor = config.tensor_parallel_size * (2 * config.context_parallel_size if config.context_parallel_size > 1 else 1)
-    return {TOKENS: max(round(tokens / divisor), 1) * divisor}
 
 
 def _expert_tensor(case: LintCase) -> int:
@@ -159,7 +124,7 @@ def _stage_layers(case: LintCase) -> tuple[int, int] | None:
     stage_layers, model = case.get(STAGE_LAYERS), case.model
     if case.config.pipeline_parallel_size == 1 or not isinstance(stage_layers, int) or model is None:
         return None
-    less = sum(int(case.get(f"parallelism.pipeline_parallel_{end}_stage_less_layers", 1)) for end in ("first", "last"))
+    less = sum(int(case.get(key, 1)) for key in LESS_LAYERS)
     return stage_layers, -(-(model.num_layers + less) // stage_layers)
 
 
@@ -193,7 +158,7 @@ def _other_stage_layers(case: LintCase) -> Settings:
 
 CHECKS = (
     Check(
-        name="ranks-product", key=SHARD, effect=Effect.REFUSED, problem=_degrees, fix=lambda _: {SHARD: -1},
+        name="ranks-product", key=SHARD, effect=Effect.REFUSED, problem=_degrees, fix={SHARD: -1},
         remedy="give -1, for the ranks that are left",
     ),
     Check(
@@ -201,84 +166,63 @@ CHECKS = (
         remedy="give a multiple, or -1 for one pass",
     ),
     Check(
-        name="local-batch", key=MICRO, effect=Effect.REFUSED, problem=_pipeline_batch, fix=_nearest_micro,
+        name="local-batch", key=MICRO, effect=Effect.REFUSED, problem=_pipeline_batch, fix=_lower_micro,
         remedy="give a divisor of the local batch",
     ),
     Check(
-        name="kv-heads", key=TENSOR, effect=Effect.REFUSED, problem=_kv_heads, fix=_fewer_tensor,
+        name="kv-heads", key=TENSOR, effect=Effect.REFUSED, problem=_kv_heads,
+        fix=lambda case: {TENSOR: math.gcd(*KV_HEADS[_recipe_name(case)], case.config.tensor_parallel_size)},
         remedy="give a divisor of the key-value heads",
     ),
     Check(
-        name="sequence-product", key=TOKENS, effect=Effect.REFUSED, problem=_sequence, fix=_nearest_tokens,
+        name="sequence-product", key=TOKENS, effect=Effect.REFUSED, problem=_sequence,
+        fix=lambda case: {TOKENS: max(round((case.tokens or 1) / _divisor(case)), 1) * _divisor(case)},
         remedy="give a multiple",
     ),
     Check(
-        name="expert-tensor", key=EXPERT_TENSOR, effect=Effect.REFUSED, fix=lambda _: {EXPERT_TENSOR: 1},
+        name="expert-tensor", key=EXPERT_TENSOR, effect=Effect.REFUSED, fix={EXPERT_TENSOR: 1},
         problem=lambda case: (
             f"{_expert_tensor(case)} is neither 1 nor the {case.config.tensor_parallel_size} tensor-parallel ranks"
-            if case.config.expert_parallel_size > 1 and _expert_tensor(case) not in (1, case.config.tensor_parallel_size)
-            else None
         ),
-        remedy="give 1, or the tensor-parallel degree",
+        holds=lambda case: case.config.expert_parallel_size > 1
+        and _expert_tensor(case) not in (1, case.config.tensor_parallel_size), remedy="give 1, or the tensor-parallel degree",
     ),
     Check(
-        name="experts-of-a-dense-model", key=EXPERTS, effect=Effect.IGNORED, fix=lambda _: {EXPERTS: 1},
-        problem=lambda case: (
-            f"{case.model.name} has no experts"
-            if case.model is not None and not case.model.num_experts and case.config.expert_parallel_size > 1
-            else None
-        ),
-        remedy="leave it out",
+        name="experts-of-a-dense-model", key=EXPERTS, effect=Effect.IGNORED, fix={EXPERTS: 1},
+        problem=lambda case: f"{case.model.name} has no experts" if case.model and not case.model.num_experts else None,
+        holds=lambda case: case.config.expert_parallel_size > 1, remedy="leave it out",
     ),
     Check(
         name="async-tensor-compiled", key=ASYNC[0], effect=Effect.REFUSED,
-        problem=lambda case: (
-            "asynchronous tensor parallelism needs a compiled model"
-            if any(map(case.on, ASYNC)) and case.config.tensor_parallel_size > 1 and not case.config.compile_blocks
-            else None
-        ),
-        fix=lambda case: (
-            {"compile.components": ["model", "loss"]} if case.on("compile.enable") else {"compile.enable": True}
-        ),
+        problem="asynchronous tensor parallelism needs a compiled model",
+        holds=lambda case: any(map(case.on, ASYNC)) and case.config.tensor_parallel_size > 1 and not case.config.compile_blocks,
+        fix=lambda case: {COMPONENTS: ["model", "loss"]} if case.on(COMPILE) else {COMPILE: True},
         remedy="enable compile with the component model",
     ),
     Check(
-        name="memory-budget-compiled", key=CHECKPOINTS, effect=Effect.REFUSED,
-        problem=lambda case: (
-            "a memory budget needs a compiled model"
-            if case.get(CHECKPOINTS) == "memory_budget" and not case.config.compile_blocks
-            else None
-        ),
-        fix=lambda _: {CHECKPOINTS: "selective"},
-        remedy="enable compile, or use selective",
+        name="memory-budget-compiled", key=CHECKPOINTS, effect=Effect.REFUSED, problem="a memory budget needs a compiled model",
+        holds=lambda case: case.get(CHECKPOINTS) == "memory_budget" and not case.config.compile_blocks,
+        fix={CHECKPOINTS: "selective"}, remedy="enable compile, or use selective",
     ),
     Check(
-        name="selective-option", key=SELECTIVE, effect=Effect.REFUSED, fix=lambda _: {SELECTIVE: "op"},
-        problem=lambda case: (
-            f"{case.get(SELECTIVE)!r} is neither op nor a number of layers"
-            if case.get(SELECTIVE) is not None and case.get(SELECTIVE) != "op" and not str(case.get(SELECTIVE)).isdigit()
-            and case.get(CHECKPOINTS, "selective") == "selective"
-            else None
-        ),
-        remedy="give op, or a number",
+        name="selective-option", key=SELECTIVE, effect=Effect.REFUSED, fix={SELECTIVE: "op"},
+        problem=lambda case: f"{case.get(SELECTIVE)!r} is neither op nor a number of layers",
+        holds=lambda case: case.get(SELECTIVE, "op") != "op" and not str(case.get(SELECTIVE)).isdigit()
+        and case.get(CHECKPOINTS, "selective") == "selective", remedy="give op, or a number",
     ),
     Check(
-        name="graphs-in-a-pipeline", key=GRAPHS, effect=Effect.REFUSED, fix=lambda _: {GRAPHS: True},
-        problem=lambda case: (
-            "CUDA graphs, which are on, do not work with a pipeline"
-            if case.config.pipeline_parallel_size > 1 and "model.name" not in case.imported.settings and not case.on(GRAPHS)
-            else None
-        ),
-        remedy="switch them off",
+        name="graphs-in-a-pipeline", key=GRAPHS, effect=Effect.REFUSED, fix={GRAPHS: True},
+        problem="CUDA graphs, which are on, do not work with a pipeline",
+        holds=lambda case: case.config.pipeline_parallel_size > 1 and "model.name" not in case.imported.settings
+        and not case.on(GRAPHS), remedy="switch them off",
     ),
     Check(
-        name="tied-in-a-pipeline", key=PIPELINE, effect=Effect.REFUSED, fix=lambda _: {PIPELINE: 1},
+        name="tied-in-a-pipeline", key=PIPELINE, effect=Effect.REFUSED, fix={PIPELINE: 1},
         problem=lambda case: (
             f"the embeddings of {case.model.name} are tied, which a pipeline does not support"
-            if case.model is not None and case.model.tied_embeddings and case.config.pipeline_parallel_size > 1
-            else None
+            if case.model and case.model.tied_embeddings else None
         ),
-        remedy="use tensor or data parallelism instead",
+        holds=lambda case: case.config.pipeline_parallel_size > 1, remedy="use tensor or data parallelism instead",
     ),
     Check(
         name="stage-layers", key=STAGE_LAYERS, effect=Effect.REFUSED, problem=_uneven_stages, fix=_other_stage_layers,
@@ -292,31 +236,42 @@ RULES = frozenset({
 })  # fmt: skip
 
 
-def _write(case: LintCase, knob: str, value: Value) -> Settings:
+def _rewrite(case: LintCase, knob: str, value: Value) -> Settings | None:
     pipelined = case.config.pipeline_parallel_size > 1
-    match knob:
-        case "micro_batch_size":
-            return {MICRO if pipelined else LOCAL: value}
-        case "pipeline_schedule":
-            return {SCHEDULE: SCHEDULES[str(value)]}
-        case "reshard_after_forward":
-            return {RESHARD: "always" if value else "never"}
-        case "offload_optimizer":
-            return {"training.enable_cpu_offload": value == "cpu"} if value in ("none", "cpu") else {}
-        case "hsdp_shard_size" | "zero_stage" | "virtual_stages":
-            return {}
-        case "global_batch_size":
-            return {GLOBAL: value}
-        case "pipeline_parallel_size" if value != 1 and not pipelined:
-            # Without a pipeline the local batch is one micro-batch; in one it is divided, one sample at a time.
-            graphs = {} if "model.name" in case.imported.settings else {GRAPHS: True}
-            return {PIPELINE: value, **graphs}
-        case _:
-            return {KEYS[knob]: value} if knob in KEYS else {}
+    if knob == "micro_batch_size" and pipelined:
+        return {MICRO: value}
+    if knob == "pipeline_parallel_size" and value != 1 and not pipelined:
+        # Without a pipeline the local batch is one micro-batch; in one it is divided, one sample at a time.
+        return {PIPELINE: value, **({} if "model.name" in case.imported.settings else {GRAPHS: True})}
+    return None
+
+
+def _sizes(case: LintCase, config: TrialConfig, batch: int) -> Settings:
+    """Without a pipeline torchtitan accumulates local batches to the global one; a pipeline splits the local batch."""
+    assert case.ranks is not None
+    data_ranks, replicas = case.ranks // (config.tensor_parallel_size * config.pipeline_parallel_size), case.replicas or 1
+    settings: dict[str, object] = {}
+    stated_shards = case.get(SHARD, -1)
+    if config.hsdp_shard_size and config.zero_stage == 3:
+        shards = config.hsdp_shard_size // config.context_parallel_size
+        settings |= {SHARD: shards, REPLICATE: max(replicas // max(shards, 1), 1)}
+    elif config.zero_stage == 0 and stated_shards == 1:
+        settings[REPLICATE] = replicas
+    else:
+        settings[SHARD] = -1 if stated_shards == -1 else data_ranks // config.context_parallel_size
+        if case.get(REPLICATE, 1) != 1:
+            settings[REPLICATE] = 1
+    local = config.micro_batch_size
+    if config.pipeline_parallel_size > 1:
+        local = settings[LOCAL] = max(batch // replicas, 1)
+    if case.get(GLOBAL) not in (None, -1) or local * replicas != batch:
+        settings[GLOBAL] = batch
+    return settings
 
 
 TORCHTITAN = Framework(
-    name=FORMAT, title="torchtitan", checked="0.3.0, TOML 0.2.2", read=from_torchtitan, checks=CHECKS, rules=RULES, keys=KEYS,
-    write=_write,
-    undeclared_findings=_unknown_fields, experts_borrow=True, expert_tensor=_expert_tensor, samples_per_pass=_batch_step,
+    name=FORMAT, title="torchtitan", checked="0.3.0, TOML 0.2.2", options=OPTIONS, read=from_torchtitan, checks=CHECKS,
+    rules=RULES, rewrite=_rewrite, sizes=_sizes, undeclared_findings=_unknown_fields, experts_borrow=True,
+    expert_tensor=_expert_tensor, samples_per_pass=_batch_step,
+    prefixes=("recipe", "model.", "training.", "optimizer.", "parallelism.", "activation_checkpoint.", "compile.", *UNREAD),
 )  # fmt: skip

@@ -2,12 +2,11 @@
 
 import dataclasses
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.frameworks.accelerate_checks import ACCELERATE
 from autotune.frameworks.check import (
     expert_ranks,
     legality,
@@ -18,17 +17,15 @@ from autotune.frameworks.check import (
     undecided_text,
     written,
 )
-from autotune.frameworks.deepspeed_checks import DEEPSPEED, version_of
-from autotune.frameworks.framework import Framework, LintCase, Surroundings
+from autotune.frameworks.deepspeed_checks import version_of
+from autotune.frameworks.framework import LintCase, Surroundings
 from autotune.frameworks.imported import REMEDY
-from autotune.frameworks.megatron_checks import MEGATRON, MEGATRON_BRIDGE
-from autotune.frameworks.read import Written, unknown_kind
-from autotune.frameworks.torchtitan_checks import TORCHTITAN
-from autotune.recipes.outlook import GIB, UNLIKELY, LintPrediction, assumptions, fit, outlook, outlooks
+from autotune.frameworks.read import FRAMEWORKS, Written, unknown_kind
+from autotune.prediction.planning.estimate import StepEstimate
+from autotune.recipes.outlook import GIB, UNLIKELY, assumptions, fit, fits, outlook, outlooks
 from search_spaces.finding import Effect, Finding
 from search_spaces.plain import to_plain
 
-FRAMEWORKS: Mapping[str, Framework] = {one.name: one for one in (DEEPSPEED, TORCHTITAN, MEGATRON, MEGATRON_BRIDGE, ACCELERATE)}
 STOPS = (Effect.REFUSED, Effect.FAILS)
 
 
@@ -39,7 +36,7 @@ class Linted:
     written: Written
     case: LintCase
     findings: tuple[Finding, ...]
-    outlook: LintPrediction | str
+    outlook: StepEstimate | str
     """The prediction, or why there is none."""
 
 
@@ -51,8 +48,7 @@ def case_of(recipe: Written, around: Surroundings) -> LintCase:
     """
     if not recipe.format:
         raise RequestError("file", unknown_kind(recipe), REMEDY)
-    framework = FRAMEWORKS[recipe.format]
-    imported = framework.read(recipe.content, str(recipe.path) if recipe.format == ACCELERATE.name else recipe.name)
+    framework, imported = FRAMEWORKS[recipe.format], recipe.read()
     variables = {name: file for file in recipe.sourced for name in framework.variables if name not in imported.settings}
     imported = dataclasses.replace(imported.noted(*recipe.notes()), undecided={**variables, **recipe.open})
     return LintCase(framework=framework, imported=imported, around=around, source=str(recipe.path))
@@ -73,12 +69,12 @@ def lint(recipe: Written, around: Surroundings) -> Linted:
     case = case_of(recipe, around)
     certain = legality(case)
     findings = [_with_fix(case, finding) for finding in certain]
-    present: LintPrediction | str = "not predicted, because the configuration does not run"
+    present: StepEstimate | str = "not predicted, because the configuration does not run"
     if not any(finding.effect in STOPS for finding in findings):
         undecided = undecided_settings(case)
         present = undecided_text(undecided) if undecided else outlook(case)
         findings += [] if undecided else beyond_links(case)
-        if isinstance(present, LintPrediction):
+        if isinstance(present, StepEstimate):
             findings += fit(case, present)
     case = dataclasses.replace(case, imported=case.imported.noted(*undecided_findings(case, certain)))
     return Linted(written=recipe, case=case, findings=tuple(findings), outlook=present)
@@ -131,18 +127,18 @@ def beyond_links(case: LintCase) -> Iterator[Finding]:
 
 def _faster(case: LintCase, key: str, problem: str, inside: Sequence[tuple[object, LintCase]]) -> Iterator[Finding]:
     present = outlook(case)
-    if not isinstance(present, LintPrediction) or not inside:
+    if not isinstance(present, StepEstimate) or not inside:
         return
     predictions = outlooks(case, [changed for _, changed in inside])
     fitting = [
-        (prediction.rate, changes)
+        (prediction.samples_per_second.mean, changes)
         for prediction, (changes, _) in zip(predictions, inside, strict=True)
-        if prediction is not None and prediction.fits
+        if prediction is not None and fits(prediction)
     ]
     if not fitting:
         return
     rate, changes = max(fitting, key=lambda item: item[0])
-    ratio = rate / present.rate
+    ratio = rate / present.samples_per_second.mean
     if ratio >= GAIN:
         assert isinstance(changes, dict)
         slower = f"{problem}; groups within one are predicted {ratio:.2f} times as fast"
@@ -196,17 +192,17 @@ def grouped(notes: Iterable[str]) -> list[str]:
     return [": ".join(filter(None, (", ".join(filter(None, texts)), reason))) for reason, texts in subjects.items()]
 
 
-def outlook_text(outlook: LintPrediction | str, case: LintCase | None = None) -> str:
+def outlook_text(outlook: StepEstimate | str, case: LintCase | None = None) -> str:
     """The prediction in one line, with what it takes of the case that nothing states."""
     if isinstance(outlook, str):
         return outlook
     assumed = assumptions(case) if case is not None else []
-    estimate = outlook.estimate
-    rate, peak = estimate.samples_per_second, estimate.peak_memory_bytes
+    rate, peak = outlook.samples_per_second, outlook.peak_memory_bytes
     return (
         f"predicted {rate.mean:.3g} samples/s ({rate.low:.3g} to {rate.high:.3g}), {peak.mean / GIB:.0f} of "
-        f"{estimate.memory_limit_bytes / GIB:.0f} GiB on the fullest device, fits with probability {outlook.probability:.2f}"
-        + (" (it may not fit)" if outlook.probability >= UNLIKELY and not outlook.fits else "")
+        f"{outlook.memory_limit_bytes / GIB:.0f} GiB on the fullest device, "
+        f"fits with probability {outlook.fit_probability:.2f}"
+        + (" (it may not fit)" if outlook.fit_probability >= UNLIKELY and not fits(outlook) else "")
         + (f"; taken, because it is not stated: {', '.join(assumed)}" if assumed else "")
     )
 
@@ -232,7 +228,7 @@ def document(linted: Linted, version: str) -> dict[str, Any]:
         "sequence_length": linted.case.tokens,
         "findings": [{**to_plain(finding), "line": line_of(linted, finding.key)} for finding in linted.findings],
         "notes": notes_of(linted.case),
-        "predicted": None if isinstance(outlook, str) else outlook.estimate.document(every_rank=False)["predicted"],
+        "predicted": None if isinstance(outlook, str) else outlook.document(every_rank=False)["predicted"],
         "not_predicted": outlook if isinstance(outlook, str) else None,
     }
 

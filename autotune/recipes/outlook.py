@@ -3,7 +3,6 @@
 import dataclasses
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from autotune.errors import AutotuneError, RequestError
 from autotune.frameworks.check import legality, single_changes, undecided_settings, written
@@ -39,29 +38,12 @@ LEVERS = (
 MOST_SINGLES = 120
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LintPrediction:
-    """The prediction of one configuration."""
-
-    estimate: StepEstimate
-
-    @property
-    def rate(self) -> float:
-        """Samples/s."""
-        return self.estimate.samples_per_second.mean
-
-    @property
-    def probability(self) -> float:
-        """That it fits."""
-        return self.estimate.fit_probability
-
-    @property
-    def fits(self) -> bool:
-        """Whether it fits with the probability that plans require."""
-        return self.probability >= PROBABILITY
+def fits(estimate: StepEstimate) -> bool:
+    """Whether the configuration fits with the probability that plans require."""
+    return estimate.fit_probability >= PROBABILITY
 
 
-def outlook(case: LintCase) -> LintPrediction | str:
+def outlook(case: LintCase) -> StepEstimate | str:
     """The prediction; else why there is none, in one clause."""
     requirements = {"a model (--model)": case.model, "a cluster (--cluster)": case.around.cluster}
     missing = [requirement for requirement, value in requirements.items() if value is None]
@@ -75,15 +57,15 @@ def outlook(case: LintCase) -> LintPrediction | str:
     return "not predicted: the equations do not know this layout" if prediction is None else prediction
 
 
-def outlooks(case: LintCase, cases: Sequence[LintCase]) -> list[LintPrediction | None]:
+def outlooks(case: LintCase, cases: Sequence[LintCase]) -> list[StepEstimate | None]:
     """The predictions of variants of one case; None: a variant cannot be predicted."""
     question = question_about(case)
     indices = [index for index, variant in enumerate(cases) if question is not None and not unpredictable(variant)]
-    predictions: list[LintPrediction | None] = [None] * len(cases)
+    predictions: list[StepEstimate | None] = [None] * len(cases)
     if question is None or not indices:
         return predictions
     for index, estimate in zip(indices, estimates(question, [as_predicted(cases[index]) for index in indices]), strict=True):
-        predictions[index] = LintPrediction(estimate=estimate)
+        predictions[index] = estimate
     return predictions
 
 
@@ -131,16 +113,14 @@ def as_predicted(case: LintCase) -> TrialConfig:
     return case.config.replace(case.framework.predicted)
 
 
-def fit(case: LintCase, present: LintPrediction) -> Iterator[Finding]:
+def fit(case: LintCase, estimate: StepEstimate) -> Iterator[Finding]:
     """The finding that the configuration does not fit; not an error if it may fit with other values of what is not stated."""
-    if present.probability >= UNLIKELY:
+    if estimate.fit_probability >= UNLIKELY:
         return
-    estimate = present.estimate
     needed, limit = estimate.peak_memory_bytes.mean / GIB, estimate.memory_limit_bytes / GIB
     changes = smaller(case)
-    problem = (
-        f"predicted {needed:.0f} GiB of {limit:.0f} GiB on the fullest device (fits with probability {present.probability:.2f})"
-    )
+    chance = f"fits with probability {estimate.fit_probability:.2f}"
+    problem = f"predicted {needed:.0f} GiB of {limit:.0f} GiB on the fullest device ({chance})"
     yield lacking(case, problem, changes)
 
 
@@ -178,7 +158,7 @@ def rests_on_assumptions(case: LintCase) -> bool:
     least = {name: LEAST[name] for name in case.assumed}
     around = dataclasses.replace(case.around, sequence_length=case.tokens or 128)
     prediction = outlook(dataclasses.replace(case, imported=dataclasses.replace(case.imported, assumed=least), around=around))
-    return isinstance(prediction, str) or prediction.probability >= UNLIKELY
+    return isinstance(prediction, str) or prediction.fit_probability >= UNLIKELY
 
 
 def smaller(case: LintCase) -> Settings:
@@ -206,7 +186,9 @@ def _fastest(case: LintCase, changes: Sequence[tuple[Settings, LintCase]]) -> Se
     except SearchSpaceError:
         return {}
     fitting = [
-        (prediction.rate, index) for index, prediction in enumerate(predictions) if prediction is not None and prediction.fits
+        (prediction.samples_per_second.mean, index)
+        for index, prediction in enumerate(predictions)
+        if prediction is not None and fits(prediction)
     ]
     return dict(changes[max(fitting)[1]][0]) if fitting else {}
 

@@ -11,20 +11,18 @@ from typing import Any
 
 from autotune.errors import AutotuneError, BestConfigError, RequestError
 from autotune.frameworks.best_config import best_config_text, request_of
-from autotune.frameworks.check import BATCH, undecided_settings
-from autotune.frameworks.deepspeed_checks import nested
+from autotune.frameworks.check import undecided_settings
 from autotune.frameworks.export import yaml_text
-from autotune.frameworks.framework import Framework, LintCase, Settings, Surroundings
-from autotune.frameworks.imported import Imported, flat, read_table
+from autotune.frameworks.framework import BATCH, Framework, LintCase, Option, Settings, Surroundings
+from autotune.frameworks.imported import Imported, flat, nested, read_table
 from autotune.frameworks.megatron import BRIDGE
 from autotune.frameworks.read import BEST_CONFIG as BEST_CONFIG_KEYS
 from autotune.frameworks.read import TABLES, Written, read_written
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from autotune.frameworks.torchtitan import FORMAT as TORCHTITAN
+from autotune.prediction.planning.estimate import StepEstimate
 from autotune.recipes.candidates import LEVERS
 from autotune.recipes.lint import case_of
-from autotune.recipes.outlook import LintPrediction
-from autotune.recipes.sizes import BEST_CONFIG
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.resolve import resolve
@@ -35,6 +33,8 @@ from search_spaces.models.model import ModelSpec
 from search_spaces.plain import to_plain
 from search_spaces.rules.table import RULES
 from search_spaces.trial_config import TrialConfig
+
+BEST_CONFIG = "best-config"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -270,7 +270,7 @@ class Recipe:
     cluster: ClusterSpec | None
     """Where it runs; None: not known."""
 
-    def text(self, case: LintCase, outlook: LintPrediction) -> Rewritten:
+    def text(self, case: LintCase, outlook: StepEstimate) -> Rewritten:
         """The recipe with another layout, in its own format."""
         if self.document is not None:
             return Rewritten(text=best_config_text(document_for(self.document, case, outlook)), name="best-config.json")
@@ -329,7 +329,7 @@ def _read(settings: Settings, source: str) -> Imported:
     return Imported(knobs=knobs, global_batch_size=settings[BATCH], settings=settings, format=BEST_CONFIG, keys=keys)
 
 
-def _write(case: LintCase, knob: str, value: Value) -> Settings:
+def _rewrite(case: LintCase, knob: str, value: Value) -> Settings:
     """Sequence parallelism goes with tensor parallelism, unless the recipe has the latter without it."""
     changes: dict[str, Value] = {knob: value}
     if knob == "tensor_parallel_size":
@@ -345,7 +345,8 @@ def _write(case: LintCase, knob: str, value: Value) -> Settings:
 
 BEST_CONFIG_FRAMEWORK = Framework(
     name=BEST_CONFIG, title="Autotune", checked="", read=_read, checks=(), rules=frozenset(rule.name for rule in RULES),
-    keys={name: name for name in (*LEVERS, BATCH)}, write=_write,
+    options=tuple(Option(name, name) for name in (*LEVERS, BATCH)), rewrite=_rewrite,
+    sizes=lambda _case, _config, batch: {BATCH: batch},
 )  # fmt: skip
 
 
@@ -363,7 +364,7 @@ def settings_of(document: Mapping[str, Any]) -> tuple[dict[str, Any], ModelSpec,
     return {**document["best"]["config"], BATCH: request.global_batch_size}, model, cluster
 
 
-def document_for(document: Mapping[str, Any], case: LintCase, outlook: LintPrediction) -> dict[str, Any]:
+def document_for(document: Mapping[str, Any], case: LintCase, outlook: StepEstimate) -> dict[str, Any]:
     """The document for another cluster: nothing is measured, so its rates are predicted.
 
     Args:
@@ -377,8 +378,7 @@ def document_for(document: Mapping[str, Any], case: LintCase, outlook: LintPredi
         request, cluster=cluster.name, ranks=None, resolved_cluster=cluster, global_batch_size=case.batch, tune_on=None,
         answer_for=None, baseline=None,
     )  # fmt: skip
-    estimate = outlook.estimate
-    rate = estimate.samples_per_second
+    rate = outlook.samples_per_second
     best = {
         "trial": 0,
         "config": case.config.values(),
@@ -387,10 +387,10 @@ def document_for(document: Mapping[str, Any], case: LintCase, outlook: LintPredi
             "samples_per_second": to_plain(rate), "repeats": 0, "extrapolated": [], "step_seconds": case.batch / rate.mean,
             "peak_memory_bytes": [
                 {"rank": rank.pipeline_rank, "total": round(rank.total), "by_tag": _whole(rank.by_tag)}
-                for rank in estimate.ranks
+                for rank in outlook.ranks
             ],
-            "tflops_per_device": estimate.tflops_per_device, "mfu": estimate.mfu, "hfu": None,
-            "flops_convention": estimate.document(every_rank=False)["predicted"].get("flops_convention", "palm-appendix-b"),
+            "tflops_per_device": outlook.tflops_per_device, "mfu": outlook.mfu, "hfu": None,
+            "flops_convention": outlook.document(every_rank=False)["predicted"].get("flops_convention", "palm-appendix-b"),
         },
     }  # fmt: skip
     job = {

@@ -10,7 +10,7 @@ import pytest
 import yaml
 from lint_recipes import ACCELERATE_CASES, RECIPES, RecipeCase
 
-from autotune.frameworks.accelerate_checks import FIELDS, FSDP_FIELDS
+from autotune.frameworks.accelerate import OPTIONS
 from autotune.frameworks.torchtitan_checks import KNOWN
 from autotune.recipes.lint import STOPS
 
@@ -28,11 +28,14 @@ def clean(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_fields_of_accelerate() -> None:
     config_args = pytest.importorskip("accelerate.commands.config.config_args")
     fields = set(config_args.ClusterConfig.__dataclass_fields__)
-    assert fields <= FIELDS
-    assert FIELDS - fields == {"fp16", "dynamo_backend"}, "what process_config converts"
+    known = {option.key.partition(".")[0] for option in OPTIONS}
+    assert known - fields == {"fp16", "dynamo_backend"}, "what process_config converts"
+    assert fields <= known
     launch = pytest.importorskip("accelerate.commands.launch")
     options = {action.dest for action in launch.launch_command_parser()._actions}
-    assert {name for name in options if name.startswith("fsdp_")} - {"fsdp_config"} <= FSDP_FIELDS
+    assert {name for name in options if name.startswith("fsdp_")} - {"fsdp_config"} <= {
+        option.key.partition(".")[2] for option in OPTIONS
+    }
 
 
 def _accelerate_takes(content: Mapping[str, Any], path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,7 +86,7 @@ def test_the_fields_of_torchtitan() -> None:
     configs = pytest.importorskip("torchtitan.config.configs")
     tables = {"training": configs.TrainingConfig, "parallelism": configs.ParallelismConfig, "compile": configs.CompileConfig}
     for name, kind in tables.items():
-        assert {field.name for field in dataclasses.fields(kind)} <= KNOWN[name]
+        assert {f"{name}.{field.name}" for field in dataclasses.fields(kind)} <= KNOWN
 
 
 DIMS: tuple[tuple[dict[str, int], int], ...] = tuple(

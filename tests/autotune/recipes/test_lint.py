@@ -50,25 +50,26 @@ def test_an_older_file_is_one_line(case: RecipeCase) -> None:
 
 
 def test_the_fix_of_memory_fits() -> None:
-    from autotune.recipes.outlook import LintPrediction, outlook
+    from autotune.prediction.planning.estimate import StepEstimate
+    from autotune.recipes.outlook import outlook
 
     case = next(case for case in FAULTY if "memory" in (case.expected or {}))
     linted = case.linted()
     (finding,) = linted.findings
     better = outlook(linted.case.changed(finding.fix))
-    assert isinstance(linted.outlook, LintPrediction) and isinstance(better, LintPrediction)
-    assert linted.outlook.probability < 0.01 < 0.95 <= better.probability
+    assert isinstance(linted.outlook, StepEstimate) and isinstance(better, StepEstimate)
+    assert linted.outlook.fit_probability < 0.01 < 0.95 <= better.fit_probability
 
 
 def test_the_thread_about_a_faster_layout() -> None:
     """Megatron-Bridge #949: the shipped layout is legal; the proposed one is predicted faster, and was measured to be."""
-    from autotune.recipes.outlook import LintPrediction
+    from autotune.prediction.planning.estimate import StepEstimate
 
     shipped, proposed = (
         next(case for case in BRIDGE_CASES if name in case.file).linted().outlook for name in ("shipped", "proposed")
     )
-    assert isinstance(shipped, LintPrediction) and isinstance(proposed, LintPrediction)
-    assert proposed.rate > shipped.rate
+    assert isinstance(shipped, StepEstimate) and isinstance(proposed, StepEstimate)
+    assert proposed.samples_per_second.mean > shipped.samples_per_second.mean
 
 
 @pytest.mark.prove
