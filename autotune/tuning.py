@@ -11,7 +11,7 @@ from typing import Any, Unpack
 
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import JobNotResumableError, MissingPackageError, NoBestError
-from autotune.exports.best_config_file import best_config_text
+from autotune.frameworks.best_config import best_config_text
 from autotune.loop.listener import LoopListener
 from autotune.loop.loop import run_job
 from autotune.loop.stop import StopSignal

@@ -14,8 +14,7 @@ from autotune.cli.imported import with_found
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import RequestError
-from autotune.lint.case import LintCase, Surroundings
-from autotune.lint.report import outlook_text
+from autotune.frameworks.framework import LintCase, Surroundings
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.prediction.planning.question import cluster_of
 from autotune.recipes.candidates import shortage
@@ -29,6 +28,8 @@ from autotune.recipes.challenge import (
     nominate,
     rival_text,
 )  # fmt: skip
+from autotune.recipes.lint import outlook_text
+from autotune.recipes.outlook import fits
 from autotune.recipes.recipe import Recipe
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import prepare
@@ -163,8 +164,8 @@ def _verdict(result: Result, nomination: Nomination, challenged: Challenged | No
         outlook = nomination.outlook
         if isinstance(outlook, str):
             return f"by prediction: {result.value}, because the recipe is not predicted here: {outlook}"
-        if not outlook.fits:
-            why = f"{shortage(outlook)} (fits with probability {outlook.probability:.2f})"
+        if not fits(outlook):
+            why = f"{shortage(outlook)} (fits with probability {outlook.fit_probability:.2f})"
             return f"by prediction the recipe does not fit: {why}"
         if best is None or best.predicted is None:
             return f"by prediction: {result.value}; no rival was found"
@@ -197,7 +198,7 @@ def _table(rivals: tuple[Rival, ...]) -> Table:
 
 def _document(recipe: Recipe, nomination: Nomination, challenged: Challenged | None) -> dict[str, Any]:
     outlook = nomination.outlook
-    predicted = None if isinstance(outlook, str) else outlook.estimate.document(every_rank=False)["predicted"]
+    predicted = None if isinstance(outlook, str) else outlook.document(every_rank=False)["predicted"]
     return {
         "recipe": recipe.name,
         "format": recipe.case.framework.name,

@@ -10,7 +10,7 @@ from autotune.cli.fields import with_import_folders
 from autotune.errors import RequestError
 from autotune.explain.explanation.explain import explain
 from autotune.explain.explanation.findings import Explanation
-from autotune.exports import Export, exporter
+from autotune.frameworks.exporters import Export, exporter
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.reports.formats import report_text

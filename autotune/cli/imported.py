@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.imports.imported import Imported
-from autotune.imports.read import read_imported
+from autotune.frameworks.imported import Imported
+from autotune.frameworks.read import read_imported
 from autotune.outcome.verification import LAYOUT
 from autotune.request.engines import capability_of
 from autotune.request.field_forms import with_command

@@ -13,7 +13,7 @@ FORMATS = (
     "json", "deepspeed", "accelerate-fsdp", "accelerate-deepspeed", "transformers", "torchtitan", "megatron", "lightning",
     "torch", "ray", "slurm", "torchrun",
 )  # fmt: skip
-"""Formats of `autotune.exports`, which is not imported for the help."""
+"""Formats of `autotune.frameworks.exporters`, which is not imported for the help."""
 
 jobs_app = typer.Typer()
 

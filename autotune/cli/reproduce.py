@@ -8,7 +8,7 @@ from autotune.cli.documents import error_document, write_document
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import run_by
 from autotune.errors import OutputError, RequestError
-from autotune.exports.best_config_file import read_best_config, request_of, require_measured
+from autotune.frameworks.best_config import read_best_config, request_of, require_measured
 from autotune.objective.intervals import Repeat
 from autotune.ops.output import require_writable
 from autotune.outcome.job_snapshot import repeat_of

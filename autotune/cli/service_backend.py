@@ -20,7 +20,7 @@ from autotune.client import (
 )
 from autotune.errors import NoBestError, RequestError, UnknownFormatError
 from autotune.explain.explanation.findings import Explanation
-from autotune.exports.export import Export
+from autotune.frameworks.export import Export
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.plain import from_plain, to_plain

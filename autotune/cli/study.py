@@ -4,7 +4,7 @@ import sys
 
 from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
-from autotune.exports.optuna_study import write_study
+from autotune.frameworks.optuna import write_study
 
 
 def study_command(job: str | None, storage: str, name: str | None, url: str | None, database: str | None) -> Status:

@@ -14,8 +14,8 @@ from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import RequestError
-from autotune.exports.best_config_file import best_config_text
-from autotune.imports.history import read_history
+from autotune.frameworks.best_config import best_config_text
+from autotune.frameworks.history import read_history
 from autotune.ops.output import require_writable, write_whole
 from autotune.request.request import JobRequest
 from autotune.request.rows import SERIES, request_from_fields

@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.cli.documents import write_document
 from autotune.cli.status import Status
-from autotune.exports.best_config_file import best_config_text, read_best_config, require_measured
+from autotune.frameworks.best_config import best_config_text, read_best_config, require_measured
 from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.verification import Verification, target_session, verified, verify
 from autotune.session.runners import make_runner

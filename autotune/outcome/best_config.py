@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
 from autotune.errors import NoBestError
-from autotune.exports.best_config_file import SCHEMA_VERSION
+from autotune.frameworks.best_config import SCHEMA_VERSION
 from autotune.objective.ranking import peak_bytes, rate
 from autotune.outcome.environment_findings import environment_document, environment_findings
 from autotune.outcome.job_snapshot import JobSnapshot

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.cluster.ray_cluster import run_by
 from autotune.errors import RequestError
-from autotune.exports.best_config_file import request_of
+from autotune.frameworks.best_config import request_of
 from autotune.objective.intervals import Repeat
 from autotune.outcome.job_snapshot import repeat_of
 from autotune.request.engines import capability_of, carriers_of

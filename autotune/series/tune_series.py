@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cluster.ray_cluster import with_address
-from autotune.exports.best_config_file import best_config_text
+from autotune.frameworks.best_config import best_config_text
 from autotune.loop.listener import LoopListener
 from autotune.ops.output import require_writable, write_whole
 from autotune.series.run import run_series

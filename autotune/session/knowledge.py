@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import RequestError
-from autotune.imports.history import EarlierRow
+from autotune.frameworks.history import EarlierRow
 from autotune.request.component_names import PREDICTING
 from autotune.request.earlier_trial import EarlierTrial
 from autotune.request.request import JobRequest

@@ -135,7 +135,7 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
     )
     if request.simple is not None and request.resolved_domains is None:
         # The exporters are loaded only for requests that need them.
-        from autotune.exports.lossless import expressible
+        from autotune.frameworks.exporters import expressible
 
         space = expressible(space, request.simple, frozenset(request.pins))
     if space.is_empty():

@@ -5,15 +5,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.exports import EXPORTERS
-from autotune.exports.best_config_file import SCHEMA_VERSION
-from autotune.exports.launch import FILE_FORMATS
+from autotune.frameworks.best_config import SCHEMA_VERSION
+from autotune.frameworks.exporters import EXPORTERS
+from autotune.frameworks.launch import FILE_FORMATS
 from autotune.prediction.planning.question import assumed_line, assumed_texts
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.session import OPTIMIZER, Session
 from search_spaces.communication import INT8
-from search_spaces.deepspeed.config import offloads_a_part
+from search_spaces.deepspeed import offloads_a_part
 from search_spaces.knob import VIRTUAL_TOKENS, Value
 from search_spaces.knob_values import value_text
 from search_spaces.models.command import STEP_TIMES, CommandModel

@@ -4,8 +4,8 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.exports.launch import files_notes
-from autotune.exports.winner import winner_of
+from autotune.frameworks.best_config import winner_of
+from autotune.frameworks.launch import files_notes
 from autotune.objective.ranking import BEYOND, front_over_baseline
 from autotune.outcome.environment_findings import environment_line
 from autotune.request.request import Objective

@@ -13,7 +13,7 @@ from played import run, searched
 from autotune.errors import RequestError
 from autotune.explain.explanation.explain import explain
 from autotune.explain.explanation.findings import KnobVerdict
-from autotune.exports import EXPORTERS
+from autotune.frameworks.exporters import EXPORTERS
 from autotune.loop.environment_stage import reserved_seconds
 from autotune.loop.loop import run_job
 from autotune.loop.stopping import stop_of, time_is_up

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from autotune.errors import NothingFeasibleError, RequestError
-from autotune.exports.lossless import is_lossless
+from autotune.frameworks.exporters import is_lossless
 from autotune.goodput.choice import GoodputTerms, RunChoice
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.buckets import Tuned, in_order, tuned

@@ -33,7 +33,7 @@ from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.collectives import accounting, mark
 from executor.parallel.model import RankModel, Transformer, build_transformer, whole
 from executor.user_module.factory import load_factory
-from search_spaces.deepspeed.config import deepspeed_config, torch_optimizer
+from search_spaces.deepspeed import deepspeed_config, torch_optimizer
 from search_spaces.mesh import DATA, DIMENSIONS, PIPELINE, Mesh, make_mesh
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.models.pipeline import split_layers

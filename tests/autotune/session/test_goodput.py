@@ -11,7 +11,7 @@ import pytest
 import table
 
 from autotune.errors import RequestError
-from autotune.exports.best_config_file import SCHEMA_PATH
+from autotune.frameworks.best_config import SCHEMA_PATH
 from autotune.goodput.choice import choices, parse_terms, rates_of
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.verdict import decide
