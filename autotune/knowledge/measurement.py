@@ -11,7 +11,7 @@ from autotune.errors import AutotuneError
 from autotune.knowledge.row import LEARNED_COLUMNS, RowOutcome, TableRow, peak_bytes, step_seconds
 from autotune.knowledge.row_cases import refusal
 from autotune.knowledge.row_names import network_understood
-from autotune.prediction.fitting.trial_fit import MOST_CONFIGURATIONS, MOST_JOBS, PAGE, hardware_key
+from autotune.prediction.fitting.trial_fit import MOST_CONFIGURATIONS, MOST_JOBS, MOST_NOISE, PAGE, hardware_key, noise_of_mean
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_row, request_of
 from search_spaces.clusters.cluster import ClusterSpec
@@ -26,7 +26,6 @@ from storage.records import FULL, JobRecord, TrialRecord
 if TYPE_CHECKING:
     from storage.store import Store
 
-MOST_NOISE = 1.0
 LONGEST_TEXT = 2_000
 """Characters of a cell."""
 
@@ -198,12 +197,7 @@ def _noise(same: Sequence[TrialRecord]) -> float:
     ]
     if not measured:
         return MOST_NOISE
-    logs = [math.log(mean) for mean, _ in measured]
-    centre = sum(logs) / len(logs)
-    between = math.sqrt(sum((log - centre) ** 2 for log in logs) / max(len(logs) - 1, 1))
-    within = math.sqrt(sum(deviation**2 for _, deviation in measured) / len(measured))
-    noise = max(between, within) / math.sqrt(len(measured))
-    return min(noise, MOST_NOISE)
+    return min(noise_of_mean([mean for mean, _ in measured], [deviation for _, deviation in measured]), MOST_NOISE)
 
 
 def job_measurements(store: "Store", job_id: str) -> Collected:

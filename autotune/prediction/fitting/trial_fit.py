@@ -195,7 +195,9 @@ def _runs(gathered: _Gathered, cluster: ClusterSpec, engine: str) -> Runs:
         seconds=np.array([math.exp(float(np.mean([math.log(seconds) for _, seconds, _, _ in same]))) for same in trials]),
         peaks=np.array([float(np.nanmax([peak for _, _, peak, _ in same])) if _known(same) else math.nan for same in trials]),
         repeats=np.array([float(len(same)) for same in trials]),
-        noise=np.array([_noise(same) for same in trials]),
+        noise=np.array(
+            [noise_of_mean([seconds for _, seconds, _, _ in same], [noise for *_, noise in same]) for same in trials]
+        ),
     )
 
 
@@ -203,12 +205,11 @@ def _known(same: list[tuple[TrialConfig, float, float, float]]) -> bool:
     return any(not math.isnan(peak) for _, _, peak, _ in same)
 
 
-def _noise(same: list[tuple[TrialConfig, float, float, float]]) -> float:
-    """Noise of the mean: the noise within the trials or the variation between them, whichever is larger."""
-    logs = [math.log(seconds) for _, seconds, _, _ in same]
-    between = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
-    within = math.sqrt(float(np.mean([noise**2 for _, _, _, noise in same])))
-    return max(between, within) / math.sqrt(len(same))
+def noise_of_mean(figures: Sequence[float], noises: Sequence[float]) -> float:
+    """Noise of the mean of logarithms: the noise within the trials or the variation between them, whichever is larger."""
+    between = float(np.std([math.log(figure) for figure in figures], ddof=1)) if len(figures) > 1 else 0.0
+    within = math.sqrt(float(np.mean([noise**2 for noise in noises])))
+    return max(between, within) / math.sqrt(len(figures))
 
 
 TIME_NOISE = 0.08
