@@ -86,7 +86,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("ModuleClock._now", (f"{_CUDA}places_are_timed_by_the_devices_clock",), "module times sum to the step's time", ()),
     ),
     "trial/process.py": (
-        ("cores_near", ("tests/executor/test_numa.py::test_a_gpu_tells_its_node",), "the NUMA node is the device's", ()),
+        ("cores_near", ("tests/executor/trial/test_numa.py::test_a_gpu_tells_its_node",), "the NUMA node is the device's", ()),
         ("_pci_address", (f"{_CUDA}a_device_has_an_address_on_its_bus",), "the system has a device at this address", ()),
     ),
     "runners/gang.py": (
