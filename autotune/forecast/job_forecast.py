@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from autotune.errors import NothingFeasibleError
 from autotune.forecast.initial_forecast import question_of_session, unknown_model
-from autotune.loop.job_cost import job_seconds, most_measurements, trial_seconds_band
+from autotune.loop.budget import job_seconds, most_measurements, trial_seconds_band
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, plan

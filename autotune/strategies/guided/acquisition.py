@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.objective.normal import density, probability_below
+from autotune.objective.posterior import density, probability_below
 from autotune.strategies.guided.described import Array, Described, Index, joined
 from autotune.strategies.guided.feasibility import Feasibility
 from autotune.strategies.guided.observations import Flags, Observations

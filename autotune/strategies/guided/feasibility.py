@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from autotune.objective.normal import hazard
+from autotune.objective.posterior import hazard
 from autotune.prediction.fitting.likeness import matern
 from autotune.prediction.planning.memory_fit import probability_within
 from autotune.strategies.guided.described import Array, Described
