@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from autotune.errors import NothingFeasibleError
-from autotune.loop.job_cost import job_seconds, most_measurements, trial_seconds_band
+from autotune.loop.budget import job_seconds, most_measurements, trial_seconds_band
 from autotune.prediction.cases.config_cases import predictable
 from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.step import predict

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from autotune.explain.explanation.findings import Explanation
+from autotune.explain.findings import Explanation
 from autotune.frameworks.export import Export
 from search_spaces.trial import Interval
 from storage.log_records import LogRecord, ProgressRecord

@@ -5,16 +5,15 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from autotune.cli.documents import write_document
 from autotune.cli.predict import asked_model, question_document, with_calibration
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.prediction.planning.capacity import Capacity, Remedy, ShardingLevel, ShardingLevelAnswer, Way, capacity
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import assumed_line, cluster_of, question_of
 from autotune.text.console import Console
 from autotune.text.prediction_table import trained_text
-from autotune.text.sizes import bytes_text
+from autotune.text.rows import bytes_text
 from search_spaces.models.model import ModelSpec
 from search_spaces.spaces import parse_pins
 from search_spaces.trial_config import TrialConfig

@@ -8,9 +8,8 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.cli.documents import write_document
 from autotune.cli.open_backend import open_backend
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.errors import RequestError
 from autotune.frameworks.framework import Surroundings
 from autotune.ops.output import require_writable, write_whole

@@ -8,10 +8,9 @@ from typing import Any
 from rich.table import Table
 
 from autotune.cli.carry import RecipeOptions
-from autotune.cli.documents import write_document
 from autotune.cli.foreground import print_line
 from autotune.cli.imported import with_found
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import RequestError
 from autotune.frameworks.framework import LintCase, Surroundings
@@ -33,8 +32,8 @@ from autotune.recipes.outlook import fits
 from autotune.recipes.recipe import Recipe
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import prepare
-from autotune.session.runners import make_runner
 from autotune.session.session import Session
+from autotune.session.trial_requests import make_runner
 from autotune.text.console import Console
 from autotune.text.rows import rate_text
 from autotune.tuning import finish, open_job

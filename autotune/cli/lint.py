@@ -3,8 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.cli.documents import write_document
-from autotune.cli.status import Status, print_error
+from autotune.cli.status import Status, print_error, write_document
 from autotune.errors import AutotuneError, RequestError, UnknownFormatError
 from autotune.frameworks.deepspeed_checks import version_of
 from autotune.frameworks.framework import Surroundings

@@ -5,9 +5,8 @@ from typing import Any
 
 from rich.text import Text
 
-from autotune.cli.documents import write_document
 from autotune.cli.predict import asked_model, question_document, with_calibration
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.goodput.choice import RunChoice, parse_terms
 from autotune.prediction.planning.largest import Dimension, Largest, largest
@@ -18,7 +17,7 @@ from autotune.prediction.planning.ties import PLAIN, certain_gain
 from autotune.request.field_forms import read_lengths, read_loads, with_loads
 from autotune.text.console import Console
 from autotune.text.prediction_table import asked_text, bar_text, seconds_text
-from autotune.text.sizes import bytes_text
+from autotune.text.rows import bytes_text
 from search_spaces.knob_values import value_text
 from search_spaces.models.model import ModelSpec
 from search_spaces.quantities import number_text

@@ -19,7 +19,7 @@ from autotune.client import (
     Trial,
 )
 from autotune.errors import NoBestError, RequestError, UnknownFormatError
-from autotune.explain.explanation.findings import Explanation
+from autotune.explain.findings import Explanation
 from autotune.frameworks.export import Export
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.outcome import JobState, Outcome, Purpose

@@ -23,7 +23,7 @@ from autotune.cli.capacity import config_text, way_text
 from autotune.prediction.planning.capacity import Remedy, Way
 from autotune.prediction.planning.memory_fit import memory_limits_of
 from autotune.prediction.planning.question import cluster_of, model_of, question_of
-from autotune.text.sizes import bytes_text
+from autotune.text.rows import bytes_text
 from benchmarks.common.written_page import give, page_parser, table
 from search_spaces.trial_config import TrialConfig
 

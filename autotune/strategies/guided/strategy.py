@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.objective.normal import density, probability_below
+from autotune.objective.posterior import density, probability_below
 from autotune.objective.ranking import rate
 from autotune.strategies.guided.described import (
     Array,

@@ -4,8 +4,15 @@ import dataclasses
 
 import pytest
 
-from autotune.cluster.machine import require_here
-from autotune.cluster.ray_cluster import address_of, asked_cluster, named_address, require_devices, run_by, with_address
+from autotune.cluster.ray_cluster import (
+    address_of,
+    asked_cluster,
+    named_address,
+    require_devices,
+    require_here,
+    run_by,
+    with_address,
+)
 from autotune.errors import RequestError
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_fields

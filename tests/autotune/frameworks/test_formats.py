@@ -10,7 +10,7 @@ import export_cases as cases
 import exported
 import pytest
 
-from autotune.cli.jobs_app import FORMATS
+from autotune.cli.jobs import FORMATS
 from autotune.errors import ExportRefusedError, UnknownFormatError
 from autotune.frameworks.exporters import EXPORTERS, Export, exporter
 from search_spaces.knob import Value

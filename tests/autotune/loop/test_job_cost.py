@@ -3,7 +3,7 @@
 import pytest
 
 from autotune.forecast import expected
-from autotune.loop.job_cost import START_SECONDS, Measurements, job_seconds, most_measurements, seconds_left, trial_seconds_band
+from autotune.loop.budget import START_SECONDS, Measurements, job_seconds, most_measurements, seconds_left, trial_seconds_band
 from autotune.prediction.planning.scan import Bounds
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import resolve

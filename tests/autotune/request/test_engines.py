@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.engine_reference import engines_page_markdown, schedule_rows
+from autotune.cli.engines import engines_page_markdown, schedule_rows
 from autotune.request.engines import CAPABILITIES
 from search_spaces.capability import Capability, Combination, SpaceContext
 from search_spaces.clusters.presets import resolve_cluster

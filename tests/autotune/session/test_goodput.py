@@ -18,7 +18,7 @@ from autotune.outcome.verdict import decide
 from autotune.prediction.planning.goodput_ranking import layout_of, saved_bytes
 from autotune.request.request import JobRequest, Objective
 from autotune.request.rows import request_from_fields
-from autotune.session.goodput import goodput_of
+from autotune.session.extrapolation import goodput_of
 from autotune.session.resolve import resolve
 from search_spaces.outcome import Outcome
 from search_spaces.trial import CheckpointTimes, TrialResult

@@ -1,4 +1,4 @@
-"""Which knobs matter: the share of the variance of samples/s over the space that each knob explains by itself."""
+"""The figures of knobs: the effect of each around the winner, and its share of the variance over the space."""
 
 import random
 from collections.abc import Sequence
@@ -7,9 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.explain.explanation.evidence import Forecast
-from autotune.explain.figures.figure import FigureUnit, column, counted, percent, table
-from autotune.explain.figures.source import FigureSource
+from autotune.explain.evidence import Forecast
+from autotune.explain.figures.source import FigureSource, FigureUnit, MakeFigure, column, counted, percent, table
+from autotune.explain.findings import KnobFinding
+from autotune.explain.knob_findings import knob_findings
 from autotune.wire.figures import Axis, Figure
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.knob_values import value_text
@@ -17,14 +18,70 @@ from search_spaces.lattice import DEPTHS, Lattice, Prefix
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 
-NAME, TITLE = "knob_importance", "Which knobs matter"
+
+def response_curves(source: FigureSource, figure: MakeFigure) -> Figure:
+    """The curves of `autotune explain`, the most informative knob first."""
+    if source.evidence is None:
+        return figure(summary=source.lacking())
+    findings = [
+        finding
+        for finding in knob_findings(source.evidence)
+        if any(point.samples_per_second is not None for point in finding.curve)
+    ]
+    rows = [(finding, position, point) for finding in findings for position, point in enumerate(finding.curve)]
+    if not rows:
+        return figure(summary="No knob could have another value.")
+    rates = [point.samples_per_second for _, _, point in rows]
+    points = table(
+        "points",
+        "a value of a knob, all other knobs as in the best",
+        [
+            column("knob", "knob", [finding.knob for finding, _, _ in rows]),
+            column("value", "value", [value_text(point.value) for _, _, point in rows]),
+            column("place", "place", [position for _, position, _ in rows]),
+            column("source", "rests on", [point.source for _, _, point in rows]),
+            column("samples_per_second", "samples/s", [rate.mean if rate else None for rate in rates], FigureUnit.RATE),
+            column("low", "from", [rate.low if rate else None for rate in rates], FigureUnit.RATE),
+            column("high", "to", [rate.high if rate else None for rate in rates], FigureUnit.RATE),
+            column(
+                "speedup",
+                "the best over it",
+                [point.speedup.mean if point.speedup else None for _, _, point in rows],
+                FigureUnit.RATIO,
+            ),
+            column("peak_bytes", "peak a rank", [point.peak_bytes for _, _, point in rows], FigureUnit.BYTES),
+            column("trial", "trial", [point.trial for _, _, point in rows]),
+            column("note", "note", [point.note for _, _, point in rows]),
+        ],
+    )
+    knobs = table(
+        "knobs",
+        "a knob",
+        [
+            column("knob", "knob", [finding.knob for finding in findings]),
+            column("best", "of the best", [value_text(finding.value) for finding in findings]),
+            column("verdict", "verdict", [finding.verdict for finding in findings]),
+            column("text", "in words", [finding.text for finding in findings]),
+        ],
+    )
+    return figure(
+        summary=_summary(findings),
+        x=Axis(title="value of the knob", column="value"),
+        y=Axis(title="throughput", unit=FigureUnit.RATE, column="samples_per_second"),
+        tables=(points, knobs),
+        notes=("Values that were not measured with all other knobs equal are predicted, corrected by the job's trials.",),
+    )
+
+
+def _summary(findings: list[KnobFinding]) -> str:
+    first = findings[0]
+    return f"{counted(len(findings), 'knob')} around the best; {first.knob}={value_text(first.value)}: {first.text}."
+
+
 FEWEST = 5
 """Least number of trials with a rate; with fewer, the importance would come from the equations only."""
-DRAWN = 400
-"""Configurations over which the variance is taken."""
 DRAWS = 100
 """Draws from the surrogate, from which the intervals are computed."""
-EDGES = (0.05, 0.5, 0.95)
 NEGLIGIBLE = 1e-12
 """Variance of the logarithm below which all configurations count as equally fast."""
 Array = NDArray[np.float64]
@@ -39,7 +96,7 @@ class _Share:
     values: int
 
 
-def knob_importance(source: FigureSource) -> Figure:
+def knob_importance(source: FigureSource, figure: MakeFigure) -> Figure:
     """Computed with the surrogate of guided search, for jobs of any strategy.
 
     1. Draw configurations from the space, knob by knob, each legal value with the same probability.
@@ -50,18 +107,20 @@ def knob_importance(source: FigureSource) -> Figure:
     """
     searched = source.snapshot.searched
     if not searched or source.session is None:
-        return Figure(name=NAME, title=TITLE, summary=source.lacking())
+        return figure(summary=source.lacking())
     timed = sum(source.rate_of(trial) is not None for trial in searched)
     if timed < FEWEST:
         summary = f"{counted(timed, 'trial')} {'has' if timed == 1 else 'have'} a rate: knob importance needs {FEWEST}."
-        return Figure(name=NAME, title=TITLE, summary=summary)
+        return figure(summary=summary)
     forecast = source.forecast or source.stand_in_forecast
     drawn = drawn_from(source.session.space, random.Random(source.session.request.seed))
     if forecast is not None:
-        drawn = _that_fit(forecast, drawn)
+        likely = forecast.feasibility.quick_probability(forecast.describe(drawn)) >= 0.5
+        if likely.sum() >= FEWEST:  # the others have no rate
+            drawn = [config for config, fits in zip(drawn, likely, strict=True) if fits]
     knob_shares, together = shares(forecast, drawn) if forecast is not None else ([], 0.0)
     if not knob_shares:
-        return Figure(name=NAME, title=TITLE, summary="No knob has two values that run: there is nothing to compare.")
+        return figure(summary="No knob has two values that run: there is nothing to compare.")
     best = source.evidence.config if source.evidence is not None else None
     knobs = table(
         "knobs",
@@ -78,9 +137,7 @@ def knob_importance(source: FigureSource) -> Figure:
     first = knob_shares[0]
     band = f"{percent(first.low)} to {percent(first.high)}"
     summary = f"{first.knob} matters most: it accounts for {percent(first.middle)} of the variance of samples/s"
-    return Figure(
-        name=NAME,
-        title=TITLE,
+    return figure(
         summary=f"{summary} ({band}, nine times in ten).",
         x=Axis(title="share of the variance of log samples/s", unit=FigureUnit.SHARE, column="importance"),
         y=Axis(title="knob", column="knob"),
@@ -96,12 +153,6 @@ def _notes(source: FigureSource, drawn: int, timed: int, together: float) -> tup
     if source.unpredicted:
         notes.append(f"{source.unpredicted} A transformer of its size stands in for it.")
     return tuple(notes)
-
-
-def _that_fit(forecast: Forecast, drawn: list[TrialConfig]) -> list[TrialConfig]:
-    """The configurations that are likely to fit: the others have no rate. All of them, if few would be left."""
-    likely = forecast.feasibility.quick_probability(forecast.describe(drawn)) >= 0.5
-    return [config for config, fits in zip(drawn, likely, strict=True) if fits] if likely.sum() >= FEWEST else drawn
 
 
 def shares(forecast: Forecast, drawn: Sequence[TrialConfig]) -> tuple[list[_Share], float]:
@@ -121,7 +172,7 @@ def shares(forecast: Forecast, drawn: Sequence[TrialConfig]) -> tuple[list[_Shar
         places = np.array([values.index(getattr(config, name)) for config in drawn])
         explained = _explained(draws, places, len(values)) / np.maximum(total, NEGLIGIBLE)
         sums += explained
-        low, middle, high = (float(edge) for edge in np.quantile(explained, EDGES))
+        low, middle, high = (float(edge) for edge in np.quantile(explained, (0.05, 0.5, 0.95)))
         knob_shares.append(_Share(name, middle, low, high, len(values)))
     return sorted(knob_shares, key=lambda share: -share.middle), float(np.median(np.maximum(1.0 - sums, 0.0)))
 
@@ -144,7 +195,7 @@ def _explained(draws: Array, places: NDArray[np.int64], groups: int) -> Array:
 def drawn_from(space: SearchSpace, rng: random.Random) -> list[TrialConfig]:
     """Distinct legal configurations, drawn knob by knob, which needs no count of the space (slow for a large one)."""
     configs: dict[TrialConfig, None] = {}
-    for _ in range(DRAWN):
+    for _ in range(400):
         configs.setdefault(space.base.replace(dict(zip(SEARCH_ORDER, _drawn(space.lattice, rng), strict=True))))
     return list(configs)
 

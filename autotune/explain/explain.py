@@ -1,23 +1,28 @@
-"""Builds the explanation of a job, with notes about the machine: drift, environments, slow nodes."""
+"""Builds the explanation of a job, with notes about the machine, and compares two configurations by the equations."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from autotune.explain.explanation.evidence import ExplanationEvidence, gather
-from autotune.explain.explanation.findings import SCHEMA_VERSION, Explanation, MoreMemory
-from autotune.explain.explanation.knob_findings import baseline_of, knob_findings
-from autotune.explain.explanation.limits import Counterfactual, limits_of, more_memory, upgrades_of
-from autotune.explain.explanation.resource_use import memory_use, time_use, waiting_notes
+from autotune.explain.evidence import ExplanationEvidence, gather
+from autotune.explain.findings import SCHEMA_VERSION, Explanation, MoreMemory
+from autotune.explain.knob_findings import baseline_of, knob_findings
+from autotune.explain.limits import Counterfactual, limits_of, memory_use, more_memory, time_use, upgrades_of, waiting_notes
 from autotune.forecast import unknown_model
 from autotune.objective.ranking import rate
-from autotune.outcome.drift import drift_of
-from autotune.outcome.environment_findings import environment_document, environment_findings, environment_line
+from autotune.outcome.best_config import environment_document, environment_findings, environment_line
+from autotune.outcome.standings import drift_of
+from autotune.prediction.planning.estimate import StepEstimate, estimates
+from autotune.prediction.planning.question import Question
+from autotune.wire.figures import KnobDifference, KnobEffect
 from search_spaces.errors import SpaceTooLargeError
+from search_spaces.knob import Value
+from search_spaces.space import SearchSpace
+from search_spaces.trial_config import TrialConfig
 
 if TYPE_CHECKING:
     from storage.store import Store
 
-SCHEMA_PATH = Path(__file__).parents[2] / "schemas" / "explanation.schema.json"
+SCHEMA_PATH = Path(__file__).parents[1] / "schemas" / "explanation.schema.json"
 
 
 def explain(store: "Store", job_id: str) -> Explanation:
@@ -94,3 +99,60 @@ def machine_notes(evidence: ExplanationEvidence) -> list[str]:
     if slow:
         notes.append(f"{', '.join(slow)} held the winner back, and there was no other node to measure it on: it may be faster")
     return notes
+
+
+def knob_differences(
+    space: SearchSpace, question: Question | None, config: TrialConfig, other: TrialConfig
+) -> tuple[KnobEffect | None, tuple[KnobDifference, ...]]:
+    """The predicted effect of all differences together, and the knobs in which `other` differs from `config`, those with the
+    largest effect first.
+
+    The effect of a knob depends on the other knobs. Therefore it is predicted twice: as the first knob to change,
+    from `config`, and as the last, to `other`.
+
+    Args:
+        space: whose rules say which changes are possible.
+        question: what predictions are made for. None: the equations do not know the model, and no effect is predicted.
+        config: the configuration before the change.
+        other: the configuration after it.
+    """
+    changed = other.differences(config)
+    first = {name: _changed(space, config, name, value) for name, value in changed.items()}
+    last = {name: _changed(space, other, name, getattr(config, name)) for name in changed}
+    predictions: dict[TrialConfig, StepEstimate] = {}
+    if question is not None:
+        configs = [
+            *dict.fromkeys(candidate for candidate in (config, other, *first.values(), *last.values()) if candidate is not None)
+        ]
+        predictions = dict(zip(configs, estimates(question, configs), strict=True))
+
+    def effect(before: TrialConfig | None, after: TrialConfig | None) -> KnobEffect | None:
+        if before not in predictions or after not in predictions:
+            return None
+        return KnobEffect(
+            speed=predictions[before].step_seconds.mean / predictions[after].step_seconds.mean,
+            peak_memory=predictions[after].peak_memory_bytes.mean / predictions[before].peak_memory_bytes.mean,
+        )
+
+    differences = [
+        KnobDifference(
+            knob=name,
+            before=getattr(config, name),
+            after=value,
+            first=effect(config, first[name]),
+            last=effect(last[name], other),
+        )
+        for name, value in changed.items()
+    ]
+    return effect(config, other), tuple(sorted(differences, key=_size, reverse=True))
+
+
+def _changed(space: SearchSpace, config: TrialConfig, knob: str, value: Value) -> TrialConfig | None:
+    """The configuration with only this knob changed. None: the rules refuse it, or other knobs have to change too."""
+    changed = config.replace({knob: value})
+    return changed if space.canonical(changed) == changed and not space.check(changed) else None
+
+
+def _size(difference: KnobDifference) -> float:
+    effects = (difference.first, difference.last)
+    return max((abs(effect.speed - 1) for effect in effects if effect is not None), default=0.0)

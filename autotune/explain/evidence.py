@@ -30,6 +30,9 @@ from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
+if TYPE_CHECKING:
+    from storage.store import Store
+
 
 class Forecast:
     """Rates and memory of one job's configurations, predicted after its trials, for any objective of the job.
@@ -74,10 +77,6 @@ class Forecast:
         ranking = dataclasses.replace(setting.ranking, memory_limit_bytes=None if limit is None else int(limit * memory))
         space = dataclasses.replace(setting.space, cluster=with_memory(cluster, memory))
         return SpaceForecaster(dataclasses.replace(setting, space=space, ranking=ranking), self._prior).pool(space)
-
-
-if TYPE_CHECKING:
-    from storage.store import Store
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,10 +13,9 @@ import pytest
 import table
 from pydantic import TypeAdapter
 
-from autotune.cli.explain import document_of
 from autotune.errors import JobNotResumableError, NoBestError
-from autotune.explain.explanation.explain import SCHEMA_PATH, explain
-from autotune.explain.explanation.findings import Basis, Explanation, KnobFinding, KnobPoint, KnobVerdict
+from autotune.explain.explain import SCHEMA_PATH, explain
+from autotune.explain.findings import Basis, Explanation, KnobFinding, KnobPoint, KnobVerdict
 from autotune.loop.loop import run_job
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
@@ -26,7 +25,7 @@ from autotune.text.explain_sections import markdown_of
 from executor.dry.module_profile import profile_module
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
-from search_spaces.plain import from_plain
+from search_spaces.plain import finite, from_plain, to_plain
 from search_spaces.trial import CollectiveCount, Interval, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 from storage.errors import UnknownJobError
@@ -181,7 +180,7 @@ def test_more_memory_would_help_where_it_is_what_is_missing(tmp_path: Path, stor
 )
 def test_the_document_keeps_its_schema(tmp_path: Path, store: Store, schema: dict[str, Any], changes: dict[str, Any]) -> None:
     told = explained(tmp_path, store, table.measured, **changes)
-    text = json.dumps(document_of(told), allow_nan=False)
+    text = json.dumps(finite(to_plain(told)), allow_nan=False)
     jsonschema.validate(json.loads(text), schema)
     assert from_plain(Explanation, json.loads(text)) == told
     assert "nan" not in markdown_of(told).lower()
@@ -200,8 +199,8 @@ def test_figures_stay_finite_whatever_was_measured(
 
     told = explained(tmp_path, store, answer, trials=9, confirm_repeats=0)
     assert told.memory is None
-    jsonschema.validate(json.loads(json.dumps(document_of(told), allow_nan=False)), schema)
-    assert from_plain(Explanation, document_of(told)) == told
+    jsonschema.validate(json.loads(json.dumps(finite(to_plain(told)), allow_nan=False)), schema)
+    assert from_plain(Explanation, finite(to_plain(told))) == told
 
 
 def test_the_schema_is_what_the_classes_say(schema: dict[str, Any]) -> None:
@@ -220,7 +219,7 @@ def test_a_module_with_a_profile_is_explained_like_our_model(tmp_path: Path, sto
     told = explained(tmp_path, store, trials=8, confirm_repeats=0, model=model.reference, resolved_model=model)
     assert told.time.predicted_seconds is not None and told.limits is not None and told.upgrades
     assert not any("do not know" in note for note in told.notes)
-    jsonschema.validate(document_of(told), schema)
+    jsonschema.validate(finite(to_plain(told)), schema)
 
 
 def test_a_factory_has_measured_parts_alone(tmp_path: Path, store: Store, schema: dict[str, Any]) -> None:
@@ -231,7 +230,7 @@ def test_a_factory_has_measured_parts_alone(tmp_path: Path, store: Store, schema
     assert len(told.notes) == 1
     assert knob(told, "activation_checkpointing").verdict is KnobVerdict.FASTER
     assert all(one.source is not Basis.PREDICTED for finding in told.knobs for one in finding.curve)
-    jsonschema.validate(document_of(told), schema)
+    jsonschema.validate(finite(to_plain(told)), schema)
 
 
 def test_a_job_without_a_winner_says_what_its_trials_were(tmp_path: Path, store: Store) -> None:

@@ -1,4 +1,4 @@
-"""Predicts what limits the winner: the step on other hardware, and what more memory per rank would allow."""
+"""Where the winner's time and memory go, and what limits it: other hardware, more memory per rank."""
 
 import dataclasses
 import math
@@ -7,21 +7,114 @@ from typing import Any
 
 import numpy as np
 
-from autotune.explain.explanation.evidence import ExplanationEvidence, WinnerOutlook
-from autotune.explain.explanation.findings import Bound, Limits, MoreMemory, Upgrade
-from autotune.explain.explanation.knob_findings import LIKELY
-from autotune.explain.explanation.resource_use import UNEXPLAINED
-from autotune.explain.explanation.wording import limits_text
+from autotune.explain.evidence import ExplanationEvidence, WinnerOutlook
+from autotune.explain.findings import (
+    Bound,
+    Limits,
+    MemoryUse,
+    MoreMemory,
+    StepActivity,
+    TimeUse,
+    Upgrade,
+    limits_text,
+)
+from autotune.explain.knob_findings import LIKELY
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.step import Z90, predict, seconds_of
+from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.question import Question
 from autotune.strategies.guided.described import CandidatePool
-from search_spaces.trial import Interval
+from search_spaces.trial import CollectiveCount, Interval, RankMeasurement
+from search_spaces.waiting import waiting_text
+
+UNEXPLAINED = "unexplained"
+
+
+def time_use(evidence: ExplanationEvidence) -> TimeUse:
+    """The measured step, divided into parts by the equations, with what the ranks counted."""
+    rate, batch = evidence.rate, evidence.session.request.global_batch_size
+    predicted = None if evidence.question is None else estimates(evidence.question, [evidence.config])[0]
+    ranks = evidence.winner.result.ranks if evidence.winner.result else ()
+    seconds = evidence.step_seconds
+    return TimeUse(
+        step_seconds=_inverse(rate, batch),
+        samples_per_second=rate,
+        repeats=evidence.verdict.standings.repeats_of(evidence.winner),
+        parts=() if predicted is None else parts_of(predicted, seconds),
+        predicted_seconds=None if predicted is None else predicted.step_seconds,
+        measured_over_predicted=None if predicted is None else seconds / predicted.step_seconds.mean,
+        collectives=_collectives(ranks),
+        cpu_seconds=max((rank.cpu_seconds_per_step for rank in ranks), default=None),
+    )
+
+
+def parts_of(predicted: StepEstimate, measured: float) -> tuple[StepActivity, ...]:
+    """Parts that sum to the measured step: as predicted, or all scaled down to it; the remainder is a part of its own."""
+    scale = min(1.0, measured / predicted.step_seconds.mean)
+    parts = {name: seconds * scale for name, seconds in predicted.breakdown_seconds.items()}
+    unexplained_seconds = measured - sum(parts.values())
+    # A smaller remainder is a rounding error.
+    parts[UNEXPLAINED] = unexplained_seconds if unexplained_seconds > 1e-9 * measured else 0.0
+    return tuple(StepActivity(name=name, seconds=seconds, share=seconds / measured) for name, seconds in parts.items())
+
+
+def _inverse(rate: Interval, batch: int) -> Interval:
+    """Seconds per step. Where the rate's interval reaches down to 0, the upper end is ten times the mean."""
+    longest = 10.0 * batch / rate.mean
+    high = min(batch / rate.low, longest) if rate.low > 0 else longest
+    return Interval(mean=batch / rate.mean, low=batch / rate.high, high=high)
+
+
+def _collectives(ranks: tuple[RankMeasurement, ...]) -> tuple[CollectiveCount, ...]:
+    """For each operation and dimension, the count of the rank that moves most; most bytes first."""
+    most: dict[tuple[str, str], CollectiveCount] = {}
+    for collective_count in (collective for rank in ranks for collective in rank.collectives):
+        key = (collective_count.mesh_dimension, collective_count.operation)
+        if key not in most or (collective_count.bytes, collective_count.count) > (most[key].bytes, most[key].count):
+            most[key] = collective_count
+    return tuple(sorted(most.values(), key=lambda item: (-item.bytes, item.mesh_dimension, item.operation)))
+
+
+def waiting_notes(evidence: ExplanationEvidence) -> list[str]:
+    """One line if it waits, about the rank that waits longest; none if no rank reports waiting."""
+    result = evidence.winner.result
+    if result is None or not result.step_seconds:
+        return []
+    waited = max((rank.data_wait_seconds or 0.0 for rank in result.ranks), default=0.0)
+    share = waited * len(result.step_seconds) / sum(result.step_seconds)
+    text = waiting_text(share, evidence.session.model, "the winner ")
+    return [text] if text else []
+
+
+def memory_use(evidence: ExplanationEvidence) -> MemoryUse | None:
+    """The measured memory use; None: no rank reported it."""
+    ranks = evidence.winner.result.ranks if evidence.winner.result else ()
+    if not ranks:
+        return None
+    fullest = max(ranks, key=lambda rank: rank.needed_memory_bytes)
+    ranking = evidence.session.ranking
+    by_tag = dict(sorted(fullest.memory_by_tag.items(), key=lambda item: -item[1]))
+    limit, free, first, factor = ranking.memory_limit_bytes, None, None, None
+    if limit is not None:
+        free = int(ranking.capacity_bytes) - fullest.needed_memory_bytes
+        first = next((tag for tag, size in by_tag.items() if size > 0), None)
+        factor = None if first is None else max((by_tag[first] + free) / by_tag[first], 0.0)
+    return MemoryUse(
+        rank=fullest.rank,
+        peak_bytes=fullest.peak_memory_bytes,
+        by_tag=by_tag,
+        limit_bytes=limit,
+        headroom=ranking.headroom,
+        free_bytes=free,
+        breaks_first=first,
+        breaks_at=factor,
+        reserved_bytes=fullest.reserved_bytes,
+        outside_bytes=fullest.non_torch_bytes,
+    )
+
 
 FREE = 1e9
 """Speed-up factor at which a resource costs nothing."""
-NEGLIGIBLE = 1e-15
-"""Replaces a coefficient that is to cost nothing. It is not 0, because the equations divide by some coefficients."""
 
 
 class Counterfactual:
@@ -65,10 +158,8 @@ class Counterfactual:
         hardware = self._cases.hardware
         changed = {name: getattr(hardware, name) * factor for name, factor in times.items()}
         cases = dataclasses.replace(self._cases, hardware=dataclasses.replace(hardware, **changed))
-        return cases, dataclasses.replace(self._rates, **dict.fromkeys(without, NEGLIGIBLE))
-
-
-FACTORS = (1.1, 1.25, 2.0)
+        # Not 0, because the equations divide by some coefficients.
+        return cases, dataclasses.replace(self._rates, **dict.fromkeys(without, 1e-15))
 
 
 def more_memory(outlook: WinnerOutlook) -> tuple[MoreMemory, ...]:
@@ -78,7 +169,7 @@ def more_memory(outlook: WinnerOutlook) -> tuple[MoreMemory, ...]:
         SpaceTooLargeError: there are too many candidates to evaluate.
     """
     now = min(_fastest(outlook, outlook.pool(1.0))[0], 0.0)  # the winner itself is a candidate
-    return tuple(_found(outlook, factor, now) for factor in FACTORS)
+    return tuple(_found(outlook, factor, now) for factor in (1.1, 1.25, 2.0))
 
 
 def _found(outlook: WinnerOutlook, factor: float, now: float) -> MoreMemory:

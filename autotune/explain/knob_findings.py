@@ -3,9 +3,8 @@
 import math
 from collections.abc import Iterator, Mapping, Sequence
 
-from autotune.explain.explanation.evidence import ExplanationEvidence, WinnerOutlook
-from autotune.explain.explanation.findings import Basis, FarTrial, KnobFinding, KnobPoint, KnobVerdict
-from autotune.explain.explanation.wording import knob_text, memory_text
+from autotune.explain.evidence import ExplanationEvidence, WinnerOutlook
+from autotune.explain.findings import Basis, FarTrial, KnobFinding, KnobPoint, KnobVerdict, knob_text, memory_text
 from autotune.objective.ranking import rate
 from autotune.outcome.standings import is_extrapolated
 from autotune.prediction.equations.step import Z90
@@ -261,10 +260,6 @@ def _empty(value: Value, source: Basis, note: str, trial: int | None = None) -> 
     )  # fmt: skip
 
 
-FEW = 2
-"""Most other knobs in which a trial may differ to be reported at all."""
-
-
 def explained_knobs(evidence: ExplanationEvidence) -> list[str]:
     """Knobs that matter in the winner and were searched, or differ from the baseline or the defaults."""
     winner, space, baseline = evidence.config, evidence.session.space, baseline_of(evidence)
@@ -329,7 +324,7 @@ def far_trials(
         (trial, [name for name in names if name != knob]) for trial, names in trials_with_knobs if knob in names
     ]
     yield from sorted(
-        ((t, other_knobs) for t, other_knobs in trials_with_others if 0 < len(other_knobs) <= FEW),
+        ((t, other_knobs) for t, other_knobs in trials_with_others if 0 < len(other_knobs) <= 2),
         key=lambda item: len(item[1]),
     )
 
