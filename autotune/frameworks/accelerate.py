@@ -14,7 +14,16 @@ from autotune.frameworks.deepspeed import (
     from_deepspeed,
     reduces_as_it_computes,
 )
-from autotune.frameworks.export import Checkpoints, Export, ExportTarget, header, remarks, unplaced_notes, yaml_text
+from autotune.frameworks.export import (
+    OTHER_FORMATS,
+    Checkpoints,
+    Export,
+    ExportTarget,
+    header,
+    remarks,
+    unplaced_notes,
+    yaml_text,
+)
 from autotune.frameworks.framework import Option, knobs_of
 from autotune.frameworks.fsdp2 import DECODER_LAYERS, fsdp2_notes, reduction_note, replicas
 from autotune.frameworks.imported import FlatTable, Imported, nested, read_table
@@ -32,7 +41,6 @@ HYBRID_ZERO2 = ("hybrid_shard_zero2", "5")
 """The hybrid strategy that keeps parameters gathered until backward."""
 FILE, INIT_FLAG = "deepspeed_config.deepspeed_config_file", "deepspeed_config.zero3_init_flag"
 PROCESSES, MACHINES = "num_processes", "num_machines"
-ACCELERATE_FORMAT = "accelerate"
 
 
 def fsdp(name: str) -> str:
@@ -105,7 +113,7 @@ def from_accelerate(content: Mapping[str, Any], source: str) -> Imported:
         inner_path = path.parent / str(beside)
         inner = from_deepspeed(read_table(inner_path), inner_path.name)
         notes, settings = (*table.imported().notes, *inner.notes), {**table.settings, **inner.settings}
-        return dataclasses.replace(inner, ranks=ranks, notes=notes, format=ACCELERATE_FORMAT, settings=settings)
+        return dataclasses.replace(inner, ranks=ranks, notes=notes, settings=settings)
     table.set("precision", table.choice("mixed_precision", PRECISIONS))
     match kind:
         case "DEEPSPEED":
@@ -124,7 +132,7 @@ def from_accelerate(content: Mapping[str, Any], source: str) -> Imported:
     table.notes.append(f"micro_batch_size: the file does not state it, so it is 1; {baseline}")
     table.assumed |= {"micro_batch_size": 1, "activation_checkpointing": "none"}
     clip = table.quantity("deepspeed_config.gradient_clipping", "megatron_lm_config.megatron_lm_gradient_clipping")
-    return table.imported(format=ACCELERATE_FORMAT, ranks=ranks, hyperparameters=Stated(clip=clip))
+    return table.imported(ranks=ranks, hyperparameters=Stated(clip=clip))
 
 
 def _read_deepspeed(table: FlatTable) -> None:
@@ -206,10 +214,7 @@ FSDP = ExportTarget(
         "context_parallel_method": "Accelerate exchanges heads with DeepSpeed alone: parallelism_config_sp_size in "
         "the place of parallelism_config_cp_size, and sp_backend deepspeed",
     },
-    refused={
-        "pipeline_parallel_size": "torch, torchtitan, megatron or deepspeed",
-        "expert_parallel_size": "megatron",
-    },
+    refused={name: OTHER_FORMATS[name] for name in ("pipeline_parallel_size", "expert_parallel_size")},
 )  # fmt: skip
 DDP = ExportTarget(
     format="accelerate-fsdp",
@@ -224,11 +229,7 @@ DEEPSPEED = ExportTarget(
     format="accelerate-deepspeed",
     name="an Accelerate file for DeepSpeed",
     expressed=frozenset(),
-    refused={
-        "pipeline_parallel_size": "deepspeed, with its PipelineModule",
-        "context_parallel_size": "accelerate-fsdp, torchtitan or megatron",
-        "expert_parallel_size": "megatron",
-    },
+    refused={**OTHER_FORMATS, "pipeline_parallel_size": "deepspeed, with its PipelineModule"},
 )
 DEEPSPEED_FILE = "ds_config.json"
 

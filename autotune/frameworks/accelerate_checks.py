@@ -4,7 +4,6 @@ import math
 from collections.abc import Iterator
 
 from autotune.frameworks.accelerate import (
-    ACCELERATE_FORMAT,
     FILE,
     INIT_FLAG,
     MACHINES,
@@ -236,7 +235,7 @@ def _sizes(case: LintCase, _: TrialConfig, __: int) -> Settings:
 
 
 ACCELERATE = Framework(
-    name=ACCELERATE_FORMAT, title="Accelerate", checked="1.15.0", options=OPTIONS, read=from_accelerate, checks=CHECKS,
+    name="accelerate", title="Accelerate", checked="1.15.0", options=OPTIONS, read=from_accelerate, checks=CHECKS,
     rewrite=_rewrite, sizes=_sizes, undeclared_findings=_unknown_fields,
     rules=frozenset({"world-divides", "tensor-divides", "sequence-divides", "pipeline-layers"}),
 )  # fmt: skip

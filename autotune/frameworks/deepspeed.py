@@ -16,7 +16,6 @@ from search_spaces.knob_values import value_text
 from search_spaces.training.data_schedule import GRANULARITY, UNSCHEDULED_LAYERS
 from search_spaces.trial_config import TrialConfig
 
-DEEPSPEED_FORMAT = "deepspeed"
 ZERO = "zero_optimization."
 OPTIONS = (
     *(Option(key, knob, changes=knob in ("micro_batch_size", "zero_stage", "offload_optimizer", "offload_param"))
@@ -67,9 +66,7 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
             "train_micro_batch_size_per_gpu is not stated: it follows from the number of ranks; the default is 1"
         )
     samples = int(micro) * steps if micro is not None and steps is not None else None
-    return table.imported(
-        format=DEEPSPEED_FORMAT, global_batch_size=batch, samples_per_rank=samples, hyperparameters=hyperparameters
-    )
+    return table.imported(global_batch_size=batch, samples_per_rank=samples, hyperparameters=hyperparameters)
 
 
 def as_deepspeed_does(table: FlatTable) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.frameworks.deepspeed import DEEPSPEED_FORMAT, EITHER, OPTIONS, from_deepspeed
+from autotune.frameworks.deepspeed import EITHER, OPTIONS, from_deepspeed
 from autotune.frameworks.framework import Framework, LintCase, Settings
 from autotune.frameworks.imported import Imported, flat, nested
 from executor.engines.deepspeed.capability import installed_version
@@ -396,7 +396,7 @@ def _read(settings: Settings, source: str) -> Imported:
     try:
         return from_deepspeed(settings, Path(source).name)
     except RequestError as error:
-        return Imported(knobs={}, format=DEEPSPEED_FORMAT, settings=dict(flat(settings)), unreadable=error)
+        return Imported(knobs={}, settings=dict(flat(settings)), unreadable=error)
 
 
 def _sizes(case: LintCase, config: TrialConfig, batch: int) -> Settings:
@@ -410,7 +410,7 @@ def _sizes(case: LintCase, config: TrialConfig, batch: int) -> Settings:
 
 
 DEEPSPEED = Framework(
-    name=DEEPSPEED_FORMAT, title="DeepSpeed", checked=CHECKED, read=_read, checks=(), options=OPTIONS, sizes=_sizes,
+    name="deepspeed", title="DeepSpeed", checked=CHECKED, read=_read, checks=(), options=OPTIONS, sizes=_sizes,
     undeclared_findings=_findings_of_table,
     rules=frozenset({"tensor-divides"}),
 )  # fmt: skip

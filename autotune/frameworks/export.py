@@ -15,6 +15,13 @@ from search_spaces.models.model import CLAMPED, HeadNorm, ModelSpec, NormPlace
 from search_spaces.models.pipeline import marks_offloading, marks_recomputation
 from search_spaces.trial_config import TrialConfig
 
+OTHER_FORMATS = {
+    "pipeline_parallel_size": "torch, torchtitan, megatron or deepspeed",
+    "context_parallel_size": "accelerate-fsdp, torchtitan or megatron",
+    "expert_parallel_size": "megatron",
+}
+"""Degree -> formats that have a place for it: `ExportTarget.refused` of targets without any of these."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportTarget:
@@ -287,11 +294,11 @@ def remarks(
     return (*notes, *size_notes, *checkpoint_notes, *specific_note(winner, same), verified_note(winner, same))
 
 
-def header(winner: Winner, title: str, notes: Sequence[str], mark: str = "# ") -> str:
+def header(winner: Winner, title: str, notes: Sequence[str]) -> str:
     """The comment lines at the top of a file: its kind, its job, and the notes."""
     of = f" (job {winner.job})" if winner.job else ""
     lines = [f"{title}: the best configuration that Autotune found{of}.", *notes]
-    return "".join(f"{mark}{line}\n" for line in lines)
+    return "".join(f"# {line}\n" for line in lines)
 
 
 def python_text(value: object, indent: str = "") -> str:

@@ -75,6 +75,11 @@ def replicas(winner: Winner, form: str) -> int:
     return copies
 
 
+def state_copies(winner: Winner, form: str) -> int:
+    """As `replicas`, for targets that shard nothing at stage 0: there every data-parallel rank has a copy."""
+    return winner.data_parallel_size if winner.config.zero_stage == 0 else replicas(winner, form)
+
+
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 """Bytes per element of a reduction, by dtype."""
 
@@ -170,8 +175,8 @@ def _constants(winner: Winner) -> str:
     stages = split_layers(shape, config, workload.sequence_length)
     names = _mesh_names(config)
     sizes = {
-        "pipeline": config.pipeline_parallel_size, "replicate": _replicas(winner),
-        "shard": winner.data_parallel_size // _replicas(winner), "tensor": config.tensor_parallel_size,
+        "pipeline": config.pipeline_parallel_size, "replicate": state_copies(winner, TARGET.format),
+        "shard": winner.data_parallel_size // state_copies(winner, TARGET.format), "tensor": config.tensor_parallel_size,
     }  # fmt: skip
     values: dict[str, object] = {
         "WORLD_SIZE": winner.world_size,
@@ -208,10 +213,6 @@ def _mesh_names(config: TrialConfig) -> tuple[str, ...]:
     dimensions = {"tensor": ("tensor",), "context": (), "data": ("replicate", "shard"), "pipeline": ("pipeline",)}
     order = [ABBREVIATIONS[short] for short in reversed(config.rank_order.split("-"))]
     return tuple(name for dimension in order for name in dimensions[dimension])
-
-
-def _replicas(winner: Winner) -> int:
-    return winner.data_parallel_size if winner.config.zero_stage == 0 else replicas(winner, TARGET.format)
 
 
 def _model(shape: ModelSpec) -> dict[str, object]:

@@ -13,11 +13,9 @@ from search_spaces.knob_values import KNOBS
 REMEDY = "give a CSV file, or an Optuna storage such as sqlite:///studies.db#NAME"
 RATES = ("samples_per_second", "value", "values_0")
 """Columns of a table that may hold samples/s; the first existing one is used."""
-STATES = ("state", "outcome")
-MEASURED = ("", "complete", "ok")
 SQLITE = "sqlite:///"
-PARAMETER, ATTRIBUTE = "params_", "user_attrs_"
-"""Prefixes of the columns of Optuna's `trials_dataframe`."""
+PARAMETER = "params_"
+"""Prefix of the parameters' columns in Optuna's `trials_dataframe`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +69,8 @@ def _table_row(number: int, row: Mapping[str, Any], rate: str) -> EarlierRow:
     cells = {
         name: (value or "").strip() for name, value in row.items() if isinstance(name, str) and isinstance(value, str | None)
     }
-    attributes = {name.removeprefix(ATTRIBUTE): value for name, value in cells.items()}
-    state = next((cells[name] for name in STATES if name in cells), "")
+    attributes = {name.removeprefix("user_attrs_"): value for name, value in cells.items()}
+    state = next((cells[name] for name in ("state", "outcome") if name in cells), "")
     return EarlierRow(
         number=number,
         # A table may have other columns: parameters are those with the prefix, or with the name of a knob.
@@ -81,7 +79,7 @@ def _table_row(number: int, row: Mapping[str, Any], rate: str) -> EarlierRow:
             for name, value in cells.items()
             if value and (name in KNOBS or name.startswith(PARAMETER))
         },
-        rate=_number(cells[rate]) if state.lower() in MEASURED else None,
+        rate=_number(cells[rate]) if state.lower() in ("", "complete", "ok") else None,
         state=state,
         interval=_interval(attributes),
         peak_memory_bytes=_whole(attributes.get("peak_memory_bytes")),

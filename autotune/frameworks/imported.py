@@ -45,8 +45,6 @@ class Imported:
     """Knob -> its value in predictions, of those that the file leaves to the program that trains."""
     undecided: Mapping[str, str] = field(default_factory=dict)
     """Setting whose value is decided when the file runs -> what decides it."""
-    format: str = ""
-    """The framework, as `autotune lint` names it."""
     model: ModelSpec | None = None
     """The model that the file describes or names; None: neither, or its shape is unknown here."""
     sequence_length: int | None = None

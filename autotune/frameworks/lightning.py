@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from autotune.frameworks.best_config import Winner
 from autotune.frameworks.deepspeed import DEEPSPEED_ENGINES, deepspeed_document, deepspeed_notes
 from autotune.frameworks.export import (
+    OTHER_FORMATS,
     Checkpoints,
     Export,
     ExportTarget,
@@ -17,13 +18,8 @@ from autotune.frameworks.export import (
 from autotune.frameworks.fsdp2 import DECODER_LAYERS, bucket_megabytes, offload_notes, reduction_note
 
 _SHARED = frozenset({"zero_stage", "micro_batch_size", "precision"})
-_REFUSED = {
-    "pipeline_parallel_size": "torch, torchtitan, megatron or deepspeed",
-    "context_parallel_size": "accelerate-fsdp, torchtitan or megatron",
-    "expert_parallel_size": "megatron",
-}
 DDP = ExportTarget(
-    format="lightning", name="Lightning's DDPStrategy", expressed=_SHARED | {"reduce_bucket_size"}, refused=_REFUSED
+    format="lightning", name="Lightning's DDPStrategy", expressed=_SHARED | {"reduce_bucket_size"}, refused=OTHER_FORMATS
 )
 FSDP = ExportTarget(
     format="lightning",
@@ -31,7 +27,7 @@ FSDP = ExportTarget(
     expressed=_SHARED
     | {"reshard_after_forward", "hsdp_shard_size", "offload_param", "offload_optimizer", "activation_checkpointing"}
     | {"reduce_dtype"},
-    refused=_REFUSED,
+    refused=OTHER_FORMATS,
 )
 MODEL_PARALLEL = ExportTarget(
     format="lightning",
@@ -43,7 +39,7 @@ MODEL_PARALLEL = ExportTarget(
         "reshard_after_forward": "give it to fully_shard in configure_model",
         "hsdp_shard_size": "its mesh has data_parallel and tensor_parallel alone",
     },
-    refused=_REFUSED,
+    refused=OTHER_FORMATS,
 )
 PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp64": "64-true", "fp8": "transformer-engine"}
 BATCH = ("train_batch_size", "gradient_accumulation_steps")

@@ -185,7 +185,7 @@ class _MegatronReading:
             LAUNCHER, "env.", "dataset.", "tokenizer.", "logger.", "checkpoint.", "scheduler.", "rng.", "profiling."
         )
         return table.imported(
-            format=self.dialect.format, model=model, ranks=ranks, global_batch_size=self.whole("global_batch_size"),
+            model=model, ranks=ranks, global_batch_size=self.whole("global_batch_size"),
             sequence_length=tokens, hyperparameters=hyperparameters,
         )  # fmt: skip
 

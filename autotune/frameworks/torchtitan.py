@@ -18,14 +18,13 @@ from autotune.frameworks.export import (
     unstated_note,
 )
 from autotune.frameworks.framework import BATCH, Option, knobs_of
-from autotune.frameworks.fsdp2 import fsdp2_notes, replicas
+from autotune.frameworks.fsdp2 import fsdp2_notes, state_copies
 from autotune.frameworks.imported import FlatTable, Imported, model_named
 from autotune.frameworks.launch import environment, torchrun_words
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, split_layers
 
-FORMAT = "torchtitan"
 TRAIN, SPLIT = "training.", "parallelism."
 LOCAL, GLOBAL, TOKENS = f"{TRAIN}local_batch_size", f"{TRAIN}global_batch_size", f"{TRAIN}seq_len"
 PRECISION, OFFLOAD, GRAPHS = f"{TRAIN}mixed_precision_param", f"{TRAIN}enable_cpu_offload", f"{TRAIN}disable_cuda_graphs"
@@ -130,6 +129,7 @@ def _overrides(winner: Winner) -> list[str]:
     config, workload = winner.config, winner.workload
     # In a pipeline the schedule splits the batch into micro-batches; else torchtitan accumulates to the global batch.
     local = config.micro_batch_size * (winner.gradient_accumulation_steps if config.pipeline_parallel_size > 1 else 1)
+    copies = state_copies(winner, TARGET.format)
     reshards = config.zero_stage == 3 and config.reshard_after_forward
     values: dict[str, object] = {
         LOCAL: local,
@@ -137,8 +137,8 @@ def _overrides(winner: Winner) -> list[str]:
         TOKENS: workload.sequence_length,
         **({} if winner.hyperparameters.clip is None else {"training.max_norm": winner.hyperparameters.clip}),
         PRECISION: "bfloat16" if config.precision in ("bf16", "fp8") else "float32",
-        REPLICATE: _replicas(winner),
-        SHARD: winner.data_parallel_size // _replicas(winner),
+        REPLICATE: copies,
+        SHARD: winner.data_parallel_size // copies,
         RESHARD: "always" if reshards else "never",
         TENSOR: config.tensor_parallel_size,
         CONTEXT: config.context_parallel_size,
@@ -156,11 +156,6 @@ def _overrides(winner: Winner) -> list[str]:
     if config.tensor_parallel_size > 1 and not config.sequence_parallel:
         words.append("--parallelism.no-enable-sequence-parallel")
     return words
-
-
-def _replicas(winner: Winner) -> int:
-    """Number of copies of the states; without sharding, every data-parallel rank has one."""
-    return winner.data_parallel_size if winner.config.zero_stage == 0 else replicas(winner, TARGET.format)
 
 
 def _pipeline(winner: Winner) -> list[str]:
@@ -244,7 +239,6 @@ def from_torchtitan(content: Mapping[str, Any], source: str) -> Imported:
     _computation(table)
     batch = table.take(GLOBAL)
     return table.imported(
-        format=FORMAT,
         model=model,
         ranks=ranks,
         global_batch_size=None if batch in (None, -1) else _count(batch, source),

@@ -11,7 +11,6 @@ from autotune.frameworks.torchtitan import (
     COMPONENTS,
     EXPERT_TENSOR,
     EXPERTS,
-    FORMAT,
     GLOBAL,
     GRAPHS,
     LESS_LAYERS,
@@ -270,7 +269,7 @@ def _sizes(case: LintCase, config: TrialConfig, batch: int) -> Settings:
 
 
 TORCHTITAN = Framework(
-    name=FORMAT, title="torchtitan", checked="0.3.0, TOML 0.2.2", options=OPTIONS, read=from_torchtitan, checks=CHECKS,
+    name="torchtitan", title="torchtitan", checked="0.3.0, TOML 0.2.2", options=OPTIONS, read=from_torchtitan, checks=CHECKS,
     rules=RULES, rewrite=_rewrite, sizes=_sizes, undeclared_findings=_unknown_fields, experts_borrow=True,
     expert_tensor=_expert_tensor, samples_per_pass=_batch_step,
     prefixes=("recipe", "model.", "training.", "optimizer.", "parallelism.", "activation_checkpoint.", "compile.", *UNREAD),

@@ -5,7 +5,7 @@ from typing import Any
 
 from autotune.frameworks.best_config import Winner
 from autotune.frameworks.deepspeed import DEEPSPEED_ENGINES, RECOMPUTATION, deepspeed_document, deepspeed_notes
-from autotune.frameworks.export import Checkpoints, Export, ExportTarget, remarks, unstated_note
+from autotune.frameworks.export import OTHER_FORMATS, Checkpoints, Export, ExportTarget, remarks, unstated_note
 from autotune.frameworks.fsdp2 import bucket_megabytes
 from autotune.frameworks.peft import ADAPTER_KNOBS, peft_notes
 from search_spaces.kernels import LIGER, TRANSFORMER_ENGINE
@@ -25,11 +25,7 @@ TARGET = ExportTarget(
         "attn_implementation=flash_attention_2; or use TRL's SFTConfig with packing=True",
         "attention_window": "give from_pretrained this sliding_window, where the model's class has one",
     },
-    refused={
-        "pipeline_parallel_size": "torch, torchtitan, megatron or deepspeed",
-        "context_parallel_size": "accelerate-fsdp, torchtitan or megatron",
-        "expert_parallel_size": "megatron",
-    },
+    refused=OTHER_FORMATS,
 )  # fmt: skip
 STATED = ("lr", "weight_decay", "clip", "optimizer")
 HERE = frozenset({"activation_checkpointing", "fused_kernels", "fused_optimizer", *STATED[:3], *ADAPTER_KNOBS})

@@ -15,11 +15,11 @@ from autotune.frameworks.check import undecided_settings
 from autotune.frameworks.export import yaml_text
 from autotune.frameworks.framework import BATCH, Framework, LintCase, Option, Settings, Surroundings
 from autotune.frameworks.imported import Imported, flat, nested, read_table
-from autotune.frameworks.megatron import BRIDGE
+from autotune.frameworks.megatron_checks import MEGATRON_BRIDGE
 from autotune.frameworks.read import BEST_CONFIG as BEST_CONFIG_KEYS
 from autotune.frameworks.read import TABLES, Written, read_written
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
-from autotune.frameworks.torchtitan import FORMAT as TORCHTITAN
+from autotune.frameworks.torchtitan_checks import TORCHTITAN
 from autotune.prediction.planning.estimate import StepEstimate
 from autotune.recipes.candidates import LEVERS
 from autotune.recipes.lint import case_of
@@ -103,7 +103,7 @@ def _anew(recipe: Written, settings: Settings) -> tuple[str, str]:
     """All settings, and the suffix of a file with them."""
     if recipe.path.suffix in TABLES:
         return (_toml("", settings), ".toml") if recipe.path.suffix == ".toml" else (yaml_text(nested(settings)), ".yaml")
-    if recipe.format == BRIDGE:
+    if recipe.format == MEGATRON_BRIDGE.name:
         return "\n".join(f"{key}={_word(value)}" for key, value in settings.items()) + "\n", ".args"
     return _launch(recipe, settings), ".sh"
 
@@ -113,7 +113,7 @@ def _launch(recipe: Written, settings: Settings) -> str:
     exports = [f"export {key.removeprefix(ENVIRONMENT)}={_word(value)}" for key, value in settings.items()
                if key.startswith(ENVIRONMENT)]  # fmt: skip
     launcher = [f"--{key.removeprefix(LAUNCHER)} {_word(value)}" for key, value in settings.items() if key.startswith(LAUNCHER)]
-    titan = recipe.format == TORCHTITAN
+    titan = recipe.format == TORCHTITAN.name
     words = ["torchrun", *launcher, "-m torchtitan.train" if titan else "pretrain_gpt.py"]
     for key, value in settings.items():
         if key.startswith((ENVIRONMENT, LAUNCHER)) or key == "activation_checkpoint.mode":
@@ -326,7 +326,7 @@ def _read(settings: Settings, source: str) -> Imported:
     keys = {name: name for name in knobs}
     if TrialConfig().replace(knobs).pipeline_parallel_size > 1:
         keys["virtual_stages"] = "virtual_stages"
-    return Imported(knobs=knobs, global_batch_size=settings[BATCH], settings=settings, format=BEST_CONFIG, keys=keys)
+    return Imported(knobs=knobs, global_batch_size=settings[BATCH], settings=settings, keys=keys)
 
 
 def _rewrite(case: LintCase, knob: str, value: Value) -> Settings:
