@@ -55,11 +55,11 @@ demo: $(STAMP)
 PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
     -p no:schemathesis -p no:anyio -p no:platformdirs
 # Tests that start no process and play no whole sweep.
-CHECKED := tests/search_spaces $(addprefix tests/autotune/,exports imports objective prediction/cases prediction/equations \
+CHECKED := tests/search_spaces $(addprefix tests/autotune/,frameworks objective prediction/cases prediction/equations \
     prediction/fitting request text)
 
 check: lint
-	$(PYTEST) -m "not nightly and not prove" $(CHECKED) --ignore tests/autotune/exports/test_launch.py
+	$(PYTEST) -m "not nightly and not prove" $(CHECKED) --ignore tests/autotune/frameworks/test_launch.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -131,7 +131,7 @@ trackers: $(TRACKERS_STAMP)
 
 # Every test that skips where a framework of others is missing, and the proofs that need them.
 extras: $(EXTRAS_STAMP) trackers
-	$(EXTRAS_BIN)/python -m pytest tests/autotune/exports/test_targets.py tests/benchmarks/search \
+	$(EXTRAS_BIN)/python -m pytest tests/autotune/frameworks/test_targets.py tests/autotune/strategies \
 	    tests/autotune/agents tests/search_spaces/models tests/executor/files tests/executor/engines/test_user_modules.py tests/executor/engines/command/test_frameworks.py tests/executor/engines/deepspeed tests/deploy/test_chart.py
 	$(EXTRAS_BIN)/python -m benchmarks.frameworks.torch_export --markdown docs/results/torch-export.md
 	$(EXTRAS_BIN)/python -m benchmarks.frameworks.own_models --markdown docs/results/own-models.md

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from pydantic_core import to_json
 
 from autotune.explain.figures.points import JobPoints
-from autotune.forecast.initial_forecast import initial_forecaster_of
+from autotune.forecast import initial_forecaster_of
 from autotune.session.resolve import session_of
 from storage.records import JobRecord
 from storage.store import Store

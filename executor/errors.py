@@ -16,6 +16,14 @@ class ExecutorError(Exception):
     """Base of all errors of this package. Each message is one line that names the remedy."""
 
 
+def one_line(error: BaseException) -> str:
+    """The error in one line: our own by their message, others with their type."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, ExecutorError):
+        return first
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
 class EngineRefusalError(ExecutorError, ValueError):
     """The engine refuses this combination of knobs."""
 

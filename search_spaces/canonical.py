@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.trial_config import TrialConfig

@@ -11,7 +11,7 @@ from api.auth import Reader, SettingsOf
 from api.computing import Computing
 from api.settings import Settings
 from api.submission import HIDDEN, UNSHOWN, JobSubmission, KnobName, KnobValue, checked, session_of_submission
-from autotune.exports import EXPORTERS
+from autotune.frameworks.exporters import EXPORTERS
 from autotune.question.field import FORM, RequestField, declared_fields, plain_type
 from autotune.request.component_names import PREDICTING, strategy_names
 from autotune.request.engines import CAPABILITIES, why_unusable

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from autotune.explain.explanation.findings import Explanation
-from autotune.exports.export import Export
+from autotune.explain.findings import Explanation
+from autotune.frameworks.export import Export
 from search_spaces.trial import Interval
 from storage.log_records import LogRecord, ProgressRecord
 from storage.records import Ask, EventRecord, JobFilter, JobRecord, TrialRecord

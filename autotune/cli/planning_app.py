@@ -57,15 +57,10 @@ def calibrate(
     json: Json = False,
 ) -> None:
     """Measure this cluster for predictions: matrix products, memory, collectives. The measurement is reused afterwards."""
-    from autotune.cli.calibrate import CalibrateOptions, calibrate_command
+    from autotune.cli.calibrate import calibrate_command
 
-    end(
-        lambda: calibrate_command(
-            CalibrateOptions(
-                **asked_values(context), runner=runner, seconds=seconds, timeout=timeout, force=force, database=db, json=json
-            )
-        )
-    )
+    asked = asked_values(context)
+    end(lambda: calibrate_command(db, json, **asked, runner=runner, seconds=seconds, timeout=timeout, force=force))
 
 
 @app.command("dry-run", cls=QuestionCommand)

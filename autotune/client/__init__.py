@@ -25,7 +25,7 @@ from autotune.wire.predictions import Draft, Estimate, Predicted, Prediction
 from autotune.wire.service import AuditEntry, QuotaUse, Usage
 from autotune.wire.trials import Attempt, Points, Trial
 from autotune.wire.webhooks import Delivery, NewWebhook, Webhook
-from search_spaces.refusal import Refusal
+from search_spaces.errors import Refusal
 
 __all__ = [
     "Attempt",

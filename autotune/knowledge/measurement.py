@@ -11,7 +11,7 @@ from autotune.errors import AutotuneError
 from autotune.knowledge.row import LEARNED_COLUMNS, RowOutcome, TableRow, peak_bytes, step_seconds
 from autotune.knowledge.row_cases import refusal
 from autotune.knowledge.row_names import network_understood
-from autotune.prediction.fitting.trial_fit import MOST_CONFIGURATIONS, MOST_JOBS, PAGE, hardware_key
+from autotune.prediction.fitting.trial_fit import MOST_CONFIGURATIONS, MOST_JOBS, MOST_NOISE, PAGE, hardware_key, noise_of_mean
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_row, request_of
 from search_spaces.clusters.cluster import ClusterSpec
@@ -26,8 +26,6 @@ from storage.records import FULL, JobRecord, TrialRecord
 if TYPE_CHECKING:
     from storage.store import Store
 
-MOST_NOISE = 1.0
-NORMAL_95 = 1.96
 LONGEST_TEXT = 2_000
 """Characters of a cell."""
 
@@ -78,8 +76,7 @@ class Measurement:
 
     source: str
     """Equal for measurements by one protocol."""
-    row: TableRow | None = None
-    trial: TrialMeasurement | None = None
+    measured: TableRow | TrialMeasurement
     repeats: int = 1
     noise: float = 0.05
     """Standard deviation of the logarithm of the rate; the default is for tables, which state no interval."""
@@ -109,7 +106,7 @@ def measurements_of_rows(rows: Iterable[TableRow]) -> Collected:
             continue
         source = row.source or "table"
         network = row.inter_bw if network_understood(row.inter_bw) else None
-        measurements.append(Measurement(source=source, row=dataclasses.replace(row, source=source, inter_bw=network)))
+        measurements.append(Measurement(source=source, measured=dataclasses.replace(row, source=source, inter_bw=network)))
     return Collected(measurements=tuple(measurements), left_out=dict(left_out))
 
 
@@ -127,7 +124,7 @@ def measurements_of_job(request: JobRequest, trials: Sequence[TrialRecord], sour
         else:
             left_out[why] = left_out.get(why, 0) + 1
     measurements = [
-        Measurement(source=source, trial=_combined(setting, same), repeats=len(same), noise=_noise(same))
+        Measurement(source=source, measured=_combined(setting, same), repeats=len(same), noise=_noise(same))
         for same in trials_by_config.values()
     ]
     return Collected(measurements=tuple(measurements), left_out=left_out)
@@ -195,17 +192,12 @@ def _combined(setting: TrialSetting, same: Sequence[TrialRecord]) -> TrialMeasur
 def _noise(same: Sequence[TrialRecord]) -> float:
     """The noise of the mean of the trials' logarithms."""
     intervals = [trial.result.samples_per_second for trial in same if trial.result is not None]
-    valid_intervals = [
-        interval for interval in intervals if interval is not None and 0 < interval.low <= interval.high < math.inf
+    measured = [
+        (interval.mean, deviation) for interval in intervals if interval and (deviation := interval.log_deviation) is not None
     ]
-    if not valid_intervals:
+    if not measured:
         return MOST_NOISE
-    within = [math.log(interval.high / interval.low) / (2 * NORMAL_95) for interval in valid_intervals]
-    logs = [math.log(interval.mean) for interval in valid_intervals]
-    centre = sum(logs) / len(logs)
-    between = math.sqrt(sum((log - centre) ** 2 for log in logs) / max(len(logs) - 1, 1))
-    noise = max(between, math.sqrt(sum(deviation**2 for deviation in within) / len(within))) / math.sqrt(len(valid_intervals))
-    return min(noise, MOST_NOISE)
+    return min(noise_of_mean([mean for mean, _ in measured], [deviation for _, deviation in measured]), MOST_NOISE)
 
 
 def job_measurements(store: "Store", job_id: str) -> Collected:

@@ -17,7 +17,7 @@ from typing import Any
 import httpx2
 
 from autotune.errors import KnowledgeError
-from autotune.imports.history import RATES
+from autotune.frameworks.history import RATES
 from autotune.knowledge.measurement import Collected, Measurement, job_measurements, measurements_of_rows
 from autotune.knowledge.row import COLUMNS, TableRow
 from autotune.knowledge.table import CsvRecord, read_records, read_table

@@ -126,7 +126,7 @@ class Asked:
         section="goal",
         helps=(("form", "Objective goodput: NAME=VALUE, a | between them, such as failures=llama3 | tokens=1e12."),),
     )
-    """Inputs of the objective goodput: `autotune.goodput.terms.GoodputTerms`, as texts NAME=VALUE."""
+    """Inputs of the objective goodput: `autotune.goodput.choice.GoodputTerms`, as texts NAME=VALUE."""
     global_batch_size: int | None = request_field(
         None,
         "Samples per optimizer step, over all ranks.",

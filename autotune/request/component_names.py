@@ -7,7 +7,7 @@ from autotune.installed import has, install_line
 from search_spaces.plugins import PluginGroup, load_plugin, plugin_names
 
 STRATEGIES: Mapping[str, str] = {
-    "guided": "autotune.strategies.guided.strategy:make_guided",
+    "guided": "autotune.strategies.guided.strategy:GuidedStrategy",
     "tpe": "autotune.strategies.optuna_samplers:TpeStrategy",
     "random": "autotune.strategies.walks:RandomStrategy",
     "grid": "autotune.strategies.walks:GridStrategy",

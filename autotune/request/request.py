@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.goodput.terms import parse_terms
+from autotune.goodput.choice import parse_terms
 from autotune.question.field import RequestField, redeclared
 from autotune.question.sizes import parse_size
 from autotune.request.checks import (
@@ -29,7 +29,7 @@ from search_spaces.failure import FailureRow
 from search_spaces.knob import Value
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model
-from search_spaces.training.documents import documents_problem
+from search_spaces.training.data_schedule import documents_problem
 from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig
 

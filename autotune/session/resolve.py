@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cluster.machine import cluster_of, require_here, require_text
-from autotune.cluster.ray_cluster import address_of, found_cluster
+from autotune.cluster.ray_cluster import address_of, cluster_of, found_cluster, require_here, require_text
 from autotune.errors import JobNotResumableError, RequestError
 from autotune.objective.intervals import CPU_SPREAD, Spread
 from autotune.objective.ranking import Ranking
@@ -20,9 +19,8 @@ from autotune.request.job_fields import Objective
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_of
 from autotune.session.baselines import baselines_of
-from autotune.session.feasible import require_fit, require_positions
+from autotune.session.feasible import require_fit, require_folder, require_positions
 from autotune.session.knowledge import learned_of, require_knowledge
-from autotune.session.nvme import require_folder
 from autotune.session.session import OPTIMIZER, Session, environments_of
 from autotune.strategies.registry import FrontStrategy, make_strategy
 from autotune.strategies.strategy import Strategy
@@ -42,8 +40,8 @@ from storage.records import JobRecord, Lease, TrialRecord
 
 if TYPE_CHECKING:
     from autotune.prediction.fitting.trial_fit import Runs
-    from autotune.session.extrapolation import Extrapolation
-    from autotune.session.goodput import JobGoodput
+    from autotune.session.extrapolation import Extrapolation, JobGoodput
+    from autotune.strategies.guided.prior import Prior
     from storage.store import Store
 
 GPU_SPREAD = 0.01
@@ -136,13 +134,22 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
     )
     if request.simple is not None and request.resolved_domains is None:
         # The exporters are loaded only for requests that need them.
-        from autotune.exports.lossless import expressible
+        from autotune.frameworks.exporters import expressible
 
         space = expressible(space, request.simple, frozenset(request.pins))
     if space.is_empty():
         raise nothing_legal(space)
-    extrapolation = _extrapolation(request, space, model)
-    ranking = _ranking(request, cluster, extrapolation, _goodput(request, space, model, extrapolation))
+    extrapolation: Extrapolation | None = None
+    goodput: JobGoodput | None = None
+    if request.answer_for is not None or request.objective is Objective.GOODPUT:
+        # NumPy and the equations are loaded only for requests that need them.
+        from autotune.session.extrapolation import extrapolation_to, goodput_of
+
+        if request.answer_for is not None:
+            extrapolation = extrapolation_to(request.answer_for, space, model, request.engine)
+        if request.objective is Objective.GOODPUT:
+            goodput = goodput_of(request, space, model, extrapolation)
+    ranking = _ranking(request, cluster, extrapolation, goodput)
     baselines = baselines_of(request.baseline, space, extrapolation)
     resolved = dataclasses.replace(
         request,
@@ -269,22 +276,13 @@ def require_startable(session: Session) -> None:
     require_here(session.cluster, address_of(session.request))
 
 
-def _extrapolation(request: JobRequest, space: SearchSpace, model: Model) -> "Extrapolation | None":
-    if request.answer_for is None:
-        return None
-    # NumPy and the equations are loaded only for requests that need them.
-    from autotune.session.extrapolation import extrapolation_to
-
-    return extrapolation_to(request.answer_for, space, model, request.engine)
-
-
 def _resolve_model(request: JobRequest, cluster: ClusterSpec) -> Model:
     if request.command is not None:
         return request.command
     if not is_factory_reference(request.model):
         return resolve_model(request.model)
     # Only factories need a rank process for inspection.
-    from executor.runners.profile import describe_factory
+    from executor.runners.one_process import describe_factory
 
     precisions = dict.fromkeys(map(traced_precision, precisions_of(cluster, request.engine, request.pins)))
     return describe_factory(request.model, request.workload, request.python_path, tuple(precisions))
@@ -303,42 +301,24 @@ def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> Se
     )
 
 
-def _goodput(
-    request: JobRequest, space: SearchSpace, model: Model, extrapolation: "Extrapolation | None"
-) -> "JobGoodput | None":
-    if request.objective is not Objective.GOODPUT:
-        return None
-    # NumPy and the equations are loaded only for requests that need them.
-    from autotune.session.goodput import goodput_of
-
-    return goodput_of(request, space, model, extrapolation)
-
-
 def _ranking(
     request: JobRequest, cluster: ClusterSpec, extrapolation: "Extrapolation | None", goodput: "JobGoodput | None"
 ) -> Ranking:
     # On a CPU, no allocator enforces the device's share of main memory, so only a stated limit counts.
     memory_limit = request.memory_limit or (cluster.most_memory_bytes if cluster.device.kind == "cuda" else None)
+    efficiency: Callable[[TrialRecord, float], float] | None = None
+    if goodput is not None:
+        efficiency = goodput.efficiency
+    elif extrapolation is not None:
+        efficiency = lambda trial, _: extrapolation.efficiency(trial.config)  # noqa: E731
     return Ranking(
         objective=request.objective,
         memory_limit_bytes=memory_limit,
         headroom=request.headroom,
         allow_unstable=request.allow_unstable,
-        efficiency=_efficiency(extrapolation, goodput),
+        efficiency=efficiency,
         choices_of=goodput.choices_of if goodput else None,
     )
-
-
-def _efficiency(
-    extrapolation: "Extrapolation | None", goodput: "JobGoodput | None"
-) -> Callable[[TrialRecord, float], float] | None:
-    if goodput is not None:
-        return goodput.efficiency
-    return None if extrapolation is None else lambda trial, _: extrapolation.efficiency(trial.config)
-
-
-if TYPE_CHECKING:
-    from autotune.strategies.guided.prior import Prior
 
 
 def strategy_of(

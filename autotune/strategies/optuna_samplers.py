@@ -21,9 +21,6 @@ from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig, stable_hash
 from storage.records import TrialRecord
 
-LARGEST_LISTED = 3_000
-"""Largest number of configurations that is listed in full: finding the nearest one takes a few milliseconds."""
-
 
 class Axes:
     """The knobs with more than one value; converts between positions on the axes and configurations.
@@ -67,9 +64,10 @@ class Listing:
         self._listed: dict[str, tuple[TrialConfig, ...] | None] = {}
 
     def of(self, candidates: Candidates) -> tuple[TrialConfig, ...] | None:
-        """All configurations; None: there are more than `LARGEST_LISTED`."""
+        """All configurations; None: there are more than 3,000, of which finding the nearest one would take longer than a few
+        milliseconds."""
         if candidates.hash not in self._listed:
-            few = candidates.count() <= LARGEST_LISTED
+            few = candidates.count() <= 3_000
             self._listed[candidates.hash] = tuple(candidates.enumerate()) if few else None
         return self._listed[candidates.hash]
 

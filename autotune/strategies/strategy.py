@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Protocol
 
+from search_spaces.errors import Refusal
 from search_spaces.knob import Value
 from search_spaces.outcome import Outcome
-from search_spaces.refusal import Refusal
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 

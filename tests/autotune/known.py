@@ -48,7 +48,7 @@ def measured(source: str, count: int, *, seed: int = 0, noise: float = 0.03) -> 
             source=source,
             repeats=2,
             noise=noise,
-            trial=TrialMeasurement(setting=setting, config=config, samples_per_second=32 / second, peak_memory_bytes=peak),
+            measured=TrialMeasurement(setting=setting, config=config, samples_per_second=32 / second, peak_memory_bytes=peak),
         )
         for config, second, peak in zip(configs, seconds.tolist(), held.tolist(), strict=True)
     ]
@@ -61,8 +61,8 @@ def run_job(store: Store, measurements: Sequence[Measurement], fields: dict[str,
     job = store.create_job(request_to_row(session.request)).id
     lease = store.acquire(job, current_owner())
     for place, each in enumerate(measurements):
-        trial = each.trial
-        assert trial is not None
+        trial = each.measured
+        assert isinstance(trial, TrialMeasurement)
         token = store.start_attempt(lease, store.add_trial(lease, trial.config, Purpose.SEARCH).number).token
         rate = trial.samples_per_second or 0.0
         ok = {

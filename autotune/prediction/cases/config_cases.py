@@ -18,19 +18,18 @@ from autotune.prediction.equations.cases import (
     DescribedModule,
     Layouts,
     Shapes,
-    Software,
     scalar,
 )
+from autotune.prediction.equations.hardware import devices_of, hardware_of
+from autotune.prediction.equations.kernels import rounding_bytes
 from autotune.prediction.equations.layer_shapes import documented, layer_kinds, loaded, mean_keys_read, trained_shapes
-from autotune.prediction.equations.low_precision import rounding_bytes
-from autotune.prediction.equations.mixed import devices_of, hardware_of
-from autotune.prediction.equations.optimizer import MOVED
 from autotune.prediction.equations.schedules import scheduled
-from autotune.prediction.equations.software import software_named
+from autotune.prediction.equations.software import Software, software_of
+from autotune.prediction.equations.state_traffic import MOVED
 from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.communication import INT8, INTEGER_BYTES, REDUCED_BYTES, SIGN_BYTES
-from search_spaces.kernels import GATE, KERNEL_CHOICES, LIGER, NORM, ROTATION, replaced
+from search_spaces.kernels import ATTENTION_KERNELS, GATE, KERNEL_CHOICES, LIGER, MATH, NORM, ROTATION, replaced
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.command import CommandModel
@@ -113,7 +112,7 @@ def _described(profile: ModuleProfile, precision: str, copies: bool) -> Describe
 def cases_of(
     model: ModelSpec | FactoryModel, cluster: ClusterSpec, workload: Workload, configs: Sequence[TrialConfig], engine: str
 ) -> Cases:
-    """The cases of `configs`, in their order. `engine` names the profile of `software.toml` that keeps the memory.
+    """The cases of `configs`, in their order. `engine` names the profile of the software (`software_of`).
 
     A user's module needs a profile in the configurations' precision.
     """
@@ -144,12 +143,13 @@ def cases_of(
 
 
 def engine_software(model: ModelSpec | FactoryModel, engine: str, attention: set[str], device_kind: str) -> Software:
-    """The profile of an engine; `math` attention keeps the attention matrix, and on CPUs attention that changes scores."""
-    if isinstance(model, FactoryModel):  # its trace counts what it keeps
-        return software_named(f"engine={engine}", gated=False)[0]
-    keeps_scores = attention == {"math"} or (model.changes_scores and device_kind == "cpu")
-    kernel = "; kernel=torch" if keeps_scores else ""
-    return software_named(f"engine={engine}; device={device_kind}{kernel}", gated=model.gated_mlp)[0]
+    """The profile of an engine with the attention kernel of all configurations. On CPUs no fused kernel changes scores."""
+    score_bytes = 0.0
+    if isinstance(model, ModelSpec):  # the trace of a user's module counts what it keeps
+        names = {MATH} if model.changes_scores and device_kind == "cpu" else attention
+        kernels = ATTENTION_KERNELS[device_kind]
+        score_bytes = min(kernels[name].score_bytes if name in kernels else 0.0 for name in names)
+    return software_of(engine, device_kind, score_bytes)
 
 
 def shapes_of(model: ModelSpec | FactoryModel, sequence_length: int) -> Shapes:

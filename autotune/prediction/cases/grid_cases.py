@@ -19,11 +19,11 @@ from autotune.prediction.equations.cases import (
     Cases,
     Layouts,
     RankTable,
-    Software,
 )
+from autotune.prediction.equations.hardware import devices_of, hardware_of
 from autotune.prediction.equations.layer_shapes import documented, layer_kinds, loaded, trained_shapes
-from autotune.prediction.equations.mixed import devices_of, hardware_of
 from autotune.prediction.equations.schedules import scheduled
+from autotune.prediction.equations.software import Software
 from autotune.prediction.equations.uneven import LayoutKey, layout_key, tabled
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.checkpoints import checkpoint
@@ -39,8 +39,6 @@ UNIFORM = tuple(knob.name for knob in KNOBS.values() if knob.planning is Plannin
 
 _PLACING = ("pipeline_parallel_size", "virtual_stages", "pipeline_schedule", "pipeline_layout")
 """Knobs on which it depends which rank of a pipeline holds what."""
-_ON_DEVICES = ("pipeline_split", "tensor_parallel_size", "context_parallel_size", "rank_order")
-"""Those on which it depends besides where the nodes of a cluster differ."""
 
 Part = TypeVar("Part", contravariant=True)
 
@@ -61,7 +59,9 @@ class Coded(Protocol[Part]):
 def placing_knobs(space: SearchSpace) -> tuple[str, ...]:
     """The knobs on which it depends what each rank of a pipeline holds, and where, in a space with explicit layers."""
     written = space.domains.get("pipeline_layout", (space.base.pipeline_layout,)) != ("",)
-    return (*_PLACING, *_ON_DEVICES) if space.cluster.groups else _PLACING if written else ()
+    if space.cluster.groups:  # nodes differ, so that the devices of a stage matter too
+        return (*_PLACING, "pipeline_split", "tensor_parallel_size", "context_parallel_size", "rank_order")
+    return _PLACING if written else ()
 
 
 class GridCases(Generic[Part]):

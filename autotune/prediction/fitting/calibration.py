@@ -19,9 +19,10 @@ from autotune.prediction.equations.communication import (
     exchange_seconds,
 )
 from autotune.prediction.equations.compute import _product, attention_forward, micro_batch
-from autotune.prediction.equations.mixed import hardware_of
+from autotune.prediction.equations.hardware import hardware_of
 from autotune.prediction.equations.pipeline import split_layers
-from autotune.prediction.equations.step import _offload, _optimizer
+from autotune.prediction.equations.state_traffic import update_seconds
+from autotune.prediction.equations.step import local_parameters, offload_seconds
 from autotune.prediction.fitting.trial_fit import fitted, spread_after, tail_after
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.microbenchmark import MeasuredRow, Operation, layer_model, network_sharing, ranks_in_domain
@@ -87,7 +88,8 @@ def _head_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -
 
 def _update_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
     cases = stacked([_states(row.shape[0], cluster, engine) for row in rows])
-    return lambda rates: _optimizer(cases, rates, split_layers(cases))
+    split = split_layers(cases)
+    return lambda rates: update_seconds(cases, rates, local_parameters(cases, split), split.before_last)
 
 
 def _host_update_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
@@ -98,7 +100,8 @@ def _host_update_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine:
         hardware=dataclasses.replace(cases.hardware, host_link=scalar(np.inf)),
         layouts=dataclasses.replace(cases.layouts, offload_optimizer=scalar(1.0), data=scalar(cluster.world_size)),
     )
-    return lambda rates: _offload(cases, rates, np.zeros(1), split_layers(cases))
+    split = split_layers(cases)
+    return lambda rates: offload_seconds(cases, rates, np.zeros(1), split, local_parameters(cases, split))
 
 
 def _collective_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
@@ -196,9 +199,6 @@ _PARTS = (
 _LINK_WEIGHTS = {
     Operation.ALL_REDUCE: 6.0, Operation.ALL_GATHER: 6.0, Operation.REDUCE_SCATTER: 6.0, Operation.ALL_TO_ALL: 2.0,
 }  # fmt: skip
-_LINKS = _FittedPart(names=("link_efficiency", "link_seconds", "chunk_seconds"), weights=_LINK_WEIGHTS)
-_NETWORK = _FittedPart(names=("network_efficiency", "network_seconds", "half_message"), weights=_LINK_WEIGHTS)
-_HOPS = _FittedPart(names=("hop_seconds",), weights={Operation.SEND: 6.0})
 
 
 def coefficients_from_benchmark(
@@ -223,9 +223,11 @@ def coefficients_from_benchmark(
     rates = _fit(_PARTS[0], computed, cluster, engine, before)
     for part in _PARTS[1:]:
         rates = _fit(part, _largest(inside, part), cluster, engine, rates)
-    rates = _fit(_LINKS, inside, cluster, engine, rates)
-    rates = _fit(_NETWORK, across, cluster, engine, rates)
-    rates = _fit(_HOPS, inside, cluster, engine, rates)
+    links = _FittedPart(names=("link_efficiency", "link_seconds", "chunk_seconds"), weights=_LINK_WEIGHTS)
+    network = _FittedPart(names=("network_efficiency", "network_seconds", "half_message"), weights=_LINK_WEIGHTS)
+    hops = _FittedPart(names=("hop_seconds",), weights={Operation.SEND: 6.0})
+    for part, rows in ((links, inside), (network, across), (hops, inside)):
+        rates = _fit(part, rows, cluster, engine, rates)
     errors = _layer_errors(computed, cluster, engine, rates)
     rates = dataclasses.replace(rates, **_file_bandwidths(record.rows, cluster))
     spread = spread_after(before.time_spread, errors)

@@ -26,7 +26,7 @@ SIGNS = 6
 def features(cases: Cases) -> Array:
     """Features that distinguish runs, one row per case: sizes and degrees in doublings, choices as steps."""
     layouts, shapes, software = cases.layouts, cases.shapes, cases.software
-    world = layouts.tensor * layouts.pipeline * layouts.data * layouts.context
+    world = layouts.world
     domains = np.maximum(world / cases.hardware.linked_devices, 1.0)
     piped, divided = layouts.pipeline > 1, layouts.tensor > 1
     across = piped & (domains > 1)

@@ -179,12 +179,11 @@ def _figures(trial: TrialRecord, request: JobRequest) -> tuple[float, float, flo
     result = trial.result
     if trial.outcome is not Outcome.OK or result is None or result.unstable or result.samples_per_second is None:
         return None
-    interval = result.samples_per_second
-    rate = interval.mean
+    rate, noise = result.samples_per_second.mean, result.samples_per_second.log_deviation
     if not (math.isfinite(rate) and rate > 0):
         return None
-    noise = math.log(interval.high / interval.low) / (2 * 1.96) if 0 < interval.low <= interval.high < math.inf else MOST_NOISE
-    return request.global_batch_size / rate, float(result.peak_memory_bytes or math.nan), min(noise, MOST_NOISE)
+    noise = MOST_NOISE if noise is None else min(noise, MOST_NOISE)
+    return request.global_batch_size / rate, float(result.peak_memory_bytes or math.nan), noise
 
 
 def _runs(gathered: _Gathered, cluster: ClusterSpec, engine: str) -> Runs:
@@ -196,7 +195,9 @@ def _runs(gathered: _Gathered, cluster: ClusterSpec, engine: str) -> Runs:
         seconds=np.array([math.exp(float(np.mean([math.log(seconds) for _, seconds, _, _ in same]))) for same in trials]),
         peaks=np.array([float(np.nanmax([peak for _, _, peak, _ in same])) if _known(same) else math.nan for same in trials]),
         repeats=np.array([float(len(same)) for same in trials]),
-        noise=np.array([_noise(same) for same in trials]),
+        noise=np.array(
+            [noise_of_mean([seconds for _, seconds, _, _ in same], [noise for *_, noise in same]) for same in trials]
+        ),
     )
 
 
@@ -204,19 +205,15 @@ def _known(same: list[tuple[TrialConfig, float, float, float]]) -> bool:
     return any(not math.isnan(peak) for _, _, peak, _ in same)
 
 
-def _noise(same: list[tuple[TrialConfig, float, float, float]]) -> float:
-    """Noise of the mean: the noise within the trials or the variation between them, whichever is larger."""
-    logs = [math.log(seconds) for _, seconds, _, _ in same]
-    between = float(np.std(logs, ddof=1)) if len(logs) > 1 else 0.0
-    within = math.sqrt(float(np.mean([noise**2 for _, _, _, noise in same])))
-    return max(between, within) / math.sqrt(len(same))
+def noise_of_mean(figures: Sequence[float], noises: Sequence[float]) -> float:
+    """Noise of the mean of logarithms: the noise within the trials or the variation between them, whichever is larger."""
+    between = float(np.std([math.log(figure) for figure in figures], ddof=1)) if len(figures) > 1 else 0.0
+    within = math.sqrt(float(np.mean([noise**2 for noise in noises])))
+    return max(between, within) / math.sqrt(len(figures))
 
 
 TIME_NOISE = 0.08
 """Standard deviation of the logarithm of a step's seconds that the equations cannot explain."""
-MEMORY_NOISE = 0.04
-ALLOCATED = ("workspace_bytes", "activation_scale", "working_layers")
-"""The memory coefficients that affect the allocator's peak; the others are outside of it."""
 
 
 def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficients, int]:
@@ -233,7 +230,9 @@ def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficient
     time_figures = _Figures(seconds, lambda runs, rates: seconds_of(runs.cases, rates))
     memory_figures = _Figures(peaks, lambda runs, rates: memory(runs.cases, rates).allocated)
     rates, time_errors = _fit(time_figures, names("time"), before, TIME_NOISE)
-    rates, memory_errors = _fit(memory_figures, ALLOCATED, rates, MEMORY_NOISE)
+    # The memory coefficients that affect the allocator's peak; the others are outside of it.
+    allocated = ("workspace_bytes", "activation_scale", "working_layers")
+    rates, memory_errors = _fit(memory_figures, allocated, rates, 0.04)
     spreads = {
         "time_spread": spread_after(before.time_spread, time_errors),
         "memory_spread": spread_after(before.memory_spread, memory_errors),

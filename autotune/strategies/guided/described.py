@@ -129,8 +129,6 @@ RAN = frozenset({Outcome.OK, Outcome.PRUNED})
 """Outcomes of trials that ran far enough to have a rate."""
 Value = Callable[[TrialRecord], float]
 """The maximised value, positive, whether or not the trial can win; 0: not measured."""
-HALF_WIDTHS = 1.96
-"""Standard deviations between the mean and the edge of an interval."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -214,7 +212,7 @@ def noise_of(trial: TrialRecord) -> float:
     interval = trial.result.samples_per_second if trial.result is not None else None
     if interval is None or not 0 < interval.low <= interval.high < float("inf"):
         return 0.0
-    return float(np.log(interval.high / interval.low)) / (2 * HALF_WIDTHS)
+    return float(np.log(interval.high / interval.low)) / (2 * 1.96)
 
 
 def _peak(trial: TrialRecord) -> float:

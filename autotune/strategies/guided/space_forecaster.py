@@ -43,9 +43,6 @@ once. In a larger space they are tuned around the best."""
 MOST_PREDICTED = 10_000_000
 """Number of configurations predicted before a space is refused as too large: about 30 seconds."""
 
-Describe = Callable[[Cases, Numbers], Described]
-"""Makes the predictions for cases; the numbers are those of knobs that no equation uses."""
-
 
 @dataclass(slots=True)
 class _KeptCandidates:
@@ -77,8 +74,11 @@ class SpacePool:
             for index, row in enumerate(part.codes)
         }
 
-    def describe(self, describe: Describe) -> Described:
-        """Predictions for all candidates, in a fixed order."""
+    def describe(self, describe: Callable[[Cases, Numbers], Described]) -> Described:
+        """Predictions for all candidates, in a fixed order.
+
+        `describe` makes the predictions for cases; its numbers are those of knobs that no equation uses.
+        """
         described_parts = [describe(part.cases.at(part.codes), _numbers(part)) for part in self._parts]
         described = described_parts[0]
         for more in described_parts[1:]:
@@ -162,13 +162,6 @@ def _codes(grid: ConfigGrid, config: TrialConfig) -> Codes | None:
             return None
         codes.append(values.index(value))
     return np.array(codes, dtype=np.int16)
-
-
-_BUCKETS = (
-    "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "loss_chunk_size",
-    "overlap_comm",
-)  # fmt: skip
-"""Layout settings; bytes are comparable tag by tag only if these are equal."""
 
 
 class SpaceForecaster:
@@ -299,9 +292,16 @@ class _DescribedPool:
 
 
 def _kinds(cases: Cases) -> Index:
-    """Numbers that are equal for equal buckets on the same side of one micro-batch per step."""
+    """Numbers that are equal for equal buckets on the same side of one micro-batch per step.
+
+    Only then bytes are comparable tag by tag.
+    """
     single = np.broadcast_to(cases.layouts.accumulation == 1, len(cases)).astype(np.int64)
-    return _mixed(cases, _BUCKETS) * 2 + single
+    buckets = (
+        "reduce_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters", "loss_chunk_size",
+        "overlap_comm",
+    )  # fmt: skip
+    return _mixed(cases, buckets) * 2 + single
 
 
 def _mixed(cases: Cases, names: Sequence[str]) -> Index:

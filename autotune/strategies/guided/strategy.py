@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.objective.normal import density, probability_below
+from autotune.objective.posterior import density, probability_below
 from autotune.objective.ranking import rate
 from autotune.strategies.guided.described import (
     Array,
@@ -17,7 +17,6 @@ from autotune.strategies.guided.described import (
     Guide,
     Index,
     Observations,
-    Value,
     joined,
     observe,
     select_informative,
@@ -290,12 +289,12 @@ class GuidedStrategy(Strategy):
     The seed matters only after all of the pool was tried: nothing else is random.
     """
 
-    def __init__(self, score: Score, forecaster: Forecaster, value: Value = rate) -> None:
-        """`score`: None for a trial that cannot win; `value`: the maximised value, which the forecaster predicts."""
-        self._score, self._value = score, value
+    def __init__(self, score: Score, guide: Guide) -> None:
+        """`score`: None for a trial that cannot win."""
+        self._score, self._value = score, guide.value
         self._random = RandomStrategy()
-        self._first = forecaster
-        self._pools = CandidatePools(forecaster)
+        self._first = guide.forecaster
+        self._pools = CandidatePools(guide.forecaster)
 
     def propose(
         self,
@@ -368,8 +367,3 @@ class GuidedStrategy(Strategy):
             return ()
         best = max(informative_trials, key=lambda trial: scores.get(trial.number, -np.inf))
         return forecaster.around(best.config, float(np.log(rate(best))))
-
-
-def make_guided(score: Score, guide: Guide) -> GuidedStrategy:
-    """Create the strategy; called by the registry."""
-    return GuidedStrategy(score, guide.forecaster, guide.value)

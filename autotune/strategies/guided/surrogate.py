@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.objective.normal import hazard
+from autotune.objective.posterior import hazard
 from autotune.prediction.fitting.residuals import LENGTH, NOISE, Single, fit_process, matern, product
 from autotune.prediction.planning.memory_fit import probability_within
 from autotune.strategies.guided.described import Array, Described, Flags, Observations

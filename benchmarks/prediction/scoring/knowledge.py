@@ -55,7 +55,7 @@ def informed_predictor(knowledge: str, table: MeasurementTable, calibrate: Calib
         KnowledgeError, MeasurementsError, RequestError: these cannot be read, or none of them may be learned from.
     """
     given = read_knowledge(knowledge)
-    of_job = [row_of(each.source, each.trial) for each in given.trials if each.trial is not None]
+    of_job = [row_of(each.source, each.measured) for each in given.trials if isinstance(each.measured, TrialMeasurement)]
     found = admitted([*given.rows, *(row for row in of_job if row is not None)], table.rows, calibrate)
     notes = [*given.notes, f"{len(found.rows):,} rows of {knowledge} are learned from"]
     if found.copies:

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.prediction.equations.cases import Array, Cases
+from autotune.prediction.equations.kernels import eager_norm_extra
 from autotune.prediction.fitting.features import features
 from autotune.prediction.fitting.residuals import fit_process
 
@@ -97,10 +98,10 @@ def _matern(first: Matrix, second: Matrix, length: float) -> Matrix:
 def _groups(cases: Cases) -> NDArray[np.int64]:
     """Group numbers: equal for cases of one model with one software on one cluster."""
     layouts, shapes, software = cases.layouts, cases.shapes, cases.software
-    world = layouts.tensor * layouts.pipeline * layouts.data * layouts.context
+    world = layouts.world
     columns = (
         shapes.hidden, shapes.layers, shapes.ffn, shapes.sequence, world, cases.hardware.peak,
-        software.elementwise, software.attention_speed, software.scores, software.norm_extra,
+        software.elementwise, software.attention_speed, software.scores, eager_norm_extra(cases),
     )  # fmt: skip
     rows = np.stack([np.broadcast_to(column, len(cases)) for column in columns], axis=1)
     return np.unique(rows, axis=0, return_inverse=True)[1].reshape(-1)

@@ -7,7 +7,7 @@ from itertools import product
 
 from autotune.strategies.strategy import Candidates
 from benchmarks.search.baselines.replay import Procedure, ReplayedResult, ReplayStrategy, context_of, start_of
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
 

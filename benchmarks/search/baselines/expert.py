@@ -3,7 +3,7 @@
 from autotune.strategies.strategy import Candidates, Score
 from benchmarks.search.baselines.paddle import RECOMPUTATION
 from benchmarks.search.baselines.replay import Combinations, Procedure, ReplayedResult, ReplayStrategy, context_of, place_of
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.trial_config import TrialConfig
 
 KNOBS = (

@@ -6,7 +6,7 @@ from enum import StrEnum
 
 from autotune.strategies.strategy import Candidates, Score
 from benchmarks.search.baselines.replay import Combinations, Procedure, ReplayStrategy, context_of, place_of
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.trial_config import TrialConfig
 
 RECOMPUTATION = ("none", "selective", "full")

@@ -8,7 +8,7 @@ from itertools import islice, product
 from autotune.strategies.optuna_samplers import Listing
 from autotune.strategies.strategy import Candidates, Score, Strategy
 from autotune.strategies.walks import RandomStrategy
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.outcome import Outcome
 from search_spaces.trial import TrialResult

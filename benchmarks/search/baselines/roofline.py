@@ -3,7 +3,7 @@
 from autotune.strategies.strategy import Candidates, Score
 from benchmarks.search.baselines.expert import KNOBS, may_fit
 from benchmarks.search.baselines.replay import Combinations, Procedure, ReplayStrategy, context_of
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.trial_config import TrialConfig
 
 

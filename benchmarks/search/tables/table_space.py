@@ -10,10 +10,9 @@ from autotune.knowledge.learning import KNOB_OF
 from autotune.knowledge.row import TableRow
 from benchmarks.prediction.scoring.configurations import CONFIGURATION_FIELDS
 from benchmarks.search.tables.table_context import table_context
-from search_spaces.errors import UnknownNameError
+from search_spaces.errors import Refusal, UnknownNameError
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.refusal import Refusal
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig, stable_hash
 
 _DERIVED = frozenset({"dp"})

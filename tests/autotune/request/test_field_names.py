@@ -15,7 +15,7 @@ from api.submission import HIDDEN, JobSubmission
 from autotune.cli.app import app
 from autotune.client.fields import SUBMISSION
 from autotune.errors import RequestError
-from autotune.exports.best_config_file import SCHEMA_PATH
+from autotune.frameworks.best_config import SCHEMA_PATH
 from autotune.question.field import option_name
 from autotune.request.job_fields import FIELDS
 from autotune.request.request import JobRequest

@@ -12,7 +12,7 @@ from benchmarks.search.baselines.expert import ExpertStrategy
 from benchmarks.search.baselines.paddle import PaddleStrategy
 from benchmarks.search.baselines.replay import NONEXISTENT, ReplayStrategy, start_of
 from benchmarks.search.baselines.roofline import RooflineStrategy
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import TrialResult
