@@ -19,8 +19,8 @@ from autotune.errors import RequestError
 from autotune.ops.output import require_writable, write_whole
 from autotune.text.console import Console
 from search_spaces.plain import to_plain
+from search_spaces.shared_records import AuditEntry
 from storage.address import default_database_url
-from storage.service_records import AuditRecord
 from storage.store import Store, open_store
 
 PAGE = 1000
@@ -96,18 +96,19 @@ def parsed_format(text: str, out: Path | None) -> AuditFormat:
     return AuditFormat(text)
 
 
-def _entries(store: Store, options: AuditOptions) -> Iterator[AuditRecord]:
+def _entries(store: Store, options: AuditOptions) -> Iterator[AuditEntry]:
     before = None
-    while page := store.audit(PAGE, before, options.since, options.actor, options.action):
+    while page := store.audit.newest(PAGE, before, options.since, options.actor, options.action):
         yield from page
         before = page[-1].id
 
 
-def _plain(item: AuditRecord) -> dict[str, Any]:
-    return {**to_plain(item)} | {"time": item.time.isoformat()}
+def _plain(item: AuditEntry) -> dict[str, Any]:
+    plain = to_plain(item) | {"time": item.time.isoformat()}
+    return {"key_id" if name == "key" else name: value for name, value in plain.items()}
 
 
-def _csv(entries: list[AuditRecord]) -> str:
+def _csv(entries: list[AuditEntry]) -> str:
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
     writer.writerow(COLUMNS)
@@ -123,12 +124,12 @@ def _cell(value: object) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def _table(entries: list[AuditRecord]) -> Table:
+def _table(entries: list[AuditEntry]) -> Table:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for name in ("time (UTC)", "actor", "key", "from", "action", "target", "detail"):
         table.add_column(name, overflow="fold")
     for item in entries:
         detail = ", ".join(f"{name} {value}" for name, value in item.detail.items())
         moment = f"{item.time:%Y-%m-%d %H:%M:%S}"
-        table.add_row(moment, item.actor or "-", item.key_id or "-", item.source or "-", item.action, item.target, detail)
+        table.add_row(moment, item.actor or "-", item.key or "-", item.source or "-", item.action, item.target, detail)
     return table

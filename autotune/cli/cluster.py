@@ -38,8 +38,8 @@ def cluster_command(ray_address: str | None, database: str | None, as_json: bool
 def release_command(node: str, database: str | None) -> Status:
     """Allow trials on the node again."""
     with open_store(database or default_database_url()) as store:
-        if not store.release_node(node):
-            quarantined = ", ".join(item.node for item in store.quarantined_nodes())
+        if not store.nodes.release(node):
+            quarantined = ", ".join(item.node for item in store.nodes.quarantined())
             problem = f"{node!r} is not in quarantine"
             raise RequestError(
                 "release", problem, f"give one of {quarantined}" if quarantined else "no node is; `autotune cluster` shows them"

@@ -37,9 +37,9 @@ def dump_command(job_id: str | None, every: bool, out: Path | None, database: st
     if out is not None:
         require_writable(out)
     with open_store(database or default_database_url()) as store:
-        job = None if every else store.job(job_id).id
+        job = None if every else store.jobs.get(job_id).id
         with _sink(out) as sink:
-            count = store.dump(sink, job)
+            count = store.transfer.dump(sink, job)
     subject = "everything" if job is None else f"job {job}"
     Console(stderr=True).print(
         f"wrote {subject} ({count:,} rows){f' to {out}' if out else ''}", highlight=False, soft_wrap=True
@@ -50,7 +50,7 @@ def dump_command(job_id: str | None, every: bool, out: Path | None, database: st
 def import_command(path: Path, owner: str, database: str | None) -> Status:
     """Import a job from a file, completely or not at all."""
     with _source(path) as source, open_store(database or default_database_url()) as store:
-        job = store.load_job(source, owner)
+        job = store.transfer.load_job(source, owner)
     Console(stderr=True).print(f"read job {job} from {path}", highlight=False, soft_wrap=True)
     return Status.OK
 
@@ -58,7 +58,7 @@ def import_command(path: Path, owner: str, database: str | None) -> Status:
 def restore_command(path: Path, database: str | None) -> Status:
     """Restore a backup, completely or not at all."""
     with _source(path) as source, open_store(database or default_database_url()) as store:
-        jobs = store.load(source)
+        jobs = store.transfer.load(source)
     Console(stderr=True).print(f"read {len(jobs):,} jobs from {path}", highlight=False, soft_wrap=True)
     return Status.OK
 
@@ -66,7 +66,7 @@ def restore_command(path: Path, database: str | None) -> Status:
 def check_command(database: str | None) -> Status:
     """Print every row that cannot be read."""
     with open_store(database or default_database_url()) as store:
-        lines = list(_lines(store, store.damages()))
+        lines = list(_lines(store, store.maintenance.damages()))
     for line in lines:
         typer.echo(visible(line))
     summary = (
@@ -80,13 +80,13 @@ def clean_command(job_id: str | None, every: bool, yes: bool, database: str | No
     """Remove one job, or all; a job whose lease a live process holds is kept."""
     console, status = Console(stderr=True), Status.OK
     with open_store(database or default_database_url()) as store:
-        for job in _every_job(store) if every else [store.job(job_id)]:
+        for job in _every_job(store) if every else [store.jobs.get(job_id)]:
             if not yes:
                 word = state_word(job.state, job.reason)
                 console.print(f"would remove job {job.id} ({word}); add --yes to do it", highlight=False)
                 continue
             try:
-                store.delete_job(job.id)
+                store.jobs.delete(job.id)
             except LeaseHeldError as error:
                 console.print(f"kept job {job.id}: {error}", highlight=False, soft_wrap=True)
                 status = Status.FAILURE
@@ -99,7 +99,7 @@ def _lines(store: Store, damages: Sequence[Damage]) -> Iterator[str]:
     """Damaged rows, and jobs whose requests this version cannot read."""
     yield from (f"{damage.place}: {damage.problem}" for damage in damages)
     before = None
-    while page := store.jobs(before=before):
+    while page := store.jobs.newest(before=before):
         before = page[-1].id
         for job in page:
             try:
@@ -112,7 +112,7 @@ def _lines(store: Store, damages: Sequence[Damage]) -> Iterator[str]:
 def prune_command(days: float, database: str | None) -> Status:
     """Remove the logs of jobs that ended longer ago."""
     with open_store(database or default_database_url()) as store:
-        pruned = store.prune(datetime.now(UTC) - timedelta(days=days))
+        pruned = store.maintenance.prune(datetime.now(UTC) - timedelta(days=days))
     removed = f"{pruned.events:,} events, {pruned.logs:,} parts of trials' output, {pruned.deliveries:,} deliveries, "
     removed += f"{pruned.submissions:,} submission keys, {pruned.calibrations:,} replaced calibrations"
     Console(stderr=True).print(f"removed {removed}; jobs, trials and results stay", highlight=False, soft_wrap=True)
@@ -175,6 +175,6 @@ def _source(path: Path) -> Iterator[TextIO]:
 
 def _every_job(store: Store) -> list[JobRecord]:
     jobs: list[JobRecord] = []
-    while page := store.jobs(before=jobs[-1].id if jobs else None):
+    while page := store.jobs.newest(before=jobs[-1].id if jobs else None):
         jobs += page
     return jobs

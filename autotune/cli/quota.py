@@ -11,7 +11,7 @@ from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.text.console import Console
 from storage.address import default_database_url
-from storage.service_records import Quota, Quotas, QuotaUse
+from storage.service_records import Quota, Quotas, QuotaUseRecord
 from storage.store import open_store
 
 NO_LIMIT = "none"
@@ -34,9 +34,9 @@ def quota_command(database: str | None, owner: str | None, limits: Sequence[str]
     with open_store(database or default_database_url()) as store:
         if owner is not None:
             for quota, most in changes:
-                store.set_quota(owner, quota, most)
-        owners = store.owners() if owner is None else [owner]
-        uses_by_owner = {name: store.quotas(name, Quotas()) for name in owners}
+                store.quotas.set_limit(owner, quota, most)
+        owners = store.quotas.owners() if owner is None else [owner]
+        uses_by_owner = {name: store.quotas.uses(name, Quotas()) for name in owners}
     if as_json:
         write_document({name: [_plain(use) for use in uses] for name, uses in uses_by_owner.items()})
         return Status.OK
@@ -53,7 +53,7 @@ def quota_command(database: str | None, owner: str | None, limits: Sequence[str]
     return Status.OK
 
 
-def _plain(use: QuotaUse) -> dict[str, object]:
+def _plain(use: QuotaUseRecord) -> dict[str, object]:
     used = None if use.quota is Quota.STREAMS else use.used
     return {"quota": str(use.quota), "used": used, "limit": use.most, "own": use.own}
 

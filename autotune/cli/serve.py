@@ -112,7 +112,7 @@ def create_key_command(database: str | None, owner: str, scopes: tuple[str, ...]
         raise RequestError("owner", f"{owner!r} is not a name", "give up to 64 printable characters")
     expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
     with open_store(database or default_database_url()) as store:
-        key, text = store.create_key(owner, scopes or (Scope.READ, Scope.SUBMIT), expires)
+        key, text = store.keys.create(owner, scopes or (Scope.READ, Scope.SUBMIT), expires)
     Console(stderr=True).print(f"key {key.id} of {owner}; it is shown only once:", highlight=False)
     sys.stdout.write(text + "\n")
     return Status.OK
@@ -121,7 +121,7 @@ def create_key_command(database: str | None, owner: str, scopes: tuple[str, ...]
 def list_keys_command(database: str | None, as_json: bool) -> Status:
     """Print all keys, without their secrets."""
     with open_store(database or default_database_url()) as store:
-        keys = store.keys()
+        keys = store.keys.all()
     if as_json:
         write_document([to_plain(key) | {"scopes": sorted(key.scopes)} for key in keys], default=str)
         return Status.OK
@@ -138,6 +138,6 @@ def list_keys_command(database: str | None, as_json: bool) -> Status:
 def revoke_key_command(database: str | None, key_id: str) -> Status:
     """Revoke a key."""
     with open_store(database or default_database_url()) as store:
-        store.revoke_key(key_id)
+        store.keys.revoke(key_id)
     Console(stderr=True).print(f"key {key_id} is revoked", highlight=False)
     return Status.OK

@@ -52,7 +52,7 @@ def show_command(options: ShowOptions) -> Status:
     with open_backend(options.url, options.database) as backend:
         job = backend.job(options.job)
         trials = list(backend.trials(job.id))
-        running = {progress.trial_number: progress_text(progress) for progress in backend.progress(job.id)}
+        running = {progress.trial: progress_text(progress) for progress in backend.progress(job.id)}
         try:
             best = backend.best(job.id)
         except NoBestError:

@@ -10,7 +10,8 @@ from autotune.outcome.standings import measured_baseline
 from autotune.request.request import Objective
 from autotune.session.session import Session
 from search_spaces.outcome import Purpose
-from storage.records import EventRecord, Lease, TrialRecord
+from search_spaces.shared_records import JobEvent
+from storage.records import Lease, TrialRecord
 from storage.store import Store
 
 
@@ -72,12 +73,12 @@ class DriftReporter:
         for level, next_level in list(pairwise(drift.levels))[self._reported :]:
             message = step_text(level, next_level)
             trials = {"after_trial": level.last, "until_trial": next_level.first}
-            self._store.add_event(lease, DRIFT_FOUND, {**trials, "speed": next_level.speed, "message": message})
+            self._store.events.add(lease, DRIFT_FOUND, {**trials, "speed": next_level.speed, "message": message})
             self._report(message)
             self._reported += 1
 
-    def _events(self, job_id: str) -> Iterator[EventRecord]:
+    def _events(self, job_id: str) -> Iterator[JobEvent]:
         after = 0
-        while page := self._store.events(job_id, after, PAGE):
+        while page := self._store.events.of(job_id, after, PAGE):
             yield from page
             after = page[-1].sequence

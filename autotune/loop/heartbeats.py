@@ -51,7 +51,7 @@ class LeaseHeartbeat:
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             try:
-                self._lease = self._store.heartbeat(self._lease, LEASE_SECONDS)
+                self._lease = self._store.jobs.heartbeat(self._lease, LEASE_SECONDS)
             except LeaseLostError as error:
                 self._lost = error
                 return
@@ -96,9 +96,9 @@ class WorkerHeartbeat:
     def _beat(self) -> None:
         while not self._ended.is_set():
             self._changed.clear()
-            self._safely(lambda: self._store.beat(self._record()))
+            self._safely(lambda: self._store.workers.beat(self._record()))
             self._changed.wait(self._seconds)
-        self._safely(lambda: self._store.retire(self._id))
+        self._safely(lambda: self._store.workers.retire(self._id))
 
     def _safely(self, write: Callable[[], None]) -> None:
         try:

@@ -65,7 +65,7 @@ def run_job(
         RunnerError: ranks cannot be started or placed; the job is left FAILED and can be resumed.
         KeyboardInterrupt: no handler turned it into a stop request; the job is left PAUSED.
     """
-    lease = store.acquire(job_id, current_owner(), LEASE_SECONDS)
+    lease = store.jobs.acquire(job_id, current_owner(), LEASE_SECONDS)
     with LeaseHeartbeat(store, lease) as heartbeat:
         return run_held_job(session, store, heartbeat, runner, stop, listener)
 
@@ -98,7 +98,7 @@ def run_held_job(
                 raise
             paused = isinstance(error, KeyboardInterrupt)
             state = JobState.PAUSED if paused else JobState.FAILED
-            store.release(heartbeat.lease, state, "interrupted" if paused else type(error).__name__, str(error))
+            store.jobs.release(heartbeat.lease, state, "interrupted" if paused else type(error).__name__, str(error))
             raise
         tracked.on_state(released.state, released.message, read_snapshot(store, released.id))
     return released
@@ -109,7 +109,7 @@ def _run_and_release(loop: "TuningLoop", store: Store, heartbeat: LeaseHeartbeat
     while True:
         state, reason, message = loop.run()
         with contextlib.suppress(JobStateError):
-            return store.release(heartbeat.lease, state, reason, message, loop.known_request)
+            return store.jobs.release(heartbeat.lease, state, reason, message, loop.known_request)
 
 
 class TuningLoop:
@@ -209,7 +209,7 @@ class TuningLoop:
             nonlocal last_check
             if time.monotonic() - last_check > LOOK_SECONDS:
                 with contextlib.suppress(StorageError):
-                    self._obey(self._store.job(self._heartbeat.lease.job_id).state)
+                    self._obey(self._store.jobs.get(self._heartbeat.lease.job_id).state)
                 last_check = time.monotonic()
             if self._stop.requested:
                 raise DecisionAbandonedError
@@ -222,13 +222,13 @@ class TuningLoop:
         trials = []
         for plan in planned:
             refused, lease = refusal(self._session, plan), self._heartbeat.lease
-            trials.append(self._store.add_trial(lease, plan.config, plan.purpose, plan.fidelity, plan.repeat, refused))
+            trials.append(self._store.trials.add(lease, plan.config, plan.purpose, plan.fidelity, plan.repeat, refused))
         self._ended += [trial.number for trial in trials if trial.outcome is not None]
         return self._verifying.startable([trial for trial in trials if trial.outcome is None], self._running.values())
 
     def run_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
         """Submit an attempt at the trial to the runner."""
-        attempt = self._store.start_attempt(self._heartbeat.lease, trial.number)
+        attempt = self._store.attempts.start(self._heartbeat.lease, trial.number)
         self._running[attempt.token] = trial
         self._runner.submit(self._request(attempt.token, trial, snapshot))
         self._listener.on_start(trial)
@@ -272,10 +272,10 @@ class TuningLoop:
         # Results of models with fewer layers have no losses, so they cannot be the reference.
         if result.outcome is Outcome.OK and result.losses and not self._referenced:
             # Before the trial is closed: if the process is killed in between, the trial is retried, and no reference is lost.
-            self._store.set_reference_losses(lease, result.losses)
+            self._store.jobs.set_reference_losses(lease, result.losses)
         result, elsewhere = self._node_monitor.judge(trial, result, self._spread.relative)
         retry = elsewhere or self._is_retried(trial, result)
-        if self._store.finish_attempt(lease, with_stated_interval(result, self._spread), retry) and not retry:
+        if self._store.attempts.finish(lease, with_stated_interval(result, self._spread), retry) and not retry:
             self._ended.append(trial.number)
 
     def _is_retried(self, trial: TrialRecord, result: TrialResult) -> bool:
@@ -283,7 +283,7 @@ class TuningLoop:
         if not retries:  # the common case: the attempts need not be read
             return False
         # Each outcome has its own number of retries. Attempts that a killed process left unfinished do not count.
-        attempts = self._store.attempts(self._heartbeat.lease.job_id, trial.number)
+        attempts = self._store.attempts.of(self._heartbeat.lease.job_id, trial.number)
         return sum(attempt.outcome is result.outcome for attempt in attempts) < retries
 
     def _notify(self, snapshot: JobSnapshot) -> None:
@@ -301,7 +301,7 @@ class TuningLoop:
         if verdict is self._answered:
             return
         self._answered = verdict
-        self._store.set_answer(self._heartbeat.lease, None if verdict is None else answer_summary(verdict))
+        self._store.jobs.set_answer(self._heartbeat.lease, None if verdict is None else answer_summary(verdict))
         self._listener.on_answer(verdict)
 
     def _obey(self, state: JobState) -> None:
@@ -331,4 +331,4 @@ def _forecast(session: Session, store: Store, heartbeat: LeaseHeartbeat) -> "Ste
     # NumPy and the equations are loaded only for models that they support.
     from autotune.loop.step_forecast import forecast_of
 
-    return forecast_of(session, store.prior(heartbeat.lease.job_id))
+    return forecast_of(session, store.jobs.prior(heartbeat.lease.job_id))

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 from autotune.loop.heartbeats import LeaseHeartbeat
 from executor.runners.rank_output import HeadAndTail
+from search_spaces.shared_records import LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from search_spaces.trial import LogLines, Progress
 from storage.errors import DatabaseUnavailableError
-from storage.log_records import LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from storage.store import Store
 
 WRITE_SECONDS = 0.5
@@ -58,7 +58,7 @@ class OutputWriter:
         if not lines and not progress:
             return
         try:
-            self._store.add_output(self._heartbeat.lease, lines, progress)
+            self._store.logs.add(self._heartbeat.lease, lines, progress)
         except DatabaseUnavailableError:
             for item in lines:  # the loop's own writes decide whether to wait for the database
                 self.add(item)

@@ -5,7 +5,7 @@ from typing import Any
 
 from search_spaces.outcome import StopReason
 from search_spaces.quantities import number_text
-from storage.log_records import ProgressRecord
+from search_spaces.shared_records import AttemptProgress
 from storage.records import JobRecord
 
 
@@ -40,7 +40,7 @@ def place_text(job: JobRecord) -> str:
     )
 
 
-def progress_text(record: ProgressRecord) -> str:
+def progress_text(record: AttemptProgress) -> str:
     """`measure 12, 103.5/s`."""
     rate = f", {number_text(record.samples_per_second)}/s" if record.samples_per_second else ""
     return f"{record.phase}{f' {record.step}' if record.step else ''}{rate}"

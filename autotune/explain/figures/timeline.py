@@ -10,7 +10,7 @@ UNKNOWN = "node not reported"
 
 def timeline(source: FigureSource) -> Figure:
     """Trials of every purpose that started; a running trial has no end yet."""
-    placements = source.store.placements(source.job.id)
+    placements = source.store.attempts.placements(source.job.id)
     ran = [trial for trial in source.snapshot.trials if trial.number in placements]
     if not ran:
         return Figure(name=NAME, title=TITLE, summary=source.lacking("trial that started"))
