@@ -51,13 +51,15 @@ demo: $(STAMP)
 
 # docs/architecture.md lists what check, test and nightly cover. Three processes: with two a quarter of the time of two cores was waiting,
 # and four were not faster.
-PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+# Plug-ins of other packages that no test here uses would cost each process a second.
+PYTEST := $(BIN)/python -m pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder \
+    -p no:schemathesis -p no:anyio -p no:platformdirs
 # Tests that start no process and play no whole sweep.
-CHECKED := tests/search_spaces $(addprefix tests/autotune/,exports imports objective prediction/cases prediction/equations \
+CHECKED := tests/search_spaces $(addprefix tests/autotune/,frameworks objective prediction/cases prediction/equations \
     prediction/fitting request text)
 
 check: lint
-	$(PYTEST) -m "not nightly and not prove" $(CHECKED) --ignore tests/autotune/exports/test_launch.py
+	$(PYTEST) -m "not nightly and not prove" $(CHECKED) --ignore tests/autotune/frameworks/test_launch.py
 
 lint: $(STAMP)
 	$(BIN)/ruff format --check .
@@ -104,7 +106,7 @@ oldest: $(OLDEST_STAMP)
 $(EXTRAS_STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(EXTRAS_VENV)
 	$(EXTRAS_BIN)/python -m pip install --quiet --disable-pip-version-check "$$(grep '^torch==' constraints.txt)" -c constraints.txt
-	$(EXTRAS_BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,exports,transformers,deepspeed,outside,mcp]' helm-python-sdk -c constraints.txt
+	$(EXTRAS_BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev,exports,transformers,deepspeed,mcp]' helm-python-sdk smac -c constraints.txt
 	$(EXTRAS_BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps "$$(grep '^torchtitan==' constraints.txt)"
 	touch $@
 
@@ -129,7 +131,7 @@ trackers: $(TRACKERS_STAMP)
 
 # Every test that skips where a framework of others is missing, and the proofs that need them.
 extras: $(EXTRAS_STAMP) trackers
-	$(EXTRAS_BIN)/python -m pytest tests/autotune/exports/test_targets.py tests/autotune/strategies \
+	$(EXTRAS_BIN)/python -m pytest tests/autotune/frameworks/test_targets.py tests/autotune/strategies \
 	    tests/autotune/agents tests/search_spaces/models tests/executor/files tests/executor/engines/test_user_modules.py tests/executor/engines/command/test_frameworks.py tests/executor/engines/deepspeed tests/deploy/test_chart.py
 	$(EXTRAS_BIN)/python -m benchmarks.frameworks.torch_export --markdown docs/results/torch-export.md
 	$(EXTRAS_BIN)/python -m benchmarks.frameworks.own_models --markdown docs/results/own-models.md

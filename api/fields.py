@@ -6,7 +6,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationIn
 
 from autotune.request.sizes import parse_size
 from search_spaces.failure import LONGEST_PATTERN, MOST_PATTERNS
-from search_spaces.training.documents import MOST_DOCUMENTS
+from search_spaces.training.data_schedule import MOST_DOCUMENTS
 from search_spaces.training.expert_loads import MOST as MOST_LOADS
 
 MOST_BYTES = 2**53

@@ -9,18 +9,17 @@ from functools import cached_property
 
 from pydantic_core import to_json
 
-from autotune.explain.explanation.differences import knob_differences
-from autotune.explain.explanation.evidence import question_of_job
-from autotune.explain.explanation.explain import explain, explain_evidence
-from autotune.explain.explanation.resource_use import parts_of
+from autotune.explain.evidence import question_of_job
+from autotune.explain.explain import explain, explain_evidence, knob_differences
 from autotune.explain.figures.all_figures import figure_of
 from autotune.explain.figures.points import JobPoints
 from autotune.explain.figures.source import FigureSource
-from autotune.forecast.initial_forecast import initial_forecaster_of
+from autotune.explain.limits import parts_of
+from autotune.forecast import initial_forecaster_of
 from autotune.objective.ranking import rate
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
-from autotune.reports.formats import report_text
+from autotune.reports.report import report_text
 from autotune.session.resolve import session_of
 from autotune.wire.figures import Differences, StepPart, StepParts
 from search_spaces.plain import to_plain

@@ -21,8 +21,8 @@ from api.submission import (
     uploaded_or_named,
 )
 from api.views import checked_view
-from autotune.forecast.job_forecast import expected
-from autotune.goodput.terms import terms_of
+from autotune.forecast import expected
+from autotune.goodput.choice import terms_of
 from autotune.prediction.planning import estimate as planning
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.estimate import estimates

@@ -42,9 +42,9 @@ def figures(job: str | None = None, *names: str, database: str | None = None) ->
         UnknownNameError: there is no figure of that name.
         DatabaseUnavailableError: the database cannot be opened.
     """
-    from autotune.explain.figures.all_figures import NAMES, figure_of
+    from autotune.explain.figures.all_figures import NAMES, OF_TRIALS, figure_of
     from autotune.explain.figures.source import FigureSource
-    from autotune.reports.page import OF_TRIALS, figures_page
+    from autotune.reports.page import figures_page
     from storage.address import default_database_url
     from storage.store import open_store
 

@@ -14,7 +14,7 @@ from autotune.errors import RequestError
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import resolve
 from autotune.session.session import Session
-from autotune.strategies.adviser import Axes
+from autotune.strategies.optuna_samplers import Axes
 from search_spaces.knob import Value
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult

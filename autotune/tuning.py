@@ -11,14 +11,13 @@ from typing import Any, Unpack
 
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import JobNotResumableError, MissingPackageError, NoBestError
-from autotune.exports.best_config_file import best_config_text
-from autotune.loop.listener import LoopListener
+from autotune.frameworks.best_config import best_config_text
+from autotune.loop.listener import LoopListener, StopSignal
 from autotune.loop.loop import run_job
-from autotune.loop.stop import StopSignal
 from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
-from autotune.request.component_names import STRATEGIES
+from autotune.request.component_names import DEFAULT_STRATEGY
 from autotune.request.failures_field import read_failures
 from autotune.request.further_fields import FurtherFields
 from autotune.request.rows import request_from_fields, request_to_row
@@ -26,12 +25,12 @@ from autotune.session.baselines import read_baseline
 from autotune.session.calibrate import calibrate_for
 from autotune.session.knowledge import with_knowledge
 from autotune.session.resolve import prepare, require_startable, session_of
-from autotune.session.runners import make_runner
 from autotune.session.session import Session, with_changes_of
+from autotune.session.trial_requests import make_runner
 from autotune.text.console import Console
-from autotune.text.jobs import state_word
 from autotune.text.progress_bar import ProgressBar, shows_progress
 from autotune.text.result import print_result
+from autotune.text.rows import state_word
 from executor.runners.runner import Runner
 from search_spaces.knob import Value
 from search_spaces.outcome import JobState, StopReason
@@ -128,7 +127,7 @@ def tune(
     ranks: int | None = None,
     space: str = "zero",
     trials: int | None = None,
-    strategy: str = STRATEGIES[0],
+    strategy: str = DEFAULT_STRATEGY,
     objective: str = "throughput",
     seed: int = 0,
     global_batch_size: int = 8,

@@ -8,13 +8,20 @@ ExecutorError
 ├── DataError             (ValueError)    the training text cannot be read
 ├── WeightsError          (ValueError)    weights do not belong to the model
 ├── CheckpointError       (ValueError)    a checkpoint cannot be written, is damaged, or belongs to another model
-├── RankLostError         (ConnectionError) a rank process has ended
 └── RunnerError           (RuntimeError)  a runner cannot start or place its ranks
 """
 
 
 class ExecutorError(Exception):
     """Base of all errors of this package. Each message is one line that names the remedy."""
+
+
+def one_line(error: BaseException) -> str:
+    """The error in one line: our own by their message, others with their type."""
+    first = (str(error).strip().splitlines() or [""])[0]
+    if isinstance(error, ExecutorError):
+        return first
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 class EngineRefusalError(ExecutorError, ValueError):
@@ -51,10 +58,6 @@ class FactoryError(ExecutorError, ValueError):
 
 class DataError(ExecutorError, ValueError):
     """The training text cannot be read or is too short."""
-
-
-class RankLostError(ExecutorError, ConnectionError):
-    """A rank process has ended."""
 
 
 class RunnerError(ExecutorError, RuntimeError):

@@ -3,10 +3,10 @@
 import dataclasses
 from collections.abc import Sequence
 
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.trial_config import FAMILIES, TrialConfig
+from search_spaces.trial_config import TrialConfig
 
 
 def _search_order(families: Sequence[Sequence[str]]) -> tuple[str, ...]:
@@ -34,7 +34,9 @@ def _search_order(families: Sequence[Sequence[str]]) -> tuple[str, ...]:
     return tuple(order)
 
 
-SEARCH_ORDER: tuple[str, ...] = _search_order([[item.name for item in dataclasses.fields(base)] for base in FAMILIES])
+SEARCH_ORDER: tuple[str, ...] = _search_order(
+    [[item.name for item in dataclasses.fields(family)] for family in TrialConfig.__bases__]
+)
 """Every knob, in the order in which configurations are built."""
 
 

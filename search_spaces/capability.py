@@ -1,12 +1,15 @@
-"""Which values an engine honours and which it refuses. Each engine declares this in a file that does not import torch."""
+"""What makes a configuration legal: the context of a check, rules, and what engines honour. Imports no torch."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.errors import Refusal
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.refusal import Refusal
+from search_spaces.models.model import Model
+from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 ENGINE_HONOURS = "engine-honours"
@@ -90,6 +93,33 @@ class Capability:
             "knobs": {name: None if values is None else list(values) for name, values in sorted(self.knobs.items())},
             "combinations": [item.rule for item in self.combinations],
         }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SpaceContext:
+    """The model, cluster, workload and engine: the same for every configuration of a space."""
+
+    model: Model
+    cluster: ClusterSpec
+    workload: Workload
+    world_size: int
+    """Training ranks; at most the number of devices of the cluster."""
+    capability: Capability | None = None
+    """None: any engine, so only the rules refuse configurations."""
+
+
+Check = Callable[[TrialConfig, SpaceContext], str | None]
+"""Returns the problem of the configuration in one clause without the remedy; None: no problem."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A legal configuration passes every rule; `check` reads only the knobs in `reads`."""
+
+    name: str
+    reads: tuple[str, ...]
+    remedy: str
+    check: Check
 
 
 def honoured_by(engine: str, limited: Mapping[str, tuple[Value, ...]] | None = None) -> dict[str, tuple[Value, ...] | None]:

@@ -1,4 +1,4 @@
-"""Errors of this package: invalid models, clusters, knobs and configurations.
+"""Errors of this package: invalid models, clusters, knobs and configurations; and why a configuration is illegal.
 
 SearchSpaceError
 ├── ModelFormatError      (ValueError)   a model description cannot be read
@@ -12,6 +12,8 @@ SearchSpaceError
 ├── SpaceTooLargeError    (ValueError)   counting a space takes more steps than allowed
 └── PluginError           (ImportError)  a plug-in cannot be loaded
 """
+
+from dataclasses import dataclass
 
 
 class SearchSpaceError(Exception):
@@ -65,3 +67,16 @@ class SpaceTooLargeError(SearchSpaceError, ValueError):
 
 class PluginError(SearchSpaceError, ImportError):
     """A plug-in is not installed, cannot be imported, or does not have the type that its entry-point group requires."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """One rule that refuses a configuration, with a remedy."""
+
+    rule: str
+    message: str
+    """The problem, in one clause."""
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"{self.rule}: {self.message}; {self.remedy}"

@@ -197,7 +197,8 @@ def rows_from(tables: Any, base: FailureTable) -> tuple[FailureRow, ...]:
     """
     if not isinstance(tables, Mapping):
         raise FailureTableError("failures", "is not a table of rows", "write [ROW] and its fields below it")
-    _require_few(sum(len(patterns) for row in tables.values() if isinstance(row, Mapping) for patterns in _lists(row)))
+    fields = [row.get(field) for row in tables.values() if isinstance(row, Mapping) for field in _PATTERNS]
+    _require_few(sum(len(patterns) for patterns in fields if isinstance(patterns, list | tuple)))
     rows = tuple(_row(str(name), fields, base.row(str(name))) for name, fields in tables.items())
     require_small(rows)
     return rows
@@ -221,11 +222,6 @@ def _require_few(count: int) -> None:
     if count > MOST_PATTERNS:
         problem = f"has {count:,} regular expressions; the limit is {MOST_PATTERNS}"
         raise FailureTableError("failures", problem, "join some with |, or leave some out")
-
-
-def _lists(row: Mapping[str, Any]) -> list[list[Any] | tuple[Any, ...]]:
-    """The lists of regular expressions in a row's fields."""
-    return [patterns for field in _PATTERNS if isinstance(patterns := row.get(field), list | tuple)]
 
 
 _FIELDS = tuple(item.name for item in dataclasses.fields(FailureRow) if item.name != "name")

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 
+from search_spaces.errors import Refusal
 from search_spaces.models.model import ModelSpec, Norm, Position
-from search_spaces.refusal import Refusal
 
 FUSED_KERNELS = "fused_kernels"
 NONE = "none"
@@ -159,8 +159,8 @@ HALF_PRECISIONS = ("bf16", "fp16")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
-    """One kernel on one kind of device."""
+class AttentionKernel:
+    """One kernel of scaled dot-product attention on one kind of device."""
 
     precisions: tuple[str, ...]
     """Precisions that it supports."""
@@ -168,18 +168,22 @@ class Kernel:
     """Whether it accepts a mask in addition to the causal one."""
     groups: bool = True
     """Whether several query heads may share one key-value head. False: keys and values must be repeated."""
+    score_bytes: float = 0.0
+    """Bytes kept per element of the attention matrix."""
 
 
-KERNELS: Mapping[str, Mapping[str, Kernel]] = {
+MATH = "math"
+"""Attention by separate operators of torch: scores and their softmax are kept."""
+ATTENTION_KERNELS: Mapping[str, Mapping[str, AttentionKernel]] = {
     "cpu": {
-        "flash": Kernel(precisions=("fp32", "fp64", *HALF_PRECISIONS)),
-        "math": Kernel(precisions=("fp32", "fp64", *HALF_PRECISIONS)),
+        "flash": AttentionKernel(precisions=("fp32", "fp64", *HALF_PRECISIONS)),
+        MATH: AttentionKernel(precisions=("fp32", "fp64", *HALF_PRECISIONS), score_bytes=5.5),
     },
     "cuda": {
-        "flash": Kernel(precisions=HALF_PRECISIONS, masks=False),
-        "efficient": Kernel(precisions=("fp32", *HALF_PRECISIONS), groups=False),
-        "cudnn": Kernel(precisions=HALF_PRECISIONS),
-        "math": Kernel(precisions=("fp32", "fp64", *HALF_PRECISIONS)),
+        "flash": AttentionKernel(precisions=HALF_PRECISIONS, masks=False),
+        "efficient": AttentionKernel(precisions=("fp32", *HALF_PRECISIONS), groups=False),
+        "cudnn": AttentionKernel(precisions=HALF_PRECISIONS),
+        MATH: AttentionKernel(precisions=("fp32", "fp64", *HALF_PRECISIONS), score_bytes=5.5),
     },
 }  # fmt: skip
 """Kind of device -> kernel."""
@@ -200,13 +204,13 @@ def verdict(kernel: str, precision: str, heads: int, kv_heads: int, device: str,
 
     `masked`: whether there is a mask in addition to the causal one.
     """
-    kernels = KERNELS[device]
+    kernels = ATTENTION_KERNELS[device]
     if kernel == BEST:
         fused = [
             candidate
             for name, candidate in kernels.items()
             # Last resorts: math stores every score, and only the newest devices try cudnn before it.
-            if name not in ("math", "cudnn") and precision in candidate.precisions and (candidate.masks or not masked)
+            if name not in (MATH, "cudnn") and precision in candidate.precisions and (candidate.masks or not masked)
         ]
         return KernelVerdict(
             repeats_heads=heads != kv_heads and bool(fused) and not any(candidate.groups for candidate in fused)

@@ -11,11 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from search_spaces.canonical import SEARCH_ORDER, canonical_reads, canonical_value
+from search_spaces.capability import Rule, SpaceContext
 from search_spaces.checkpoints import checkpoint
-from search_spaces.context import SpaceContext
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Value
-from search_spaces.rules.rule import Rule
 from search_spaces.rules.table import HONOURS, rules_of
 from search_spaces.trial_config import TrialConfig
 
@@ -143,7 +142,9 @@ class Lattice:
                 longer = (*prefix, value)
                 verdict = self._verdict(longer)
                 if verdict == rule:
-                    return self._completed(longer)
+                    while len(longer) < DEPTHS:
+                        longer = (*longer, self.choices(longer)[0])
+                    return self._config(longer, range(DEPTHS))
                 if verdict is None and self.tally(longer).refused.get(rule):
                     prefix = longer
                     break
@@ -193,11 +194,6 @@ class Lattice:
         if self._most_steps is not None and self._steps > self._most_steps:
             problem = f"it takes more than {self._most_steps:,} steps to count"
             raise SpaceTooLargeError("space", problem, "pin some knobs, or give their domains fewer values")
-
-    def _completed(self, prefix: Prefix) -> TrialConfig:
-        while len(prefix) < DEPTHS:
-            prefix = (*prefix, self.choices(prefix)[0])
-        return self._config(prefix, range(DEPTHS))
 
     def _config(self, prefix: Prefix, depths: tuple[int, ...] | range) -> TrialConfig:
         return self._base.replace({SEARCH_ORDER[depth]: prefix[depth] for depth in depths})

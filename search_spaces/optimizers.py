@@ -1,4 +1,4 @@
-"""The supported optimizers: their state per parameter, and their constants that are not knobs."""
+"""The supported optimizers: their state per parameter, and their constants and those of loss scaling, which are no knobs."""
 
 OPTIMIZERS = ("adamw", "sgd", "lamb", "muon", "adamw8bit", "onebit_adam")
 KERNELS = ("adamw", "sgd")
@@ -53,3 +53,13 @@ def moment_bytes(optimizer: str, full: float, ranks: float = float("inf")) -> tu
             return bytes_per_element, bytes_per_element
         case _:
             return 2 * full, 2 * full
+
+
+# As in `torch.amp.GradScaler`; DeepSpeed differs in its window (1000) and hysteresis (2). They are not knobs: after a few steps
+# the scale depends only on the gradients, not on its start.
+INITIAL_SCALE_POWER = 16
+"""The first scale is 2 to this power."""
+GROWTH_INTERVAL = 2000
+"""Consecutive updates without overflow after which the scale doubles. An overflow halves it at once."""
+LEAST_SCALE = 1.0
+"""If gradients overflow at this scale, no scale helps."""

@@ -25,7 +25,7 @@ class PluginGroup(StrEnum):
     KNOBS = "autotune.knobs"
     """A class of knobs, like those in `search_spaces.knobs`."""
     RULES = "autotune.rules"
-    """A `search_spaces.context.Rule`, or a tuple of them."""
+    """A `search_spaces.capability.Rule`, or a tuple of them."""
     ENGINES = "autotune.engines"
     """An `executor.engine.Engine`, with the same name as its capability."""
     CAPABILITIES = "autotune.capabilities"
@@ -33,10 +33,10 @@ class PluginGroup(StrEnum):
     STRATEGIES = "autotune.strategies"
     """Called with the score: returns an `autotune.strategies.strategy.Strategy`."""
     EXPORTERS = "autotune.exporters"
-    """Called with an `autotune.exports.winner.Winner`: returns an `autotune.exports.export.Export`."""
+    """Called with an `autotune.frameworks.best_config.Winner`: returns an `autotune.frameworks.export.Export`."""
     IMPORTERS = "autotune.importers"
-    """Called with the table of a file and the file's name: returns an `autotune.imports.imported.Imported`, or None if the file
-    has another format."""
+    """Called with the table of a file and the file's name: returns an `autotune.frameworks.imported.Imported`, or None if
+    the file has another format."""
     TRACKERS = "autotune.trackers"
     """Called with an `autotune.trackers.tracker.TrackedJob` if its request names the tracker: returns an
     `autotune.trackers.tracker.Tracker`."""

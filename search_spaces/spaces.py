@@ -6,10 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from search_spaces.capability import Capability
+from search_spaces.capability import Capability, SpaceContext
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.context import SpaceContext
-from search_spaces.domains import EXPRESSIONS, SOLVED, parse_domain, resolve_domains
 from search_spaces.errors import IllegalConfigError, SearchSpaceError, SpaceFormatError
 from search_spaces.file_kinds import SPACE_FILE, mistaken
 from search_spaces.kernels import FUSED_KERNELS, runs_on
@@ -18,9 +16,9 @@ from search_spaces.knob_values import KNOBS, knob
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, Model
 from search_spaces.preset_files import preset_tables, unknown_name
-from search_spaces.rules.packing import require_documents
 from search_spaces.rules.table import HONOURS, check_config, rules_of
-from search_spaces.space import SearchSpace
+from search_spaces.rules.training import require_documents
+from search_spaces.space import EXPRESSIONS, SOLVED, SearchSpace, parse_domain, resolve_domains
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

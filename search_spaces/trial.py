@@ -1,5 +1,6 @@
 """Requests to a runner and their results: plain data that crosses process boundaries."""
 
+import math
 from dataclasses import dataclass, field
 
 from search_spaces.failure import FailureRow
@@ -22,9 +23,10 @@ class Interval:
     low: float
     high: float
 
-    def overlaps(self, other: "Interval") -> bool:
-        """Whether the two intervals overlap."""
-        return self.low <= other.high and other.low <= self.high
+    @property
+    def log_deviation(self) -> float | None:
+        """Standard deviation of the logarithm; None: the bounds are not positive and finite."""
+        return math.log(self.high / self.low) / (2 * 1.96) if 0 < self.low <= self.high < math.inf else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,8 +22,26 @@ ORIGINAL_KNOBS = 32
 so that the stored form and hash of earlier configurations do not change."""
 
 
+_PLUGIN_KNOBS: tuple[type[Any], ...] = tuple(load_plugins(PluginGroup.KNOBS).values())
+
+
+def _ordered_by_number(config: Any) -> Any:
+    """Order the fields of a dataclass by their knobs' numbers, because plain data has them in the order of the fields."""
+    config.__dataclass_fields__ = {name: config.__dataclass_fields__[name] for name in knobs_of(config)}
+    return config
+
+
+@_ordered_by_number
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class TrialConfig(ZeroKnobs, OffloadKnobs, ParallelismKnobs, ComputationKnobs, ProcessKnobs, TrainingKnobs):
+class TrialConfig(
+    ZeroKnobs,
+    OffloadKnobs,
+    ParallelismKnobs,
+    ComputationKnobs,
+    ProcessKnobs,
+    TrainingKnobs,
+    *_PLUGIN_KNOBS,  # type: ignore[misc]
+):
     """A value for every knob; the base classes declare the knobs (`search_spaces.knob.Knob`).
 
     Sizes of buckets are elements, not bytes. Data-parallel degree and gradient accumulation are derived:
@@ -107,21 +125,9 @@ class TrialConfig(ZeroKnobs, OffloadKnobs, ParallelismKnobs, ComputationKnobs, P
         return {name: getattr(self, name) for name in KNOB_NAMES if getattr(self, name) != getattr(other, name)}
 
 
-FAMILIES: tuple[type[Any], ...] = (
-    *(ZeroKnobs, OffloadKnobs, ParallelismKnobs, ComputationKnobs, ProcessKnobs, TrainingKnobs),
-    *load_plugins(PluginGroup.KNOBS).values(),
-)
-"""The classes that declare knobs."""
-if len(FAMILIES) > len(TrialConfig.__bases__):
-    _added = FAMILIES[len(TrialConfig.__bases__) :]
-    _body = {"__doc__": TrialConfig.__doc__, "__module__": __name__}
-    _extended = type("TrialConfig", (TrialConfig, *_added), _body)
-    TrialConfig = dataclass(frozen=True, slots=True, kw_only=True, repr=False)(_extended)  # type: ignore[misc]
 _KNOBS = knobs_of(TrialConfig)
 KNOB_NAMES: tuple[str, ...] = tuple(_KNOBS)
 """The names of all knobs, ordered by number."""
-# Plain data has the knobs ordered by number.
-TrialConfig.__dataclass_fields__ = {name: TrialConfig.__dataclass_fields__[name] for name in KNOB_NAMES}
 _DEFAULTS = TrialConfig()
 _LATER_DEFAULTS = {item.name: item.default for item in _KNOBS.values() if item.number >= ORIGINAL_KNOBS}
 _SETTERS = {name: getattr(TrialConfig, name).__set__ for name in KNOB_NAMES}

@@ -3,6 +3,7 @@
 import gc
 import os
 import random
+import re
 import shlex
 import sys
 import tempfile
@@ -42,6 +43,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--shuffle", metavar="SEED", help="run the modules, and the tests of each, in the random order of this seed"
     )
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Do not import the modules of which the run takes no test: those with a mark for all tests that `-m` excludes."""
+    excluded = re.findall(r"not (\w+)", config.option.markexpr)
+    if not excluded or " or " in config.option.markexpr or collection_path.suffix != ".py":
+        return None
+    marks = re.search(r"^pytestmark = (.*)", collection_path.read_text(encoding="utf-8"), re.MULTILINE)
+    return True if marks and set(re.findall(r"mark\.(\w+)", marks[1])) & set(excluded) else None
 
 
 def pytest_collection_finish() -> None:

@@ -9,7 +9,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry, Resource
 from referencing.jsonschema import DRAFT202012
 
-from autotune.cli.documents import SCHEMAS, schema_path
+from autotune.cli.status import SCHEMAS, schema_path
 
 _BASE = "file:///commands/"
 

@@ -38,7 +38,7 @@ def test_what_is_in_it(wheel: Path) -> None:
     for part in ("autotune/schemas/best-config.schema.json", "search_spaces/presets/models.toml", "storage/migrations/env.py"):
         assert part in names
     for folder, ending in (
-        ("search_spaces/presets", ".toml"), ("autotune/schemas", ".json"), ("autotune/exports/templates", ".txt"),
+        ("search_spaces/presets", ".toml"), ("autotune/schemas", ".json"), ("autotune/frameworks/templates", ".txt"),
         ("storage/migrations", ".py"), ("api/page", ".html"), ("api/page", ".css"), ("api/page", ".mjs"), ("api/page", ".txt"),
     ):  # fmt: skip
         ours = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob(f"*{ending}")}

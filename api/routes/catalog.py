@@ -11,8 +11,8 @@ from api.auth import Reader, SettingsOf
 from api.computing import Computing
 from api.settings import Settings
 from api.submission import HIDDEN, UNSHOWN, JobSubmission, KnobName, KnobValue, checked, session_of_submission
-from autotune.exports import EXPORTERS
-from autotune.request.component_names import GAIN_PREDICTING, strategy_names
+from autotune.frameworks.exporters import EXPORTERS
+from autotune.request.component_names import PREDICTING, strategy_names
 from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.request.field import FORM, RequestField
 from autotune.request.field_forms import parse_allowed
@@ -131,7 +131,7 @@ def choices(settings: Settings, may_submit: bool) -> Choices:
         engines=tuple(Choice(name=name, note=_missing(name)) for name in CAPABILITIES),
         objectives=tuple(map(str, Objective)),
         strategies=tuple(strategy_names()),
-        foreseeing=tuple(sorted(GAIN_PREDICTING)),
+        foreseeing=tuple(sorted(PREDICTING)),
         optimizers=tuple(OPTIMIZERS),
         runners=tuple(settings.runners),
         exports=tuple(EXPORTERS),

@@ -14,7 +14,7 @@ from api.figures import FigureBoard, JobFigures, PointsBoard
 from api.routes.jobs import JobId
 from api.routes.results import MOST, Number
 from autotune.explain.figures.all_figures import NAMES
-from autotune.reports.formats import WRITERS, require_format
+from autotune.reports.report import WRITERS, require_format
 from autotune.wire.figures import Differences, Figure, StepParts
 from autotune.wire.service import Names
 from autotune.wire.trials import Points

@@ -9,7 +9,7 @@ from pydantic import Field
 
 from api.auth import Reader, StoreOf, if_visible
 from api.views import answer_view
-from autotune.loop.job_cost import Measurements, job_seconds_left
+from autotune.loop.budget import Measurements, job_seconds_left
 from autotune.wire.jobs import Answer, Leaderboard, LeaderboardEntry, Overview, OverviewList
 from storage.records import JobRecord, TrialCounts
 

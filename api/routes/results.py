@@ -14,8 +14,8 @@ from api.hub import EventHub, StreamAnswer
 from api.paging import page, page_response
 from api.routes.jobs import JobId, Limit
 from api.views import attempt_view
-from autotune.exports import EXPORTERS, exporter
-from autotune.exports.export import Export
+from autotune.frameworks.export import Export
+from autotune.frameworks.exporters import EXPORTERS, exporter
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.session.resolve import session_of

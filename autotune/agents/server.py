@@ -22,11 +22,10 @@ from autotune.client import Client, ServiceError
 from autotune.client.fields import is_path
 from autotune.client.transport import one_line
 from autotune.errors import AutotuneError, RequestError
-from autotune.imports.read import named, read_written
-from autotune.lint.case import Surroundings
-from autotune.lint.lint import lint
-from autotune.lint.report import checked_version, document
+from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.read import named, read_written
 from autotune.prediction.planning.question import cluster_of
+from autotune.recipes.lint import checked_version, document, lint
 from search_spaces.clusters.presets import cluster_preset_names, is_cluster_name
 from search_spaces.errors import SearchSpaceError
 from search_spaces.models.huggingface import model_preset_names, resolve_model

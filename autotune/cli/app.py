@@ -9,9 +9,10 @@ from typer.core import TyperGroup
 from typer.main import get_group
 
 from autotune import installed
-from autotune.cli import database_app, options, planning_app, service_app, study_app
+from autotune.cli import options, planning_app, service_app
 from autotune.cli.command_words import command_of, without_command
-from autotune.cli.jobs_app import jobs_app
+from autotune.cli.database import database_app, study_app
+from autotune.cli.jobs import jobs_app
 from autotune.cli.options import Database, Job, Json, Url
 from autotune.cli.status import PROGRAM, Status, end, exit_status
 
@@ -117,7 +118,7 @@ def verify(
 ) -> None:
     """Run a best configuration on another engine and compare samples/s and gain with the promised ones. For your own script,
     use --engine command and add its command after --."""
-    from autotune.cli.verify import verify_command
+    from autotune.cli.reproduce import verify_command
 
     command = command_of(
         context, launcher=launcher, plugin=plugin, folder=folder, pattern=pattern, report_seconds=report_seconds
@@ -247,8 +248,8 @@ def profile(
 
 app.registered_commands += planning_app.app.registered_commands
 service_app.register(app)
-app.add_typer(database_app.app, name="db")
-app.add_typer(study_app.app, name="study")
+app.add_typer(database_app, name="db")
+app.add_typer(study_app, name="study")
 
 
 @app.command()

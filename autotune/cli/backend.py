@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
-from autotune.explain.explanation.findings import Explanation
-from autotune.exports.export import Export
+from autotune.explain.findings import Explanation
+from autotune.frameworks.export import Export
 from search_spaces.shared_records import AttemptProgress, JobEvent, LogPart
 from search_spaces.trial import Interval
 from storage.records import Ask, JobFilter, JobRecord, TrialRecord

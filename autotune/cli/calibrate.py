@@ -2,23 +2,20 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.measure import Measurement
 from rich.table import Table
 
-from autotune.cli.documents import write_document
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.cluster.ray_cluster import with_address
-from autotune.prediction.cases.bench_cases import link_volume, predicted_rows
 from autotune.prediction.equations.coefficients import Coefficients, shipped_rates
-from autotune.prediction.fitting.calibration import default_precision
+from autotune.prediction.fitting.calibration import default_precision, link_volume, predicted_rows
 from autotune.prediction.planning.calibrated import Calibrated, calibrated, processor
 from autotune.session.calibrate import Calibration, CalibrationRequest, measure_cluster, prepare_calibration
 from autotune.text.console import Console
-from autotune.text.sizes import bytes_text
+from autotune.text.rows import bytes_text
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.microbenchmark import COLLECTIVES, GroupShape, MeasuredRow, Operation, ranks_in_domain
 from search_spaces.plain import to_plain
@@ -26,50 +23,27 @@ from storage.address import default_database_url
 from storage.store import open_store
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CalibrateOptions:
-    """Parsed options of the command."""
+def calibrate_command(database: str | None, as_json: bool, **fields: Any) -> Status:
+    """Reuse or measure, then print. All checks come before anything is started.
 
-    cluster: str | None
-    """None: the cluster at the Ray address; local without an address."""
-    ranks: int | None
-    runner: str
-    ray_address: str | None
-    engine: str
-    seconds: float
-    timeout: float
-    force: bool
-    nvme_path: str | None
-    database: str | None
-    json: bool
-
-
-def calibrate_command(options: CalibrateOptions) -> Status:
-    """Reuse or measure, then print. All checks come before anything is started."""
-    fields = with_address({"runner": options.runner, "ray_address": options.ray_address})
-    request = CalibrationRequest(
-        cluster=options.cluster or ("ray" if fields["ray_address"] else "local"),
-        ranks=options.ranks,
-        runner=options.runner,
-        ray_address=fields["ray_address"],
-        engine=options.engine,
-        seconds=options.seconds,
-        timeout=options.timeout,
-        force=options.force,
-        nvme_path=str(Path(options.nvme_path).expanduser().absolute()) if options.nvme_path else None,
-    )
+    `fields`: of `CalibrationRequest`. Without a cluster, it is the one at the Ray address, or local without an address.
+    """
+    fields = with_address(fields)
+    fields["cluster"] = fields["cluster"] or ("ray" if fields["ray_address"] else "local")
+    fields["nvme_path"] = str(Path(fields["nvme_path"]).expanduser().absolute()) if fields["nvme_path"] else None
+    request = CalibrationRequest(**fields)
     console = Console(stderr=True)
     shipped = shipped_rates()
-    with open_store(options.database or default_database_url()) as store:
+    with open_store(database or default_database_url()) as store:
         cluster, calibration, reason = prepare_calibration(store, request)
         if calibration is None:
-            with console.status(f"measuring {cluster.world_size} ranks for about {options.seconds:g} s"):
+            with console.status(f"measuring {cluster.world_size} ranks for about {request.seconds:g} s"):
                 calibration = measure_cluster(store, request, cluster, reason)
-        coefficients = calibrated(store, cluster, options.engine, shipped)
-    if options.json:
-        write_document(_document(calibration, coefficients, shipped, options.engine))
+        coefficients = calibrated(store, cluster, request.engine, shipped)
+    if as_json:
+        write_document(_document(calibration, coefficients, shipped, request.engine))
     else:
-        print_calibration(calibration, coefficients, shipped, options.engine, Console())
+        print_calibration(calibration, coefficients, shipped, request.engine, Console())
     return Status.OK
 
 
@@ -132,8 +106,6 @@ COEFFICIENT_TEXTS = {
     "memory_tail": "90 % band of memory, over that of its spread",
 }
 """Coefficient -> short description."""
-CHANGED = 0.005
-"""Coefficients with a smaller relative change are omitted."""
 
 
 def print_calibration(
@@ -141,7 +113,7 @@ def print_calibration(
 ) -> None:
     """Print the measurements, the resulting coefficients, and where they are used."""
     for line in _heading(calibration):
-        _print_line(console, line)
+        console.print(line, soft_wrap=True)
     rows = calibration.record.rows
     for precision in dict.fromkeys(row.precision for row in rows if row.operation is Operation.PRODUCT):
         _print_products(rows, precision, calibration.cluster, console)
@@ -151,7 +123,7 @@ def print_calibration(
     _print_coefficients(shipped, coefficients.rates, console)
     console.print()
     for line in _ending(calibration, coefficients):
-        _print_line(console, line)
+        console.print(line, soft_wrap=True)
 
 
 def _heading(calibration: Calibration) -> list[str]:
@@ -224,10 +196,12 @@ def _print_steps(
     moved = {Operation.COPY: 8, Operation.TO_HOST: 1, Operation.TO_DEVICE: 1, Operation.FILE_READ: 1, Operation.FILE_UPDATE: 2}
     ordered = sorted((row for row in rows if row.operation in moved), key=lambda row: (row.operation, row.shape))
     for operation, row in {row.operation: row for row in ordered}.items():  # the largest of each
-        _print_line(console, f"{operation.replace('_', ' ')}: {row.shape[0] * moved[operation] / row.seconds / 1e9:.2f} GB/s")
+        console.print(
+            f"{operation.replace('_', ' ')}: {row.shape[0] * moved[operation] / row.seconds / 1e9:.2f} GB/s", soft_wrap=True
+        )
     for row in rows:
         if row.operation is Operation.LAUNCH:
-            _print_line(console, f"launch of a small kernel: {row.seconds * 1e6:.1f} us")
+            console.print(f"launch of a small kernel: {row.seconds * 1e6:.1f} us", soft_wrap=True)
 
 
 def _print_group(rows: Sequence[MeasuredRow], group: GroupShape, cluster: ClusterSpec, console: Console) -> None:
@@ -242,19 +216,17 @@ def _print_group(rows: Sequence[MeasuredRow], group: GroupShape, cluster: Cluste
     table = _table(title, "message", *(operation.replace("_", " ") for operation in COLLECTIVES))
     for size in sorted({row.shape[0] for row in mine}):
         row_by_operation = {row.operation: row for row in mine if row.shape[0] == size}
-        table.add_row(bytes_text(size), *(_bandwidth(row_by_operation.get(operation)) for operation in COLLECTIVES))
+        in_order = [row_by_operation.get(operation) for operation in COLLECTIVES]
+        cells = ["-" if row is None else f"{_ms(row.seconds)}  {link_volume(row) / row.seconds / 1e9:.2f}" for row in in_order]
+        table.add_row(bytes_text(size), *cells)
     _show(console, table)
-
-
-def _bandwidth(row: MeasuredRow | None) -> str:
-    return "-" if row is None else f"{_ms(row.seconds)}  {link_volume(row) / row.seconds / 1e9:.2f}"
 
 
 def _print_coefficients(shipped: Coefficients, rates: Coefficients, console: Console) -> None:
     table = _table("Coefficients that changed", "", "shipped", "calibrated", "")
     before, after = dataclasses.asdict(shipped), dataclasses.asdict(rates)
     for name, value in after.items():
-        if abs(value / before[name] - 1) > CHANGED:
+        if abs(value / before[name] - 1) > 0.005:
             table.add_row(name, f"{before[name]:.4g}", f"{value:.4g}", COEFFICIENT_TEXTS[name])
     table.columns[-1].justify = "left"
     _show(console, table)
@@ -285,12 +257,8 @@ def _show(console: Console, table: Table) -> None:
     """Print the table in full width, because truncated figures are useless."""
     if table.row_count:
         console.print()
-        _print_line(console, str(table.title))
+        console.print(str(table.title), soft_wrap=True)
         table.title = None
         wide = console.options.update(max_width=1_000)
         console.width = max(console.width, Measurement.get(console, wide, table).maximum)
-        console.print(table, highlight=False, markup=False)
-
-
-def _print_line(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(table)

@@ -5,17 +5,15 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from autotune.cli.documents import write_document
 from autotune.cli.predict import asked_model, question_document, with_calibration
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.cluster.ray_cluster import asked_cluster
-from autotune.prediction.planning.capacity import Capacity, Remedy, Way, capacity
-from autotune.prediction.planning.ladder import Rung, RungAnswer
+from autotune.prediction.planning.capacity import Capacity, Remedy, ShardingLevel, ShardingLevelAnswer, Way, capacity
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import assumed_line, cluster_of, question_of
 from autotune.text.console import Console
 from autotune.text.prediction_table import trained_text
-from autotune.text.sizes import bytes_text
+from autotune.text.rows import bytes_text
 from search_spaces.models.model import ModelSpec
 from search_spaces.spaces import parse_pins
 from search_spaces.trial_config import TrialConfig
@@ -67,7 +65,7 @@ def capacity_command(options: CapacityOptions) -> Status:
 
 
 def print_capacity(result: Capacity, console: Console) -> None:
-    """Print the answers, followed by a table of every rung."""
+    """Print the answers, followed by a table of every level."""
 
     def print_line(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
@@ -98,18 +96,18 @@ def savings_text(config: TrialConfig) -> str:
 
 
 def config_text(config: TrialConfig) -> str:
-    """A rung with its savings: `ZeRO 2, optimizer offloaded, loss in chunks`."""
-    rung = Rung(
+    """A level with its savings: `ZeRO 2, optimizer offloaded, loss in chunks`."""
+    level = ShardingLevel(
         zero_stage=config.zero_stage,
         offload_optimizer=config.offload_optimizer != "none",
         offload_param=config.offload_param != "none",
     )
-    rung_text = f"ZeRO {rung.zero_stage}{f', {_offloaded(rung)} offloaded' if rung.offloaded else ''}"
-    return ", ".join(filter(None, (rung_text, savings_text(config))))
+    level_text = f"ZeRO {level.zero_stage}{f', {_offloaded(level)} offloaded' if level.offloaded else ''}"
+    return ", ".join(filter(None, (level_text, savings_text(config))))
 
 
-def lacks_text(answer: RungAnswer) -> str:
-    """Why a rung does not fit: `lacks 3.1 GiB per card`, with the margin for an uncertain prediction."""
+def lacks_text(answer: ShardingLevelAnswer) -> str:
+    """Why a level does not fit: `lacks 3.1 GiB per card`, with the margin for an uncertain prediction."""
     lacks = (("per card", answer.lacks_card), ("of main memory", answer.lacks_host))
     return f"lacks {' and '.join(f'{bytes_text(count)} {resource}' for resource, count in lacks if count)}"
 
@@ -179,12 +177,12 @@ def _table(result: Capacity) -> Table:
     for name in ("per card", "main memory", "micro-batch", "tokens"):
         table.add_column(name, justify="right")
     table.add_column("with")
-    for answer in result.rungs:
+    for answer in result.levels:
         host = answer.estimate.host_memory_bytes
         savings = savings_text(answer.estimate.config)
         table.add_row(
-            str(answer.rung.zero_stage),
-            _offloaded(answer.rung) or "-",
+            str(answer.level.zero_stage),
+            _offloaded(answer.level) or "-",
             bytes_text(answer.needed),
             bytes_text(host) if host else "-",
             f"{answer.micro_batch_size:,}" if answer.micro_batch_size else "-",
@@ -194,6 +192,6 @@ def _table(result: Capacity) -> Table:
     return table
 
 
-def _offloaded(rung: Rung) -> str:
-    names = (("optimizer", rung.offload_optimizer), ("parameters", rung.offload_param))
+def _offloaded(level: ShardingLevel) -> str:
+    names = (("optimizer", level.offload_optimizer), ("parameters", level.offload_param))
     return " and ".join(name for name, offloaded in names if offloaded)

@@ -8,17 +8,17 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.cli.documents import write_document
 from autotune.cli.open_backend import open_backend
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.errors import RequestError
-from autotune.lint.case import Surroundings
-from autotune.lint.memory import GIB, LintPrediction
-from autotune.lint.report import grouped, notes_of, outlook_text
+from autotune.frameworks.framework import Surroundings
 from autotune.ops.output import require_writable, write_whole
+from autotune.prediction.planning.estimate import StepEstimate
 from autotune.prediction.planning.question import cluster_of
 from autotune.recipes.candidates import LEVERS, Candidate
 from autotune.recipes.carry import BatchRule, Carried, carry, document
+from autotune.recipes.lint import grouped, notes_of, outlook_text
+from autotune.recipes.outlook import GIB
 from autotune.recipes.recipe import Recipe, recipe_of
 from autotune.request.field_forms import reshaped
 from autotune.text.console import Console
@@ -144,14 +144,17 @@ def _table(carried: Carried) -> Table:
         table.add_column(name, justify="right" if name in ("samples/s", "GiB", "fits") else "left", overflow="fold")
     for number, candidate in enumerate(carried.candidates, 1):
         table.add_row(str(number), *_figures(candidate.outlook), _differences(carried, candidate))
-    if isinstance(carried.same_outlook, LintPrediction):
+    if isinstance(carried.same_outlook, StepEstimate):
         table.add_row("=", *_figures(carried.same_outlook), "only the number of replicas")
     return table
 
 
-def _figures(outlook: LintPrediction) -> tuple[str, str, str]:
-    estimate = outlook.estimate
-    return number_text(outlook.rate), f"{estimate.peak_memory_bytes.mean / GIB:.0f}", f"{outlook.probability:.2f}"
+def _figures(outlook: StepEstimate) -> tuple[str, str, str]:
+    return (
+        number_text(outlook.samples_per_second.mean),
+        f"{outlook.peak_memory_bytes.mean / GIB:.0f}",
+        f"{outlook.fit_probability:.2f}",
+    )
 
 
 def _differences(carried: Carried, candidate: Candidate) -> str:

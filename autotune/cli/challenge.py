@@ -8,14 +8,12 @@ from typing import Any
 from rich.table import Table
 
 from autotune.cli.carry import RecipeOptions
-from autotune.cli.documents import write_document
 from autotune.cli.foreground import print_line
 from autotune.cli.imported import with_found
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import RequestError
-from autotune.lint.case import LintCase, Surroundings
-from autotune.lint.report import outlook_text
+from autotune.frameworks.framework import LintCase, Surroundings
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.prediction.planning.question import cluster_of
 from autotune.recipes.candidates import shortage
@@ -29,11 +27,13 @@ from autotune.recipes.challenge import (
     nominate,
     rival_text,
 )  # fmt: skip
+from autotune.recipes.lint import outlook_text
+from autotune.recipes.outlook import fits
 from autotune.recipes.recipe import Recipe
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import prepare
-from autotune.session.runners import make_runner
 from autotune.session.session import Session
+from autotune.session.trial_requests import make_runner
 from autotune.text.console import Console
 from autotune.text.rows import rate_text
 from autotune.tuning import finish, open_job
@@ -163,8 +163,8 @@ def _verdict(result: Result, nomination: Nomination, challenged: Challenged | No
         outlook = nomination.outlook
         if isinstance(outlook, str):
             return f"by prediction: {result.value}, because the recipe is not predicted here: {outlook}"
-        if not outlook.fits:
-            why = f"{shortage(outlook)} (fits with probability {outlook.probability:.2f})"
+        if not fits(outlook):
+            why = f"{shortage(outlook)} (fits with probability {outlook.fit_probability:.2f})"
             return f"by prediction the recipe does not fit: {why}"
         if best is None or best.predicted is None:
             return f"by prediction: {result.value}; no rival was found"
@@ -197,7 +197,7 @@ def _table(rivals: tuple[Rival, ...]) -> Table:
 
 def _document(recipe: Recipe, nomination: Nomination, challenged: Challenged | None) -> dict[str, Any]:
     outlook = nomination.outlook
-    predicted = None if isinstance(outlook, str) else outlook.estimate.document(every_rank=False)["predicted"]
+    predicted = None if isinstance(outlook, str) else outlook.document(every_rank=False)["predicted"]
     return {
         "recipe": recipe.name,
         "format": recipe.case.framework.name,

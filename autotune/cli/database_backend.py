@@ -8,12 +8,12 @@ from typing import Any
 from autotune.cli.backend import JobBackend, JobProgress, standing_of
 from autotune.cli.fields import with_import_folders
 from autotune.errors import RequestError
-from autotune.explain.explanation.explain import explain
-from autotune.explain.explanation.findings import Explanation
-from autotune.exports import Export, exporter
+from autotune.explain.explain import explain
+from autotune.explain.findings import Explanation
+from autotune.frameworks.exporters import Export, exporter
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
-from autotune.reports.formats import report_text
+from autotune.reports.report import report_text
 from autotune.request.checks import checked_labels
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve, session_of

@@ -7,19 +7,18 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.cli.documents import write_document
 from autotune.cli.fields import import_folders
 from autotune.cli.profile import configuration, single_values
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.errors import RequestError
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import resolve
 from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request
 from autotune.text.console import Console
-from autotune.text.sizes import bytes_text
+from autotune.text.rows import bytes_text
 from executor.dry.result import DryRank, DryRun
-from executor.runners.dry import dry_run_model
+from executor.runners.one_process import dry_run_model
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
@@ -114,13 +113,13 @@ def _document(session: Session, config: TrialConfig, dry_run: DryRun) -> dict[st
 def print_dry_run(session: Session, config: TrialConfig, dry_run: DryRun, console: Console) -> None:
     """Print the configuration, and memory, FLOPs and communication of each pipeline rank."""
     for line in (_heading(session, config, dry_run), "Figures are per optimizer step and rank."):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     memory = session.cluster.device.memory_bytes
     console.width = max(console.width, 120)
-    console.print(_memory_table(dry_run, memory), highlight=False, markup=False)
-    console.print(_traffic_table(dry_run), highlight=False, markup=False)
+    console.print(_memory_table(dry_run, memory))
+    console.print(_traffic_table(dry_run))
     for line in _verdict(session, dry_run, memory):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _heading(session: Session, config: TrialConfig, dry_run: DryRun) -> str:

@@ -1,22 +1,113 @@
-"""`autotune engines`: the values of each knob that the engines honour, and the combinations that they refuse."""
+"""The values of each knob that engines honour, and combinations that they refuse: docs/engines.md, `autotune engines`."""
 
+import itertools
 import sys
 
 from rich.table import Table
 
-from autotune.cli.engine_reference import (
-    Row,
-    engines_page_markdown,
-    knob_head,
-    knob_rows,
-    refused_head,
-    refused_rows,
-    schedule_head,
-    schedule_rows,
-)
 from autotune.cli.status import Status
 from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.text.console import Console
+from search_spaces.capability import Capability, Combination
+from search_spaces.knob import Value
+from search_spaces.knob_values import KNOBS, value_text
+from search_spaces.reference import markdown_table
+from search_spaces.trial_config import SCRIPT, TrialConfig
+
+Row = tuple[str, ...]
+
+INTRODUCTION = """\
+# Engines
+
+Generated from `executor/engines/*/capability.py` by `autotune engines --markdown`.
+
+`native` is the sharded engine of this project and the default; `ddp` and `fsdp2` are torch's engines, for cross-checks, and
+`deepspeed` is [DeepSpeed itself](deepspeed.md). Select one with `--engine`. A cell lists the values of the knob that the engine
+honours: `any` is every number of its domain (see [knobs](knobs.md)), `only` means that the engine supports only this value. The
+rule `engine-honours` refuses other values before any process starts. The rules for all engines are listed with the
+[knobs](knobs.md#rules).
+
+`command` runs your training script: it honours the knobs that the script's [placeholders](bring-your-own-script.md) pass on.
+"""
+
+
+def engines_page_markdown() -> str:
+    """The whole page."""
+    knobs = markdown_table(knob_head(), ((f"`{name}`", *cells) for name, *cells in knob_rows()))
+    schedules = markdown_table(schedule_head(), ((f"`{name}`", *cells) for name, *cells in schedule_rows()))
+    refused = markdown_table(refused_head(), ((engine, f"`{rule}`", *cells) for engine, rule, *cells in refused_rows()))
+    return (
+        f"{INTRODUCTION}\n{knobs}\n## Pipeline schedules\n\n"
+        "`yes`: supported with all other honoured values; `unless`: the named rule below refuses it with some of them.\n"
+        f"\n{schedules}\n## Combinations that are refused\n\n"
+        f"Values that an engine honours individually but refuses in combination, before any process starts.\n\n{refused}"
+    )
+
+
+def knob_head() -> Row:
+    """Column names of `knob_rows`."""
+    return ("knob", *CAPABILITIES)
+
+
+def knob_rows() -> list[Row]:
+    """One row per knob, one column per engine: the values that it honours."""
+    names = [name for name in KNOBS if name != SCRIPT]
+    return [(name, *(_honoured_text(engine, name) for engine in CAPABILITIES.values())) for name in names]
+
+
+def schedule_head() -> Row:
+    """Column names of `schedule_rows`."""
+    return ("pipeline_schedule", *CAPABILITIES)
+
+
+def schedule_rows() -> list[Row]:
+    """One row per pipeline schedule, one column per engine: yes, no, or the rules that may refuse it."""
+    schedules = [str(schedule) for schedule in KNOBS["pipeline_schedule"].choices]
+    return [(name, *(_schedule_text(engine, name) for engine in CAPABILITIES.values())) for name in schedules]
+
+
+def refused_head() -> Row:
+    """Column names of `refused_rows`."""
+    return ("engine", "rule", "knobs", "why", "remedy")
+
+
+def refused_rows() -> list[Row]:
+    """One row per combination that an engine refuses."""
+    return [
+        (engine.engine, item.rule, ", ".join(item.reads), item.problem, item.remedy)
+        for engine in CAPABILITIES.values()
+        for item in engine.combinations
+    ]
+
+
+def _honoured_text(engine: Capability, name: str) -> str:
+    knob, honoured = KNOBS[name], engine.honoured(name)
+    if honoured is None:
+        return ", ".join(map(value_text, knob.choices)) or "any"
+    if honoured == (knob.default,):
+        return f"{value_text(knob.default)} only"
+    return ", ".join(map(value_text, honoured))
+
+
+def _schedule_text(engine: Capability, schedule: str) -> str:
+    if not engine.honours("pipeline_schedule", schedule) or not engine.honours("pipeline_parallel_size", 2):
+        return "no"
+    refusing = [item.rule for item in engine.combinations if _may_refuse(item, engine, schedule)]
+    return f"unless {', '.join(refusing)}" if refusing else "yes"
+
+
+def _may_refuse(combination: Combination, engine: Capability, schedule: str) -> bool:
+    """Whether the combination holds with this schedule for some honoured values of the knobs that it reads."""
+    if "pipeline_schedule" not in combination.reads:
+        return False
+    # 1 and 2 for knobs without choices: 8 ranks are enough for two along each of three dimensions.
+    domains: dict[str, tuple[Value, ...]] = {
+        name: engine.honoured(name) or KNOBS[name].choices or (1, 2) for name in combination.reads
+    }
+    domains |= {"pipeline_schedule": (schedule,), "pipeline_parallel_size": (2,)}
+    points = (dict(zip(domains, values, strict=True)) for values in itertools.product(*domains.values()))
+    return any(combination.holds(TrialConfig().replace(point), 8) for point in points)
+
 
 NAMES = (knob_head()[0], schedule_head()[0], *refused_head()[:2])
 """Columns whose cells are names, which must not wrap."""
@@ -35,9 +126,7 @@ def engines_command(as_markdown: bool) -> Status:
     _print(refused_head(), refused_rows(), console)
     for engine in CAPABILITIES:
         if refusal := why_unusable(engine):
-            console.print(
-                f"\nengine {engine}: {refusal.message}; {refusal.remedy}", markup=False, highlight=False, soft_wrap=True
-            )
+            console.print(f"\nengine {engine}: {refusal.message}; {refusal.remedy}", soft_wrap=True)
     return Status.OK
 
 
@@ -47,4 +136,4 @@ def _print(head: Row, rows: list[Row], console: Console) -> None:
         table.add_column(name, overflow="fold", no_wrap=name in NAMES)
     for row in rows:
         table.add_row(*row)
-    console.print(table, highlight=False)
+    console.print(table)

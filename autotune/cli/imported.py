@@ -4,13 +4,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from autotune.imports.imported import Imported
-from autotune.imports.read import read_imported
+from autotune.frameworks.imported import Imported
+from autotune.frameworks.read import read_imported
 from autotune.outcome.verification import LAYOUT
 from autotune.request.engines import capability_of
 from autotune.request.field_forms import with_command
 from autotune.session.session import OPTIMIZER
-from executor.engines.command.capability import COMMAND
+from executor.engines.capabilities import COMMAND
 from search_spaces.capability import Capability
 from search_spaces.knob import Numerics, Value
 from search_spaces.knob_values import KNOBS, value_text

@@ -1,66 +1,301 @@
-"""`autotune jobs`, operations on one job (pause, resume, stop, cancel, clone, extend, label)."""
+"""`autotune jobs`, operations on one job, and the options of commands that show one, which are in modules of their names."""
 
 import shlex
 import sys
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
-from rich.table import Table
-from rich.text import Text
+import typer
 
-from autotune.cli.backend import JobProgress
-from autotune.cli.documents import write_document
-from autotune.cli.open_backend import open_backend
-from autotune.cli.status import Status
+from autotune.cli import options
+from autotune.cli.options import Database, Job, Json, OneJob, Url
+from autotune.cli.status import Status, ends, print_line, write_document
 from autotune.errors import RequestError
-from autotune.text.console import Console
-from autotune.text.jobs import labels_text, model_text, state_text, state_word
 from search_spaces.outcome import JobState
-from search_spaces.plain import to_plain
-from storage.records import Ask, JobFilter, JobRecord
 
-_NEXT = {
-    JobState.QUEUED: "waits for a worker",
-    JobState.PAUSING: "its running trials end first",
-    JobState.STOPPING: "its running trials end first",
-    JobState.CANCELLING: "its running trials are killed",
-}
-"""State -> what happens next."""
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from autotune.cli.backend import JobProgress
+    from storage.records import JobRecord
+
+FORMATS = (
+    "json", "deepspeed", "accelerate-fsdp", "accelerate-deepspeed", "transformers", "torchtitan", "megatron", "lightning",
+    "torch", "ray", "slurm", "torchrun",
+)  # fmt: skip
+"""Formats of `autotune.frameworks.exporters`, which is not imported for the help."""
+
+jobs_app = typer.Typer()
 
 
-def list_command(
-    url: str | None,
-    database: str | None,
-    states: Collection[str],
-    submitter: str | None,
-    tags: Collection[str],
-    text: str,
-    limit: int,
-    as_json: bool,
+@jobs_app.command()
+def submit() -> None:
+    """Submit a tuning job to the workers; prints its id to standard output."""
+
+
+@jobs_app.command()
+@ends
+def jobs(
+    state: Annotated[
+        list[str] | None,
+        typer.Option("--state", metavar="NAME", help="Jobs in this state, such as running. May be repeated. [default: all]"),
+    ] = None,
+    submitter: Annotated[str | None, typer.Option(metavar="NAME", help="Jobs of this submitter. [default: all]")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="WORD", help="Jobs with this tag. May be repeated: jobs with all of them."),
+    ] = None,
+    text: Annotated[
+        str,
+        typer.Option(metavar="WORDS", help="Jobs with all these words in their name, note, tags, model, id or message."),
+    ] = "",
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of jobs.")] = 50,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
 ) -> Status:
-    """List the newest jobs."""
-    having = JobFilter(states=[_state(name) for name in states], submitter=submitter, tags=tags, text=text)
-    with open_backend(url, database) as backend:
-        jobs = list(backend.jobs(having, limit))
-        standings = backend.standings(jobs)
-    if as_json:
+    """List the newest jobs: model, state, trials, gain relative to the baseline."""
+    # Imported on demand, as in every function here: `autotune --help` loads nothing heavy.
+    from autotune.cli.open_backend import open_backend
+    from autotune.text.console import Console
+    from search_spaces.plain import to_plain
+    from storage.records import JobFilter
+
+    having = JobFilter(states=list(map(_state, state or ())), submitter=submitter, tags=tag or (), text=text)
+    with open_backend(url, db) as backend:
+        listed = list(backend.jobs(having, limit))
+        standings = backend.standings(listed)
+    if json:
         write_document(
             [
                 job_document(job)
                 | {"searched": standing.searched, "gain": to_plain(standing.gain), "keeps_baseline": standing.keeps_baseline}
-                for job, standing in zip(jobs, standings, strict=True)
+                for job, standing in zip(listed, standings, strict=True)
             ]
         )
         return Status.OK
     console = Console()
-    console.print(_table(jobs, standings), highlight=False, markup=False)
+    console.print(_table(listed, standings))
     if any(map(_is_unproven, standings)):
-        console.print("? the interval of the gain includes 1.0: the gain is unproven", style="dim", highlight=False)
+        console.print("? the interval of the gain includes 1.0: the gain is unproven", style="dim")
     return Status.OK
 
 
-def _table(jobs: Sequence[JobRecord], standings: Sequence[JobProgress]) -> Table:
+@jobs_app.command()
+@ends
+def watch(job: Job = None, url: Url = None, db: Database = None) -> Status:
+    """Follow a job until it ends: finished trials and the best so far. Ctrl-C detaches; the job continues."""
+    from autotune.cli.open_backend import open_backend
+    from autotune.cli.watch import watch_job
+
+    with open_backend(url, db) as backend:
+        return watch_job(backend, backend.job(job))
+
+
+@jobs_app.command()
+@ends
+def show(
+    job: Job = None,
+    top: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Show only the N best search trials; with --sort the first N of all. [default: all]"
+        ),
+    ] = None,
+    sort: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FIELD", help="number, samples_per_second, peak_memory_bytes, seconds, or a knob. [default: number]"
+        ),
+    ] = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Show a job: its state, its trials, the best configuration."""
+    from autotune.cli.show import show_command
+
+    return show_command(job, top, sort, url, db, json)
+
+
+@jobs_app.command()
+@ends
+def logs(
+    job: OneJob,
+    trial: Annotated[int, typer.Argument(metavar="TRIAL", min=0, max=2**31 - 1, help="A trial's number.")],
+    attempt: Annotated[int | None, typer.Option(min=1, metavar="N", help="Only this attempt. [default: all attempts]")] = None,
+    rank: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only this rank. [default: all ranks]")] = None,
+    tail: Annotated[int | None, typer.Option(min=0, metavar="N", help="Only the last N lines. [default: all]")] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Continue until the trial ends, over all its attempts.")
+    ] = False,
+    url: Url = None,
+    db: Database = None,
+) -> Status:
+    """Print the output of a trial's ranks: the beginning and the end of each attempt."""
+    from autotune.cli.watch import logs_command
+
+    return logs_command(job, trial, attempt=attempt, rank=rank, tail=tail, follow=follow, url=url, database=db)
+
+
+@jobs_app.command()
+@ends
+def explain(
+    job: Job = None,
+    markdown: Annotated[
+        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the report as Markdown instead.")
+    ] = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Explain why a job's best configuration is the best: time, memory, each knob, bottlenecks, possible improvements."""
+    from autotune.cli.show import explain_command
+
+    return explain_command(job, markdown, url, db, json)
+
+
+@jobs_app.command()
+@ends
+def report(
+    job: Job = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Output file. [default: standard output, with --format md]")
+    ] = None,
+    format_: Annotated[
+        str | None, typer.Option("--format", metavar="NAME", help="html or md. [default: by FILE's suffix, else html]")
+    ] = None,
+    url: Url = None,
+    db: Database = None,
+) -> Status:
+    """Write a report of a job as one self-contained HTML file with figures, data and explanation, or as Markdown."""
+    from autotune.cli.show import report_command
+
+    return report_command(job, format_, out, url, db)
+
+
+@jobs_app.command()
+@ends
+def export(
+    job: Job = None,
+    format_: Annotated[str, typer.Option("--format", metavar="NAME", help=f"{', '.join(FORMATS)}.")] = "json",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file. [default: standard output]")] = None,
+    url: Url = None,
+    db: Database = None,
+) -> Status:
+    """Write a job's best configuration in a framework's format."""
+    from autotune.cli.show import export_command
+
+    return export_command(job, format_, out, url, db)
+
+
+@jobs_app.command()
+@ends
+def pause(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> Status:
+    """Pause a job after its running trials have ended, until it is resumed."""
+    return _ask("pause", job, url, db, json)
+
+
+@jobs_app.command()
+@ends
+def resume(
+    job: OneJob,
+    trials: options.AllTrials = None,
+    max_seconds: options.AllSeconds = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Queue a paused or failed job again, or one that gets a larger budget."""
+    _require_seconds(max_seconds)
+    return _ask("resume", job, url, db, json, options.given(trials=trials, max_seconds=max_seconds))
+
+
+@jobs_app.command()
+@ends
+def stop(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> Status:
+    """Stop a job after its running trials have ended; the answer is the best so far."""
+    return _ask("stop", job, url, db, json)
+
+
+@jobs_app.command()
+@ends
+def cancel(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> Status:
+    """Kill a job's running trials and end the job."""
+    return _ask("cancel", job, url, db, json)
+
+
+@jobs_app.command()
+@ends
+def clone(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> Status:
+    """Submit a job's request again; prints the new id to standard output."""
+    from autotune.cli.open_backend import open_backend
+
+    with open_backend(url, db) as backend:
+        print_submitted(backend.clone(job), json)
+    return Status.OK
+
+
+@jobs_app.command()
+@ends
+def extend(
+    job: OneJob,
+    trials: options.AllTrials = None,
+    max_seconds: options.AllSeconds = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Set the total budget of a job that has not ended. Use `resume` for a job that has succeeded."""
+    from autotune.cli.open_backend import open_backend
+    from autotune.text.rows import state_text
+
+    if trials is None and max_seconds is None:
+        raise RequestError("trials", "and --max-seconds are missing", "give one of them, or both")
+    _require_seconds(max_seconds)
+    with open_backend(url, db) as backend:
+        changed = backend.extend(job, trials, max_seconds)
+    request = changed.request
+    seconds = "" if request.get("max_seconds") is None else f", {request['max_seconds']:g} s"
+    budget = f"its budget is {request['trials']} trials{seconds}"
+    return _print_job(changed, json, f"{state_text(changed)}; {budget}")
+
+
+@jobs_app.command()
+@ends
+def label(
+    job: OneJob,
+    name: Annotated[str | None, typer.Option(metavar="TEXT", help="Name of the job; '' removes it.")] = None,
+    tag: Annotated[
+        list[str] | None,
+        typer.Option("--tag", metavar="WORD", help="A tag that replaces the present ones; '' removes them. May be repeated."),
+    ] = None,
+    note: Annotated[str | None, typer.Option(metavar="TEXT", help="Note about the job; '' removes it.")] = None,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Change the name, tags or note of a job in any state."""
+    from autotune.cli.open_backend import open_backend
+    from autotune.text.rows import labels_text
+
+    tags = None if tag is None else tuple(word for word in tag if word)
+    labels = options.given(name=name, tags=tags, note=note)
+    if not labels:
+        raise RequestError("name", "and --tag and --note are missing", "give one of them, or several")
+    with open_backend(url, db) as backend:
+        changed = backend.label(job, labels)
+    return _print_job(changed, json, labels_text(changed.request) or "no name, no tags, no note")
+
+
+def _table(jobs: Sequence["JobRecord"], standings: Sequence["JobProgress"]) -> "Table":
     """One row per job. The id contains the opening time. Empty columns are omitted, so that 80 columns suffice."""
+    from rich.table import Table
+    from rich.text import Text
+
+    from autotune.text.rows import model_text, state_word
+
     further = {
         "name": [str(job.request.get("name") or "") for job in jobs],
         "tags": [" ".join(job.request.get("tags") or ()) for job in jobs],
@@ -80,85 +315,41 @@ def _table(jobs: Sequence[JobRecord], standings: Sequence[JobProgress]) -> Table
     return table
 
 
-def _gain_text(standing: JobProgress) -> str:
+def _gain_text(standing: "JobProgress") -> str:
     if standing.gain is None or standing.keeps_baseline:
         return "keep" if standing.keeps_baseline else ""
     return f"{standing.gain.mean:.2f}x{' ?' if _is_unproven(standing) else ''}"
 
 
-def _is_unproven(standing: JobProgress) -> bool:
+def _is_unproven(standing: "JobProgress") -> bool:
     return not standing.keeps_baseline and standing.gain is not None and standing.gain.low <= 1.0 <= standing.gain.high
 
 
-def ask_command(
-    request: str,
-    job: str,
-    url: str | None,
-    database: str | None,
-    as_json: bool,
-    budget: Mapping[str, Any] | None = None,
+def _ask(
+    request: str, job: str, url: str | None, database: str | None, as_json: bool, budget: Mapping[str, Any] | None = None
 ) -> Status:
     """Request a state change of one job; `budget` only with `resume`."""
-    _require_seconds((budget or {}).get("max_seconds"))
+    from autotune.cli.open_backend import open_backend
+    from storage.records import Ask
+
     with open_backend(url, database) as backend:
         changed = backend.ask(job, Ask(request), budget)
+        _print_job(changed, as_json, _state_and_next(changed))
         if changed.state is JobState.QUEUED and backend.runs_jobs and not as_json:
             command = shlex.join(["autotune", "sweep", "--resume", changed.id, *backend.words])
-            _print_job(changed, as_json)
-            _print_line(f"`autotune worker` starts a worker; or run the job in this terminal:\n  {command}")
-            return Status.OK
-        return _print_job(changed, as_json)
-
-
-def label_command(job: str, labels: Mapping[str, Any], url: str | None, database: str | None, as_json: bool) -> Status:
-    """Change a job's name, tags or note."""
-    if not labels:
-        raise RequestError("name", "and --tag and --note are missing", "give one of them, or several")
-    with open_backend(url, database) as backend:
-        changed = backend.label(job, labels)
-    if as_json:
-        return _print_job(changed, as_json)
-    request = changed.request
-    _print_line(f"job {changed.id}: " + (labels_text(request) or "no name, no tags, no note"))
+            print_line(f"`autotune worker` starts a worker; or run the job in this terminal:\n  {command}")
     return Status.OK
 
 
-def clone_command(job: str, url: str | None, database: str | None, as_json: bool) -> Status:
-    """Submit a job's request again."""
-    with open_backend(url, database) as backend:
-        clone = backend.clone(job)
-    print_submitted(clone, as_json)
-    return Status.OK
-
-
-def extend_command(
-    job: str, trials: int | None, max_seconds: float | None, url: str | None, database: str | None, as_json: bool
-) -> Status:
-    """Change the budget of one job."""
-    if trials is None and max_seconds is None:
-        raise RequestError("trials", "and --max-seconds are missing", "give one of them, or both")
-    _require_seconds(max_seconds)
-    with open_backend(url, database) as backend:
-        changed = backend.extend(job, trials, max_seconds)
-    if as_json:
-        return _print_job(changed, as_json)
-    request = changed.request
-    seconds = "" if request.get("max_seconds") is None else f", {request['max_seconds']:g} s"
-    _print_line(f"job {changed.id}: {state_text(changed)}; its budget is {request['trials']} trials{seconds}")
-    return Status.OK
-
-
-def print_submitted(job: JobRecord, as_json: bool) -> None:
+def print_submitted(job: "JobRecord", as_json: bool) -> None:
     """Print only the job's id to standard output, for scripts; the rest goes to standard error."""
-    if as_json:
-        write_document(job_document(job))
-        return
-    _print_line(f"job {job.id}: {_state_and_next(job)}")
-    sys.stdout.write(job.id + "\n")
-    sys.stdout.flush()
+    _print_job(job, as_json, _state_and_next(job))
+    if not as_json:
+        sys.stdout.write(job.id + "\n")
+        sys.stdout.flush()
 
 
-def job_document(job: JobRecord) -> dict[str, Any]:
+def job_document(job: "JobRecord") -> dict[str, Any]:
     """A job in the form of `--json`."""
     return {
         "id": job.id, "state": job.state.value, "reason": job.reason, "message": job.message,
@@ -175,16 +366,24 @@ def _require_seconds(seconds: float | None) -> None:
         raise RequestError("max_seconds", f"{seconds!r} is not a positive number of seconds", "give seconds above 0")
 
 
-def _print_job(job: JobRecord, as_json: bool) -> Status:
+def _print_job(job: "JobRecord", as_json: bool, text: str) -> Status:
     if as_json:
         write_document(job_document(job))
     else:
-        _print_line(f"job {job.id}: {_state_and_next(job)}")
+        print_line(f"job {job.id}: {text}")
     return Status.OK
 
 
-def _state_and_next(job: JobRecord) -> str:
-    return f"{state_text(job)}{f', {_NEXT[job.state]}' if job.state in _NEXT else ''}"
+def _state_and_next(job: "JobRecord") -> str:
+    from autotune.text.rows import state_text
+
+    following = {
+        JobState.QUEUED: "waits for a worker",
+        JobState.PAUSING: "its running trials end first",
+        JobState.STOPPING: "its running trials end first",
+        JobState.CANCELLING: "its running trials are killed",
+    }
+    return f"{state_text(job)}{f', {following[job.state]}' if job.state in following else ''}"
 
 
 def _state(name: str) -> JobState:
@@ -193,7 +392,3 @@ def _state(name: str) -> JobState:
     except ValueError:
         states = ", ".join(state.value.lower() for state in JobState)
         raise RequestError("state", f"{name!r} is not a state of a job", f"use some of {states}") from None
-
-
-def _print_line(line: str) -> None:
-    Console(stderr=True).print(line, highlight=False, markup=False, soft_wrap=True)

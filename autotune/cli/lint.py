@@ -3,16 +3,14 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from autotune.cli.documents import write_document
-from autotune.cli.status import Status, print_error
+from autotune.cli.status import Status, print_error, write_document
 from autotune.errors import AutotuneError, RequestError, UnknownFormatError
-from autotune.imports.read import FORMATS, Written, named, read_written
-from autotune.lint.case import Surroundings
-from autotune.lint.deepspeed import version_of
-from autotune.lint.dry import dry_run, exact
-from autotune.lint.lint import FRAMEWORKS, STOPS, Linted, lint
-from autotune.lint.report import checked_version, document, sarif, text_lines
+from autotune.frameworks.deepspeed_checks import version_of
+from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.read import FORMATS, FRAMEWORKS, Written, named, read_written
 from autotune.prediction.planning.question import cluster_of
+from autotune.recipes.lint import STOPS, Linted, checked_version, document, lint, sarif, text_lines
+from autotune.recipes.outlook import dry_run, exact
 from autotune.text.console import Console
 from search_spaces.errors import SearchSpaceError
 from search_spaces.finding import Effect

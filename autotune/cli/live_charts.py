@@ -15,8 +15,7 @@ from autotune.outcome.verdict import JobVerdict
 from autotune.request.request import Objective
 from autotune.session.session import Session
 from autotune.text.console import Console
-from autotune.text.rows import STYLES
-from autotune.text.sizes import bytes_text
+from autotune.text.rows import STYLES, bytes_text
 from search_spaces.outcome import Outcome
 from storage.records import TrialRecord
 
@@ -75,10 +74,6 @@ def _place(share: float, count: int) -> int:
     return min(max(int(share * count), 0), count - 1)
 
 
-MARGIN = 0.05
-"""Margin on either side as a share of the values' range, so that marks do not lie on an axis."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChartAxis:
     """A range of values."""
@@ -96,7 +91,8 @@ class ChartAxis:
 def axis_of(values: Sequence[float], text: Callable[[float], str]) -> ChartAxis:
     """An axis for these values, which must not be negative."""
     low, high = min(values), max(values)
-    margin = MARGIN * (high - low) or 0.1 * abs(high) or 1.0  # equal values: a share of the value
+    # So that marks do not lie on an axis. Equal values: a share of the value.
+    margin = 0.05 * (high - low) or 0.1 * abs(high) or 1.0
     return ChartAxis(low=max(low - margin, 0.0), high=high + margin, text=text)
 
 
@@ -121,30 +117,14 @@ def chart(title: str, canvas: Canvas, x: ChartAxis, y: ChartAxis) -> list[Text]:
     return lines
 
 
-def side_by_side(left_chart: Sequence[Text], right_chart: Sequence[Text], gap: int) -> list[Text]:
-    """Join charts of the same height horizontally."""
-    return [
-        Text.assemble(left_line, " " * gap, right_line) for left_line, right_line in zip(left_chart, right_chart, strict=True)
-    ]
-
-
 def _label_width(y: ChartAxis) -> int:
     return max(cell_len(y.text(y.low)), cell_len(y.text(y.high)))
 
 
-LEAST_HEIGHT = 20
-"""Minimum terminal lines for charts in addition to the table."""
-LEAST_WIDTH = 60
-"""Minimum terminal columns for one chart: on narrower terminals a table row takes many lines."""
-BOTH_WIDTH = 76
-"""Minimum terminal columns for two charts side by side."""
-MOST_CHART_WIDTH = 72
 HEIGHTS = (9, 15)
 """Minimum and maximum lines of a chart, which takes a third of the terminal."""
 GAP = 2
 LEGEND_GAP = "  "
-NEAR = 1.5
-"""The limit is drawn only up to this multiple of the highest peak: a distant one would compress all points."""
 
 
 class ChartMark(StrEnum):
@@ -207,20 +187,22 @@ class _Shown:
 
 def charts(session: Session, snapshot: JobSnapshot, verdict: JobVerdict | None, width: int, height: int) -> list[Text]:
     """Both charts for a terminal of this size; one if it is narrow, none if it is small or nothing was measured yet."""
-    if height < LEAST_HEIGHT or width < LEAST_WIDTH:
+    # On smaller terminals the table takes all lines.
+    if height < 20 or width < 60:
         return []
     trials = [trial for trial in snapshot.searched if _reached(trial) and peak_bytes(trial)]
     if not trials:
         return []
-    several = width >= BOTH_WIDTH
-    wide = min((width - GAP) // 2 if several else width, MOST_CHART_WIDTH)
+    several = width >= 76
+    wide = min((width - GAP) // 2 if several else width, 72)
     high = min(max(height // 3, HEIGHTS[0]), HEIGHTS[1]) - 1
     baseline = measured_baseline(snapshot, session.baselines)
     shown = _Shown(ranking=session.ranking, trials=trials, baseline=baseline, verdict=verdict)
     scatter, marks = _scatter(shown, wide, high)
-    best = _best_so_far(shown, wide, high) if several else []
-    drawn = side_by_side(scatter, best, GAP) if several else scatter
-    return [*drawn, *_legend(session.ranking, marks, width)]
+    if several:
+        beside = zip(scatter, _best_so_far(shown, wide, high), strict=True)
+        scatter = [Text.assemble(left_line, " " * GAP, right_line) for left_line, right_line in beside]
+    return [*scatter, *_legend(session.ranking, marks, width)]
 
 
 def _scatter(shown: _Shown, width: int, height: int) -> tuple[list[Text], set[ChartMark]]:
@@ -228,7 +210,8 @@ def _scatter(shown: _Shown, width: int, height: int) -> tuple[list[Text], set[Ch
     ranking, trials, baseline, verdict = shown.ranking, shown.trials, shown.baseline, shown.verdict
     peaks = [float(peak_bytes(trial)) for trial in trials]
     limit = ranking.memory_limit_bytes
-    limits = [float(limit)] if limit is not None and limit <= NEAR * max(peaks) else []
+    # A distant limit would compress all points.
+    limits = [float(limit)] if limit is not None and limit <= 1.5 * max(peaks) else []
     x, y = axis_of([*peaks, *limits], bytes_text), axis_of([_reached(trial) for trial in trials], _rate_text)
     canvas = Canvas(*canvas_size(width, height, y))
     for value in limits:

@@ -5,21 +5,19 @@ from typing import Any
 
 from rich.text import Text
 
-from autotune.cli.documents import write_document
 from autotune.cli.predict import asked_model, question_document, with_calibration
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.cluster.ray_cluster import asked_cluster
-from autotune.goodput.choice import RunChoice
-from autotune.goodput.terms import parse_terms
+from autotune.goodput.choice import RunChoice, parse_terms
 from autotune.prediction.planning.largest import Dimension, Largest, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import SHARE, PlanObjective, PlanOptions, RankedPlan, RankedPlans, plan
 from autotune.prediction.planning.question import Question, assumed_line, cluster_of, question_of
-from autotune.prediction.planning.simplicity import PLAIN, certain_gain
+from autotune.prediction.planning.ties import PLAIN, certain_gain
 from autotune.request.field_forms import read_lengths, read_loads, with_loads
 from autotune.text.console import Console
 from autotune.text.prediction_table import asked_text, bar_text, seconds_text
-from autotune.text.sizes import bytes_text
+from autotune.text.rows import bytes_text
 from search_spaces.knob_values import value_text
 from search_spaces.models.model import ModelSpec
 from search_spaces.quantities import number_text
@@ -158,10 +156,10 @@ def print_plans(question: Question, plans: RankedPlans, options: PlanOptions, co
         for position, choice in enumerate(ranked.goodput[: ALTERNATIVES if number == 1 else 1]):
             print_line(f"    {'' if position == 0 else 'or '}{goodput_text(choice)}", "dim" if number > 1 or position else "")
         if (simplest := ranked.simplest) is not None:
-            rate = question.global_batch_size / simplest.step_seconds
+            rate = question.global_batch_size / simplest.seconds
             print_line(f"    simplest: {number_text(rate)} samples/s  {_config_text(ranked, simplest.config, question)}")
         for tie in ranked.ties if ties else ():
-            rate = question.global_batch_size / tie.step_seconds
+            rate = question.global_batch_size / tie.seconds
             print_line(f"      = {number_text(rate)} samples/s  {_config_text(ranked, tie.config, question)}", "dim")
         if ties and ranked.tied > len(ranked.ties):
             print_line(f"      and {ranked.tied - len(ranked.ties):,} more", "dim")
@@ -189,7 +187,7 @@ def _unusual_note(plans: RankedPlans, question: Question) -> str:
         (f"plan {number}", plan.estimate.config, plan.estimate.step_seconds.mean) for number, plan in enumerate(other_plans, 2)
     ]
     if first.simplest is not None:
-        rivals.insert(0, ("the simplest that ties with it", first.simplest.config, first.simplest.step_seconds))
+        rivals.insert(0, ("the simplest that ties with it", first.simplest.config, first.simplest.seconds))
     for title, config, seconds in rivals:
         slower = seconds / first.estimate.step_seconds.mean - 1
         plain = all(getattr(config, name) in PLAIN[name] for name in names)

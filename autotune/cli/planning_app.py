@@ -229,23 +229,21 @@ def calibrate(
     json: Json = False,
 ) -> None:
     """Measure this cluster for predictions: matrix products, memory, collectives. The measurement is reused afterwards."""
-    from autotune.cli.calibrate import CalibrateOptions, calibrate_command
+    from autotune.cli.calibrate import calibrate_command
 
     end(
         lambda: calibrate_command(
-            CalibrateOptions(
-                cluster=cluster,
-                ranks=ranks,
-                runner=runner,
-                ray_address=ray_address,
-                engine=engine,
-                seconds=seconds,
-                timeout=timeout,
-                force=force,
-                nvme_path=nvme_path,
-                database=db,
-                json=json,
-            )
+            db,
+            json,
+            cluster=cluster,
+            ranks=ranks,
+            runner=runner,
+            ray_address=ray_address,
+            engine=engine,
+            seconds=seconds,
+            timeout=timeout,
+            force=force,
+            nvme_path=nvme_path,
         )
     )
 

@@ -5,9 +5,8 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from autotune.cli.documents import write_document
 from autotune.cli.fields import import_folders
-from autotune.cli.status import Status, print_note
+from autotune.cli.status import Status, print_note, write_document
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.installed import WHOLE, has
 from autotune.prediction.planning.estimate import estimates

@@ -11,22 +11,20 @@ from typing import Any
 from rich.measure import Measurement
 from rich.table import Table
 
-from autotune.cli.documents import write_document
 from autotune.cli.fields import import_folders
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.errors import RequestError
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request
 from autotune.text.console import Console
-from executor.measurement.flops import flops_utilization
-from executor.measurement.module_profile import ModelProfile, ModuleCost, Phases, summed
-from executor.runners.profile import profile_model
-from search_spaces.domains import parse_domain
+from executor.measurement.flops import ModelProfile, ModuleCost, Phases, flops_utilization, summed
+from executor.runners.one_process import profile_model
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference
+from search_spaces.space import parse_domain
 from search_spaces.spaces import parse_pins
 from search_spaces.trial import Fidelity
 from search_spaces.trial_config import TrialConfig
@@ -164,20 +162,15 @@ def _row(
     )
 
 
-PHASES = ("forward", "backward", "recompute")
-DIGITS = 4
-"""Significant digits of a column's largest number; all its numbers have the same number of decimals."""
-
-
 def print_profile(
     session: Session, config: TrialConfig, profile: ModelProfile, rows: Sequence[ModuleRow], hfu: float | None, console: Console
 ) -> None:
     """Print what was profiled, the table, and the totals of a step."""
     for line in (_heading(session, config, profile), "Figures are per optimizer step; a row includes its sub-modules."):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
     _print_whole(console, _table(profile, rows, classes=True), _table(profile, rows, classes=False))
     for line in _sums(profile, rows[0], hfu):
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def _heading(session: Session, config: TrialConfig, profile: ModelProfile) -> str:
@@ -198,7 +191,7 @@ def _print_whole(console: Console, *tables: Table) -> None:
     widths = [Measurement.get(console, wide, table).maximum for table in tables]
     chosen = next((index for index, width in enumerate(widths) if width <= console.width), len(tables) - 1)
     console.width = max(console.width, widths[chosen])
-    console.print(tables[chosen], highlight=False, markup=False)
+    console.print(tables[chosen])
 
 
 def _table(profile: ModelProfile, rows: Sequence[ModuleRow], *, classes: bool) -> Table:
@@ -210,7 +203,11 @@ def _table(profile: ModelProfile, rows: Sequence[ModuleRow], *, classes: bool) -
     model = rows[0]
     scale, unit = _scale(model.flops.total)
     # Recompute is shown only if something is recomputed.
-    phases = [phase for phase in PHASES if phase != "recompute" or model.flops.recompute or model.seconds.recompute]
+    phases = [
+        phase
+        for phase in ("forward", "backward", "recompute")
+        if phase != "recompute" or model.flops.recompute or model.seconds.recompute
+    ]
     for phase in phases:
         columns.append(_column(f"{phase}\n{unit}", lambda row, of=phase: getattr(row.flops, of) / scale, rows))  # type: ignore[misc]
     for phase in phases:
@@ -233,7 +230,8 @@ def _column(
     figures = [figure(row) for row in rows]
     if decimals is None:
         largest = max(figures)
-        decimals = max(DIGITS - 1 - floor(log10(largest)), 0) if largest else 0
+        # Four significant digits of the largest number.
+        decimals = max(3 - floor(log10(largest)), 0) if largest else 0
     return title, [f"{value:,.{decimals}f}" if value else "-" for value in figures]
 
 
@@ -268,10 +266,6 @@ def _time(seconds: float) -> str:
     return f"{seconds:.4g} s" if seconds >= 1 else f"{seconds * 1e3:.4g} ms"
 
 
-FIDELITY = Fidelity(min_steps=5, max_steps=50, max_seconds=2.0)
-"""Steps with and without hooks: at least five of each, more until two seconds have passed."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileOptions:
     """Parsed options of the command."""
@@ -297,7 +291,9 @@ def profile_command(options: ProfileOptions) -> Status:
     session = prepare(request_from_fields(_fields(options, values)))
     config = configuration(session, values)
     request = dataclasses.replace(
-        trial_request(session, "profile", config, ()), fidelity=FIDELITY, timeout_seconds=options.timeout
+        trial_request(session, "profile", config, ()),
+        fidelity=Fidelity(min_steps=5, max_steps=50, max_seconds=2.0),
+        timeout_seconds=options.timeout,
     )
     console = Console(stderr=True)
     with console.status(f"profiling {session.model.name}"):

@@ -1,24 +1,23 @@
-"""`autotune reproduce`: repeat a best configuration and compare it with its interval."""
+"""`autotune reproduce` and `autotune verify`: run a best configuration again, here or on another engine, and compare."""
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.documents import error_document, write_document
-from autotune.cli.status import Status
+from autotune.cli.status import Status, error_document, write_document
 from autotune.cluster.ray_cluster import run_by
 from autotune.errors import OutputError, RequestError
-from autotune.exports.best_config_file import read_best_config, request_of, require_measured
+from autotune.frameworks.best_config import best_config_text, read_best_config, request_of, require_measured
 from autotune.objective.intervals import Repeat
-from autotune.ops.output import require_writable
+from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.job_snapshot import repeat_of
+from autotune.outcome.verification import Verification, target_session, verified, verify
 from autotune.session.resolve import prepare
-from autotune.session.runners import make_runner
 from autotune.session.session import Session
-from autotune.session.trial_requests import trial_request
+from autotune.session.trial_requests import make_runner, notes_of, trial_request
 from autotune.text.console import Console
 from autotune.text.rows import rate_text
-from executor.engines.command.capability import COMMAND
+from executor.engines.capabilities import COMMAND
 from search_spaces.trial import TRACE_FILE, Interval, TrialRequest
 from search_spaces.trial_config import TrialConfig
 
@@ -43,13 +42,13 @@ def reproduce_command(
     if len(measured) < len(results):
         failed = next(result for result in results if repeat_of(result) is None)
         message = f"{path}: did not run: {failed.outcome.value} {failed.message}; compare its provenance with this machine"
-        console.print(message, highlight=False, markup=False, soft_wrap=True)
+        console.print(message, soft_wrap=True)
         if as_json:
             write_document(error_document(message, Status.FAILURE, "NotMeasured"))
         return Status.FAILURE
     if trace is not None:
         text = f"traces of one step: {trace / TRACE_FILE.format(rank='*')}; open them in Perfetto (ui.perfetto.dev)"
-        console.print(text, highlight=False, markup=False, soft_wrap=True)
+        console.print(text, soft_wrap=True)
     return _print_result(document, session.prior.combined(measured), measured, as_json)
 
 
@@ -81,5 +80,59 @@ def _print_result(document: dict[str, Any], now: Interval, measured: list[Repeat
     else:
         position = "inside" if inside else "OUTSIDE"
         text = f"stated {rate_text(stated_interval)} samples/s, now {rate_text(now)}: {position} the stated interval"
-        Console().print(text, highlight=False, soft_wrap=True)
+        Console().print(text, soft_wrap=True)
     return Status.OK if inside else Status.FAILURE
+
+
+def verify_command(
+    path: Path,
+    engine: str,
+    command: dict[str, Any] | None,
+    runner_name: str | None,
+    ray_address: str | None,
+    rounds: int,
+    write: bool,
+    as_json: bool,
+) -> Status:
+    """Run the verification. Status 0 if the best is not slower than the baseline on that engine."""
+    document = read_best_config(path)
+    require_measured(document, str(path))
+    if write:
+        require_writable(path)
+    session, best = target_session(document, engine, runner_name, command, ray_address)
+    progress = Console(stderr=True)
+    for note in () if as_json else notes_of(session):
+        progress.print(f"note: {note}", soft_wrap=True)
+    with progress.status(f"running {path} on {engine}"), make_runner(session) as runner:
+        result = verify(document, session, best, runner, rounds)
+    if write:
+        write_whole(path, best_config_text(verified(document, result)))
+    if as_json:
+        write_document(result.document())
+    else:
+        _print_verification(result, Console())
+    return Status.OK if result.holds else Status.FAILURE
+
+
+def _print_verification(result: Verification, console: Console) -> None:
+    share = result.delivered.mean / result.promised.mean
+    lines = [
+        f"promised  {rate_text(result.promised)} samples/s{_gain(result.promised_gain)}",
+        (
+            f"delivered {rate_text(result.delivered)} samples/s{_gain(result.delivered_gain)} on {result.engine}: "
+            f"{share:.0%} of it"
+        ),
+        *(f"note: {item} is not supported by {result.engine} and was left out" for item in result.left_out),
+        *([f"note: {result.message}"] if result.message else []),
+        *(
+            []
+            if result.holds
+            else [f"the best is SLOWER than the baseline on {result.engine}; sweep with --engine {result.engine}"]
+        ),
+    ]
+    for line in lines:
+        console.print(line, soft_wrap=True)
+
+
+def _gain(gain: Interval | None) -> str:
+    return "" if gain is None else f", {gain.mean:.2f}x the baseline [{gain.low:.2f}, {gain.high:.2f}]"

@@ -1,143 +1,324 @@
-"""`autotune worker` and `autotune keys`: run the jobs of the service, and manage access to it."""
+"""`autotune serve`: run one API process, or several on one port, and a worker."""
 
+import asyncio
+import contextlib
+import errno
+import json
+import logging
+import multiprocessing
+import os
 import signal
+import socket
+import ssl
+import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from multiprocessing.context import SpawnProcess
 from pathlib import Path
-from types import FrameType
+from typing import Any
 
-from rich.table import Table
+import uvicorn
 
-from autotune.cli.documents import write_document
+from autotune.cli import ROOT, bind_own_packages
+from autotune.cli.administration import parsed_quotas
 from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status
-from autotune.cluster.ray_cluster import named_address
 from autotune.errors import RequestError
-from autotune.loop.stop import StopSignal
-from autotune.loop.worker import Worker
 from autotune.ops.logs import LogFormat, set_up_logs, traces
+from autotune.ops.network import is_loopback
 from autotune.request.field_forms import parse_allowed
-from autotune.request.request import RUNNERS
-from autotune.session.allowed import AllowList
-from autotune.session.calibrate import calibrate_quickly
-from autotune.session.runners import make_replay_runner, make_runner
 from autotune.text.console import Console
-from executor.detect import local_gpus
-from search_spaces.clusters.cluster import DEVICE_KINDS
-from search_spaces.clusters.presets import local_cluster
 from search_spaces.plain import to_plain
-from storage.address import default_database_url
-from storage.records import QueueLimits, Scope
+from storage.address import default_database_url, readable_by_others
+from storage.service_records import Quotas
 from storage.store import open_store
+
+SHUTDOWN_SECONDS = 30
+MOST_DESCRIPTORS = 65_536
+RESERVED_DESCRIPTORS = 128
+"""For the database, webhooks and pipes, and for connections that have just been accepted."""
+LEAST_CONNECTIONS = 64
+BACKLOGS = (32, 1024)
+"""Listen backlog with few and with many descriptors. Waiting connections are accepted all at once."""
+
+log = logging.getLogger(__name__)
+_SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerOptions:
+class ServeOptions:
     """Parsed options of the command."""
 
+    host: str
+    port: int
     database: str | None
-    running_jobs: int | None
-    device_seconds: float | None
-    runners: tuple[str, ...]
-    devices: tuple[str, ...]
-    replay: Path | None
-    most_jobs: int | None
-    ray_address: str | None
+    keys: bool | None
+    """Whether API keys are required; None: unless bound to loopback."""
+    worker: bool
+    workers: int
+    """Number of API processes."""
     factories: tuple[str, ...]
     commands: tuple[str, ...]
+    requests_per_second: float
+    quotas: tuple[str, ...]
+    """NAME=LIMIT: default quotas of owners."""
+    webhook_networks: tuple[str, ...]
+    connections: int
+    connections_per_address: int
+    header_seconds: float
+    trusted_proxies: tuple[str, ...]
+    tls_certificate: Path | None
+    tls_key: Path | None
+    ray_address: str | None
+    """The Ray cluster of the worker's jobs; None: from the environment, else a local Ray per job."""
     pass_environment: tuple[str, ...]
+    """Environment variables that are passed to the worker's trials."""
     log_format: LogFormat
-    until_input_ends: bool
+    access_log: bool
 
 
-def worker_command(options: WorkerOptions) -> Status:
-    """Take and run jobs until a signal; the running job then goes back to the queue."""
+class ServeConfig(uvicorn.Config):
+    """uvicorn's configuration, without TLS at the listeners: `api.connections` starts TLS after counting the connection."""
+
+    tls: ssl.SSLContext | None = None
+
+    def load(self) -> None:
+        super().load()
+        self.tls, self.ssl = self.ssl, None
+
+    def get_loop_factory(self) -> Callable[[], asyncio.AbstractEventLoop] | None:
+        # uvloop reads the first bytes of a handshake before a protocol can prevent it.
+        return asyncio.new_event_loop if self.is_ssl else super().get_loop_factory()
+
+
+def serve_command(options: ServeOptions) -> Status:
+    """Run the API and a worker until a signal ends both."""
+    bind_own_packages("api")
     pass_environment(options.pass_environment)
     for command in options.commands:
         parse_allowed(command)
-    _require_known("runner", options.runners, RUNNERS)
-    _require_known("device", options.devices, DEVICE_KINDS)
-    set_up_logs(options.log_format)
-    stop = StopSignal()
-
-    def ended(_number: int, _frame: FrameType | None) -> None:
-        stop.request()
-        stop.request()
-
-    def input_ended() -> None:
-        sys.stdin.read()  # the server holds the other end, which is closed however the server ends
-        ended(0, None)
-
-    make = make_runner if options.replay is None else make_replay_runner(options.replay)
-    limits = QueueLimits(
-        running_jobs=options.running_jobs,
-        device_seconds=options.device_seconds,
-        runners=frozenset(options.runners),
-        devices=frozenset(options.devices),
-    )
-    with traces("autotune-worker"), open_store(options.database or default_database_url()) as store:
-        if options.replay is None and local_gpus() is None:
-            # So that predictions in forms fit this machine before the first job. Other rank counts: with their first job.
-            calibrate_quickly(store, local_cluster())
-        worker = Worker(
-            store,
-            make,
-            limits,
-            ray_address=named_address(options.ray_address),
-            allowed=AllowList(factories=options.factories, commands=options.commands),
+    quotas = parsed_quotas(options.quotas)
+    url = options.database or default_database_url()
+    loopback = is_loopback(options.host)
+    require_keys = not loopback if options.keys is None else options.keys
+    with open_store(url) as store:
+        # Checked here, so that errors are reported before anything listens.
+        usable = [key for key in store.keys.all() if key.revoked is None]
+        if require_keys and not usable:
+            raise RequestError(
+                "host",
+                "API keys are required, but there is none",
+                "create one with `autotune keys create`, or bind to 127.0.0.1",
+            )
+    if not loopback and not require_keys:
+        raise RequestError(
+            "host", f"{options.host} is reachable from other machines", "leave out --no-keys, or bind to 127.0.0.1"
         )
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):  # schedulers send either of the last two
-            signal.signal(number, ended)
-        if options.until_input_ends:
-            threading.Thread(target=input_ended, daemon=True).start()
-        worker.run(stop, options.most_jobs)
-    return Status.OK
+    _require_tls_files(options.tls_certificate, options.tls_key)
+    descriptors = _raised_descriptors()
+    connections = min(options.connections, descriptors - RESERVED_DESCRIPTORS)
+    if connections < LEAST_CONNECTIONS:
+        remedy = f"allow at least {RESERVED_DESCRIPTORS + LEAST_CONNECTIONS}: ulimit -n"
+        raise RequestError("descriptors", f"this process may open {descriptors} files and connections", remedy)
+    set_up_logs(options.log_format)
+    if readable := readable_by_others(url):
+        log.warning("%s: can be read by other users of this machine; chmod 600 %s", readable, readable)
+    settings = {
+        "database_url": url, "host": options.host, "require_keys": require_keys,
+        "factories": list(options.factories), "commands": list(options.commands),
+        "requests_per_second": options.requests_per_second, "quotas": to_plain(quotas),
+        "webhook_networks": list(options.webhook_networks), "access_log": options.access_log,
+        "connections": connections, "connections_per_address": min(options.connections_per_address, max(1, connections // 2)),
+        "header_seconds": options.header_seconds,
+        "trusted_proxies": list(options.trusted_proxies),
+    }  # fmt: skip
+    _require_settings(settings)
+    os.environ["AUTOTUNE_SERVER"] = json.dumps(settings)
+    # Bound before a worker starts and anything is printed, because the port may be in use.
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(traces("autotune-api"))
+        if options.workers > 1:
+            _bound(options.host, options.port, shared=False).close()  # otherwise the port could be shared with another server
+        listeners = [
+            stack.enter_context(_bound(options.host, options.port, options.workers > 1)) for _ in range(options.workers)
+        ]
+        if options.worker:
+            stack.enter_context(_worker(url, options, quotas))
+        config = ServeConfig(
+            "api.server:make_app", factory=True, http="api.connections:BoundedProtocol",
+            host=options.host, port=options.port, access_log=False, server_header=False, log_config=None,
+            log_level="error",  # lower levels log a line for each malformed request
+            proxy_headers=bool(options.trusted_proxies), forwarded_allow_ips=[*options.trusted_proxies],
+            timeout_graceful_shutdown=5, ws="none",
+            backlog=BACKLOGS[descriptors - connections > 2 * BACKLOGS[1]],
+            ssl_certfile=options.tls_certificate, ssl_keyfile=options.tls_key,
+        )  # fmt: skip
+        scheme = "http" if options.tls_certificate is None else "https"
+        processes = "" if options.workers == 1 else f", {options.workers} processes"
+        Console(stderr=True).print(
+            f"listening on {scheme}://{options.host}:{options.port} "
+            f"(API keys {'required' if require_keys else 'not required'}{processes})", soft_wrap=True,
+        )  # fmt: skip
+        if options.workers > 1:
+            return _run_several(config, listeners, options.log_format)
+        return _run_one(config, listeners[0])
 
 
-def _require_known(field: str, names: tuple[str, ...], known_names: tuple[str, ...]) -> None:
-    """Refuse a name that no job can have: the worker would wait forever."""
-    for name in names:
-        if name not in known_names:
-            raise RequestError(field, f"{name!r} is not known", f"use some of {', '.join(known_names)}")
+def _run_one(config: uvicorn.Config, listener: socket.socket) -> Status:
+    server = uvicorn.Server(config)
+    # uvicorn raises the signal again after shutdown, which would kill this process before its worker has ended.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: None)
+    server.run(sockets=[listener])
+    return Status.OK if server.started else Status.FAILURE
 
 
-def create_key_command(database: str | None, owner: str, scopes: tuple[str, ...], days: int | None) -> Status:
-    """Create a key and print it once."""
-    for scope in scopes:
-        if scope not in tuple(Scope):
-            raise RequestError("scope", f"{scope!r} is not known", f"use some of {', '.join(Scope)}")
-    if not owner or len(owner) > 64 or not owner.isprintable():
-        raise RequestError("owner", f"{owner!r} is not a name", "give up to 64 printable characters")
-    expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
-    with open_store(database or default_database_url()) as store:
-        key, text = store.keys.create(owner, scopes or (Scope.READ, Scope.SUBMIT), expires)
-    Console(stderr=True).print(f"key {key.id} of {owner}; it is shown only once:", highlight=False)
-    sys.stdout.write(text + "\n")
-    return Status.OK
+def _run_several(config: uvicorn.Config, listeners: Sequence[socket.socket], log_format: LogFormat) -> Status:
+    """Run one process per listener until a signal arrives.
+
+    A process that is ended by a signal is replaced. Connections to its listener wait for the replacement, because this process
+    keeps the listener open. If a process fails, its replacement would fail too, so all are ended.
+    """
+    ended = threading.Event()
+    for end in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(end, lambda *_: ended.set())
+
+    def start(listener: socket.socket) -> SpawnProcess:
+        process = _SPAWN.Process(target=_run_child, args=(config, listener, log_format))
+        process.start()
+        return process
+
+    status = Status.OK
+    processes = [start(listener) for listener in listeners]
+    while not ended.wait(0.5):
+        for number, process in enumerate(processes):
+            if process.exitcode is None or ended.is_set():
+                continue
+            if process.exitcode > 0:
+                status = Status.FAILURE
+                ended.set()
+            else:
+                log.error("API process %d was ended by a signal; starting another", process.pid)
+                processes[number] = start(listeners[number])
+    for process in processes:
+        process.terminate()
+    until = time.monotonic() + SHUTDOWN_SECONDS
+    for process in processes:
+        process.join(max(0.0, until - time.monotonic()))
+        process.kill()
+    return status
 
 
-def list_keys_command(database: str | None, as_json: bool) -> Status:
-    """Print all keys, without their secrets."""
-    with open_store(database or default_database_url()) as store:
-        keys = store.keys.all()
-    if as_json:
-        write_document([to_plain(key) | {"scopes": sorted(key.scopes)} for key in keys], default=str)
-        return Status.OK
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for name in ("key", "owner", "scopes", "created (UTC)", "expires", "last use", "revoked"):
-        table.add_column(name)
-    for key in keys:
-        moments = (key.created, key.expires, key.last_used, key.revoked)
-        table.add_row(key.id, key.owner, " ".join(sorted(key.scopes)), *(f"{m:%Y-%m-%d %H:%M}" if m else "-" for m in moments))
-    Console().print(table, highlight=False)
-    return Status.OK
+def _run_child(config: uvicorn.Config, listener: socket.socket, log_format: LogFormat) -> None:
+    """Main function of one of several API processes."""
+    bind_own_packages("api")
+    set_up_logs(log_format)
+    config.configure_logging()
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with traces("autotune-api"):
+        status = _run_one(config, listener)
+    sys.exit(status)
 
 
-def revoke_key_command(database: str | None, key_id: str) -> Status:
-    """Revoke a key."""
-    with open_store(database or default_database_url()) as store:
-        store.keys.revoke(key_id)
-    Console(stderr=True).print(f"key {key_id} is revoked", highlight=False)
-    return Status.OK
+def _end_with_parent() -> None:
+    """End this process when its parent has ended for any reason; otherwise it would keep the port."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _require_settings(settings: dict[str, Any]) -> None:
+    """Refuse settings with which no process could start.
+
+    Raises:
+        RequestError: a setting is invalid.
+    """
+    from importlib import import_module
+
+    # By name, because this layer must not import the one above it.
+    import_module("api.server").settings_of(json.dumps(settings))
+
+
+def _require_tls_files(certificate: Path | None, key: Path | None) -> None:
+    """Refuse a certificate and a key that cannot be used.
+
+    Raises:
+        RequestError: one is missing or unreadable, they do not belong together, or the key has a password.
+    """
+    if certificate is None and key is None:
+        return
+    if certificate is None or key is None:
+        present, missing = ("tls_key", "tls_certificate") if certificate is None else ("tls_certificate", "tls_key")
+        raise RequestError(missing, f"is missing, and {present} is given", "give both, as PEM files")
+    for name, path in (("tls_certificate", certificate), ("tls_key", key)):
+        try:
+            path.open("rb").close()
+        except OSError as error:
+            problem = f"{path} cannot be read ({(error.strerror or str(error)).lower()})"
+            raise RequestError(name, problem, "give a PEM file that this user may read") from None
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: b"")
+    except (ssl.SSLError, ValueError) as error:
+        problem = f"{certificate} and {key} cannot be used ({getattr(error, 'reason', None) or error})"
+        raise RequestError("tls_certificate", problem, "give a PEM certificate and its key, without a password") from None
+
+
+def _raised_descriptors() -> int:
+    """Raise the limit of open files and connections of this process and its children as far as possible, and return it."""
+    if sys.platform == "win32":
+        return MOST_DESCRIPTORS
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    if soft != resource.RLIM_INFINITY and soft < most:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+        return most
+    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+
+
+def _bound(host: str, port: int, shared: bool) -> socket.socket:
+    """A listening socket; `shared`: several sockets of ours share the port, and the kernel balances connections.
+
+    Raises:
+        RequestError: the port is in use, or the address is not this machine's.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, reuse_port=shared)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise RequestError(
+                "port", f"{port} of {host} is in use", "stop the process that listens there, or give another --port"
+            ) from None
+        why = (error.strerror or str(error)).lower()
+        raise RequestError("host", f"cannot listen on {host}:{port} ({why})", "give an address of this machine") from None
+
+
+@contextlib.contextmanager
+def _worker(url: str, options: ServeOptions, quotas: Quotas) -> Iterator[None]:
+    """Run a worker in a separate process, to isolate the server from ranks and their imports."""
+    # In its own process group: Ctrl-C in the terminal goes to the server, which then ends the worker.
+    main = f"import sys; sys.path.insert(0, {ROOT!r}); from autotune.cli import main; sys.path.remove({ROOT!r}); main()"
+    worker_options = [] if options.ray_address is None else ["--ray-address", options.ray_address]
+    if quotas.device_hours is not None:
+        worker_options += ["--device-seconds", str(3600 * quotas.device_hours)]
+    worker_options += [word for factory in options.factories for word in ("--allow-factory", factory)]
+    worker_options += [word for allowed in options.commands for word in ("--allow-command", allowed)]
+    command = [sys.executable, "-P", "-c", main, "worker", "--until-input-ends", "--log-format", options.log_format]
+    process = subprocess.Popen(
+        [*command, *worker_options], stdin=subprocess.PIPE, env=os.environ | {"AUTOTUNE_DB": url}, process_group=0
+    )
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(SHUTDOWN_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,26 +1,20 @@
-"""The commands of the service with their options: `serve`, `worker`, `mcp`, `keys`."""
+"""The commands of the service with their options: `serve`, `worker`, `mcp`."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from autotune.cli.options import Database, Json, Logs, PassEnvironment, RayAddress, only_database
-from autotune.cli.status import end
+from autotune.cli.administration import audit, keys_app
+from autotune.cli.options import Database, Logs, PassEnvironment, RayAddress
+from autotune.cli.status import Status, ends
+from autotune.cli.worker import AllowCommand, AllowFactory, worker
+from autotune.errors import MissingPackageError, RequestError
+from autotune.installed import install_line
 from autotune.ops.logs import LogFormat
 
-AllowFactory = Annotated[
-    list[str] | None,
-    typer.Option("--allow-factory", metavar="MODULE:NAME", help="A factory that requests may name. May be repeated."),
-]
-AllowCommand = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--allow-command",
-        metavar="FOLDER:COMMAND",
-        help="Required beginning of submitted commands, and their working directory. May be repeated.",
-    ),
-]
+LOCAL_ADDRESSES = ("127.0.0.1", "localhost", "::1")
+"""Addresses of this machine for which the protocol's server checks which page of a browser asks."""
 
 
 def register(app: typer.Typer) -> None:
@@ -32,6 +26,7 @@ def register(app: typer.Typer) -> None:
     app.command()(audit)
 
 
+@ends
 def serve(
     host: Annotated[str, typer.Option(metavar="NAME", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port to listen on.")] = 8000,
@@ -84,166 +79,56 @@ def serve(
     access_log: Annotated[bool, typer.Option("--access-log", help="Log every request.")] = False,
     log_format: Logs = LogFormat.TEXT,
     db: Database = None,
-) -> None:
+) -> Status:
     """Serve the REST API on a database, with a worker that runs submitted jobs."""
-    from autotune.cli.serve_api import ServeOptions, serve_command
+    from autotune.cli.serve import ServeOptions, serve_command
 
-    end(
-        lambda: serve_command(
-            ServeOptions(
-                host=host, port=port, database=db, keys=keys, worker=worker, factories=tuple(allow_factory or ()),
-                commands=tuple(allow_command or ()),
-                requests_per_second=requests_per_second, quotas=tuple(quota or ()),
-                webhook_networks=tuple(webhook_network or ()),
-                workers=workers, tls_certificate=tls_certificate, tls_key=tls_key, trusted_proxies=tuple(trusted_proxy or ()),
-                connections=connections, connections_per_address=connections_per_address, header_seconds=header_seconds,
-                ray_address=ray_address, pass_environment=tuple(pass_environment or ()), log_format=log_format,
-                access_log=access_log,
-            )
+    return serve_command(
+        ServeOptions(
+            host=host, port=port, database=db, keys=keys, worker=worker, factories=tuple(allow_factory or ()),
+            commands=tuple(allow_command or ()),
+            requests_per_second=requests_per_second, quotas=tuple(quota or ()),
+            webhook_networks=tuple(webhook_network or ()),
+            workers=workers, tls_certificate=tls_certificate, tls_key=tls_key, trusted_proxies=tuple(trusted_proxy or ()),
+            connections=connections, connections_per_address=connections_per_address, header_seconds=header_seconds,
+            ray_address=ray_address, pass_environment=tuple(pass_environment or ()), log_format=log_format,
+            access_log=access_log,
         )
     )  # fmt: skip
 
 
-def worker(
-    running_jobs: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Maximum concurrent jobs of one submitter. [default: no limit]")
-    ] = None,
-    jobs: Annotated[int | None, typer.Option(min=1, metavar="N", help="Exit after this many jobs. [default: never]")] = None,
-    replay: Annotated[
-        Path | None,
-        typer.Option(metavar="PATH", help="Take trial results from this file of measurements instead of running trials."),
-    ] = None,
-    runner: Annotated[
-        list[str] | None,
-        typer.Option("--runner", metavar="NAME", help="Take only jobs of this runner. May be repeated. [default: all]"),
-    ] = None,
-    device: Annotated[
-        list[str] | None,
-        typer.Option("--device", metavar="KIND", help="Take only jobs for cpu, or for cuda. [default: all]"),
-    ] = None,
-    device_seconds: Annotated[
-        float | None,
-        typer.Option(
-            min=0, metavar="N", help="Device-seconds of a submitter per day (UTC), after which none of their jobs starts."
-        ),
-    ] = None,
-    ray_address: RayAddress = None,
-    allow_factory: AllowFactory = None,
-    allow_command: AllowCommand = None,
-    pass_environment: PassEnvironment = None,
-    log_format: Logs = LogFormat.TEXT,
-    until_input_ends: Annotated[bool, typer.Option("--until-input-ends", hidden=True)] = False,
-    db: Database = None,
-) -> None:
-    """Take submitted jobs from a database and run them until a signal arrives."""
-    from autotune.cli.serve import WorkerOptions, worker_command
-
-    end(
-        lambda: worker_command(
-            WorkerOptions(
-                database=db, running_jobs=running_jobs, device_seconds=device_seconds, runners=tuple(runner or ()),
-                devices=tuple(device or ()), replay=replay, most_jobs=jobs, ray_address=ray_address,
-                factories=tuple(allow_factory or ()), commands=tuple(allow_command or ()),
-                pass_environment=tuple(pass_environment or ()), log_format=log_format,
-                until_input_ends=until_input_ends,
-            )
-        )
-    )  # fmt: skip
-
-
+@ends
 def mcp(
     http: Annotated[
         str | None,
         typer.Option(metavar="ADDRESS:PORT", help="Serve over HTTP on this machine. [default: standard input and output]"),
     ] = None,
-) -> None:
+) -> Status:
     """Tools for agents (Model Context Protocol), on the service of AUTOTUNE_URL with the key of AUTOTUNE_API_KEY."""
-    from autotune.cli.agents import mcp_command
+    from autotune.client import Client
 
-    end(lambda: mcp_command(http))
-
-
-keys_app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help=True)
-
-
-@keys_app.command("create")
-def create_key(
-    owner: Annotated[str, typer.Argument(metavar="OWNER", help="Owner of the key and of jobs submitted with it.")],
-    scope: Annotated[
-        list[str] | None,
-        typer.Option("--scope", metavar="NAME", help="read, submit, operate, admin. May be repeated. [default: read, submit]"),
-    ] = None,
-    days: Annotated[
-        int | None, typer.Option(min=1, max=36500, metavar="N", help="Days until it expires. [default: never]")
-    ] = None,
-    db: Database = None,
-) -> None:
-    """Create a key and print its text once, to standard output."""
-    from autotune.cli.serve import create_key_command
-
-    end(lambda: create_key_command(only_database("keys create", db), owner, tuple(scope or ()), days))
+    endpoint = None if http is None else _address(http)
+    try:
+        from autotune.agents.server import make_server
+    except ImportError as error:
+        if error.name is None or error.name.partition(".")[0] != "mcp":
+            raise
+        raise MissingPackageError("mcp", "is not installed", install_line("mcp")) from error
+    with Client() as client:
+        server = make_server(client)
+        if endpoint is None:
+            server.run("stdio")
+        else:
+            server.run("streamable-http", host=endpoint[0], port=endpoint[1])
+    return Status.OK
 
 
-@keys_app.command("list")
-def list_keys(db: Database = None, json: Json = False) -> None:
-    """Show all keys, without their secrets."""
-    from autotune.cli.serve import list_keys_command
-
-    end(lambda: list_keys_command(only_database("keys list", db), json))
-
-
-@keys_app.command("quota")
-def quota(
-    owner: Annotated[str | None, typer.Argument(metavar="OWNER", help="Owner. [default: show all owners]")] = None,
-    limits: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="NAME=LIMIT",
-            help="Limits of this owner: queued_jobs, stored_bytes, streams, device_hours (per day), webhooks; "
-            "`none`: no limit, `default`: the limit of other owners.",
-        ),
-    ] = None,
-    db: Database = None,
-    json: Json = False,
-) -> None:
-    """Show quotas and usage of owners, or set an owner's limits."""
-    from autotune.cli.quota import quota_command
-
-    end(lambda: quota_command(only_database("keys quota", db), owner, limits or (), json))
-
-
-@keys_app.command("revoke")
-def revoke_key(
-    key: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, as shown by `autotune keys list`.")],
-    db: Database = None,
-) -> None:
-    """Revoke a key."""
-    from autotune.cli.serve import revoke_key_command
-
-    end(lambda: revoke_key_command(only_database("keys revoke", db), key))
-
-
-def audit(
-    limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of entries. [default: all]")] = None,
-    since: Annotated[str | None, typer.Option(metavar="TIME", help="Earliest time: ISO 8601 with a time zone.")] = None,
-    actor: Annotated[
-        str | None, typer.Option(metavar="OWNER", help="Actions of this owner, or of this user of a machine.")
-    ] = None,
-    action: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Action, such as key.create, job.submit or db.backup.")
-    ] = None,
-    format: Annotated[str, typer.Option(metavar="NAME", help="table, jsonl or csv.")] = "table",
-    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Output file. [default: standard output]")] = None,
-    db: Database = None,
-) -> None:
-    """Show the audit log, newest first: actor, action, source and key."""
-    from autotune.cli.audit import AuditOptions, audit_command, parsed_format, parsed_time
-
-    end(
-        lambda: audit_command(
-            AuditOptions(
-                database=only_database("audit", db), limit=limit, since=parsed_time(since), actor=actor, action=action,
-                format=parsed_format(format, out), out=out,
-            )
-        )
-    )  # fmt: skip
+def _address(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise RequestError("http", f"{text!r} is not an address", "give ADDRESS:PORT, such as 127.0.0.1:8765")
+    if host not in LOCAL_ADDRESSES:
+        problem = f"{host} can be reached by other machines, or by pages in a browser, which would use your key"
+        raise RequestError("http", problem, f"use {' or '.join(LOCAL_ADDRESSES)}")
+    return host, int(port)

@@ -16,8 +16,8 @@ from autotune.client import (
     Trial,
 )
 from autotune.errors import NoBestError, RequestError, UnknownFormatError
-from autotune.explain.explanation.findings import Explanation
-from autotune.exports.export import Export
+from autotune.explain.findings import Explanation
+from autotune.frameworks.export import Export
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.plain import from_plain, to_plain

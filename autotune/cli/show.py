@@ -1,24 +1,28 @@
-"""`autotune show`: show a job."""
+"""Commands that read a job: `autotune show`, `explain`, `export` and `report`."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from autotune.cli.documents import write_document
+from rich.table import Table
+
 from autotune.cli.open_backend import open_backend
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.errors import NoBestError, RequestError
+from autotune.explain.findings import Explanation
 from autotune.objective.ranking import peak_bytes, rate
+from autotune.ops.output import require_writable, write_whole
 from autotune.request.request import Objective
 from autotune.text.console import Console
-from autotune.text.jobs import labels_text, place_text, progress_text, state_text
+from autotune.text.explain_sections import SectionTable, head_lines, markdown_of, sections_of
 from autotune.text.result import print_result
-from autotune.text.rows import TrialTable, baseline_of
-from autotune.text.sizes import duration_text
+from autotune.text.rows import TrialTable, baseline_of, duration_text, labels_text, place_text, progress_text, state_text
+from autotune.text.visible_text import visible
 from executor.failures import failure_table
 from search_spaces.failure import FailureRow
 from search_spaces.outcome import Outcome, Purpose
-from search_spaces.plain import from_plain, to_plain
+from search_spaces.plain import finite, from_plain, to_plain
 from search_spaces.trial_config import KNOB_NAMES
 from storage.records import JobRecord, TrialRecord
 
@@ -31,34 +35,25 @@ SORTS: Mapping[str, Callable[[TrialRecord], float | None]] = {
 """Sort keys of trials in addition to knobs, ascending; None comes last. Rates are negated, so that the highest comes first."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShowOptions:
-    """Parsed options of the command."""
+def show_command(
+    job_id: str | None, top: int | None, sort: str | None, url: str | None, database: str | None, as_json: bool
+) -> Status:
+    """Print state, trials and best configuration of one job.
 
-    job: str | None
-    top: int | None
-    """Maximum number of trials; None: all."""
-    sort: str | None
-    """One of SORTS or a knob; None: by number, or with `top` only search trials by the job's objective."""
-    url: str | None
-    database: str | None
-    json: bool
-
-
-def show_command(options: ShowOptions) -> Status:
-    """Print state, trials and best configuration of one job."""
-    if options.sort is not None and options.sort not in (*SORTS, *KNOB_NAMES):
-        raise RequestError("sort", f"{options.sort!r} is not a field", f"use {', '.join(SORTS)}, or the name of a knob")
-    with open_backend(options.url, options.database) as backend:
-        job = backend.job(options.job)
+    `sort`: one of SORTS or a knob; None: by number, or with `top` only search trials by the job's objective.
+    """
+    if sort is not None and sort not in (*SORTS, *KNOB_NAMES):
+        raise RequestError("sort", f"{sort!r} is not a field", f"use {', '.join(SORTS)}, or the name of a knob")
+    with open_backend(url, database) as backend:
+        job = backend.job(job_id)
         trials = list(backend.trials(job.id))
         running = {progress.trial: progress_text(progress) for progress in backend.progress(job.id)}
         try:
             best = backend.best(job.id)
         except NoBestError:
             best = None
-    chosen = _chosen(job, trials, options)
-    if options.json:
+    chosen = _chosen(job, trials, top, sort)
+    if as_json:
         write_document(_document(job, chosen, best))
         return Status.OK
     console = Console()
@@ -66,24 +61,21 @@ def show_command(options: ShowOptions) -> Status:
     console.print(
         f"job {job.id}: {state_text(job)}, {place_text(job)}, {counted} trials in {duration_text(job.active_seconds)}, "
         f"opened {job.created:%Y-%m-%d %H:%M} UTC",
-        highlight=False,
-        markup=False,
         soft_wrap=True,
     )
     if labels := labels_text(job.request):
-        console.print(f"  {labels}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {labels}", soft_wrap=True)
     if job.message:
-        console.print(f"  {job.message}", highlight=False, markup=False, soft_wrap=True)
+        console.print(f"  {job.message}", soft_wrap=True)
     _print_trials(trials, chosen, console, best, running)
     _print_causes(job, chosen, console)
     print_result(best, console)
     return Status.OK
 
 
-def _chosen(job: JobRecord, trials: list[TrialRecord], options: ShowOptions) -> list[TrialRecord]:
+def _chosen(job: JobRecord, trials: list[TrialRecord], top: int | None, field: str | None) -> list[TrialRecord]:
     """The selected trials in order. Sorting is stable: equal ones keep the order of their numbers."""
-    field = options.sort
-    if field is None and options.top is not None:
+    if field is None and top is not None:
         # Without repeats, because the luckiest of many repeats would come first.
         trials = [trial for trial in trials if trial.purpose is Purpose.SEARCH]
         memory = job.request.get("objective") == Objective.MEMORY
@@ -94,7 +86,7 @@ def _chosen(job: JobRecord, trials: list[TrialRecord], options: ShowOptions) -> 
         trials = [*valued, *(trial for trial in trials if value(trial) is None)]
     else:
         trials = sorted(trials, key=lambda trial: getattr(trial.config, str(field)))
-    return trials[: options.top]
+    return trials[:top]
 
 
 def _print_trials(
@@ -108,13 +100,13 @@ def _print_trials(
     rows = TrialTable(baseline_of(trials))
     for trial in chosen:
         rows.add(trial, best=trial.number == number, state=running.get(trial.number, "wanted"))
-    console.print(rows.table, highlight=False)
+    console.print(rows.table)
     if len(chosen) < len(trials):
-        console.print(f"  {len(chosen)} of {len(trials)} trials", style="dim", highlight=False)
+        console.print(f"  {len(chosen)} of {len(trials)} trials", style="dim")
     for trial in chosen:
         if trial.result is not None and trial.result.message:
             line = f"  trial {trial.number}: {trial.result.message}"
-            console.print(line, highlight=False, markup=False, soft_wrap=True)
+            console.print(line, soft_wrap=True)
 
 
 def _print_causes(job: JobRecord, trials: Sequence[TrialRecord], console: Console) -> None:
@@ -124,7 +116,7 @@ def _print_causes(job: JobRecord, trials: Sequence[TrialRecord], console: Consol
     for row in filter(None, map(table.row, causes)):
         numbers = [trial.number for trial in trials if trial.result is not None and trial.result.cause == row.name]
         line = f"  {row.name} ({trials_text(numbers)}): {row.remedy}"
-        console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(line, soft_wrap=True)
 
 
 def trials_text(numbers: Sequence[int]) -> str:
@@ -149,3 +141,97 @@ def _document(job: JobRecord, trials: Sequence[TrialRecord], best: dict[str, Any
         ],
         "best_config": best,
     }  # fmt: skip
+
+
+def explain_command(job: str | None, markdown: Path | None, url: str | None, database: str | None, as_json: bool) -> Status:
+    """Read the job, explain it and print the explanation."""
+    if markdown is not None:
+        require_writable(markdown)
+    with open_backend(url, database) as backend:
+        explanation = backend.explain(job)
+    if markdown is not None:
+        write_whole(markdown, markdown_of(explanation))
+    if as_json:
+        write_document(finite(to_plain(explanation)))
+    elif markdown is None:
+        print_explanation(explanation, Console())
+    return Status.OK
+
+
+def print_explanation(explanation: Explanation, console: Console) -> None:
+    """Print the explanation as text."""
+
+    def print_line(text: str, style: str = "") -> None:
+        console.print(text, style=style)
+
+    for line in head_lines(explanation):
+        print_line(line)
+    for section in sections_of(explanation):
+        print_line(f"\n{section.title}", "bold")
+        for item in section.content:
+            if isinstance(item, SectionTable):
+                console.print(_table(item))
+            else:
+                print_line(item)
+    for note in explanation.notes:
+        print_line(f"\nnote: {note}", "yellow")
+
+
+def _table(rows: SectionTable) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="dim")
+    for column, name in enumerate(rows.header):
+        first, is_left_aligned = column == 0, column in rows.left
+        last = is_left_aligned and not first and column == len(rows.header) - 1
+        table.add_column(
+            f"  {name}" if first else name, justify="left" if is_left_aligned else "right", no_wrap=not last, overflow="fold"
+        )
+    for first_cell, *cells in rows.rows:
+        table.add_row(f"  {first_cell}", *cells)
+    return table
+
+
+def export_command(job: str | None, format_name: str, out: Path | None, url: str | None, database: str | None) -> Status:
+    """Write the file to standard output or `out`, and notes on what the format cannot express to standard error."""
+    if out is not None:
+        require_writable(out)
+    with open_backend(url, database) as backend:
+        exported = backend.export(job, format_name)
+    if out is None:
+        sys.stdout.write(exported.text)
+    else:
+        write_whole(out, exported.text)
+    for note in exported.notes:
+        Console(stderr=True).print(f"note: {note}", soft_wrap=True)
+    return Status.OK
+
+
+def report_command(job: str | None, format_name: str | None, out: Path | None, url: str | None, database: str | None) -> Status:
+    """Write the report to `out`, or Markdown to standard output without a path."""
+    chosen = format_of(format_name, out)
+    if out is not None:
+        require_writable(out)
+    with open_backend(url, database) as backend:
+        text = backend.report(job, chosen)
+    if out is None:
+        sys.stdout.write(visible(text))
+    else:
+        write_whole(out, text)
+    return Status.OK
+
+
+def format_of(name: str | None, out: Path | None) -> str:
+    """The given format, else by the path's suffix, else HTML.
+
+    Raises:
+        UnknownFormatError: there is no such format.
+        RequestError: HTML (more than a megabyte) would go to standard output.
+    """
+    # Imported on demand: the other commands here draw no figures.
+    from autotune.reports.report import require_format
+
+    by_path = "md" if out is not None and out.suffix.lower() in (".md", ".markdown") else "html"
+    chosen = name or by_path
+    require_format(chosen)
+    if chosen == "html" and out is None:
+        raise RequestError("out", "is missing", "give --out FILE.html, or --format md for standard output")
+    return chosen

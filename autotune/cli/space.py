@@ -4,8 +4,7 @@ from dataclasses import dataclass
 
 from rich.table import Table
 
-from autotune.cli.documents import write_document
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.cluster.ray_cluster import asked_cluster
 from autotune.errors import RequestError
 from autotune.prediction.planning.question import SMALL_BATCH
@@ -69,7 +68,7 @@ def knobs_command(as_json: bool) -> Status:
         table.add_column(name, overflow="fold")
     for knob in KNOBS.values():
         table.add_row(knob.name, knob.unit, domain_text(knob), str(knob.default), knob.description)
-    Console().print(table, highlight=False)
+    Console().print(table)
     return Status.OK
 
 
@@ -104,11 +103,10 @@ def _print(space: SearchSpace, examples: dict[str, str]) -> None:
     console.print(
         f"space {space.name} for {space.model.name} ({space.model.parameter_count:,} parameters) on {space.cluster.name} with "
         f"{space.world_size} ranks, global batch {space.context.workload.global_batch_size}",
-        highlight=False,
         soft_wrap=True,
     )
     for knob, values in space.domains.items():
-        console.print(f"  {knob}: {', '.join(map(str, values))}", highlight=False, soft_wrap=True)
+        console.print(f"  {knob}: {', '.join(map(str, values))}", soft_wrap=True)
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("configurations", justify="right")
     table.add_column("")
@@ -117,4 +115,4 @@ def _print(space: SearchSpace, examples: dict[str, str]) -> None:
         table.add_row(f"- {count:,}", f"refused by {rule}, for example: {examples[rule]}")
     table.add_row(f"- {census.merged:,}", "equivalent to another one: a knob without effect, or a size larger than the model")
     table.add_row(f"{census.legal:,}", "legal", style="bold")
-    console.print(table, highlight=False)
+    console.print(table)

@@ -1,17 +1,21 @@
-"""Exit statuses, and printing errors as one line on standard error."""
+"""Exit statuses, errors as one line on standard error, and the documents of `--json`."""
 
 import errno
+import functools
+import json
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from enum import IntEnum
 from io import TextIOWrapper
-from typing import Any
+from pathlib import Path
+from typing import Any, ParamSpec
 
 import typer
 
 from autotune.installed import missing_line
 from autotune.text.visible_text import visible, visible_line
+from search_spaces.plain import finite
 
 PROGRAM = "autotune"
 
@@ -85,6 +89,19 @@ def end(command: Callable[[], Status]) -> None:
     raise typer.Exit(status)
 
 
+P = ParamSpec("P")
+
+
+def ends(command: Callable[P, Status]) -> Callable[P, None]:
+    """Make a command of a function that returns its status: see `end`."""
+
+    @functools.wraps(command)
+    def ended(*arguments: P.args, **options: P.kwargs) -> None:
+        end(lambda: command(*arguments, **options))
+
+    return ended
+
+
 def status_of(error: Exception) -> Status | None:
     """The status of one of our errors; None: it is not ours."""
     # Imported here because `autotune --help` must not load these packages.
@@ -125,18 +142,18 @@ class UsageError(Exception):
         self.field, self.problem, self.remedy = field, problem, remedy
 
 
-_KINDS = {"int": "a whole number", "float": "a number", "bool": "true or false"}
-_LIMITS = {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}
-
-
 def _wrong_value(error: typer.TyperException) -> UsageError | None:
     """The usage error with field, problem and remedy, if it is a value of the wrong type or beyond a limit."""
     parameter, read_errors = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
     if parameter is None or read_errors is None:
         return None
     first = read_errors()[0]
-    kind = _KINDS.get(str(first["type"]).partition("_")[0])
-    limits = [text.format(first.get("ctx", {})[name]) for name, text in _LIMITS.items() if name in first.get("ctx", {})]
+    kind = {"int": "a whole number", "float": "a number", "bool": "true or false"}.get(str(first["type"]).partition("_")[0])
+    limits = [
+        text.format(first.get("ctx", {})[name])
+        for name, text in {"ge": "at least {}", "gt": "more than {}", "le": "at most {}", "lt": "less than {}"}.items()
+        if name in first.get("ctx", {})
+    ]
     expected = kind or next(iter(limits), None)
     if expected is None:
         return None
@@ -168,11 +185,38 @@ def _fail(message: str, status: Status, as_json: bool, error: Exception | str) -
 
 
 def _write_error(message: str, status: Status, error: BaseException | str) -> None:
-    from autotune.cli.documents import error_document, write_document
+    from autotune.cli.status import error_document, write_document
 
     write_document(error_document(visible_line(message), status, error))
+
+
+def print_line(text: str) -> None:
+    """Print what was done to standard error."""
+    from autotune.text.console import Console
+
+    Console(stderr=True).print(text, soft_wrap=True)
 
 
 def print_note(line: str) -> None:
     """Print a note to standard error, so that standard output has only the requested output."""
     print(f"note: {line}", file=sys.stderr)  # noqa: T201
+
+
+SCHEMAS = Path(__file__).parents[1] / "schemas" / "commands"
+
+
+def schema_path(command: str) -> Path:
+    """The schema of a command's document, or of `error`."""
+    return SCHEMAS / f"{command.replace(' ', '-')}.schema.json"
+
+
+def write_document(document: Any, default: Callable[[Any], Any] | None = None) -> None:
+    """Print the document, with null for numbers that JSON cannot represent. It is made whole before anything is printed."""
+    sys.stdout.write(json.dumps(finite(document), indent=2, allow_nan=False, default=default) + "\n")
+
+
+def error_document(message: str, exit_status: int, error: BaseException | str) -> dict[str, Any]:
+    """The document of a command that failed. `error`: one of ours; or the kind, where nothing was raised."""
+    parts = {name: getattr(error, name, None) for name in ("field", "problem", "remedy")}
+    kind = error if isinstance(error, str) else type(error).__name__
+    return {"error": {"kind": kind, "message": message, **parts, "exit_status": exit_status}}

@@ -6,27 +6,26 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.cli.documents import write_document
 from autotune.cli.fields import request_fields, with_import_folders
 from autotune.cli.foreground import print_line, resume_line, run_job_with_table, run_new, start_runner
 from autotune.cli.options import SweepOptions
 from autotune.cli.passed import pass_environment
-from autotune.cli.status import Status
+from autotune.cli.status import Status, write_document
 from autotune.cluster.ray_cluster import with_address
 from autotune.errors import RequestError
-from autotune.exports.best_config_file import best_config_text
-from autotune.imports.history import read_history
+from autotune.frameworks.best_config import best_config_text
+from autotune.frameworks.history import read_history
 from autotune.ops.output import require_writable, write_whole
 from autotune.request.request import JobRequest
 from autotune.request.rows import SERIES, request_from_fields
-from autotune.series.run import run_series
-from autotune.series.series import SeriesEntry, SeriesRequest, SeriesResult, interval_text
-from autotune.series.size_forecast import EquationForecast
+from autotune.series.run import EquationForecast, run_series
+from autotune.series.series import SeriesEntry, SeriesRequest, SeriesResult
 from autotune.session.knowledge import admit, require_learning, with_knowledge
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.text.console import Console
 from autotune.text.result import print_result
+from autotune.text.rows import rate_text
 from autotune.tuning import TuneResult, resume_job
 from search_spaces.outcome import JobState
 from search_spaces.trial import Interval
@@ -186,20 +185,16 @@ def _table(entries: tuple[SeriesEntry, ...]) -> Table:
         table.add_column("efficiency", justify="right")
     table.add_column("")
     for entry in entries:
-        costs = (*((_text(entry.cost),) if priced else ()), *((_share(entry.efficiency),) if scaled else ()))
+        costs = (*((rate_text(entry.cost),) if priced else ()), *((_share(entry.efficiency),) if scaled else ()))
         job = f"job {entry.job_id}: " if entry.job_id is not None else ""
         table.add_row(
-            str(entry.ranks), str(entry.sequence_length), _text(entry.samples_per_second), *costs, f"{job}{entry.message}"
+            str(entry.ranks), str(entry.sequence_length), rate_text(entry.samples_per_second), *costs, f"{job}{entry.message}"
         )
     return table
 
 
 def _share(interval: Interval | None) -> str:
     return "-" if interval is None else f"{interval.mean:.0%} [{interval.low:.0%}, {interval.high:.0%}]"
-
-
-def _text(interval: Interval | None) -> str:
-    return "-" if interval is None else interval_text(interval)
 
 
 MOST_NUMBERS = 12

@@ -1,8 +1,11 @@
-"""`autotune watch`: follow a job's events until it ends. Detaching does not affect the job."""
+"""`autotune watch` and `autotune logs`: follow a job's events until it ends, and the output of a trial's ranks."""
 
 import itertools
+import os
 import shlex
-from collections.abc import Mapping
+import sys
+from collections import deque
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rich.status import Status as StatusLine
@@ -10,24 +13,17 @@ from rich.status import Status as StatusLine
 from autotune.cli.backend import JobBackend
 from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
-from autotune.errors import NoBestError
+from autotune.errors import NoBestError, RequestError
+from autotune.ops.trial_log import LogText, has_several_ranks
 from autotune.text.console import Console
-from autotune.text.jobs import place_text, progress_text, state_text, state_word
 from autotune.text.result import print_result
-from autotune.text.rows import TrialRows, rate_text
+from autotune.text.rows import TrialRows, place_text, progress_text, rate_text, state_text, state_word
+from autotune.text.visible_text import visible
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.shared_records import JobEvent
 from search_spaces.trial import Interval
+from storage.errors import UnknownTrialError
 from storage.records import AttemptState, EventKind, JobRecord, TrialRecord
-
-PAGE = 100
-"""Trials per read, if many have already ended."""
-
-
-def watch_command(job: str | None, url: str | None, database: str | None) -> Status:
-    """Follow a job until it ends."""
-    with open_backend(url, database) as backend:
-        return watch_job(backend, backend.job(job))
 
 
 def watch_job(backend: JobBackend, job: JobRecord) -> Status:
@@ -41,7 +37,7 @@ def watch_job(backend: JobBackend, job: JobRecord) -> Status:
         best = _best(backend, job.id)
     except KeyboardInterrupt:
         again = shlex.join(["autotune", "watch", job.id, *backend.words])
-        _print_line(console, f"detached; job {job.id} continues; watch it again with:\n  {again}")
+        console.print(f"detached; job {job.id} continues; watch it again with:\n  {again}", soft_wrap=True)
         return Status.INTERRUPTED
     print_result(best, Console())
     if ended.reason == StopReason.NOTHING_FEASIBLE:
@@ -67,12 +63,12 @@ class JobWatch:
         """Print relevant events, and update the status line of a terminal."""
         request = self._job.request
         budget = f"{self._budget} trials by {request.get('strategy', '')}"
-        _print_line(self._console, f"job {self._job.id}: {place_text(self._job)}, {budget}, {state_text(self._job)}")
+        self._console.print(f"job {self._job.id}: {place_text(self._job)}, {budget}, {state_text(self._job)}", soft_wrap=True)
         for update in self._backend.live(self._job.id):
             if isinstance(update, JobEvent):
                 text = self._event_text(update)
                 if text:
-                    _print_line(self._console, text)
+                    self._console.print(text, soft_wrap=True)
             elif update.trial in self._running:
                 self._running[update.trial] = progress_text(update)
             line.update(self._summary())
@@ -121,7 +117,8 @@ class JobWatch:
     def _trial(self, number: int) -> TrialRecord:
         """The finished trial. Later trials are read at the same time, and cached if they are finished."""
         if number not in self._read:
-            page = itertools.islice(self._backend.trials(self._job.id, number), PAGE)
+            # Many may have ended already.
+            page = itertools.islice(self._backend.trials(self._job.id, number), 100)
             self._read |= {trial.number: trial for trial in page if trial.outcome is not None}
         return self._read.pop(number)
 
@@ -142,5 +139,75 @@ def _best(backend: JobBackend, job_id: str) -> dict[str, object] | None:
         return None
 
 
-def _print_line(console: Console, line: str) -> None:
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+def logs_command(
+    job_id: str,
+    number: int,
+    *,
+    attempt: int | None,
+    rank: int | None,
+    tail: int | None,
+    follow: bool,
+    url: str | None,
+    database: str | None,
+) -> Status:
+    """Print the existing output of a trial and, with `follow`, further output until the trial ends.
+
+    `attempt`, `rank`: None: all. `tail`: last lines of the existing output; None: all.
+    """
+    with open_backend(url, database) as backend:
+        try:
+            job = backend.job(job_id)
+            trial = _trial(backend, job.id, number)
+            if attempt is not None and attempt > trial.attempts and not follow:
+                remedy = f"give 1 to {trial.attempts}" if trial.attempts else "it was never started"
+                raise RequestError("attempt", f"trial {trial.number} has {trial.attempts} so far", remedy)
+            text, gaps = LogText(with_ranks=rank is None and has_several_ranks(job.request)), rank is None
+            lines: deque[str] = deque(maxlen=tail)
+            last = 0
+            for part in backend.logs(job.id, trial.number, attempt, rank):
+                lines += text.lines([part], gaps)
+                last = part.sequence
+            if not follow:
+                lines += text.rest()
+            _write(lines)
+            if follow:
+                for part in backend.follow_logs(job.id, trial.number, last, attempt, rank):
+                    _write(text.lines([part], gaps))
+                    last = part.sequence
+                _write(text.rest())
+            return _print_status(backend, job.id, number, follow, printed=last > 0)
+        except BrokenPipeError:
+            # The reader, such as `head`, has closed the pipe. Flushing the buffer at exit must not fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return Status.OK
+
+
+def _print_status(backend: JobBackend, job_id: str, number: int, follow: bool, printed: bool) -> Status:
+    """Print remarks about the output to standard error, and return the status."""
+    job = backend.job(job_id)
+    trial = _trial(backend, job.id, number)
+    if not printed:
+        why = f": {trial.result.message}" if trial.result is not None and trial.result.message else ""
+        Console(stderr=True).print(f"no output of trial {trial.number} is stored{why}", soft_wrap=True)
+    if follow and trial.outcome is None:
+        Console(stderr=True).print(f"job {job.id}: {state_text(job)}, and trial {trial.number} has no outcome", soft_wrap=True)
+        return Status.FAILURE
+    return Status.OK
+
+
+def _trial(backend: JobBackend, job_id: str, number: int) -> TrialRecord:
+    """The trial.
+
+    Raises:
+        UnknownTrialError: there is no trial with this number.
+    """
+    trial = next(backend.trials(job_id, number), None)
+    if trial is None or trial.number != number:
+        raise UnknownTrialError(f"job {job_id} has no trial {number}; `autotune show {job_id}` lists the existing ones")
+    return trial
+
+
+def _write(lines: Iterable[str]) -> None:
+    for line in lines:
+        sys.stdout.write(visible(line) + "\n")
+    sys.stdout.flush()

@@ -15,5 +15,5 @@ def weights_command(model: str, source: Path, target: Path, mtp_layers: int) -> 
     if mtp_layers:
         spec = dataclasses.replace(spec, mtp_layers=mtp_layers)
     count = convert_weights(spec, source, target)
-    Console().print(f"{target}: {count:,} tensors of {spec.name}", markup=False, highlight=False)
+    Console().print(f"{target}: {count:,} tensors of {spec.name}")
     return Status.OK

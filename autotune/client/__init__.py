@@ -24,7 +24,7 @@ from autotune.wire.plans import Plan, Plans
 from autotune.wire.predictions import Draft, Estimate, Predicted, Prediction
 from autotune.wire.service import Delivery, NewWebhook, QuotaUse, Usage, Webhook
 from autotune.wire.trials import Attempt, Points, Trial
-from search_spaces.refusal import Refusal
+from search_spaces.errors import Refusal
 from search_spaces.shared_records import AttemptProgress, AuditEntry, JobEvent, LogPart
 
 __all__ = [

@@ -26,7 +26,7 @@ class SubmissionFields(TypedDict, total=False):
     goodput: Sequence[str] | None
     """Objective goodput: failures=llama3, spares=0,2, tokens=1e12, … May be repeated."""
     strategy: str | None
-    """guided, tpe, random, grid, tpe-predicted, gp, nsga2, smac, deepspeed, paddle, expert, roofline."""
+    """guided, tpe, random, grid, gp, nsga2."""
     seed: int | None
     """Random seed of weights, data and strategy."""
     trials: int | None

@@ -1,23 +1,26 @@
-"""The Ray cluster that a job runs on: its address, its description, and whether it has the job's devices."""
+"""The cluster that a job runs on, this machine or a Ray cluster, and whether it has the job's devices and data."""
 
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError
+from autotune.request.field_forms import parse_shape, reshaped
 from autotune.request.request import JobRequest
+from executor.detect import local_gpus
 from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.presets import local_cluster, resolve_cluster
+from search_spaces.models.huggingface import BUILT, is_factory_reference
 
-VARIABLES = ("AUTOTUNE_RAY_ADDRESS", "RAY_ADDRESS")
-"""Variables with the address if no option and no file has one; the first that is set wins."""
 ANY = "auto"
 """Ray's own name for the cluster that this machine belongs to."""
 
 
 def named_address(address: str | None = None) -> str | None:
     """Return the given address, else that of the environment; None: there is none."""
-    return address or next((os.environ[name] for name in VARIABLES if os.environ.get(name)), None)
+    return address or next((os.environ[name] for name in ("AUTOTUNE_RAY_ADDRESS", "RAY_ADDRESS") if os.environ.get(name)), None)
 
 
 def with_address(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,7 +82,7 @@ def require_capacity(cluster: ClusterSpec, address: str) -> None:
         RequestError: devices are missing; the message says how many.
         RunnerError: no Ray answers there.
     """
-    from executor.runners.ray.describe import ray_nodes
+    from executor.runners.ray.nodes import ray_nodes
 
     require_devices(cluster, [node.resources for node in ray_nodes(address) if node.alive], address)
 
@@ -123,6 +126,81 @@ def _require_groups(cluster: ClusterSpec, nodes: Sequence[Mapping[str, float]], 
 
 def _described(address: str) -> ClusterSpec:
     # Imported on demand: Ray takes seconds to load.
-    from executor.runners.ray.describe import describe_cluster
+    from executor.runners.ray.nodes import describe_cluster
 
     return describe_cluster(address)
+
+
+def cluster_of(request: JobRequest, live: ClusterSpec | None) -> ClusterSpec:
+    """Return the cluster that the request names, or the part that trials run on. `live`: for `ray`, the cluster that was found.
+
+    Raises:
+        RequestError: the part that trials run on is not available.
+        SearchSpaceError: the cluster does not exist, or cannot be described.
+    """
+    local = request.cluster == "local" and live is None
+    ranks = _ranks_of_shape(request.tune_on) if local and request.tune_on is not None else request.ranks
+    gpus = local_gpus() if local else None
+    if gpus is not None:
+        return local_cluster(ranks, request.memory_limit, gpus.name, gpus.count, gpus.memory_bytes)
+    cluster = resolve_cluster(request.cluster, ranks, request.memory_limit, live)
+    return cluster if local or request.tune_on is None else reshaped(cluster, "tune_on", request.tune_on)
+
+
+def cluster_here(request: JobRequest) -> ClusterSpec:
+    """Return the cluster that the request names; it must be here, or at the request's Ray address.
+
+    Raises:
+        RequestError: its devices are missing.
+        RunnerError: no Ray answers at the address.
+        SearchSpaceError: the cluster does not exist, or cannot be described.
+    """
+    live = found_cluster(request)
+    cluster = cluster_of(request, live)
+    if live is None:
+        require_here(cluster, address_of(request))
+    return cluster
+
+
+def require_here(cluster: ClusterSpec, address: str | None = None) -> None:
+    """Refuse a cluster that is not this machine or at the Ray address: results must not be attributed to another cluster."""
+    if cluster.groups and address is None:
+        problem = f"{cluster.name} has nodes that differ, and the ranks of this machine are alike"
+        raise RequestError("cluster", problem, "give its --ray-address; `autotune plan` predicts for any cluster")
+    if address is not None:
+        require_capacity(cluster, address)
+        return
+    if cluster.device.kind == "cpu":
+        local_cluster(cluster.world_size)
+        return
+    gpus = local_gpus()
+    if cluster.nodes > 1 or gpus is None or gpus.count < cluster.devices_per_node:
+        problem = f"{cluster.name} has {cluster.world_size} GPUs, and this machine has {gpus.count if gpus else 'none'}"
+        remedy = "use local, or give its --ray-address; `autotune space` counts for any cluster"
+        raise RequestError("cluster", problem, remedy)
+
+
+def require_text(request: JobRequest) -> None:
+    """Refuse data that is missing or too short for one sample; the bounds are those of the ranks (executor.batches)."""
+    own_batches = is_factory_reference(request.model) and not request.model.startswith(BUILT)
+    if request.data_path is None or own_batches:
+        return
+    root = Path(request.data_path)
+    if not root.exists():
+        raise RequestError("data_path", f"{root} does not exist", "give a file or a folder of text")
+    files = [root] if root.is_file() else (path for path in root.glob("**/*") if path.is_file())
+    total_bytes, least = 0, request.sequence_length + 2
+    for path in files:
+        total_bytes += path.stat().st_size
+        if total_bytes >= least:
+            return
+    problem = f"{root} holds {total_bytes:,} bytes, fewer than one sample of {request.sequence_length} tokens"
+    raise RequestError("data_path", problem, "give more text, or a smaller sequence_length (--sequence-length)")
+
+
+def _ranks_of_shape(shape: str) -> int:
+    """Return the ranks of this part of the machine. Each rank has its full share of memory and cores."""
+    nodes, devices = parse_shape("tune_on", shape)
+    if nodes > 1:
+        raise RequestError("tune_on", f"{shape} has {nodes} nodes, and local is one", f"write 1x{devices}, or name a cluster")
+    return devices

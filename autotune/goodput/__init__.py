@@ -1,1 +1,1 @@
-"""Time to the end of a run on a cluster whose nodes fail: closed form, event simulation, and the choice of how to recover."""
+"""Time to the end of a run on a cluster whose nodes fail: closed form, and the choice of how to recover."""

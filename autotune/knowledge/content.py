@@ -13,29 +13,21 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from autotune.errors import KnowledgeError, MeasurementsError
-from autotune.knowledge.csv_file import CsvRecord
+from autotune.errors import KnowledgeError
 from autotune.knowledge.measurement import (
-    LEARNED_COLUMNS,
     LONGEST_TEXT,
     Measurement,
     TrialMeasurement,
     TrialSetting,
-    trial_measurement,
 )
-from autotune.knowledge.row import TableRow
-from autotune.knowledge.table import read_records
+from autotune.knowledge.row import LEARNED_COLUMNS, TableRow
+from autotune.knowledge.table import CsvRecord, read_records
 from search_spaces.errors import SearchSpaceError
 from search_spaces.knob_values import check_value
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial_config import TrialConfig
 
-MOST_MEASUREMENTS = 200_000
 _REMEDY = "send what `autotune submit --knowledge` sends"
-_ROW_KEYS = frozenset({"source", "columns", "repeats", "noise"})
-_TRIAL_KEYS = frozenset(
-    {"source", "setting", "config", "samples_per_second", "peak_memory_bytes", "outcome", "repeats", "noise"}
-)
 
 
 def content_of(measurements: Iterable[Measurement]) -> dict[str, Any]:
@@ -43,11 +35,11 @@ def content_of(measurements: Iterable[Measurement]) -> dict[str, Any]:
     settings: dict[str, Any] = {}
     drafts = []
     for measurement in measurements:
-        plain, setting = _plain(measurement), measurement.trial.setting if measurement.trial else None
-        if setting is not None:
-            text = _text(to_plain(setting))
-            settings[text] = to_plain(setting)
-            plain["setting"] = text
+        plain = _plain(measurement)
+        if isinstance(measurement.measured, TrialMeasurement):
+            setting = to_plain(measurement.measured.setting)
+            plain["setting"] = _text(setting)
+            settings[plain["setting"]] = setting
         drafts.append(plain)
     places = {text: index for index, text in enumerate(sorted(settings))}
     numbered = [{**plain, "setting": places[plain["setting"]]} if "setting" in plain else plain for plain in drafts]
@@ -66,8 +58,8 @@ def read_content(content: Any) -> tuple[Measurement, ...]:
     plain_settings, plain = content["settings"], content["measurements"]
     if not isinstance(plain_settings, list | tuple) or not isinstance(plain, list | tuple):
         raise KnowledgeError("knowledge", "has no lists of settings and measurements", _REMEDY)
-    if len(plain) > MOST_MEASUREMENTS:
-        raise KnowledgeError("knowledge", f"has more than {MOST_MEASUREMENTS:,} measurements", "send fewer")
+    if len(plain) > 200_000:
+        raise KnowledgeError("knowledge", "has more than 200,000 measurements", "send fewer")
     settings = [_setting(item, f"knowledge.settings[{index}]") for index, item in enumerate(plain_settings)]
     return tuple(_measurement(item, settings, f"knowledge.measurements[{at}]") for at, item in enumerate(plain))
 
@@ -110,19 +102,18 @@ def _is_of(value: Any, kinds: tuple[type, ...]) -> bool:
 def _measurement(plain: Any, settings: Sequence[TrialSetting], field_path: str) -> Measurement:
     if not isinstance(plain, Mapping):
         raise KnowledgeError(field_path, "is not an object", _REMEDY)
-    allowed_keys = _TRIAL_KEYS if "setting" in plain else _ROW_KEYS
-    if unknown := sorted(set(plain) - allowed_keys) or sorted({"source", "noise", "repeats"} - set(plain)):
+    common = {"source", "noise", "repeats"}
+    of_trial = {"setting", "config", "samples_per_second", "peak_memory_bytes", "outcome"}
+    allowed = common | (of_trial if "setting" in plain else {"columns"})
+    if unknown := sorted(set(plain) - allowed) or sorted(common - set(plain)):
         raise KnowledgeError(f"{field_path}.{unknown[0]}", "is unknown or missing", _REMEDY)
     source = plain["source"]
     if not isinstance(source, str) or not 0 < len(source) <= 100:
         raise KnowledgeError(f"{field_path}.source", f"{_short(source)} is not the name of a source", _REMEDY)
     repeats, noise = _positive(plain, "repeats", field_path, whole=True), _positive(plain, "noise", field_path, zero=True)
-    if "setting" in plain:
-        trial = _trial(plain, settings, field_path)
-        return trial_measurement(source, trial, int(repeats or 1), noise or 0.0)
-    return Measurement(
-        source=source, row=_row(plain.get("columns"), source, field_path), repeats=int(repeats or 1), noise=noise or 0.0
-    )
+    of_row = "setting" not in plain
+    measured = _row(plain.get("columns"), source, field_path) if of_row else _trial(plain, settings, field_path)
+    return Measurement(source=source, repeats=int(repeats or 1), noise=noise or 0.0, measured=measured)
 
 
 def _trial(plain: Mapping[str, Any], settings: Sequence[TrialSetting], field_path: str) -> TrialMeasurement:
@@ -173,20 +164,18 @@ def _row(columns: Any, source: str, field_path: str) -> TableRow:
 
 
 def _plain(measurement: Measurement) -> dict[str, Any]:
-    trial, row = measurement.trial, measurement.row
+    measured = measurement.measured
     common = {"source": measurement.source, "repeats": measurement.repeats, "noise": measurement.noise}
-    if trial is None:
-        if row is None:
-            raise MeasurementsError("row", "is missing", "give a row or a trial")
-        columns = {name: getattr(row, name) for name in LEARNED_COLUMNS}
+    if isinstance(measured, TableRow):
+        columns = {name: getattr(measured, name) for name in LEARNED_COLUMNS}
         present_columns = {name: to_plain(value) for name, value in columns.items() if value is not None and value != ""}
         return {**common, "columns": present_columns}
-    figures = {"samples_per_second": trial.samples_per_second, "peak_memory_bytes": trial.peak_memory_bytes}
+    figures = {"samples_per_second": measured.samples_per_second, "peak_memory_bytes": measured.peak_memory_bytes}
     return {
         **common,
         **{name: float(f"{value:.6g}") for name, value in figures.items() if value is not None},
-        "config": trial.config.differences(TrialConfig()),
-        "outcome": "oom" if trial.samples_per_second is None else "ok",
+        "config": measured.config.differences(TrialConfig()),
+        "outcome": "oom" if measured.samples_per_second is None else "ok",
         "setting": "",
     }
 

@@ -6,8 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from autotune.knowledge.collect import local_measurements
-from autotune.knowledge.measurement import Measurement, TrialMeasurement
+from autotune.knowledge.measurement import Measurement, TrialMeasurement, local_measurements
 from autotune.knowledge.row import TableRow, blinded, step_seconds
 from autotune.knowledge.row_cases import cases_of_rows, refusal
 from autotune.knowledge.row_names import row_hardware
@@ -15,9 +14,8 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients, names, rates_for
 from autotune.prediction.equations.step import seconds_of
-from autotune.prediction.fitting.lessons import MOST_LESSONS
-from autotune.prediction.fitting.trial_fit import fitted
-from autotune.prediction.fitting.trial_history import Runs
+from autotune.prediction.fitting.residuals import MOST_LESSONS
+from autotune.prediction.fitting.trial_fit import Runs, fitted
 from autotune.prediction.planning.calibrated import Borrowed
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.knob_values import KNOBS
@@ -26,15 +24,9 @@ from search_spaces.trial_config import TrialConfig
 if TYPE_CHECKING:
     from storage.store import Store
 
-ELSEWHERE_NOISE = 0.3
-"""Standard deviation of the logarithm of a time between devices and software, from effects that no coefficient represents."""
-SOURCE_ROWS = 3.0
-"""Most weight of a source on other devices, in measurements."""
-OTHER_SOFTWARE = 0.1
-"""Standard deviation of the logarithm of a time between software on the same devices."""
 ALIKE = 0.02
 """Largest difference of the logarithm of a figure between devices that are the same."""
-_KNOB_OF = {
+KNOB_OF = {
     "zero_stage": "zero_stage", "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "vpp": "virtual_stages",
     "cp": "context_parallel_size", "ep": "expert_parallel_size", "sequence_parallel": "sequence_parallel",
     "recompute": "activation_checkpointing", "micro_batch": "micro_batch_size",
@@ -49,12 +41,8 @@ def learned_from(measurements: Sequence[Measurement], store: "Store | None", clu
     2. Those on the same devices are learned from like trials; other software has more noise, and its memory is not used.
     """
     local = local_measurements(store) if store is not None else ()
-    local_trials = {_identity(measurement.trial) for measurement in local if measurement.trial is not None}
-    foreign = [
-        measurement
-        for measurement in measurements
-        if measurement.trial is None or _identity(measurement.trial) not in local_trials
-    ]
+    local_trials = {_identity(measurement) for measurement in local}  # the database has no rows
+    foreign = [measurement for measurement in measurements if _identity(measurement) not in local_trials]
     same_device, other_devices = list[Measurement](), list[Measurement]()
     for measurement in foreign:
         (same_device if _is_same_device(measurement, cluster) else other_devices).append(measurement)
@@ -77,8 +65,10 @@ def _text(same_device: int, other_devices: int, sources: int) -> str:
     return f"measurements of {of} by others ({', '.join(parts)})"
 
 
-def _identity(trial: TrialMeasurement) -> tuple[str, str]:
-    return trial.setting.key, trial.config.hash
+def _identity(measurement: Measurement) -> tuple[str, str] | None:
+    """Equal for trials of one configuration; None: a row."""
+    trial = measurement.measured
+    return (trial.setting.key, trial.config.hash) if isinstance(trial, TrialMeasurement) else None
 
 
 def thinned(measurements: Sequence[Measurement], most: int) -> list[Measurement]:
@@ -101,15 +91,17 @@ def _timed(measurements: Sequence[Measurement]) -> list[Measurement]:
 
 
 def _seconds(measurement: Measurement) -> float | None:
-    if (trial := measurement.trial) is not None:
-        return trial.setting.global_batch_size / trial.samples_per_second if trial.samples_per_second else None
-    return step_seconds(measurement.row) if measurement.row is not None and refusal(measurement.row) is None else None
+    measured = measurement.measured
+    if isinstance(measured, TableRow):
+        return step_seconds(measured) if refusal(measured) is None else None
+    return measured.setting.global_batch_size / measured.samples_per_second if measured.samples_per_second else None
 
 
 def _is_same_device(measurement: Measurement, cluster: ClusterSpec) -> bool:
     """Whether device and links are the same; the number of nodes may differ."""
-    if (trial := measurement.trial) is not None:
-        trial_cluster = trial.setting.cluster
+    measured = measurement.measured
+    if isinstance(measured, TrialMeasurement):
+        trial_cluster = measured.setting.cluster
         if trial_cluster.device.kind != cluster.device.kind or trial_cluster.devices_per_node != cluster.devices_per_node:
             return False
         if cluster.device.kind == "cpu" and trial_cluster.cores_per_node != cluster.cores_per_node:
@@ -122,9 +114,9 @@ def _is_same_device(measurement: Measurement, cluster: ClusterSpec) -> bool:
         if trial_cluster.nodes > 1 and cluster.nodes > 1:
             pairs.append((trial_cluster.inter_node_bandwidth, cluster.inter_node_bandwidth))
         return all(_is_close(value, other) for value, other in pairs)
-    if measurement.row is None or cluster.device.kind != "cuda" or refusal(measurement.row) is not None:
+    row, device = measured, cluster.device
+    if device.kind != "cuda" or refusal(row) is not None:
         return False
-    row, device = measurement.row, cluster.device
     hardware = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
     return (
         hardware is not None
@@ -150,30 +142,30 @@ def _refined(measurements: Sequence[Measurement], before: Coefficients) -> Coeff
     seconds = np.concatenate(
         [np.array([_seconds(measurement) or math.nan for measurement in members]) for members, _, _ in runs]
     )
+    # A source on other devices weighs at most as much as three measurements.
     share = np.concatenate(
-        [np.array([min(1.0, SOURCE_ROWS / counts[measurement.source]) for measurement in members]) for members, _, _ in runs]
+        [np.array([min(1.0, 3.0 / counts[measurement.source]) for measurement in members]) for members, _, _ in runs]
     )
 
     def predicted(tried: Coefficients) -> Array:
         return np.concatenate([seconds_of(cases, tried) * np.ones(len(members)) for members, cases, _ in runs])
 
-    return fitted(names("time", shared=True), before, predicted, seconds, ELSEWHERE_NOISE, share)
+    # 0.3: between devices and software, the logarithm of a time varies by effects that no coefficient represents.
+    return fitted(names("time", shared=True), before, predicted, seconds, 0.3, share)
 
 
 def _runs(measurements: Sequence[Measurement], engine: str) -> Iterable[Runs]:
     for members, cases, configs in _groups(measurements):
-        trial = members[0].trial
-        same = trial is not None and trial.setting.engine == engine
-        further = 0.0 if same else OTHER_SOFTWARE**2
-        peaks = [
-            measurement.trial.peak_memory_bytes if same and measurement.trial is not None else None for measurement in members
-        ]
+        trials = [measured for measurement in members if isinstance(measured := measurement.measured, TrialMeasurement)]
+        same = bool(trials) and trials[0].setting.engine == engine
+        # 0.1: standard deviation of the logarithm of a time between software on the same devices.
+        further = 0.0 if same else 0.1**2
         yield Runs(
             cases=cases,
             configs=tuple(configs),
             keys=tuple(f"{measurement.source}:{index}" for index, measurement in enumerate(members)),
             seconds=np.array([_seconds(measurement) or math.nan for measurement in members]),
-            peaks=np.array([peak or math.nan for peak in peaks]),
+            peaks=np.array([trial.peak_memory_bytes or math.nan for trial in trials] if same else [math.nan] * len(members)),
             repeats=np.array([float(measurement.repeats) for measurement in members]),
             noise=np.sqrt(np.array([measurement.noise for measurement in members]) ** 2 + further),
         )
@@ -185,24 +177,25 @@ def _groups(measurements: Sequence[Measurement]) -> Iterable[tuple[list[Measurem
     for measurement in measurements:
         groups.setdefault(_group(measurement), []).append(measurement)
     for members in groups.values():
-        if (trial := members[0].trial) is not None:
-            configs = [measurement.trial.config for measurement in members if measurement.trial is not None]
-            setting = trial.setting
+        trials = [measured for measurement in members if isinstance(measured := measurement.measured, TrialMeasurement)]
+        rows = [measured for measurement in members if isinstance(measured := measurement.measured, TableRow)]
+        if trials:
+            setting, configs = trials[0].setting, [trial.config for trial in trials]
             yield members, cases_of(setting.model, setting.cluster, setting.workload, configs, setting.engine), configs
         else:
-            rows = [measurement.row for measurement in members if measurement.row is not None]
             yield members, cases_of_rows([blinded(row) for row in rows]), [_config(row) for row in rows]
 
 
 def _group(measurement: Measurement) -> tuple[object, ...]:
-    if (trial := measurement.trial) is not None:
+    trial = measurement.measured
+    if isinstance(trial, TrialMeasurement):
         return measurement.source, trial.setting.key, trial.config.precision, trial.config.attention_backend == "math"
     return (measurement.source,)
 
 
 def _config(row: TableRow) -> TrialConfig:
     """The knobs that the row's columns state."""
-    values = {knob: getattr(row, column) for column, knob in _KNOB_OF.items() if getattr(row, column) is not None}
+    values = {knob: getattr(row, column) for column, knob in KNOB_OF.items() if getattr(row, column) is not None}
     values["precision"] = row.precision
     knob_values = {
         name: value

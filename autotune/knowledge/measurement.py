@@ -1,33 +1,31 @@
-"""One measurement: a configuration of a model on hardware, and what was measured."""
+"""One measurement: a configuration of a model on hardware, and what was measured. Those of rows and of a database's jobs."""
 
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from autotune.knowledge.row import GIB, RowOutcome, TableRow, peak_bytes, step_seconds
+from autotune.errors import AutotuneError
+from autotune.knowledge.row import LEARNED_COLUMNS, RowOutcome, TableRow, peak_bytes, step_seconds
 from autotune.knowledge.row_cases import refusal
-from autotune.knowledge.row_names import beyond_columns, network_understood
+from autotune.knowledge.row_names import network_understood
+from autotune.prediction.fitting.trial_fit import MOST_CONFIGURATIONS, MOST_JOBS, MOST_NOISE, PAGE, hardware_key, noise_of_mean
 from autotune.request.request import JobRequest
+from autotune.request.rows import request_from_row, request_of
 from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.errors import SearchSpaceError
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig, stable_hash
-from storage.records import FULL, TrialRecord
+from storage.records import FULL, JobRecord, TrialRecord
 
-MOST_NOISE = 1.0
-NORMAL_95 = 1.96
-LEARNED_COLUMNS = (
-    "model_name", "num_layers", "hidden", "heads", "kv_heads", "ffn_hidden", "experts", "topk", "moe_ffn", "shared_expert",
-    "dense_first_layers", "moe_layer_freq", "vocab", "seq_len", "params_b", "gpu_type", "num_gpus", "gpus_per_node", "intra_bw",
-    "inter_bw", "precision", "zero_stage", "tp", "pp", "vpp", "dp", "cp", "ep", "sequence_parallel", "recompute", "micro_batch",
-    "global_batch", "optimizer", "offload", "framework", "notes", "tokens_per_s_per_gpu", "samples_per_s", "step_time_s",
-    "peak_mem_gb", "mem_kind", "outcome",
-)  # fmt: skip
-"""Columns of tables that predictions read, or learn from; a measurement has no others."""
+if TYPE_CHECKING:
+    from storage.store import Store
+
 LONGEST_TEXT = 2_000
 """Characters of a cell."""
 
@@ -74,14 +72,11 @@ class TrialMeasurement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measurement:
-    """What a source measured: a row of a table, or a trial of this product, which has a row too if columns can describe it."""
+    """What a source measured: a row of a table, or a trial of this product."""
 
     source: str
     """Equal for measurements by one protocol."""
-    row: TableRow | None
-    """The facts and figures in the columns of tables; None: the columns do not describe the trial's model."""
-    trial: TrialMeasurement | None = None
-    """None: the row has all that is known."""
+    measured: TableRow | TrialMeasurement
     repeats: int = 1
     noise: float = 0.05
     """Standard deviation of the logarithm of the rate; the default is for tables, which state no interval."""
@@ -111,7 +106,7 @@ def measurements_of_rows(rows: Iterable[TableRow]) -> Collected:
             continue
         source = row.source or "table"
         network = row.inter_bw if network_understood(row.inter_bw) else None
-        measurements.append(Measurement(source=source, row=dataclasses.replace(row, source=source, inter_bw=network)))
+        measurements.append(Measurement(source=source, measured=dataclasses.replace(row, source=source, inter_bw=network)))
     return Collected(measurements=tuple(measurements), left_out=dict(left_out))
 
 
@@ -129,14 +124,10 @@ def measurements_of_job(request: JobRequest, trials: Sequence[TrialRecord], sour
         else:
             left_out[why] = left_out.get(why, 0) + 1
     measurements = [
-        trial_measurement(source, _combined(setting, same), len(same), _noise(same)) for same in trials_by_config.values()
+        Measurement(source=source, measured=_combined(setting, same), repeats=len(same), noise=_noise(same))
+        for same in trials_by_config.values()
     ]
     return Collected(measurements=tuple(measurements), left_out=left_out)
-
-
-def trial_measurement(source: str, trial: TrialMeasurement, repeats: int, noise: float) -> Measurement:
-    """The measurement of a trial, with its row."""
-    return Measurement(source=source, row=_row(source, trial), trial=trial, repeats=repeats, noise=noise)
 
 
 def _setting(request: JobRequest) -> TrialSetting | str:
@@ -201,40 +192,49 @@ def _combined(setting: TrialSetting, same: Sequence[TrialRecord]) -> TrialMeasur
 def _noise(same: Sequence[TrialRecord]) -> float:
     """The noise of the mean of the trials' logarithms."""
     intervals = [trial.result.samples_per_second for trial in same if trial.result is not None]
-    valid_intervals = [
-        interval for interval in intervals if interval is not None and 0 < interval.low <= interval.high < math.inf
+    measured = [
+        (interval.mean, deviation) for interval in intervals if interval and (deviation := interval.log_deviation) is not None
     ]
-    if not valid_intervals:
+    if not measured:
         return MOST_NOISE
-    within = [math.log(interval.high / interval.low) / (2 * NORMAL_95) for interval in valid_intervals]
-    logs = [math.log(interval.mean) for interval in valid_intervals]
-    centre = sum(logs) / len(logs)
-    between = math.sqrt(sum((log - centre) ** 2 for log in logs) / max(len(logs) - 1, 1))
-    noise = max(between, math.sqrt(sum(deviation**2 for deviation in within) / len(within))) / math.sqrt(len(valid_intervals))
-    return min(noise, MOST_NOISE)
+    return min(noise_of_mean([mean for mean, _ in measured], [deviation for _, deviation in measured]), MOST_NOISE)
 
 
-def _row(source: str, trial: TrialMeasurement) -> TableRow | None:
-    """The trial in the columns of tables."""
-    setting, config = trial.setting, trial.config
-    model, cluster = setting.model, setting.cluster
-    if beyond_columns(model) or model.lora_rank or cluster.device.kind != "cuda":
-        return None
-    world = cluster.world_size
-    ran = trial.samples_per_second is not None
-    return TableRow(
-        line=0, row_id="", source=source, num_layers=model.num_layers, hidden=model.hidden_size,
-        heads=model.num_attention_heads, kv_heads=model.num_key_value_heads, ffn_hidden=model.ffn_hidden_size,
-        vocab=model.vocab_size, seq_len=setting.sequence_length, params_b=model.parameter_count / 1e9,
-        gpu_type=cluster.device.name, num_gpus=world, gpus_per_node=cluster.devices_per_node,
-        inter_bw=f"{cluster.inter_node_bandwidth * 8 / 1e9:.10g} Gb/s per node", precision=config.precision,
-        zero_stage=config.zero_stage, tp=config.tensor_parallel_size, pp=config.pipeline_parallel_size,
-        vpp=config.virtual_stages, dp=config.data_parallel_size(world), cp=config.context_parallel_size,
-        ep=config.expert_parallel_size, sequence_parallel=bool(config.sequence_parallel),
-        recompute=config.activation_checkpointing, micro_batch=config.micro_batch_size,
-        global_batch=setting.global_batch_size, optimizer=config.optimizer,
-        offload="optimizer" if config.offload_optimizer != "none" else None, framework=f"engine={setting.engine}",
-        samples_per_s=trial.samples_per_second,
-        peak_mem_gb=trial.peak_memory_bytes / GIB if trial.peak_memory_bytes and ran else None,
-        mem_kind="GiB", outcome=RowOutcome.OK if ran else RowOutcome.OOM,
-    )  # fmt: skip
+def job_measurements(store: "Store", job_id: str) -> Collected:
+    """The measurements of one job.
+
+    Raises:
+        LookupError: there is no such job.
+        JobNotResumableError: this version cannot read it.
+    """
+    job = store.jobs.get(job_id)
+    return _collected(store, job, request_of(job))
+
+
+def local_measurements(store: "Store") -> tuple[Measurement, ...]:
+    """The measurements of the newest jobs of which this version can read the request."""
+    measurements = list[Measurement]()
+    for job in _jobs(store):
+        try:
+            request = request_from_row(job.request)
+        except (AutotuneError, SearchSpaceError):
+            continue
+        measurements += _collected(store, job, request).measurements
+        if len(measurements) >= MOST_CONFIGURATIONS:
+            break
+    return tuple(measurements)
+
+
+def _jobs(store: "Store") -> Iterator[JobRecord]:
+    before, job_count = None, 0
+    while job_count < MOST_JOBS and (page := store.jobs.newest(limit=PAGE, before=before)):
+        before, job_count = page[-1].id, job_count + len(page)
+        yield from (job for job in page if not job.damage)
+
+
+def _collected(store: "Store", job: JobRecord, request: JobRequest) -> Collected:
+    if request.resolved_cluster is None:
+        return Collected(measurements=(), left_out={})
+    # One source for each engine on each kind of hardware: these have one protocol.
+    source = f"local/{stable_hash([request.engine, hardware_key(request.resolved_cluster)])}"
+    return measurements_of_job(request, store.trials.of(job.id), source)

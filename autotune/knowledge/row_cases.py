@@ -10,11 +10,12 @@ import numpy as np
 
 from autotune.knowledge.row import TableRow
 from autotune.knowledge.row_names import RowHardware, completed, expert_share, find_device, named_model, row_hardware
+from autotune.knowledge.row_software import row_software, stated_features
 from autotune.prediction.cases.config_cases import shapes_of
 from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar, stacked
+from autotune.prediction.equations.hardware import FP8_GAIN
 from autotune.prediction.equations.kernels import product_efficiency
-from autotune.prediction.equations.mixed import FP8_GAIN
-from autotune.prediction.equations.software import profile, software_named, stated_features
+from autotune.prediction.equations.software import Software
 from search_spaces.clusters.cluster import PCIE_COPIES
 from search_spaces.errors import ModelFormatError
 from search_spaces.models.model import ModelSpec
@@ -74,7 +75,7 @@ def noted_recompute(notes: str) -> str | None:
 
 
 def noted_software(notes: str, optimizer: str | None) -> list[str]:
-    """Words of software profiles (`equations/software.toml`): stated features, a fused attention kernel, moments in 8 bits."""
+    """Words of software profiles (`row_software.toml`): stated features, a fused attention kernel, moments in 8 bits."""
     words = ["=".join(feature) for feature in stated_features(notes)]
     if re.search(_NEGATED + r"\b(?:flash|memory-efficient|sdpa)[ _-]?(?:att\w*)?", notes, re.IGNORECASE):
         words.append("flash attention")
@@ -111,23 +112,21 @@ def described(row: TableRow) -> str:
 
 def adapts(row: TableRow) -> bool:
     """Whether a row's software chooses recomputation and sharding by memory if the row does not state them."""
-    return bool(profile(described(row).lower())["adapts"])
+    return bool(row_software(described(row)).adapts[0])
 
 
 def case_of(row: TableRow) -> Cases:
     """The case of a row that `refusal` does not refuse."""
     row = completed(row)
-    text, model = described(row), named_model(row)
+    model, software = named_model(row), row_software(described(row))
     hardware = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
     assert hardware is not None  # checked by refusal()
     family = _family(row) if model is None else _Family(gated=model.gated_mlp, tied=model.tied_embeddings)
-    kind = row.mem_kind or ""
-    software, values = software_named(text, gated=family.gated, first_rank="rank 0" in kind)
     return Cases(
-        shapes=_shapes(row, family, values) if model is None else _model_shapes(row, model, values),
+        shapes=replace(_shapes(row, family) if model is None else _model_shapes(row, model), dropout=software.dropout),
         hardware=_hardware(row, hardware),
-        layouts=_layouts(row, values),
-        software=software,
+        layouts=_layouts(row, software),
+        software=replace(software, first_rank=scalar(float("rank 0" in (row.mem_kind or "")))),
     )
 
 
@@ -158,7 +157,7 @@ def _family(row: TableRow) -> _Family:
     return choice
 
 
-def _shapes(row: TableRow, family: _Family, values: dict[str, float]) -> Shapes:
+def _shapes(row: TableRow, family: _Family) -> Shapes:
     hidden, heads = row.hidden or 1, row.heads or 1
     adapter, frozen = _adapter(row)
     ffn = row.ffn_hidden or 4 * hidden
@@ -184,14 +183,14 @@ def _shapes(row: TableRow, family: _Family, values: dict[str, float]) -> Shapes:
         adapter=scalar(adapter),
         adapter_divided=scalar(0.0),
         frozen_bytes=scalar(frozen),
-        dropout=scalar(values["dropout"]),
+        dropout=scalar(0),
     )
 
 
-def _model_shapes(row: TableRow, model: ModelSpec, values: dict[str, float]) -> Shapes:
+def _model_shapes(row: TableRow, model: ModelSpec) -> Shapes:
     adapter, frozen = _adapter(row)
     shapes = shapes_of(model, row.seq_len or 1)
-    return replace(shapes, adapter=scalar(adapter), frozen_bytes=scalar(frozen), dropout=scalar(values["dropout"]))
+    return replace(shapes, adapter=scalar(adapter), frozen_bytes=scalar(frozen))
 
 
 def _adapter(row: TableRow) -> tuple[float, float]:
@@ -237,12 +236,12 @@ def _hardware(row: TableRow, hardware: RowHardware) -> Hardware:
     )
 
 
-def _layouts(row: TableRow, values: dict[str, float]) -> Layouts:
+def _layouts(row: TableRow, software: Software) -> Layouts:
     world, tp, pp, cp = row.num_gpus or 1, row.tp or 1, row.pp or 1, row.cp or 1
     dp = row.dp or max(world // (tp * pp * cp), 1)
     virtual = row.vpp or 1
     schedule = "interleaved_1f1b" if virtual > 1 and pp > 1 else "1f1b"
-    sharding = values["sequence_parallel"] if row.sequence_parallel is None else float(row.sequence_parallel)
+    sharding = float(software.sequence_parallel[0]) if row.sequence_parallel is None else float(row.sequence_parallel)
     skips_layers = _recompute(row) == "selective" and re.search(
         r"selective layer|every (second|other) layer", row.notes, re.IGNORECASE
     )
@@ -265,8 +264,8 @@ def _layouts(row: TableRow, values: dict[str, float]) -> Layouts:
         offload_optimizer=scalar(1.0 if row.offload and "optimizer" in row.offload else 0.0),
         offload_parameters=scalar(1.0 if row.offload and "param" in row.offload else 0.0),
         parameter_bytes=scalar(4.0 if (row.precision or "").lower() == "fp32" else 2.0),
-        reduce_bytes=scalar(values["reduce_bytes"] or values["gradient_bytes"]),
-        reduce_bucket_size=scalar(values["reduce_bucket"]),
+        reduce_bytes=np.where(software.reduce_bytes > 0, software.reduce_bytes, software.gradient_bytes),
+        reduce_bucket_size=software.reduce_bucket,
         prefetch_bucket_size=scalar(5e7),
         param_persistence_threshold=scalar(0),
         max_live_parameters=scalar(1e9),
@@ -274,7 +273,7 @@ def _layouts(row: TableRow, values: dict[str, float]) -> Layouts:
         defer_gradient_reduction=scalar(0),
         reshard_after_forward=scalar(1),
         loss_chunk_size=scalar(0),
-        balanced=scalar(values["balanced"]),
+        balanced=software.balanced,
     )
 
 

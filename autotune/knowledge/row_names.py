@@ -133,8 +133,6 @@ EXPERTS = {
     "experts": "num_experts", "topk": "experts_per_token", "moe_ffn": "ffn_hidden_size", "shared_expert": "shared_expert_size",
 }  # fmt: skip
 """Column of a model's experts -> field."""
-_DENSE_WIDTHS = ("moe_intermediate_size", "intermediate_size_mlp")
-"""Keys of presets whose dense layers have another width than their experts: sources state either as `ffn_hidden`."""
 
 
 def named_model(row: TableRow) -> ModelSpec | None:
@@ -153,7 +151,9 @@ def named_model(row: TableRow) -> ModelSpec | None:
     sizes: dict[str, Any] = {
         field: getattr(row, column) for column, field in (STATED | EXPERTS).items() if getattr(row, column) is not None
     }
-    if row.ffn_hidden and "ffn_hidden_size" not in sizes and not set(_DENSE_WIDTHS) & set(preset_tables("models")[name]):
+    # Sources state either width as `ffn_hidden` where dense layers have another width than experts.
+    two_widths = {"moe_intermediate_size", "intermediate_size_mlp"} & set(preset_tables("models")[name])
+    if row.ffn_hidden and "ffn_hidden_size" not in sizes and not two_widths:
         sizes["ffn_hidden_size"] = row.ffn_hidden
     hidden, heads = row.hidden or preset.hidden_size, row.heads or preset.num_attention_heads
     if preset.latent:  # sources state one key-value head, or as many as heads

@@ -1,27 +1,36 @@
-"""The next measurements of a job."""
+"""The next measurements of a job, the controls that measure the baseline again, and the incumbent that trials race against."""
 
+import dataclasses
+import math
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from itertools import islice, pairwise
 
+from autotune.loop.budget import CommonCause, common_cause, pending_layouts, stop_of, time_is_up
 from autotune.loop.confirmation import next_round
-from autotune.loop.controls import last_control, next_control
 from autotune.loop.environment_stage import (
     reserved_trials,
     stage_has_begun,
     stage_trials,
 )
-from autotune.loop.planned_trial import PlannedTrial
-from autotune.loop.stopping import CommonCause, common_cause, pending_layouts, stop_of, time_is_up
+from autotune.loop.trials import PlannedTrial
+from autotune.objective.intervals import Spread
+from autotune.objective.ranking import rate
 from autotune.outcome.job_snapshot import JobSnapshot
-from autotune.outcome.standings import measured_baseline
+from autotune.outcome.standings import Drift, measured_baseline, step_text
+from autotune.request.request import Objective
 from autotune.session.session import Session
 from search_spaces.knob_values import value_text
+from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel
-from search_spaces.outcome import JobState, Outcome, StopReason
+from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
+from search_spaces.shared_records import JobEvent
 from search_spaces.training.fewer import fewer_layers, fewer_micro_batches
+from search_spaces.trial import TrialRequest
 from search_spaces.trial_config import TrialConfig
-from storage.records import FEWER, FULL, SHALLOWER
+from storage.records import FEWER, FULL, SHALLOWER, Lease, TrialRecord
+from storage.store import Store
 
 EVERY_TRIAL_FAILED = "EVERY_TRIAL_FAILED"
 """Reason of a job in which every trial failed, if the failure table has no row for the cause."""
@@ -167,3 +176,138 @@ def _fidelity(session: Session, snapshot: JobSnapshot, config: TrialConfig) -> s
         return SHALLOWER
     few = fewer_micro_batches(config, session.request.workload, session.world_size, fidelity.most_micro_batches)
     return FEWER if few else FULL
+
+
+def next_control(session: Session, snapshot: JobSnapshot) -> list[PlannedTrial]:
+    """Repeat the baseline if `control_every` search trials have started since its last measurement."""
+    every, baseline = session.request.control_every, _controlled(session, snapshot)
+    if baseline is None:
+        return []
+    done = len(snapshot.controls(baseline.config))
+    return [_control(baseline, done + 1)] if snapshot.spent >= every * (done + 1) else []
+
+
+def last_control(session: Session, snapshot: JobSnapshot) -> list[PlannedTrial]:
+    """Repeat the baseline after the last search trial, unless a confirmation round will measure it anyway.
+
+    A job with fewer than `control_every` trials has no control.
+    """
+    baseline = _controlled(session, snapshot)
+    if baseline is None or snapshot.spent < session.request.control_every:
+        return []
+    rivals = (trial for trial in snapshot.searched if trial.config_hash != baseline.config_hash)
+    if any(map(session.ranking.may_win, rivals)) and session.request.confirm_repeats:
+        return []
+    controls = snapshot.controls(baseline.config)
+    repeats = [baseline, *controls.values(), *snapshot.confirmations(baseline.config).values()]
+    newest = max(trial.number for trial in snapshot.searched if trial.counted)
+    return [_control(baseline, len(controls) + 1)] if max(trial.number for trial in repeats) < newest else []
+
+
+def _controlled(session: Session, snapshot: JobSnapshot) -> TrialRecord | None:
+    """The baseline to repeat; None: the job has no controls. The memory objective needs none, since peaks repeat exactly."""
+    if not session.request.control_every or session.request.objective is Objective.MEMORY:
+        return None
+    return measured_baseline(snapshot, session.baselines)
+
+
+def _control(baseline: TrialRecord, repeat: int) -> PlannedTrial:
+    return PlannedTrial(config=baseline.config, purpose=Purpose.CONTROL, repeat=repeat)
+
+
+DRIFT_FOUND = "drift_found"
+"""Kind of the event: a repeat of the baseline shows that the machine's speed changed."""
+
+
+class DriftReporter:
+    """Writes an event for each change of speed. It reads earlier reports from the job's events when it first needs them."""
+
+    def __init__(self, store: Store, report: Callable[[str], None]) -> None:
+        self._store, self._report = store, report
+        self._reported: int | None = None
+
+    def report(self, lease: Lease, drift: Drift) -> None:
+        """Record the changes that have no event yet. Later trials only add changes."""
+        if not drift.found:
+            return
+        if self._reported is None:
+            self._reported = sum(event.kind == DRIFT_FOUND for event in self._events(lease.job_id))
+        for level, next_level in list(pairwise(drift.levels))[self._reported :]:
+            message = step_text(level, next_level)
+            trials = {"after_trial": level.last, "until_trial": next_level.first}
+            self._store.events.add(lease, DRIFT_FOUND, {**trials, "speed": next_level.speed, "message": message})
+            self._report(message)
+            self._reported += 1
+
+    def _events(self, job_id: str) -> Iterator[JobEvent]:
+        after = 0
+        while page := self._store.events.of(job_id, after, 1000):
+            yield from page
+            after = page[-1].sequence
+
+
+class Incumbent:
+    """Tracks the best trial of a job. Each call examines only the closed trials that are new since the last call."""
+
+    def __init__(self) -> None:
+        self._seen = 0
+        self._best: TrialRecord | None = None
+
+    def best(self, session: Session, snapshot: JobSnapshot) -> TrialRecord | None:
+        """The fastest search trial that can win."""
+        new = [*islice(snapshot.closed.searched, self._seen, snapshot.searched_count)]
+        self._seen = snapshot.searched_count
+        self._best = _fastest(session, new, self._best)
+        return _fastest(session, [trial for trial in snapshot.later if trial.purpose is Purpose.SEARCH], self._best)
+
+    def with_fidelity_and_race(
+        self, request: TrialRequest, trial: TrialRecord, session: Session, snapshot: JobSnapshot, spread: Spread
+    ) -> TrialRequest:
+        """Return the request with the trial's recorded fidelity, and with the rate that it races against.
+
+        A search trial races if the objective is samples/s on this cluster. The baseline, confirmations and controls do not
+        race: they always run to completion.
+        """
+        fidelity = session.request.fidelity
+        best = self.best(session, snapshot)
+        request = dataclasses.replace(request, command_has_reported=best is not None)
+        if trial.fidelity == SHALLOWER:
+            # A model with fewer layers is not comparable with the incumbent's, so there is no race.
+            return dataclasses.replace(request, fidelity=dataclasses.replace(fidelity, most_micro_batches=None))
+        if trial.fidelity == FEWER:
+            request = dataclasses.replace(request, fidelity=dataclasses.replace(fidelity, most_layers=None))
+        races = session.request.racing and session.request.objective is Objective.THROUGHPUT and not session.extrapolation
+        if (
+            not races
+            or best is None
+            or best.result is None
+            or trial.purpose is not Purpose.SEARCH
+            or is_baseline(session, snapshot, trial.config)
+        ):
+            return request
+        # Both rates are single draws around the mean that many repeats would have.
+        spread_of_ratio = math.sqrt(2.0 * spread.relative**2 + best.result.within_relative_error**2)
+        return dataclasses.replace(
+            request,
+            rate_to_beat=rate(best),
+            race_spread=spread_of_ratio,
+            race_degrees_of_freedom=spread.degrees_of_freedom,
+            race_warmup_steps=_warmup_steps(session, snapshot),
+        )
+
+
+def _warmup_steps(session: Session, snapshot: JobSnapshot) -> int | None:
+    """Warm-up steps that say nothing about a trial's speed: of a script, as many as its baseline needed; None: all.
+
+    A script may compile, read its data for the first time, or try kernels in its first steps, in every configuration alike.
+    """
+    if not isinstance(session.model, CommandModel):
+        return 0
+    baseline = measured_baseline(snapshot, session.baselines)
+    result = None if baseline is None else snapshot.whole(baseline).result
+    return None if result is None else result.warmup_steps
+
+
+def _fastest(session: Session, trials: list[TrialRecord], best: TrialRecord | None) -> TrialRecord | None:
+    able = [trial for trial in trials if session.ranking.may_win(trial)]
+    return max(able if best is None else [best, *able], key=rate, default=None)

@@ -1,11 +1,11 @@
 """The confirmation: which finalists are measured again, in which round, and when to stop."""
 
-from autotune.loop.planned_trial import PlannedTrial
-from autotune.loop.stopping import FINALISTS
+from autotune.loop.budget import FINALISTS
+from autotune.loop.trials import PlannedTrial
 from autotune.objective.ranking import peak_bytes
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import Standings, standings_of
-from autotune.outcome.verdict import candidates_of, is_baseline, is_safe, is_separated, layout_without_environment, verdict_of
+from autotune.outcome.verdict import EQUAL, candidates_of, is_baseline, is_safe, layout_without_environment, verdict_of
 from autotune.request.request import Objective
 from autotune.session.session import Session
 from search_spaces.outcome import Outcome, Purpose
@@ -106,7 +106,7 @@ def _is_decided(standings: Standings) -> bool:
     if standings.ranking.objective is Objective.MEMORY:
         peaks = sorted(peak_bytes(trial) for trial in standings.contenders)
         return len(peaks) < 2 or peaks[0] != peaks[1]
-    return answer in standings.confirmed and is_separated(standings, answer, CONFIDENCE)
+    return answer in standings.confirmed and standings.ranked_by.probability_best(answer, EQUAL) >= CONFIDENCE
 
 
 def _is_over(session: Session, snapshot: JobSnapshot) -> bool:

@@ -6,7 +6,7 @@ the final layout. Their trials and seconds are part of the request's budget: the
 
 from statistics import fmean
 
-from autotune.loop.planned_trial import PlannedTrial
+from autotune.loop.trials import PlannedTrial
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import standings_of
 from autotune.session.session import Session

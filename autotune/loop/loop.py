@@ -4,25 +4,19 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from autotune.errors import DecisionAbandonedError
-from autotune.loop.agenda import ending, next_trials
+from autotune.loop.agenda import DriftReporter, Incumbent, ending, next_trials
 from autotune.loop.confirmation import needs_fresh_processes
-from autotune.loop.controls import DriftReporter
-from autotune.loop.heartbeats import LEASE_SECONDS, LeaseHeartbeat
-from autotune.loop.incumbent import Incumbent
-from autotune.loop.listener import LoopListener, TrackedListener
+from autotune.loop.heartbeats import LEASE_SECONDS, LeaseHeartbeat, OutputWriter
+from autotune.loop.listener import LoopListener, StopSignal, TrackedListener
 from autotune.loop.node_monitor import NodeMonitor
-from autotune.loop.output_writer import OutputWriter
-from autotune.loop.planned_trial import PlannedTrial, refusal
-from autotune.loop.results import Verifying, retries_of, with_stated_interval
-from autotune.loop.stop import StopSignal
-from autotune.outcome.drift import drift_of
+from autotune.loop.trials import PlannedTrial, Verifying, forecast_of, refusal, retries_of, with_stated_interval
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader, read_snapshot
-from autotune.outcome.standings import measured_baseline
+from autotune.outcome.standings import drift_of, measured_baseline
 from autotune.outcome.verdict import JobVerdict, Verdicts, answer_summary
-from autotune.session.nvme import speed_warning
+from autotune.session.feasible import speed_warning
 from autotune.session.resolve import with_prior
 from autotune.session.session import Session, with_changes_of
 from autotune.session.trial_requests import trial_request
@@ -37,9 +31,6 @@ from storage.errors import DamagedRowError, JobStateError, StorageError
 from storage.owners import current_owner
 from storage.records import ASKED, JobRecord, TrialRecord
 from storage.store import Store
-
-if TYPE_CHECKING:
-    from autotune.loop.step_forecast import StepForecast
 
 POLL_SECONDS = 0.5
 """How soon a stop request is seen while trials run."""
@@ -141,7 +132,9 @@ class TuningLoop:
         self._spread = session.prior
         self._referenced = False
         self._incumbent = Incumbent()
-        self._forecast = _forecast(session, store, heartbeat)
+        # To tell a hang from a slow step. The rate of a script is its own report.
+        is_script = isinstance(session.model, CommandModel)
+        self._forecast = None if is_script else forecast_of(session, store.jobs.prior(heartbeat.lease.job_id))
         self._table = failure_table(session.request.failures)
         self._verifying = Verifying(store, self._table)
         self._node_monitor = NodeMonitor(
@@ -162,7 +155,9 @@ class TuningLoop:
         while True:
             snapshot = self.recall()
             self._obey(snapshot.job.state)
-            self._notify(snapshot)
+            ended, self._ended = self._ended, []
+            for number in ended:
+                self._listener.on_trial(snapshot.whole(snapshot.trial(number)), snapshot)
             self._answer(snapshot)
             planned = self.propose(snapshot)
             for trial in self.check(planned):
@@ -286,12 +281,6 @@ class TuningLoop:
         attempts = self._store.attempts.of(self._heartbeat.lease.job_id, trial.number)
         return sum(attempt.outcome is result.outcome for attempt in attempts) < retries
 
-    def _notify(self, snapshot: JobSnapshot) -> None:
-        """Notify the listener of the trials that ended since the last call."""
-        ended, self._ended = self._ended, []
-        for number in ended:
-            self._listener.on_trial(snapshot.whole(snapshot.trial(number)), snapshot)
-
     def _answer(self, snapshot: JobSnapshot, last: bool = False) -> None:
         """Store the job's verdict so far if a measurement changed it."""
         if not last and time.monotonic() < self._next_answer:
@@ -322,13 +311,3 @@ class TuningLoop:
         if self._stop.hands_back:
             return JobState.QUEUED, "", ""
         return JobState.PAUSED, "interrupted", "stopped on request; resume it to go on"
-
-
-def _forecast(session: Session, store: Store, heartbeat: LeaseHeartbeat) -> "StepForecast | None":
-    """The forecast of step times, for hang detection; None: the equations do not know the model."""
-    if isinstance(session.model, CommandModel):
-        return None
-    # NumPy and the equations are loaded only for models that they support.
-    from autotune.loop.step_forecast import forecast_of
-
-    return forecast_of(session, store.jobs.prior(heartbeat.lease.job_id))

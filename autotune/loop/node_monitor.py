@@ -4,8 +4,8 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from autotune.loop.results import kind_of_failure
-from executor.measurement.stragglers import node_of, slow_nodes
+from autotune.loop.trials import kind_of_failure
+from executor.measurement.timing import node_of, slow_nodes
 from executor.runners.runner import Runner
 from search_spaces.failure import FailureRow, FailureTable
 from search_spaces.outcome import Outcome

@@ -11,9 +11,8 @@ from opentelemetry.trace import Span, Status, StatusCode
 
 from autotune.errors import AutotuneError
 from autotune.loop.heartbeats import LEASE_SECONDS, LeaseHeartbeat, WorkerHeartbeat
-from autotune.loop.listener import LoopListener
+from autotune.loop.listener import LoopListener, StopSignal
 from autotune.loop.loop import run_held_job
-from autotune.loop.stop import StopSignal
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.request.rows import request_of
 from autotune.session.allowed import AllowList, is_from_outside
@@ -36,7 +35,6 @@ OUTAGE_SECONDS = 5.0
 TRIES = 3
 """How often a worker starts ranks for a job before it gives up the job."""
 
-MakeRunner = Callable[[Session], Runner]
 log = logging.getLogger(__name__)
 
 
@@ -57,7 +55,7 @@ class Worker:
     def __init__(
         self,
         store: Store,
-        make_runner: MakeRunner,
+        make_runner: Callable[[Session], Runner],
         limits: QueueLimits | None = None,
         poll_seconds: float = POLL_SECONDS,
         ray_address: str | None = None,

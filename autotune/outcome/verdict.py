@@ -197,11 +197,6 @@ def is_safe(standings: Standings, index: int) -> bool:
     return slower <= RISK and standings.means[index] >= standings.means[baseline_index]
 
 
-def is_separated(standings: Standings, index: int, confidence: float) -> bool:
-    """Whether, with this confidence, no contender is better than this one by more than `EQUAL`."""
-    return standings.ranked_by.probability_best(index, EQUAL) >= confidence
-
-
 def _answer(standings: Standings, candidates: list[int]) -> int:
     baseline_index = next((index for index in candidates if is_baseline(standings, index)), None)
     safe = [index for index in candidates if baseline_index is None or is_safe(standings, index)]

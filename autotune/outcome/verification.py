@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.cluster.ray_cluster import run_by
 from autotune.errors import RequestError
-from autotune.exports.best_config_file import request_of
+from autotune.frameworks.best_config import request_of
 from autotune.objective.intervals import Repeat
 from autotune.outcome.job_snapshot import repeat_of
 from autotune.request.engines import capability_of, carriers_of
@@ -16,7 +16,7 @@ from autotune.request.request import JobRequest
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request
-from executor.engines.command.capability import COMMAND
+from executor.engines.capabilities import COMMAND
 from executor.runners.runner import Runner
 from search_spaces.capability import Capability
 from search_spaces.knob import Value

@@ -1,1 +1,1 @@
-"""A recipe on another cluster or against its rivals: candidates by prediction, and the recipe written anew."""
+"""A recipe under predictions: findings, other clusters and rivals, and the recipe written anew."""

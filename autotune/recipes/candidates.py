@@ -8,15 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.errors import AutotuneError
-from autotune.lint.case import LintCase, Settings
-from autotune.lint.legality import legality
-from autotune.lint.lint import STOPS
-from autotune.lint.memory import GIB, LintPrediction, outlooks, question_about, unpredictable
+from autotune.frameworks.check import legality
+from autotune.frameworks.framework import LintCase, Settings
 from autotune.prediction.equations.step import Z90, predict
-from autotune.prediction.planning.estimate import alike, learned
-from autotune.prediction.planning.memory_fit import room_of
-from autotune.prediction.planning.simplicity import RESOLUTION, resolution
-from autotune.recipes.sizes import sized
+from autotune.prediction.planning.estimate import StepEstimate, alike, learned
+from autotune.prediction.planning.memory_fit import memory_limits_of
+from autotune.prediction.planning.ties import RESOLUTION, resolution
+from autotune.recipes.lint import STOPS
+from autotune.recipes.outlook import GIB, fits, outlooks, question_about, unpredictable
 from search_spaces.errors import SearchSpaceError
 from search_spaces.finding import Finding
 from search_spaces.knob import Value
@@ -50,7 +49,7 @@ class Candidate:
 
     case: LintCase
     """With its settings, as the framework reads them."""
-    outlook: LintPrediction
+    outlook: StepEstimate
     distance: int
     """Number of `LEVERS` in which it differs from the recipe."""
 
@@ -85,7 +84,7 @@ def realised(case: LintCase, config: TrialConfig, batch: int) -> LintCase | None
                     continue
                 return None
             changed = changed.changed(settings)
-        changed = changed.changed(sized(changed, config, batch))
+        changed = changed.changed(changed.sized(config, batch))
     except (AutotuneError, SearchSpaceError, ZeroDivisionError):
         return None
     same = all(getattr(changed.config, name) == getattr(config, name) for name in LEVERS)
@@ -116,7 +115,7 @@ def refused(case: LintCase) -> Refused | None:
     return Refused(findings=findings, why=why) if findings or why else None
 
 
-def judged(case: LintCase) -> LintPrediction | Refused:
+def judged(case: LintCase) -> StepEstimate | Refused:
     """A realised layout's prediction, or why it cannot be run or predicted."""
     return refused(case) or outlooks(case, [case])[0] or Refused(why="the equations do not know this layout")
 
@@ -159,7 +158,7 @@ def _predicted(source: LintCase, cases: Sequence[LintCase]) -> list[Candidate]:
         )
         for group in groups.values()
         for case, outlook in zip(group, outlooks(group[0], group), strict=True)
-        if outlook is not None and outlook.fits
+        if outlook is not None and fits(outlook)
     ]
 
 
@@ -173,13 +172,17 @@ def certain_gain(case: LintCase) -> float:
 
 def _in_order(unordered: Sequence[Candidate]) -> list[Candidate]:
     """Groups of ties, the fastest group first; in a group the nearest first."""
-    remaining = sorted(unordered, key=lambda item: -item.outlook.rate)
+    remaining = sorted(unordered, key=lambda item: -item.outlook.samples_per_second.mean)
     ordered: list[Candidate] = []
     while remaining:
         question = question_about(remaining[0].case)
         tie = 1 + resolution(question.rates.time_spread if question else 0.0)
-        group = [item for item in remaining if item.outlook.rate * tie >= remaining[0].outlook.rate]
-        ordered += sorted(group, key=lambda item: (item.distance, -item.outlook.rate))
+        group = [
+            item
+            for item in remaining
+            if item.outlook.samples_per_second.mean * tie >= remaining[0].outlook.samples_per_second.mean
+        ]
+        ordered += sorted(group, key=lambda item: (item.distance, -item.outlook.samples_per_second.mean))
         remaining = remaining[len(group) :]
     return ordered
 
@@ -198,12 +201,12 @@ def _ranked(case: LintCase, batch: int, offloads: bool) -> list[TrialConfig]:
         question = question_about(case, model, batch)
         if question is None:
             continue
-        room, predicted = room_of(question), [config.replace(case.framework.predicted) for config in configs]
+        limits, predicted = memory_limits_of(question), [config.replace(case.framework.predicted) for config in configs]
         for places, cases in alike(question, predicted):
             prediction, count = predict(cases, question.rates), len(places)
             seconds = np.broadcast_to(prediction.seconds, count) * learned(question, cases, [predicted[at] for at in places])
             needed, host = (np.broadcast_to(values, count) for values in (prediction.memory.needed, prediction.memory.host))
-            fits = room.holds(needed, host)
+            fits = limits.holds(needed, host)
             scored += [(float(seconds[row]), at, configs[at]) for row, at in enumerate(places) if fits[row]]
     return [config for _, _, config in sorted(scored, key=lambda item: item[:2])]
 
@@ -284,8 +287,7 @@ def _states(case: LintCase, name: str, value: Value) -> bool:
         return False
 
 
-def shortage(outlook: LintPrediction) -> str:
+def shortage(outlook: StepEstimate) -> str:
     """Why a layout does not fit, with its arithmetic."""
-    estimate = outlook.estimate
-    needed, limit = estimate.peak_memory_bytes.mean / GIB, estimate.memory_limit_bytes / GIB
+    needed, limit = outlook.peak_memory_bytes.mean / GIB, outlook.memory_limit_bytes / GIB
     return f"predicted {needed:.0f} GiB of {limit:.0f} GiB on the fullest device"

@@ -7,12 +7,11 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.errors import NothingFeasibleError, RequestError
-from autotune.imports.shell import LAUNCHER
-from autotune.lint.accelerate import MACHINES, PROCESSES
-from autotune.lint.case import LintCase
-from autotune.lint.legality import legality
-from autotune.lint.memory import GIB, LintPrediction, assumptions, outlook
-from autotune.lint.report import notes_of
+from autotune.frameworks.accelerate import MACHINES, PROCESSES
+from autotune.frameworks.check import legality
+from autotune.frameworks.framework import LintCase
+from autotune.frameworks.shell import LAUNCHER
+from autotune.prediction.planning.estimate import StepEstimate
 from autotune.recipes.candidates import (
     LEVERS,
     Candidate,
@@ -25,12 +24,13 @@ from autotune.recipes.candidates import (
     refused,
     shortage,
 )
-from autotune.recipes.recipe import Recipe
-from autotune.recipes.rewriting import Rewritten
-from autotune.recipes.sizes import sized
+from autotune.recipes.lint import notes_of
+from autotune.recipes.outlook import GIB, assumptions, fits, outlook
+from autotune.recipes.recipe import Recipe, Rewritten
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.finding import Finding
 from search_spaces.knob_values import value_text
+from search_spaces.plain import to_plain
 from search_spaces.trial_config import TrialConfig
 
 
@@ -69,7 +69,7 @@ class Carried:
     """The recipe with more or fewer data-parallel ranks, and nothing else changed."""
     problems: tuple[Finding, ...]
     """Why that does not run."""
-    same_outlook: LintPrediction | str
+    same_outlook: StepEstimate | str
     """How it runs; else why it is not predicted."""
     candidates: tuple[Candidate, ...]
     """Best first; never empty."""
@@ -107,9 +107,9 @@ def carry(recipe: Recipe, cluster: ClusterSpec, rule: BatchRule, batch: int | No
     after = batch or (before if rule is BatchRule.FIXED else _scaled(before, ranks or 1, cluster))
     around = dataclasses.replace(source.around, cluster=cluster, ranks=None)
     target = _with_batch(dataclasses.replace(source, around=around), after)
-    same = target.changed(sized(target, source.config, after))
+    same = target.changed(target.sized(source.config, after))
     problems = tuple(legality(same))
-    present: LintPrediction | str = outlook(same) if refused(same) is None else "not predicted, because it does not run"
+    present: StepEstimate | str = outlook(same) if refused(same) is None else "not predicted, because it does not run"
     ranked = _with_unchanged(source, same, present, candidates(target, after, top))[:top]
     if not ranked:
         raise _nothing(target, after)
@@ -122,9 +122,7 @@ def carry(recipe: Recipe, cluster: ClusterSpec, rule: BatchRule, batch: int | No
     )  # fmt: skip
 
 
-def _with_unchanged(
-    source: LintCase, same: LintCase, present: LintPrediction | str, ranked: list[Candidate]
-) -> list[Candidate]:
+def _with_unchanged(source: LintCase, same: LintCase, present: StepEstimate | str, ranked: list[Candidate]) -> list[Candidate]:
     """The candidates with the unchanged layout first, if it fits and no other is certainly faster.
 
     It fits if it is predicted to, or if it needs no more memory there than where the recipe is known to run.
@@ -132,18 +130,16 @@ def _with_unchanged(
     if isinstance(present, str):
         return ranked
     before = outlook(source) if source.around.cluster is not None else ""
-    estimate, ran = present.estimate, False
-    if isinstance(before, LintPrediction):
-        estimate_before = before.estimate
-        ran = (
-            estimate.peak_memory_bytes.mean <= estimate_before.peak_memory_bytes.mean
-            and estimate_before.memory_limit_bytes <= estimate.memory_limit_bytes
-        )
-    if not (present.fits or ran):
+    ran = (
+        isinstance(before, StepEstimate)
+        and present.peak_memory_bytes.mean <= before.peak_memory_bytes.mean
+        and before.memory_limit_bytes <= present.memory_limit_bytes
+    )
+    if not (fits(present) or ran):
         return ranked
     changed = [candidate for candidate in ranked if candidate.distance]
-    fastest = max((candidate.outlook.rate for candidate in changed), default=0.0)
-    if fastest > present.rate * certain_gain(same):
+    fastest = max((candidate.outlook.samples_per_second.mean for candidate in changed), default=0.0)
+    if fastest > present.samples_per_second.mean * certain_gain(same):
         return ranked
     return [Candidate(case=same, outlook=present, distance=0), *changed]
 
@@ -217,10 +213,10 @@ def _reason(target: LintCase, best: Candidate, name: str, batch: int) -> tuple[b
     if isinstance(result, Refused):
         why = result.findings[0].problem if result.findings else result.why
         return bool(result.findings), f"with {old_text}: {why}"
-    if not result.fits:
-        chance = f"fits with probability {result.probability:.2f}"
+    if not fits(result):
+        chance = f"fits with probability {result.fit_probability:.2f}"
         return True, f"with {old_text}: {shortage(result)} ({chance})"
-    ratio = best.outlook.rate / result.rate
+    ratio = best.outlook.samples_per_second.mean / result.samples_per_second.mean
     if ratio < 1.02:  # a smaller difference is not called faster
         return False, f"predicted as fast as with {old_text}, in this combination"
     return False, f"predicted {ratio:.2f} times as fast as with {old_text}"
@@ -265,16 +261,9 @@ def document(carried: Carried) -> dict[str, Any]:
         "batch": {"rule": carried.batch_rule.value, "before": carried.batch_before, "after": carried.batch},
         "unchanged_layout": {
             "problems": [
-                {
-                    "rule": finding.rule,
-                    "key": finding.key,
-                    "effect": finding.effect.value,
-                    "problem": finding.problem,
-                    "remedy": finding.remedy,
-                }
-                for finding in carried.problems
+                {name: value for name, value in to_plain(finding).items() if name != "fix"} for finding in carried.problems
             ],
-            "fits": None if isinstance(same, str) else same.fits,
+            "fits": None if isinstance(same, str) else fits(same),
             "predicted": None if isinstance(same, str) else _predicted(same),
             "not_predicted": same if isinstance(same, str) else None,
         },
@@ -303,10 +292,10 @@ def changed_settings(source: LintCase, case: LintCase) -> dict[str, Any]:
     return {key: settings.get(key) for key in {**present, **settings} if settings.get(key) != present.get(key)}
 
 
-def _predicted(outlook: LintPrediction) -> dict[str, Any]:
-    rate, estimate = outlook.estimate.samples_per_second, outlook.estimate
+def _predicted(outlook: StepEstimate) -> dict[str, Any]:
+    rate = outlook.samples_per_second
     return {
         "samples_per_second": dataclasses.asdict(rate),
-        "peak_memory_bytes": estimate.peak_memory_bytes.mean,
-        "fit_probability": outlook.probability,
+        "peak_memory_bytes": outlook.peak_memory_bytes.mean,
+        "fit_probability": outlook.fit_probability,
     }

@@ -11,11 +11,11 @@ from enum import StrEnum
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.lint.case import LintCase
-from autotune.lint.memory import LintPrediction
+from autotune.frameworks.framework import LintCase
 from autotune.loop.confirmation import CONFIDENCE
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import EQUAL, decide
+from autotune.prediction.planning.estimate import StepEstimate
 from autotune.recipes.candidates import LEVERS, Candidate, Refused, candidates, certain_gain, judged, realised
 from autotune.recipes.carry import changed_settings
 from autotune.session.resolve import prepare
@@ -63,7 +63,7 @@ class Nomination:
     """The rivals of a recipe by prediction, the fastest first."""
 
     case: LintCase
-    outlook: LintPrediction | str
+    outlook: StepEstimate | str
     """The recipe's prediction; else why there is none."""
     rivals: tuple[Rival, ...]
 
@@ -73,7 +73,7 @@ class Nomination:
         ratios = [rival.predicted for rival in self.rivals if rival.predicted is not None]
         if any(ratio.low > 1.0 for ratio in ratios):
             return Result.BEATEN
-        is_predicted = isinstance(self.outlook, LintPrediction)
+        is_predicted = isinstance(self.outlook, StepEstimate)
         return Result.NOT_BEATEN if is_predicted and all(ratio.high < 1.0 + EQUAL for ratio in ratios) else Result.UNDECIDED
 
 
@@ -105,7 +105,7 @@ def nominate(case: LintCase, batch: int, count: int) -> Nomination:
         raise RequestError("model", f"{case.source} does not say which model it trains", "give --model MODEL")
     recipe_case = realised(case, case.config, batch) or case
     verdict = judged(recipe_case)
-    outlook: LintPrediction | str = verdict if isinstance(verdict, LintPrediction) else _why(verdict)
+    outlook: StepEstimate | str = verdict if isinstance(verdict, StepEstimate) else _why(verdict)
     rivals = [candidate for candidate in candidates(case, batch, count + 1) if _differences(case.config, candidate.config)]
     factor = certain_gain(case)
     return Nomination(
@@ -121,10 +121,10 @@ def _differences(recipe_config: TrialConfig, other: TrialConfig) -> dict[str, Va
     return {name: value for name in FOLLOWS if (value := getattr(other, name)) != getattr(recipe_config, name)}
 
 
-def _rival(case: LintCase, candidate: Candidate, outlook: LintPrediction | str, factor: float) -> Rival:
+def _rival(case: LintCase, candidate: Candidate, outlook: StepEstimate | str, factor: float) -> Rival:
     ratio = None
-    if isinstance(outlook, LintPrediction):
-        mean = candidate.outlook.rate / outlook.rate
+    if isinstance(outlook, StepEstimate):
+        mean = candidate.outlook.samples_per_second.mean / outlook.samples_per_second.mean
         ratio = Interval(mean=mean, low=mean / factor, high=mean * factor)
     return Rival(
         differences=_differences(case.config, candidate.config), settings=changed_settings(case, candidate.case),
@@ -134,8 +134,6 @@ def _rival(case: LintCase, candidate: Candidate, outlook: LintPrediction | str, 
 
 class Nominated(Strategy):
     """Proposes given configurations, in their order."""
-
-    seeded = False
 
     def __init__(self, configs: Sequence[TrialConfig]) -> None:
         self._configs = tuple(configs)

@@ -1,24 +1,28 @@
-"""A recipe that the user names: a file that lint reads, a job, or a best-config document, which can be written again."""
+"""A recipe that the user names (a file, a job or a best-config document), and its file with other settings."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import json
+import re
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import BestConfigError, RequestError
-from autotune.exports.best_config_file import best_config_text, request_of
-from autotune.imports.imported import Imported
-from autotune.imports.read import BEST_CONFIG as BEST_CONFIG_KEYS
-from autotune.imports.read import Written, read_table, read_written
-from autotune.lint.case import Framework, LintCase, Settings, Surroundings
-from autotune.lint.changes import BATCH
-from autotune.lint.legality import undecided_settings
-from autotune.lint.lint import case_of
-from autotune.lint.memory import LintPrediction
+from autotune.errors import AutotuneError, BestConfigError, RequestError
+from autotune.frameworks.best_config import best_config_text, request_of
+from autotune.frameworks.check import undecided_settings
+from autotune.frameworks.export import yaml_text
+from autotune.frameworks.framework import BATCH, Framework, LintCase, Option, Settings, Surroundings
+from autotune.frameworks.imported import Imported, flat, nested, read_table
+from autotune.frameworks.megatron_checks import MEGATRON_BRIDGE
+from autotune.frameworks.read import BEST_CONFIG as BEST_CONFIG_KEYS
+from autotune.frameworks.read import TABLES, Written, read_written
+from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
+from autotune.frameworks.torchtitan_checks import TORCHTITAN
+from autotune.prediction.planning.estimate import StepEstimate
 from autotune.recipes.candidates import LEVERS
-from autotune.recipes.rewriting import Rewritten, rewritten
-from autotune.recipes.sizes import BEST_CONFIG
+from autotune.recipes.lint import case_of
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.resolve import resolve
@@ -29,6 +33,229 @@ from search_spaces.models.model import ModelSpec
 from search_spaces.plain import to_plain
 from search_spaces.rules.table import RULES
 from search_spaces.trial_config import TrialConfig
+
+BEST_CONFIG = "best-config"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rewritten:
+    """A recipe's text for other settings."""
+
+    text: str
+    name: str
+    """Of the file: the recipe's own, or another one if its format cannot state the settings."""
+    anew: bool = False
+    """Whether the text is written anew, without the recipe's comments and variables."""
+    lost: tuple[str, ...] = ()
+    """Settings that the text does not state as they are wanted."""
+
+
+def rewritten(recipe: Written, settings: Settings) -> Rewritten:
+    """The recipe with these settings, which are all of it.
+
+    Args:
+        recipe: the recipe as it is.
+        settings: the wanted ones, with flat keys.
+    """
+    present = dict(flat(recipe.content))
+    changes = {key: settings.get(key) for key in {**present, **settings} if present.get(key) != settings.get(key)}
+    name = recipe.path.name
+    source = recipe.path.read_text(encoding="utf-8")
+    for text in _edited(recipe, source, changes):
+        if not _lost(text, name, recipe, settings):
+            return Rewritten(text=text, name=name)
+    text, suffix = _anew(recipe, settings)
+    name = f"{recipe.path.stem}{suffix}"
+    return Rewritten(text=text, name=name, anew=True, lost=tuple(_lost(text, name, recipe, settings)))
+
+
+def _lost(text: str, name: str, recipe: Written, settings: Settings) -> list[str]:
+    """The settings that the text states otherwise, or not at all."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_text(text, encoding="utf-8")
+        try:
+            recipes = read_written(path, recipe.format)
+        except AutotuneError:
+            return list(settings)
+    written_recipe = next((item for item in recipes if item.name == recipe.name), recipes[0])
+    read = dict(flat(written_recipe.content))
+    return [key for key in {**settings, **read} if read.get(key) != settings.get(key)]
+
+
+def _edited(recipe: Written, source: str, changes: Settings) -> Iterator[str]:
+    """Texts that may be it, the one that keeps most of the source first."""
+    match recipe.path.suffix:
+        case ".json":
+            values = {**dict(flat(recipe.content)), **changes}
+            yield json.dumps(nested({k: v for k, v in values.items() if v is not None or k not in changes}), indent=2) + "\n"
+        case ".toml":
+            yield _toml(source, changes)
+        case ".yaml" | ".yml":
+            yield _yaml(source, changes)
+        case ".py":
+            yield _python(source, changes, recipe.lines.get("recipe", 1))
+        case _:
+            yield _script(source, changes)
+
+
+def _anew(recipe: Written, settings: Settings) -> tuple[str, str]:
+    """All settings, and the suffix of a file with them."""
+    if recipe.path.suffix in TABLES:
+        return (_toml("", settings), ".toml") if recipe.path.suffix == ".toml" else (yaml_text(nested(settings)), ".yaml")
+    if recipe.format == MEGATRON_BRIDGE.name:
+        return "\n".join(f"{key}={_word(value)}" for key, value in settings.items()) + "\n", ".args"
+    return _launch(recipe, settings), ".sh"
+
+
+def _launch(recipe: Written, settings: Settings) -> str:
+    """A launch script of Megatron-LM or torchtitan."""
+    exports = [f"export {key.removeprefix(ENVIRONMENT)}={_word(value)}" for key, value in settings.items()
+               if key.startswith(ENVIRONMENT)]  # fmt: skip
+    launcher = [f"--{key.removeprefix(LAUNCHER)} {_word(value)}" for key, value in settings.items() if key.startswith(LAUNCHER)]
+    titan = recipe.format == TORCHTITAN.name
+    words = ["torchrun", *launcher, "-m torchtitan.train" if titan else "pretrain_gpt.py"]
+    for key, value in settings.items():
+        if key.startswith((ENVIRONMENT, LAUNCHER)) or key == "activation_checkpoint.mode":
+            continue
+        option = {"recipe": "--config"}.get(key, key if key.startswith("--") else f"--{key}")
+        words.append(option if value is True and not titan else f"{option} {_word(value)}")
+    if mode := settings.get("activation_checkpoint.mode"):
+        words.append(f"activation-checkpoint:{mode}")
+    return "\n".join(["#!/bin/bash", *exports, " \\\n  ".join(words)]) + "\n"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, list | tuple | dict):
+        return json.dumps(value, separators=(",", ":"))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _toml(source: str, changes: Settings) -> str:
+    """Replace the values of keys in their tables; a missing key follows its table's header."""
+    lines, pending, table = source.splitlines(), dict(changes), ""
+    output: list[str] = []
+    for line in lines:
+        header = re.fullmatch(r"\s*\[([\w.\"-]+)\]\s*(#.*)?", line)
+        if header:
+            table = header[1].replace('"', "")
+        assignment = re.match(r"\s*([\w-]+)\s*=\s*(.*)", line)
+        key = f"{table}.{assignment[1]}" if assignment and table else assignment[1] if assignment else ""
+        if key not in pending:
+            output.append(line)
+            continue
+        value = pending.pop(key)
+        if value is not None and assignment:
+            comment = re.search(r"\s+#[^\"']*$", line)
+            output.append(f"{line[: assignment.start(2)]}{json.dumps(value)}{comment[0] if comment else ''}")
+    tables: dict[str, list[str]] = {}
+    for key, value in pending.items():
+        if value is not None:
+            table, _, name = key.rpartition(".")
+            tables.setdefault(table, []).append(f"{name} = {json.dumps(value)}")
+    for table, added in tables.items():
+        header_index = next(
+            (at for at, line in enumerate(output) if re.fullmatch(rf"\s*\[{re.escape(table)}\]\s*(#.*)?", line)), None
+        )
+        if header_index is not None:
+            output[header_index + 1 : header_index + 1] = added
+        elif not table:
+            output[:0] = added
+        else:
+            output += [*([""] if output else []), f"[{table}]", *added]
+    return "\n".join(output) + "\n"
+
+
+def _yaml(source: str, changes: Settings) -> str:
+    """Replace the values of keys in their blocks; a missing key ends up below its block's key."""
+    output, pending = [], dict(changes)
+    path: list[tuple[int, str]] = []
+    for line in source.splitlines():
+        assignment = re.match(r"(\s*)([\w.-]+):(\s*)(.*)", line)
+        if not assignment or line.lstrip().startswith("#"):
+            output.append(line)
+            continue
+        indent = len(assignment[1])
+        path = [*(item for item in path if item[0] < indent), (indent, assignment[2])]
+        key = ".".join(name for _, name in path)
+        if key in pending:
+            value = pending.pop(key)
+            if value is None:
+                continue
+            comment = re.search(r"\s+#.*$", assignment[4])
+            line = f"{assignment[1]}{assignment[2]}: {json.dumps(value)}{comment[0] if comment else ''}"
+        output.append(line)
+        inside = [name for name in pending if name.rpartition(".")[0] == key]
+        for name in inside:
+            if (value := pending.pop(name)) is not None:
+                output.append(f"{assignment[1]}  {name.rpartition('.')[2]}: {json.dumps(value)}")
+    for key, value in pending.items():
+        if value is not None:
+            output.append(f"{key}: {json.dumps(value)}")
+    return "\n".join(output) + "\n"
+
+
+def _python(source: str, changes: Settings, first: int) -> str:
+    """Replace literal values of keywords and attributes within the recipe's function; new ones follow its last assignment."""
+    lines = source.splitlines(keepends=True)
+    last = next((at for at in range(first, len(lines)) if lines[at].startswith(("def ", "class ", "@"))), len(lines))
+    body = "".join(lines[first - 1 : last])
+    added = []
+    for key, value in changes.items():
+        assignment = re.compile(rf"(\b{re.escape(key.rpartition('.')[2])}\s*=\s*)(-?[\w.]+|\"[^\"]*\")")
+        body, count = assignment.subn(r"\g<1>" + repr(value).replace("\\", r"\\"), body)
+        added += [f".{key} = {value!r}\n"] if not count and value is not None else []
+    assigned = list(re.finditer(r"^(\s+\w+)\.[\w.]+ = .*\n", body, re.MULTILINE))
+    if assigned:
+        end = assigned[-1].end()
+        body = body[:end] + "".join(assigned[-1][1] + line for line in added) + body[end:]
+    return "".join(lines[: first - 1]) + body + "".join(lines[last:])
+
+
+def _script(source: str, changes: Settings) -> str:
+    """Replace the values of options and overrides, or of the variables that they are; new ones stand beside the last one."""
+    # An option or override, with its value, beside which others can stand.
+    option = re.search(r"(?<!\S)(?:--(?:micro-batch-size|training\.\w+|parallelism\.\w+)(?:[ =]\S+)|model\.\w+=\S+)", source)
+    text, anchor = source, option[0] if option else ""
+    for key, value in changes.items():
+        text, done = _replaced(text, key, value)
+        if not done and value is not None and anchor:
+            text = text.replace(anchor, f"{anchor} {_option(key, value, anchor)}", 1)
+    return text
+
+
+def _option(key: str, value: Any, anchor: str) -> str:
+    if not anchor.startswith("--"):
+        return f"{key}={_word(value)}"
+    option = key if key.startswith("--") else f"--{key}"
+    return option if value is True and key.startswith("--") else f"{option} {_word(value)}"
+
+
+def _replaced(text: str, key: str, value: Any) -> tuple[str, bool]:
+    """The text with another value of a setting, and whether the text states it."""
+    if key == "activation_checkpoint.mode":
+        return re.subn(r"activation-checkpoint:\w+", f"activation-checkpoint:{value}", text)[:2]  # type: ignore[return-value]
+    if key.startswith(ENVIRONMENT):
+        name = re.escape(key.removeprefix(ENVIRONMENT))
+        new, count = re.subn(rf"(export\s+{name}=)\S+", lambda assignment: f"{assignment[1]}{_word(value)}", text)
+        return new, bool(count)
+    option = "--" + key.removeprefix(LAUNCHER) if key.startswith(LAUNCHER) else key if key.startswith("--") else f"(?:--)?{key}"
+    spelled = re.compile(rf"(?<!\S)({option})(?:([ =])(?!--)([^\s\\)]+))?(?=[\s\\)]|$)")
+    match = spelled.search(text)
+    if match is None:
+        return text, False
+    if value is None:
+        return spelled.sub("", text, count=1), True
+    stated_value = match[3] or ""
+    variable = re.fullmatch(r"\"?\$\{?(\w+)\}?\"?", stated_value)
+    if variable:
+        assigned = re.compile(rf"^(\s*{variable[1]}=)(\$\{{\w+:-)?([^\s}}#]+)", re.MULTILINE)
+        new, count = assigned.subn(lambda assignment: f"{assignment[1]}{assignment[2] or ''}{_word(value)}", text, count=1)
+        if count:
+            return new, True
+    if value is True and not match[2]:
+        return text, True
+    return f"{text[: match.start()]}{match[1]}{match[2] or ' '}{_word(value)}{text[match.end() :]}", True
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +270,7 @@ class Recipe:
     cluster: ClusterSpec | None
     """Where it runs; None: not known."""
 
-    def text(self, case: LintCase, outlook: LintPrediction) -> Rewritten:
+    def text(self, case: LintCase, outlook: StepEstimate) -> Rewritten:
         """The recipe with another layout, in its own format."""
         if self.document is not None:
             return Rewritten(text=best_config_text(document_for(self.document, case, outlook)), name="best-config.json")
@@ -99,10 +326,10 @@ def _read(settings: Settings, source: str) -> Imported:
     keys = {name: name for name in knobs}
     if TrialConfig().replace(knobs).pipeline_parallel_size > 1:
         keys["virtual_stages"] = "virtual_stages"
-    return Imported(knobs=knobs, global_batch_size=settings[BATCH], settings=settings, format=BEST_CONFIG, keys=keys)
+    return Imported(knobs=knobs, global_batch_size=settings[BATCH], settings=settings, keys=keys)
 
 
-def _write(case: LintCase, knob: str, value: Value) -> Settings:
+def _rewrite(case: LintCase, knob: str, value: Value) -> Settings:
     """Sequence parallelism goes with tensor parallelism, unless the recipe has the latter without it."""
     changes: dict[str, Value] = {knob: value}
     if knob == "tensor_parallel_size":
@@ -118,7 +345,8 @@ def _write(case: LintCase, knob: str, value: Value) -> Settings:
 
 BEST_CONFIG_FRAMEWORK = Framework(
     name=BEST_CONFIG, title="Autotune", checked="", read=_read, checks=(), rules=frozenset(rule.name for rule in RULES),
-    keys={name: name for name in (*LEVERS, BATCH)}, write=_write,
+    options=tuple(Option(name, name) for name in (*LEVERS, BATCH)), rewrite=_rewrite,
+    sizes=lambda _case, _config, batch: {BATCH: batch},
 )  # fmt: skip
 
 
@@ -136,7 +364,7 @@ def settings_of(document: Mapping[str, Any]) -> tuple[dict[str, Any], ModelSpec,
     return {**document["best"]["config"], BATCH: request.global_batch_size}, model, cluster
 
 
-def document_for(document: Mapping[str, Any], case: LintCase, outlook: LintPrediction) -> dict[str, Any]:
+def document_for(document: Mapping[str, Any], case: LintCase, outlook: StepEstimate) -> dict[str, Any]:
     """The document for another cluster: nothing is measured, so its rates are predicted.
 
     Args:
@@ -150,8 +378,7 @@ def document_for(document: Mapping[str, Any], case: LintCase, outlook: LintPredi
         request, cluster=cluster.name, ranks=None, resolved_cluster=cluster, global_batch_size=case.batch, tune_on=None,
         answer_for=None, baseline=None,
     )  # fmt: skip
-    estimate = outlook.estimate
-    rate = estimate.samples_per_second
+    rate = outlook.samples_per_second
     best = {
         "trial": 0,
         "config": case.config.values(),
@@ -160,10 +387,10 @@ def document_for(document: Mapping[str, Any], case: LintCase, outlook: LintPredi
             "samples_per_second": to_plain(rate), "repeats": 0, "extrapolated": [], "step_seconds": case.batch / rate.mean,
             "peak_memory_bytes": [
                 {"rank": rank.pipeline_rank, "total": round(rank.total), "by_tag": _whole(rank.by_tag)}
-                for rank in estimate.ranks
+                for rank in outlook.ranks
             ],
-            "tflops_per_device": estimate.tflops_per_device, "mfu": estimate.mfu, "hfu": None,
-            "flops_convention": estimate.document(every_rank=False)["predicted"].get("flops_convention", "palm-appendix-b"),
+            "tflops_per_device": outlook.tflops_per_device, "mfu": outlook.mfu, "hfu": None,
+            "flops_convention": outlook.document(every_rank=False)["predicted"].get("flops_convention", "palm-appendix-b"),
         },
     }  # fmt: skip
     job = {

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from autotune.explain.figures.figure import FigureUnit, cell_text
+from autotune.explain.figures.source import FigureUnit, cell_text
 from autotune.reports.report import Pairs, Report
 from autotune.text.explain_sections import Section, SectionTable
 from autotune.text.prediction_table import bar_text
@@ -11,7 +11,6 @@ from autotune.wire.figures import Figure, Table
 
 MOST_ROWS = 50
 """Most rows of a table; the HTML report has more."""
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>#|~])")
 
 
 def markdown_of(report: Report) -> str:
@@ -34,7 +33,7 @@ def markdown_of(report: Report) -> str:
 
 def escaped(text: str) -> str:
     """Text without active markup and without line breaks."""
-    return _SPECIAL.sub(r"\\\1", " ".join(text.split()))
+    return re.sub(r"([\\`*_{}\[\]<>#|~])", r"\\\1", " ".join(text.split()))
 
 
 def code(text: str) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from autotune.explain.figures.figure import cell_text
+from autotune.explain.figures.all_figures import OF_TRIALS
+from autotune.explain.figures.source import cell_text
 from autotune.reports.report import Report
 from autotune.text.explain_sections import SectionTable
 from autotune.wire.figures import Column, Figure, Table
@@ -25,8 +26,6 @@ POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'"
 """The file's Content-Security-Policy, apart from its style sheet and its script, which are named by their hashes."""
 MOST_ROWS = 150
 """Most rows of a table that is shown without JavaScript."""
-OF_TRIALS = ("throughput_memory", "best_so_far", "parallel_coordinates", "predicted_measured", "timeline")
-"""The figures that are drawn from the trials' columns, so that points can be hovered over and walked through."""
 PROGRAM, CHARTS = "report.mjs", "vendor/echarts.mjs"
 """The module of the page that draws the figures of a file, and the chart library, which only figures of trials need."""
 STYLES = ("style.css", "style/parts.css", "style/tables.css", "style/charts.css")

@@ -1,20 +1,20 @@
-"""The content of a report in reading order: the job, the answer, the figures, the explanation, the environment."""
+"""The content of a report in reading order, and how it is written in the requested format."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import NoBestError
-from autotune.explain.explanation.explain import explain_evidence
+from autotune.errors import NoBestError, UnknownFormatError
+from autotune.explain.explain import explain_evidence
 from autotune.explain.figures.all_figures import NAMES, figure_of
-from autotune.explain.figures.figure import bytes_text, rate_text, seconds_text, share_text
-from autotune.explain.figures.source import FigureSource
+from autotune.explain.figures.source import FigureSource, bytes_text, rate_text, seconds_text, share_text
 from autotune.objective.intervals import CONFIDENCE
 from autotune.outcome.best_config import build_best_config
 from autotune.session.placement import launch_line
 from autotune.text.explain_sections import Section, sections_of
-from autotune.text.jobs import place_text, state_text
 from autotune.text.result import way_text
+from autotune.text.rows import place_text, state_text
 from autotune.wire.figures import Figure
 from autotune.wire.trials import Points
 from search_spaces.knob_values import KNOBS, value_text
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from storage.store import Store
 
 Pairs = tuple[tuple[str, str], ...]
-DEFAULTS = TrialConfig().values()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,7 +164,7 @@ def _interval(interval: Mapping[str, float], text: Any) -> str:
 def _knobs(document: Mapping[str, Any]) -> Iterator[KnobRow]:
     best, baseline = document["best"]["config"], (document["baseline"] or {}).get("config", {})
     for name, value in best.items():
-        stood, default = baseline.get(name), DEFAULTS.get(name, "")
+        stood, default = baseline.get(name), TrialConfig().values().get(name, "")
         if value != default or (baseline and value != stood) or name in ("zero_stage", "micro_batch_size"):
             yield KnobRow(
                 name=name, best=value_text(value), baseline=value_text(stood) if name in baseline else "–",
@@ -198,3 +197,38 @@ def _commands(source: FigureSource, document: Mapping[str, Any] | None) -> tuple
     started = launch_line(document)
     again = "autotune reproduce best-config.json"
     return (f"autotune export {job} --out best-config.json", again, *([started] if started != again else []))
+
+
+WRITERS: Mapping[str, tuple[str, str]] = {
+    "html": ("autotune.reports.page", "page_of"),
+    "md": ("autotune.reports.markdown", "markdown_of"),
+}
+"""Format -> the module and function that write it; imported on demand, since the page needs jinja2."""
+
+
+def report_text(store: "Store", job: str | None, format_name: str) -> str:
+    """Return the job's report.
+
+    Args:
+        store: the store that has the job.
+        job: its id or a unique prefix; None: the latest job.
+        format_name: one of `WRITERS`.
+
+    Raises:
+        UnknownFormatError: there is no such format.
+        UnknownJobError: there is no such job.
+    """
+    require_format(format_name)
+    module, function = WRITERS[format_name]
+    text: str = getattr(import_module(module), function)(report_of(store, job, has_points=format_name == "html"))
+    return text
+
+
+def require_format(name: str) -> None:
+    """Check that a report format exists.
+
+    Raises:
+        UnknownFormatError: there is no such format.
+    """
+    if name not in WRITERS:
+        raise UnknownFormatError("format", f"{name!r} is not known", f"use {' or '.join(WRITERS)}")

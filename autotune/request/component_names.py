@@ -1,19 +1,24 @@
 """The names of strategies and trackers, those of plug-ins included. Imports neither of them."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from autotune.errors import MissingPackageError
 from autotune.installed import has, install_line
 from search_spaces.plugins import PluginGroup, load_plugin, plugin_names
 
-STRATEGIES = (
-    "guided", "tpe", "random", "grid", "tpe-predicted", "gp", "nsga2", "smac", "deepspeed", "paddle", "expert", "roofline",
-)  # fmt: skip
-"""Strategies of this package, the default first."""
-PREDICTING = frozenset({"guided", "tpe-predicted"})
-"""Strategies that use predictions."""
-GAIN_PREDICTING = frozenset({"guided"})
-"""Strategies that predict the gain of further trials."""
+STRATEGIES: Mapping[str, str] = {
+    "guided": "autotune.strategies.guided.strategy:GuidedStrategy",
+    "tpe": "autotune.strategies.optuna_samplers:TpeStrategy",
+    "random": "autotune.strategies.walks:RandomStrategy",
+    "grid": "autotune.strategies.walks:GridStrategy",
+    "gp": "autotune.strategies.optuna_samplers:GpStrategy",
+    "nsga2": "autotune.strategies.optuna_samplers:Nsga2Strategy",
+}
+"""Strategies of this package, the default first -> module:attribute of the factory. It is called with the score, and with a
+`Guide` if the name is in `PREDICTING`."""
+DEFAULT_STRATEGY = "guided"
+PREDICTING = frozenset({"guided"})
+"""Strategies that use predictions, and predict the gain of further trials."""
 
 
 def strategy_names() -> tuple[str, ...]:

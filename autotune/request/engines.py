@@ -7,18 +7,15 @@ from pathlib import Path, PurePath
 
 from autotune.errors import RequestError
 from autotune.request.request import JobRequest
-from executor.engines.command.capability import COMMAND, command_capability
-from executor.engines.ddp.capability import DDP
+from executor.engines.capabilities import COMMAND, DDP, FSDP2, NATIVE, command_capability
 from executor.engines.deepspeed.capability import DEEPSPEED, installed_version, unusable
-from executor.engines.fsdp2.capability import FSDP2
-from executor.engines.native.capability import NATIVE
 from search_spaces.capability import Capability
+from search_spaces.errors import Refusal
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.models.command import CommandModel, program_at
 from search_spaces.placeholders import expressible_values, files_read, is_trainer, require_known
 from search_spaces.plugins import PluginGroup, load_plugins
-from search_spaces.refusal import Refusal
 from search_spaces.trial_config import SCRIPT
 
 CAPABILITIES: dict[str, Capability] = {

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any, Union, get_args, get_origin
 
 from autotune.errors import RequestError
-from autotune.goodput.terms import parse_terms
+from autotune.goodput.choice import parse_terms
 from autotune.request.checks import (
     ENVIRONMENT_SETTINGS,
     environment_count,
@@ -21,7 +21,7 @@ from autotune.request.checks import (
     require_settings,
     require_text,
 )
-from autotune.request.component_names import GAIN_PREDICTING, STRATEGIES, TRACKERS, strategy_names, tracker_names
+from autotune.request.component_names import DEFAULT_STRATEGY, PREDICTING, STRATEGIES, TRACKERS, strategy_names, tracker_names
 from autotune.request.earlier_trial import EarlierTrial
 from autotune.request.field import FORM, JOB, SERVICE, SWEEP, Panel, RequestField, request_field
 from autotune.request.field_forms import parse_shape, require_loads
@@ -32,7 +32,7 @@ from search_spaces.knob import Value
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model
 from search_spaces.optimizers import OPTIMIZERS
-from search_spaces.training.documents import documents_problem
+from search_spaces.training.data_schedule import documents_problem
 from search_spaces.trial import Fidelity, Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -133,7 +133,7 @@ class JobRequest:
         section="goal",
         helps=(("form", "Objective goodput: NAME=VALUE, a | between them, such as failures=llama3 | tokens=1e12."),),
     )
-    """Inputs of the objective goodput: `autotune.goodput.terms.GoodputTerms`, as texts NAME=VALUE."""
+    """Inputs of the objective goodput: `autotune.goodput.choice.GoodputTerms`, as texts NAME=VALUE."""
     checkpoint_path: str | None = request_field(
         None,
         "Objective goodput: a folder where each trial saves and loads its states once, timed.",
@@ -145,7 +145,7 @@ class JobRequest:
     """A folder that every node has. Bytes and seconds are recorded with the measurement, and used instead of the terms'
     bandwidths if the answer is for the cluster of the trials. None: both are computed."""
     strategy: str = request_field(
-        STRATEGIES[0],
+        DEFAULT_STRATEGY,
         f"{', '.join(STRATEGIES)}.",
         Panel.SEARCH,
         "NAME",
@@ -705,7 +705,7 @@ class JobRequest:
 
     def _require_prediction(self, *names: str) -> None:
         for name in names:
-            if getattr(self, name) is not None and self.strategy not in GAIN_PREDICTING:
+            if getattr(self, name) is not None and self.strategy not in PREDICTING:
                 remedy = "use --strategy guided, or leave it out"
                 raise RequestError(name, f"{self.strategy} does not predict the gain of further trials", remedy)
             if getattr(self, name) is not None and self.objective in (Objective.PARETO, Objective.GOODPUT):

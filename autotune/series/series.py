@@ -18,7 +18,6 @@ from autotune.session.session import Session
 from autotune.tuning import TuneResult
 from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
-from search_spaces.quantities import number_text
 from search_spaces.trial import Interval
 
 STEP = 128
@@ -222,7 +221,3 @@ def cost_of(series: SeriesRequest, session: Session, rate: Interval | None) -> I
         for samples_per_second in (rate.mean, rate.high, rate.low)
     )
     return Interval(mean=mean, low=low, high=high)
-
-
-def interval_text(interval: Interval) -> str:
-    return f"{number_text(interval.mean)} [{number_text(interval.low)}, {number_text(interval.high)}]"

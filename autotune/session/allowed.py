@@ -23,8 +23,6 @@ SAFE_VARIABLES = frozenset({
     "NCCL_BUFFSIZE", "TORCH_NCCL_AVOID_RECORD_STREAMS",
 })  # fmt: skip
 """Environment variables that only tune and load no code. With others (LD_PRELOAD, PYTHONPATH), a request could run anything."""
-_OWN = ("data_path", "nvme_path", "python_path", "ray_address")
-"""Fields that name folders and hosts of the machine that runs the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +43,7 @@ class AllowList:
         """
         if request.runner not in self.runners:
             raise RequestError("runner", f"{request.runner!r} is not known", f"use one of {', '.join(self.runners)}")
-        for name in _OWN:
+        for name in ("data_path", "nvme_path", "python_path", "ray_address"):
             if getattr(request, name):
                 raise RequestError(name, "a job from outside must not name a path or host of this machine", "leave it out")
         models = (request.command, request.resolved_model)

@@ -11,20 +11,18 @@ import os
 import time
 import uuid
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from autotune.cluster.machine import cluster_here
-from autotune.cluster.ray_cluster import address_of
+from autotune.cluster.ray_cluster import address_of, cluster_here
 from autotune.errors import RequestError
-from autotune.prediction.fitting.trial_history import same_hardware
+from autotune.prediction.fitting.trial_fit import same_hardware
 from autotune.prediction.planning.calibrated import fingerprint
 from autotune.request.engines import capability_of
 from autotune.request.request import RUNNERS, JobRequest
-from autotune.session.nvme import require_folder
-from autotune.session.runners import start_ranks
+from autotune.session.feasible import require_folder
 from autotune.session.session import Session
+from autotune.session.trial_requests import start_ranks
 from executor.errors import RunnerError
-from executor.runners.quick import measure_processors
+from executor.runners.one_process import measure_processors
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest
 from search_spaces.clusters.presets import local_cluster
@@ -149,20 +147,16 @@ def _release(version: str) -> str:
     return version.partition("+")[0]
 
 
-if TYPE_CHECKING:
-    from storage.store import Store
-
 SWITCH = "AUTOTUNE_QUICK_CALIBRATION"
 """Environment variable that disables it with the value `off`."""
-MOST_RANKS = 16
-"""With more forked ranks, the measurement takes too long."""
 
 log = logging.getLogger(__name__)
 
 
 def may_calibrate(cluster: ClusterSpec) -> bool:
     """Whether the cluster is this machine's CPUs, and quick calibration is enabled."""
-    if os.environ.get(SWITCH) == "off" or cluster.device.kind != "cpu" or cluster.world_size > MOST_RANKS:
+    # With more forked ranks, the measurement takes too long.
+    if os.environ.get(SWITCH) == "off" or cluster.device.kind != "cpu" or cluster.world_size > 16:
         return False
     try:
         return same_hardware(cluster, local_cluster(cluster.world_size))
@@ -170,7 +164,7 @@ def may_calibrate(cluster: ClusterSpec) -> bool:
         return False
 
 
-def calibrate_quickly(store: "Store", cluster: ClusterSpec) -> CalibrationRecord | None:
+def calibrate_quickly(store: Store, cluster: ClusterSpec) -> CalibrationRecord | None:
     """Measure this machine's ranks and store the calibration if there is none yet; None: nothing was measured.
 
     A failure is logged: predictions then use the same data as before, and name it.
@@ -187,7 +181,7 @@ def calibrate_quickly(store: "Store", cluster: ClusterSpec) -> CalibrationRecord
     return store.calibrations.save(fingerprint(cluster), cluster, result, time.monotonic() - began)
 
 
-def calibrate_for(store: "Store", session: Session) -> None:
+def calibrate_for(store: Store, session: Session) -> None:
     """`calibrate_quickly` for a job. Call it before the job's ranks start, because they would use the measured cores."""
     model = session.model
     predicted = isinstance(model, ModelSpec) or (isinstance(model, FactoryModel) and model.profile is not None)

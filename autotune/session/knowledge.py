@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import RequestError
-from autotune.imports.history import EarlierRow
+from autotune.frameworks.history import EarlierRow
 from autotune.request.component_names import PREDICTING
 from autotune.request.earlier_trial import EarlierTrial
 from autotune.request.request import JobRequest
@@ -106,9 +106,6 @@ def learned_of(knowledge: Any, store: "Store", cluster: ClusterSpec, engine: str
     return learned_from(read_content(knowledge), store, cluster, engine)
 
 
-NORMAL_95 = 1.96
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Admitted:
     """The usable trials, and why the other rows are refused."""
@@ -161,4 +158,4 @@ def _noise(row: EarlierRow, session: Session) -> float:
     if row.interval is None:
         return session.prior.relative
     low, high = row.interval
-    return max(math.log(high / low) / (2 * NORMAL_95), session.prior.relative)
+    return max(math.log(high / low) / (2 * 1.96), session.prior.relative)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cluster.machine import cluster_of, require_here, require_text
-from autotune.cluster.ray_cluster import address_of, found_cluster
+from autotune.cluster.ray_cluster import address_of, cluster_of, found_cluster, require_here, require_text
 from autotune.errors import JobNotResumableError, RequestError
 from autotune.objective.intervals import CPU_SPREAD, Spread
 from autotune.objective.ranking import Ranking
@@ -19,12 +18,10 @@ from autotune.request.field_forms import with_loads
 from autotune.request.request import JobRequest, Objective
 from autotune.request.rows import request_of
 from autotune.session.baselines import baselines_of
-from autotune.session.feasible import require_fit, require_positions
+from autotune.session.feasible import require_fit, require_folder, require_positions
 from autotune.session.knowledge import learned_of, require_knowledge
-from autotune.session.nvme import require_folder
 from autotune.session.session import OPTIMIZER, Session, environments_of
-from autotune.strategies.fronts import FrontStrategy
-from autotune.strategies.registry import make_strategy
+from autotune.strategies.registry import FrontStrategy, make_strategy
 from autotune.strategies.strategy import Strategy
 from search_spaces.capability import Capability
 from search_spaces.clusters.cluster import ClusterSpec
@@ -41,9 +38,9 @@ from search_spaces.trial_config import SCRIPT, TrialConfig
 from storage.records import JobRecord, Lease, TrialRecord
 
 if TYPE_CHECKING:
-    from autotune.prediction.fitting.trial_history import Runs
-    from autotune.session.extrapolation import Extrapolation
-    from autotune.session.goodput import JobGoodput
+    from autotune.prediction.fitting.trial_fit import Runs
+    from autotune.session.extrapolation import Extrapolation, JobGoodput
+    from autotune.strategies.guided.prior import Prior
     from storage.store import Store
 
 GPU_SPREAD = 0.01
@@ -136,13 +133,22 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
     )
     if request.simple is not None and request.resolved_domains is None:
         # The exporters are loaded only for requests that need them.
-        from autotune.exports.lossless import expressible
+        from autotune.frameworks.exporters import expressible
 
         space = expressible(space, request.simple, frozenset(request.pins))
     if space.is_empty():
         raise nothing_legal(space)
-    extrapolation = _extrapolation(request, space, model)
-    ranking = _ranking(request, cluster, extrapolation, _goodput(request, space, model, extrapolation))
+    extrapolation: Extrapolation | None = None
+    goodput: JobGoodput | None = None
+    if request.answer_for is not None or request.objective is Objective.GOODPUT:
+        # NumPy and the equations are loaded only for requests that need them.
+        from autotune.session.extrapolation import extrapolation_to, goodput_of
+
+        if request.answer_for is not None:
+            extrapolation = extrapolation_to(request.answer_for, space, model, request.engine)
+        if request.objective is Objective.GOODPUT:
+            goodput = goodput_of(request, space, model, extrapolation)
+    ranking = _ranking(request, cluster, extrapolation, goodput)
     baselines = baselines_of(request.baseline, space, extrapolation)
     resolved = dataclasses.replace(
         request,
@@ -227,7 +233,7 @@ def with_prior(session: Session, store: "Store", lease: Lease) -> tuple[Session,
 
 def _earlier(session: Session) -> "list[Runs]":
     """Trials that were measured outside of the database."""
-    from autotune.prediction.fitting.trial_history import earlier_runs
+    from autotune.prediction.fitting.trial_fit import earlier_runs
 
     request, model = session.request, session.model
     if not isinstance(model, ModelSpec):
@@ -269,22 +275,13 @@ def require_startable(session: Session) -> None:
     require_here(session.cluster, address_of(session.request))
 
 
-def _extrapolation(request: JobRequest, space: SearchSpace, model: Model) -> "Extrapolation | None":
-    if request.answer_for is None:
-        return None
-    # NumPy and the equations are loaded only for requests that need them.
-    from autotune.session.extrapolation import extrapolation_to
-
-    return extrapolation_to(request.answer_for, space, model, request.engine)
-
-
 def _resolve_model(request: JobRequest, cluster: ClusterSpec) -> Model:
     if request.command is not None:
         return request.command
     if not is_factory_reference(request.model):
         return resolve_model(request.model)
     # Only factories need a rank process for inspection.
-    from executor.runners.profile import describe_factory
+    from executor.runners.one_process import describe_factory
 
     precisions = dict.fromkeys(map(traced_precision, precisions_of(cluster, request.engine, request.pins)))
     return describe_factory(request.model, request.workload, request.python_path, tuple(precisions))
@@ -303,42 +300,24 @@ def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> Se
     )
 
 
-def _goodput(
-    request: JobRequest, space: SearchSpace, model: Model, extrapolation: "Extrapolation | None"
-) -> "JobGoodput | None":
-    if request.objective is not Objective.GOODPUT:
-        return None
-    # NumPy and the equations are loaded only for requests that need them.
-    from autotune.session.goodput import goodput_of
-
-    return goodput_of(request, space, model, extrapolation)
-
-
 def _ranking(
     request: JobRequest, cluster: ClusterSpec, extrapolation: "Extrapolation | None", goodput: "JobGoodput | None"
 ) -> Ranking:
     # On a CPU, no allocator enforces the device's share of main memory, so only a stated limit counts.
     memory_limit = request.memory_limit or (cluster.most_memory_bytes if cluster.device.kind == "cuda" else None)
+    efficiency: Callable[[TrialRecord, float], float] | None = None
+    if goodput is not None:
+        efficiency = goodput.efficiency
+    elif extrapolation is not None:
+        efficiency = lambda trial, _: extrapolation.efficiency(trial.config)  # noqa: E731
     return Ranking(
         objective=request.objective,
         memory_limit_bytes=memory_limit,
         headroom=request.headroom,
         allow_unstable=request.allow_unstable,
-        efficiency=_efficiency(extrapolation, goodput),
+        efficiency=efficiency,
         choices_of=goodput.choices_of if goodput else None,
     )
-
-
-def _efficiency(
-    extrapolation: "Extrapolation | None", goodput: "JobGoodput | None"
-) -> Callable[[TrialRecord, float], float] | None:
-    if goodput is not None:
-        return goodput.efficiency
-    return None if extrapolation is None else lambda trial, _: extrapolation.efficiency(trial.config)
-
-
-if TYPE_CHECKING:
-    from autotune.strategies.guided.prior import Prior
 
 
 def strategy_of(
@@ -357,8 +336,7 @@ def _one_strategy(request: JobRequest, space: SearchSpace, model: Model, ranking
         return make_strategy(request.strategy, ranking.score)
     # NumPy and the equations are loaded only for strategies that predict.
     from autotune.strategies.guided.described import Guide
-    from autotune.strategies.guided.prior import shipped_prior
-    from autotune.strategies.guided.setting import setting_of
+    from autotune.strategies.guided.prior import setting_of, shipped_prior
     from autotune.strategies.guided.space_forecaster import SpaceForecaster
 
     setting = setting_of(model, space, request.engine, ranking, request.fidelity)

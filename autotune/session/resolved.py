@@ -17,10 +17,6 @@ from search_spaces.plain import to_plain
 
 KEPT = 256
 """Most cached requests; the one that was resolved longest ago is evicted first."""
-KEPT_BYTES = 8_000_000
-"""Most bytes of the whole cache, as JSON."""
-LARGEST = 40_000
-"""Most bytes of a cached request with its result: lookups run in an event loop."""
 KEPT_SECONDS = 60.0
 """How long a result is valid: `local` may then be a changed machine."""
 INDEPENDENT = (
@@ -28,7 +24,6 @@ INDEPENDENT = (
     "control_every", "fidelity", "allow_unstable", "racing", "stop_at_first", "name", "tags", "note",
 )  # fmt: skip
 """Fields that do not affect the resolved fields. The request itself checks them."""
-RESOLVED = tuple(item.name for item in dataclasses.fields(JobRequest) if item.name.startswith("resolved_"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +64,8 @@ class Resolver:
         if not is_factory_reference(request.model):  # a factory's code may change
             text = _text(request, model)
             size = len(text) + len(json.dumps(to_plain(resolved_request)))
-            if size <= LARGEST:
+            # Lookups run in an event loop.
+            if size <= 40_000:
                 self._keep(_name(text), _ResolvedRequest(resolved_request, self._clock() + KEPT_SECONDS, size))
         return resolved_request
 
@@ -78,12 +74,13 @@ class Resolver:
             former = self._known.pop(name, None)
             self._known[name] = entry
             self._size += entry.size - (0 if former is None else former.size)
-            while len(self._known) > KEPT or self._size > KEPT_BYTES:
+            while len(self._known) > KEPT or self._size > 8_000_000:
                 self._size -= self._known.popitem(last=False)[1].size
 
 
 def _filled(request: JobRequest, resolved_request: JobRequest) -> JobRequest:
-    return dataclasses.replace(request, **{name: getattr(resolved_request, name) for name in RESOLVED})
+    names = [item.name for item in dataclasses.fields(JobRequest) if item.name.startswith("resolved_")]
+    return dataclasses.replace(request, **{name: getattr(resolved_request, name) for name in names})
 
 
 def _name(text: str) -> bytes:

@@ -4,15 +4,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from random import Random
-from typing import ClassVar, Protocol
+from typing import Protocol
 
+from search_spaces.errors import Refusal
 from search_spaces.knob import Value
-from search_spaces.refusal import Refusal
+from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 Score = Callable[[TrialRecord], float | None]
 """Returns how good a finished trial is, higher is better; None: it cannot win."""
+
+
+UNINFORMATIVE = frozenset({Outcome.CANCELLED, Outcome.LOST, Outcome.PREEMPTED})
+"""Outcomes that carry no information about the configuration."""
 
 
 class Candidates(Protocol):
@@ -88,11 +93,6 @@ class Strategy(ABC):
     `propose` is a pure function of its arguments: another process with the same arguments returns the same, so that a job is
     resumed only from its rows. An implementation may cache expensive computations, but not keep state of earlier calls.
     """
-
-    seeded: ClassVar[bool] = True
-    """Whether the seed may change what is proposed."""
-    slow: ClassVar[bool] = False
-    """Whether a decision takes seconds."""
 
     @abstractmethod
     def propose(

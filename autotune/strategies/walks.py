@@ -44,8 +44,6 @@ class Walk:
 class GridStrategy(Strategy):
     """Takes the first unknown configurations; generates a huge space only as far as it is read."""
 
-    seeded = False
-
     def __init__(self, score: Score | None = None) -> None:  # noqa: ARG002  nothing is learned
         self._walks: dict[str, Walk] = {}
 

@@ -11,10 +11,10 @@ from autotune.text.visible_text import visible
 
 
 class Console(RichConsole):
-    """A console that shows control characters instead of sending them, and interprets markup only on request."""
+    """A console that shows control characters instead of sending them, and marks up and highlights only on request."""
 
     def __init__(self, **options: Any) -> None:
-        super().__init__(**{"markup": False, "emoji": False, **options})
+        super().__init__(**{"markup": False, "emoji": False, "highlight": False, **options})
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Keep control segments, in which rich sends its own commands such as cursor moves of a live display."""

@@ -3,17 +3,24 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from autotune.explain.explanation.findings import Basis, Explanation, KnobFinding, KnobPoint, KnobVerdict, MemoryUse, TimeUse
-from autotune.explain.explanation.wording import percent, ratio_text, values_text
+from autotune.explain.findings import (
+    Basis,
+    Explanation,
+    KnobFinding,
+    KnobPoint,
+    KnobVerdict,
+    MemoryUse,
+    TimeUse,
+    percent,
+    ratio_text,
+    values_text,
+)
 from autotune.text.prediction_table import SPENT_ON, bar_text, seconds_text
-from autotune.text.rows import rate_text
-from autotune.text.sizes import bytes_text
+from autotune.text.rows import bytes_text, rate_text
 from search_spaces.knob_values import value_text
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 
-SAME = (KnobVerdict.NOISE, KnobVerdict.ALIKE)
-"""Verdicts whose knobs share one line, without a curve."""
 _MARKS = {
     Basis.MEASURED: "measured", Basis.BOUND: "ended early", Basis.OUT_OF_MEMORY: "out of memory",
     Basis.OVER_LIMIT: "over the limit", Basis.FAILED: "failed", Basis.PREDICTED: "predicted",
@@ -141,7 +148,8 @@ def _memory(memory: MemoryUse) -> Section:
 
 
 def _knobs(findings: Sequence[KnobFinding]) -> Iterator[str | SectionTable]:
-    shown = [finding for finding in findings if finding.verdict not in SAME]
+    # The others share one line, without a curve.
+    shown = [finding for finding in findings if finding.verdict not in (KnobVerdict.NOISE, KnobVerdict.ALIKE)]
     for finding in shown:
         yield f"{finding.knob}={value_text(finding.value)}: {finding.text}"
         table = _curve(finding)

@@ -5,7 +5,7 @@ from rich.table import Table
 from autotune.prediction.planning.estimate import PointEstimate, RankEstimate, StepEstimate
 from autotune.prediction.planning.question import Question, assumed_line
 from autotune.text.console import Console
-from autotune.text.sizes import bytes_text
+from autotune.text.rows import bytes_text
 from search_spaces.knob_values import value_text
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.quantities import number_text
@@ -27,7 +27,7 @@ def print_estimate(question: Question, estimate: StepEstimate, console: Console,
     """Print the step time by activity and the memory by content, each with its band."""
 
     def say(text: str, style: str = "") -> None:
-        console.print(text, style=style, highlight=False, soft_wrap=True)
+        console.print(text, style=style, soft_wrap=True)
 
     if question.assumed:
         say(assumed_line(question.assumed))
@@ -35,7 +35,7 @@ def print_estimate(question: Question, estimate: StepEstimate, console: Console,
     say("  " + config_text(question, estimate.config))
     step, rate = estimate.step_seconds, estimate.samples_per_second
     say(f"\nstep {seconds_text(step.mean)}   nine times in ten {seconds_text(step.low)} to {seconds_text(step.high)}", "bold")
-    console.print(_time_table(estimate), highlight=False)
+    console.print(_time_table(estimate))
     share = "" if estimate.mfu is None else f", MFU {estimate.mfu:.1%}"
     say(
         f"  {number_text(rate.mean)} samples/s [{number_text(rate.low)}, {number_text(rate.high)}], "
@@ -48,7 +48,7 @@ def print_estimate(question: Question, estimate: StepEstimate, console: Console,
         rank_text = f" on pipeline rank {fullest.pipeline_rank} ({fullest.layers} layers), the fullest"
     band = f"{bytes_text(peak.low)} to {bytes_text(peak.high)}"
     say(f"\nmemory {bytes_text(peak.mean)} a rank{rank_text}   nine times in ten {band}", "bold")
-    console.print(_memory_table(estimate, fullest), highlight=False)
+    console.print(_memory_table(estimate, fullest))
     say("  " + fit_text(estimate), "" if estimate.fit_probability >= 0.5 else "yellow")
     for point in estimate.schedule:
         say("  " + point_text(point))
@@ -58,7 +58,7 @@ def print_estimate(question: Question, estimate: StepEstimate, console: Console,
     say(f"\npredicted by {question.rests_on}", "dim")
     if stages:
         say("\nmemory of each pipeline rank", "bold")
-        console.print(_stage_table(estimate), highlight=False)
+        console.print(_stage_table(estimate))
 
 
 def point_text(point: PointEstimate) -> str:

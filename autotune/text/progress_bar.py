@@ -9,9 +9,7 @@ from autotune.loop.listener import LoopListener
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import JobVerdict
 from autotune.session.session import Session
-from autotune.text.jobs import state_word
-from autotune.text.rows import TrialRows, baseline_of
-from autotune.text.sizes import duration_text
+from autotune.text.rows import TrialRows, baseline_of, duration_text, state_word
 from search_spaces.outcome import JobState, Purpose
 from search_spaces.quantities import number_text
 from search_spaces.trial import Progress

@@ -4,22 +4,20 @@ from typing import Any
 
 from rich.table import Table
 
-from autotune.exports.launch import files_notes
-from autotune.exports.winner import winner_of
+from autotune.frameworks.best_config import winner_of
+from autotune.frameworks.launch import files_notes
 from autotune.objective.ranking import BEYOND, front_over_baseline
-from autotune.outcome.environment_findings import environment_line
+from autotune.outcome.best_config import environment_line
 from autotune.request.request import Objective
 from autotune.session.placement import launch_line
 from autotune.text.console import Console
-from autotune.text.sizes import bytes_text
-from executor.engines.command.capability import COMMAND
+from autotune.text.rows import bytes_text
+from executor.engines.capabilities import COMMAND
 from search_spaces.knob_values import value_text
 from search_spaces.quantities import number_text
 from search_spaces.trial import COMPARABLE
 from search_spaces.trial_config import TrialConfig
 
-UNDECIDED = 0.03
-"""Expected loss of keeping the baseline above which more measurements are worthwhile."""
 DEFAULTS = TrialConfig().every_value()
 
 
@@ -29,8 +27,8 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
         return
     best, baseline = document["best"], document["baseline"]
     count = document["job"]["trials"]
-    console.print(f"\n{_headline(document, count)}", style="bold", highlight=False)
-    console.print("  " + _knobs(best["config"], baseline["config"] if baseline else DEFAULTS), highlight=False, soft_wrap=True)
+    console.print(f"\n{_headline(document, count)}", style="bold")
+    console.print("  " + _knobs(best["config"], baseline["config"] if baseline else DEFAULTS), soft_wrap=True)
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     keeps = bool(baseline) and best["config"] == baseline["config"]
     rows = {"  best": best["measured"], **({"  baseline": baseline["measured"]} if baseline and not keeps else {})}
@@ -41,27 +39,27 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
         table.add_column(name, justify="right")
     for name, measured in rows.items():
         table.add_row(name, *_figures(measured), *("-" if measured[key] is None else f"{measured[key]:.1%}" for key in shares))
-    console.print(table, highlight=False)
-    console.print(_gain_text(document), highlight=False, soft_wrap=True)
+    console.print(table)
+    console.print(_gain_text(document), soft_wrap=True)
     if decision := document.get("decision"):
-        console.print(_decision_text(decision), highlight=False, soft_wrap=True)
+        console.print(_decision_text(decision), soft_wrap=True)
     if (environments := document.get("environments", {})).get("tried"):
-        console.print(f"  environment: {environment_line(environments)}", highlight=False, soft_wrap=True)
+        console.print(f"  environment: {environment_line(environments)}", soft_wrap=True)
     if comparable := document["provenance"]["environment"].get(COMPARABLE):
-        console.print(f"  comparable {comparable}", highlight=False, soft_wrap=True)
+        console.print(f"  comparable {comparable}", soft_wrap=True)
     if goodput := (document.get("decision") or {}).get("goodput"):
-        console.print(_goodput_text(goodput), highlight=False, soft_wrap=True)
+        console.print(_goodput_text(goodput), soft_wrap=True)
     if spent := document["job"].get("spent"):
-        console.print(_spent_text(spent), highlight=False, soft_wrap=True)
+        console.print(_spent_text(spent), soft_wrap=True)
     if "extrapolated" in document:
-        console.print(_extrapolated_text(document["extrapolated"]), highlight=False, soft_wrap=True)
+        console.print(_extrapolated_text(document["extrapolated"]), soft_wrap=True)
     if document["objective"]["name"] == Objective.PARETO:
-        console.print(_front_text(document), highlight=False, soft_wrap=True)
+        console.print(_front_text(document), soft_wrap=True)
     if document["engine"] == COMMAND:
-        console.print("launch:", style="bold", highlight=False)
-        console.print(f"  {launch_line(document)}", highlight=False, markup=False, soft_wrap=True)
+        console.print("launch:", style="bold")
+        console.print(f"  {launch_line(document)}", soft_wrap=True)
         for note in files_notes(winner_of(document)):
-            console.print(f"  {note}", highlight=False, markup=False, soft_wrap=True)
+            console.print(f"  {note}", soft_wrap=True)
 
 
 def _headline(document: dict[str, Any], count: int) -> str:
@@ -82,7 +80,8 @@ def _decision_text(decision: dict[str, Any]) -> str:
         text += f"; expected loss if it is not the best: {100 * decision['expected_loss']:.2g} %"
     if decision["runner_up"] is None:
         return text
-    if decision["keeps_baseline"] and decision["expected_loss"] > UNDECIDED:
+    # Above this expected loss of keeping the baseline, more measurements are worthwhile.
+    if decision["keeps_baseline"] and decision["expected_loss"] > 0.03:
         text += "\n  undecided: repeats differ too much; raise --confirm-repeats, or tune where less else runs"
     ratio = decision["runner_up_ratio"]
     interval = f"{ratio['mean']:.3f}x [{ratio['low']:.3f}, {ratio['high']:.3f}]"

@@ -1,16 +1,17 @@
-"""Trials as table rows and as lines."""
+"""Jobs, trials, sizes and durations as table rows and as lines."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich.table import Table
 
-from autotune.text.sizes import bytes_text
 from search_spaces.knob_values import value_text
-from search_spaces.outcome import Outcome, Purpose
+from search_spaces.outcome import Outcome, Purpose, StopReason
 from search_spaces.quantities import number_text
+from search_spaces.shared_records import AttemptProgress
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
-from storage.records import TrialRecord
+from storage.records import JobRecord, TrialRecord
 
 STYLES = {
     Outcome.OK: "green", Outcome.INFEASIBLE: "yellow", Outcome.INVALID: "yellow", Outcome.WRONG: "red", Outcome.FAILED: "red",
@@ -96,3 +97,58 @@ def measured_text(result: TrialResult) -> str:
 def rate_text(interval: Interval | None) -> str:
     """`123.4 [120.1, 126.7]`."""
     return f"{number_text(interval.mean)} [{number_text(interval.low)}, {number_text(interval.high)}]" if interval else "-"
+
+
+def state_text(job: JobRecord) -> str:
+    """`succeeded (BUDGET)`."""
+    return f"{state_word(job.state, job.reason)}{f' ({job.reason})' if job.reason else ''}"
+
+
+def state_word(state: str, reason: str) -> str:
+    """The state in lower case; a job that ended without a configuration that fits is not called succeeded."""
+    return "nothing fits" if reason == StopReason.NOTHING_FEASIBLE else state.lower()
+
+
+def labels_text(request: Mapping[str, Any]) -> str:
+    """`name nightly; tags smoke a100; note …`, only the fields that the request has."""
+    labels = {"name": request.get("name"), "tags": " ".join(request.get("tags") or ()), "note": request.get("note")}
+    return "; ".join(f"{field} {text}" for field, text in labels.items() if text)
+
+
+def model_text(job: JobRecord) -> str:
+    """The model's name; for a file without a name in the request, its path."""
+    return str((job.request.get("resolved_model") or {}).get("name") or job.request.get("model", ""))
+
+
+def place_text(job: JobRecord) -> str:
+    """`llama-tiny on local with 2 ranks`, only the parts that the request states."""
+    request = job.request
+    cluster = request.get("resolved_cluster") or {}
+    ranks = cluster.get("nodes", 0) * cluster.get("devices_per_node", 0) or request.get("ranks")
+    return f"{model_text(job)} on {cluster.get('name') or request.get('cluster', '')}" + (
+        f" with {ranks} ranks" if ranks else ""
+    )
+
+
+def progress_text(record: AttemptProgress) -> str:
+    """`measure 12, 103.5/s`."""
+    rate = f", {number_text(record.samples_per_second)}/s" if record.samples_per_second else ""
+    return f"{record.phase}{f' {record.step}' if record.step else ''}{rate}"
+
+
+def bytes_text(count: float | None) -> str:
+    """`1.23 GiB`, three digits; a dash for None."""
+    if count is None:
+        return "-"
+    for unit in ("B", "KiB", "MiB"):
+        if abs(count) < 1024:
+            return f"{count:.0f} B" if unit == "B" else f"{number_text(count, 3)} {unit}"
+        count /= 1024
+    return f"{number_text(count, 3)} GiB"
+
+
+def duration_text(seconds: float) -> str:
+    """`1:02:03` or `2:03`."""
+    whole = max(int(seconds), 0)
+    hours, remainder = divmod(whole, 3600)
+    return f"{hours}:{remainder // 60:02}:{remainder % 60:02}" if hours else f"{remainder // 60}:{remainder % 60:02}"

@@ -25,9 +25,6 @@ from tensorboard.summary.writer.event_file_writer import EventFileWriter
 from autotune.trackers.tracker import TrackedJob, TrackedSummary, TrackedTrial, Tracker
 from search_spaces.knob import Value
 
-PARTIAL = ".partial"
-"""The folder of the run that is being written. It gets the run's name when it is complete."""
-
 
 class TensorboardTracker(Tracker):
     """Writes event files by TensorBoard's own writer, without torch and TensorFlow. Its HParams view lists the trials."""
@@ -66,7 +63,8 @@ class TensorboardTracker(Tracker):
         self._write("summary", events)
 
     def _write(self, name: str, events: Iterable[Any]) -> None:
-        partial, folder = self._folder / PARTIAL, self._folder / name
+        # The folder gets the run's name when it is complete.
+        partial, folder = self._folder / ".partial", self._folder / name
         shutil.rmtree(partial, ignore_errors=True)
         writer = EventFileWriter(str(partial))
         for event in events:

@@ -1,4 +1,4 @@
-"""The thread in which a tracker writes a job's records, so that the sweep never waits for it."""
+"""Trackers by name, and the thread in which one writes a job's records, so that the sweep never waits for it."""
 
 import contextlib
 import logging
@@ -6,24 +6,44 @@ import math
 import queue
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import StrEnum
+from importlib import import_module
 from typing import Any
 
 from autotune.outcome.job_snapshot import JobSnapshot
+from autotune.request.component_names import require_installed
 from autotune.session.session import Session
-from autotune.trackers.registry import open_tracker
-from autotune.trackers.tracker import TrackedJob, TrackedSummary, TrackedTrial
+from autotune.trackers.tracker import TrackedJob, TrackedSummary, TrackedTrial, Tracker
 from search_spaces.knob import Value
+from search_spaces.plugins import PluginGroup, load_plugin
 from search_spaces.trial import RankMeasurement, TrialResult
 from storage.records import JobRecord, TrialRecord
+
+BUILT_IN = {
+    "wandb": "autotune.trackers.wandb_tracker:WandbTracker",
+    "mlflow": "autotune.trackers.mlflow_tracker:MlflowTracker",
+    "tensorboard": "autotune.trackers.tensorboard_tracker:TensorboardTracker",
+}
+"""Name -> module:attribute of the factory."""
+
+
+def open_tracker(name: str, job: TrackedJob) -> Tracker:
+    """Make the tracker of that name. Raises what `require_installed` and the tracker's library raise."""
+    require_installed((name,))
+    make: Callable[[TrackedJob], Tracker]
+    if name in BUILT_IN:
+        module, _, attribute = BUILT_IN[name].partition(":")
+        make = getattr(import_module(module), attribute)
+    else:
+        make = load_plugin(PluginGroup.TRACKERS, name)
+    return make(job)
+
 
 MOST_WAITING = 1_000
 """Trials that may wait for a slow tracker; it is left out when there are more."""
 SILENT_SECONDS = 30.0
 """At the end of a job, how long a tracker may take for one write before it is left out."""
-CLOSE_SECONDS = 120.0
-"""And how long it may take for all of them."""
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +85,7 @@ class TrackerWriter:
         while self._thread.is_alive() and not self._left_out.is_set():
             self._thread.join(0.05)
             now = time.monotonic()
-            if now - self._moved > SILENT_SECONDS or now - began > CLOSE_SECONDS:
+            if now - self._moved > SILENT_SECONDS or now - began > 120.0:
                 self._leave_out("it does not answer")
 
     def _put(self, item: TrialRecord | JobSnapshot | None) -> None:
@@ -111,8 +131,6 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {text[:300]}"
 
 
-_SHARED = ("space", "strategy", "objective", "engine", "seed", "global_batch_size", "sequence_length")
-"""Fields of the request that every run shows."""
 COLUMNS = ("trial", "purpose", "outcome", "samples_per_second", "low", "high", "peak_memory_bytes", "seconds", "message")
 """Columns of the summary before the knobs that differ."""
 
@@ -127,7 +145,10 @@ def tracked_job(session: Session, job: JobRecord) -> TrackedJob:
             "model": session.model.name,
             "cluster": session.cluster.name,
             "ranks": session.world_size,
-            **{name: _plain(getattr(request, name)) for name in _SHARED},
+            **{
+                name: _plain(getattr(request, name))
+                for name in ("space", "strategy", "objective", "engine", "seed", "global_batch_size", "sequence_length")
+            },
         },
         tags=request.tags,
     )

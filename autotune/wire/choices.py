@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from search_spaces.refusal import Refusal
+from search_spaces.errors import Refusal
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,14 +7,12 @@ from dataclasses import dataclass
 
 from benchmarks.common import wheel_project
 from benchmarks.correctness import branch_model, user_model
-from executor.engines.ddp.capability import DDP
-from executor.engines.fsdp2.capability import FSDP2
-from executor.engines.native.capability import NATIVE
+from executor.engines.capabilities import DDP, FSDP2, NATIVE
+from search_spaces.capability import SpaceContext
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.communication import INT8
-from search_spaces.context import SpaceContext
+from search_spaces.models.config_keys import RopeKind, RopeScaling
 from search_spaces.models.model import CLAMPED, FactoryModel, HeadNorm, Latent, Model, ModelSpec, Norm, NormPlace, Position
-from search_spaces.models.rope import RopeKind, RopeScaling
 from search_spaces.rules.computation import FLOAT8
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

@@ -37,7 +37,7 @@ from benchmarks.correctness.parity_sections import (
     precisions,
     written,
 )
-from executor.engines.shared_rules import version_refusals
+from executor.engines.capabilities import version_refusals
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 

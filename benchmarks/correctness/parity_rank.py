@@ -15,13 +15,12 @@ from benchmarks.correctness.reference_documents import documents_loss
 from benchmarks.correctness.reference_optimizers import reference_optimizers
 from benchmarks.correctness.reference_router import ReferenceBalance
 from benchmarks.correctness.reference_schedule import Schedule, schedule_of, scheduled_loss
-from executor.data.batches import Data, FactoryData, document_data, text_data
+from executor.batches import Data, FactoryData, document_data, text_data
 from executor.engine import GroupKey, RankContext
-from executor.engines.ddp.engine import DdpEngine
-from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession, loss_from
 from executor.engines.sources import DTYPES
+from executor.engines.torch_engines import DdpEngine, Fsdp2Engine
 from executor.parallel import context as attention
 from executor.parallel.attention import sees
 from executor.parallel.collectives import ProcessGroup

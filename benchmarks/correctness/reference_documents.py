@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor, nn
 
-from executor.data.batches import NO_TARGET, PLACES
+from executor.batches import NO_TARGET, PLACES
 from executor.parallel.model import Transformer
 
 Document = tuple[Tensor, Tensor]

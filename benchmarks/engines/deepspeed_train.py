@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from executor.data.batches import micro_batches, text_data
+from executor.batches import micro_batches, text_data
 from executor.parallel.model import build_transformer
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import ModelSpec

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
-from executor.data.batches import micro_batches, text_data
+from executor.batches import micro_batches, text_data
 from executor.engine import RankContext, StepReport
 from executor.engines.native.engine import NativeEngine
 from executor.parallel.model import Transformer, build_transformer

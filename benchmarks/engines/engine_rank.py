@@ -23,8 +23,8 @@ from benchmarks.engines.waited_collectives import CALLS  # isort: skip  (before 
 from benchmarks.common.shaped_link import sent_bytes
 from benchmarks.engines.engine_contestants import Contestant, build, contestants
 from executor.engine import RankContext
-from executor.measurement.agreement import gather_numbers, gather_plain
 from executor.measurement.memory import MemoryAccount, account_step
+from executor.measurement.trial_report import gather_numbers, gather_plain
 from search_spaces.models.model import ModelSpec
 from search_spaces.plain import from_plain
 from search_spaces.trial import Workload

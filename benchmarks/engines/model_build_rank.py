@@ -41,7 +41,7 @@ def _moved(before: str, now: str, attribute: str) -> Any:
 
 
 trial_run = _moved("executor.trial", "executor.trial.run", "run_trial")
-trial_state = _moved("executor.trial_state", "executor.measurement.trial_state", "time")
+trial_state = _moved("executor.trial_state", "executor.measurement.trial_report", "time")
 model_module = _moved("executor.engines.native.model", "executor.parallel.model", "nn")
 resolve_model = _moved("search_spaces.huggingface", "search_spaces.models.huggingface", "resolve_model").resolve_model
 ModelSpec = _moved("search_spaces.model", "search_spaces.models.model", "ModelSpec").ModelSpec

@@ -24,7 +24,7 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.native.file_shard import FileShare
 from executor.engines.native.zero import ShardedModel
 from executor.engines.session import ParallelSession
-from executor.measurement.file_rates import FilePass
+from executor.files.rank_file import FilePass
 from executor.measurement.memory import MemoryAccount, account_step
 from search_spaces.models.model import ModelSpec
 from search_spaces.training.states import CHUNK_ELEMENTS, STATES

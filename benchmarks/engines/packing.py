@@ -26,8 +26,7 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession
 from executor.measurement.timing import student_t_975
 from search_spaces.models.model import ModelSpec
-from search_spaces.training.data_schedule import useful_share
-from search_spaces.training.documents import packed_rows
+from search_spaces.training.data_schedule import packed_rows, useful_share
 from search_spaces.trial import Interval, Workload
 from search_spaces.trial_config import TrialConfig
 

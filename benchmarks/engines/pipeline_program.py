@@ -13,10 +13,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from autotune.prediction.planning.estimate import StepEstimate, estimates
-from autotune.prediction.planning.memory_fit import PROBABILITY, Room, room_of
+from autotune.prediction.planning.memory_fit import PROBABILITY, MemoryLimits, memory_limits_of
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
-from autotune.prediction.planning.stage_options import Menu
-from autotune.prediction.planning.stage_program import solved
+from autotune.prediction.planning.stage_program import Menu, solved
 from benchmarks.common.written_page import give, page_parser, table
 from executor.runners.local import LocalRunner
 from search_spaces.models.model import ModelSpec
@@ -137,22 +136,22 @@ def even_configs(config: TrialConfig) -> Iterator[TrialConfig]:
         yield config.replace({"pipeline_split": split, "activation_checkpointing": policy, "checkpoint_every_k": every})
 
 
-def best_even(question: Question, config: TrialConfig, room: Room) -> StepEstimate | None:
+def best_even(question: Question, config: TrialConfig, limits: MemoryLimits) -> StepEstimate | None:
     """The fastest even stages that fit."""
     predictions = estimates(question, list(even_configs(config)))
-    fitting = [item for item in predictions if max(rank.needed for rank in item.ranks) <= room.device]
+    fitting = [item for item in predictions if max(rank.needed for rank in item.ranks) <= limits.device]
     return min(fitting, key=lambda item: item.step_seconds.mean, default=None)
 
 
 def solve_setting(setting: Setting) -> Outcomes:
     """Solve one setting."""
     question = setting.question()
-    room = room_of(question)
+    limits = memory_limits_of(question)
     began = time.monotonic()
-    answer = solved(question, setting.config, room, setting.menu)
+    answer = solved(question, setting.config, limits, setting.menu)
     took = time.monotonic() - began
     prediction = None if answer is None else estimates(question, [answer])[0]
-    return Outcomes(setting=setting, seconds=took, answer=prediction, even=best_even(question, setting.config, room))
+    return Outcomes(setting=setting, seconds=took, answer=prediction, even=best_even(question, setting.config, limits))
 
 
 def row(found: Outcomes) -> list[str]:
@@ -195,8 +194,8 @@ def pairs() -> list[Pair]:
         for ranks, menu in ((4, Menu()), (2, Menu()), (2, Menu(offloads=True))):
             config = TrialConfig(pipeline_parallel_size=ranks, zero_stage=1, micro_batch_size=2)
             (predicted,) = estimates(question, [config])
-            room = Room(device=predicted.fullest.needed - predicted.fullest.by_tag["activations"] / 2, host=1e15)
-            answer = solved(question, config, room, menu)
+            limits = MemoryLimits(device=predicted.fullest.needed - predicted.fullest.by_tag["activations"] / 2, host=1e15)
+            answer = solved(question, config, limits, menu)
             if answer is None or not answer.pipeline_layout:
                 raise SystemExit(f"pp{ranks}: the program found no uneven layout")
             configs = (answer, config.replace({"pipeline_split": "even"}))

@@ -9,7 +9,7 @@ from typing import Any
 
 from executor.engine import RankContext
 from executor.engines.native.prefetch import ParameterGatherer
-from executor.measurement.agreement import gather_plain
+from executor.measurement.trial_report import gather_plain
 from executor.trial import run as trial
 from search_spaces.trial import TrialRequest, TrialResult
 

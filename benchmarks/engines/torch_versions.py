@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from benchmarks.common.written_page import give, page_parser
-from executor.engines.shared_rules import NEWER, RULE, release
+from executor.engines.capabilities import NEWER, RULE, release
 
 ROOT = Path(__file__).resolve().parents[2]
 HEADER = f"""# Versions of torch
@@ -20,7 +20,7 @@ run of `make gpu` under the oldest torch that `pyproject.toml` allows. `make tes
 (`constraints.txt`); versions between them are expected to behave like the oldest.
 
 Features that are not listed here run under both. Listed ones are refused before anything is built, with the rule `{RULE}` and
-one line that names the required version (`executor/engines/shared_rules.py`)."""
+one line that names the required version (`executor/engines/capabilities.py`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from autotune.exports import exporter
+from autotune.frameworks.exporters import exporter
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of

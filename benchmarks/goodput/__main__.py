@@ -11,18 +11,16 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.goodput.checkpoint import Bandwidths, CheckpointKind, checkpoint_of
-from autotune.goodput.choice import RunChoice
+from autotune.goodput.choice import TERMS, RunChoice, parse_terms
 from autotune.goodput.closed_form import best_interval, end_date, expected
 from autotune.goodput.failures import failure_rates, preset_names
-from autotune.goodput.run import Run
-from autotune.goodput.simulation import simulate
-from autotune.goodput.terms import TERMS, parse_terms
+from autotune.goodput.run import Bandwidths, CheckpointKind, Run, checkpoint_of
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlan, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from benchmarks.common.written_page import judge, page_parser
 from benchmarks.goodput.cases import MOST_MISSING, SLOWEST, random_case
 from benchmarks.goodput.publications import LLAMA_STATE, NODE, Publication, publications
+from benchmarks.goodput.simulation import simulate
 from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
 
@@ -139,7 +137,7 @@ def example() -> Example:
 
     terms = parse_terms(TERMS_OF_EXAMPLE)
     (first,) = plan(asked(dict(PINS)), PlanOptions(top=1)).plans
-    ties = [(tie.step_seconds, tie.config) for tie in first.ties]
+    ties = [(tie.seconds, tie.config) for tie in first.ties]
     seconds, config = min([(first.estimate.step_seconds.mean, first.estimate.config), *ties], key=lambda pair: pair[0])
     for_goodput = PlanOptions(objective=PlanObjective.GOODPUT, goodput=terms, top=1)
     (best,) = plan(asked(dict(PINS)), for_goodput).plans

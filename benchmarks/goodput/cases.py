@@ -3,10 +3,9 @@
 import random
 from dataclasses import dataclass
 
-from autotune.goodput.checkpoint import Checkpoint
 from autotune.goodput.closed_form import best_interval, expected
 from autotune.goodput.failures import FailureKind, FailureRates
-from autotune.goodput.run import Recovery, Run
+from autotune.goodput.run import Checkpoint, Recovery, Run
 
 SLOWEST, MOST_MISSING = 0.3, 0.2
 """Runs that keep less of their work, or miss more of their rate, are drawn again."""

@@ -32,10 +32,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from autotune.goodput.checkpoint import Checkpoint
 from autotune.goodput.closed_form import best_interval, expected
 from autotune.goodput.failures import DAY, FailureKind, FailureRates
-from autotune.goodput.run import Run
+from autotune.goodput.run import Checkpoint, Run
 from benchmarks.common.gang import Gang, TaskError
 from benchmarks.common.written_page import judge, page_parser
 from executor.engine import RankContext

@@ -5,10 +5,9 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from autotune.goodput.checkpoint import Bandwidths, Checkpoint, CheckpointKind, SavedState, checkpoint_of
 from autotune.goodput.closed_form import end_date, expected
 from autotune.goodput.failures import FailureKind, FailureRates, failure_rates
-from autotune.goodput.run import Recovery, Run
+from autotune.goodput.run import Bandwidths, Checkpoint, CheckpointKind, Recovery, Run, SavedState, checkpoint_of
 
 MINUTE = 60.0
 NODE = 8

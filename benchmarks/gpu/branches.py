@@ -70,6 +70,32 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
             ("sweep",),
         ),
     ),
+    "engines/torch_engines.py": (
+        ("FullyShardedReplica._shard", (), "torch's offload works from pinned memory", ()),
+    ),
+    "parallel/quantised.py": (
+        ("_multiply", (f"{_PARALLEL}test_float8.py::test_products_are_those_of_the_rounded_operands",),
+         "the device's products are right, and faster", ("by-hand",)),
+    ),
+    "parallel/fused.py": (
+        ("load_operators", (f"{_PARALLEL}test_fused.py::test_numbers_are_those_of_one_process_without_them",),
+         "the packages' kernels compute the same, faster", ("by-hand",)),
+    ),
+    "profile.py": (
+        ("ModuleClock.stop", (f"{_CUDA}places_are_timed_by_the_devices_clock",), "module times sum to the step's time", ()),
+        ("ModuleClock._now", (f"{_CUDA}places_are_timed_by_the_devices_clock",), "module times sum to the step's time", ()),
+    ),
+    "trial/process.py": (
+        ("cores_near", ("tests/executor/trial/test_numa.py::test_a_gpu_tells_its_node",), "the NUMA node is the device's", ()),
+        ("_pci_address", (f"{_CUDA}a_device_has_an_address_on_its_bus",), "the system has a device at this address", ()),
+    ),
+    "runners/gang.py": (
+        ("assign_devices", (f"{_PLACES}ranks_of_a_host_take_its_devices_in_turn",
+                    f"{_PLACES}ranks_that_share_a_device_are_joined_by_gloo"),
+         "nothing", ("correctness",)),
+        ("_accelerator", (f"{_PLACES}a_rank_that_cannot_provide_the_device_is_an_error_with_a_remedy",),
+         "nothing", ()),
+    ),
     "dry/mode.py": (
         ("DryMode.running", _FOR_CUDA,
          "the predicted peak equals the allocator's", ("correctness", "grid")),
@@ -96,9 +122,6 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
     "engines/deepspeed/package.py": (
         ("_set_environment", (f"{_CUDA}deepspeed_is_told_the_device_of_the_rank",), "DeepSpeed uses this device", ()),
     ),
-    "engines/fsdp2/engine.py": (
-        ("FullyShardedReplica._shard", (), "torch's offload works from pinned memory", ()),
-    ),
     "parallel/context.py": (
         ("_causal_mask", _BIAS, "fused kernels accept the mask", ("correctness",)),
     ),
@@ -106,14 +129,11 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("CopyEngine.start", _STREAMED, "copies overlap with computation, in both directions", ("correctness", "grid")),
         ("HostPool.__init__", _STREAMED[2:], "the memory is pinned", ("correctness",)),
         ("HostPool.zeros", _STREAMED[2:], "the memory is pinned, and the allocator takes the expected bytes", ("correctness",)),
-    ),
-    "parallel/float8.py": (
-        ("_multiply", (f"{_PARALLEL}test_float8.py::test_products_are_those_of_the_rounded_operands",),
-         "the device's products are right, and faster", ("by-hand",)),
-    ),
-    "parallel/fused/load.py": (
-        ("load_operators", (f"{_PARALLEL}test_fused.py::test_numbers_are_those_of_one_process_without_them",),
-         "the packages' kernels compute the same, faster", ("by-hand",)),
+        ("make_stream", _STREAMED, "streams run concurrently", ("correctness", "grid")),
+        ("working_stream", (f"{_STREAMS}gradients_may_come_on_another_stream", f"{_STREAMS}a_planted_fault_is_found"),
+         "gradients of captured blocks are waited for", ("correctness",)),
+        ("current_stream", _STREAMED, "backward's thread uses forward's stream", ("correctness",)),
+        ("is_on_host", _STREAMED, "nothing beyond the stream checker", ("correctness",)),
     ),
     "parallel/graphs.py": (
         ("CudaCapture", (f"{_PARALLEL}test_graphs.py::test_a_device_without_graphs_is_refused",), _REPLAYED, ("grid",)),
@@ -138,13 +158,6 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
     "parallel/checkpointing.py": (
         ("(module)", (f"{_PARALLEL}test_checkpointing.py::test_what_backward_runs_again_is_cheap",),
          "the results of these kernels are saved", ("by-hand",)),
-    ),
-    "parallel/streams.py": (
-        ("make_stream", _STREAMED, "streams run concurrently", ("correctness", "grid")),
-        ("working_stream", (f"{_STREAMS}gradients_may_come_on_another_stream", f"{_STREAMS}a_planted_fault_is_found"),
-         "gradients of captured blocks are waited for", ("correctness",)),
-        ("current_stream", _STREAMED, "backward's thread uses forward's stream", ("correctness",)),
-        ("is_on_host", _STREAMED, "nothing beyond the stream checker", ("correctness",)),
     ),
     "engines/session.py": (
         ("ParallelSession._to_device", (), "a batch comes from pinned memory and is complete when read", ("correctness",)),
@@ -176,12 +189,10 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("DeviceClock.event", _TIMED, "events and the host's clock agree", ("grid",)),
         ("DeviceClock.wait", _WINDOWS, "events and the host's clock agree", ("grid",)),
         ("device_clock", (*_TIMED, *_WINDOWS), "events and the host's clock agree", ("grid",)),
+        ("environment", (f"{_CUDA}an_environment_names_device_and_libraries",), "nothing", ("sweep",)),
     ),
     "measurement/memory.py": (
         ("host_bound", (f"{_DEVICE}what_bounds_the_hosts_memory_is_the_host",), "nothing", ()),
-    ),
-    "measurement/environment.py": (
-        ("environment", (f"{_CUDA}an_environment_names_device_and_libraries",), "nothing", ("sweep",)),
     ),
     "measurement/kernels.py": (
         ("compute_cases", _ASKED, "the cases fit into the device, and a law fits their times", ("sweep",)),
@@ -197,26 +208,9 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("_on_host", _TIMED, "launches do not wait for the device", ("sweep",)),
         ("_by_events", _TIMED, "samples are long enough for the device's clock", ("sweep",)),
     ),
-    "measurement/module_tracker.py": (
-        ("ModuleClock.stop", (f"{_CUDA}places_are_timed_by_the_devices_clock",), "module times sum to the step's time", ()),
-        ("ModuleClock._now", (f"{_CUDA}places_are_timed_by_the_devices_clock",), "module times sum to the step's time", ()),
-    ),
-    "numa.py": (
-        ("cores_near", ("tests/executor/test_numa.py::test_a_gpu_tells_its_node",), "the NUMA node is the device's", ()),
-        ("_pci_address", (f"{_CUDA}a_device_has_an_address_on_its_bus",), "the system has a device at this address", ()),
-    ),
-    "runners/devices.py": (
-        ("assign", (f"{_PLACES}ranks_of_a_host_take_its_devices_in_turn",
-                    f"{_PLACES}ranks_that_share_a_device_are_joined_by_gloo"),
-         "nothing", ("correctness",)),
-        ("_accelerator", (f"{_PLACES}a_rank_that_cannot_provide_the_device_is_an_error_with_a_remedy",),
-         "nothing", ()),
-    ),
-    "runners/process_group.py": (
+    "runners/rank_loop.py": (
         ("join", (f"{_CUDA}a_rank_joins_nccl_with_its_device",), "NCCL starts, ends and starts again in one process",
          ("correctness",)),
-    ),
-    "runners/rank_loop.py": (
         ("_ready", _READY, "nothing", ("correctness",)),
     ),
     "runners/ray/checkup.py": (
@@ -231,10 +225,8 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("_median_seconds", _PAIR, "NCCL crosses the network", ()),
         ("_cuda_versions", ("tests/executor/runners/test_on_node.py::test_a_node_tells_of_its_cards",), "nothing", ()),
     ),
-    "runners/ray/pool.py": (
-        ("GangPool.__init__", (), "gangs run concurrently on their devices", ()),
-    ),
     "runners/ray/runner.py": (
+        ("RayRunner.__init__", (), "gangs run concurrently on their devices", ()),
         ("_gpus", ("tests/executor/runners/test_on_node.py::test_ranks_ask_for_devices_where_the_job_does",), "nothing", ()),
     ),
 }  # fmt: skip

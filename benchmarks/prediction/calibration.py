@@ -17,8 +17,7 @@ from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import predict
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.fitting.rank_correlation import spearman
-from autotune.prediction.fitting.trial_fit import fit_runs
-from autotune.prediction.fitting.trial_history import Runs, trial_history
+from autotune.prediction.fitting.trial_fit import Runs, fit_runs, trial_history
 from autotune.request.rows import request_from_fields, request_from_row, request_to_row
 from autotune.session.calibrate import CalibrationRequest, measure_cluster, prepare_calibration
 from autotune.session.resolve import prepare

@@ -21,9 +21,9 @@ from typing import Any
 from autotune.cli.app import run
 from autotune.cli.capacity import config_text, way_text
 from autotune.prediction.planning.capacity import Remedy, Way
-from autotune.prediction.planning.memory_fit import room_of
+from autotune.prediction.planning.memory_fit import memory_limits_of
 from autotune.prediction.planning.question import cluster_of, model_of, question_of
-from autotune.text.sizes import bytes_text
+from autotune.text.rows import bytes_text
 from benchmarks.common.written_page import give, page_parser, table
 from search_spaces.trial_config import TrialConfig
 
@@ -40,13 +40,13 @@ Written by `make bench` (`benchmarks/prediction/capacity.py`). **Predicted, not 
 answer is one command, for full fine-tuning and for low-rank adapters (rank 16 on queries and values, all else frozen), at the
 model's full sequence length ({lengths} tokens).
 
-- **needs**: the first rung of a ladder on which a micro-batch of one sample fits. The ladder begins with the
+- **needs**: the first level of sharding at which a micro-batch of one sample fits. Levels begin with the
   options that cost the least time: ZeRO 0, 1, 2, 3; then the optimizer's state in main memory (1, 2, 3), the parameters, both.
-  Only the data-parallel degree exceeds 1. Options that the rung needs besides are listed with it: recomputation, logits of
+  Only the data-parallel degree exceeds 1. Options that the level needs besides are listed with it: recomputation, logits of
   1,024 tokens at a time (*loss in chunks*), reduction buckets of 50 million elements (*small buckets*).
 - **a card**: bytes that the fullest card needs, including the device's context. **main memory**: bytes of the machine.
-- **micro-batch**: the largest with such samples, on any rung that offloads no more than needed. **tokens**: the longest
-  samples at micro-batch 1, on such a rung. OPT has no positions beyond 2,048; rotary positions have no limit.
+- **micro-batch**: the largest with such samples, at any level that offloads no more than needed. **tokens**: the longest
+  samples at micro-batch 1, at such a level. OPT has no positions beyond 2,048; rotary positions have no limit.
 - A configuration **fits** if it does so with a predicted probability of 95 %: {free} of a card's memory stays free for the
   prediction's error. Gradients are assumed to be summed over micro-batches.
 - 2x24GB is two cards of 24 GiB in one machine, whose main memory is three times that of its cards and at least 64 GiB
@@ -95,9 +95,9 @@ def run_command(case: Case) -> dict[str, Any]:
     return document
 
 
-def states_by_hand(document: dict[str, Any], rung: dict[str, Any]) -> float:
+def states_by_hand(document: dict[str, Any], level: dict[str, Any]) -> float:
     """Bytes of states on a card: parameters 2, gradients 4, Adam's state 12 if trained, 2 if frozen [Rajbhandari 2020]."""
-    spec, ranks, stage = document["model"]["spec"], document["world_size"], rung["zero_stage"]
+    spec, ranks, stage = document["model"]["spec"], document["world_size"], level["zero_stage"]
     whole = document["model"]["parameter_count"]
     trained = whole
     if spec["lora_rank"]:
@@ -105,14 +105,14 @@ def states_by_hand(document: dict[str, Any], rung: dict[str, Any]) -> float:
         queries = spec["num_attention_heads"] * spec["head_dim"]
         trained = spec["num_layers"] * spec["lora_rank"] * (2 * spec["hidden_size"] + queries + keys)
         whole += trained
-    kept = 0 if rung["offload_param"] else 2 * whole / (ranks if stage == 3 else 1)
-    state = 0 if rung["offload_optimizer"] else 12 * trained / (ranks if stage >= 1 else 1)
+    kept = 0 if level["offload_param"] else 2 * whole / (ranks if stage == 3 else 1)
+    state = 0 if level["offload_optimizer"] else 12 * trained / (ranks if stage >= 1 else 1)
     return kept + 4 * trained / (ranks if stage >= 2 else 1) + state
 
 
-def predicted_states(rung: dict[str, Any]) -> float:
+def predicted_states(level: dict[str, Any]) -> float:
     """Bytes of states on a card by the prediction's equations."""
-    tags = rung["predicted"]["peak_memory_bytes"][0]["by_tag"]
+    tags = level["predicted"]["peak_memory_bytes"][0]["by_tag"]
     return float(sum(tags[name] for name in ("parameters", "gradients", "optimizer_state")))
 
 
@@ -120,30 +120,30 @@ def row(case: Case, document: dict[str, Any]) -> list[str]:
     """Cells of a case."""
     place = f"{case.machine}, {'LoRA' if case.adapted else 'full'}"
     needed = document["needed"]
-    rung = needed or document["nearest"]
-    host = rung["predicted"]["host_memory_bytes"]
+    level = needed or document["nearest"]
+    host = level["predicted"]["host_memory_bytes"]
     most, longest = document["largest_micro_batch"], document["longest_samples"]
     return [
         place,
-        config_text(config_of(rung)) if needed else f"**nothing fits**; nearest: {config_text(config_of(rung))}",
-        bytes_text(rung["needed_bytes"]),
+        config_text(config_of(level)) if needed else f"**nothing fits**; nearest: {config_text(config_of(level))}",
+        bytes_text(level["needed_bytes"]),
         bytes_text(host) if host else "–",
         f"{most['micro_batch_size']:,} (ZeRO {most['config']['zero_stage']})" if most else "–",
         f"{longest['sequence_length']:,} (ZeRO {longest['config']['zero_stage']})" if longest else "–",
-        f"{bytes_text(states_by_hand(document, rung))} / {bytes_text(predicted_states(rung))}",
+        f"{bytes_text(states_by_hand(document, level))} / {bytes_text(predicted_states(level))}",
     ]
 
 
-def config_of(rung: dict[str, Any]) -> TrialConfig:
-    """Configuration of a rung."""
-    return TrialConfig().replace(rung["config"])
+def config_of(level: dict[str, Any]) -> TrialConfig:
+    """Configuration of a level."""
+    return TrialConfig().replace(level["config"])
 
 
 def lacking(case: Case, document: dict[str, Any]) -> str:
     """A line about a case in which nothing fits."""
-    rung = document["nearest"]
+    level = document["nearest"]
     ways = "; or ".join(way_text(Way(remedy=Remedy(way["remedy"]), value=way["value"])) for way in document["ways_out"])
-    lacks = [("a card", rung["lacks_card_bytes"]), ("of main memory", rung["lacks_host_bytes"])]
+    lacks = [("a card", level["lacks_card_bytes"]), ("of main memory", level["lacks_host_bytes"])]
     short = " and ".join(f"{bytes_text(count)} {what}" for what, count in lacks if count)
     return f"- `{case.command}`: the nearest lacks {short}. Predicted remedies: {ways or 'none of those tried'}."
 
@@ -170,13 +170,13 @@ def known_facts(answers: list[tuple[Case, dict[str, Any]]]) -> list[str]:
     """Well-known facts about such models, beside the answers."""
     found = {(case.model, case.machine, case.adapted): document for case, document in answers}
     whole, adapted = found["llama-2-7b", "8x80GB", False], found["llama-2-7b", "2x24GB", True]
-    count, held = whole["model"]["parameter_count"], adapted["rungs"][0]["needed_bytes"]
+    count, held = whole["model"]["parameter_count"], adapted["levels"][0]["needed_bytes"]
     by_hand = f"{count / 1e9:.2f} billion, {16 * count / 1e9:.0f} GB"
     return f"""## Against what is known
 
 - Full fine-tuning of 7 billion parameters with Adam is known to need 112 GB of states, 16 bytes each. Llama 2 7B has
   {by_hand}; with the fp32 gradients of this engine {18 * count / 1e9:.0f} GB. Predicted at ZeRO 0:
-  {predicted_states(whole["rungs"][0]) / 1e9:.0f} GB.
+  {predicted_states(whole["levels"][0]) / 1e9:.0f} GB.
 - LoRA of 7B over a bf16 base is known to fit one card of 24 GB. Predicted at ZeRO 0: {bytes_text(held)}, of which
   {bytes_text(2 * count)} are the base.""".splitlines()
 
@@ -184,7 +184,7 @@ def known_facts(answers: list[tuple[Case, dict[str, Any]]]) -> list[str]:
 def free_share() -> float:
     """Share of a card's memory that predictions must leave free."""
     question = question_of(model_of("opt-1.3b", None, None, None), cluster_of(MACHINES[0], None, None))
-    return 1 - room_of(question).device / question.cluster.device.memory_bytes
+    return 1 - memory_limits_of(question).device / question.cluster.device.memory_bytes
 
 
 def known_errors() -> str:
@@ -213,8 +213,8 @@ def main() -> int:
     give(lines, arguments.markdown)
     apart = 0
     for case, found in answers:
-        rung = found["needed"] or found["nearest"]
-        hand, predicted = states_by_hand(found, rung), predicted_states(rung)
+        level = found["needed"] or found["nearest"]
+        hand, predicted = states_by_hand(found, level), predicted_states(level)
         if abs(predicted / hand - 1) > BOUND:
             apart += 1
             print(f"{case.command}: states are {predicted:,.0f} bytes predicted, {hand:,.0f} by hand")

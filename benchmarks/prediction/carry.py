@@ -26,7 +26,7 @@ from autotune.knowledge.row_cases import refusal
 from autotune.knowledge.table import read_table
 from autotune.prediction.equations.step import Z90
 from autotune.prediction.planning.memory_fit import PROBABILITY, margin_of
-from autotune.prediction.planning.simplicity import RESOLUTION, resolution
+from autotune.prediction.planning.ties import RESOLUTION, resolution
 from autotune.recipes.candidates import NORMAL_MEDIAN
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
 

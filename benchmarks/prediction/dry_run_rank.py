@@ -5,8 +5,8 @@ from collections.abc import Callable
 from typing import Any
 
 from executor.engine import RankContext
-from executor.measurement.agreement import gather_plain
 from executor.measurement.flop_counter import FlopCounter
+from executor.measurement.trial_report import gather_plain
 from executor.trial import run as trial
 from search_spaces.trial import Progress, TrialRequest, TrialResult
 

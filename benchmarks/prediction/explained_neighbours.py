@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
 
-from autotune.explain.explanation.explain import explain
-from autotune.explain.explanation.findings import Basis
+from autotune.explain.explain import explain
+from autotune.explain.findings import Basis
 from autotune.loop.loop import run_job
 from autotune.prediction.equations.step import Z90
 from autotune.request.rows import request_to_row

@@ -25,6 +25,7 @@ from scipy.optimize import least_squares
 from autotune.prediction.equations import kernels
 from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.hardware import FP8_GAIN
 from autotune.prediction.equations.kernels import (
     NARROW_HEAD,
     SHORT_SEQUENCE,
@@ -33,7 +34,6 @@ from autotune.prediction.equations.kernels import (
     nearest,
     product_seconds,
 )
-from autotune.prediction.equations.mixed import FP8_GAIN
 from search_spaces.clusters.cluster import DeviceSpec
 from search_spaces.clusters.presets import device_preset
 

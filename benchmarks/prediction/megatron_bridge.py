@@ -14,10 +14,9 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.knowledge.csv_file import CsvRecord
 from autotune.knowledge.row import TableRow, step_seconds
 from autotune.knowledge.row_cases import refusal
-from autotune.knowledge.table import read_records
+from autotune.knowledge.table import CsvRecord, read_records
 from benchmarks.common.written_page import give, page_parser, table
 from benchmarks.prediction.predicted_runs import PredictedRun, summary, table_of_models
 from benchmarks.prediction.scoring.table_predictor import TablePredictor

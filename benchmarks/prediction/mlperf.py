@@ -23,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from autotune.errors import KnowledgeError
-from autotune.knowledge.mlperf import BENCHMARKS, SYSTEM, parsed, read_log
+from autotune.knowledge.read import BENCHMARKS, SYSTEM, parsed, read_log
 from autotune.knowledge.row import TableRow, step_seconds
 from autotune.knowledge.row_cases import case_of, refusal
 from autotune.knowledge.row_names import find_device

@@ -28,10 +28,10 @@ from autotune.prediction.fitting.rank_correlation import spearman
 from benchmarks.common.shaped_link import why_not
 from benchmarks.common.shaped_network import NetworkRunner, ShapedNetwork
 from benchmarks.common.written_page import table
-from executor.data.batches import FactoryData
+from executor.batches import FactoryData
 from executor.measurement.flop_counter import FlopCounter
 from executor.runners.local import LocalRunner
-from executor.runners.profile import describe_factory
+from executor.runners.one_process import describe_factory
 from executor.user_module.factory import load_factory
 from executor.user_module.survey import loss_of
 from search_spaces.clusters.cluster import ClusterSpec

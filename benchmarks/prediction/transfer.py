@@ -20,9 +20,8 @@ from benchmarks.common.shaped_link import why_not
 from benchmarks.common.shaped_network import NetworkRunner, ShapedNetwork
 from benchmarks.common.written_page import give, page_parser
 from benchmarks.prediction.transfer_figures import Measured, finalists, page
+from executor.engines.capabilities import FSDP2, NATIVE
 from executor.engines.deepspeed.capability import DEEPSPEED, installed_version, unusable
-from executor.engines.fsdp2.capability import FSDP2
-from executor.engines.native.capability import NATIVE
 from executor.runners.local import LocalRunner
 from executor.runners.runner import Runner
 from search_spaces.capability import Capability

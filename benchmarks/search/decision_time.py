@@ -15,9 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.strategies.guided.acquisition import choose
-from autotune.strategies.guided.described import Described
-from autotune.strategies.guided.observations import Observations
+from autotune.strategies.guided.described import Described, Observations
+from autotune.strategies.guided.strategy import choose
 from benchmarks.common.written_page import table
 
 FEATURES, TAGS, TRIALS = 35, 5, 100

@@ -19,11 +19,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import fmean
 
-from autotune.request.component_names import STRATEGIES
 from benchmarks.common.paired_statistics import pooled_deviation
 from benchmarks.common.shaped_link import why_not
 from benchmarks.common.shaped_network import NetworkRunner, ShapedNetwork
 from benchmarks.common.written_page import give, page_parser, table
+from benchmarks.search.contestants import CONTESTANTS
 from benchmarks.search.grid import header
 from benchmarks.search.grid_design import DOMAINS, RATE_MBIT, TOP, WORLDS, Grid
 from benchmarks.search.grid_figures import mean_rates, noise_of, remeasured_best
@@ -35,8 +35,8 @@ from search_spaces.trial_config import stable_hash
 
 BOUND = 0.03
 """Largest average shortfall of guided search's winner from the best of the grid."""
-BASELINES = tuple(name for name in STRATEGIES if name not in (GUIDED, "smac"))
-"""Without smac, an optional extra that runs another program and takes seconds to decide."""
+RIVALS = tuple(name for name in CONTESTANTS if name not in (GUIDED, "smac"))
+"""Without smac, which another distribution brings and which takes seconds to decide."""
 SECONDS_A_TRIAL = {2: 3.8, 4: 5.0}
 ROUNDS = 3
 INTRODUCTION = (
@@ -171,7 +171,7 @@ def replayed(ranks: int, arguments: argparse.Namespace, rows: Sequence[Row]) -> 
 def main() -> int:
     parser = page_parser(__doc__)
     parser.add_argument("--ranks", type=int, nargs="+", choices=WORLDS, default=[2])
-    parser.add_argument("--baselines", nargs="*", choices=BASELINES, default=list(BASELINES))
+    parser.add_argument("--baselines", nargs="*", choices=RIVALS, default=list(RIVALS))
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--trials", type=int, default=12)
     parser.add_argument("--confirm", type=int, default=0, help="confirmation rounds at the end of a sweep")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from autotune.request.field_forms import parse_shape
 from autotune.request.request import JobRequest
-from autotune.series.scaling import scaled
+from autotune.series.run import scaled
 from autotune.series.series import SeriesEntry, SeriesObjective, SeriesRequest, SeriesResult
 from autotune.session.resolve import prepare
 from autotune.session.session import Session

@@ -16,13 +16,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from autotune.knowledge.table import MeasurementTable, read_table
-from autotune.request.component_names import STRATEGIES
 from benchmarks.common.written_page import table
 from benchmarks.prediction.scoring.facts import Facts, gather_facts
 from benchmarks.prediction.scoring.folds import Calibration
 from benchmarks.prediction.scoring.outcomes import Labels, read_labels
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
 from benchmarks.search import wrong_prior, wrong_verdicts
+from benchmarks.search.contestants import CONTESTANTS
 from benchmarks.search.search_targets import GROUP, SOURCE, TARGETS, Document, Line, transfers
 from benchmarks.search.tables.groups import gather_groups
 from benchmarks.search.tables.markdown import group_tables, method_lines, source_tables, stops
@@ -114,7 +114,7 @@ def main() -> int:
     parser.add_argument("--data", type=Path, default=Path("../shared/data"))
     parser.add_argument(
         "--strategies",
-        default=",".join(name for name in STRATEGIES if name != "smac" or find_spec("smac")),
+        default=",".join(name for name in CONTESTANTS if name != "smac" or find_spec("smac")),
         help="guided and tpe must be among them",
     )
     parser.add_argument("--seeds", type=int, default=20)

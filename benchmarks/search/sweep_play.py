@@ -14,6 +14,7 @@ from autotune.request.request import JobRequest
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.tuning import finish, open_job
+from benchmarks.search.contestants import BASELINES, with_contestant
 from benchmarks.search.grid_design import DOMAINS, FIDELITY, MODEL, WORKLOAD, Grid
 from benchmarks.search.grid_figures import Noise, mean_rates, noise_of
 from benchmarks.search.grid_file import Row
@@ -78,7 +79,8 @@ def read_sweeps(path: Path) -> list[Sweep]:
 
 def play(grid: Grid, contestant: str, seed: int, runner: Runner, *, trials: int, confirm: int, warm: Path) -> Sweep:
     """Run a job and return its trials. Each has a new database, except the warm one, which uses `warm`."""
-    session = prepare(request_of(grid, "guided" if contestant == WARM else contestant, seed, trials, confirm))
+    strategy = "guided" if contestant == WARM else "random" if contestant in BASELINES else contestant
+    session = prepare(request_of(grid, strategy, seed, trials, confirm))
     with tempfile.TemporaryDirectory() as folder:
         return _played(grid, session, contestant, runner, str(warm if contestant == WARM else Path(folder) / "sweep.db"))
 
@@ -126,6 +128,7 @@ def _drawn(row: Row, mean: float, noise: Noise, random: Random) -> TrialResult:
 
 def _played(grid: Grid, session: Session, contestant: str, runner: Runner, database: str) -> Sweep:
     with open_store(database) as store:
+        session = with_contestant(session, contestant, store)
         job = open_job(store, session)
         began = time.time()
         found = finish(session, store, job.id, runner)

@@ -9,9 +9,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from autotune.loop.agenda import next_trials
 from autotune.loop.heartbeats import LeaseHeartbeat
-from autotune.loop.listener import LoopListener
+from autotune.loop.listener import LoopListener, StopSignal
 from autotune.loop.loop import TuningLoop
-from autotune.loop.stop import StopSignal
 from autotune.session.resolve import session_of
 from benchmarks.service.rows import measured
 from executor.runners.replay import ReplayRunner

@@ -11,7 +11,7 @@ import sys
 from dataclasses import dataclass
 
 from benchmarks.common.written_page import give, page_parser
-from executor.measurement.fewer import Line, line_of
+from executor.measurement.meter import Line, line_of
 from executor.measurement.timing import student_t_975
 from executor.runners.local import LocalRunner
 from search_spaces.models.huggingface import resolve_model

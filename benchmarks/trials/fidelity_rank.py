@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable
 
 from executor.engine import RankContext
-from executor.measurement.agreement import gather_numbers
-from executor.measurement.fewer import line_of
+from executor.measurement.meter import line_of
+from executor.measurement.trial_report import gather_numbers
 from executor.trial.run import ENGINES
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Progress, TrialRequest, TrialResult

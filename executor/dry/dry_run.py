@@ -12,14 +12,14 @@ from torch._subclasses import FakeTensorMode
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from executor.data.batches import read_text
+from executor.batches import read_text
 from executor.dry.ledger import backend_of
 from executor.dry.mode import DryMode
 from executor.dry.result import DryRank, DryRun
 from executor.engine import Engine, RankContext, measured_config
 from executor.engines.session import ParallelSession, refuse
 from executor.errors import EngineRefusalError, FactoryError
-from executor.measurement.fewer import Line
+from executor.measurement.meter import Line
 from executor.parallel.attention import SWITCHES
 from executor.trial.run import ENGINES
 from search_spaces.kernels import FUSED_KERNELS, NONE

@@ -48,7 +48,7 @@ class Ledger:
         self._first: list[_StorageBlock] = []
         self._host = 0
 
-    def track(self, value: Tensor, tag: str = "activations") -> None:
+    def track(self, value: Tensor) -> None:
         """Register the storage of a tensor that an operator returned, unless it is known."""
         storage = value.untyped_storage()
         key = storage._cdata
@@ -57,7 +57,7 @@ class Ledger:
                 # FakeTensorMode creates a cached view by `set_`, which restores the size of an emptied storage.
                 _RESIZE(storage, 0)
             return
-        block = _StorageBlock(self._rounded(storage.size()), tag, self._is_open)
+        block = _StorageBlock(self._rounded(storage.size()), "activations", self._is_open)
         self._known[key] = weakref.ref(storage, lambda _: self._died(key)), block
         if self._is_open:
             self._changes.append((block.size, block))

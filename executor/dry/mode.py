@@ -13,8 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.dry.ledger import CommunicationBackend, Ledger
-from executor.dry.products import FORMULAS, workspace_bytes
-from executor.dry.traffic import FULL_MESSAGE, Traffic, keep_sent_tensors
+from executor.dry.operators import FORMULAS, FULL_MESSAGE, Traffic, keep_sent_tensors, workspace_bytes
 from executor.parallel.collectives import observed_by
 from search_spaces.models.model import ModelSpec
 

@@ -21,11 +21,11 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._pytree import tree_leaves
 
-from executor.data.batches import FactoryData, read_text
+from executor.batches import FactoryData, read_text
 from executor.dry.equal_blocks import StandIns, UnequalError, choices_of_stand_ins, completed
 from executor.dry.ledger import backend_of
 from executor.dry.mode import DryMode
-from executor.dry.products import ATTENTION, products_of
+from executor.dry.operators import ATTENTION, products_of
 from executor.dry.recorded import (
     SIZES,
     RecordedMicroBatch,

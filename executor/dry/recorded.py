@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from executor.dry.products import Shape
+from executor.dry.operators import Shape
 from executor.errors import FactoryError
 from search_spaces.models.module_profile import Affine, BlockWork, MatrixProduct, Moment, MomentKind, Work
 

@@ -1,26 +1,25 @@
-"""The session that the parallel engines share: a model in parts on this rank, trained step by step."""
+"""The session that the parallel engines share: a model in parts on this rank, trained step by step, with loss scaling."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import is_fake
 
-from executor.data.batches import micro_batches as cut_batch
-from executor.data.batches import useful_tokens
+from executor.batches import kept_tokens, shortened, useful_tokens
+from executor.batches import micro_batches as cut_batch
 from executor.engine import HOST, REFERENCE_STEPS, EngineSession, PrivatePool, RankContext, StepReport
-from executor.engines.shared_rules import version_refusals
+from executor.engines.capabilities import version_refusals
 from executor.engines.sources import DTYPES, source_of
-from executor.errors import EngineRefusalError, FactoryError
+from executor.errors import EngineRefusalError, FactoryError, WrongResultError
 from executor.parallel.activation_offload import ActivationOffload
 from executor.parallel.attention import choose_attention_kernel
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.context import METHODS
-from executor.parallel.data_schedule import kept_tokens, shortened
 from executor.parallel.experts import RouterBalance, set_loss_scale
 from executor.parallel.graphs import EAGER_STEPS, BlockGraphs, Capture, compile_blocks, compile_seconds, forget_compiled
 from executor.parallel.groups import ParallelGroups
-from executor.parallel.loss_scaling import LossScaler
 from executor.parallel.model import Transformer
 from executor.parallel.pipeline import Pipeline, precise
 from executor.parallel.replica import ModelPart, Replica
@@ -28,12 +27,49 @@ from executor.user_module.survey import loss_of
 from search_spaces.capability import Capability
 from search_spaces.mesh import DATA, PIPELINE, make_mesh
 from search_spaces.models.model import FactoryModel, Model
-from search_spaces.rules.packing import ENGINE_REMEDY, PACK
+from search_spaces.optimizers import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE
 from search_spaces.rules.table import check_shapes
+from search_spaces.rules.training import ENGINE_REMEDY, PACK
 from search_spaces.training.data_schedule import is_scheduled, job_step, length_at
-from search_spaces.training.loss_scale import scales_losses
+from search_spaces.training.states import scales_losses
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
+
+
+class LossScaler:
+    """The factor of a step's losses before backward, by which gradients are divided before the update.
+
+    A step [Micikevicius et al. 2018, Mixed Precision Training, 3.2; as in `torch.amp.GradScaler`]:
+
+    1. Losses are multiplied by `scale`, a power of two, which causes no rounding.
+    2. The norm of the gradients over all shares, slices and stages is not finite if any gradient of any rank is not. So the
+       sums that clipping needs in any case inform every rank.
+    3. If the norm is finite, the update uses gradients divided by `scale`; after GROWTH_INTERVAL such steps in a row the scale
+       is doubled. Otherwise no rank updates, and the scale is halved.
+
+    Raises, from `accepts`:
+        WrongResultError: gradients overflow at the smallest scale; raised on every rank.
+    """
+
+    def __init__(self) -> None:
+        self.scale = 2.0**INITIAL_SCALE_POWER
+        self._accepted = 0
+        """Updates since the last change of the scale."""
+
+    def accepts(self, norm: Tensor) -> bool:
+        """Whether to update with scaled gradients of this norm; sets the scale of the next step."""
+        # A dry run has no values, so none overflow.
+        if is_fake(norm) or bool(torch.isfinite(norm)):
+            self._accepted += 1
+            if self._accepted == GROWTH_INTERVAL:
+                self.scale, self._accepted = self.scale * 2, 0
+            return True
+        self.scale, self._accepted = self.scale / 2, 0
+        if self.scale < LEAST_SCALE:
+            raise WrongResultError(
+                f"gradients overflow fp16 at a loss scale of {self.scale * 2:g}, below which no scale helps; use precision=bf16"
+            )
+        return False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

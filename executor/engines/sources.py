@@ -7,18 +7,17 @@ from abc import ABC, abstractmethod
 import torch
 from torch import Tensor, nn
 
-from executor.data.batches import AHEAD, PLACES, Data, DataAhead, FactoryData, document_data, text_data
+from executor.batches import AHEAD, PLACES, Data, DataAhead, FactoryData, document_data, text_data
 from executor.errors import EngineRefusalError, FactoryError
 from executor.parallel.context import METHODS
-from executor.parallel.fused.load import load_operators
+from executor.parallel.fused import load_operators
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.model import RankModel, Transformer, transformer_without_memory
 from executor.parallel.replica import ModelPart
 from executor.parallel.tensor import TensorParallel
 from executor.user_module.factory import UserModule, load_factory
-from executor.user_module.survey import Survey, UndividedError, block_names, survey
+from executor.user_module.survey import Survey, UndividedError, block_names, cut_stage, survey
 from executor.user_module.tensor_plan import divide
-from executor.user_module.user_stage import cut_stage
 from search_spaces.mesh import PIPELINE
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.models.pipeline import losses_wait, rank_of_stage, split_blocks, split_layers, stages_of_rank

@@ -352,16 +352,12 @@ def _transposed(matrix: Tensor) -> Tensor:
     return matrix.T if matrix.dim() == 2 else matrix
 
 
-def _interleave(parts: Sequence[Tensor]) -> Tensor:
-    pairs = zip(parts[::2], parts[1::2], strict=True)
-    return torch.stack([_transposed(torch.stack(pair, dim=1).flatten(0, 1)) for pair in pairs])
-
-
-def _part(tensor: Tensor, _: Sequence[int]) -> Sequence[Tensor]:
-    return [_transposed(expert)[first::2] for expert in tensor for first in (0, 1)]
-
-
-INTERLEAVED = Together(join=_interleave, split=_part)
+INTERLEAVED = Together(
+    join=lambda parts: torch.stack(
+        [_transposed(torch.stack(pair, dim=1).flatten(0, 1)) for pair in zip(parts[::2], parts[1::2], strict=True)]
+    ),
+    split=lambda tensor, _: [_transposed(expert)[first::2] for expert in tensor for first in (0, 1)],
+)
 """GPT-OSS: a row of the gate, one of the other matrix, and so on, transposed."""
 TRANSPOSED = Together(
     join=lambda parts: torch.stack([_transposed(part) for part in parts]),

@@ -1,10 +1,12 @@
-"""A device's counters: memory by its driver and by torch's allocators, release of cached memory, clock and throttling.
+"""A device's counters: memory by its driver and by torch's allocators, clock, throttling; a rank's versions and hardware.
 
 `CudaCounters` contains all queries of CUDA memory and clocks. Tests substitute it through `counters_of`.
 """
 
 import contextlib
 import ctypes
+import os
+import platform
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +16,9 @@ from types import TracebackType
 from typing import Any
 
 import torch
+import torch.distributed as dist
+
+from search_spaces.environment import VARIABLES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -314,3 +319,24 @@ class DeviceEvents:
     def mean(self) -> float | None:
         """Return the mean seconds per step; the device must be idle."""
         return fmean(self.last(len(self._pairs))) if self._pairs else None
+
+
+def environment(device: torch.device) -> dict[str, str]:
+    """Versions and hardware as this rank sees them."""
+    facts = {
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "platform": platform.platform(),
+        "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine(),
+        "cores": str(os.cpu_count()),
+        "threads_per_rank": str(torch.get_num_threads()),
+        "backend": str(dist.get_backend()) if dist.is_initialized() else "none",
+    }
+    # Variables of the trial and of the node itself.
+    if variables := " ".join(f"{name}={os.environ[name]}" for name in sorted(VARIABLES) if name in os.environ):
+        facts["variables"] = variables
+    if device.type == "cuda":
+        facts["cuda"] = str(torch.version.cuda)
+        facts["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        facts["compute_capability"] = ".".join(map(str, torch.cuda.get_device_capability(device)))
+    return facts

@@ -1,17 +1,20 @@
-"""The local cases of a micro-benchmark: products, attention, layers, memory traffic, launches, copies to the host."""
+"""The cases of a micro-benchmark: products, attention, layers, memory traffic, launches, copies and collectives."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.nn import functional
 
+from executor.engine import RankContext
+from executor.parallel.collectives import all_gather_single, group_options, reduce_scatter_single
 from executor.parallel.head import Head
 from executor.parallel.model import Block, whole
 from executor.parallel.operators import rotary_table
-from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, Operation, layer_model
+from search_spaces.clusters.microbenchmark import COLLECTIVES, SINGLE_RANK, GroupShape, Operation, layer_model
 from search_spaces.training.states import CHUNK_ELEMENTS
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -258,3 +261,92 @@ def host_copy(elements: int, device: torch.device, *, down: bool) -> Run:
     on_host = torch.zeros(elements, pin_memory=True)
     source, target = (on_device, on_host) if down else (on_host, on_device)
     return lambda: target.copy_(source, non_blocking=True)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkGroup:
+    """A group of this rank. All groups of the same shape communicate at the same time."""
+
+    shape: GroupShape
+    ranks: tuple[int, ...]
+    handle: dist.ProcessGroup
+
+
+def group_layouts(hosts: Sequence[str]) -> list[tuple[GroupShape, list[tuple[int, ...]]]]:
+    """Return the group shapes with the groups of each: the ranks of a node, one rank of each node, all ranks.
+
+    If nodes have unequal numbers of ranks, there is only the group of all ranks.
+    """
+    nodes: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        nodes.setdefault(host, []).append(rank)
+    members = list(nodes.values())
+    per_node, equal = len(members[0]), len({len(ranks) for ranks in members}) == 1
+    layouts = []
+    if per_node > 1 and equal:
+        layouts.append((GroupShape(ranks=per_node, in_node=per_node), [tuple(ranks) for ranks in members]))
+    if len(members) > 1:
+        if per_node > 1 and equal:
+            shape = GroupShape(ranks=len(members), in_node=1, sharing=per_node)
+            layouts.append((shape, [tuple(column) for column in zip(*members, strict=True)]))
+        largest = max(len(ranks) for ranks in members)
+        layouts.append((GroupShape(ranks=len(hosts), in_node=min(per_node, largest)), [tuple(range(len(hosts)))]))
+    return layouts
+
+
+def open_groups(context: RankContext, hosts: Sequence[str]) -> list[LinkGroup]:
+    """Create the groups. Every rank creates all of them in the same order, as the backends require."""
+    mine = []
+    for shape, groups in group_layouts(hosts):
+        for ranks in groups:
+            handle = dist.new_group(list(ranks), pg_options=group_options(dist.get_backend()))
+            if context.rank in ranks:
+                mine.append(LinkGroup(shape=shape, ranks=ranks, handle=handle))
+    return mine
+
+
+def link_cases(context: RankContext, groups: Sequence[LinkGroup], largest_bytes: int) -> Iterator[KernelCase]:
+    """Yield every collective over every group, small messages first."""
+    size = 4096
+    while size <= largest_bytes:
+        for group in groups:
+            for operation in COLLECTIVES:
+                yield _case(context, group, operation, size)
+        size *= 4
+
+
+def _case(context: RankContext, group: LinkGroup, operation: Operation, size: int) -> KernelCase:
+    ranks = len(group.ranks)
+    elements = max(size // 4 // ranks, 1) * ranks
+    return KernelCase(
+        operation=operation,
+        precision="fp32",
+        shape=(4 * elements,),
+        cost=4.0 * elements + 2.0**16,  # below about 64 kB the time of a message does not depend on its size
+        memory=12.0 * elements,
+        make=lambda: _communication(context, group, operation, elements),
+        group=group.shape,
+    )
+
+
+def _communication(context: RankContext, group: LinkGroup, operation: Operation, elements: int) -> Run:
+    """One collective, or for SEND a message between neighbours, over `elements` fp32 numbers."""
+    handle, whole = group.handle, torch.zeros(elements, device=context.device)
+    part = torch.zeros(elements // len(group.ranks), device=context.device)
+    match operation:
+        case Operation.ALL_REDUCE:
+            return lambda: dist.all_reduce(whole, group=handle)
+        case Operation.ALL_GATHER:
+            return lambda: all_gather_single(whole, part, group=handle)
+        case Operation.REDUCE_SCATTER:
+            return lambda: reduce_scatter_single(part, whole, group=handle)
+        case Operation.ALL_TO_ALL:
+            received = torch.zeros_like(whole)
+            return lambda: dist.all_to_all_single(received, whole, group=handle)
+    # Ranks at even positions send to the next rank. If their number is odd, the last one is idle.
+    position = group.ranks.index(context.rank)
+    if position % 2:
+        return lambda: dist.recv(whole, src=group.ranks[position - 1], group=handle)
+    if position + 1 < len(group.ranks):
+        return lambda: dist.send(whole, dst=group.ranks[position + 1], group=handle)
+    return lambda: None

@@ -228,12 +228,17 @@ def reset_peak_resident_set() -> None:
 
 def peak_resident_set() -> int:
     """Return this process's peak resident set since the last reset, in bytes; 0 if the kernel does not report it."""
+    return _status_bytes("VmHWM") or 0
+
+
+def _status_bytes(entry: str) -> int | None:
+    """Return an entry of this process's status in bytes; None if the kernel does not report it."""
     try:
         status = Path("/proc/self/status").read_text()
     except OSError:
-        return 0
-    match = re.search(r"VmHWM:\s+(\d+) kB", status)
-    return int(match[1]) * 1024 if match else 0
+        return None
+    match = re.search(rf"{entry}:\s+(\d+) kB", status)
+    return int(match[1]) * 1024 if match else None
 
 
 SLACK_BYTES = 1 << 30
@@ -264,7 +269,7 @@ def bounded_memory(growth_bytes: int | None) -> Iterator[None]:
     The memory account (`account_step`) decides about the limit; this is the backstop for steps that would not get that far. It
     does nothing without a bound or if the system does not support one. Pinned memory belongs to the driver and is not bounded.
     """
-    now = _private_bytes()
+    now = _status_bytes("VmData")  # private writable memory, including untouched pages
     if growth_bytes is None or now is None:
         yield
         return
@@ -277,13 +282,3 @@ def bounded_memory(growth_bytes: int | None) -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
-
-
-def _private_bytes() -> int | None:
-    """Return this process's private writable memory, including untouched pages; None if the kernel does not report it."""
-    try:
-        status = Path("/proc/self/status").read_text()
-    except OSError:
-        return None
-    match = re.search(r"VmData:\s+(\d+) kB", status)
-    return int(match[1]) * 1024 if match else None

@@ -1,9 +1,13 @@
-"""The micro-benchmark on one rank: times functions on all ranks together, and measures the prediction's inputs."""
+"""The micro-benchmark on one rank, as a trial of a gang or quickly on forked ranks: times functions on all ranks together."""
 
+import gc
+import json
 import math
 import os
 import socket
 import statistics
+import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,14 +16,13 @@ from itertools import groupby
 from pathlib import Path
 
 import torch
+import torch.distributed as dist
 
 from executor.engine import RankContext
-from executor.measurement.agreement import gather_numbers, gather_plain
-from executor.measurement.device import counters_of
-from executor.measurement.environment import environment
-from executor.measurement.file_rates import QUICK_BYTES, FilePass
-from executor.measurement.kernels import KernelCase, Run, compute_cases
-from executor.measurement.links import close_groups, link_cases, open_groups
+from executor.files.rank_file import QUICK_BYTES, FilePass
+from executor.measurement.device import counters_of, environment
+from executor.measurement.kernels import KernelCase, compute_cases, link_cases, open_groups
+from executor.measurement.trial_report import gather_numbers, gather_plain
 from search_spaces.clusters.microbenchmark import (
     COLLECTIVES,
     MeasuredRow,
@@ -28,14 +31,10 @@ from search_spaces.clusters.microbenchmark import (
     Operation,
 )
 from search_spaces.outcome import Outcome
+from search_spaces.plain import from_plain, to_plain
 from search_spaces.training.states import BUFFERS
 from search_spaces.trial import Progress
 
-DEVICE_SAMPLE_SECONDS = 1e-3
-"""Least duration of a sample, which repeats the run until then: well above the resolution of events."""
-HOST_SAMPLE_SECONDS = 4e-3
-"""The same with the host's clock: at least a time slice of the scheduler, so that other processes slow all samples alike."""
-MOST_RUNS = 1000
 LEAST_SAMPLES = 3
 MOST_SAMPLES = 21
 
@@ -76,8 +75,10 @@ class Stopwatch:
         """
         self._sample(run, 1, on_host)
         once = max(self.slowest(self._sample(run, 1, on_host)), 1e-7)
-        least = HOST_SAMPLE_SECONDS if on_host or self._context.device.type != "cuda" else DEVICE_SAMPLE_SECONDS
-        runs = min(math.ceil(least / once), MOST_RUNS)
+        # A sample repeats the run for at least a time slice of the scheduler, so that other processes slow all samples alike;
+        # on the device, well above the resolution of events.
+        least = 4e-3 if on_host or self._context.device.type != "cuda" else 1e-3
+        runs = min(math.ceil(least / once), 1000)
         count = min(max(int(allowed / (runs * once)), LEAST_SAMPLES), MOST_SAMPLES)
         mine = [self._sample(run, runs, on_host) / runs for _ in range(count)]
         slowest = [max(column) for column in zip(*gather_numbers(self._context, mine), strict=True)]
@@ -114,8 +115,6 @@ def _by_events(run: Callable[[], object], runs: int) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
-LINK_SHARE = 0.35
-"""Share of the time for communication."""
 FILE_SHARE = 0.2
 """Share of the time for files, if a folder is given."""
 WEIGHTS = {Operation.LAYER: 4.0, Operation.HEAD: 2.0, Operation.PRODUCT: 2.0, Operation.PRODUCT_BACKWARD: 1.5}
@@ -127,8 +126,6 @@ QUICK_SHAPES: Mapping[Operation, tuple[tuple[int, ...], ...]] = {
     Operation.UPDATE: ((2**20,),),
 }
 """CPU shapes of a quick measurement: layers from dominated by launches to dominated by products."""
-QUICK_MESSAGES = (2**12, 2**18)
-"""Message sizes of a quick measurement, in bytes."""
 
 
 def run_microbenchmark(
@@ -145,7 +142,8 @@ def run_microbenchmark(
     cases = [case for case in compute_cases(context.device, request.precisions) if _wanted(case, request)]
     compute = sorted(cases, key=lambda case: (case.operation, case.precision, case.cost))
     files = [*file_cases(Path(request.nvme_path))] if request.nvme_path is not None else []
-    share = (1.0 if context.world_size == 1 else 1 - LINK_SHARE) - (FILE_SHARE if files else 0)
+    # Of the time, 0.35 is for communication.
+    share = (1.0 if context.world_size == 1 else 0.65) - (FILE_SHARE if files else 0)
     bench = _Bench(context, request, stopwatch, progress)
     rows = bench.run(compute, share * request.seconds, "compute")
     rows += bench.run(files, FILE_SHARE * request.seconds, "files")
@@ -156,7 +154,8 @@ def run_microbenchmark(
             key=lambda case: (case.group.ranks, case.group.in_node, case.operation, case.cost),
         )
         rows += bench.run(links, request.seconds - stopwatch.elapsed(), "links")
-        close_groups(groups)
+        for group in groups:
+            dist.destroy_process_group(group.handle)
     return MicrobenchmarkResult(
         attempt=request.attempt,
         outcome=Outcome.OK,
@@ -171,9 +170,9 @@ def run_microbenchmark(
 def _wanted(case: KernelCase, request: MicrobenchmarkRequest) -> bool:
     if not request.quick:
         return True
-    return (
-        case.shape[0] in QUICK_MESSAGES if case.operation in COLLECTIVES else case.shape in QUICK_SHAPES.get(case.operation, ())
-    )
+    if case.operation in COLLECTIVES:
+        return case.shape[0] in (2**12, 2**18)  # bytes of a message
+    return case.shape in QUICK_SHAPES.get(case.operation, ())
 
 
 class _Bench:
@@ -233,18 +232,17 @@ class _Bench:
 
 def file_cases(folder: Path) -> Iterator[KernelCase]:
     """Yield the cases of a folder's file system, read and written as the engine does, smallest file first."""
-    for operation in (Operation.FILE_READ, Operation.FILE_UPDATE):
+    passes = {
+        Operation.FILE_READ: lambda extents: FilePass(folder, extents, QUICK_BYTES).read,
+        Operation.FILE_UPDATE: lambda extents: FilePass(folder, extents, QUICK_BYTES).update,
+    }
+    for operation, make in passes.items():
         for extents in (4, 16):  # what fits into the buffers, and four times that
             size = extents * QUICK_BYTES
             yield KernelCase(
                 operation=operation, precision="fp32", shape=(size,), cost=float(size), memory=float(BUFFERS * QUICK_BYTES),
-                make=partial(_file_run, operation, folder, extents), on_host=True,
+                make=partial(make, extents), on_host=True,
             )  # fmt: skip
-
-
-def _file_run(operation: Operation, folder: Path, extents: int) -> Run:
-    passes = FilePass(folder, extents, QUICK_BYTES)
-    return passes.read if operation is Operation.FILE_READ else passes.update
 
 
 def _free_bytes(context: RankContext) -> float:
@@ -266,3 +264,37 @@ def _left_over(device: torch.device) -> int | None:
 def _largest(context: RankContext, value: int | None) -> int | None:
     values = [number for number in gather_plain(context, value) if number is not None]
     return max(values) if values else None
+
+
+def main() -> None:
+    """Read a `MicrobenchmarkRequest` from standard input, write rank 0's result to standard output, both as JSON.
+
+    For CPUs only, because a process that has used a GPU cannot be forked; so torch is loaded once.
+
+    1. Fork all ranks except the first before anything computes, because a fork does not copy a library's threads.
+    2. Join over a file, because no rank listens on a port that the others know.
+    3. Exit without finalisers, because the other ranks may have left the group already.
+    """
+    request = from_plain(MicrobenchmarkRequest, json.load(sys.stdin))
+    with tempfile.TemporaryDirectory() as folder:
+        gc.freeze()
+        rank = _forked(request.world_size)
+        torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+        store = dist.FileStore(str(Path(folder) / "ranks"), request.world_size)  # type: ignore[attr-defined]
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=request.world_size)
+        control = dist.new_group(backend="gloo") if request.world_size > 1 else None
+        context = RankContext(rank=rank, world_size=request.world_size, device=torch.device("cpu"), control_group=control)
+        result = run_microbenchmark(context, request, lambda _: None)
+        if rank:
+            os._exit(0)
+        json.dump(to_plain(result), sys.stdout)
+        sys.stdout.flush()
+    os._exit(0)
+
+
+def _forked(world_size: int) -> int:
+    """Fork and return this process's rank; the original process has rank 0."""
+    for rank in range(1, world_size):
+        if os.fork() == 0:
+            return rank
+    return 0

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_leaves
 
-from executor.parallel import streams
+from executor.parallel import copies
 from executor.parallel.copies import Copy, CopyEngine, HostPool
 
 LEAST_BYTES = 1024
@@ -168,7 +168,7 @@ class _SavedPiece:
         """Make the current stream wait for the copy in flight."""
         copy, self._copy = self._copy, None
         if copy is not None and copy.event is not None:
-            streams.current_stream(self._call.offload.device).wait_event(copy.event)
+            copies.current_stream(self._call.offload.device).wait_event(copy.event)
 
     def __del__(self) -> None:
         self._wait_for_copy()

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.attention.flex_attention import AuxRequest, BlockMask, create_block_mask, flex_attention
 
-from search_spaces.kernels import BEST, KERNELS, verdict
+from search_spaces.kernels import ATTENTION_KERNELS, BEST, verdict
 from search_spaces.training.windows import AttentionWindow, Visit
 
 FLEX_TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -197,7 +197,7 @@ def scaled_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
 def repeats_heads(query: Tensor, key: Tensor, masked: bool) -> bool:
     """Whether the chosen kernel does not support grouped heads on the query's device."""
     kind, precision = query.device.type, PRECISIONS.get(query.dtype)
-    if kind not in KERNELS or precision is None:
+    if kind not in ATTENTION_KERNELS or precision is None:
         return False
     return verdict(_chosen, precision, query.shape[1], key.shape[1], kind, masked).repeats_heads
 

@@ -213,13 +213,6 @@ def shares_memory(first: Tensor, second: Tensor) -> bool:
     return bool(first.untyped_storage()._cdata == second.untyped_storage()._cdata)
 
 
-def sum_in_place(x: Tensor, group: ProcessGroup) -> Tensor:
-    """The sum over the ranks, in the memory of `x` if it is contiguous, since no backward needs the summands."""
-    total = x.detach().contiguous()
-    group.all_reduce(total).wait()
-    return total
-
-
 def gather_tokens(x: Tensor, group: ProcessGroup) -> Tensor:
     """Every rank's [batch, tokens, …], concatenated along the tokens."""
     rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)

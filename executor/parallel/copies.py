@@ -1,4 +1,4 @@
-"""Copies between device and host that overlap with the device's work, and the host memory that they use."""
+"""Streams of a device, copies between device and host that overlap with its work, and the host memory that they use."""
 
 import mmap
 from collections import deque
@@ -7,7 +7,40 @@ from contextlib import AbstractContextManager, nullcontext
 import torch
 from torch import Tensor
 
-from executor.parallel import streams
+
+def make_stream(device: torch.device) -> torch.Stream | None:
+    """A new stream of the device; None: the device has no streams and runs everything in order."""
+    return torch.Stream(device) if device.type != "cpu" else None
+
+
+def current_stream(device: torch.device) -> torch.Stream:
+    """The device's current stream; only for devices with streams (`make_stream`)."""
+    return torch.accelerator.current_stream(device)
+
+
+def working_stream(device: torch.device) -> torch.Stream | None:
+    """The device's current stream; None: the device has no streams."""
+    return current_stream(device) if device.type != "cpu" else None
+
+
+def resumed(stream: torch.Stream | None) -> AbstractContextManager[object]:
+    """Context in which work runs on `stream`, after all work that the current stream has so far.
+
+    Autograd runs the hooks of a gradient on the stream on which it first met the parameter. That need not be the stream of the
+    training step, whose other work would not wait for what the hook starts.
+    """
+    if stream is None:
+        return nullcontext()
+    current = current_stream(stream.device)
+    if current == stream:
+        return nullcontext()
+    stream.wait_stream(current)
+    return stream
+
+
+def is_on_host(value: Tensor) -> bool:
+    """Whether the tensor is in host memory."""
+    return value.device.type == "cpu"
 
 
 class HostPool:
@@ -58,10 +91,10 @@ class Copy:
         """Return when the target may be used: by the device's current stream, or by the host if it is on the host."""
         if self.event is None:
             return
-        if streams.is_on_host(self.target):
+        if is_on_host(self.target):
             self.event.synchronize()
         else:
-            streams.current_stream(self.target.device).wait_event(self.event)
+            current_stream(self.target.device).wait_event(self.event)
 
     def end(self) -> None:
         """Return when the copy has also ended on the device, so that a source on the host may be overwritten."""
@@ -77,15 +110,15 @@ class CopyEngine:
     """Starts copies in order, on one stream per direction, since devices can copy in both directions at once."""
 
     def __init__(self, device: torch.device) -> None:
-        self._to_host, self._to_device = streams.make_stream(device), streams.make_stream(device)
+        self._to_host, self._to_device = make_stream(device), make_stream(device)
 
     def start(self, target: Tensor, source: Tensor) -> Copy:
         """Copy `source` to `target` (one on the device, one in pinned host memory), after the current stream's work so far."""
-        stream = self._to_host if streams.is_on_host(target) else self._to_device
+        stream = self._to_host if is_on_host(target) else self._to_device
         if stream is None:
             target.copy_(source)
             return Copy(target, source, None, None)
-        stream.wait_stream(streams.current_stream(stream.device))
+        stream.wait_stream(current_stream(stream.device))
         with stream:
             target.copy_(source, non_blocking=True)
         return Copy(target, source, stream, stream.record_event())

@@ -9,10 +9,18 @@ from torch import Tensor, nn
 
 from executor.parallel.checkpointing import keep_collective
 from executor.parallel.collectives import ProcessGroup, rows_of
-from executor.parallel.grouped import apply_grouped, can_group
+from executor.parallel.expert_rows import (
+    Exchange,
+    Halves,
+    SharedWork,
+    apply_grouped,
+    can_group,
+    exchange,
+    finish_exchange,
+    start_exchange,
+)
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.tensor import TensorParallel
-from executor.parallel.token_exchange import Exchange, Halves, SharedWork, exchange, finish_exchange, start_exchange
 from search_spaces.models.model import ModelSpec
 
 
@@ -47,7 +55,7 @@ class Experts(nn.Module):
        exchange needs them.
     4. With `load_balance` the gradient of the balance loss is added at the router's scores (`add_balance_gradient`).
     5. With stated loads the choices are drawn (`follow`), and the router only weights them.
-    6. With `overlaps` the shared expert computes while tokens travel (`token_exchange`).
+    6. With `overlaps` the shared expert computes while tokens travel (`expert_rows`).
     7. After `count_loads` each backward counts how many tokens chose each expert (`router_balance`).
     """
 

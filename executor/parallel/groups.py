@@ -9,8 +9,6 @@ from executor.engine import GroupKey, RankContext
 from executor.parallel.collectives import Clock, ProcessGroup, group_options
 from search_spaces.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, EXPERT_TENSOR, PIPELINE, TENSOR, Mesh
 
-REPLICA = "replica"
-"""Name under which traffic between copies of the sharded states is reported (HSDP)."""
 NEAR = "near"
 """Name under which gathers from the second copy of parameters are reported (`secondary_shard_size`)."""
 
@@ -48,7 +46,8 @@ class ParallelGroups:
         self.context = self._group(CONTEXT, mesh.groups((CONTEXT,)))
         self.pipeline = self._group(PIPELINE, mesh.groups((PIPELINE,)))
         self.shard = self._group(DATA, mesh.shard_groups())
-        self.replica = self._group(REPLICA, mesh.replica_groups())
+        # Name under which traffic between copies of the sharded states is reported (HSDP).
+        self.replica = self._group("replica", mesh.replica_groups())
         self._near_group = self._group(NEAR, mesh.near_groups()) if mesh.secondary_shard else None
         self.tied = self._tied_group(tied_ranks)
         self.expert = self._group(EXPERT, mesh.expert_groups())

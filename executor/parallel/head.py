@@ -1,4 +1,4 @@
-"""The end of the model: final norm, output projection and loss, also in chunks of tokens."""
+"""The end of the model: final norm, output projection and loss, also in chunks of tokens; and multi-token prediction."""
 
 import functools
 from collections.abc import Callable, Sequence
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from executor.parallel.attention import soft_cap
-from executor.parallel.operators import Operators
+from executor.parallel.attention import Documents, soft_cap
+from executor.parallel.operators import Operators, Rotary
 from executor.parallel.tensor import ColumnLinear, TensorParallel, vocabulary_cross_entropy, vocabulary_probabilities
 from search_spaces.models.model import ModelSpec
 
@@ -178,3 +178,28 @@ def _loss_and_gradient(logits: Tensor, targets: Tensor, tensor: TensorParallel, 
     target_mask = torch.ones_like(losses).masked_fill_(elsewhere, 0)
     gradient.scatter_add_(-1, local_targets[:, None], -target_mask[:, None])
     return losses.sum(), gradient.to(dtype)
+
+
+class PredictionModule(nn.Module):
+    """Predicts one token further than the module before it, or than the model [DeepSeek-AI 2024, DeepSeek-V3, 2.2].
+
+    It joins a token's last hidden state with the embedding of the token that was predicted from it, each normed, projects both
+    to the hidden width, and applies a layer and a norm. As in Megatron-LM and SGLang, the hidden state is that after the final
+    norm, and the embedding comes first, as in the published weights. Embedding and output projection are the model's.
+
+    Tensor ranks hold all but the layer whole, and apply it to all tokens, or with sequence parallelism to their share.
+    """
+
+    def __init__(self, spec: ModelSpec, operators: Operators, block: nn.Module) -> None:
+        super().__init__()
+        self.hidden_norm = operators.make_norm(spec)
+        self.embedding_norm = operators.make_norm(spec)
+        self.project = nn.Linear(2 * spec.hidden_size, spec.hidden_size, bias=False)
+        self.block = block
+        self.norm = operators.make_norm(spec)
+
+    def forward(self, hidden: Tensor, embedded: Tensor, rotary: Rotary, documents: Documents | None) -> Tensor:
+        """Hidden states and embeddings [batch, tokens, hidden] to normed hidden states of the same shape."""
+        joined = torch.cat((self.embedding_norm(embedded), self.hidden_norm(hidden)), dim=-1)
+        result: Tensor = self.norm(self.block(self.project(joined), rotary, documents))
+        return result

@@ -233,15 +233,15 @@ def materialise(
     `dtype`: of floating-point parameters; None: unchanged.
     """
     names = [name for name, parameter in module.named_parameters() if parameter.device.type == "meta"]
-    _replace(module, lambda parameter: torch.empty_like(parameter, device=device, dtype=_wider(parameter.dtype, dtype)))
+
+    def allocated(parameter: nn.Parameter) -> Tensor:
+        # Bytes of quantised parameters keep their dtype.
+        return torch.empty_like(parameter, device=device, dtype=dtype if parameter.is_floating_point() else None)
+
+    _replace(module, allocated)
     for name in names:
         parameter = module.get_parameter(name)
         values[name].fill(parameter.to_local() if isinstance(parameter, DTensor) else parameter.data)
-
-
-def _wider(dtype: torch.dtype, requested: torch.dtype | None) -> torch.dtype:
-    """The requested dtype; bytes of quantised parameters keep theirs."""
-    return requested if requested is not None and dtype.is_floating_point else dtype
 
 
 def _replace(module: nn.Module, make: Callable[[nn.Parameter], Tensor]) -> None:

@@ -7,15 +7,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor.data.batches import labels_ahead
+from executor.batches import labels_ahead, through_kept
 from executor.parallel.adapters import OUTWARD, WIDENING, Bottleneck, LowRank, Prefix, Prompt, apply_adapter
 from executor.parallel.attention import Documents, Scores, Sinks, attend_in_documents, documents_in
 from executor.parallel.collectives import ProcessGroup
 from executor.parallel.context import ContextParallel
-from executor.parallel.data_schedule import through_kept
+from executor.parallel.expert_rows import Multiply
 from executor.parallel.experts import Experts
-from executor.parallel.grouped import Multiply
-from executor.parallel.head import Head
+from executor.parallel.head import Head, PredictionModule
 from executor.parallel.initialization import Distribution, Drawn, FirstValues, draw, materialise
 from executor.parallel.latent import LatentAttention
 from executor.parallel.operators import Operators, Rotary, query_factors, rotary_table
@@ -28,7 +27,6 @@ from executor.parallel.tensor import (
     WholeLinear,
     enter_through,
 )
-from executor.parallel.token_prediction import PredictionModule
 from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace, Position
 from search_spaces.training.expert_loads import drawn_choices
 from search_spaces.training.windows import window_of

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from search_spaces.models.config_keys import RopeKind, RopeScaling
 from search_spaces.models.model import CLAMPED, ModelSpec, Norm
-from search_spaces.models.rope import RopeKind, RopeScaling
 
 LinearLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Summed cross-entropy of rows [n, hidden] times a weight [vocabulary, hidden] against targets [n], in at least fp32."""

@@ -63,9 +63,9 @@ class Pipeline:
         """
         self.micro_batches, self._scale_of, self._loss_scale = micro_batches, scale_of, scale_of(micro_batches)
         indices = stages_of_rank(config, group.rank)
-        self._in_flight, self._work, self._waits = _InFlightCounter(), Clock(), group.clock
+        self._work, self._waits = Clock(), group.clock
         self.stages = [
-            _NotifyingStage(replica, part, index, config, group, micro_batches, device, self._in_flight, self._work)
+            _NotifyingStage(replica, part, index, config, group, micro_batches, device, self._work)
             for (replica, part), index in zip(replicas, indices, strict=True)
         ]
         self._enters = replicas[0][1].enters
@@ -83,7 +83,6 @@ class Pipeline:
         if count not in self._schedules:
             self._schedules[count] = self._make_schedule(count)
         schedule, self._loss_scale = self._schedules[count], self._scale_of(count)
-        self._in_flight.now = self._in_flight.most = 0
         for stage in self.stages:
             stage.begin_step(count)
         losses: list[Tensor] = []
@@ -112,15 +111,6 @@ class Pipeline:
             for infos in (*stage.args_recv_info.values(), *stage.grad_recv_info.values()):
                 yield from (buffer for buffer in map(_buffer, infos) if buffer is not None)
 
-    @property
-    def most_in_flight(self) -> float:
-        """Maximum number of micro-batches, averaged over stages, whose activations this rank held at once in the last step.
-
-        Activations are held from forward to the weight gradients: if a schedule computes input gradients first, torch keeps the
-        graph for the weight gradients.
-        """
-        return self._in_flight.most / len(self.stages)
-
     def _scaled(self, loss: Tensor, _labels: Tensor) -> Tensor:
         return precise(loss) * self._loss_scale
 
@@ -137,20 +127,6 @@ def precise(loss: Tensor) -> Tensor:
 def _buffer(info: object) -> Tensor | None:
     """The receive buffer of a stage's input. The model's input has none: it is None in torch 2.13, and missing in 2.11."""
     return getattr(info, "buffer", None)
-
-
-class _InFlightCounter:
-    """Counts the micro-batches of all stages whose activations a rank holds."""
-
-    def __init__(self) -> None:
-        self.now = self.most = 0
-
-    def add(self) -> None:
-        self.now += 1
-        self.most = max(self.most, self.now)
-
-    def remove(self) -> None:
-        self.now -= 1
 
 
 class _NotifyingStage(PipelineStage):
@@ -170,7 +146,6 @@ class _NotifyingStage(PipelineStage):
         group: ProcessGroup,
         micro_batches: int,
         device: torch.device,
-        in_flight: _InFlightCounter,
         work: Clock,
     ) -> None:
         if part.entry is None or part.hidden is None:
@@ -183,7 +158,7 @@ class _NotifyingStage(PipelineStage):
             input_args=part.entry if index == 0 else part.hidden, output_args=loss if index == stages - 1 else part.hidden,
         )  # fmt: skip
         self.replica, self.traffic, self.micro_batches = replica, group, micro_batches
-        self.in_flight, self.work = in_flight, work
+        self.work = work
         self._finished_backwards = 0
 
     def begin_step(self, micro_batches: int) -> None:
@@ -218,24 +193,17 @@ class _NotifyingStage(PipelineStage):
         operations: list[dist.P2POp] = super()._get_init_p2p_neighbors_ops()
         return [operation for operation in operations if operation.group_peer != self.group_rank]
 
-    def forward_maybe_with_nosync(self, *args: Any, **kwargs: Any) -> Any:
-        self.in_flight.add()
-        return super().forward_maybe_with_nosync(*args, **kwargs)  # type: ignore[no-untyped-call]
-
     def forward_one_chunk(self, *args: Any, **kwargs: Any) -> Any:
         with self.work.running():
             return super().forward_one_chunk(*args, **kwargs)
 
-    def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> None:
+    def backward_one_chunk(self, *args: Any, **kwargs: Any) -> None:
         with self.work.running():
-            super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
-        if bwd_chunk_id not in self.backward_state:  # else its weight gradients are still to be computed
-            self.in_flight.remove()
+            super().backward_one_chunk(*args, **kwargs)
 
     def backward_weight_one_chunk(self, *args: Any, **kwargs: Any) -> None:
         with self.work.running():
             super().backward_weight_one_chunk(*args, **kwargs)
-        self.in_flight.remove()
 
     def backward_maybe_with_nosync(self, backward_type: str, bwd_kwargs: dict[str, Any], last_backward: bool = False) -> Any:
         if backward_type == "input":

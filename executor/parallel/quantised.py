@@ -1,14 +1,161 @@
-"""Frozen matrices in 8 or 4 bits, dequantised for each product [Dettmers et al. 2023, QLoRA], in plain torch."""
+"""Matrix products in few bits, in plain torch: blocks of 8-bit integers, frozen matrices in 8 or 4 bits [Dettmers et al. 2023,
+QLoRA], and float8 products that equal the `tensorwise` recipe of torchao.
 
-from typing import Any
+torchao itself is not used: its conversion replaces our layers by its own, which do not support slices and the collectives
+between ranks, and the engine must run where only torch can be installed.
+"""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
+from torch.nn import functional
 
-from executor.parallel.block_integers import LARGEST, encode
 from executor.parallel.initialization import CHUNK_ELEMENTS, Drawn, FirstValues
-from search_spaces.training.adapters import QUANTISED_BLOCK
+from search_spaces.optimizers import QUANTISED_BLOCK
+from search_spaces.training.adapters import FROZEN_BLOCK
+
+BLOCK_CHUNK_ELEMENTS = 1 << 22
+"""Elements that are quantised or dequantised at once: 16 MiB of fp32."""
+LARGEST = 127
+"""The largest code; the smallest is -127."""
+
+
+def encode(blocks: Tensor) -> tuple[Tensor, Tensor]:
+    """Codes in int8 of [blocks, elements], and each block's largest magnitude [blocks, 1].
+
+    A number that is not finite makes the magnitude, and so the whole block, not finite: an overflow is preserved.
+    """
+    largest = blocks.abs().amax(dim=1, keepdim=True)
+    shares = blocks / torch.where(largest > 0, largest, 1.0)
+    return shares.mul_(LARGEST).round_().to(torch.int8), largest
+
+
+def pack(rows: Tensor) -> Tensor:
+    """The bytes of each row of [rows, n]: n codes, then its blocks' magnitudes in fp32. The last block may be partial.
+
+    Shape [rows, `integer_bytes(n)`]
+    """
+    return torch.cat([_pack(some) for some in row_chunks(rows)])
+
+
+def unpack(packed: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """The rows [rows, columns] that the bytes represent, computed in at least fp32. Equal bytes give equal numbers."""
+    count = len(packed)
+    exact = torch.promote_types(dtype, torch.float32)
+    # Copy, since the magnitudes may not be aligned to four bytes.
+    largest = packed[:, columns:].clone(memory_format=torch.contiguous_format).view(torch.float32)
+    codes = functional.pad(packed[:, :columns].contiguous().view(torch.int8), (0, -columns % QUANTISED_BLOCK)).to(exact)
+    whole = codes.view(count, -1, QUANTISED_BLOCK).mul_((largest / LARGEST).to(exact)[:, :, None])
+    return whole.view(count, -1)[:, :columns].to(dtype)
+
+
+def row_chunks(rows: Tensor) -> Sequence[Tensor]:
+    """The rows in chunks of at most BLOCK_CHUNK_ELEMENTS, or one row, so that temporaries are small."""
+    return torch.split(rows, max(BLOCK_CHUNK_ELEMENTS // max(rows.shape[1], 1), 1))
+
+
+def _pack(rows: Tensor) -> Tensor:
+    count, columns = rows.shape
+    filled = functional.pad(rows.float(), (0, -columns % QUANTISED_BLOCK))
+    codes, largest = encode(filled.reshape(-1, QUANTISED_BLOCK))
+    unpadded = codes.view(count, -1)[:, :columns]
+    return torch.cat((unpadded.view(torch.uint8), largest.view(count, -1).view(torch.uint8)), dim=1)
+
+
+E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
+LEAST = 1e-12
+"""Lower bound of a tensor's largest magnitude, so that zeros have a scale."""
+ROWS = 16
+"""A sum over rows must have a multiple of this number of rows on devices with float8 products."""
+
+
+class Scaled(NamedTuple):
+    """A matrix in float8."""
+
+    values: Tensor
+    unit: Tensor
+    """Factor from values to the numbers that they represent: one fp32 number."""
+
+
+def float8_linear(x: Tensor, weight: Tensor) -> Tensor:
+    """`x` [..., inputs] times the transpose of `weight` [outputs, inputs], both rounded to float8, in the dtype of `x`.
+
+    1. Each operand on this rank is scaled so that its largest magnitude becomes the largest number of its float8 dtype, and
+       rounded: inputs and weights to e4m3, gradients of outputs to e5m2, which has a wider range and less precision.
+    2. All three products (the result, the gradients of inputs and of weights) use such operands, accumulate in fp32, and are
+       multiplied by the units of both. Only the result uses fast accumulation.
+    3. Like `functional.linear`, it saves the unrounded inputs and weights for backward, which rounds them again. So a frozen
+       matrix saves no inputs.
+    """
+    if not x.numel():  # an expert without tokens: there is no largest magnitude
+        return functional.linear(x, weight)
+    result: Tensor = _Float8Product.apply(x, weight)  # type: ignore[no-untyped-call]
+    return result
+
+
+def scaled(matrix: Tensor, dtype: torch.dtype) -> Scaled:
+    """The matrix in `dtype`, E4M3 or E5M2. An element that is not finite makes all of it NaN."""
+    least, most = torch.aminmax(matrix)
+    # fp64, so that compiled and eager blocks compute the same scale [torchao.float8.float8_utils.amax_to_scale].
+    largest = torch.maximum(most, -least).double().clamp(min=LEAST)
+    scale = (torch.finfo(dtype).max / largest).float()
+    # View with one dimension, so that the products are fp32 and are rounded only once, to 8 bits.
+    return Scaled((matrix * scale.view(1)).to(dtype), scale.reciprocal())
+
+
+class _Float8Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        of_input, of_weight = ctx.needs_input_grad
+        ctx.save_for_backward(x if of_weight else None, weight if of_input else None)
+        inputs, matrix = scaled(_rows(x), E4M3), scaled(weight, E4M3)
+        return _multiply(inputs, matrix, x.dtype, fast=True).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        gradient, dtype = scaled(_rows(gradients[0]), E5M2), gradients[0].dtype
+        of_input, of_weight = None, None
+        if ctx.needs_input_grad[0]:
+            of_input = _multiply(gradient, _transpose(scaled(weight, E4M3)), dtype).view(*gradients[0].shape[:-1], -1)
+        if ctx.needs_input_grad[1]:
+            outputs, inputs = (_transpose(_pad_rows(operand)) for operand in (gradient, scaled(_rows(x), E4M3)))
+            of_weight = _multiply(outputs, inputs, dtype)
+        return of_input, of_weight
+
+
+def _multiply(left_operand: Scaled, right_operand: Scaled, dtype: torch.dtype, fast: bool = False) -> Tensor:
+    """[n, k] times the transpose of [m, k], the only operand order that float8 products support."""
+    result: Tensor = torch._scaled_mm(
+        left_operand.values,
+        right_operand.values.T,
+        scale_a=left_operand.unit,
+        scale_b=right_operand.unit,
+        out_dtype=dtype,
+        use_fast_accum=fast,
+    )
+    return result
+
+
+def _transpose(matrix: Scaled) -> Scaled:
+    return Scaled(matrix.values.T.contiguous(), matrix.unit)
+
+
+def _pad_rows(matrix: Scaled) -> Scaled:
+    """The matrix, padded with rows of zeros to a multiple of `ROWS`."""
+    missing = -len(matrix.values) % ROWS
+    if not missing:
+        return matrix
+    filled = functional.pad(matrix.values.view(torch.uint8), (0, 0, 0, missing))
+    return Scaled(filled.view(matrix.values.dtype), matrix.unit)
+
+
+def _rows(x: Tensor) -> Tensor:
+    return x.reshape(-1, x.shape[-1])
+
 
 NF4 = (
     -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
@@ -60,7 +207,7 @@ class QuantisedValues(FirstValues):
         """`matrix`: the initial values of the matrix that `quantised` represents."""
         self._matrix, self._bits, self._transposed = matrix, quantised.bits, quantised.transposed
         self._rows, self._length = quantised.rows, quantised.length
-        self._blocks = -(-self._length // QUANTISED_BLOCK)
+        self._blocks = -(-self._length // FROZEN_BLOCK)
         """Blocks in a row."""
         self.elements = quantised.packed.numel()
 
@@ -72,7 +219,7 @@ class QuantisedValues(FirstValues):
         edge = self._rows * scales
         middle = min(max(edge - start, 0), flat.numel())
         self._fill(flat[:middle], start, scales, slice(None, edge))
-        self._fill(flat[middle:], start + middle - edge, self._blocks * QUANTISED_BLOCK * self._bits // 8, slice(edge, None))
+        self._fill(flat[middle:], start + middle - edge, self._blocks * FROZEN_BLOCK * self._bits // 8, slice(edge, None))
 
     def _fill(self, out: Tensor, start: int, row_bytes: int, kind: slice) -> None:
         """Fill in the bytes of one kind, `row_bytes` per row, from `start` on; `kind`: their slice in the whole matrix."""
@@ -111,7 +258,7 @@ class _Product(torch.autograd.Function):
 @torch.no_grad()
 def quantise(matrix: Tensor, bits: int) -> Tensor:
     """The bytes of [rows, length]: each block's largest magnitude, then the codes; two four-bit codes per byte."""
-    filled = nn.functional.pad(matrix.float().contiguous(), (0, -matrix.shape[1] % QUANTISED_BLOCK)).view(-1, QUANTISED_BLOCK)
+    filled = nn.functional.pad(matrix.float().contiguous(), (0, -matrix.shape[1] % FROZEN_BLOCK)).view(-1, FROZEN_BLOCK)
     if bits == 8:
         integers, largest = encode(filled)
         codes = integers.view(torch.uint8)
@@ -126,14 +273,14 @@ def quantise(matrix: Tensor, bits: int) -> Tensor:
 
 def dequantise(packed: Tensor, values: Tensor | None, rows: int, length: int, dtype: torch.dtype) -> Tensor:
     """The matrix [rows, length] that the bytes represent; `values`: the values of a byte of two codes."""
-    blocks = rows * -(-length // QUANTISED_BLOCK)
+    blocks = rows * -(-length // FROZEN_BLOCK)
     largest = packed[: blocks * SCALE_BYTES].view(torch.float32)
     codes = packed[blocks * SCALE_BYTES :]
     if values is None:
         whole, unit = codes.view(torch.int8).to(dtype), largest / LARGEST
     else:
         whole, unit = nn.functional.embedding(codes.int(), values.to(dtype)), largest
-    scaled = whole.view(blocks, QUANTISED_BLOCK).mul_(unit.to(dtype)[:, None])
+    scaled = whole.view(blocks, FROZEN_BLOCK).mul_(unit.to(dtype)[:, None])
     return scaled.view(rows, -1)[:, :length]
 
 

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from search_spaces.models.pipeline import stages_of_rank
 from search_spaces.trial_config import TrialConfig
@@ -101,18 +102,9 @@ def _looped_bfs(pipeline_rank: _PipelineRank) -> list[Action]:
     return forward + [Action(stage, BACKWARD, batch) for stage in reversed(pipeline_rank.stages) for batch in reversed(batches)]
 
 
-def _interleaved(pipeline_rank: _PipelineRank) -> list[Action]:
-    """1F1B that cycles through the stages of a rank, with a round of micro-batches each [Narayanan 2021, 2.2]."""
-    return _in_rounds(pipeline_rank, hop=2, backward=BACKWARD)
-
-
-def _zero_bubble(pipeline_rank: _PipelineRank) -> list[Action]:
-    """Interleaved 1F1B with weight gradients deferred until the rank would wait [Qi 2023, ZB-H1]."""
-    return _in_rounds(pipeline_rank, hop=1, backward=INPUT)
-
-
 def _in_rounds(pipeline_rank: _PipelineRank, *, hop: int, backward: ActionKind) -> list[Action]:
-    """Both interleaved schedules.
+    """1F1B that cycles through the stages of a rank, with a round of micro-batches each [Narayanan 2021, 2.2]; with backwards
+    for inputs only, the weight gradients are deferred until the rank would wait [Qi 2023, ZB-H1].
 
     1. Only forwards until the first backward: the rounds of all stages but the last, and `hop` for each later rank.
     2. Alternating forwards and backwards, then only backwards.
@@ -208,9 +200,9 @@ def _dualpipev(pipeline_rank: _PipelineRank) -> list[Action]:
 _ORDERS: Mapping[str, Callable[[_PipelineRank], list[Action]]] = {
     "gpipe": _gpipe,
     "1f1b": _one_forward_one_backward,
-    "interleaved_1f1b": _interleaved,
+    "interleaved_1f1b": partial(_in_rounds, hop=2, backward=BACKWARD),
     "looped_bfs": _looped_bfs,
-    "interleaved_zero_bubble": _zero_bubble,
+    "interleaved_zero_bubble": partial(_in_rounds, hop=1, backward=INPUT),
     "zbv": _zbv,
     "dualpipev": _dualpipev,
 }

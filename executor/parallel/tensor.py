@@ -14,10 +14,9 @@ from torch.nn import functional
 
 from executor.parallel.adapters import INWARD, OUTWARD, LowRank, Prompt, adapted_result, prepend
 from executor.parallel.checkpointing import keep_collective
-from executor.parallel.collectives import ProcessGroup, gather_features, gather_tokens, scatter_tokens, sum_in_place
-from executor.parallel.float8 import float8_linear
+from executor.parallel.collectives import ProcessGroup, gather_features, gather_tokens, scatter_tokens
 from executor.parallel.overlapped import multiply_columns, multiply_rows
-from executor.parallel.quantised import QuantisedMatrix
+from executor.parallel.quantised import QuantisedMatrix, float8_linear
 
 
 class TensorParallel:
@@ -273,7 +272,13 @@ class _Copy(torch.autograd.Function):
 class _Sum(torch.autograd.Function):
     @staticmethod
     def forward(_ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        return keep_collective(lambda: sum_in_place(x, group))
+        def sum_in_place() -> Tensor:
+            # In the memory of `x` if it is contiguous, since no backward needs the summands.
+            total = x.detach().contiguous()
+            group.all_reduce(total).wait()
+            return total
+
+        return keep_collective(sum_in_place)
 
     @staticmethod
     def backward(_ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:

@@ -8,7 +8,7 @@ from executor.dry.dry_run import dry_run_places
 from executor.dry.result import DryRank, DryRun
 from executor.engine import RankContext
 from executor.errors import MemoryLimitError
-from executor.runners.process_group import leave
+from executor.runners.rank_loop import leave
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Progress, RankMeasurement, TrialRequest, TrialResult
 

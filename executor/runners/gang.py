@@ -1,5 +1,6 @@
 """A gang: the ranks that run a trial (or a micro-benchmark) together. They stay warm from one trial to the next."""
 
+import collections
 import dataclasses
 import time
 from collections.abc import Mapping, Sequence
@@ -7,19 +8,16 @@ from enum import StrEnum
 
 from executor.errors import RunnerError
 from executor.failures import failure_table
-from executor.runners import devices
-from executor.runners.messages import Message, MessageKind
-from executor.runners.transport import NO_VARIABLES, Death, RankTransport
+from executor.runners.transport import NO_VARIABLES, Death, Message, MessageKind, RankTransport
 from executor.runners.verdict import Report, TrialVerdict, died, how_it_ended, is_clean, judge
-from executor.runners.watchdog import RankPosition, Watchdog, stacks_text
-from executor.runners.wear import TRIALS_PER_PROCESS, ProcessUsage, Wear
+from executor.runners.watchdog import TRIALS_PER_PROCESS, ProcessUsage, RankPosition, Watchdog, Wear, stacks_text
 from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest
 from search_spaces.environment import variables_of
 from search_spaces.failure import Evidence, Sign
 from search_spaces.models.model import FactoryModel, Model
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
-from search_spaces.trial import LogLines, Progress, RankMeasurement, TrialRequest, TrialResult
+from search_spaces.trial import LogLines, Progress, TrialRequest, TrialResult
 
 GangEvent = Progress | LogLines | TrialResult
 """An event of the running trial."""
@@ -126,7 +124,9 @@ class Gang:
                 self._handle_idle(rank, message)
         # A warm process has modules imported from the old path, and libraries configured by the old variables.
         started_for = (self._path, self._variables)
-        if (path, variables) != started_for or self._dead or self._is_spent(request):
+        fresh = isinstance(request, TrialRequest) and request.fresh_processes
+        worn = fresh or self._trials >= self._recycle_after or bool(self._wear.restart_reason())
+        if (path, variables) != started_for or self._dead or (self._trials > 0 and worn):
             self._kill()
             self._path, self._variables = path, variables
         match self._stage:
@@ -176,11 +176,6 @@ class Gang:
         elif message["kind"] == MessageKind.RESTED:
             self._wear.record(rank, from_plain(ProcessUsage, message["rest"]))
         return []
-
-    def _is_spent(self, request: Work) -> bool:
-        """Whether warm processes must be replaced before this trial."""
-        fresh = isinstance(request, TrialRequest) and request.fresh_processes
-        return self._trials > 0 and (fresh or self._trials >= self._recycle_after or bool(self._wear.restart_reason()))
 
     def _start_ranks(self) -> None:
         self._kill()
@@ -242,9 +237,9 @@ class Gang:
         if len(self._ready) == self._transport.world_size:
             # If the gang's device is `auto`, the trial's device kind decides.
             kind = self._request.device_kind if isinstance(self._request, TrialRequest) else None
-            device = kind if kind is not None and self._device == devices.AUTO else self._device
+            device = kind if kind is not None and self._device == "auto" else self._device
             try:
-                self._places = devices.assign([message for _, message in sorted(self._ready.items())], device)
+                self._places = assign_devices([message for _, message in sorted(self._ready.items())], device)
             except RunnerError:
                 self._give_up()
                 raise
@@ -320,17 +315,16 @@ class Gang:
         stacks = stacks_text(self._transport.stacks(STACK_SECONDS), order, 4)  # of the ranks with the least progress
         return self.end(row.outcome, f"{why} ({places}); every rank was killed", cause=row.name, traceback=stacks)
 
-    def _node_of(self, rank: int) -> str | None:
-        node = self._transport.node_of(rank)
-        return node if node is not None else self._ready.get(rank, {}).get("host")
-
     def _finish(self, verdict: TrialVerdict) -> TrialResult:
+        node = verdict.result.node
+        if verdict.rank is not None:
+            node = self._transport.node_of(verdict.rank) or self._ready.get(verdict.rank, {}).get("host")
         result = dataclasses.replace(
             verdict.result,
             warm=self._is_warm,
-            node=verdict.result.node if verdict.rank is None else self._node_of(verdict.rank),
+            node=node,
             phase_seconds={"setup": self._setup_seconds, **verdict.result.phase_seconds},
-            ranks=tuple(self._placed(rank) for rank in verdict.result.ranks),
+            ranks=tuple(dataclasses.replace(rank, node=self._ready[rank.rank]["host"]) for rank in verdict.result.ranks),
         )
         self._request = None
         self._trials += 1
@@ -338,10 +332,6 @@ class Gang:
         if not verdict.keep:
             self._kill()
         return result
-
-    def _placed(self, measured: RankMeasurement) -> RankMeasurement:
-        """Return the measurement with the node's name, as the transport gives it."""
-        return dataclasses.replace(measured, node=self._ready[measured.rank]["host"])
 
     def _give_up(self) -> None:
         self._request = None
@@ -359,3 +349,55 @@ class Gang:
 
 def _folders(model: Model) -> tuple[str, ...]:
     return model.python_path if isinstance(model, FactoryModel) else ()
+
+
+def assign_devices(ready: Sequence[Message], device: str) -> list[Message]:
+    """Return the device fields of each rank's `join` message, from what the ranks reported when ready.
+
+    `device` is `cpu`, the accelerator's type, or `auto`: the accelerator that a rank sees or a driver lists, otherwise the CPU.
+    Ranks that see the same devices of a host take them in turn. NCCL does not support two ranks on one device; gloo is used
+    then.
+
+    Raises:
+        RunnerError: a rank cannot provide the accelerator. A job for an accelerator never falls back to CPUs.
+    """
+    accelerator = _accelerator(ready, device)
+    ranks_in_pool: collections.Counter[tuple[str, str | None]] = collections.Counter()
+    hosts: collections.Counter[str] = collections.Counter()
+    assignments: list[Message] = []
+    shared = False
+    for rank in ready:
+        pool, count = (rank["host"], rank["visible_devices"]), rank["device_count"]
+        shared = shared or (accelerator is not None and ranks_in_pool[pool] >= count)
+        index = ranks_in_pool[pool] % count if accelerator else 0
+        assignments.append({"device": f"{accelerator}:{index}" if accelerator else "cpu", "local_rank": hosts[rank["host"]]})
+        ranks_in_pool[pool] += 1
+        hosts[rank["host"]] += 1
+    backend = "nccl" if accelerator == "cuda" and not shared else "gloo"
+    return [
+        {**assignment, "backend": backend, "shares_device": shared, "local_world_size": hosts[rank["host"]]}
+        for assignment, rank in zip(assignments, ready, strict=True)
+    ]
+
+
+def _accelerator(ready: Sequence[Message], device: str) -> str | None:
+    if device == "cpu":
+        return None
+    accelerators = (rank["accelerator"] or (rank["driver_devices"] and "cuda") for rank in ready)
+    kind_needed = next((kind for kind in accelerators if kind), None) if device == "auto" else device
+    for rank in ready:
+        if kind_needed is not None and rank["accelerator"] != kind_needed:
+            raise RunnerError(_missing(rank, kind_needed))
+    return kind_needed
+
+
+def _missing(rank: Message, accelerator: str) -> str:
+    """Return one line: why this rank has no such device, and the remedy."""
+    has, build, visible = f"torch {rank['torch']} on host {rank['host']}", rank["torch_build"], rank["visible_devices"]
+    if build != accelerator:
+        why = f"{has} is built for {build}"
+        remedy = f"install the {accelerator.upper()} build of torch there"
+    else:
+        why = f"{has} finds no {accelerator} device" + ("" if visible is None else f" (CUDA_VISIBLE_DEVICES={visible})")
+        remedy = "check nvidia-smi and CUDA_VISIBLE_DEVICES there, or use fewer ranks"
+    return f"device: this job needs {accelerator}, but {why}; {remedy}, or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"

@@ -1,14 +1,12 @@
-"""A runner of gangs: trials start in order as soon as a gang is free; and the source of its gangs."""
+"""Runners of gangs: trials start in order as soon as a gang is free."""
 
 import collections
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from abc import abstractmethod
 
 from executor.errors import RunnerError
 from executor.runners.gang import Gang, Work
 from executor.runners.runner import Event, Handle, Runner
-from executor.runners.transport import RankTransport
 from search_spaces.clusters.microbenchmark import MicrobenchmarkRequest, MicrobenchmarkResult
 from search_spaces.environment import ENVIRONMENT_RULE, variables_of
 from search_spaces.errors import KnobValueError
@@ -16,15 +14,23 @@ from search_spaces.models.model import Model
 from search_spaces.outcome import Outcome
 from search_spaces.trial import NodeEvent, TrialRequest, TrialResult
 
+POLL_SECONDS = 0.1
+"""Longest delay until a cancellation, which may come from a signal handler, is handled."""
 
-class Gangs(ABC):
-    """The gangs of a runner, each of which runs one attempt at a time. Used from one thread.
+
+class GangsRunner(Runner):
+    """Runs queued trials on gangs, each of which runs one attempt at a time. A subclass has the gangs.
 
     Every attempt that `begin` has accepted gets one result, from `poll` or from `end`.
 
     Raises:
         RunnerError: ranks cannot be started or placed at all; from every method except `close`.
     """
+
+    def __init__(self) -> None:
+        self._waiting: collections.deque[Work] = collections.deque()
+        self._cancelled: dict[Handle, str] = {}
+        self._events: list[tuple[Handle, Event]] = []
 
     @abstractmethod
     def begin(self, request: Work) -> bool:
@@ -42,87 +48,9 @@ class Gangs(ABC):
     def free_gangs(self) -> int:
         """Return how many further attempts would start at once."""
 
-    def node_capacities(self) -> Mapping[str, int]:
-        """Node -> ranks that it could hold if nothing ran on it; empty: the runner does not distinguish nodes."""
-        return {}
-
     @abstractmethod
     def warm_up(self, model: Model) -> None:
         """Start processes for coming trials of this model, without waiting for them."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """End every process and release all resources. May be called twice."""
-
-
-class OneGang(Gangs):
-    """A single gang for trials of `world_size` ranks; None: any number."""
-
-    def __init__(self, world_size: int | None, gang: Gang) -> None:
-        self._world_size = world_size
-        self._gang = gang
-        self._refused: list[Event] = []
-
-    def begin(self, request: Work) -> bool:
-        """Accept the attempt if the gang is free; see `Gangs`."""
-        if self._gang.attempt is not None:
-            return False
-        if self._world_size in (None, request.world_size):
-            self._gang.start(request)
-        else:
-            problem = f"the trial needs {request.world_size} ranks, but this runner has {self._world_size}"
-            message = f"{problem}; start it with as many"
-            refused = TrialResult(attempt=request.attempt, outcome=Outcome.INVALID, rule="world_size", message=message)
-            self._refused.append(refused)
-        return True
-
-    def poll(self, timeout: float) -> list[Event]:
-        """Return the new events; see `Gangs`."""
-        if self._refused:
-            refused, self._refused = self._refused, []
-            return refused
-        if self._gang.attempt is None:
-            time.sleep(timeout)
-            return []
-        return list(self._gang.poll(timeout))
-
-    def end(self, handle: Handle, outcome: Outcome, message: str) -> TrialResult | None:
-        """Abort the attempt if it is running; see `Gangs`."""
-        return self._gang.end(outcome, message) if self._gang.attempt == handle else None
-
-    def free_gangs(self) -> int:
-        """Return 1 if the gang is free, else 0."""
-        return int(self._gang.attempt is None)
-
-    def warm_up(self, model: Model) -> None:
-        """Start the ranks in advance; see `Gangs`."""
-        self._gang.warm_up(model)
-
-    def close(self) -> None:
-        """End every rank; see `Gangs`."""
-        self._gang.close()
-
-
-POLL_SECONDS = 0.1
-"""Longest delay until a cancellation, which may come from a signal handler, is handled."""
-
-
-class GangsRunner(Runner):
-    """Runs queued trials on gangs."""
-
-    def __init__(self, gangs: Gangs) -> None:
-        self._gangs = gangs
-        self._waiting: collections.deque[Work] = collections.deque()
-        self._cancelled: dict[Handle, str] = {}
-        self._events: list[tuple[Handle, Event]] = []
-
-    def warm_up(self, model: Model) -> None:
-        """Start processes for coming trials of this model, without waiting for them.
-
-        Raises:
-            RunnerError: the processes cannot be started.
-        """
-        self._gangs.warm_up(model)
 
     def submit(self, request: Work) -> Handle:
         """Queue an attempt, which starts at once if a gang is free. Also accepts a micro-benchmark, whose result has rows."""
@@ -141,7 +69,7 @@ class GangsRunner(Runner):
             self._start_waiting()
             if self._events or (remaining := until - time.monotonic()) <= 0:
                 break
-            for event in self._gangs.poll(min(remaining, POLL_SECONDS)):
+            for event in self.poll(min(remaining, POLL_SECONDS)):
                 self._emit(event)
         events, self._events = self._events, []
         return events
@@ -169,25 +97,20 @@ class GangsRunner(Runner):
 
     def capacity(self) -> int:
         """Number of further attempts that would start at once, after those that already wait."""
-        return max(0, self._gangs.free_gangs() - len(self._waiting))
-
-    def node_capacities(self) -> Mapping[str, int]:
-        """Node -> ranks that it could hold; see `Runner`."""
-        return self._gangs.node_capacities()
+        return max(0, self.free_gangs() - len(self._waiting))
 
     def close(self) -> None:
-        """End every process; see `Runner`."""
+        """Forget the waiting attempts. A subclass ends its processes."""
         self._waiting.clear()
-        self._gangs.close()
 
     def _start_waiting(self) -> None:
-        while self._waiting and self._gangs.begin(self._waiting[0]):
+        while self._waiting and self.begin(self._waiting[0]):
             self._waiting.popleft()
 
     def _apply_cancellations(self) -> None:
         while self._cancelled:
             handle, reason = self._cancelled.popitem()
-            if ended := self._gangs.end(handle, Outcome.CANCELLED, reason):
+            if ended := self.end(handle, Outcome.CANCELLED, reason):
                 self._emit(ended)
             for request in [request for request in self._waiting if request.attempt == handle]:
                 self._waiting.remove(request)
@@ -207,7 +130,50 @@ def _refused(request: Work) -> TrialResult | None:
 
 
 class GangRunner(GangsRunner):
-    """A runner with one gang: trials of its size run one after the other."""
+    """A runner with one gang, for trials of `world_size` ranks, one after the other; None: of any number."""
 
-    def __init__(self, transport: RankTransport, gang: Gang) -> None:
-        super().__init__(OneGang(transport.world_size, gang))
+    def __init__(self, world_size: int | None, gang: Gang) -> None:
+        super().__init__()
+        self._world_size = world_size
+        self._gang = gang
+        self._refused: list[Event] = []
+
+    def begin(self, request: Work) -> bool:
+        """Accept the attempt if the gang is free; see `GangsRunner`."""
+        if self._gang.attempt is not None:
+            return False
+        if self._world_size in (None, request.world_size):
+            self._gang.start(request)
+        else:
+            problem = f"the trial needs {request.world_size} ranks, but this runner has {self._world_size}"
+            message = f"{problem}; start it with as many"
+            refused = TrialResult(attempt=request.attempt, outcome=Outcome.INVALID, rule="world_size", message=message)
+            self._refused.append(refused)
+        return True
+
+    def poll(self, timeout: float) -> list[Event]:
+        """Return the new events; see `GangsRunner`."""
+        if self._refused:
+            refused, self._refused = self._refused, []
+            return refused
+        if self._gang.attempt is None:
+            time.sleep(timeout)
+            return []
+        return list(self._gang.poll(timeout))
+
+    def end(self, handle: Handle, outcome: Outcome, message: str) -> TrialResult | None:
+        """Abort the attempt if it is running; see `GangsRunner`."""
+        return self._gang.end(outcome, message) if self._gang.attempt == handle else None
+
+    def free_gangs(self) -> int:
+        """Return 1 if the gang is free, else 0."""
+        return int(self._gang.attempt is None)
+
+    def warm_up(self, model: Model) -> None:
+        """Start the ranks in advance; see `GangsRunner`."""
+        self._gang.warm_up(model)
+
+    def close(self) -> None:
+        """End every rank; see `Runner`."""
+        super().close()
+        self._gang.close()

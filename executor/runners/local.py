@@ -10,7 +10,6 @@ from pathlib import Path
 from executor.errors import RunnerError
 from executor.runners.gang import Gang
 from executor.runners.gang_runner import GangRunner
-from executor.runners.messages import Message, decode, encode
 from executor.runners.rank_process import RankProcess, end_all, stacks_of
 from executor.runners.transport import (
     LOOPBACK,
@@ -18,7 +17,10 @@ from executor.runners.transport import (
     RANK_MAIN,
     RUN_TRIAL,
     Death,
+    Message,
     RankTransport,
+    decode,
+    encode,
     thread_environment,
 )
 
@@ -46,7 +48,7 @@ class LocalRunner(GangRunner):
         transport = LocalTransport(
             world_size, log_directory=log_directory, environment=environment or {}, trial_function=trial_function
         )
-        super().__init__(transport, Gang(transport, python_path=python_path, device=device))
+        super().__init__(world_size, Gang(transport, python_path=python_path, device=device))
 
 
 class LocalTransport(RankTransport):

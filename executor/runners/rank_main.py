@@ -29,8 +29,6 @@ from typing import Any
 
 PACKAGES = frozenset({"api", "autotune", "executor", "search_spaces", "storage"})
 ROOT = str(Path(__file__).resolve().parents[2])
-_PR_SET_PDEATHSIG = 1
-_PR_SET_CHILD_SUBREAPER = 36
 
 
 class OurPackages(importlib.abc.MetaPathFinder):
@@ -91,15 +89,9 @@ def put_first(folders: Sequence[str]) -> None:
 def die_with(parent: int) -> None:
     """Make the system kill this process when its parent ends, however it ends."""
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
     if os.getppid() != parent:  # the parent had already ended
         os._exit(1)
-
-
-def adopt_orphans() -> None:
-    """Make daemonised descendants children of this process instead of init's, so that they are found when the rank is ended."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def main() -> None:
@@ -110,7 +102,9 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     faulthandler.enable()
     faulthandler.register(signal.SIGUSR2, all_threads=True)  # prints the stacks of a rank that hangs
-    adopt_orphans()
+    if sys.platform == "linux":
+        # Daemonised descendants become children of this process instead of init's, so that they are found when it is ended.
+        ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER
     del sys.argv[1:]
     os.set_inheritable(int(descriptor), False)
     connection = Connection(int(descriptor))

@@ -1,17 +1,94 @@
-"""Decides the result of a trial from the reports of its ranks."""
+"""What failures mean: classifies an exception in a rank, and decides the result of a trial from the reports of its ranks."""
 
 import signal
-from collections.abc import Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+from executor.errors import EngineRefusalError, ExecutorError, FactoryError, WrongResultError, one_line
 from executor.failures import failure_table
-from executor.runners.messages import Message, MessageKind
-from executor.runners.transport import Death
+from executor.runners.transport import Death, Message, MessageKind
 from search_spaces.clusters.microbenchmark import MicrobenchmarkResult
 from search_spaces.failure import Evidence, FailureRow, FailureTable, Sign
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
 from search_spaces.trial import TrialResult
+
+_OUR_FOLDERS = tuple(str(Path(__file__).resolve().parents[2] / name) + "/" for name in ("executor", "search_spaces"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A classified exception."""
+
+    outcome: Outcome
+    message: str
+    """One line."""
+    rule: str | None = None
+    traceback: str | None = None
+    collective: bool = False
+    """Whether this looks like the consequence of another rank's failure. In that case the other failure is reported."""
+    cause: str | None = None
+    """Name of the row of the failure table; None: a rule or the measurement itself decided."""
+    retire: bool = False
+    """Whether the rank processes may be unusable for further trials."""
+
+
+def classify(
+    error: BaseException, table: FailureTable | None = None, signs_of: Callable[[str], Sequence[Sign]] | None = None
+) -> Failure:
+    """Classify `error` and its chain of causes by the failure table.
+
+    A refusal and a wrong result are not failures, so no row describes them. Our own errors say everything in their message;
+    only the errors that they wrap have a traceback. `signs_of` returns further signs for an error with this message.
+    """
+    if isinstance(error, EngineRefusalError):
+        return Failure(outcome=Outcome.INVALID, message=error.message, rule=error.rule)
+    if isinstance(error, WrongResultError):
+        return Failure(outcome=Outcome.WRONG, message=one_line(error))
+    causes = [error]
+    while (cause := causes[-1].__cause__) is not None:
+        causes.append(cause)
+    pieces = [_evidence(cause, tuple(signs_of(str(cause))) if signs_of else ()) for cause in causes]
+    row, piece = (table or failure_table()).find(*pieces)
+    # Report an INFEASIBLE trial with the allocator's message, wherever it was raised; any other with the outermost error.
+    reported = causes[pieces.index(piece)] if row.outcome is Outcome.INFEASIBLE else error
+    is_own_error = isinstance(error, ExecutorError) and error.__cause__ is None
+    return Failure(
+        outcome=row.outcome,
+        message=one_line(reported),
+        traceback=None if is_own_error or row.outcome is Outcome.INFEASIBLE else real_traceback(error),
+        collective=row.consequence,
+        cause=row.name,
+        retire=row.retire,
+    )
+
+
+def real_traceback(error: BaseException) -> str:
+    """Return the part of the traceback behind our own frames; if our error wraps the user's, the traceback of the user's."""
+    if isinstance(error, FactoryError) and error.__cause__ is not None:
+        error = error.__cause__
+    shown = traceback.TracebackException.from_exception(error)
+    theirs = next((at for at, frame in enumerate(shown.stack) if not _is_ours(frame.filename)), 0)
+    if theirs == 0 and isinstance(error, SyntaxError):
+        return "".join(shown.format_exception_only())  # it has no user frame, and names the location itself
+    shown.stack = traceback.StackSummary.from_list(list(shown.stack)[theirs:])
+    return "".join(shown.format())
+
+
+def _is_ours(filename: str) -> bool:
+    return filename.startswith((*_OUR_FOLDERS, "<frozen importlib")) or "/importlib/" in filename
+
+
+def _evidence(error: BaseException, signs: tuple[Sign, ...]) -> Evidence:
+    return Evidence(
+        exceptions=tuple(kind.__name__ for kind in type(error).__mro__),
+        signs=signs,
+        message=f"{type(error).__name__}: {error}",
+        traceback="".join(traceback.format_tb(error.__traceback__)),
+    )
+
 
 Report = Message | Death
 """How a rank's part of a trial ended: a `result` or `failure` message, or its death."""
@@ -59,8 +136,10 @@ def judge(
         return TrialVerdict(result=_result(reports[0]), keep=True) if everyone else None
     rank, cause = min(failures, key=lambda failure: _order(failure[1], table))
     clean = is_clean(cause)
-    if not everyone and waited < _grace(clean, _order(cause, table)):
-        return None
+    if not everyone:
+        uncaused = CONSEQUENCE_GRACE_SECONDS if _order(cause, table) == _CONSEQUENCE else GRACE_SECONDS
+        if waited < (CLEAN_GRACE_SECONDS if clean else uncaused):
+            return None
     keep = clean and everyone and all(_leaves_fit(report, cause) for report in reports.values())
     return TrialVerdict(result=_failed(attempt, rank, cause, table), keep=keep, rejoin=keep, rank=rank)
 
@@ -117,23 +196,15 @@ def _leaves_fit(report: Report, cause: Report) -> bool:
     """Whether a rank can serve the next trial after a clean `cause`: it failed equally, as a consequence, or had succeeded."""
     if isinstance(report, Death) or isinstance(cause, Death):
         return False
-    return _is_result(report) or report["collective"] or _kind(report) == _kind(cause)
+    if _is_result(report) or report["collective"]:
+        return True
+    return all(report[name] == cause[name] for name in ("outcome", "rule", "retire"))
 
 
 def _order(report: Report, table: FailureTable) -> int:
     if isinstance(report, Death):
         return _CONSEQUENCE if row_of(report, table).consequence else 0
     return _CONSEQUENCE if report["collective"] else 1
-
-
-def _grace(clean: bool, order: int) -> float:
-    if clean:
-        return CLEAN_GRACE_SECONDS
-    return CONSEQUENCE_GRACE_SECONDS if order == _CONSEQUENCE else GRACE_SECONDS
-
-
-def _kind(report: Message) -> tuple[str, str | None, bool]:
-    return report["outcome"], report["rule"], report["retire"]
 
 
 def _failed(attempt: str, rank: int, cause: Report, table: FailureTable) -> TrialResult:

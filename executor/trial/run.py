@@ -3,20 +3,17 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from executor.engine import REFERENCE_STEPS, Engine, EngineSession, RankContext, StepReport, measured_config
-from executor.engines.command.capability import COMMAND
+from executor.engines.capabilities import COMMAND
 from executor.engines.command.trial import run_script
-from executor.engines.ddp.engine import DdpEngine
 from executor.engines.deepspeed.engine import DeepSpeedEngine
-from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
+from executor.engines.torch_engines import DdpEngine, Fsdp2Engine
 from executor.errors import EngineRefusalError, MemoryLimitError, RunnerError, WrongResultError
-from executor.measurement.agreement import gather_numbers
-from executor.measurement.device import ClockState, ClockWatch, DeviceEvents, set_expandable_segments
-from executor.measurement.fewer import Line
+from executor.measurement.device import ClockWatch, DeviceEvents, set_expandable_segments
 from executor.measurement.flop_counter import FlopCounter
 from executor.measurement.memory import (
     MemoryAccount,
@@ -26,16 +23,20 @@ from executor.measurement.memory import (
     peak_resident_set,
     reset_peak_resident_set,
 )
-from executor.measurement.meter import Costs, Meter, OwnTime
+from executor.measurement.meter import Line, Meter, OwnTime, trace_step
 from executor.measurement.timing import has_trend, steady_steps
-from executor.measurement.trace import trace_step
-from executor.measurement.trial_report import report, window_of_warm_up
-from executor.measurement.trial_state import TimedSteps, Trial, is_enough
-from executor.numa import bound_to_node
-from executor.trial.garbage import collect_at, collected_by_steps
-from executor.trial.layers import at_full_depth, line_of_layers, shallower
-from executor.trial.schedule import at_point, of_documents, over_schedule, points_of_request
-from search_spaces.knobs.conditions import segments_may_grow
+from executor.measurement.trial_report import TimedSteps, Trial, gather_numbers, is_enough, report, window_of_warm_up
+from executor.trial.extrapolation import (
+    at_full_depth,
+    at_point,
+    line_of_layers,
+    of_documents,
+    over_schedule,
+    points_of_request,
+    shallower,
+)
+from executor.trial.process import bound_to_node, collect_at, collected_by_steps
+from search_spaces.knob import segments_may_grow
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plugins import PluginGroup, load_plugins
@@ -156,7 +157,12 @@ def closed_at_end(context: RankContext, session: EngineSession) -> Iterator[None
 def _measure(trial: Trial, session: EngineSession) -> TrialResult:
     request = trial.request
     began = trial.enter("warmup")
-    while not session.settled() or trial.step < _least_warm_up(request):
+    # Memory is accounted for after these updates. A user's module may use random numbers in training: its reference steps run
+    # without them.
+    least_updates = max(request.fidelity.warmup_updates, COUNTED_STEP + 1)
+    if isinstance(request.model, FactoryModel):
+        least_updates = max(least_updates, REFERENCE_STEPS)
+    while not session.settled() or trial.step < least_updates:
         _warm_up(trial, session)
     session.prepare(trial.step)  # work between steps, such as capturing graphs, belongs to the warm-up
     trial.leave(began)
@@ -172,11 +178,11 @@ def _measure(trial: Trial, session: EngineSession) -> TrialResult:
         trial.split_from_warmup("capture", session.capture_seconds())
         if not _is_hopeless(trial):
             began = trial.enter("measure")
-            timed = _time_steps(trial, session, meter)
+            timed = _time_steps(trial, session, meter, settled)
             trial.leave(began)
     if timed is None:
         return report(trial, window_of_warm_up(trial, clock.since(began)), account)
-    return report(trial, _window(trial, timed, settled, clock.since(timed.began)), account)
+    return report(trial, replace(timed, clocks=clock.since(timed.began)), account)
 
 
 def _meter(trial: Trial, session: EngineSession) -> Meter:
@@ -184,13 +190,6 @@ def _meter(trial: Trial, session: EngineSession) -> Meter:
         return OwnTime(seconds=trial.own_seconds, waited=session.waited_seconds())
 
     return Meter(trial.context.device, session.collectives, own)
-
-
-def _least_warm_up(request: TrialRequest) -> int:
-    """Return the updates before memory is accounted for: for a user's module, which may use random numbers in training, at
-    least the reference steps, which run without them."""
-    least = max(request.fidelity.warmup_updates, COUNTED_STEP + 1)
-    return max(least, REFERENCE_STEPS) if isinstance(request.model, FactoryModel) else least
 
 
 def _warm_up(trial: Trial, session: EngineSession) -> None:
@@ -266,41 +265,17 @@ def _is_hopeless(trial: Trial) -> bool:
     return trial.race is not None and trial.race.is_hopeless(trial.warm_seconds)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Timed:
-    """Timed steps."""
-
-    seconds: list[float]
-    costs: Costs
-    began: float
-    """Start of the first step, by `time.monotonic`."""
-    line: Line | None = None
-    """The line by which `seconds` are extrapolated; None: they are those of full steps."""
-
-
-def _time_steps(trial: Trial, session: EngineSession, meter: Meter) -> _Timed:
+def _time_steps(trial: Trial, session: EngineSession, meter: Meter, settled: bool) -> TimedSteps:
     """Time full steps, or steps of fewer micro-batches if the request allows it and they can be extrapolated."""
     began = time.monotonic()
     timed = None if trial.line is None else _time_pairs(trial, session, trial.line)
     timed = timed or _time_full(trial, session, meter)
     trial.phase_seconds["timed_steps"] = time.monotonic() - began
-    return timed
+    lost = trial.race.interval(timed.seconds) if trial.race is not None and trial.race.is_lost(timed.seconds) else None
+    return replace(timed, settled=settled, resident_set=peak_resident_set(), lost=lost)
 
 
-def _window(trial: Trial, timed: _Timed, settled: bool, clocks: ClockState) -> TimedSteps:
-    lost = trial.race is not None and trial.race.is_lost(timed.seconds)
-    return TimedSteps(
-        seconds=timed.seconds,
-        costs=timed.costs,
-        resident_set=peak_resident_set(),
-        settled=settled,
-        clocks=clocks,
-        line=timed.line,
-        lost=trial.race.interval(timed.seconds) if trial.race is not None and lost else None,
-    )
-
-
-def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> _Timed:
+def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> TimedSteps:
     most = trial.request.fidelity.max_steps
     while len(meter.seconds) < most and not is_enough(trial, meter.seconds, sum(meter.seconds)):
         count = _window_steps(trial, meter, most) if _has_windows(meter, session) else 1
@@ -308,7 +283,7 @@ def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> _Timed:
             meter.run(lambda events: _run_step(trial, session, events))
         else:
             meter.run_window(lambda events: _run_window(trial, session, events, count))  # noqa: B023
-    return _Timed(seconds=meter.seconds, costs=meter.costs(), began=meter.began)
+    return TimedSteps(seconds=meter.seconds, costs=meter.costs(), began=meter.began)
 
 
 def _has_windows(meter: Meter, session: EngineSession) -> bool:
@@ -321,7 +296,7 @@ def _window_steps(trial: Trial, meter: Meter, most: int) -> int:
     return max(1, min(int(WINDOW_SECONDS / last), WINDOW_STEPS, most - len(meter.seconds)))
 
 
-def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> _Timed | None:
+def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> TimedSteps | None:
     """Extrapolate each full step from one step of each count. They alternate, so that drift affects both. None: the slope
     cannot be determined."""
     first, second = (_meter(trial, session) for _ in range(2))
@@ -335,7 +310,7 @@ def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> _Timed | No
     if not line.rises(first.seconds, second.seconds):
         return None
     costs = line.costs_at_full(first.costs(), second.costs())
-    return _Timed(seconds=seconds, costs=costs, began=first.began, line=line)
+    return TimedSteps(seconds=seconds, costs=costs, began=first.began, line=line)
 
 
 def _run_step(

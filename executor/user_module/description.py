@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from executor.data.batches import FactoryData
+from executor.batches import FactoryData
 from executor.measurement.flop_counter import FlopCounter
 from executor.user_module.factory import UserModule, load_factory
 from executor.user_module.survey import LARGEST_RUN, Survey, UndividedError, loss_of, on_meta, survey

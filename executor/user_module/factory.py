@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from executor.errors import ExecutorError, FactoryError
+from executor.errors import ExecutorError, FactoryError, one_line
 from executor.user_module.huggingface import make_huggingface
 from executor.user_module.plan import ParallelPlan, own_plan, read_plan, require_modules
 from search_spaces.models.huggingface import BUILT
@@ -77,7 +77,7 @@ def _find(reference: str) -> Factory:
         if isinstance(error, ModuleNotFoundError) and error.name and f"{name}.".startswith(f"{error.name}."):
             remedy = "run in the folder that holds it, or put that folder on PYTHONPATH"
             raise FactoryError(f"{reference}: there is no module {error.name!r}; {remedy}") from None
-        raise FactoryError(f"{reference}: importing {name} raised {_describe_error(error)}; fix the module") from error
+        raise FactoryError(f"{reference}: importing {name} raised {one_line(error)}; fix the module") from error
     factory = getattr(module, attribute, None)
     if not callable(factory):
         problem = "has no" if factory is None else "cannot call its"
@@ -92,9 +92,4 @@ def _call(reference: str, factory: Callable[[], Any], remedy: str) -> Any:
     except ExecutorError:
         raise
     except (Exception, SystemExit) as error:
-        raise FactoryError(f"{reference} raised {_describe_error(error)}; {remedy}") from error
-
-
-def _describe_error(error: BaseException) -> str:
-    first = (str(error).strip().splitlines() or [""])[0]
-    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+        raise FactoryError(f"{reference} raised {one_line(error)}; {remedy}") from error

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from executor.data.batches import BatchFunction, long_text
+from executor.batches import BatchFunction, long_text
 from executor.errors import FactoryError
 from executor.user_module.plan import Style
 from search_spaces.models.huggingface import BUILT
@@ -141,19 +141,18 @@ class _Masked(_Text):
 class _Classes(_Text):
     """Bytes of text with a class for each sample."""
 
-    def draw(self, size: int, generator: torch.Generator) -> Mapping[str, Tensor]:
-        labels = torch.randint(0, self._size("num_labels"), self._label_shape(size), generator=generator)
-        return {"input_ids": self._tokens(size, self.length, generator), "labels": labels}
+    per_token = False
 
-    def _label_shape(self, size: int) -> tuple[int, ...]:
-        return (size,)
+    def draw(self, size: int, generator: torch.Generator) -> Mapping[str, Tensor]:
+        shape = (size, self.length) if self.per_token else (size,)
+        labels = torch.randint(0, self._size("num_labels"), shape, generator=generator)
+        return {"input_ids": self._tokens(size, self.length, generator), "labels": labels}
 
 
 class _TokenClasses(_Classes):
     """Bytes of text with a class for each token."""
 
-    def _label_shape(self, size: int) -> tuple[int, ...]:
-        return size, self.length
+    per_token = True
 
 
 class _Images(_Text):

@@ -4,9 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from search_spaces.environment import environment_text
-from search_spaces.kernels import FUSED_KERNELS, KERNEL_CHOICES, LOSS, replaced
+from search_spaces.kernels import ATTENTION_KERNELS, BEST, FUSED_KERNELS, KERNEL_CHOICES, LOSS, replaced
 from search_spaces.knob import (
+    CHECKPOINTS,
     EVERY_ENGINE,
+    GROWS_SEGMENTS,
+    ON_CUDA,
     TORCH_ENGINES,
     Applies,
     Canonical,
@@ -17,7 +20,6 @@ from search_spaces.knob import (
     Value,
     knob,
 )
-from search_spaces.knobs import conditions
 from search_spaces.knobs.parallelism import layers_of
 from search_spaces.models.model import ModelSpec
 from search_spaces.models.pipeline import marks_recomputation
@@ -80,7 +82,7 @@ class ComputationKnobs:
         number=61,
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
-        condition=conditions.ON_CUDA,
+        condition=ON_CUDA,
         spaces={"full": "all"},
         plain=(False,),
         distance=Distance.CHOICE,
@@ -110,7 +112,7 @@ class ComputationKnobs:
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
         minimum=1,
-        condition=conditions.CHECKPOINTS,
+        condition=CHECKPOINTS,
         engines=EVERY_ENGINE,
         spaces={"parallel": "powers_of_two", "full": "powers_of_two"},
         remedy="set it in the model",
@@ -136,7 +138,7 @@ class ComputationKnobs:
         unit="name",
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
-        choices=("best", "flash", "efficient", "cudnn", "math"),
+        choices=(BEST, *ATTENTION_KERNELS["cuda"]),
         engines=TORCH_ENGINES,
         spaces={"full": "all"},
         planning=Planning.FIXED,
@@ -195,7 +197,7 @@ class ProcessKnobs:
         numerics=Numerics.EXACT,
         applies=Applies.PROCESS,
         on_cuda=True,
-        condition=conditions.GROWS_SEGMENTS,
+        condition=GROWS_SEGMENTS,
         searched_after="fused_optimizer",
         engines=EVERY_ENGINE,
         spaces={"full": "all"},

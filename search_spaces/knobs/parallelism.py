@@ -3,9 +3,21 @@
 from dataclasses import dataclass
 from typing import Any
 
-from search_spaces.knob import EVERY_ENGINE, Applies, Canonical, Condition, Distance, Numerics, Planning, Value, knob
-from search_spaces.knobs import conditions
-from search_spaces.knobs.conditions import PARALLEL_SIZES
+from search_spaces.knob import (
+    CONTEXT_PARALLEL,
+    EVERY_ENGINE,
+    PARALLEL_SIZES,
+    PIPELINED,
+    TENSOR_PARALLEL,
+    Applies,
+    Canonical,
+    Condition,
+    Distance,
+    Numerics,
+    Planning,
+    Value,
+    knob,
+)
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.models.pipeline import is_split, layout_text, parse_layout, split_layers
 
@@ -98,7 +110,7 @@ class ParallelismKnobs:
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
         choices=("gpipe", "1f1b", "interleaved_1f1b", "looped_bfs", "interleaved_zero_bubble", "zbv", "dualpipev"),
-        condition=conditions.PIPELINED,
+        condition=PIPELINED,
         searched_after="cuda_graphs",
         engines=("native", "fsdp2"),
         spaces={"3d": "all"},
@@ -112,7 +124,7 @@ class ParallelismKnobs:
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
         minimum=1,
-        condition=conditions.PIPELINED,
+        condition=PIPELINED,
         engines=("native", "fsdp2"),
         spaces={"3d": "powers_of_two"},
         counts_to=lambda context, _: min(layers_of(context) // 2, 8),
@@ -125,7 +137,7 @@ class ParallelismKnobs:
         unit="layers a stage",
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
-        condition=conditions.PIPELINED,
+        condition=PIPELINED,
         spaces={"full": "solved"},
         plain=("",),
         remedy="it lays no stages out layer by layer",
@@ -155,7 +167,7 @@ class ParallelismKnobs:
         number=17,
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
-        condition=conditions.TENSOR_PARALLEL,
+        condition=TENSOR_PARALLEL,
         engines=("native", "fsdp2"),
         spaces={"3d": "all"},
     )
@@ -166,7 +178,7 @@ class ParallelismKnobs:
         number=58,
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
-        condition=conditions.TENSOR_PARALLEL,
+        condition=TENSOR_PARALLEL,
         spaces={"full": "all"},
         planning=Planning.TUNED_LAST,
         tuned=7,
@@ -183,7 +195,7 @@ class ParallelismKnobs:
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
         choices=("gather", "ulysses"),
-        condition=conditions.CONTEXT_PARALLEL,
+        condition=CONTEXT_PARALLEL,
         engines=("native", "fsdp2"),
         spaces={"full": "all"},
         plain=("gather",),

@@ -6,8 +6,19 @@ They are searched only if the user names them.
 from dataclasses import dataclass
 from typing import Any
 
-from search_spaces.knob import TORCH_ENGINES, Applies, Canonical, Condition, Distance, Numerics, Planning, Value, knob
-from search_spaces.knobs import conditions
+from search_spaces.knob import (
+    ADAPTED,
+    BIASED_ROUTERS,
+    TORCH_ENGINES,
+    Applies,
+    Canonical,
+    Condition,
+    Distance,
+    Numerics,
+    Planning,
+    Value,
+    knob,
+)
 from search_spaces.models.model import attention_span
 from search_spaces.optimizers import OPTIMIZERS
 
@@ -106,7 +117,7 @@ class TrainingKnobs:
         number=66,
         numerics=Numerics.CHANGES,
         applies=Applies.REBUILD,
-        condition=conditions.BIASED_ROUTERS,
+        condition=BIASED_ROUTERS,
         searched_after="prompt_length",
         planning=Planning.FIXED,
         distance=Distance.DOUBLINGS,
@@ -179,7 +190,7 @@ class TrainingKnobs:
         numerics=Numerics.CHANGES,
         applies=Applies.REBUILD,
         choices=("same", "int8", "nf4"),
-        condition=conditions.ADAPTED,
+        condition=ADAPTED,
         planning=Planning.FIXED,
         distance=Distance.CHOICE,
         remedy="quantise the frozen matrices where the model is loaded",

@@ -3,9 +3,20 @@
 from dataclasses import dataclass
 
 from search_spaces.communication import INT8
-from search_spaces.knob import Applies, Canonical, Condition, Distance, Numerics, Planning, knob
-from search_spaces.knobs import conditions
-from search_spaces.knobs.conditions import PARALLEL_SIZES
+from search_spaces.knob import (
+    ACCUMULATES,
+    DEFERS,
+    OFFLOADS,
+    PARALLEL_SIZES,
+    STAGE_3,
+    Applies,
+    Canonical,
+    Condition,
+    Distance,
+    Numerics,
+    Planning,
+    knob,
+)
 from search_spaces.models.pipeline import marks_offloading
 
 
@@ -33,7 +44,7 @@ class ZeroKnobs:
         number=12,
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
-        condition=conditions.STAGE_3,
+        condition=STAGE_3,
         engines=("native", "fsdp2", "deepspeed"),
         spaces={"full": "all"},
     )
@@ -43,7 +54,7 @@ class ZeroKnobs:
         number=9,
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
-        condition=conditions.DEFERS,
+        condition=DEFERS,
         spaces={"zero-buckets": "all"},
         remedy="it decides by itself when gradients are reduced",
     )
@@ -55,7 +66,7 @@ class ZeroKnobs:
         numerics=Numerics.CHANGES,
         applies=Applies.REBUILD,
         choices=("fp32", "bf16", "fp16"),
-        condition=conditions.ACCUMULATES,
+        condition=ACCUMULATES,
         remedy="it decides by itself in which type gradients are summed",
     )
     hsdp_shard_size: int = knob(
@@ -105,7 +116,7 @@ class ZeroKnobs:
         numerics=Numerics.CHANGES,
         applies=Applies.REBUILD,
         choices=("same", "int8"),
-        condition=conditions.STAGE_3,
+        condition=STAGE_3,
         plain=("same",),
         remedy="it gathers parameters in the type that they are computed with",
         canonical=Canonical(
@@ -120,7 +131,7 @@ class ZeroKnobs:
         unit="elements",
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
-        condition=conditions.STAGE_3,
+        condition=STAGE_3,
         searched_after="offload_param",
         engines=("native", "deepspeed"),
         spaces={"zero-buckets": "element_sizes"},
@@ -137,7 +148,7 @@ class ZeroKnobs:
         unit="elements",
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
-        condition=conditions.STAGE_3,
+        condition=STAGE_3,
         engines=("native", "deepspeed"),
         spaces={"zero-buckets": (0, 10_000, 100_000, 1_000_000)},
         planning=Planning.TUNED_LAST,
@@ -153,7 +164,7 @@ class ZeroKnobs:
         numerics=Numerics.EXACT,
         applies=Applies.REBUILD,
         minimum=1,
-        condition=conditions.STAGE_3,
+        condition=STAGE_3,
         engines=("native", "deepspeed"),
         spaces={"zero-buckets": "element_sizes"},
         planning=Planning.TUNED_LAST,
@@ -282,7 +293,7 @@ class OffloadKnobs:
         numerics=Numerics.REORDERS,
         applies=Applies.REBUILD,
         maximum=1,
-        condition=conditions.OFFLOADS,
+        condition=OFFLOADS,
         spaces={"full": (0.5, 1.0)},
         remedy="it offloads all or nothing",
     )

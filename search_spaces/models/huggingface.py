@@ -13,9 +13,8 @@ from typing import Any
 
 from search_spaces.errors import ModelFormatError
 from search_spaces.file_kinds import MODEL_CONFIG, mistaken
-from search_spaces.models.config_keys import ConfigKeys
+from search_spaces.models.config_keys import ConfigKeys, read_rope_scaling, rope_scaling_of, yarn_magnitude
 from search_spaces.models.model import CLAMPED, HeadNorm, Latent, ModelSpec, Norm, NormPlace, Position
-from search_spaces.models.rope import read_rope_scaling, rope_scaling_of, yarn_magnitude
 from search_spaces.preset_files import preset_tables, unknown_name
 
 BUILT = "hf:"
@@ -122,38 +121,21 @@ def _frozen_bits(quantization: Any) -> tuple[int, list[str]]:
     return bits, [f"weights of {bits} bits by quantization_config ({method}) {usage}"]
 
 
-def _llama(keys: ConfigKeys, name: str) -> ModelSpec:
-    bias = keys.flag("attention_bias", False)
-    return _rotary_decoder(
-        keys, name, "llama", kv_heads=None, epsilon=1e-6, qkv_bias=bias, attention_output_bias=bias,
-        mlp_bias=keys.flag("mlp_bias", False),
-    )  # fmt: skip
-
-
-def _mistral(keys: ConfigKeys, name: str) -> ModelSpec:
-    return _rotary_decoder(keys, name, "mistral", kv_heads=8, epsilon=1e-6, sliding_window=_window(keys, 4096))
-
-
-def _qwen2(keys: ConfigKeys, name: str) -> ModelSpec:
-    return _rotary_decoder(keys, name, "qwen2", kv_heads=32, epsilon=1e-6, qkv_bias=True, **_late_windows(keys))
-
-
 def _qwen3(keys: ConfigKeys, name: str) -> ModelSpec:
-    bias = keys.flag("attention_bias", False)
     return _rotary_decoder(
-        keys, name, "qwen3", kv_heads=32, epsilon=1e-6, head_dim=128, qkv_bias=bias, attention_output_bias=bias,
-        head_norm=HeadNorm.HEAD, **_late_windows(keys),
+        keys, name, "qwen3", kv_heads=32, epsilon=1e-6, head_dim=128, attention_bias=False, head_norm=HeadNorm.HEAD,
+        **_late_windows(keys),
     )  # fmt: skip
 
 
 def _qwen3_moe(keys: ConfigKeys, name: str) -> ModelSpec:
     step, only = keys.size("decoder_sparse_step", default=1), keys.counts("mlp_only_layers")
     dense = _dense_layers(keys, lambda layer: layer in only or (layer + 1) % step != 0)
-    bias, experts_per_token = keys.flag("attention_bias", False), keys.size("num_experts_per_tok", default=8)
+    experts_per_token = keys.size("num_experts_per_tok", default=8)
     window = _window(keys, 4096) if keys.flag("use_sliding_window", False) else 0
     return _rotary_decoder(
         keys, name, "qwen3_moe", kv_heads=4, epsilon=1e-6, ffn=keys.size("moe_intermediate_size", default=768),
-        qkv_bias=bias, attention_output_bias=bias, head_norm=HeadNorm.HEAD, sliding_window=window,
+        attention_bias=False, head_norm=HeadNorm.HEAD, sliding_window=window,
         num_experts=keys.size("num_experts", "num_local_experts", default=128), experts_per_token=experts_per_token,
         normalised_routing=keys.flag("norm_topk_prob", False), load_balance=_load_balance(keys, experts_per_token),
         **dense,
@@ -203,10 +185,10 @@ def _deepseek(
         # Null and 0, which TOML has instead, mean that there is none; an absent key means the class's default.
         query_rank=0 if keys.has("q_lora_rank") and keys.is_null("q_lora_rank") else keys.count("q_lora_rank", default=1536),
     )  # fmt: skip
-    head_dim, bias = keys.size("qk_nope_head_dim", default=128) + latent.rotated, keys.flag("attention_bias", False)
+    head_dim = keys.size("qk_nope_head_dim", default=128) + latent.rotated
     return _rotary_decoder(
-        keys, name, family, kv_heads=None, epsilon=1e-6, exact_head_dim=head_dim, latent=latent, qkv_bias=bias,
-        attention_output_bias=bias, attention_scale=head_dim**-0.5 * _magnitude(keys) ** 2,
+        keys, name, family, kv_heads=None, epsilon=1e-6, exact_head_dim=head_dim, latent=latent, attention_bias=False,
+        attention_scale=head_dim**-0.5 * _magnitude(keys) ** 2,
         **_routed_and_shared(keys, first_dense, experts, shared, ffn), **more,
     )  # fmt: skip
 
@@ -262,7 +244,6 @@ def _llama4(keys: ConfigKeys, name: str) -> ModelSpec:
     with_experts = range(step - 1, layers, step) if keys.is_null("moe_layers") else keys.counts("moe_layers")
     dense = _dense_layers(keys, lambda layer: layer not in with_experts, keys.size("intermediate_size_mlp", default=16384))
     windows = _windows(keys, _window(keys, 8192, "attention_chunk_size"), lambda layer: not rotated[layer], "chunked_attention")
-    bias = keys.flag("attention_bias", False)
     # A number in older files.
     tuned = keys.given("attn_temperature_tuning") or not keys.has("attn_temperature_tuning")
     if tuned and not all(rotated):
@@ -271,21 +252,13 @@ def _llama4(keys: ConfigKeys, name: str) -> ModelSpec:
             "temperature_span": keys.size("floor_scale", default=8192),
         }
     return _rotary_decoder(
-        keys, name, "llama4_text", kv_heads=8, epsilon=1e-5, rope_theta=5e5, head_dim=128, qkv_bias=bias,
-        attention_output_bias=bias, rotated_layers=() if all(rotated) else _shortest_pattern(rotated),
+        keys, name, "llama4_text", kv_heads=8, epsilon=1e-5, rope_theta=5e5, head_dim=128, attention_bias=False,
+        rotated_layers=() if all(rotated) else _shortest_pattern(rotated),
         head_norm=HeadNorm.ROTATED if keys.flag("use_qk_norm", True) else HeadNorm.NONE,
         chunked_attention=bool(windows.get("sliding_window")), num_experts=keys.size("num_local_experts", default=16),
         experts_per_token=keys.size("num_experts_per_tok", default=1), sigmoid_routing=True, normalised_routing=False,
         weighted_inputs=True, shared_expert_size=keys.size("intermediate_size"), **dense, **windows,
     )  # fmt: skip
-
-
-def _phi3(keys: ConfigKeys, name: str) -> ModelSpec:
-    return _rotary_decoder(keys, name, "phi3", kv_heads=None, epsilon=1e-5, sliding_window=_window(keys, 0))
-
-
-def _olmo2(keys: ConfigKeys, name: str) -> ModelSpec:
-    return _normed_outputs(keys, name, "olmo2")
 
 
 def _olmo3(keys: ConfigKeys, name: str) -> ModelSpec:
@@ -296,10 +269,9 @@ def _olmo3(keys: ConfigKeys, name: str) -> ModelSpec:
 
 def _normed_outputs(keys: ConfigKeys, name: str, family: str, **more: Any) -> ModelSpec:
     """OLMo: norms of the sub-layers' outputs, and of all queries and of all keys."""
-    bias = keys.flag("attention_bias", False)
     return _rotary_decoder(
-        keys, name, family, kv_heads=None, epsilon=1e-5, qkv_bias=bias, attention_output_bias=bias,
-        norm_place=NormPlace.OUTPUT, head_norm=HeadNorm.WIDTH, **more,
+        keys, name, family, kv_heads=None, epsilon=1e-5, attention_bias=False, norm_place=NormPlace.OUTPUT,
+        head_norm=HeadNorm.WIDTH, **more,
     )  # fmt: skip
 
 
@@ -331,11 +303,10 @@ def _rope_by_kind(keys: ConfigKeys, whole_theta: float, near_theta: float) -> di
 
 def _gemma(keys: ConfigKeys, name: str, family: str, cap: float, output_cap: float, **more: Any) -> ModelSpec:
     keys.must_be("use_bidirectional_attention", False, "a model whose tokens attend to later ones is not a decoder")
-    bias = keys.flag("attention_bias", False)
     return _rotary_decoder(
         keys, name, family, kv_heads=4, epsilon=1e-6, head_dim=256, tied=True,
         activation=keys.activation("hidden_activation" if keys.given("hidden_activation") else "hidden_act", "gelu_tanh"),
-        qkv_bias=bias, attention_output_bias=bias, norm_place=NormPlace.BOTH, zero_centered_norms=True,
+        attention_bias=False, norm_place=NormPlace.BOTH, zero_centered_norms=True,
         attention_scale=keys.number("query_pre_attn_scalar", default=256) ** -0.5,
         attention_softcap=_softcap(keys, "attn_logit_softcapping", cap),
         output_softcap=_softcap(keys, "final_logit_softcapping", output_cap),
@@ -351,9 +322,8 @@ def _softcap(keys: ConfigKeys, key: str, default: float) -> float:
 
 
 def _granite(keys: ConfigKeys, name: str) -> ModelSpec:
-    bias = keys.flag("attention_bias", False)
     return _rotary_decoder(
-        keys, name, "granite", kv_heads=None, epsilon=1e-6, qkv_bias=bias, attention_output_bias=bias,
+        keys, name, "granite", kv_heads=None, epsilon=1e-6, attention_bias=False,
         mlp_bias=keys.flag("mlp_bias", False), attention_scale=keys.number("attention_multiplier", default=1.0),
         embedding_scale=keys.number("embedding_multiplier", default=1.0),
         residual_scale=keys.number("residual_multiplier", default=1.0),
@@ -362,14 +332,14 @@ def _granite(keys: ConfigKeys, name: str) -> ModelSpec:
 
 
 def _smollm3(keys: ConfigKeys, name: str) -> ModelSpec:
-    layers, bias = keys.size("num_hidden_layers"), keys.flag("attention_bias", False)
+    layers = keys.size("num_hidden_layers")
     period = keys.size("no_rope_layer_interval", default=4)
     rotated = keys.flags("no_rope_layers", layers) or tuple((layer + 1) % period != 0 for layer in range(layers))
     window = _window(keys, 0) if keys.flag("use_sliding_window", False) else 0
     windows = _windows(keys, window, lambda layer: rotated[layer])
     return _rotary_decoder(
-        keys, name, "smollm3", kv_heads=4, epsilon=1e-6, rope_theta=2e6, tied=True, qkv_bias=bias,
-        attention_output_bias=bias, mlp_bias=keys.flag("mlp_bias", False), rotated_layers=rotated, **windows,
+        keys, name, "smollm3", kv_heads=4, epsilon=1e-6, rope_theta=2e6, tied=True, attention_bias=False,
+        mlp_bias=keys.flag("mlp_bias", False), rotated_layers=rotated, **windows,
     )  # fmt: skip
 
 
@@ -407,24 +377,22 @@ def _gpt_oss(keys: ConfigKeys, name: str) -> ModelSpec:
     for key, only in (("swiglu_alpha", 1.702), ("swiglu_limit", 7.0)):
         if keys.number(key, default=only) != only:
             raise ModelFormatError(key, f"another factor than {only} is not supported", "leave it out, or give hf:CONFIG")
-    bias, experts_per_token = keys.flag("attention_bias", True), keys.size("num_experts_per_tok", default=4)
+    experts_per_token = keys.size("num_experts_per_tok", default=4)
     longest = keys.size("max_position_embeddings")
-    scaling = None if keys.given("rope_parameters") or keys.given("rope_scaling") else ROPE_OF_GPT_OSS
+    # Where a config.json has no settings of the rotations.
+    default_rope = ConfigKeys({
+        "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
+        "original_max_position_embeddings": 4096,
+    })  # fmt: skip
+    stated = keys.given("rope_parameters") or keys.given("rope_scaling")
     return _rotary_decoder(
         keys, name, "gpt_oss", kv_heads=8, epsilon=1e-5, rope_theta=150_000.0, head_dim=64, activation=CLAMPED,
-        qkv_bias=bias, attention_output_bias=bias, mlp_bias=True, router_bias=True, attention_sinks=True,
+        attention_bias=True, mlp_bias=True, router_bias=True, attention_sinks=True,
         num_experts=keys.size("num_local_experts", "num_experts", default=128), experts_per_token=experts_per_token,
         load_balance=_load_balance(keys, experts_per_token),
-        rope_scaling=None if scaling is None else rope_scaling_of(ConfigKeys(scaling), longest),
+        rope_scaling=None if stated else rope_scaling_of(default_rope, longest),
         **_windows(keys, _window(keys, 128), lambda layer: layer % 2 == 1),
     )  # fmt: skip
-
-
-ROPE_OF_GPT_OSS: Mapping[str, Any] = {
-    "rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0, "truncate": False,
-    "original_max_position_embeddings": 4096,
-}  # fmt: skip
-"""Where a config.json has no settings of the rotations."""
 
 
 def _late_windows(keys: ConfigKeys) -> dict[str, Any]:
@@ -459,7 +427,7 @@ def _shortest_pattern(layers: tuple[bool, ...]) -> tuple[bool, ...]:
 def _rotary_decoder(
     keys: ConfigKeys, name: str, family: str, *, kv_heads: int | None, epsilon: float, rope_theta: float = 1e4,
     head_dim: int = 0, exact_head_dim: int = 0, ffn: int = 0, rotary_fraction: float = 1.0, tied: bool = False,
-    activation: str = "", **more: Any,
+    activation: str = "", attention_bias: bool | None = None, **more: Any,
 ) -> ModelSpec:  # fmt: skip
     """Llama and similar models.
 
@@ -471,6 +439,7 @@ def _rotary_decoder(
         rotary_fraction: the class's default.
         tied: the class's default of `tie_word_embeddings`.
         activation: ours; empty: that of `hidden_act`.
+        attention_bias: the class's default of `attention_bias`, for queries, keys, values and the output; None: it has none.
     """
     heads, hidden = keys.size("num_attention_heads"), keys.size("hidden_size")
     absent = kv_heads if kv_heads and not keys.has("num_key_value_heads") else heads
@@ -478,6 +447,8 @@ def _rotary_decoder(
         problem = f"is missing, and the class's default of {absent} does not divide {heads} attention heads"
         raise ModelFormatError("num_key_value_heads", problem, "add it")
     longest = keys.size("max_position_embeddings")
+    if attention_bias is not None:
+        more["qkv_bias"] = more["attention_output_bias"] = keys.flag("attention_bias", attention_bias)
     return ModelSpec(
         name=name,
         family=family,
@@ -594,17 +565,25 @@ def _gpt_neox(keys: ConfigKeys, name: str) -> ModelSpec:
 
 
 FAMILIES: dict[str, Callable[[ConfigKeys, str], ModelSpec]] = {
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
+    "llama": lambda keys, name: _rotary_decoder(
+        keys, name, "llama", kv_heads=None, epsilon=1e-6, attention_bias=False, mlp_bias=keys.flag("mlp_bias", False)
+    ),
+    "mistral": lambda keys, name: _rotary_decoder(
+        keys, name, "mistral", kv_heads=8, epsilon=1e-6, sliding_window=_window(keys, 4096)
+    ),
+    "qwen2": lambda keys, name: _rotary_decoder(
+        keys, name, "qwen2", kv_heads=32, epsilon=1e-6, qkv_bias=True, **_late_windows(keys)
+    ),
     "gpt2": _gpt2,
     "opt": _opt,
     "gpt_neox": _gpt_neox,
     "mixtral": _mixtral,
     "qwen3": _qwen3,
     "qwen3_moe": _qwen3_moe,
-    "phi3": _phi3,
-    "olmo2": _olmo2,
+    "phi3": lambda keys, name: _rotary_decoder(
+        keys, name, "phi3", kv_heads=None, epsilon=1e-5, sliding_window=_window(keys, 0)
+    ),
+    "olmo2": lambda keys, name: _normed_outputs(keys, name, "olmo2"),
     "olmo3": _olmo3,
     "gemma2": _gemma2,
     "gemma3_text": _gemma3,

@@ -8,8 +8,8 @@ from functools import lru_cache
 
 from search_spaces.errors import ModelFormatError
 from search_spaces.models.command import CommandModel
+from search_spaces.models.config_keys import RopeScaling
 from search_spaces.models.module_profile import ModuleProfile
-from search_spaces.models.rope import RopeScaling
 
 MOST_LAYERS = 10_000
 """Maximum layers of a model, a hundred times that of real models, so that a typo is an error instead of a long computation."""
@@ -447,7 +447,7 @@ class ModelSpec:
             self.input_embedding_parameters
             + self.num_layers * (self._attention_parameters + self.layer_norms * self._norm_parameters)
             + mlps
-            + self._projection_parameters
+            + (2 * self.embedding_size * self.hidden_size if self.embedding_size else 0)
             + (self._norm_parameters if self.final_norm else 0)
             + (0 if self.tied_embeddings else self.vocab_size * self.table_width)
             + self.mtp_layers * self._module_parameters_with(experts)
@@ -569,10 +569,6 @@ class ModelSpec:
     @property
     def _norm_parameters(self) -> int:
         return self.hidden_size * (2 if self.norm is Norm.LAYERNORM else 1)
-
-    @property
-    def _projection_parameters(self) -> int:
-        return 2 * self.embedding_size * self.hidden_size if self.embedding_size else 0
 
     @property
     def _attention_parameters(self) -> int:

@@ -138,7 +138,6 @@ MARKS = {"s": "selective", "f": "full"}
 OFFLOADED = "o"
 """Letter of a stage whose whole optimizer state is stored and updated in host memory."""
 FORM = "a count of layers for each stage, such as 6-7f3-7s-4o: f recomputes layers fully, s selectively, o offloads"
-_LETTERS = {policy: letter for letter, policy in MARKS.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,7 +155,7 @@ class Stage:
     @property
     def text(self) -> str:
         """Text form, as in the knob."""
-        mark = _LETTERS.get(self.recompute, "")
+        mark = {policy: letter for letter, policy in MARKS.items()}.get(self.recompute, "")
         count = str(self.recomputed) if 0 < self.recomputed < self.layers else ""
         return f"{self.layers}{mark}{count}{OFFLOADED if self.offloads else ''}"
 

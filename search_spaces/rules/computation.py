@@ -2,8 +2,7 @@
 
 from collections.abc import Iterator
 
-from search_spaces.capability import Combination
-from search_spaces.context import SpaceContext
+from search_spaces.capability import Combination, Rule, SpaceContext
 from search_spaces.environment import ENVIRONMENT, ENVIRONMENT_RULE, environment_problem
 from search_spaces.kernels import (
     BEST,
@@ -22,7 +21,6 @@ from search_spaces.kernels import (
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.rules.parallelism import CP, ETP, METHOD, TP
-from search_spaces.rules.rule import Rule
 from search_spaces.training.data_schedule import is_scheduled
 from search_spaces.training.windows import window_of, windowed
 from search_spaces.trial import Workload

@@ -1,17 +1,13 @@
 """All rules, and checking a configuration against them."""
 
-from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination
+from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination, Rule, SpaceContext
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
-from search_spaces.context import SpaceContext
+from search_spaces.errors import Refusal
 from search_spaces.models.model import Model
 from search_spaces.plugins import PluginGroup, load_plugins
-from search_spaces.refusal import Refusal
 from search_spaces.rules.computation import COMPUTATION_RULES, GRAPH_RULES, KERNEL_RULES
-from search_spaces.rules.packing import DOCUMENT_RULES, PACKING_RULES
-from search_spaces.rules.parallelism import PARALLELISM_RULES
-from search_spaces.rules.rule import Rule
-from search_spaces.rules.training import SCHEDULE_RULES, TRAINING_RULES
-from search_spaces.rules.zero import ZERO_RULES
+from search_spaces.rules.parallelism import PARALLELISM_RULES, ZERO_RULES
+from search_spaces.rules.training import DOCUMENT_RULES, PACKING_RULES, SCHEDULE_RULES, TRAINING_RULES
 from search_spaces.trial import Workload
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 

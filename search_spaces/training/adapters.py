@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import TypeVar
 
-from search_spaces.knobs.conditions import METHODS, VIRTUAL_TOKENS
+from search_spaces.knob import METHODS, VIRTUAL_TOKENS
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import LORA_TARGETS, FactoryModel, Model, ModelSpec
 from search_spaces.models.pipeline import predicting
@@ -24,7 +24,7 @@ TARGETS: Mapping[str, tuple[str, ...]] = {
 """Value of `lora_targets` -> the matrices of a layer with an adapter, of those that the layer has."""
 FROZEN_BITS: Mapping[str, int] = {"same": 16, "int8": 8, "nf4": 4}
 """Value of `frozen_dtype` -> `ModelSpec.frozen_bits`, where 16 stands for the precision."""
-QUANTISED_BLOCK = 64
+FROZEN_BLOCK = 64
 """Consecutive values of a row of a quantised frozen matrix that share one fp32 scale."""
 ROWS, WHOLE = frozenset({"output", "down"}), frozenset({"query_down", "key_value_down"})
 """Matrices whose inputs tensor-parallel ranks divide, and those that each of them holds whole; of the others they divide the

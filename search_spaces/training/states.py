@@ -152,3 +152,8 @@ def file_bytes(config: TrialConfig, model: Model, world_size: int) -> int:
     if config.offload_param == "nvme":
         rank_bytes += (trainable + frozen) * PARAMETER_BYTES[config.precision]
     return int(config.data_parallel_size(world_size) * config.model_parallel_size * rank_bytes)
+
+
+def scales_losses(config: TrialConfig) -> bool:
+    """Whether gradients are computed, accumulated or communicated in fp16."""
+    return "fp16" in (config.precision, config.reduce_dtype, config.accumulation_dtype)

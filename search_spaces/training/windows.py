@@ -65,7 +65,8 @@ class AttentionWindow:
         """
         share = self.tokens // (2 if self.global_tokens else 4)
         least = SHORTEST_BLOCK if self.tokens < USUAL_BLOCK else USUAL_BLOCK
-        return max(_power_of_two(share if self.tokens >= USUAL_BLOCK else self.tokens), least)
+        queries = share if self.tokens >= USUAL_BLOCK else self.tokens
+        return max(1 << (queries.bit_length() - 1) if queries else 0, least)  # the largest power of two that is at most it
 
     def visits(self, start: int, queries: int) -> Iterator[Visit]:
         """The blocks of `queries` queries from `start` on, in order. A block of chunked attention is a chunk."""
@@ -129,8 +130,3 @@ def window_problem(config: TrialConfig, model: Model, sequence_length: int) -> s
     if first and window < sequence_length <= window + first:
         return f"a window of {window} and {first} global tokens hide nothing of {sequence_length} tokens"
     return None
-
-
-def _power_of_two(number: int) -> int:
-    """The largest power of two that is at most `number`; 0 for 0."""
-    return 1 << (number.bit_length() - 1) if number else 0

@@ -16,7 +16,7 @@ import uvicorn
 from api.app import create_app
 from api.connections import ConnectionLimits, Connections, Ended
 from api.settings import Settings
-from autotune.cli.serve_api import ServeConfig
+from autotune.cli.serve import ServeConfig
 from storage.store import Store
 from tests.api.conftest import REQUEST
 from tests.certificates import self_signed

@@ -3,7 +3,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from autotune.loop.job_cost import START_SECONDS
+from autotune.loop.budget import START_SECONDS
 from storage.store import Store
 from tests.api.conftest import REQUEST, problem_of, service, submit
 from tests.api.test_security import bearer

@@ -7,7 +7,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from api.routes import jobs as routes
-from autotune.exports import EXPORTERS
+from autotune.frameworks.exporters import EXPORTERS
 from search_spaces.outcome import JobState
 from storage.owners import current_owner
 from storage.records import Ask, JobRecord

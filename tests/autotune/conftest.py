@@ -25,7 +25,7 @@ def working(store: Store) -> Iterator[None]:
     """A worker in a thread, which answers trials from a table."""
     import table
 
-    from autotune.loop.stop import StopSignal
+    from autotune.loop.listener import StopSignal
     from autotune.loop.worker import Worker
 
     stop = StopSignal()

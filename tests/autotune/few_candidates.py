@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
+from search_spaces.errors import Refusal
 from search_spaces.knob import Value
-from search_spaces.refusal import Refusal
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig, stable_hash
 
 

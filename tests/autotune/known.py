@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.knowledge.measurement import Measurement, TrialMeasurement, TrialSetting, trial_measurement
+from autotune.knowledge.measurement import Measurement, TrialMeasurement, TrialSetting
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import shipped_rates
 from autotune.prediction.equations.memory import memory
@@ -44,11 +44,11 @@ def measured(source: str, count: int, *, seed: int = 0, noise: float = 0.03) -> 
     seconds = seconds_of(cases, REAL) * np.exp(noise * draw.standard_normal(count))
     held = memory(cases, REAL).allocated * np.exp(noise / 3 * draw.standard_normal(count))
     return [
-        trial_measurement(
-            source,
-            TrialMeasurement(setting=setting, config=config, samples_per_second=32 / second, peak_memory_bytes=peak),
-            2,
-            noise,
+        Measurement(
+            source=source,
+            repeats=2,
+            noise=noise,
+            measured=TrialMeasurement(setting=setting, config=config, samples_per_second=32 / second, peak_memory_bytes=peak),
         )
         for config, second, peak in zip(configs, seconds.tolist(), held.tolist(), strict=True)
     ]
@@ -61,8 +61,8 @@ def run_job(store: Store, measurements: Sequence[Measurement], fields: dict[str,
     job = store.jobs.create(request_to_row(session.request)).id
     lease = store.jobs.acquire(job, current_owner())
     for place, each in enumerate(measurements):
-        trial = each.trial
-        assert trial is not None
+        trial = each.measured
+        assert isinstance(trial, TrialMeasurement)
         token = store.attempts.start(lease, store.trials.add(lease, trial.config, Purpose.SEARCH).number).token
         rate = trial.samples_per_second or 0.0
         ok = {

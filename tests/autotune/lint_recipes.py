@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import AutotuneError
-from autotune.imports.read import read_written
-from autotune.lint.case import Surroundings
-from autotune.lint.lint import Linted, lint
+from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.read import read_written
+from autotune.recipes.lint import Linted, lint
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
 
-RECIPES = Path(__file__).parent / "lint" / "recipes"
+RECIPES = Path(__file__).parent / "recipes" / "files"
 TITAN = "torchtitan v0.2.2, models/{}"
 TITAN_3 = "torchtitan 0.3.0, models/{}"
 LM = "Megatron-LM d98e8a64, examples/{}"

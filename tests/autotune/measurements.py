@@ -4,7 +4,7 @@ import csv
 from pathlib import Path
 from typing import Any
 
-from autotune.knowledge.columns import COLUMNS
+from autotune.knowledge.row import COLUMNS
 
 ROW: dict[str, Any] = {
     "source": "lab", "model_name": "small", "num_layers": 4, "hidden": 512, "heads": 8, "kv_heads": 8, "ffn_hidden": 2048,

@@ -8,7 +8,7 @@ import pytest
 import table
 from played import run
 
-from autotune.loop.stop import StopSignal
+from autotune.loop.listener import StopSignal
 from autotune.strategies.strategy import Strategy
 from autotune.strategies.walks import RandomStrategy
 from search_spaces.checkpoints import checkpoint, checkpoints

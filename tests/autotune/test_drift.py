@@ -10,14 +10,13 @@ import pytest
 import table
 from played import run, searched
 
-from autotune.explain.explanation.explain import explain
+from autotune.explain.explain import explain
 from autotune.loop.listener import LoopListener
 from autotune.loop.loop import run_job
 from autotune.objective.intervals import CPU_SPREAD, Repeat, Spread
 from autotune.outcome.best_config import build_best_config
-from autotune.outcome.drift import Reading, drift_in
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
-from autotune.outcome.standings import standings_of
+from autotune.outcome.standings import Reading, drift_in, standings_of
 from autotune.outcome.verdict import decide
 from autotune.request.rows import request_to_row
 from autotune.session.resolve import GPU_SPREAD

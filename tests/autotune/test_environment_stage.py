@@ -11,14 +11,13 @@ import table
 from played import run, searched
 
 from autotune.errors import RequestError
-from autotune.explain.explanation.explain import explain
-from autotune.explain.explanation.findings import KnobVerdict
-from autotune.exports import EXPORTERS
+from autotune.explain.explain import explain
+from autotune.explain.findings import KnobVerdict
+from autotune.frameworks.exporters import EXPORTERS
+from autotune.loop.budget import stop_of, time_is_up
 from autotune.loop.environment_stage import reserved_seconds
 from autotune.loop.loop import run_job
-from autotune.loop.stopping import stop_of, time_is_up
-from autotune.outcome.best_config import build_best_config
-from autotune.outcome.environment_findings import environment_line
+from autotune.outcome.best_config import build_best_config, environment_line
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import session_of

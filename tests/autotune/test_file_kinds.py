@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from autotune.exports.best_config_file import read_best_config
-from autotune.imports.read import read_imported, read_written
-from autotune.lint.case import Surroundings
-from autotune.lint.lint import case_of
+from autotune.frameworks.best_config import read_best_config
+from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.read import read_imported, read_written
+from autotune.recipes.lint import case_of
 from autotune.request.rows import read_config_file, request_from_fields
 from autotune.session.baselines import read_baseline
 from search_spaces.clusters.presets import read_cluster_file, resolve_cluster

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from autotune.session.runners import start_ranks
+from autotune.session.trial_requests import start_ranks
 from executor.engines.command.trial import runs_on_cpu
 from executor.errors import RunnerError
 from executor.runners.gang_runner import GangsRunner

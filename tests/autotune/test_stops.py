@@ -6,9 +6,8 @@ import pytest
 import table
 from played import run
 
-from autotune.loop.listener import LoopListener
+from autotune.loop.listener import LoopListener, StopSignal
 from autotune.loop.loop import run_job
-from autotune.loop.stop import StopSignal
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.rows import request_to_row
 from executor.runners.replay import ReplayRunner

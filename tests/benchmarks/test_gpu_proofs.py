@@ -208,7 +208,7 @@ def test_kernels_that_are_not_there_are_skipped_with_the_reason(setting: Setting
 
 def test_losses_by_kernels_are_held_against_those_without(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
     """By packages that stand in for the real ones."""
-    monkeypatch.setattr("executor.parallel.fused.load.kernel_refusals", lambda *_: [])
+    monkeypatch.setattr("executor.parallel.fused.kernel_refusals", lambda *_: [])
     monkeypatch.syspath_prepend(str(STAND_INS))
     for name in kernels.PACKAGES:
         proof = Proof(setting)

@@ -58,7 +58,7 @@ def test_what_reaches_an_import_or_a_kept_process_reaches_its_module(tmp_path: P
 
 
 def test_the_nearest_tests_are_those_of_the_folder() -> None:
-    assert "tests/search_spaces/models/test_huggingface.py" in nearest(Path("search_spaces/models/rope.py"))
+    assert "tests/search_spaces/models/test_huggingface.py" in nearest(Path("search_spaces/models/config_keys.py"))
 
 
 def test_the_page_tells_what_make_test_misses() -> None:

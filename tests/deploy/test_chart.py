@@ -80,8 +80,8 @@ def test_the_commands_are_ours() -> None:
     script, _, *options = found["Deployment", "mine-worker"]["spec"]["template"]["spec"]["containers"][0]["args"][2:]
     assert 'autotune worker --ray-address "$RAY_ADDRESS" "$@"' in script
     for words in (serve[1:], ["worker", "--ray-address", "h:1", *options]):
-        command = group.commands[words[0]]
-        command.make_context(words[0], words[1:], resilient_parsing=False)
+        with group.make_context("autotune", [], resilient_parsing=True) as parent:
+            group.commands[words[0]].make_context(words[0], words[1:], parent=parent, resilient_parsing=False)
 
 
 def test_secrets_are_only_in_the_secret() -> None:

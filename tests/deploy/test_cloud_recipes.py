@@ -37,7 +37,8 @@ def test_their_sweep_is_one(script: str) -> None:
     (line,) = re.findall(r"autotune (sweep [^|]*)", script)
     words = shlex.split(line.replace("$OPTIONS", "--space 3d").replace("$MODEL", "llama-3-8b"))
     group = typer.main.get_command(app).build()  # type: ignore[attr-defined]
-    group.commands["sweep"].make_context("sweep", words[1:], resilient_parsing=False)
+    with group.make_context("autotune", [], resilient_parsing=True) as parent:
+        group.commands["sweep"].make_context("sweep", words[1:], parent=parent, resilient_parsing=False)
     assert {"head", "worker"} == set(re.findall(r"ray-node\.sh (\w+)", script))
 
 

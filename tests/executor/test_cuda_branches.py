@@ -13,21 +13,21 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from executor import detect, numa, profile
+from executor import detect, profile
 from executor.engine import RankContext
 from executor.engines.command.watch import device_bytes
 from executor.engines.deepspeed import package
 from executor.engines.session import ParallelSession
 from executor.measurement import device as devices
-from executor.measurement.device import DeviceEvents, set_expandable_segments
-from executor.measurement.environment import environment
+from executor.measurement.device import DeviceEvents, environment, set_expandable_segments
 from executor.measurement.kernels import compute_cases, host_copy
 from executor.measurement.microbenchmark import Stopwatch, _Bench, _free_bytes, _left_over
-from executor.measurement.module_tracker import ModuleClock
-from executor.parallel import streams
+from executor.parallel import copies
 from executor.parallel.copies import HostPool
 from executor.parallel.graphs import CudaCapture
-from executor.runners import process_group, rank_loop
+from executor.profile import ModuleClock
+from executor.runners import rank_loop
+from executor.trial import process
 from search_spaces.clusters.microbenchmark import Operation
 
 CUDA = torch.device("cuda", 0)
@@ -185,7 +185,7 @@ def test_copies_that_are_timed_are_of_pinned_memory(monkeypatch: pytest.MonkeyPa
 
 
 def test_a_device_has_an_address_on_its_bus(cuda: Cuda) -> None:
-    assert numa._pci_address(CUDA) == "0000:3b:01.0"
+    assert process._pci_address(CUDA) == "0000:3b:01.0"
 
 
 def test_a_rank_joins_nccl_with_its_device(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -193,13 +193,13 @@ def test_a_rank_joins_nccl_with_its_device(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(torch.accelerator, "set_device_index", lambda device: asked.update(index=device))
     monkeypatch.setattr(dist, "TCPStore", lambda *_, **__: SimpleNamespace(port=1))
     monkeypatch.setattr(dist, "init_process_group", lambda backend, **given: asked.update(given, backend=backend))
-    monkeypatch.setattr(process_group, "_set_environment", lambda *_: None)
-    monkeypatch.setattr(process_group, "group_options", lambda backend: None)  # builds for CPUs lack NCCL's
+    monkeypatch.setattr(rank_loop, "_set_environment", lambda *_: None)
+    monkeypatch.setattr(rank_loop, "group_options", lambda backend: None)  # builds for CPUs lack NCCL's
     message = {"rank": 0, "world_size": 1, "device": "cuda:1", "address": "a", "port": None, "backend": "nccl"}
     message |= {"local_world_size": 1, "shares_device": False}
-    context = process_group.join(message, lambda _: None)
+    context = rank_loop.join(message, lambda _: None)
     assert asked["index"] == asked["device_id"] == context.device == torch.device("cuda:1")
-    process_group.join({**message, "backend": "gloo"}, lambda _: None)
+    rank_loop.join({**message, "backend": "gloo"}, lambda _: None)
     assert asked["device_id"] is None
 
 
@@ -233,10 +233,10 @@ def test_streams_and_pinned_memory_are_asked_for_where_there_is_a_device(monkeyp
     monkeypatch.setattr(torch, "Stream", lambda device: ("stream", device))
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: ("current", device))
     monkeypatch.setattr(torch, "zeros", pinned)
-    assert streams.make_stream(CUDA) == ("stream", CUDA)
-    assert streams.current_stream(CUDA) == ("current", CUDA)
-    assert streams.make_stream(torch.device("cpu")) is None
-    assert not streams.is_on_host(torch.empty(0, device="meta"))
+    assert copies.make_stream(CUDA) == ("stream", CUDA)
+    assert copies.current_stream(CUDA) == ("current", CUDA)
+    assert copies.make_stream(torch.device("cpu")) is None
+    assert not copies.is_on_host(torch.empty(0, device="meta"))
     for device, wanted in ((CUDA, [True, False]), (torch.device("cpu"), [False, False])):
         asked.clear()
         pool = HostPool(device)

@@ -7,7 +7,7 @@ import torch
 
 from benchmarks.engines.torch_versions import Figures, declaration, figures_of, newest, oldest, page
 from executor.engine import RankContext
-from executor.engines.shared_rules import NEWER, RULE, release, version_refusals
+from executor.engines.capabilities import NEWER, RULE, release, version_refusals
 from executor.errors import EngineRefusalError
 from executor.trial.run import ENGINES
 from search_spaces.knob import Value

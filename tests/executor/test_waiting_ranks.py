@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.measurement.stragglers import slow_nodes
+from executor.measurement.timing import slow_nodes
 from executor.runners.local import LocalRunner
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from search_spaces.capability import Capability
+from search_spaces.capability import Capability, SpaceContext
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.presets import resolve_cluster
-from search_spaces.context import SpaceContext
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import Model
 from search_spaces.space import SearchSpace

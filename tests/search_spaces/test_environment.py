@@ -6,12 +6,11 @@ from hypothesis import strategies as st
 
 from search_spaces.capability import Capability
 from search_spaces.clusters.presets import resolve_cluster
-from search_spaces.domains import parse_domain
 from search_spaces.environment import VARIABLES, environment_problem, environment_text, merged, standard_settings, variables_of
 from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.knob_values import check_value, parse_value
 from search_spaces.models.huggingface import resolve_model
-from search_spaces.space import SearchSpace
+from search_spaces.space import SearchSpace, parse_domain
 from search_spaces.spaces import parse_pins, resolve_space
 from search_spaces.trial import Workload
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from search_spaces.canonical import canonical
+from search_spaces.capability import SpaceContext
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.presets import local_cluster, read_cluster_file, resolve_cluster
-from search_spaces.context import SpaceContext
 from search_spaces.errors import ClusterFormatError
 from search_spaces.kernels import PACKAGES, package_problem, replaced
 from search_spaces.models.huggingface import resolve_model

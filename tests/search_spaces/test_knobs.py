@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search_spaces.canonical import SEARCH_ORDER, canonical_reads
-from search_spaces.domains import EXPRESSIONS
 from search_spaces.errors import KnobValueError, UnknownNameError
 from search_spaces.knob import Numerics, Value, ValueKind
 from search_spaces.knob_values import KNOBS, check_value, parse_value
+from search_spaces.space import EXPRESSIONS
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 
 

@@ -5,16 +5,14 @@ import dataclasses
 import pytest
 
 from search_spaces.canonical import canonical
-from search_spaces.capability import Capability
+from search_spaces.capability import Capability, SpaceContext
 from search_spaces.clusters.presets import resolve_cluster
-from search_spaces.context import SpaceContext
 from search_spaces.knob import Numerics
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.optimizers import OPTIMIZERS
-from search_spaces.training.loss_scale import scales_losses
-from search_spaces.training.states import states_lower_bound_bytes
+from search_spaces.training.states import scales_losses, states_lower_bound_bytes
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

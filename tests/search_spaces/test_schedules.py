@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from torch.distributed.pipelining import schedules
 
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, stages_of_rank
 from search_spaces.rules.parallelism import ONE_STAGE_EQUALS
 from search_spaces.rules.table import check_config

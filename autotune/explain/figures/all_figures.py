@@ -1,38 +1,40 @@
 """All figures by name, in reading order."""
 
 from collections.abc import Callable, Mapping
+from functools import partial
 
-from autotune.explain.figures import (
+from autotune.explain.figures.breakdowns import memory_breakdown, time_breakdown
+from autotune.explain.figures.knob_figures import knob_importance, response_curves
+from autotune.explain.figures.module_tree import module_tree
+from autotune.explain.figures.pipeline_schedule import pipeline_schedule
+from autotune.explain.figures.source import FigureSource, MakeFigure
+from autotune.explain.figures.trial_figures import (
     best_so_far,
-    knob_importance,
-    memory_breakdown,
-    module_tree,
     parallel_coordinates,
-    pipeline_schedule,
     predicted_measured,
-    response_curves,
     throughput_memory,
-    time_breakdown,
     timeline,
 )
-from autotune.explain.figures.source import FigureSource
 from autotune.wire.figures import Figure
 from search_spaces.preset_files import unknown_name
 
-_FIGURES: Mapping[str, Callable[[FigureSource], Figure]] = {
-    throughput_memory.NAME: throughput_memory.throughput_memory,
-    best_so_far.NAME: best_so_far.best_so_far,
-    knob_importance.NAME: knob_importance.knob_importance,
-    response_curves.NAME: response_curves.response_curves,
-    parallel_coordinates.NAME: parallel_coordinates.parallel_coordinates,
-    time_breakdown.NAME: time_breakdown.time_breakdown,
-    memory_breakdown.NAME: memory_breakdown.memory_breakdown,
-    pipeline_schedule.NAME: pipeline_schedule.pipeline_schedule,
-    module_tree.NAME: module_tree.module_tree,
-    predicted_measured.NAME: predicted_measured.predicted_measured,
-    timeline.NAME: timeline.timeline,
+_FIGURES: Mapping[str, tuple[str, Callable[[FigureSource, MakeFigure], Figure]]] = {
+    "throughput_memory": ("Throughput against memory", throughput_memory),
+    "best_so_far": ("Best so far", best_so_far),
+    "knob_importance": ("Which knobs matter", knob_importance),
+    "response_curves": ("Around the best", response_curves),
+    "parallel_coordinates": ("Knobs of the measured trials", parallel_coordinates),
+    "time_breakdown": ("Where a step goes", time_breakdown),
+    "memory_breakdown": ("Where the memory goes", memory_breakdown),
+    "pipeline_schedule": ("Pipeline schedule of the best", pipeline_schedule),
+    "module_tree": ("Modules of the model", module_tree),
+    "predicted_measured": ("Predicted against measured", predicted_measured),
+    "timeline": ("Trials on nodes", timeline),
 }
+"""Name -> title, and what makes it."""
 NAMES = tuple(_FIGURES)
+OF_TRIALS = ("throughput_memory", "best_so_far", "parallel_coordinates", "predicted_measured", "timeline")
+"""The figures that the page draws from the trials' columns, so that points can be hovered over and walked through."""
 
 
 def figure_of(source: FigureSource, name: str) -> Figure:
@@ -43,4 +45,5 @@ def figure_of(source: FigureSource, name: str) -> Figure:
     """
     if name not in _FIGURES:
         raise unknown_name("figure", name, NAMES)
-    return _FIGURES[name](source)
+    title, make = _FIGURES[name]
+    return make(source, partial(Figure, name=name, title=title))

@@ -3,9 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from autotune.explain.explanation.evidence import ExplanationEvidence
-from autotune.explain.figures.figure import FigureUnit, column, flops_text, share_text, table
-from autotune.explain.figures.source import FigureSource
+from autotune.explain.evidence import ExplanationEvidence
+from autotune.explain.figures.source import FigureSource, FigureUnit, MakeFigure, column, flops_text, share_text, table
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.compute import micro_batch
 from autotune.prediction.planning.estimate import StepEstimate, estimates
@@ -145,26 +144,24 @@ def _norm(spec: ModelSpec) -> int:
     return spec.hidden_size * (2 if spec.norm is Norm.LAYERNORM else 1)
 
 
-NAME, TITLE = "module_tree", "Modules of the model"
-STATES = ("parameters", "gradients", "optimizer_state")
-
-
-def module_tree(source: FigureSource) -> Figure:
+def module_tree(source: FigureSource, figure: MakeFigure) -> Figure:
     """Computed from the model's shape; `autotune profile` measures the modules on one rank."""
     evidence = source.evidence
     if source.unpredicted:
-        return Figure(name=NAME, title=TITLE, summary=f"{source.unpredicted} `autotune profile` measures modules.")
+        return figure(summary=f"{source.unpredicted} `autotune profile` measures modules.")
     if evidence is None or evidence.question is None:
-        return Figure(name=NAME, title=TITLE, summary=source.lacking())
+        return figure(summary=source.lacking())
     question = evidence.question
     if isinstance(question.model, FactoryModel):
         summary = "The model is the user's module, whose parts are not predicted one by one. `autotune profile` measures them."
-        return Figure(name=NAME, title=TITLE, summary=summary)
+        return figure(summary=summary)
     estimate = estimates(question, [evidence.config])[0]
     parts = parts_of_model(configured(question.shape, evidence.config), question.sequence_length)
     seconds = _seconds(evidence, question, parts, estimate)
     # Summed over the ranks of one pipeline, each of which holds its part of the model.
-    state_bytes = sum(rank.by_tag.get(tag, 0.0) for rank in estimate.ranks for tag in STATES)
+    state_bytes = sum(
+        rank.by_tag.get(tag, 0.0) for rank in estimate.ranks for tag in ("parameters", "gradients", "optimizer_state")
+    )
     bytes_per_parameter = state_bytes / question.model.parameter_count
     flops = [part.flops_per_token * question.tokens for part in parts]
     names = _names(parts)
@@ -192,9 +189,7 @@ def module_tree(source: FigureSource) -> Figure:
         f"{parts[0].parameters:,} parameters and {flops_text(flops[0])} a step; the largest part, "
         f"{share_text(flops[largest] / flops[0])}, is in {names[largest]}."
     )
-    return Figure(
-        name=NAME,
-        title=TITLE,
+    return figure(
         summary=summary,
         tables=(modules,),
         notes=(

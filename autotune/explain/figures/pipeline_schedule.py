@@ -4,9 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from autotune.explain.explanation.evidence import ExplanationEvidence
-from autotune.explain.figures.figure import FigureUnit, column, counted, percent, seconds_text, table
-from autotune.explain.figures.source import FigureSource
+from autotune.explain.evidence import ExplanationEvidence
+from autotune.explain.figures.source import FigureSource, FigureUnit, MakeFigure, column, counted, percent, seconds_text, table
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.compute import micro_batch
 from autotune.prediction.equations.step import hop_seconds
@@ -15,8 +14,6 @@ from autotune.wire.figures import Axis, Figure
 from executor.parallel.schedule import Action, ActionKind, actions_of
 from search_spaces.models.pipeline import stages_of_model, stages_of_rank
 from search_spaces.trial_config import TrialConfig
-
-NAME, TITLE = "pipeline_schedule", "Pipeline schedule of the best"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,23 +35,23 @@ class Placed:
     end: float
 
 
-def pipeline_schedule(source: FigureSource) -> Figure:
+def pipeline_schedule(source: FigureSource, figure: MakeFigure) -> Figure:
     """Drawn if the winner has a pipeline. Data-parallel traffic, the update and offloading come after it and are not drawn."""
     evidence = source.evidence
     if evidence is None:
-        return Figure(name=NAME, title=TITLE, summary=source.lacking())
+        return figure(summary=source.lacking())
     config, question = evidence.config, evidence.question
     if config.pipeline_parallel_size == 1:
-        return Figure(name=NAME, title=TITLE, summary="The best has no pipeline: every rank holds all layers.")
+        return figure(summary="The best has no pipeline: every rank holds all layers.")
     if question is None:
-        return Figure(name=NAME, title=TITLE, summary=source.unpredicted)
+        return figure(summary=source.unpredicted)
     if question.engine != "native":
         summary = f"The pipeline schedule of the engine {question.engine} is not known."
-        return Figure(name=NAME, title=TITLE, summary=summary)
-    return _drawn(evidence, config, question)
+        return figure(summary=summary)
+    return _drawn(figure, evidence, config, question)
 
 
-def _drawn(evidence: ExplanationEvidence, config: TrialConfig, question: Question) -> Figure:
+def _drawn(figure: MakeFigure, evidence: ExplanationEvidence, config: TrialConfig, question: Question) -> Figure:
     request = evidence.session.request
     batches = config.gradient_accumulation_steps(request.global_batch_size, evidence.session.world_size)
     layers = stages_of_model(question.model, config, question.sequence_length)
@@ -100,9 +97,7 @@ def _drawn(evidence: ExplanationEvidence, config: TrialConfig, question: Questio
     notes = [f"The order is the one that the engine runs; durations are predicted by {question.rests_on}."]
     if shown < batches:
         notes.append(f"The first {shown:,} of {batches:,} micro-batches are drawn; compute and wait times cover all.")
-    return Figure(
-        name=NAME,
-        title=TITLE,
+    return figure(
         summary=summary,
         x=Axis(title="since the step began", unit=FigureUnit.SECONDS, column="start"),
         y=Axis(title="pipeline rank", column="rank"),

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from autotune.forecast.initial_forecast import InitialForecast, InitialForecaster
-from autotune.loop.job_cost import ended, job_seconds_left
+from autotune.forecast import InitialForecast, InitialForecaster
+from autotune.loop.budget import ended, job_seconds_left
 from autotune.objective.ranking import Ranking
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader
 from autotune.outcome.verdict import JobVerdict, Verdicts, answer_document
@@ -41,7 +41,8 @@ class JobPoints:
         self._lock = threading.Lock()
         self._reader = SnapshotReader(store, job.id)
         self._session, self._forecaster = session, forecaster
-        self._knobs, self._words = Knobs(self._session.space.domains), Words()
+        self._knobs = Knobs(self._session.space.domains)
+        self._words = {kind: Codes() for kind in ("outcomes", "purposes", "fidelities", "causes", "nodes")}
         self._predicted: dict[str, InitialForecast] = {}
         self._placements: dict[int, AttemptPlacement] = {}
         self._closed = 0
@@ -89,6 +90,8 @@ class JobPoints:
     def _view(self, snapshot: JobSnapshot, news: JobNews, whole: bool, changed: list[TrialRecord]) -> Points:
         job, ranking = snapshot.job, self._session.ranking
         capacity = ranking.capacity_bytes
+        trial_columns = columns(changed, self._words, ranking, self._placements, self._predicted, job.created)
+        words: dict[str, Any] = {kind: tuple(codes.values) for kind, codes in self._words.items()}
         return Points(
             job=job.id,
             state=news.state,
@@ -104,8 +107,8 @@ class JobPoints:
             **self._decision(snapshot),
             knobs=self._knobs.columns([trial.number for trial in changed]),
             constants=self._knobs.constants(),
-            columns=columns(changed, self._words, ranking, self._placements, self._predicted, job.created),
-            **self._words.lists(),
+            columns=trial_columns,
+            **words,
         )
 
     def _decision(self, snapshot: JobSnapshot) -> dict[str, Any]:
@@ -193,24 +196,9 @@ class Knobs:
         return {name: value for name, value in single.items() if name not in self._searched and value != ""}
 
 
-@dataclass(slots=True)
-class Words:
-    """The codes of the word columns."""
-
-    outcomes: Codes = field(default_factory=Codes)
-    purposes: Codes = field(default_factory=Codes)
-    fidelities: Codes = field(default_factory=Codes)
-    causes: Codes = field(default_factory=Codes)
-    nodes: Codes = field(default_factory=Codes)
-
-    def lists(self) -> dict[str, Any]:
-        """Kind -> its words, by code."""
-        return {name: tuple(getattr(self, name).values) for name in self.__dataclass_fields__}
-
-
 def columns(
     trials: Sequence[TrialRecord],
-    words: Words,
+    words: Mapping[str, Codes],
     ranking: Ranking,
     placements: Mapping[int, AttemptPlacement],
     forecasts: Mapping[str, InitialForecast],
@@ -223,13 +211,15 @@ def columns(
     predicted = [forecasts.get(trial.config_hash) for trial in trials]
     return PointColumns(
         number=tuple(trial.number for trial in trials),
-        outcome=tuple(words.outcomes.of_word(trial.outcome) for trial in trials),
-        purpose=tuple(words.purposes.of(trial.purpose.value) for trial in trials),
-        fidelity=tuple(words.fidelities.of(trial.fidelity) for trial in trials),
+        outcome=tuple(words["outcomes"].of_word(trial.outcome) for trial in trials),
+        purpose=tuple(words["purposes"].of(trial.purpose.value) for trial in trials),
+        fidelity=tuple(words["fidelities"].of(trial.fidelity) for trial in trials),
         repeat=tuple(trial.repeat for trial in trials),
         attempts=tuple(trial.attempts for trial in trials),
         eligible=tuple(int(ranking.may_win(trial)) for trial in trials),
-        cause=tuple(words.causes.of_word((result.rule or result.cause) if result is not None else None) for result in results),
+        cause=tuple(
+            words["causes"].of_word((result.rule or result.cause) if result is not None else None) for result in results
+        ),
         rate=tuple(None if rate is None else _digits(rate.mean) for rate in rates),
         low=tuple(None if rate is None else _digits(rate.low) for rate in rates),
         high=tuple(None if rate is None else _digits(rate.high) for rate in rates),
@@ -240,7 +230,7 @@ def columns(
             None if placement is None else round((placement.started - epoch).total_seconds(), 3) for placement in places
         ),
         finished=tuple(None if t.finished is None else round((t.finished - epoch).total_seconds(), 3) for t in trials),
-        node=tuple(None if placement is None else words.nodes.of_word(placement.node) for placement in places),
+        node=tuple(None if placement is None else words["nodes"].of_word(placement.node) for placement in places),
     )
 
 

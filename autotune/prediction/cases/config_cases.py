@@ -1,48 +1,118 @@
-"""Configurations of a model on a cluster as cases: the arrays that the equations read."""
+"""Configurations of a model, or of a user's module, on a cluster as cases: the arrays that the equations read."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Protocol
 
 import numpy as np
 
-from autotune.prediction.cases.module_cases import described, module_shapes, transformer_of
+from autotune.errors import RequestError
 from autotune.prediction.equations.cases import (
     CONTEXT_METHODS,
     RECOMPUTE,
     SCHEDULES,
     Array,
     Cases,
+    DescribedModule,
     Layouts,
     Shapes,
-    Software,
     scalar,
 )
+from autotune.prediction.equations.hardware import devices_of, hardware_of
+from autotune.prediction.equations.kernels import rounding_bytes
 from autotune.prediction.equations.layer_shapes import documented, layer_kinds, loaded, mean_keys_read, trained_shapes
-from autotune.prediction.equations.low_precision import rounding_bytes
-from autotune.prediction.equations.mixed import devices_of, hardware_of
-from autotune.prediction.equations.optimizer import MOVED
 from autotune.prediction.equations.schedules import scheduled
-from autotune.prediction.equations.software import software_named
+from autotune.prediction.equations.software import Software, software_of
+from autotune.prediction.equations.state_traffic import MOVED
 from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.communication import INT8, INTEGER_BYTES, REDUCED_BYTES, SIGN_BYTES
-from search_spaces.kernels import GATE, KERNEL_CHOICES, LIGER, NORM, ROTATION, replaced
+from search_spaces.kernels import ATTENTION_KERNELS, GATE, KERNEL_CHOICES, LIGER, MATH, NORM, ROTATION, replaced
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.models.model import FactoryModel, HeadNorm, ModelSpec, Position
+from search_spaces.models.command import CommandModel
+from search_spaces.models.model import FactoryModel, HeadNorm, Model, ModelSpec, Position
+from search_spaces.models.module_profile import ModuleProfile, traced_precision
 from search_spaces.optimizers import moment_bytes
 from search_spaces.rules.computation import FLOAT8
+from search_spaces.space import SearchSpace
 from search_spaces.training.states import PARAMETER_BYTES
 from search_spaces.training.windows import window_of
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 
+def transformer_of(model: FactoryModel | CommandModel, sequence_length: int, least_layers: int = 1) -> ModelSpec:
+    """A transformer with about as many parameters: the only fact known of a script, and sometimes not even that.
+
+    Trials correct what it predicts.
+    """
+    count = model.parameter_count / 12  # a layer of width h has 12 h² [Kaplan 2020, 2.1]
+    stages = _blocks(model)
+    if stages > 1:
+        layers = stages
+        width = max(round(math.sqrt(count / layers) / 64), 1) * 64
+    else:
+        # In transformers of all sizes, width is roughly 64 times the number of layers.
+        width = max(round((count * 64) ** (1 / 3) / 64), 1) * 64
+        layers = max(round(count / width**2), least_layers)
+    return ModelSpec(
+        name=model.name, family="factory", num_layers=layers, hidden_size=width, num_attention_heads=width // 64,
+        num_key_value_heads=width // 64, head_dim=64, ffn_hidden_size=4 * width, vocab_size=max(math.isqrt(width), 2),
+        sequence_length=sequence_length, tied_embeddings=True, gated_mlp=False,
+    )  # fmt: skip
+
+
+def _blocks(model: FactoryModel | CommandModel) -> int:
+    if isinstance(model, CommandModel):
+        return 1
+    return model.pipeline_stages if model.profile is None else len(model.profile.block_names)
+
+
+def module_shapes(shapes: Shapes, model: FactoryModel) -> Shapes:
+    """The shapes of `transformer_of(model)` with as many layers as the module has blocks; what is frozen is in the profile."""
+    blocks = max(_blocks(model), 1)
+    return dataclasses.replace(shapes, layers=scalar(blocks), frozen_bytes=scalar(0.0), vocabulary=scalar(0.0))
+
+
+def predictable(model: Model, space: SearchSpace) -> ModelSpec | FactoryModel | None:
+    """The model if the equations know it: by its shape, or by its profile in all precisions of the space; else None."""
+    if isinstance(model, ModelSpec):
+        return model
+    if not isinstance(model, FactoryModel) or model.profile is None:
+        return None
+    precisions = map(str, space.domains.get("precision", (space.base.precision,)))
+    return model if all(traced_precision(precision) in model.profile.traces for precision in precisions) else None
+
+
+def described(model: Model, precision: str, device_kind: str) -> DescribedModule | None:
+    """The module in the precision; None: the model is not a module with a profile.
+
+    Raises:
+        RequestError: its profile has no trace in the precision.
+    """
+    if not isinstance(model, FactoryModel) or model.profile is None:
+        return None
+    traced = traced_precision(precision)
+    if traced not in model.profile.traces:
+        precisions = ", ".join(model.profile.traces)
+        raise RequestError(
+            "precision", f"{model.name} is described in {precisions}, not in {precision}", f"use one of {precisions}"
+        )
+    return _described(model.profile, traced, device_kind == "cpu")
+
+
+@lru_cache(maxsize=64)
+def _described(profile: ModuleProfile, precision: str, copies: bool) -> DescribedModule:
+    return DescribedModule(profile=profile, precision=precision, copies=copies)
+
+
 def cases_of(
     model: ModelSpec | FactoryModel, cluster: ClusterSpec, workload: Workload, configs: Sequence[TrialConfig], engine: str
 ) -> Cases:
-    """The cases of `configs`, in their order. `engine` names the profile of `software.toml` that keeps the memory.
+    """The cases of `configs`, in their order. `engine` names the profile of the software (`software_of`).
 
     A user's module needs a profile in the configurations' precision.
     """
@@ -73,12 +143,13 @@ def cases_of(
 
 
 def engine_software(model: ModelSpec | FactoryModel, engine: str, attention: set[str], device_kind: str) -> Software:
-    """The profile of an engine; `math` attention keeps the attention matrix, and on CPUs attention that changes scores."""
-    if isinstance(model, FactoryModel):  # its trace counts what it keeps
-        return software_named(f"engine={engine}", gated=False)[0]
-    keeps_scores = attention == {"math"} or (model.changes_scores and device_kind == "cpu")
-    kernel = "; kernel=torch" if keeps_scores else ""
-    return software_named(f"engine={engine}; device={device_kind}{kernel}", gated=model.gated_mlp)[0]
+    """The profile of an engine with the attention kernel of all configurations. On CPUs no fused kernel changes scores."""
+    score_bytes = 0.0
+    if isinstance(model, ModelSpec):  # the trace of a user's module counts what it keeps
+        names = {MATH} if model.changes_scores and device_kind == "cpu" else attention
+        kernels = ATTENTION_KERNELS[device_kind]
+        score_bytes = min(kernels[name].score_bytes if name in kernels else 0.0 for name in names)
+    return software_of(engine, device_kind, score_bytes)
 
 
 def shapes_of(model: ModelSpec | FactoryModel, sequence_length: int) -> Shapes:

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.prediction.equations.software import Software
 from search_spaces.models.module_profile import ModuleProfile, Trace
 
 Array = NDArray[np.float64]
@@ -267,6 +268,11 @@ class Layouts:
     """Temporary bytes per number while our engine rounds it to 8 bits for a product; 0: products use the precision itself."""
 
     @property
+    def world(self) -> Array:
+        """Number of ranks."""
+        return self.data * self.tensor * self.pipeline * self.context
+
+    @property
     def apart(self) -> Flags:
         """Whether experts are divided over other ranks than the rest of the model."""
         apart: Flags = (self.expert > 1) | (self.expert_tensor < self.tensor)
@@ -276,79 +282,6 @@ class Layouts:
     def alike(self) -> Array:
         """Ranks that hold the same part of the same experts, and divide their states."""
         return np.maximum(self.shard * self.tensor / (self.expert * self.expert_tensor), 1.0)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Software:
-    """Memory and compute behaviour of the training software."""
-
-    gradient_bytes: Array
-    """Bytes per gradient element held: 2 in the model's type, 4 if micro-batches are summed in fp32."""
-    holds_gradients: Array
-    """1 if gradients have permanent buffers; 0: they are allocated as activations are freed, except for accumulation."""
-    buckets: Array
-    """Reduce buckets that exist at once."""
-    waits_for_bucket: Array
-    """1 if a reduction begins when a bucket of `Layouts.reduce_bucket_size` is ready, so that the last one is never hidden; 0:
-    in pieces of unknown size."""
-    reduces_last: Array
-    """1 if, with sharded states, gradients are reduced after the last backward, so that nothing hides it."""
-    sends_matrices: Array
-    """1 if, with sharded states, each matrix is reduced and gathered in a message of its own; 0: buckets are."""
-    blocks_sends: Array
-    """1 if the host waits for every message between pipeline stages, so that tensor ranks resume at different times."""
-    sends_shapes: Array
-    """1 if the host also waits for a message with the shape before every one of them."""
-    state_bytes: Array
-    """Bytes of optimizer state per parameter: 12 for fp32 master and two moments."""
-    kept_logit_bytes: Array
-    """Bytes per logit that outlive a micro-batch, if there are several."""
-    fragments: Array
-    """Memory that the allocator needs to avoid running out, as a multiple of the memory used."""
-    scores: Array
-    """Bytes kept per element of the attention matrix; 0: the kernel does not keep it."""
-    norm_extra: Array
-    """Bytes kept per element beyond the inputs of a norm, by a norm that is not a single kernel."""
-    keeps_products: Array
-    """1 if selective checkpointing keeps the result of every product and recomputes only what lies between them."""
-    full_launches: Array
-    """What full checkpointing adds to the host's time of a layer, in launches of its forward."""
-    selective_launches: Array
-    """What selective checkpointing adds to it."""
-    separate_experts: Array
-    """1 if the products of a rank's experts are launched one by one, or operators for each of them; 0: grouped products."""
-    once_per_domain: Array
-    """1 if a token goes once to each link domain that has experts of it, and from there to their ranks; 0: once to each."""
-    input_share: Array
-    """Bytes kept of the inputs of products, as a share of the compute type."""
-    mlp_bytes: Array
-    """Bytes kept per element of the MLP's hidden layer."""
-    frozen_outputs: Array
-    """1 if outputs of frozen matrices are kept because a trained factor scales them."""
-    quantised_extra: Array
-    """Bytes per frozen parameter beyond its bits and their scales."""
-    gathers_whole: Array
-    """1 if frozen parameters are at some time unsharded on every rank, independent of the stage."""
-    unpacks: Array
-    """1 if quantised matrices are dequantised to the precision for each product, by operators of torch."""
-    logit_bytes: Array
-    """Bytes per logit at the peak."""
-    whole_logits: Array
-    """1 if tensor parallelism does not divide the logits."""
-    keeps_gathered: Array
-    """1 if sequence parallelism keeps its gathered inputs for backward, 0 if it gathers them again; 2: 1 without pipelines."""
-    scatters: Array
-    """1 if tensor-parallel ranks each send a part over a pipeline's boundary and gather it there."""
-    tensor_hidden: Array
-    """Share of tensor-parallel communication hidden by the products."""
-    attention_speed: Array
-    """Speed of the attention kernel as a multiple of the standard kernel's."""
-    elementwise: Array
-    """Traffic of norms, residuals and activations as a multiple of that of fused kernels."""
-    first_heavy: Array
-    """1 if stages with an additional layer come first; 0: last."""
-    first_rank: Array
-    """1 if memory refers to the first pipeline stage; 0: to the fullest."""
 
 
 def gathered_kept(layouts: Layouts, software: Software) -> Flags:
@@ -371,15 +304,11 @@ class LayerKind:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTable:
-    """Contents of pipeline ranks whose layers are given explicitly. Shape (layouts, ranks), zeros beyond a layout's last rank;
-    (layouts,) for fields that are not per rank. Of ranks with the same contents, only the first; those that can be the fullest
-    or the slowest come before the others."""
+class RankShare:
+    """The contents of one pipeline rank whose layers are given explicitly, in every case."""
 
     pipeline_rank: Array
     """Position in the pipeline."""
-    alike: Array
-    """Number of ranks with these contents."""
     layers: Array
     selective: Array
     """Those of `layers` with selective recomputation."""
@@ -388,19 +317,30 @@ class RankTable:
     offloaded: Array
     """Share of the optimizer state in host memory."""
     first: Array
-    """1 for the rank with the input table."""
+    """1 if it has the input table."""
     last: Array
-    """1 for the rank with the output projection."""
+    """1 if it has the output projection."""
     device: Array
-    """Index in `Cases.devices` of the rank's device; 0 if all devices are alike."""
-    kinds: tuple[Array, ...]
-    """Those of `layers` that are of each of `Cases.kinds`."""
+    """Index of its device in `Cases.devices`; 0 if all devices are alike."""
+    kinds: tuple[Array, ...] = ()
+    """Those of `layers` that are of each of `Cases.kinds`; empty: as in the whole model."""
+    alike: Array = field(default_factory=lambda: scalar(1.0))
+    """Number of ranks with these contents."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankTable:
+    """Contents of pipeline ranks whose layers are given explicitly."""
+
+    shares: RankShare
+    """Arrays of shape (layouts, ranks), zeros beyond a layout's last rank. Of ranks with the same contents, only the first;
+    those that can be the fullest or the slowest come before the others."""
     contenders: int
     """Number of columns with ranks that can be the fullest or the slowest."""
     recomputes: Array
-    """1 if the layout states what is recomputed; else the configuration does."""
+    """(layouts): 1 if the layout states what is recomputed; else the configuration does."""
     offloads: Array
-    """1 if the layout states what is offloaded; else the configuration does."""
+    """(layouts): 1 if the layout states what is offloaded; else the configuration does."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -437,25 +377,22 @@ class Cases:
     """The kinds of layers, if they differ; `shapes` then has means."""
 
     def __len__(self) -> int:
-        return max(len(value) for part in self._parts() for value in _arrays(part))
+        parts = [getattr(self, name) for name in ARRAYS]
+        return max(len(getattr(part, field.name)) for part in parts for field in dataclasses.fields(part))
+
+    @property
+    def described(self) -> DescribedModule:
+        """The module, of cases that have one."""
+        assert self.module is not None
+        return self.module
 
     def take(self, index: NDArray[Any]) -> "Cases":
         """The cases at an index or a mask; arrays of one element stay unchanged."""
-        return Cases(
-            shapes=_taken(self.shapes, index),
-            hardware=_taken(self.hardware, index),
-            layouts=_taken(self.layouts, index),
-            software=_taken(self.software, index),
-            ranks=self.ranks,
-            devices=self.devices,
-            module=self.module,
-            kinds=self.kinds,
-        )
-
-    def _parts(self) -> tuple[Any, ...]:
-        return (self.shapes, self.hardware, self.layouts, self.software)
+        return dataclasses.replace(self, **{name: _taken(getattr(self, name), index) for name in ARRAYS})
 
 
+ARRAYS = ("shapes", "hardware", "layouts", "software")
+"""Fields of `Cases` whose own fields are arrays."""
 Part = TypeVar("Part", Shapes, Hardware, Layouts, Software, Cases)
 
 
@@ -463,8 +400,7 @@ def stacked(parts: Sequence[Part]) -> Part:
     """Concatenate the parts (or cases), in order."""
     first = parts[0]
     if isinstance(first, Cases):
-        names = ("shapes", "hardware", "layouts", "software")
-        return Cases(**{name: stacked([getattr(part, name) for part in parts]) for name in names})
+        return Cases(**{name: stacked([getattr(part, name) for part in parts]) for name in ARRAYS})
     names = tuple(field.name for field in dataclasses.fields(first))
     return type(first)(**{name: np.concatenate([getattr(part, name) for part in parts]) for name in names})
 
@@ -472,10 +408,6 @@ def stacked(parts: Sequence[Part]) -> Part:
 def scalar(value: float) -> Array:
     """An array of one element."""
     return np.array([value], dtype=np.float64)
-
-
-def _arrays(part: Any) -> list[Array]:
-    return [getattr(part, field.name) for field in dataclasses.fields(part)]
 
 
 def _taken(part: Part, index: NDArray[Any]) -> Part:

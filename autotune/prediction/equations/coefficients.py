@@ -107,10 +107,7 @@ def names(quantity: str, *, shared: bool = False) -> tuple[str, ...]:
 
 def spread(name: str) -> float:
     """The prior standard deviation of a coefficient's logarithm."""
-    return float(_FIELDS[name].metadata["spread"])
-
-
-_FIELDS = {item.name: item for item in dataclasses.fields(Coefficients)}
+    return float(Coefficients.__dataclass_fields__[name].metadata["spread"])
 
 
 _FILE = Path(__file__).with_name("fitted.toml")

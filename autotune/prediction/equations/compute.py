@@ -28,16 +28,18 @@ from autotune.prediction.equations.kernels import (
     moved_elements,
     pieces,
     product_seconds,
+    rounding_seconds,
     smooth_maximum,
+    unpacking_seconds,
 )
 from autotune.prediction.equations.layer_shapes import of_kind
-from autotune.prediction.equations.low_precision import rounding_seconds, unpacking_seconds
 from autotune.prediction.equations.module_compute import module_seconds
 from autotune.prediction.equations.overlap import saved_seconds
 from autotune.prediction.equations.schedules import (
     attended_tokens,
     drops_tokens,
     middle_share,
+    rank_tokens,
     trained_tokens,
     with_kept_tokens,
 )
@@ -89,7 +91,7 @@ def micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     if not drops_tokens(cases):
         return whole
     middle, share = _micro_batch(with_kept_tokens(cases), rates), middle_share(cases)
-    moved = 4 * _tokens(cases) * cases.shapes.hidden * cases.layouts.parameter_bytes
+    moved = 4 * rank_tokens(cases) * cases.shapes.hidden * cases.layouts.parameter_bytes
     bypass = 2 * moved * rates.traffic / cases.hardware.bandwidth
     return replace(
         whole,
@@ -121,12 +123,12 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     parts = np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
-    computed = computed + copy_seconds(cases) + rounding_seconds(cases, _tokens(cases))
+    computed = computed + copy_seconds(cases) + rounding_seconds(cases, rank_tokens(cases))
     # Kernels of a forward, even if each has nothing to do; checkpointing repeats all of them, or about half.
     computed = computed + LAYER_KERNELS * SMALLEST_KERNEL * (1 + rates.backward_ratio + _if_checkpointed(cases, _ONE, _ONE / 2))
     layer = smooth_maximum(computed + communication, launched) - communication
     head = _head_forward(cases, rates) * (1 + rates.backward_ratio)
-    embedding = 2 * 3 * _tokens(cases) * cases.shapes.hidden * layouts.parameter_bytes / cases.hardware.bandwidth
+    embedding = 2 * 3 * rank_tokens(cases) * cases.shapes.hidden * layouts.parameter_bytes / cases.hardware.bandwidth
     modules = cases.shapes.modules
     if np.any(modules > 0):
         head = head + modules * (head + layer + embedding + _joining(cases, rates) * (1 + rates.backward_ratio))
@@ -150,12 +152,8 @@ def _launches_of_experts(cases: Cases) -> Array:
 def _joining(cases: Cases, rates: Coefficients) -> Array:
     """Seconds in which a module for multi-token prediction projects its two inputs: all tokens on each tensor rank, or its
     share of them."""
-    rows = _tokens(cases) / np.where(cases.layouts.sequence_parallel > 0, cases.layouts.tensor, 1.0)
+    rows = rank_tokens(cases) / np.where(cases.layouts.sequence_parallel > 0, cases.layouts.tensor, 1.0)
     return _product(cases, rates, rows, 2 * cases.shapes.hidden, cases.shapes.hidden)
-
-
-def _tokens(cases: Cases) -> Array:
-    return cases.layouts.micro_batch_size * trained_tokens(cases) / cases.layouts.context
 
 
 def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer: Array) -> Array:
@@ -165,7 +163,7 @@ def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer
 
 
 def _products(cases: Cases, rates: Coefficients) -> Array:
-    shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, _tokens(cases)
+    shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, rank_tokens(cases)
     attention = _product(cases, rates, tokens, shapes.hidden, (shapes.query + 2 * shapes.key_value) / tensor) + _product(
         cases, rates, tokens, shapes.query / tensor, shapes.hidden
     )
@@ -196,7 +194,7 @@ def _mlp_products(cases: Cases, rates: Coefficients, rows: Array, width: Array, 
 
 def _latent_products(cases: Cases, rates: Coefficients) -> Array:
     """Products of latent attention; those to narrow vectors are of a rank's share of the tokens, or of all."""
-    shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, _tokens(cases)
+    shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, rank_tokens(cases)
     local_tokens = tokens / np.where(cases.layouts.sequence_parallel > 0, tensor, 1.0)
     down = shapes.query_rank + shapes.key_value_rank + shapes.rotated
     source = np.where(shapes.query_rank > 0, shapes.query_rank, shapes.hidden)
@@ -212,7 +210,7 @@ def _latent_products(cases: Cases, rates: Coefficients) -> Array:
 def _bottlenecks(cases: Cases, rates: Coefficients) -> Array:
     """Seconds of a layer's two bottlenecks, which every tensor rank computes whole, or for its share of the tokens."""
     shapes, layouts = cases.shapes, cases.layouts
-    rows = _tokens(cases) / np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
+    rows = rank_tokens(cases) / np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
     columns = np.maximum(shapes.bottleneck, 1.0)
     sides = _product(cases, rates, rows, shapes.hidden, columns) + _product(cases, rates, rows, columns, shapes.hidden)
     return np.where(shapes.bottleneck > 0, 2 * sides, 0.0)
@@ -227,8 +225,8 @@ def attention_forward(cases: Cases, rates: Coefficients) -> Array:
     visited = (shapes.window < trained_tokens(cases)) & (shapes.document == 0)
     causal = attended * np.where(visited, 1.0, 0.5) + shapes.prefix
     attended = attended + shapes.prefix
-    products = 4 * _tokens(cases) * attended * shapes.query / layouts.tensor
-    elements = _tokens(cases) * attended * shapes.heads / layouts.tensor
+    products = 4 * rank_tokens(cases) * attended * shapes.query / layouts.tensor
+    elements = rank_tokens(cases) * attended * shapes.heads / layouts.tensor
     keeps_scores = cases.software.scores > 0
     speed = hardware.peak * rates.attention_efficiency * cases.software.attention_speed
     width = np.maximum(shapes.query / shapes.heads, 1.0)
@@ -249,7 +247,7 @@ def _elementwise(cases: Cases, rates: Coefficients) -> Array:
         4 * (shapes.query + shapes.key_value) / layouts.tensor,
     )
     routed = cases.software.elementwise * _routed_elements(cases)
-    moved = _tokens(cases) * (moved_elements(cases, wide, norms, rotations) + routed) * layouts.parameter_bytes
+    moved = rank_tokens(cases) * (moved_elements(cases, wide, norms, rotations) + routed) * layouts.parameter_bytes
     return moved * rates.traffic / cases.hardware.bandwidth
 
 
@@ -281,7 +279,7 @@ def _if_checkpointed(cases: Cases, full: Array, selective: Array) -> Array:
 def _head_forward(cases: Cases, rates: Coefficients) -> Array:
     """Virtual tokens have no logits. A fused loss kernel computes them some rows at a time and moves all bytes in forward."""
     shapes, layouts = cases.shapes, cases.layouts
-    tokens = _tokens(cases) - layouts.micro_batch_size * shapes.prompt / layouts.context
+    tokens = rank_tokens(cases) - layouts.micro_batch_size * shapes.prompt / layouts.context
     divided = shapes.vocabulary / layouts.tensor
     loss = tokens * divided * cases.software.logit_bytes / cases.hardware.bandwidth
     whole = _product(cases, rates, tokens, shapes.hidden, divided) + loss
@@ -299,7 +297,7 @@ def _hidden_behind_products(cases: Cases, rates: Coefficients, message: Array) -
     """Seconds of a layer's sums that tensor ranks hide; sums of experts are not hidden; frozen columns have no gradients."""
     if not np.any(cases.layouts.async_tensor_parallel > 0):
         return np.zeros(1)
-    shapes, layouts, tokens = cases.shapes, cases.layouts, _tokens(cases)
+    shapes, layouts, tokens = cases.shapes, cases.layouts, rank_tokens(cases)
     again = np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
     dense, trained = np.where(shapes.experts > 0, 0.0, 1.0), np.where(shapes.frozen_bytes > 0, 0.0, 1.0)
     output = _product(cases, rates, tokens, shapes.query / layouts.tensor, shapes.hidden)
@@ -320,7 +318,7 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     """
     shapes, layouts = cases.shapes, cases.layouts
     n, width = layouts.tensor, layouts.parameter_bytes
-    message = _tokens(cases) * shapes.hidden * width
+    message = rank_tokens(cases) * shapes.hidden * width
     again = (layouts.sequence_parallel > 0) & ~gathered_kept(layouts, cases.software)
     units = np.where(again, 10.0, 8.0) + np.where(layouts.activation_checkpointing == 2, 2.0, 0.0) / layouts.checkpoint_every_k
     beyond = cases.hardware.scatter_volume - 1
@@ -366,7 +364,7 @@ def _hidden_behind_shared_experts(cases: Cases, rates: Coefficients, message: Ar
     Of forward's two travels the first hides behind the products up to the activation, the second behind the last one; of
     backward's behind the gradients of these products. `message`: bytes of one travel.
     """
-    shapes, layouts, tokens = cases.shapes, cases.layouts, _tokens(cases)
+    shapes, layouts, tokens = cases.shapes, cases.layouts, rank_tokens(cases)
     if not np.any(layouts.shared_expert_overlap > 0):
         return np.zeros(1)
     travel = exchange_seconds(cases, expert_group(cases), message, np.ones(1), rates, crossing_rows(cases))
@@ -421,5 +419,5 @@ def context_messages(cases: Cases) -> tuple[Array, Array]:
         shapes.query + shapes.key_value + values + results,
         layouts.context * (shapes.key_value + values),
     )
-    sent = _tokens(cases) * elements * layouts.parameter_bytes / layouts.tensor
+    sent = rank_tokens(cases) * elements * layouts.parameter_bytes / layouts.tensor
     return sent, np.where(exchanged, 2.0, 1.0)

@@ -11,7 +11,7 @@ import numpy as np
 from autotune.prediction.equations.cases import Array, Cases, LayerKind, Layouts, Shapes, scalar
 from search_spaces.models.model import ModelSpec
 from search_spaces.training.adapters import adapted, adapts, layer_adapter_elements
-from search_spaces.training.documents import attended_tokens, rows_share
+from search_spaces.training.data_schedule import attended_tokens, rows_share
 from search_spaces.training.expert_loads import busiest
 from search_spaces.training.states import PARAMETER_BYTES
 from search_spaces.training.windows import AttentionWindow, window_of, windowed

@@ -5,25 +5,25 @@ from functools import reduce
 
 import numpy as np
 
-from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, DescribedModule, Flags, gathered_kept
+from autotune.prediction.equations.activations import (
+    Activations,
+    Recomputation,
+    activations_of,
+    grouped_matrix_bytes,
+    kept_layer_bytes,
+    layer_bytes,
+)
+from autotune.prediction.equations.cases import Array, Cases, Flags, RankShare
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import frozen_share, gathered_share, has_near, sends_integers
-from autotune.prediction.equations.files import host_elements, host_parameter_bytes
 from autotune.prediction.equations.kernels import (
-    loss_fused,
-    loss_kept,
-    loss_peak,
-    mlp_bytes,
-    norm_extra,
-    shared_memory,
+    frozen_bytes,
+    frozen_width,
     static_gradients,
-    static_messages,
-    trained_head,
 )
 from autotune.prediction.equations.layer_shapes import with_layers
-from autotune.prediction.equations.low_precision import frozen_bytes, frozen_width, rounded_bytes, unpacked_bytes
-from autotune.prediction.equations.module_memory import kept_bytes, module_bytes
-from autotune.prediction.equations.overlap import buffer_bytes, gathers_late, host_bytes, on_device, refill_bytes
+from autotune.prediction.equations.module_memory import module_bytes
+from autotune.prediction.equations.overlap import buffer_bytes, gathers_late, refill_bytes
 from autotune.prediction.equations.parameters import (
     StageParameters,
     counted_elements,
@@ -32,16 +32,9 @@ from autotune.prediction.equations.parameters import (
     persistent_parameters,
     stage_parameters,
 )
-from autotune.prediction.equations.pipeline import in_flight, losses_wait, split_layers
-from autotune.prediction.equations.schedules import (
-    attended_tokens,
-    drops_tokens,
-    middle_share,
-    trained_tokens,
-    with_kept_tokens,
-)
+from autotune.prediction.equations.pipeline import split_layers
+from autotune.prediction.equations.state_traffic import host_elements, host_parameter_bytes
 from autotune.prediction.equations.uneven import (
-    RankShare,
     capacity_ratio,
     layout_overrides,
     offloading,
@@ -53,9 +46,6 @@ from search_spaces.checkpoints import checkpoint
 
 TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "reserved", "context")
 """The engine's tags; `reserved`: bytes the allocator keeps beyond those used; `context`: bytes outside of the allocator."""
-SELECTIVE = 0.38
-"""Share of a layer's activations that torchtitan's per-operator policy keeps: outputs of every other product and of attention,
-and the input: 15.5 of the 41 h bytes per token in a layer with grouped queries and an MLP of 3.5 h."""
 ADAM_BYTES = 8.0
 """The part of `Software.state_bytes` for two moments in fp32, which other optimizers do not have."""
 USABLE = 0.988
@@ -109,17 +99,12 @@ def memory(cases: Cases, rates: Coefficients, tagged: bool = True) -> Memory:
     tag, too, which takes twice as long.
     """
     checkpoint()
-    columns = with_explicit_layers(
-        cases,
-        lambda subset: _as_columns(_even_memory(subset, rates, tagged)),
-        lambda subset: _as_columns(_fullest_share(subset, rates, tagged)),
-    )
-    return Memory(
-        by_tag={tag: columns[tag] for tag in TAGS if tagged},
-        used=columns["used"],
-        host=columns["host"],
-        stage=columns["stage"],
-        capacity_ratio=columns["capacity_ratio"],
+    return _of_columns(
+        with_explicit_layers(
+            cases,
+            lambda subset: _as_columns(_even_memory(subset, rates, tagged)),
+            lambda subset: _as_columns(_fullest_share(subset, rates, tagged)),
+        )
     )
 
 
@@ -177,37 +162,12 @@ def _fullest_share(cases: Cases, rates: Coefficients, tagged: bool) -> Memory:
 
 
 def _as_columns(usage: Memory) -> dict[str, Array]:
-    return {
-        **usage.by_tag,
-        "used": usage.used,
-        "host": usage.host,
-        "stage": usage.stage,
-        "capacity_ratio": usage.capacity_ratio,
-    }
+    return {**usage.by_tag, **{name: getattr(usage, name) for name in ("used", "host", "stage", "capacity_ratio")}}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Activations:
-    """Bytes of a rank's activations."""
-
-    begins: Array
-    """When backward begins: activations kept for it, plus those of the running layer and of the loss."""
-    ends: Array
-    """When backward ends: activations of the running layer."""
-    forward: Array
-    """In the first micro-batch's forward, before its loss."""
-    host: Array
-    """In host memory."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Recomputation:
-    """Bytes per token of a rank's layers if recomputation differs between them."""
-
-    kept_bytes: Array
-    """Kept by all layers together for backward."""
-    working: Array
-    """Working memory of the layer that is recomputed."""
+def _of_columns(columns: dict[str, Array]) -> Memory:
+    rest = {name: values for name, values in columns.items() if name not in TAGS}
+    return Memory(by_tag={tag: columns[tag] for tag in TAGS if tag in columns}, **rest)
 
 
 def rank_memory(
@@ -225,7 +185,7 @@ def rank_memory(
         return _module_memory(cases, rates, pipeline_rank)
     parameter_counts = stage_parameters(cases, layers, first, last)
     layers = layers + last * cases.shapes.modules
-    activations = _activations(cases, rates, layers, pipeline_rank, first, last, again)
+    activations = activations_of(cases, rates, layers, pipeline_rank, first, last, again)
     peak = _peak(cases, rates, parameter_counts, layers, activations)
     # Static gradient buffers of graphs are permanent.
     static = static_gradients(cases, layers)
@@ -290,7 +250,7 @@ def _peak(
     if np.any(table > 0):
         begins = np.maximum(begins, np.where(table > 0, states["gradients"] + gathered + table, -np.inf) + (forward - working))
     # Gradients of matrices in one shared tensor stay until the last of them has been copied.
-    together = np.where(reducing > 0, _grouped_matrix_bytes(cases), 0.0)
+    together = np.where(reducing > 0, grouped_matrix_bytes(cases), 0.0)
     ends = (
         states["gradients"]
         + gathered
@@ -464,237 +424,22 @@ def _cast_bucket_bytes(cases: Cases, parameter_counts: StageParameters) -> Array
     return np.where(casts, bucket * layouts.reduce_bytes + before * wider, packed)
 
 
-def _activations(
-    cases: Cases,
-    rates: Coefficients,
-    layers: Array,
-    pipeline_rank: Array,
-    first: Array,
-    last: Array,
-    again: Recomputation | None,
-) -> Activations:
-    """Bytes kept for backward, plus those of the running layer and of the loss."""
-    layouts, shapes = cases.layouts, cases.shapes
-    tokens = layouts.micro_batch_size * trained_tokens(cases) / layouts.context
-    targets = tokens - layouts.micro_batch_size * shapes.prompt
-    whole, kept_per_layer = layer_bytes(cases), kept_layer_bytes(cases)
-    all_kept = layers * _mean_kept(cases, kept_per_layer) if again is None else again.kept_bytes
-    ahead = in_flight(cases, pipeline_rank)
-    passed = first + 2 * np.where(layouts.pipeline > 1, 1.0, 0.0)
-    embedded = passed * tokens * shapes.hidden * layouts.parameter_bytes / _divided(cases)
-    logit_tokens = np.where(layouts.loss_chunk_size > 0, np.minimum(layouts.loss_chunk_size, targets), targets)
-    outlive = np.where(layouts.accumulation > 1, cases.software.kept_logit_bytes, 0.0)
-    logits = last * logit_tokens * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
-    transient = rates.working_layers * whole + _waiting_bytes(cases)
-    working = (
-        np.where(layouts.activation_checkpointing > 0, whole - kept_per_layer, 0.0) if again is None else again.working
-    ) + transient
-    modules = last * shapes.modules
-    all_kept = all_kept + modules * _module_kept(cases)
-    unpacked = unpacked_bytes(cases) + rounded_bytes(cases) + _grouped_matrix_bytes(cases)
-    shared, static = shared_memory(layouts), static_messages(cases, layers)
-    pool = static + (1 - shared) * (tokens * (all_kept + transient) + unpacked)
-    # Of each further loss the logarithms of probabilities are kept until backward, in at least fp32.
-    further = logits * shapes.modules * np.maximum(layouts.parameter_bytes, 4.0)
-    loss, waiting = logits * cases.software.logit_bytes + further, np.zeros(1)
-    if np.any(fused := loss_fused(cases)):
-        loss = np.where(fused, last * loss_peak(cases, targets) + modules * loss_kept(cases, targets), loss)
-        waiting = np.where(fused, (last + modules) * (ahead - 1) * loss_kept(cases, targets), 0.0)
-    if np.any(chunked := (layouts.loss_chunk_size > 0) & ~losses_wait(layouts)):
-        # Gradients computed in forward coexist with the logits of a chunk.
-        gradients = (
-            layouts.parameter_bytes * shapes.hidden * (targets + shapes.vocabulary / layouts.tensor * trained_head(cases))
-        )
-        # The logits, and their probabilities in at least fp32, which become the gradient.
-        logit_bytes = layouts.parameter_bytes + np.maximum(layouts.parameter_bytes, 4.0)
-        loss = np.where(chunked, logits * logit_bytes + (last + modules) * gradients, loss)
-    peak = np.maximum(shared * (tokens * working + unpacked), loss) + logits * outlive + waiting
-    return Activations(
-        begins=shared * tokens * on_device(cases, layers, all_kept, ahead) + ahead * embedded + peak + pool,
-        ends=shared * (tokens * transient + unpacked) + pool,
-        forward=tokens * (on_device(cases, layers, all_kept, np.ones(1)) + transient) + embedded + unpacked + static,
-        host=host_bytes(cases, layers, all_kept, ahead),
-    )
-
-
-def _waiting_bytes(cases: Cases) -> Array:
-    """Bytes per token of the gradient of a shared expert's hidden layer, which waits for the backward of the other experts if
-    that computes while tokens travel (`shared_expert_overlap`)."""
-    layouts, shapes = cases.layouts, cases.shapes
-    waits = (layouts.shared_expert_overlap > 0) & (layouts.expert > 1)
-    return np.where(waits, layouts.parameter_bytes * shapes.shared_ffn / layouts.tensor, 0.0)
-
-
-def _module_kept(cases: Cases) -> Array:
-    """Bytes per token that a module for multi-token prediction keeps besides its layer: inputs and results of its three norms,
-    those of the first two joined for their projection. `norm_extra` is that of a layer's two."""
-    elements = cases.layouts.parameter_bytes * 6 + 1.5 * norm_extra(cases)
-    return elements * cases.shapes.hidden / _divided(cases)
-
-
-def _grouped_matrix_bytes(cases: Cases) -> Array:
-    """Bytes of a rank's expert matrices of one name, which a grouped product stores in one tensor: in 16 bits."""
-    shapes, layouts = cases.shapes, cases.layouts
-    local_experts = shapes.experts / layouts.expert
-    groups = (local_experts > 1) & (shapes.expert_share > 0) & (layouts.parameter_bytes == 2) & (shapes.frozen_bytes == 0)
-    return np.where(groups, local_experts * shapes.hidden * shapes.ffn / layouts.expert_tensor * layouts.parameter_bytes, 0.0)
-
-
-def _mean_kept(cases: Cases, kept_per_layer: Array) -> Array:
-    """Bytes per token that a mean layer keeps if middle layers process some of the tokens; `kept_per_layer`: with all."""
-    if not drops_tokens(cases):
-        return kept_per_layer
-    middle = kept_layer_bytes(with_kept_tokens(cases)) * cases.layouts.kept_tokens / trained_tokens(cases)
-    return kept_per_layer + middle_share(cases) * (middle - kept_per_layer)
-
-
-def _divided(cases: Cases) -> Array:
-    return np.where(cases.layouts.sequence_parallel > 0, cases.layouts.tensor, 1.0)
-
-
-def layer_bytes(cases: Cases) -> Array:
-    """Bytes per token that a layer keeps without recomputation.
-
-    A frozen matrix keeps no input: only the input of adapters and of nonlinear operations remains. A bottleneck keeps its input
-    and both sides of its nonlinearity; a prefix is concatenated with the keys and values of each sample.
-    Inputs of norms and of products: 8 h outside of what tensor parallelism divides; queries, keys, values (of all context
-    ranks, if gathered), the output (twice, if it is assembled or sent) and its log-sum-exp; the MLP's hidden layer. Dropout
-    keeps masks of one byte [Korthikanti 2022, 4.1].
-    """
-    shapes, layouts, software = cases.shapes, cases.layouts, cases.software
-    width, t = layouts.parameter_bytes, layouts.tensor
-    masks = shapes.dropout * 2 * shapes.hidden
-    norms = (2 * width + norm_extra(cases)) * shapes.hidden + masks
-    frozen = shapes.frozen_bytes > 0
-    inputs = np.where(frozen, width * shapes.low_rank, 2 * width) * software.input_share * shapes.hidden
-    attention = width * (_outputs(cases) * shapes.query + 2 * _keys_kept(cases) * shapes.key_value) + 4 * shapes.heads
-    hidden = mlp_bytes(cases)
-    least = np.where(frozen, np.minimum(hidden, width * (2 * shapes.matrices - 3)), hidden)
-    outputs = width * (shapes.query + 2 * shapes.key_value + 2 * shapes.hidden + (shapes.matrices - 1) * shapes.ffn)
-    attention = attention + software.frozen_outputs * outputs
-    attention = attention + (width + software.norm_extra / 2) * shapes.normed_heads
-    routed = np.where(shapes.experts > 0, shapes.routed, 0.0)
-    # A rank's own rows come back; of those that its experts got, the busiest rank has the most. They are whole on each of the
-    # ranks that divide an expert.
-    more = layouts.busiest_kept - 1
-    mlp = least * (shapes.mlp_width + more * shapes.expert_width)
-    rows = (2 + more) * width * routed * shapes.hidden * layouts.expert_tensor / t
-    gathered = np.where(gathered_kept(layouts, software), 1.0, _divided(cases))
-    attention = attention + width * 2 * shapes.key_value * shapes.prefix / shapes.sequence
-    # Narrow vectors before and after their norms; the results of the products are as wide as queries, padded values too.
-    norms = norms + width * (2 * (shapes.query_rank + shapes.key_value_rank) + shapes.rotated)
-    attention = attention + width * shapes.value
-    norms = norms + np.where(shapes.bottleneck > 0, width * (2 * shapes.hidden + 4 * shapes.bottleneck), 0.0)
-    return norms / _divided(cases) + inputs * _inputs_kept(cases, gathered) + rows + (attention + _scores(cases) + mlp) / t
-
-
-def _inputs_kept(cases: Cases, gathered: Array) -> Array:
-    """Factor for the inputs of products, half of them the MLP's: of a share of the tokens where fewer ranks than the tensor
-    ranks divide each expert.
-    """
-    shapes, layouts = cases.shapes, cases.layouts
-    apart = layouts.expert_tensor < layouts.tensor
-    if not np.any(apart):
-        return 1 / gathered
-    share = np.where(apart, 0.5 * shapes.expert_share, 0.0)
-    of_experts = layouts.expert_tensor / layouts.tensor + np.where(shapes.shared_ffn > 0, 1 / gathered, 0.0)
-    return (1 - share) / gathered + share * of_experts
-
-
-def _outputs(cases: Cases) -> Array:
-    """Factor for queries and attention results: results count once if the kernel's output is used directly, else twice."""
-    layouts, shapes = cases.layouts, cases.shapes
-    in_parts = (
-        ((shapes.window < shapes.sequence) & (shapes.whole_chunks == 0))
-        | (shapes.document > 0)
-        | ((layouts.context > 1) & (layouts.context_parallel_method > 0))
-    )
-    return np.where(in_parts, 3.0, 2.0)
-
-
-def _keys_kept(cases: Cases) -> Array:
-    """Tokens whose keys are kept, copies included, as a multiple of the rank's own."""
-    layouts = cases.layouts
-    return (
-        np.where(layouts.context_parallel_method == CONTEXT_METHODS.index("gather"), layouts.context, 1.0) + cases.shapes.copied
-    )
-
-
-def _scores(cases: Cases) -> Array:
-    """Bytes per token of the attention matrix, if the kernel keeps it."""
-    shapes = cases.shapes
-    return cases.software.scores * shapes.heads * (attended_tokens(cases) + shapes.prefix)
-
-
-def kept_layer_bytes(cases: Cases) -> Array:
-    """Mean bytes per token that a layer keeps under the configured recomputation.
-
-    Full: the layer's input. Selective: results that are expensive to recompute stay, scores and cheap inputs are dropped.
-    """
-    if cases.module is not None:
-        return _module_kept_bytes(cases, cases.module)
-    shapes, layouts, software = cases.shapes, cases.layouts, cases.software
-    whole = layer_bytes(cases)
-    full = layouts.parameter_bytes * shapes.hidden / _divided(cases)
-    without_scores = np.where(software.scores > 0, whole - _scores(cases) / layouts.tensor, SELECTIVE * whole)
-    selective = np.where(software.keeps_products > 0, _kept_results(cases), without_scores)
-    policy_bytes = np.select(
-        [layouts.activation_checkpointing == 2, layouts.activation_checkpointing == 1], [full, selective], default=whole
-    )
-    return whole + (policy_bytes - whole) / layouts.checkpoint_every_k
-
-
-def _kept_results(cases: Cases) -> Array:
-    """Bytes per token of a layer's input, and of its results of products, attention and collectives (`selective.KEPT`).
-
-    Results of products with divided inputs are whole, and are summed in place without sequence parallelism. Overlapped gathers
-    are repeated in backward.
-    """
-    shapes, layouts = cases.shapes, cases.layouts
-    width, t, divided = layouts.parameter_bytes, layouts.tensor, _divided(cases)
-    routed = np.where(shapes.experts > 0, shapes.routed, 0.0)
-    hidden = width * shapes.hidden
-    summed = np.where(divided > 1, 2 * hidden / divided, 0.0)
-    gathered = np.where((divided > 1) & (layouts.async_tensor_parallel == 0), 2 * hidden, 0.0)
-    attention = width * (2 * shapes.query + 2 * shapes.key_value) + 4 * shapes.heads + _scores(cases)
-    mlp = width * (shapes.matrices - 1) * shapes.mlp_width
-    rows = routed * hidden * np.where(layouts.expert > 1, 3.0, 1.0) * layouts.expert_tensor / t
-    return hidden / divided + 2 * hidden + summed + gathered + rows + (attention + mlp) / t
-
-
 def _module_memory(cases: Cases, rates: Coefficients, pipeline_rank: Array) -> Memory:
     """Of a user's module. Its trace counts every tensor, so that workspaces are those of a GPU's libraries only."""
-    assert cases.module is not None
-    by_tag = module_bytes(cases, pipeline_rank)
-    workspace = 0.0 if cases.module.copies else rates.workspace_bytes
-    tags = {**{tag: by_tag[tag] for tag in TAGS[:5]}, "activations": rates.activation_scale * by_tag["activations"] + workspace}
+    tags = module_bytes(cases, pipeline_rank)
+    workspace = 0.0 if cases.described.copies else rates.workspace_bytes
+    tags["activations"] = rates.activation_scale * tags["activations"] + workspace
     used = reduce(np.add, (tags[tag] for tag in TAGS[:5]))
     reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
     tags["reserved"], tags["context"] = (reserved - 1) * used, rates.context_bytes + 0 * used
     return Memory(
         by_tag={tag: tags[tag] for tag in TAGS},
         used=used + tags["context"],
-        host=by_tag["host"],
+        host=tags["host"],
         stage=pipeline_rank + 0 * used,
     )
 
 
-def _module_kept_bytes(cases: Cases, module: DescribedModule) -> Array:
-    """Mean bytes that a block of a user's module keeps, per token of the micro-batch."""
-    layouts = cases.layouts
-    if not np.any(layouts.offload_activations > 0):  # only then is it read
-        return np.zeros(1)
-    columns = (layouts.activation_checkpointing, layouts.checkpoint_every_k, layouts.micro_batch_size)
-    bytes_of = np.vectorize(lambda policy, every, batch: kept_bytes(module, int(policy), every, batch), otypes=[np.float64])
-    per_token: Array = bytes_of(*columns) / (layouts.micro_batch_size * cases.shapes.sequence)
-    return per_token
-
-
 def _where(chosen: Flags, first: Memory, second: Memory) -> Memory:
-    return Memory(
-        by_tag={tag: np.where(chosen, first.by_tag[tag], second.by_tag[tag]) for tag in first.by_tag},
-        used=np.where(chosen, first.used, second.used),
-        host=np.where(chosen, first.host, second.host),
-        stage=np.where(chosen, first.stage, second.stage),
-        capacity_ratio=np.where(chosen, first.capacity_ratio, second.capacity_ratio),
-    )
+    columns = _as_columns(second)
+    return _of_columns({name: np.where(chosen, values, columns[name]) for name, values in _as_columns(first).items()})

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, DescribedModule
+from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.kernels import LAYER_KERNELS, SMALLEST_KERNEL, product_seconds, smooth_maximum
 from search_spaces.models.module_profile import Affine, BlockWork, MatrixProduct, Work
@@ -14,7 +14,7 @@ def module_seconds(cases: Cases, rates: Coefficients) -> Array:
     Each part of the module takes its products by their shapes, attention by its kernel, and the bytes of all other operators;
     or as long as launching its operators. Tensor-parallel ranks divide all of it.
     """
-    module = _module(cases)
+    module = cases.described
     trace, layouts = module.trace, cases.layouts
     total = _part(cases, rates, trace.outer)
     for work, count in _alike(trace.blocks):
@@ -25,11 +25,6 @@ def module_seconds(cases: Cases, rates: Coefficients) -> Array:
             chosen = layouts.activation_checkpointing == policy
             again = again + np.where(chosen, _again(cases, rates, name), 0.0)
     return (total + again / layouts.checkpoint_every_k) / layouts.tensor
-
-
-def _module(cases: Cases) -> DescribedModule:
-    assert cases.module is not None
-    return cases.module
 
 
 def _alike(blocks: tuple[BlockWork, ...]) -> list[tuple[BlockWork, int]]:
@@ -72,7 +67,7 @@ def _product(cases: Cases, rates: Coefficients, product: MatrixProduct) -> Array
 
 def _again(cases: Cases, rates: Coefficients, policy: str) -> Array:
     """Seconds of recomputing every block: a forward as far as its FLOPs are computed again, and its other operators whole."""
-    trace = _module(cases).trace
+    trace = cases.described.trace
     total = np.zeros(1)
     for block, flops in zip(trace.blocks, trace.again[policy], strict=True):
         whole = _at(cases, block.forward.flops)

@@ -1,36 +1,32 @@
-"""Bytes that a rank holds at its peak while it trains a user's module: the module's trace and the engine's states together."""
+"""Bytes that a rank holds at its peak while it trains a user's module: the module's trace and the engine's states together.
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+What a rank holds while it acts follows from the action, from the number of micro-batches of each of its stages that wait for
+their backward, and from the gradients sent. A schedule visits few such situations, which do not depend on sizes: they are
+listed once per layout, and the fullest is found for all cases together.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache, reduce
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, DescribedModule
-from autotune.prediction.equations.distinct_rows import DistinctRows
+from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Array, Cases, DescribedModule
 from autotune.prediction.equations.module_pipeline import (
     ModuleStage,
     PipelineLayout,
-    Shape,
+    actions_of_rank,
     composed,
-    curve_of,
     cut_stage,
     is_legal,
     kept_by_block,
     received_buffers,
-    shape_of,
     shortened,
     stages_of,
 )
-from autotune.prediction.equations.module_replay import follow, replay
-from autotune.prediction.equations.module_states import (
-    GRADIENTS,
-    Held,
-    StateKnobs,
-    StateSeries,
-    micro_batches,
-)
+from autotune.prediction.equations.module_states import GRADIENTS, STEPS, StageStates, StateKnobs, follow
+from executor.parallel.schedule import ActionKind
 from search_spaces.communication import cut
 from search_spaces.models.module_profile import Affine, ModuleProfile, Trace, at
 
@@ -49,13 +45,62 @@ COLUMNS = (
 """Fields of `Layouts` on which the memory depends."""
 PEAK = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "host")
 """The result by column."""
-Columns = dict[str, Array]
-"""Field, or `pipeline_rank`: the rank's position in the pipeline -> its value in each case."""
+
+
+@dataclass(frozen=True, slots=True)
+class DistinctRows:
+    """Distinct combinations of values."""
+
+    columns: dict[str, Array]
+    """Name -> (rows)."""
+    inverse: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    """The row of each case."""
+    shape: tuple[int, ...] = ()
+    """Of the cases."""
+
+    @staticmethod
+    def of(columns: Mapping[str, Array]) -> "DistinctRows":
+        """The distinct rows of columns that broadcast against each other."""
+        shape = np.broadcast_shapes(*(values.shape for values in columns.values()))
+        codes = np.broadcast_to(_codes([*columns.values()]), shape).reshape(-1)
+        _, first, inverse = np.unique(codes, return_index=True, return_inverse=True)
+        distinct_columns = {name: np.broadcast_to(values, shape).reshape(-1)[first] for name, values in columns.items()}
+        return DistinctRows(distinct_columns, inverse.reshape(-1), shape)
+
+    @property
+    def count(self) -> int:
+        """Number of rows."""
+        return len(next(iter(self.columns.values())))
+
+    def spread(self, values: Array) -> Array:
+        """Values by row as an array over the cases."""
+        return values[self.inverse].reshape(self.shape)
+
+    def alike(self, names: Sequence[str]) -> Iterator[NDArray[np.int64]]:
+        """Places of rows with equal values in these columns."""
+        codes = np.broadcast_to(_codes([self.columns[name] for name in names]), (self.count,))
+        order = codes.argsort(kind="stable")
+        yield from np.split(order, np.flatnonzero(np.diff(codes[order])) + 1)
+
+
+def _codes(columns: Sequence[Array]) -> NDArray[np.int64]:
+    """Equal numbers for equal combinations, of the columns' common shape."""
+    codes, count = np.zeros(1, dtype=np.int64), 1
+    for values in columns:
+        distinct_values, value_codes = np.unique(values, return_inverse=True)
+        if len(distinct_values) == 1:
+            continue
+        if count * len(distinct_values) > 1 << 62:  # an int64 cannot number more
+            distinct_codes, renumbered = np.unique(codes, return_inverse=True)
+            codes, count = renumbered.reshape(codes.shape), len(distinct_codes)
+        codes = codes * len(distinct_values) + value_codes.reshape(values.shape)
+        count *= len(distinct_values)
+    return codes
 
 
 def gathers_of_step(cases: Cases) -> tuple[Array, Array]:
     """Gathers of parameters in a step of stage 3, and the bytes of their messages: of the first rank of a pipeline."""
-    module = _module(cases)
+    module = cases.described
     rows = DistinctRows.of({name: getattr(cases.layouts, name) for name in (*STATES, *PIPELINE[1:], *MOMENTS[:2])})
     traffic = np.zeros((rows.count, 2))
     for row in np.flatnonzero(rows.columns["zero_stage"] == 3).tolist():
@@ -65,12 +110,10 @@ def gathers_of_step(cases: Cases) -> tuple[Array, Array]:
 
 def _gathered(module: DescribedModule, values: dict[str, float]) -> tuple[float, float]:
     states, count = _knobs(module, tuple(values[name] for name in STATES)), values["accumulation"]
-    policy, every, _ = _moments(module, {**values, "offload_activations": 0.0})
-    if values["pipeline"] == 1:
-        return _steps(_shape(module, policy, every), states).gathered(count)
     layout = _layout({**values, "pipeline_rank": 0.0}, int(count))
     if not is_legal(module.profile, layout):
         return 0.0, 0.0
+    policy, every, _ = _moments(module, {**values, "offload_activations": 0.0})
     traffic = [follow(stage.shape, states).gathered(count) for stage in _stages(module, layout, policy, every, offloads=False)]
     return sum(times for times, _ in traffic), sum(sizes for _, sizes in traffic)
 
@@ -80,7 +123,7 @@ def module_bytes(cases: Cases, pipeline_rank: Array) -> dict[str, Array]:
 
     `pipeline_rank`: the rank's position in the pipeline.
     """
-    module = _module(cases)
+    module = cases.described
     rows = DistinctRows.of({**{name: getattr(cases.layouts, name) for name in COLUMNS}, "pipeline_rank": pipeline_rank})
     columns = rows.columns
     ranks, virtual_stages, schedule = (columns[name] for name in PIPELINE)
@@ -91,113 +134,200 @@ def module_bytes(cases: Cases, pipeline_rank: Array) -> dict[str, Array]:
     return {name: rows.spread(peak_bytes[:, column]) for column, name in enumerate(PEAK)}
 
 
-def _module(cases: Cases) -> DescribedModule:
-    assert cases.module is not None
-    return cases.module
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Fullest:
-    """The fullest moment of a rank's step in each case, in bytes, as if tensor-parallel ranks divided nothing."""
-
-    moment: Array
-    """(cases, 4): activations, parameters, gradients and buffers, of what follows the moments."""
-    received: Array
-    """Buffers of hidden states, which nothing divides."""
-    on_host: Array
-    """Activations in the main memory."""
-
-
 def _group_bytes(module: DescribedModule, rows: DistinctRows) -> Array:
-    """(cases, columns of `PEAK`) of cases with one pipeline and one kind of checkpointing."""
-    first = {name: float(values[0]) for name, values in rows.columns.items()}
-    knobs, knob_index = _distinct_knobs(module, rows)
-    profiles = [module.profile]
-    if first["pipeline"] > 1:
-        layout = _layout(first, int(first["short"]))
-        if not is_legal(module.profile, layout):  # rules refuse it, but grids evaluate it
-            return np.zeros((rows.count, len(PEAK)))
-        stages = _stages(module, layout, *_moments(module, first))
-        profiles = [stage.profile for stage in stages]
-        fullest = _of_pipeline(module, rows, layout, stages, knobs, knob_index)
-    else:
-        fullest = _of_module(module, rows, knobs, knob_index)
-    columns, trace, part = rows.columns, module.trace, 1 / rows.columns["tensor"]
-    activations, parameters, gradients, buffers = (part * column for column in fullest.moment.T)
-    standing, state, host = _state_bytes(module, profiles, rows, knobs, knob_index)
-    inputs = columns["accumulation"] * _at(trace.batch_bytes, columns["micro_batch_size"])
-    peak_columns = (
-        parameters + standing * part, gradients, state * part, activations + inputs,
-        buffers + fullest.received + trace.buffer_bytes, host * part + fullest.on_host,
-    )  # fmt: skip
-    return np.stack(peak_columns, axis=1)
+    """(cases, columns of `PEAK`) of cases with one pipeline and one kind of checkpointing.
 
-
-def _of_pipeline(
-    module: DescribedModule, rows: DistinctRows, layout: PipelineLayout, stages: Sequence[ModuleStage],
-    knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64],
-) -> _Fullest:  # fmt: skip
-    """Of a rank's stages together: while they run, while the optimizer steps, and while updated parameters are gathered."""
+    The fullest moment of a rank's stages together: while they run, while the optimizer steps, or while updated parameters are
+    gathered. Tensor-parallel ranks divide all but inputs and received hidden states.
+    """
     columns, profile, trace = rows.columns, module.profile, module.trace
-    batch = columns["micro_batch_size"]
+    first = {name: float(values[0]) for name, values in columns.items()}
+    layout = _layout(first, int(first["short"]))
+    if not is_legal(profile, layout):  # rules refuse it, but grids evaluate it
+        return np.zeros((rows.count, len(PEAK)))
+    knobs, knob_index = _distinct_knobs(module, rows)
+    policy, every, offloads = _moments(module, first)
+    stages = _stages(module, layout, policy, every, offloads)
+    profiles = [stage.profile for stage in stages]
+    batch, part = columns["micro_batch_size"], 1 / columns["tensor"]
     hidden = _at(trace.hidden_bytes, batch)
     replayed = replay(layout, stages, knobs, knob_index, batch, hidden, columns["accumulation"] - columns["short"])
-    stepping, refilling = _updates([stage.profile for stage in stages], rows, knobs, knob_index)
+    stepping, refilling = _updates(profiles, rows, knobs, knob_index)
     nothing = np.zeros(rows.count)
     moments = np.stack([
         np.column_stack([replayed.activations, replayed.states]),
         np.column_stack([replayed.sent, nothing, replayed.after[:, GRADIENTS], stepping.sum(axis=0)]),
         np.column_stack([replayed.sent, nothing, nothing, refilling.max(axis=0)]),
     ])  # fmt: skip
-    policy, _, offloads = _moments(module, {name: float(columns[name][0]) for name in MOMENTS})
-    on_host = nothing
+    fullest = moments[moments.sum(axis=2).argmax(axis=0), np.arange(rows.count)]
+    activations, parameters, gradients, buffers = (part * column for column in fullest.T)
+    activations_on_host = nothing
     if offloads:
-        blocks_held = sum(len(blocks) for _, blocks in stages_of(profile, layout)) / max(len(profile.block_names), 1)
-        sizes, batch_index = np.unique(batch, return_inverse=True)
-        on_host = (
-            np.array([_offloaded(trace, policy, size) for size in sizes.tolist()])[batch_index]
-            * blocks_held
-            * replayed.in_flight
-        )
+        share = sum(len(blocks) for _, blocks in stages_of(profile, layout)) / max(len(profile.block_names), 1)
+        activations_on_host = share * replayed.in_flight * _offloaded(trace, policy, batch)
+    standing, state, host = _state_bytes(module, profiles, rows, knobs, knob_index)
+    inputs = columns["accumulation"] * _at(trace.batch_bytes, batch)
     received = received_buffers(layout) * columns["accumulation"] * hidden
-    return _Fullest(
-        moment=moments[moments.sum(axis=2).argmax(axis=0), np.arange(rows.count)], received=received, on_host=on_host
+    peak_columns = (
+        parameters + standing * part, gradients, state * part, activations + inputs, buffers + received + trace.buffer_bytes,
+        host * part + activations_on_host,
+    )  # fmt: skip
+    return np.stack(peak_columns, axis=1)
+
+
+KINDS = (ActionKind.FORWARD, ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT)
+"""What has a peak of its own; gradients of weights have that of a whole backward."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Situations:
+    """What a rank comes through in a step of a layout: one row for each that can be the fullest. S stages, n rows."""
+
+    peaks: NDArray[np.int64]
+    """(n): which peak: (stage x kinds + kind) x steps + step."""
+    waiting: Array
+    """(n, S): micro-batches of each stage that wait for their backward."""
+    other_states: NDArray[np.int64]
+    """(n, S): in which states each stage stands: as a step begins, after the last one, or (the acting stage) none."""
+    sent: Array
+    """(n): gradients of hidden states that were sent."""
+    sent_at_end: float
+    in_flight: float
+    """Most micro-batches that wait, of a mean stage."""
+
+
+@lru_cache(maxsize=4096)
+def situations_of(layout: PipelineLayout, first: int) -> Situations:
+    """The situations of a rank; `first`: the position of its stage that sends no gradients, or -1."""
+    actions, count = actions_of_rank(layout), layout.micro_batches
+    stages = {stage: position for position, stage in enumerate(layout.stages)}
+    done, waiting, standing = [0] * len(stages), [0] * len(stages), [0] * len(stages)
+    sent = most = 0
+    situations: dict[tuple[int, tuple[int, ...], tuple[int, ...]], int] = {}
+    for action in actions:
+        position = stages[action.stage]
+        forward, inputs = action.kind is ActionKind.FORWARD, action.kind is ActionKind.INPUT_GRADIENT
+        step = min(done[position], STEPS - 1) if forward else _step_after(done[position], count)
+        kind = KINDS.index(action.kind) if action.kind in KINDS else 1
+        other_states = tuple(STEPS + 1 if other == position else state for other, state in enumerate(standing))
+        # What was sent only grows.
+        situations[(position * len(KINDS) + kind) * STEPS + step, tuple(waiting), other_states] = sent
+        if forward:
+            waiting[position] += 1
+            most = max(most, sum(waiting))
+        elif not inputs:
+            waiting[position] -= 1
+            done[position] += 1
+            standing[position] = STEPS if done[position] >= count else _step_after(done[position], count)
+        sent += action.kind in (ActionKind.BACKWARD, ActionKind.INPUT_GRADIENT) and position != first
+    return Situations(
+        peaks=np.array([peak for peak, _, _ in situations]),
+        waiting=np.array([waits for _, waits, _ in situations], dtype=np.float64),
+        other_states=np.array([other_states for _, _, other_states in situations]),
+        sent=np.array([*situations.values()], dtype=np.float64), sent_at_end=sent, in_flight=most / len(stages),
+    )  # fmt: skip
+
+
+def _step_after(done: int, count: int) -> int:
+    """The step of the micro-batch after `done` ones: one of the first, or the last."""
+    return STEPS - 1 if done >= count - 1 else min(done, STEPS - 2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """A rank's steps, in bytes: arrays over the cases."""
+
+    activations: Array
+    """At the fullest moment."""
+    states: Array
+    """(cases, 3): at the fullest moment, of the states that follow the moments."""
+    after: Array
+    """(cases, 3): after all backwards."""
+    sent: Array
+    """Gradients of hidden states that are kept until the end of the step."""
+    in_flight: float
+    """Most micro-batches whose activations are held, of a mean stage."""
+
+
+def replay(
+    layout: PipelineLayout, stages: Sequence[ModuleStage], knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64],
+    batch: Array, hidden: Array, skipped: Array,
+) -> Replayed:  # fmt: skip
+    """Find the fullest moment of a rank in steps of its schedule.
+
+    1. For each stage, the peak of each kind of action in each step that differs, relative to the activations that wait.
+    2. For each situation, that peak, what waits, what was sent and what the other stages hold.
+
+    Args:
+        layout: the pipeline, `shortened`.
+        stages: the rank's stages.
+        knobs: how states are sharded and sent, each once.
+        knob_index: (cases) the knobs of each case.
+        batch: (cases) samples of a micro-batch.
+        hidden: (cases) bytes of a micro-batch's hidden state.
+        skipped: (cases) micro-batches that the shortened layout leaves out.
+    """
+    first = next((position for position, stage in enumerate(stages) if stage.first), -1)
+    visited = situations_of(layout, first)
+    runs = [_StageRuns(stage, knobs, knob_index, batch) for stage in stages]
+    activations = np.concatenate([run.activations for run in runs])
+    state_bytes = np.concatenate([run.states for run in runs])
+    totals = activations + state_bytes.sum(axis=2)
+    waits = visited.waiting @ np.stack([run.kept for run in runs])
+    waits = waits + visited.sent[:, None] * hidden + skipped * hidden * sum(not stage.first for stage in stages)
+    full = waits + totals[visited.peaks]
+    if len(runs) > 1:
+        for position, run in enumerate(runs):
+            full = full + run.standing.sum(axis=2)[visited.other_states[:, position]]
+    best, cases = full.argmax(axis=0), np.arange(len(batch))
+    states = state_bytes[visited.peaks[best], cases]
+    if len(runs) > 1:
+        for position, run in enumerate(runs):
+            states = states + run.standing[visited.other_states[best, position], cases]
+    return Replayed(
+        activations=waits[best, cases] + activations[visited.peaks[best], cases],
+        states=states,
+        after=np.sum([run.standing[STEPS] for run in runs], axis=0),
+        sent=(visited.sent_at_end + skipped * sum(not stage.first for stage in stages)) * hidden,
+        in_flight=visited.in_flight,
     )
 
 
-def _of_module(
-    module: DescribedModule, rows: DistinctRows, knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64]
-) -> _Fullest:
-    """Of a rank without a pipeline."""
-    batch = rows.columns["micro_batch_size"]
-    policy, every, offloads = _moments(module, {name: float(rows.columns[name][0]) for name in MOMENTS})
-    curve, shape = curve_of(module.trace, policy, every, offloads), _shape(module, policy, every)
-    stepping, refilling = _updates([module.profile], rows, knobs, knob_index)
-    nothing = np.zeros(rows.count)
-    pairs = [*zip(knob_index.tolist(), batch.tolist(), strict=True)]
-    steps = [_steps(shape, states) for states in knobs]
-    once = {(index, size): _fullest_moment(steps[index], curve, size) for index, size in dict.fromkeys(pairs)}
-    after = np.array([step.after[GRADIENTS] for step in steps])[knob_index]
-    moments = np.stack([
-        np.array([once[pair] for pair in pairs]),
-        np.column_stack([nothing, nothing, after, stepping[0]]),
-        np.column_stack([nothing, nothing, nothing, refilling[0]]),
-    ])  # fmt: skip
-    on_host = np.array([_offloaded(module.trace, policy, size) for size in batch.tolist()]) if offloads else nothing
-    return _Fullest(
-        moment=moments[moments.sum(axis=2).argmax(axis=0), np.arange(rows.count)], received=nothing, on_host=on_host
-    )
+class _StageRuns:
+    """A stage's micro-batches, for many cases."""
+
+    def __init__(self, stage: ModuleStage, knobs: Sequence[StateKnobs], knob_index: NDArray[np.int64], batch: Array) -> None:
+        followed = [follow(stage.shape, knob) for knob in knobs]
+        self.kept: Array = stage.curve[stage.turn - 1, 2] + stage.curve[stage.turn - 1, 3] * batch
+        highest = stage.curve[stage.turn :, :2]
+        inputs = np.maximum((highest[:, :1] + np.outer(highest[:, 1], batch)).max(axis=0) - self.kept, 0.0)
+        pairs = [*zip(knob_index.tolist(), batch.tolist(), strict=True)]
+        distinct = {pair: index for index, pair in enumerate(dict.fromkeys(pairs))}
+        parts = [_fullest(stage, followed[index], size) for index, size in distinct]
+        # (cases, kinds x steps, 4): activations and states.
+        moments = np.array(parts)[[distinct[pair] for pair in pairs]]
+        begun = np.array([states.begun for states in followed])[knob_index]
+        of_inputs = np.concatenate([np.repeat(inputs[:, None, None], STEPS, axis=1), begun], axis=2)
+        moments = np.concatenate([moments, of_inputs], axis=1).transpose(1, 0, 2)
+        self.activations: Array = moments[..., 0]
+        """(kinds x steps, cases)"""
+        self.states: Array = moments[..., 1:]
+        """(kinds x steps, cases, 3)"""
+        end = np.array([states.end for states in followed])[knob_index]
+        self.standing: Array = np.stack([*begun.transpose(1, 0, 2), end, np.zeros_like(end)])
+        """(steps + 2, cases, 3): as each step begins; after the last one; nothing."""
 
 
-def _fullest_moment(steps: "_Steps", curve: Array, batch: float) -> Array:
-    """(4): the fullest moment of the first and of the last micro-batch."""
-    peaks, levels = (curve[:, 2 * column] + curve[:, 2 * column + 1] * batch for column in range(2))
-    moments = np.concatenate([
-        np.concatenate([np.column_stack([peaks, states]), np.column_stack([levels, acting])])
-        for states, acting in zip(steps.during, steps.acting, strict=True)
-    ])  # fmt: skip
-    fullest: Array = moments[int(moments.sum(axis=1).argmax())]
-    return fullest
+def _fullest(stage: ModuleStage, followed: StageStates, batch: float) -> Array:
+    """(2 x steps, 4): activations and states at the fullest moment of forward, and of backward, less what waits for it."""
+    curve = stage.curve[:, ::2] + stage.curve[:, 1::2] * batch  # (moments, 2)
+    fullest = []
+    for part, waiting in ((slice(stage.turn), 0.0), (slice(stage.turn, None), curve[stage.turn - 1, 1])):
+        activations = (curve[part] - waiting).T.reshape(-1)
+        states = followed.moments[:, :, part].reshape(STEPS, -1, 3)
+        best = (activations + states.sum(axis=2)).argmax(axis=1)
+        fullest.append(np.column_stack([activations[best], states[np.arange(STEPS), best]]))
+    return np.concatenate(fullest)
 
 
 def _at(value: Affine, samples: Array) -> Array:
@@ -211,6 +341,9 @@ def _moments(module: DescribedModule, values: dict[str, float]) -> tuple[str, in
 
 
 def _layout(values: dict[str, float], micro_batches: int) -> PipelineLayout:
+    if values["pipeline"] == 1:  # other knobs of pipelines have no effect
+        schedule = SCHEDULES.index("1f1b")
+        return PipelineLayout(ranks=1, virtual_stages=1, schedule=schedule, pipeline_rank=0, micro_batches=micro_batches)
     return PipelineLayout(
         ranks=int(values["pipeline"]), virtual_stages=int(values["virtual_stages"]), schedule=int(values["pipeline_schedule"]),
         pipeline_rank=int(values["pipeline_rank"]), micro_batches=micro_batches,
@@ -341,36 +474,10 @@ def _refilling(
     )  # fmt: skip
 
 
-class _Steps:
-    """The states as arrays of shape (moments, 3), for each micro-batch."""
-
-    def __init__(self, steps: Sequence[StateSeries], after: Held) -> None:
-        self.during = [np.array(step.during) for step in steps]
-        self.acting = [np.array(step.acting) for step in steps]
-        self.after, self._steps = after, steps
-
-    def gathered(self, micro_batches: float) -> tuple[float, float]:
-        """Gathers of a step and the bytes of their messages: every micro-batch but the last is like the first."""
-        first, last = self._steps[0], self._steps[-1]
-        before = micro_batches - 1
-        return before * first.gathers + last.gathers, before * first.gathered_bytes + last.gathered_bytes
-
-
-@lru_cache(maxsize=4096)
-def _steps(shape: Shape, states: StateKnobs) -> _Steps:
-    steps, after = micro_batches(shape.trained, shape.marks, states)
-    return _Steps(steps, after)
-
-
-@lru_cache(maxsize=1024)
-def _shape(module: DescribedModule, policy: str, every: int) -> Shape:
-    marks = tuple((moment.mark, moment.index) for moment in composed(module.trace, policy, every))
-    return shape_of(module.profile.trained, marks)
-
-
-def _offloaded(trace: Trace, policy: str, batch: float) -> float:
+def _offloaded(trace: Trace, policy: str, batch: Array) -> Array:
     by_block = kept_by_block(composed(trace, policy, 1))
-    return sum(max(at(value, batch), 0.0) for block, value in by_block.items() if block + 1 < len(by_block))
+    offloaded = [np.maximum(_at(kept, batch), 0.0) for block, kept in by_block.items() if block + 1 < len(by_block)]
+    return reduce(np.add, offloaded, np.zeros(len(batch)))
 
 
 def kept_bytes(module: DescribedModule, policy: int, every: float, batch: float) -> float:

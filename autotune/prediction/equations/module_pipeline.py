@@ -1,9 +1,7 @@
 """The pipeline stages of a user's module: which a rank runs in which order, and the moments of each.
 
-1. A stage's moments are cut out of the module's: those of its blocks, and at the ends of the pipeline what is outside of them.
-2. The engine's states follow them for the stage's own parameters (`module_states`).
-3. The rank's actions are replayed in the order of its schedule (`module_replay`). A forward leaves the stage's activations,
-   backward frees them.
+A stage's moments are cut out of the module's: those of its blocks, and at the ends of the pipeline what is outside of them.
+Without a pipeline, the module is the only stage of its rank.
 
 torch keeps for every micro-batch a buffer for the hidden state that a stage receives and one for its gradient, and until the
 end of the step the gradient that it sends [torch.distributed.pipelining.stage, torch 2.13].
@@ -13,24 +11,18 @@ A micro-batch's moments take checkpointing and offloading of activations into ac
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby, pairwise
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Array
-from autotune.prediction.equations.module_states import Marks
+from autotune.prediction.equations.module_states import STEPS, Marks, Shape, shape_of
 from executor.parallel.schedule import Action, actions_of
-from search_spaces.communication import IN_FLIGHT
 from search_spaces.models.module_profile import OUTER, Affine, ModuleProfile, Moment, MomentKind, Trace, TrainedParameter
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, rank_of_stage, split_blocks, stages_of_rank
 from search_spaces.trial_config import TrialConfig
-
-BETWEEN = IN_FLIGHT
-"""Micro-batches after which all further ones find the same states: as many as have reductions in flight."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,10 +52,11 @@ class PipelineLayout:
 
 def shortened(ranks: Array, virtual_stages: Array, schedule: Array, micro_batches: Array) -> Array:
     """Fewer micro-batches, if the schedule repeats itself after as many as fill the pipeline."""
-    fill = 2 * ranks * virtual_stages + BETWEEN + 1
+    fill = 2 * ranks * virtual_stages + STEPS - 1
     rounds = np.maximum(micro_batches - fill, 0) // ranks
     hold_all = np.isin(schedule, [SCHEDULES.index(name) for name in ("gpipe", "looped_bfs")])
-    return np.where(hold_all, micro_batches, micro_batches - rounds * ranks)
+    in_pipeline = np.where(hold_all, micro_batches, micro_batches - rounds * ranks)
+    return np.where(ranks == 1, np.minimum(micro_batches, 2), in_pipeline)
 
 
 @lru_cache(maxsize=1024)
@@ -82,41 +75,24 @@ def actions_of_rank(layout: PipelineLayout) -> tuple[Action, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Shape:
-    """What the states of a stage depend on: equal stages share one. Compared by identity."""
-
-    trained: tuple[TrainedParameter, ...]
-    """Elements and blocks, counted from the stage's first one."""
-    marks: Marks
-    elements: int
-    """Of all parameters."""
-
-
-@lru_cache(maxsize=1024)
-def shape_of(trained: tuple[TrainedParameter, ...], marks: Marks) -> Shape:
-    """The one shape with these values."""
-    return Shape(trained=trained, marks=marks, elements=sum(parameter.elements for parameter in trained))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class ModuleStage:
     """A pipeline stage of a module. Compared by identity."""
 
     profile: ModuleProfile
     """With the parameters of the stage only."""
     shape: Shape
-    curve: NDArray[np.float64]
+    curve: Array
     """(moments, 4): constant and per-sample part of the peak, and of the level, from the begin of the micro-batch's forward."""
     turn: int
     """Number of the moments of forward."""
     first: bool
     last: bool
-    lines: dict[Any, NDArray[np.float64]] = field(default_factory=dict)
-    """States -> its moments that can be the fullest, once they were looked for (`module_replay`)."""
 
 
 def is_legal(profile: ModuleProfile, layout: PipelineLayout) -> bool:
     """Whether the module has so many stages, and the schedule runs so many of them and of micro-batches."""
+    if layout.ranks == 1:
+        return True
     schedule, virtual, stages = SCHEDULES[layout.schedule], layout.virtual_stages, layout.ranks * layout.virtual_stages
     most = len(profile.starts or profile.block_names)
     runs = virtual == (1 if schedule in ONE_STAGE_SCHEDULES else 2 if schedule in FOLDED_SCHEDULES else virtual)
@@ -127,6 +103,8 @@ def is_legal(profile: ModuleProfile, layout: PipelineLayout) -> bool:
 def stages_of(profile: ModuleProfile, layout: PipelineLayout) -> tuple[tuple[int, range], ...]:
     """The stages of a rank, with their blocks."""
     config, blocks = layout.config, len(profile.block_names)
+    if layout.ranks == 1:
+        return ((0, range(blocks)),)
     cuts = split_blocks(config, blocks, profile.starts or range(blocks))
     return tuple((stage, cuts[stage]) for stage in layout.stages)
 
@@ -134,27 +112,47 @@ def stages_of(profile: ModuleProfile, layout: PipelineLayout) -> tuple[tuple[int
 @lru_cache(maxsize=1024)
 def cut_stage(profile: ModuleProfile, trace: Trace, policy: str, every: int, offloads: bool, blocks: range) -> ModuleStage:
     """The stage of a module that holds these blocks, under checkpointing and offloading."""
-    moments, hidden = with_curve(composed(trace, policy, every), curve_of(trace, policy, every, offloads)), trace.hidden_bytes
+    moments, curve = composed(trace, policy, every), curve_of(trace, policy, every, offloads)
+    marks = tuple((moment.mark, moment.index) for moment in moments)
+    loss = next(position for position, (mark, _) in enumerate(marks) if mark is MomentKind.LOSS)
+    if len(blocks) == len(profile.block_names):
+        shape = shape_of(profile.trained, marks)
+        return ModuleStage(profile=profile, shape=shape, curve=curve, turn=loss + 1, first=True, last=True)
     first, last = blocks[0] == 0, blocks[-1] == len(profile.block_names) - 1
-    slots = [slot for slot, parameter in enumerate(profile.trained) if _holds(parameter, blocks, first, last)]
-    renamed = {slot: index for index, slot in enumerate(slots)}
-    cutter = _Cutter(hidden, renamed)
-    forward = next(index for index, moment in enumerate(moments) if moment.mark is MomentKind.LOSS)
-    cutter.forward(moments[:forward], blocks, first, last)
-    if last:
-        cutter.add(moments[forward], moments[forward - 1].level)
+    slots = [slot for slot, parameter in enumerate(profile.trained) if _is_held(parameter, blocks, first, last)]
+    cutter = _Cutter(marks, curve, np.array(trace.hidden_bytes), {slot: index for index, slot in enumerate(slots)})
+    cutter.forward(loss, blocks, first, last)
     turn = len(cutter.marks)
-    shared = _shared_gradients(profile, moments) if first != last else {}
-    cutter.backward(moments[forward:], blocks, last, shared)
+    cutter.backward(loss, blocks, first, last, _shared_gradients(profile, moments))
     trained = tuple(profile.trained[slot] for slot in slots)
+    *frozen_parts, before, after = profile.frozen_parts or (0, 0)
+    frozen = sum(frozen_parts[block] for block in blocks if block < len(frozen_parts)) + before * first + after * last
     return ModuleStage(
-        profile=dataclasses.replace(profile, trained=trained, frozen=_frozen(profile, blocks, first, last)),
-        shape=shape_of(_counted_from(blocks, trained), _marks_from(blocks, cutter.marks)),
+        profile=dataclasses.replace(profile, trained=trained, frozen=frozen),
+        shape=_shape(blocks, trained, cutter.marks),
         curve=np.array(cutter.rows), turn=turn, first=first, last=last,
     )  # fmt: skip
 
 
-def _shared_gradients(profile: ModuleProfile, moments: Sequence[Moment]) -> dict[int, NDArray[np.float64]]:
+def _is_held(parameter: TrainedParameter, blocks: range, first: bool, last: bool) -> bool:
+    if parameter.block != OUTER:
+        return parameter.block in blocks
+    return (first and (parameter.first or not parameter.last)) or (last and (parameter.last or not parameter.first))
+
+
+def _shape(blocks: range, trained: Sequence[TrainedParameter], marks: Sequence[tuple[MomentKind, int]]) -> Shape:
+    """Blocks are counted from the stage's first one; others, at whose marks nothing happens, have one number."""
+
+    def from_first(index: int) -> int:
+        return index if index == OUTER else index - blocks[0] if index in blocks else len(blocks)
+
+    return shape_of(
+        tuple(TrainedParameter(elements=parameter.elements, block=from_first(parameter.block)) for parameter in trained),
+        tuple((mark, index if mark is MomentKind.GRADIENT else from_first(index)) for mark, index in marks),
+    )
+
+
+def _shared_gradients(profile: ModuleProfile, moments: Sequence[Moment]) -> dict[int, Array]:
     """Slot of each parameter that the first and the last block's surroundings share -> bytes of its gradient, as in a curve.
 
     The module holds what the last use contributes until backward reaches the first use. Stages with one use each do not.
@@ -166,103 +164,81 @@ def _shared_gradients(profile: ModuleProfile, moments: Sequence[Moment]) -> dict
     }
 
 
-def _counted_from(blocks: range, trained: Sequence[TrainedParameter]) -> tuple[TrainedParameter, ...]:
-    return tuple(
-        TrainedParameter(
-            elements=parameter.elements, block=parameter.block if parameter.block == OUTER else parameter.block - blocks[0]
-        )
-        for parameter in trained
-    )
-
-
-def _marks_from(blocks: range, marks: Sequence[tuple[MomentKind, int]]) -> Marks:
-    """The blocks counted from the stage's first one; others, at whose marks nothing happens, have one number."""
-    return tuple(
-        (
-            mark,
-            index if mark is MomentKind.GRADIENT or index == OUTER else index - blocks[0] if index in blocks else len(blocks),
-        )
-        for mark, index in marks
-    )
-
-
-def _holds(parameter: TrainedParameter, blocks: range, first: bool, last: bool) -> bool:
-    if parameter.block != OUTER:
-        return parameter.block in blocks
-    neither = not (parameter.first or parameter.last)
-    return (first and (parameter.first or neither)) or (last and (parameter.last or neither))
-
-
-def _frozen(profile: ModuleProfile, blocks: range, first: bool, last: bool) -> int:
-    *parts, before, after = profile.frozen_parts or (0, 0)
-    return sum(parts[block] for block in blocks if block < len(parts)) + before * first + after * last
-
-
 class _Cutter:
-    """Appends moments of the module, each relative to the one before it, to those of a stage."""
+    """Appends moments of the module, each relative to the one before it, to those of a stage.
 
-    def __init__(self, hidden: Affine, renamed: dict[int, int]) -> None:
-        self.hidden, self.renamed = np.array(hidden), renamed
+    `hidden`: bytes of a hidden state, constant and per sample. `renamed`: slot of each trained parameter of the stage -> its
+    index there.
+    """
+
+    def __init__(self, module_marks: Marks, curve: Array, hidden: Array, renamed: dict[int, int]) -> None:
+        self.module_marks, self.curve, self.hidden, self.renamed = module_marks, curve, hidden, renamed
         self.marks: list[tuple[MomentKind, int]] = []
-        self.rows: list[tuple[float, ...]] = []
+        self.rows: list[Array] = []
         self.level = np.zeros(2)
 
-    def add(self, moment: Moment, before: Affine, more: NDArray[np.float64] | None = None) -> None:
+    def add(self, mark: MomentKind, index: int, row: Array, before: Array, more: Array | float = 0.0) -> None:
         """Append a moment; `before`: the module's level at the previous one; `more`: what the stage holds besides from here."""
-        index = moment.index
-        if moment.mark is MomentKind.GRADIENT:
+        if mark is MomentKind.GRADIENT:
             if index not in self.renamed:
                 return
             index = self.renamed[index]
-        peak = self.level + moment.peak - before
-        self.level = self.level + moment.level - before + (0.0 if more is None else more)
-        self.marks.append((moment.mark, index))
-        self.rows.append((*peak, *self.level))
+        peak = self.level + row[:2] - before
+        self.level = self.level + row[2:] - before + more
+        self.marks.append((mark, index))
+        self.rows.append(np.concatenate([peak, self.level]))
 
-    def forward(self, moments: Sequence[Moment], blocks: range, first: bool, last: bool) -> None:
-        """Up to the end of the last block; before its blocks a later stage makes everything but the first block's input."""
-        level: Affine = (0.0, 0.0)
-        for moment in moments:
-            begins = moment.mark is MomentKind.FORWARD
-            if begins and moment.index == 0 and not first:
-                self.add(moment, level, -self.hidden)
-            elif begins and moment.index == blocks[0] and not first:
-                self.add(dataclasses.replace(moment, peak=level, level=level), level)
-            elif moment.index == OUTER or moment.index in blocks:
-                self.add(moment, level)
-            elif begins and moment.index == blocks[-1] + 1 and not last and len(blocks) > 1:
-                self.add(moment, level)  # the last block's input is dropped
-            level = moment.level
+    def stay(self, mark: MomentKind, index: int) -> None:
+        """Append a moment at which the stage's level does not change."""
+        self.marks.append((mark, index))
+        self.rows.append(np.concatenate([self.level, self.level]))
 
-    def backward(self, moments: Sequence[Moment], blocks: range, last: bool, shared: dict[int, NDArray[np.float64]]) -> None:
+    def forward(self, loss: int, blocks: range, first: bool, last: bool) -> None:
+        """Up to the end of the last block, or to the loss; before its blocks a later stage makes everything but the first
+        block's input."""
+        before = np.zeros(2)
+        for (mark, index), row in zip(self.module_marks[:loss], self.curve, strict=False):
+            begins = mark is MomentKind.FORWARD
+            if begins and index == 0 and not first:
+                self.add(mark, index, row, before, -self.hidden)
+            elif begins and index == blocks[0] and not first:
+                self.stay(mark, index)
+            # A further block drops the last block's input.
+            elif index == OUTER or index in blocks or (begins and index == blocks[-1] + 1 and len(blocks) > 1):
+                self.add(mark, index, row, before)
+            before = row[2:]
+        if last:
+            self.add(*self.module_marks[loss], self.curve[loss], before)
+
+    def backward(self, loss: int, blocks: range, first: bool, last: bool, shared: dict[int, Array]) -> None:
         """From the loss, or from the last block; the received gradient is no activation, and the output stays.
 
-        `shared`: gradients to which the module's other end contributes; the last stage has them as soon as blocks begin.
+        `shared`: gradients to which the module's other end contributes, if that is on another stage; the last stage has them
+        as soon as blocks begin.
         """
-        level, following = moments[0].level, [*moments[1:]]
-        running = last
-        received = not last
-        if last:
-            for slot, size in shared.items():
-                begin = following[0]
-                self.add(dataclasses.replace(begin, mark=MomentKind.GRADIENT, index=slot), level, -size)
-                following[0], level = dataclasses.replace(begin, peak=begin.level), begin.level
-        for moment in following:
-            if moment.mark is MomentKind.BACKWARD and moment.index == blocks[-1] and not last:
+        shared = shared if first != last else {}
+        before, running, received = self.curve[loss, 2:], last, not last
+        for position in range(loss + 1, len(self.module_marks)):
+            (mark, index), row = self.module_marks[position], self.curve[position]
+            if last and position == loss + 1:
+                for slot, size in shared.items():
+                    self.add(MomentKind.GRADIENT, slot, row, before, -size)
+                    before, row = row[2:], np.concatenate([row[2:], row[2:]])
+            if mark is MomentKind.BACKWARD and index == blocks[-1] and not last:
                 running = True
-                self.marks.append((MomentKind.BACKWARD, moment.index))
-                self.rows.append((*self.level, *self.level))
-            elif running and moment.mark is MomentKind.BACKWARD and moment.index < blocks[0]:
-                self.add(Moment(mark=MomentKind.END, peak=moment.peak, level=moment.level), level)
+                self.stay(mark, index)
+            elif running and mark is MomentKind.BACKWARD and index < blocks[0]:
+                self.add(MomentKind.END, -1, row, before)
                 return
             elif running:
                 # The block that got the gradient has not freed it.
-                more = self.hidden if received and moment.mark is not MomentKind.GRADIENT else None
-                received = received and more is None
-                if moment.mark is MomentKind.GRADIENT:
-                    more = shared.get(moment.index, more)
-                self.add(moment, level, more)
-            level = moment.level
+                more: Array | float = 0.0
+                if mark is MomentKind.GRADIENT:
+                    more = shared.get(index, more)
+                elif received:
+                    more, received = self.hidden, False
+                self.add(mark, index, row, before, more)
+            before = row[2:]
 
 
 NEAR_BLOCKS = 2
@@ -270,22 +246,14 @@ NEAR_BLOCKS = 2
 
 
 @lru_cache(maxsize=1024)
-def curve_of(trace: Trace, policy: str, every: int, offloads: bool) -> NDArray[np.float64]:
+def curve_of(trace: Trace, policy: str, every: int, offloads: bool) -> Array:
     """(moments, 4): constant and per-sample part of the peak, and of the level."""
     moments = composed(trace, policy, every)
     curve = np.array([(*moment.peak, *moment.level) for moment in moments])
     return curve - _away(moments) if offloads else curve
 
 
-def with_curve(moments: Sequence[Moment], curve: NDArray[np.float64]) -> list[Moment]:
-    """The moments with the values of a curve."""
-    return [
-        dataclasses.replace(moment, peak=(float(row[0]), float(row[1])), level=(float(row[2]), float(row[3])))
-        for moment, row in zip(moments, curve, strict=True)
-    ]
-
-
-def _away(moments: Sequence[Moment]) -> NDArray[np.float64]:
+def _away(moments: Sequence[Moment]) -> Array:
     """What is on the host at each moment if activations of all blocks but the last are offloaded."""
     by_block, last = kept_by_block(moments), max((moment.index for moment in moments), default=0)
     away = np.zeros((len(moments), 4))

@@ -5,11 +5,16 @@ The engine's own steps are followed, without tensors: `executor.engines.native.b
 bytes; `tests/autotune/prediction/test_module_plans.py` compares the two.
 """
 
+import dataclasses
 import itertools
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import lru_cache
 
+import numpy as np
+
+from autotune.prediction.equations.cases import Array
 from search_spaces.communication import IN_FLIGHT, PIECE_ELEMENTS, cut
 from search_spaces.models.module_profile import OUTER, MomentKind, TrainedParameter
 
@@ -47,40 +52,79 @@ class StateKnobs:
     """Whether stage 3 reads its share of the parameters from the host."""
 
 
-Held = tuple[float, float, float]
+StateBytes = tuple[float, float, float]
 """Bytes of parameters, gradients and buffers."""
 PARAMETERS, GRADIENTS, BUFFERS = range(3)
 Marks = tuple[tuple[MomentKind, int], ...]
 """The moments of a micro-batch: mark and index."""
+STEPS = IN_FLIGHT + 2
+"""Micro-batches whose states differ: the first ones until as many reductions are in flight as can be, and the last."""
 
 
-@dataclass(slots=True)
-class StateSeries:
-    """The states at each moment of a micro-batch: arrays as long as the moments."""
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Shape:
+    """What the states of a stage depend on: equal stages share one. Compared by identity."""
 
-    during: list[Held] = field(default_factory=list)
-    """While the module computes what ends with the moment."""
-    acting: list[Held] = field(default_factory=list)
-    """The most while the engine acts at the moment."""
-    gathers: int = 0
-    """Gathers of parameters (stage 3)."""
-    gathered_bytes: float = 0.0
-    """Their messages."""
+    trained: tuple[TrainedParameter, ...]
+    """Elements and blocks, counted from the stage's first one."""
+    marks: Marks
+    elements: int
+    """Of all parameters."""
 
 
-def micro_batches(
-    trained: Sequence[TrainedParameter], marks: Marks, knobs: StateKnobs, between: int = 0
-) -> tuple[list[StateSeries], Held]:
-    """The states in the first and, if there are several, the last micro-batch of a step; and what is held after it.
+@lru_cache(maxsize=1024)
+def shape_of(trained: tuple[TrainedParameter, ...], marks: Marks) -> Shape:
+    """The one shape with these values."""
+    return Shape(trained=trained, marks=marks, elements=sum(parameter.elements for parameter in trained))
 
-    `between`: number of further micro-batches between them, if there are several.
-    """
-    step = _Engine(trained, marks, knobs)
-    steps = [step.run(last=not knobs.accumulates)]
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class StageStates:
+    """The states of stages of one shape in the micro-batches of a step that differ: the first ones, and the last."""
+
+    moments: Array
+    """(`STEPS`, 2, moments, 3): while the module computes what ends with a moment, and the most while the engine acts at it."""
+    end: Array
+    """(3): after the last micro-batch."""
+    gathers: Sequence[tuple[int, float]]
+    """(`STEPS`): gathers of parameters (stage 3), and the bytes of their messages."""
+
+    @property
+    def begun(self) -> Array:
+        """(`STEPS`, 3): as each micro-batch begins."""
+        return self.moments[:, 0, 0]
+
+    def gathered(self, count: float) -> tuple[float, float]:
+        """Gathers of a step of `count` micro-batches and the bytes of their messages: all but the last are like the first."""
+        (times, size), (last_times, last_size) = self.gathers[0], self.gathers[-1]
+        return (count - 1) * times + last_times, (count - 1) * size + last_size
+
+
+@lru_cache(maxsize=1 << 14)
+def follow(shape: Shape, knobs: StateKnobs) -> StageStates:
+    """The states; sizes beyond the shape's count as one."""
+    within = {name: min(getattr(knobs, name), float(shape.elements)) for name in ("bucket", "prefetch", "max_live")}
+    return _followed(shape, dataclasses.replace(knobs, **within))
+
+
+@lru_cache(maxsize=4096)
+def _followed(shape: Shape, knobs: StateKnobs) -> StageStates:
+    engine = _Engine(shape.trained, shape.marks, knobs)
+    steps = [engine.run(last=not knobs.accumulates)]
+    gathers = [engine.gathers]
     if knobs.accumulates:
-        steps += [step.run(last=index == between) for index in range(between + 1)]
-    step.land()
-    return steps, step.now()
+        # Without a pipeline, reductions end with their micro-batch, and all between the first and the last are like these.
+        between = IN_FLIGHT if knobs.pipelined else 0
+        for index in range(between + 1):
+            steps.append(engine.run(last=index == between))
+            gathers.append(engine.gathers)
+    while engine.sent:
+        engine.land()
+    repeated = STEPS - len(steps)
+    return StageStates(
+        moments=np.array([*steps, *[steps[-1]] * repeated]), end=np.array(engine.now()),
+        gathers=[*gathers, *[gathers[-1]] * repeated],
+    )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -88,8 +132,6 @@ class _SentStates:
     bucket: int
     rows: float
     """Bytes of the rows, of the backend's copy and of an output of its own: freed when it has landed."""
-    share: float
-    """Bytes of the share that landing creates."""
 
 
 class _Engine:
@@ -99,7 +141,7 @@ class _Engine:
         self.knobs, self.marks = knobs, marks
         self.held = [0.0, 0.0, 0.0]
         self.total = self.highest = 0.0
-        self.most: Held = (0.0, 0.0, 0.0)
+        self.most: StateBytes = (0.0, 0.0, 0.0)
         """The fullest since the last moment, of `highest` bytes in total."""
         self.elements = [parameter.elements for parameter in trained]
         self.shares = [-(-elements // knobs.ranks) for elements in self.elements]
@@ -124,31 +166,28 @@ class _Engine:
         """Of full gradients."""
         self.gatherer = _Gatherer(trained, marks, self) if knobs.zero_stage == 3 else None
 
-    def run(self, last: bool) -> StateSeries:
-        """One micro-batch."""
+    @property
+    def gathers(self) -> tuple[int, float]:
+        """Gathers of the last micro-batch, and the bytes of their messages."""
+        return (0, 0.0) if self.gatherer is None else (self.gatherer.gathers, self.gatherer.gathered_bytes)
+
+    def run(self, last: bool) -> tuple[list[StateBytes], list[StateBytes]]:
+        """One micro-batch: what is held while the module computes, and the most while the engine acts, at each moment."""
         self.last, self.reduces = last, last or self.every
         self.next = 0
         self.ready.clear()
         self.missing = [len(bucket) for bucket in self.buckets]
         if self.gatherer is not None:
             self.gatherer.begin(last)
-        step = StateSeries()
+        during, acting = [], []
         for mark, index in self.marks:
-            now = self.now()
-            step.during.append(now)
-            self.most, self.highest = now, self.total
+            self.most, self.highest = self.now(), self.total
+            during.append(self.most)
             self._act(mark, index)
-            step.acting.append(self.most)
-        if self.gatherer is not None:
-            step.gathers, step.gathered_bytes = self.gatherer.gathers, self.gatherer.gathered_bytes
-        return step
+            acting.append(self.most)
+        return during, acting
 
-    def land(self) -> None:
-        """Wait for all reductions in flight."""
-        while self.sent:
-            self._land()
-
-    def now(self) -> Held:
+    def now(self) -> StateBytes:
         """What is held."""
         parameters, gradients, buffers = self.held
         return parameters, gradients, buffers
@@ -188,7 +227,7 @@ class _Engine:
                 while self.reduces and self.next < len(self.buckets):
                     self._send_next()
                 while self.sent and not self.knobs.pipelined:
-                    self._land()
+                    self.land()
                 if gatherer is not None:
                     gatherer.end()
             case MomentKind.FORWARD if gatherer is not None:
@@ -258,13 +297,13 @@ class _Engine:
         columns = self.columns[bucket]
         if knobs.ranks == 1:
             if bucket in self.share:  # reduced in place
-                self.sent.append(_SentStates(bucket, 0.0, 0.0))
+                self.sent.append(_SentStates(bucket, 0.0))
             else:
                 self._move(tag, rows)
-                self.sent.append(_SentStates(bucket, rows, columns * self._share_width(bucket)))
+                self.sent.append(_SentStates(bucket, rows))
         else:
             while any(sent.bucket == bucket for sent in self.sent):
-                self._land()  # of an earlier micro-batch
+                self.land()  # of an earlier micro-batch
             copy = rows if knobs.copies else 0.0
             self._move(tag, rows)
             output = 0.0
@@ -273,9 +312,9 @@ class _Engine:
             else:
                 output = columns * knobs.reduce_width
             self.add(BUFFERS, copy + output)
-            self.sent.append(_SentStates(bucket, rows + copy + output, columns * self._share_width(bucket)))
+            self.sent.append(_SentStates(bucket, rows + copy + output))
         while len(self.sent) > (IN_FLIGHT if knobs.overlaps else 0):
-            self._land()
+            self.land()
 
     def _move(self, tag: int, size: float) -> None:
         """Rows that are sent count as buffers."""
@@ -293,7 +332,8 @@ class _Engine:
             self.share[bucket] = self.columns[bucket] * self._share_width(bucket)
             self.add(GRADIENTS, self.share[bucket])
 
-    def _land(self) -> None:
+    def land(self) -> None:
+        """Wait for the oldest reduction in flight."""
         sent, knobs = self.sent.popleft(), self.knobs
         self._make_share(sent.bucket)
         if self.last and self.share[sent.bucket] != self.columns[sent.bucket] * knobs.master_width:
@@ -302,16 +342,6 @@ class _Engine:
             self.add(GRADIENTS, -self.share[sent.bucket])
             self.share[sent.bucket] = master
         self.add(BUFFERS, -sent.rows)
-
-
-@dataclass(slots=True, eq=False)
-class _Unit:
-    block: int
-    slots: tuple[int, ...]
-
-    @property
-    def encloses(self) -> bool:
-        return self.block == OUTER
 
 
 @dataclass(slots=True, eq=False)
@@ -326,13 +356,15 @@ class _Gatherer:
 
     def __init__(self, trained: Sequence[TrainedParameter], marks: Marks, engine: _Engine) -> None:
         self.engine, self.knobs = engine, engine.knobs
-        by_block: dict[int, list[int]] = {}
+        self.slots: dict[int, list[int]] = {}
+        """Unit -> its slots: the blocks, and what is outside of them."""
         for slot, parameter in enumerate(trained):
-            by_block.setdefault(parameter.block, []).append(slot)
-        only = len(by_block) == 1
-        self.units = {block: _Unit(block, tuple(slots)) for block, slots in by_block.items()}
-        self.encloses = OUTER in self.units and not only
-        self.trace = [unit for mark, index in marks if (unit := self._used(mark, index)) is not None]
+            self.slots.setdefault(parameter.block, []).append(slot)
+        self.encloses = len(self.slots) > 1
+        """Whether the unit outside of the blocks encloses others."""
+        uses = (MomentKind.FORWARD, MomentKind.LOSS, MomentKind.BACKWARD)
+        used = (OUTER if mark is MomentKind.LOSS else index for mark, index in marks if mark in uses)
+        self.trace = [unit for unit in used if unit in self.slots]
         self.offset = {slot: position for position, slot in enumerate(reversed(range(len(engine.elements))))}
         self.live: set[int] = set()
         self.live_elements = 0.0
@@ -341,7 +373,7 @@ class _Gatherer:
         self.allocated = {slot for slot, elements in enumerate(engine.elements) if elements <= self.knobs.persistence}
         self.position = -1
         self.gathers, self.gathered_bytes = 0, 0.0
-        self.in_backward: _Unit | None = None
+        self.in_backward: int | None = None
         self.holds = not self.knobs.reshards
         self.between: dict[tuple[int, int], tuple[set[int], int]] = {}
         """Positions of a use of a unit and its next one in the trace -> other slots used in between, and their elements."""
@@ -352,35 +384,27 @@ class _Gatherer:
         self.gathers, self.gathered_bytes = 0, 0.0
         self.holds = not self.knobs.reshards and not last
 
-    def use(self, block: int) -> None:
-        """Before a unit runs."""
-        unit = self.units.get(block)
-        if unit is not None:
-            self._use(unit)
-
-    def left(self, block: int) -> None:
+    def left(self, unit: int) -> None:
         """After a unit's forward."""
-        unit = self.units.get(block)
-        if unit is not None and self.knobs.reshards and not self._used_soon(unit):
-            for slot in unit.slots:
+        if unit in self.slots and self.knobs.reshards and not self._used_soon(unit):
+            for slot in self.slots[unit]:
                 self._release(slot)
 
-    def use_backward(self, block: int) -> None:
+    def use_backward(self, unit: int) -> None:
         """Before a unit's backward."""
-        if block == OUTER:
+        if unit == OUTER:
             # The hook of the module's forward has run by now.
             self.left(OUTER)
-        unit = self.units.get(block)
-        if unit is None:
+        if unit not in self.slots:
             return
-        if not (unit.encloses and self.encloses):
+        if not (unit == OUTER and self.encloses):
             previous, self.in_backward = self.in_backward, unit
             if previous is not None:
-                for slot in previous.slots:
-                    if slot not in unit.slots and not self.holds:
+                for slot in self.slots[previous]:
+                    if slot not in self.slots[unit] and not self.holds:
                         self._release(slot)
-                self.engine.declare_ready(previous.slots)
-        self._use(unit)
+                self.engine.declare_ready(self.slots[previous])
+        self.use(unit)
 
     def gradient_done(self, slot: int) -> None:
         """See `ParameterGatherer.gradient_done`."""
@@ -402,30 +426,28 @@ class _Gatherer:
         if self.knobs.reshards or self.engine.last:
             self.position = -1
 
-    def _used(self, mark: MomentKind, index: int) -> _Unit | None:
-        if mark in (MomentKind.FORWARD, MomentKind.BACKWARD):
-            return self.units.get(index)
-        return self.units.get(OUTER) if mark is MomentKind.LOSS else None
-
-    def _use(self, unit: _Unit) -> None:
+    def use(self, unit: int) -> None:
+        """Before a unit runs."""
+        if unit not in self.slots:
+            return
         position = self._find(unit, self.position + 1)
         reached = self.position if position is None else position
         for passed in (unit, *self.trace[self.position + 1 : reached]):
-            self.ahead.difference_update(passed.slots)
+            self.ahead.difference_update(self.slots[passed])
         self.position = reached
-        missing = tuple(slot for slot in unit.slots if slot not in self.live and slot not in self.pending)
+        missing = tuple(slot for slot in self.slots[unit] if slot not in self.live and slot not in self.pending)
         prefetches = self.knobs.prefetch > 0
         if missing:
             self._issue((*missing, *(self._candidates(missing) if prefetches and not self.knobs.overlaps else ())))
-        for gather in dict.fromkeys(self.pending[slot] for slot in unit.slots if slot in self.pending):
+        for gather in dict.fromkeys(self.pending[slot] for slot in self.slots[unit] if slot in self.pending):
             self._finish(gather)
         if prefetches and (ahead := self._candidates(())):
             gather = self._issue(ahead)
             if not self.knobs.overlaps:
                 self._finish(gather)
 
-    def _find(self, unit: _Unit, start: int) -> int | None:
-        return next((index for index in range(start, len(self.trace)) if self.trace[index] is unit), None)
+    def _find(self, unit: int, start: int) -> int | None:
+        return next((index for index in range(start, len(self.trace)) if self.trace[index] == unit), None)
 
     def _candidates(self, fetched: Sequence[int]) -> tuple[int, ...]:
         elements, knobs = self.engine.elements, self.knobs
@@ -438,7 +460,7 @@ class _Gatherer:
         live = self.live_elements + sum(elements[slot] for slot in {*fetched, *self.pending})
         candidates: list[int] = []
         for unit in self.trace[self.position + 1 :]:
-            for slot in unit.slots:
+            for slot in self.slots[unit]:
                 if slot in present:
                     continue
                 if ahead >= knobs.prefetch or live + elements[slot] > knobs.max_live:
@@ -492,14 +514,14 @@ class _Gatherer:
             self.allocated.remove(slot)
             self.engine.add(PARAMETERS, -self.engine.elements[slot] * self.knobs.width)
 
-    def _used_soon(self, unit: _Unit) -> bool:
+    def _used_soon(self, unit: int) -> bool:
         now = self._find(unit, max(self.position, 0))
         later = None if now is None else self._find(unit, now + 1)
         if now is None or later is None:
             return False
         key = (now, later)
         if key not in self.between:
-            between = {slot for other in self.trace[now + 1 : later] for slot in other.slots} - set(unit.slots)
+            between = {slot for other in self.trace[now + 1 : later] for slot in self.slots[other]} - {*self.slots[unit]}
             self.between[key] = between, sum(self.engine.elements[slot] for slot in between)
         other_slots, elements = self.between[key]
         if elements > self.knobs.prefetch:

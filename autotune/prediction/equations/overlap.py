@@ -110,15 +110,12 @@ def saved_seconds(
     return np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), saved, 0.0)
 
 
-AT_ONCE = 2.0
-"""Layers whose activations are on the device: the running one, and the one whose copies are in flight."""
-
-
 def on_device(cases: Cases, layers: Array, kept_bytes: Array, in_flight: Array) -> Array:
     """Bytes per token on the device, of those that all `layers` together keep, over all micro-batches awaiting backward."""
     if not np.any(cases.layouts.offload_activations > 0):
         return in_flight * kept_bytes
-    device_bytes = kept_bytes * np.minimum(AT_ONCE / np.maximum(layers, 1.0), 1.0)
+    # Of two layers: the running one, and the one whose copies are in flight.
+    device_bytes = kept_bytes * np.minimum(2.0 / np.maximum(layers, 1.0), 1.0)
     return np.where(cases.layouts.offload_activations > 0, device_bytes, in_flight * kept_bytes)
 
 

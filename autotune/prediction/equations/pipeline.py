@@ -138,9 +138,3 @@ def idle_micro_batches(cases: Cases) -> Array:
     )
     idle: Array = (p - 1) * share * cases.hardware.idle_cost
     return idle
-
-
-def boundaries(cases: Cases) -> Array:
-    """Number of stage boundaries that a micro-batch crosses on a rank in forward."""
-    layouts = cases.layouts
-    return np.where(layouts.pipeline > 1, layouts.virtual_stages, 0.0)

@@ -87,6 +87,11 @@ def trained_tokens(cases: Cases) -> Array:
     return np.where(cases.layouts.length > 0, cases.layouts.length, cases.shapes.inside)
 
 
+def rank_tokens(cases: Cases) -> Array:
+    """Tokens of a micro-batch on a rank."""
+    return cases.layouts.micro_batch_size * trained_tokens(cases) / cases.layouts.context
+
+
 def attended_tokens(cases: Cases) -> Array:
     """Number of tokens that attention reads from the last one."""
     length = cases.layouts.length

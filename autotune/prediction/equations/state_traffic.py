@@ -1,4 +1,4 @@
-"""Communication of the states: the collectives of data-parallel ranks in a step, and the part that is not hidden."""
+"""Seconds that the states take in a step: collectives of data-parallel ranks where nothing hides them, the update, files."""
 
 from dataclasses import dataclass
 
@@ -19,8 +19,9 @@ from autotune.prediction.equations.communication import (
     sends_integers,
     sends_signs,
     shard_group,
+    tensor_group,
 )
-from autotune.prediction.equations.low_precision import frozen_bytes, frozen_width
+from autotune.prediction.equations.kernels import frozen_bytes, frozen_width
 from autotune.prediction.equations.module_memory import gathers_of_step
 from autotune.prediction.equations.overlap import exposed_gather_seconds, gathers, gathers_late
 from autotune.prediction.equations.parameters import (
@@ -28,12 +29,121 @@ from autotune.prediction.equations.parameters import (
     counted_elements,
     gathered_units,
     is_quantised,
+    layer_parameters,
+    own_experts,
     persistent_parameters,
 )
 from autotune.prediction.equations.pipeline import Split
+from search_spaces.optimizers import DEVICE_CHUNK_ELEMENTS
+from search_spaces.training.states import BUFFERS, CHUNK_ELEMENTS, UNITS
 
-MATRICES = 9.0
-"""Tensors of a layer: four of attention, three of a gated MLP, two norms."""
+MOVED = {"adamw": 38.0, "sgd": 30.0, "lamb": 128.0, "muon": 62.0, "adamw8bit": 200.0, "onebit_adam": 190.0}
+"""Bytes that an update moves per parameter: fused AdamW 28, SGD 20; for the others, reads and writes of the engine's unfused
+operators. Each includes 2 for the copy in the precision and 8 for norm and clipping."""
+
+
+def update_seconds(cases: Cases, rates: Coefficients, local: Array, layers: Array) -> Array:
+    """Seconds for a rank that updates `local` parameters on the device, in a stage with `layers` layers."""
+    moved = local * cases.layouts.update_bytes / (cases.hardware.bandwidth * rates.update_efficiency)
+    if np.any(cases.layouts.updates_pieces):
+        # Never of two parameters. Each has about the operators of a layer's forward: 1 ms on an H200
+        # (docs/results/gpu-findings.md).
+        # Attention has four matrices.
+        pieces = local / DEVICE_CHUNK_ELEMENTS + layers * (4.0 + cases.shapes.matrices)
+        moved = np.maximum(moved, cases.layouts.updates_pieces * pieces * rates.kernel_seconds)
+    if not np.any(cases.layouts.orthogonalizes):  # true for most spaces: skips computation over millions of layouts
+        return moved
+    return moved + np.where(cases.layouts.orthogonalizes > 0, layers * _orthogonal_seconds(cases, rates), 0.0)
+
+
+def _orthogonal_seconds(cases: Cases, rates: Coefficients) -> Array:
+    """Seconds per layer: its matrices are distributed over the ranks that share them, orthogonalised, and the shares sent back.
+
+    Each tensor rank gathers all slices and processes the whole matrix, of experts all slices of the ranks that divide each.
+    """
+    layouts, shards, slices = cases.layouts, shard_group(cases), tensor_group(cases)
+    seconds = np.zeros(1)
+    for count, rows, columns in _matrices(cases):
+        short, long = np.minimum(rows, columns), np.maximum(rows, columns)
+        flops = count * 5 * (4 * short**2 * long + 2 * short**3)
+        owners = np.where(layouts.zero_stage > 0, layouts.shard, 1.0)
+        size = count * rows * columns * 2.0 / owners  # two bytes per element are sent
+        shared = 2 * size / layouts.tensor * (owners - 1) / owners
+        sliced = size * (layouts.tensor - 1) / layouts.tensor
+        seconds = (
+            seconds
+            + flops / owners / (cases.hardware.peak * rates.matrix_efficiency)
+            + np.where(
+                shared > 0, collective_seconds(cases, shards, shared, 2 / np.maximum(cases.shapes.layers, 1), rates), 0.0
+            )
+            + collective_seconds(cases, slices, sliced, count / owners, rates)
+        )
+    return seconds
+
+
+def _matrices(cases: Cases) -> tuple[tuple[Array, Array, Array], ...]:
+    """The matrices of a layer: (number, rows, columns) of each shape."""
+    shapes = cases.shapes
+    experts = np.maximum(shapes.experts, 1.0) / cases.layouts.expert
+    return (
+        (2 * np.ones(1), shapes.hidden, shapes.query),
+        (2 * np.ones(1), shapes.hidden, shapes.key_value),
+        (shapes.matrices * experts, shapes.hidden, shapes.ffn),
+    )
+
+
+def file_update_seconds(cases: Cases, rates: Coefficients, elements: Array, shared: Array) -> Array:
+    """Seconds to update a rank's states in files; the computation of the update overlaps with this.
+
+    The optimizer state of `elements` is read and written once, and the parameters of `shared` are written once. The ranks of a
+    node share its file system, so each gets 1 / ranks of the bandwidth measured with all of them active.
+    """
+    layouts = cases.layouts
+    moved = 2 * layouts.optimizer_in_files * elements * cases.software.state_bytes
+    moved = moved + layouts.parameters_in_files * shared * layouts.parameter_bytes
+    seconds: Array = moved / _of_a_rank(cases, rates.file_update_bandwidth)
+    return seconds
+
+
+def file_read_seconds(cases: Cases, rates: Coefficients, shared: Array, pace: Array) -> Array:
+    """Seconds per step spent waiting for the parameters of `shared`, which are read twice per micro-batch of `pace` seconds.
+
+    A unit is read while the one before it computes; only the excess of the read time is waited for.
+    """
+    layouts = cases.layouts
+    if not np.any(layouts.parameters_in_files > 0):
+        return np.zeros(1)
+    read = 2 * layouts.parameters_in_files * shared * layouts.parameter_bytes / _of_a_rank(cases, rates.file_read_bandwidth)
+    seconds: Array = layouts.accumulation * np.maximum(read - pace, 0.0)
+    return seconds
+
+
+def host_elements(cases: Cases, offloaded: Array) -> Array:
+    """The part of a rank's `offloaded` elements whose state is in host memory at once: with files, what the buffers hold."""
+    elements: Array = np.where(cases.layouts.optimizer_in_files > 0, np.minimum(offloaded, BUFFERS * CHUNK_ELEMENTS), offloaded)
+    return elements
+
+
+def host_parameter_bytes(cases: Cases, offloaded: Array) -> Array:
+    """Bytes of a rank's offloaded parameters that are in host memory at once: with files, what the buffers hold.
+
+    The buffers hold units being read and chunks of the update being written.
+    """
+    if not np.any(cases.layouts.parameters_in_files > 0):
+        return offloaded
+    width = cases.layouts.parameter_bytes
+    layer = layer_parameters(cases)
+    unit = (layer.attention + layer.dense) / cases.layouts.tensor + own_experts(cases, layer)
+    table = cases.shapes.vocabulary * cases.shapes.hidden / cases.layouts.tensor
+    units = UNITS * np.maximum(unit, table) / cases.layouts.shard * width
+    written = BUFFERS / 2 * np.minimum(offloaded, CHUNK_ELEMENTS * width)
+    host_bytes: Array = np.where(cases.layouts.parameters_in_files > 0, np.minimum(units + written, offloaded), offloaded)
+    return host_bytes
+
+
+def _of_a_rank(cases: Cases, bandwidth: float) -> Array:
+    share: Array = bandwidth / np.minimum(cases.hardware.devices_per_node, cases.layouts.world)
+    return share
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,7 +249,8 @@ def _frequency(cases: Cases, split: Split, parameter_counts: StageParameters) ->
     # Below stage 3 our engine gathers parameters in separate buckets.
     refills = np.where(_waits(cases), np.ceil(parameter_counts.trained / layouts.allgather_bucket_size), buckets)
     if np.any(cases.software.sends_matrices > 0):
-        refills = np.where(cases.software.sends_matrices > 0, MATRICES * split.before_last, refills)
+        # Tensors of a layer: four of attention, three of a gated MLP, two norms.
+        refills = np.where(cases.software.sends_matrices > 0, 9.0 * split.before_last, refills)
     below = np.where(layouts.zero_stage == 0, buckets, np.maximum(refills, 1.0))
     pieces = np.where(signs, 1.0, np.where(at_three, np.maximum(split.first, 1.0), below))
     return _Frequency(

@@ -6,21 +6,24 @@ from functools import reduce
 
 import numpy as np
 
-from autotune.prediction.equations.cases import Array, Cases
+from autotune.prediction.equations.activations import kept_layer_bytes
+from autotune.prediction.equations.cases import Array, Cases, RankShare
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import boundary_bandwidth, sends_integers
 from autotune.prediction.equations.compute import MicroBatchSeconds, micro_batch
-from autotune.prediction.equations.files import file_read_seconds, file_update_seconds
 from autotune.prediction.equations.layer_shapes import with_layers
-from autotune.prediction.equations.memory import Memory, kept_layer_bytes, memory
-from autotune.prediction.equations.optimizer import update_seconds
+from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.overlap import exposed_copy_seconds
 from autotune.prediction.equations.parameters import StageParameters, divided, stage_parameters
-from autotune.prediction.equations.pipeline import Split, boundaries, idle_micro_batches, split_layers
-from autotune.prediction.equations.schedules import over_schedule, trained_tokens
-from autotune.prediction.equations.state_traffic import exposed_state_seconds
+from autotune.prediction.equations.pipeline import Split, idle_micro_batches, split_layers
+from autotune.prediction.equations.schedules import over_schedule, rank_tokens
+from autotune.prediction.equations.state_traffic import (
+    exposed_state_seconds,
+    file_read_seconds,
+    file_update_seconds,
+    update_seconds,
+)
 from autotune.prediction.equations.uneven import (
-    RankShare,
     layout_overrides,
     offloading,
     on_devices,
@@ -57,11 +60,7 @@ class StepPrediction:
 
     def seconds_band(self) -> tuple[Array, Array]:
         """The interval that contains the step time with a probability of 90 %."""
-        return _band(self.seconds, self.time_reach)
-
-    def memory_band(self) -> tuple[Array, Array]:
-        """The interval that contains the peak with a probability of 90 %."""
-        return _band(self.memory.total, self.memory_reach)
+        return self.seconds * np.exp(-self.time_reach), self.seconds * np.exp(self.time_reach)
 
 
 def predict(cases: Cases, rates: Coefficients) -> StepPrediction:
@@ -101,22 +100,19 @@ def _parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
 
     With a data schedule, the mean over the job of the values at points of the schedule.
     """
-    return over_schedule(cases, lambda point_cases: _parts_of(point_cases, rates))
 
+    def at_point(cases: Cases) -> dict[str, Array]:
+        checkpoint()
+        return with_explicit_layers(
+            cases, lambda subset: _even_parts(subset, rates), lambda subset: _uneven_parts(subset, rates)
+        )
 
-def _parts_of(cases: Cases, rates: Coefficients) -> dict[str, Array]:
-    checkpoint()
-    return with_explicit_layers(cases, lambda subset: _even_parts(subset, rates), lambda subset: _uneven_parts(subset, rates))
+    return over_schedule(cases, at_point)
 
 
 def _even_parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
     parts, pace, split = _even_pace(cases, rates)
-    return {
-        **parts,
-        "data": _data(cases, rates, pace, split),
-        "optimizer": _optimizer(cases, rates, split),
-        "offload": _offload(cases, rates, pace, split),
-    }
+    return {**parts, **_after(cases, rates, pace, split)}
 
 
 def _even_pace(cases: Cases, rates: Coefficients) -> tuple[dict[str, Array], Array, Split]:
@@ -177,14 +173,8 @@ def after_backward(cases: Cases, rates: Coefficients, share: RankShare, override
     1 if the layout states what is offloaded.
     """
     split = Split(first=share.layers, last=share.layers, most=share.layers, pipeline_rank=share.pipeline_rank)
-    parts = [
-        {
-            "data": _data(device_cases, rates, pace, split),
-            "optimizer": _optimizer(device_cases, rates, split),
-            "offload": _offload(device_cases, rates, pace, split),
-        }
-        for device_cases in on_devices(offloading(with_layers(cases, share.kinds), share, overrides))
-    ]
+    rank_cases = offloading(with_layers(cases, share.kinds), share, overrides)
+    parts = [_after(device_cases, rates, pace, split) for device_cases in on_devices(rank_cases)]
     return {name: on_own_device(share, [part[name] for part in parts]) for name in parts[0]}
 
 
@@ -215,10 +205,11 @@ def _pipeline(cases: Cases, rates: Coefficients, slowest: Array, whole: Array) -
     latency for every micro-batch. Software that sends shapes first also waits in each, the longer the more nodes there are.
     """
     layouts = cases.layouts
-    crossed = 2 * boundaries(cases) * hop_seconds(cases, rates)
+    # A micro-batch crosses a boundary at each of a rank's stages, forward and backward.
+    crossed = 2 * layouts.virtual_stages * hop_seconds(cases, rates)
     exposed = crossed * (layouts.accumulation * 0.5 + layouts.pipeline - 1)
     if np.any(cases.software.sends_shapes > 0):
-        domains = np.maximum(_world(cases) / cases.hardware.linked_devices, 1.0)
+        domains = np.maximum(layouts.world / cases.hardware.linked_devices, 1.0)
         exposed = exposed + cases.software.sends_shapes * rates.blocked_seconds * domains**2 * layouts.accumulation
     return np.where(layouts.pipeline > 1, idle_micro_batches(cases) * _mean_pace(cases, slowest, whole) + exposed, 0.0)
 
@@ -227,27 +218,28 @@ def hop_seconds(cases: Cases, rates: Coefficients) -> Array:
     """Seconds to send a micro-batch's hidden state to the next stage."""
     layouts, shapes = cases.layouts, cases.shapes
     divided = np.where((layouts.sequence_parallel > 0) | (cases.software.scatters > 0), layouts.tensor, 1.0)
-    tokens = layouts.micro_batch_size * trained_tokens(cases) / layouts.context
-    message = tokens * shapes.hidden * layouts.parameter_bytes / divided
+    message = rank_tokens(cases) * shapes.hidden * layouts.parameter_bytes / divided
     hop: Array = message / boundary_bandwidth(cases, rates) + rates.hop_seconds
     return hop
 
 
-def _data(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Array:
-    return exposed_state_seconds(cases, rates, slowest, split, _held(cases, split))
+def _after(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> dict[str, Array]:
+    """The parts after the micro-batches; `slowest`: seconds of one on the slowest rank."""
+    parameters = _fullest_parameters(cases, split)
+    local = divided(cases, parameters, cases.layouts.zero_stage >= 1)
+    return {
+        "data": exposed_state_seconds(cases, rates, slowest, split, parameters),
+        "optimizer": update_seconds(cases, rates, local * (1 - cases.layouts.offload_optimizer), split.before_last),
+        "offload": offload_seconds(cases, rates, slowest, split, local),
+    }
 
 
-def _optimizer(cases: Cases, rates: Coefficients, split: Split) -> Array:
-    local = _local_parameters(cases, split) * (1 - cases.layouts.offload_optimizer)
-    return update_seconds(cases, rates, local, split.before_last)
-
-
-def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> Array:
+def offload_seconds(cases: Cases, rates: Coefficients, slowest: Array, split: Split, shared: Array) -> Array:
     """The update on the host; gradients sent to it beyond what backward hides, parameters sent back; per micro-batch, copies of
-    parameters and saved activations.
+    parameters and saved activations. `shared`: a rank's share of the parameters.
     """
     layouts, hardware = cases.layouts, cases.hardware
-    local = _local_parameters(cases, split) * layouts.offload_optimizer
+    local = shared * layouts.offload_optimizer
     backward = slowest * rates.backward_ratio / (1 + rates.backward_ratio)
     # Computation that hides communication does not also hide copies.
     free = np.where(layouts.data * layouts.context > 1, rates.data_exposed, 1.0)
@@ -255,9 +247,8 @@ def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) ->
     width = np.where(sends_integers(cases), 4.0, layouts.reduce_bytes)
     down = np.maximum(local * width / hardware.host_link - backward * np.minimum(free, 1.0), 0.0)
     up = local * layouts.parameter_bytes / hardware.host_link
-    per_rank = hardware.host_bandwidth / np.minimum(hardware.devices_per_node, _world(cases))
+    per_rank = hardware.host_bandwidth / np.minimum(hardware.devices_per_node, layouts.world)
     update = local * 30 / (per_rank * rates.host_update_efficiency)
-    shared = _local_parameters(cases, split)
     update = np.maximum(update, file_update_seconds(cases, rates, local, shared))
     fetched = shared * layouts.parameter_bytes * layouts.offload_parameters
     waited = file_read_seconds(cases, rates, shared, slowest)
@@ -265,7 +256,7 @@ def _offload(cases: Cases, rates: Coefficients, slowest: Array, split: Split) ->
     return saved + down + up + update + 2 * layouts.accumulation * fetched / hardware.host_link + waited
 
 
-def _held(cases: Cases, split: Split) -> StageParameters:
+def _fullest_parameters(cases: Cases, split: Split) -> StageParameters:
     """Parameters of the rank with the most layers, the input table included; of the last one if it has more, by modules for
     multi-token prediction.
     """
@@ -279,14 +270,6 @@ def _held(cases: Cases, split: Split) -> StageParameters:
     return StageParameters(**{name: np.where(fuller, getattr(last, name), getattr(fullest, name)) for name in fields})
 
 
-def _local_parameters(cases: Cases, split: Split) -> Array:
-    return divided(cases, _held(cases, split), cases.layouts.zero_stage >= 1)
-
-
-def _world(cases: Cases) -> Array:
-    layouts = cases.layouts
-    return layouts.data * layouts.tensor * layouts.pipeline * layouts.context
-
-
-def _band(values: Array, reach: float) -> tuple[Array, Array]:
-    return values * np.exp(-reach), values * np.exp(reach)
+def local_parameters(cases: Cases, split: Split) -> Array:
+    """A rank's share of the parameters of the fullest rank."""
+    return divided(cases, _fullest_parameters(cases, split), cases.layouts.zero_stage >= 1)

@@ -6,17 +6,17 @@ Recomputed layers are counted, so that time and kept bytes are sums over a rank'
 
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import NamedTuple
 
 import numpy as np
 
-from autotune.prediction.equations.cases import Array, Cases, RankTable, scalar
+from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, RankShare, RankTable, scalar
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compute import MicroBatchSeconds, mean_micro_batch, micro_batch
+from autotune.prediction.equations.hardware import devices_of_ranks
 from autotune.prediction.equations.layer_shapes import kinds_of_layers, of_kind
-from autotune.prediction.equations.mixed import devices_of_ranks
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.model import ModelSpec
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, Stage, layout_text, parse_layout, split_layers, stages_of_rank
@@ -35,34 +35,6 @@ class LayoutKey(NamedTuple):
     devices: tuple[int, ...]
     kinds: tuple[tuple[int, ...], ...]
     """For each stage, its layers of each of `Cases.kinds`."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RankShare:
-    """The contents of one pipeline rank, in every case."""
-
-    pipeline_rank: Array
-    layers: Array
-    selective: Array
-    """Those of `layers` that the layout recomputes selectively."""
-    full: Array
-    """Those of `layers` that the layout recomputes in full."""
-    offloaded: Array
-    """Share of the optimizer state that the layout keeps in host memory."""
-    first: Array
-    """1 if it has the input table."""
-    last: Array
-    """1 if it has the output projection."""
-    device: Array
-    """Index of its device in `Cases.devices`."""
-    kinds: tuple[Array, ...] = ()
-    """Those of `layers` that are of each of `Cases.kinds`; empty: as in the whole model."""
-    alike: Array = field(default_factory=lambda: scalar(1.0))
-    """Number of ranks with these contents."""
-
-
-POLICIES = ("knobs", "none", "selective", "full")
-"""Fields of `Paces`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,9 +90,12 @@ def _table(keys: Sequence[LayoutKey], every_rank: bool) -> RankTable:
     offloads = [any(stage.offloads for stage in stages) for stages in layouts]
     pipeline_rank, alike, layers, selective, full, offloaded, first, last, device, *kinds = np.moveaxis(table, 2, 0)
     return RankTable(
-        pipeline_rank=pipeline_rank, alike=alike, layers=layers, selective=selective, full=full, offloaded=offloaded,
-        first=first, last=last, device=device, kinds=tuple(kinds), contenders=max(count for _, count in shares),
-        recomputes=np.array(recomputes, dtype=np.float64), offloads=np.array(offloads, dtype=np.float64),
+        shares=RankShare(
+            pipeline_rank=pipeline_rank, alike=alike, layers=layers, selective=selective, full=full, offloaded=offloaded,
+            first=first, last=last, device=device, kinds=tuple(kinds),
+        ),
+        contenders=max(count for _, count in shares), recomputes=np.array(recomputes, dtype=np.float64),
+        offloads=np.array(offloads, dtype=np.float64),
     )  # fmt: skip
 
 
@@ -169,19 +144,10 @@ def shares_of(cases: Cases, contenders: bool = False) -> Iterable[RankShare]:
     """The contents of each rank of the table, or of those that can be the fullest or slowest; zeros for cases with fewer."""
     table, codes = cases.ranks, np.maximum(cases.layouts.laid_out.astype(np.int64) - 1, 0)
     assert table is not None
-    for index in range(table.contenders if contenders else table.layers.shape[1]):
-        yield RankShare(
-            pipeline_rank=table.pipeline_rank[codes, index],
-            alike=table.alike[codes, index],
-            layers=table.layers[codes, index],
-            selective=table.selective[codes, index],
-            full=table.full[codes, index],
-            offloaded=table.offloaded[codes, index],
-            first=table.first[codes, index],
-            last=table.last[codes, index],
-            device=table.device[codes, index],
-            kinds=tuple(counts[codes, index] for counts in table.kinds),
-        )
+    fields = {item.name: getattr(table.shares, item.name) for item in dataclasses.fields(RankShare) if item.name != "kinds"}
+    for index in range(table.contenders if contenders else table.shares.layers.shape[1]):
+        kinds = tuple(counts[codes, index] for counts in table.shares.kinds)
+        yield RankShare(kinds=kinds, **{name: values[codes, index] for name, values in fields.items()})
 
 
 def layout_overrides(cases: Cases) -> tuple[Array, Array]:
@@ -211,7 +177,7 @@ def paces_of(cases: Cases, rates: Coefficients, marked: bool = True) -> list[Pac
 def _paces(cases: Cases, rates: Coefficients, marked: bool) -> Paces:
     kinds = tuple(_paces(of_kind(cases, kind), rates, marked) for kind in cases.kinds)
     if kinds:
-        means = {name: mean_micro_batch(cases, [getattr(kind, name) for kind in kinds]) for name in POLICIES}
+        means = {name: mean_micro_batch(cases, [getattr(kind, name) for kind in kinds]) for name in ("knobs", *RECOMPUTE)}
         return Paces(**means, kinds=kinds)
     knobs = micro_batch(cases, rates)
     policies = [micro_batch(recomputing(cases, policy), rates) if marked else knobs for policy in range(3)]

@@ -3,17 +3,18 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.step import predict
-from autotune.prediction.planning.found import Leader
-from autotune.prediction.planning.memory_fit import Room
+from autotune.prediction.planning.estimate import alike
+from autotune.prediction.planning.memory_fit import MemoryLimits
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.scan import BUCKETS
+from autotune.prediction.planning.scan_results import Leader
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.space import SearchSpace
@@ -40,13 +41,19 @@ class Tuned:
     """As ranked before."""
     config: TrialConfig
     seconds: float
+    """Seconds of a step."""
     memory: float
+    """Bytes of the fullest rank, without those that the allocator reserves beyond use."""
     settings: dict[str, dict[Value, BucketSetting]]
     """Bucket -> value -> its effect, for the buckets that have several values and matter here."""
 
+    def document(self) -> dict[str, Any]:
+        """The JSON representation."""
+        return {"config": self.config.values(), "step_seconds": self.seconds, "peak_memory_bytes": self.memory}
+
 
 def tuned(
-    question: Question, space: SearchSpace, room: Room, leaders: Sequence[Leader], by_memory: bool, slowest: float
+    question: Question, space: SearchSpace, limits: MemoryLimits, leaders: Sequence[Leader], by_memory: bool, slowest: float
 ) -> list[Tuned]:
     """The leaders with their bucket sizes set, best first.
 
@@ -57,7 +64,7 @@ def tuned(
     work = _Work.of(question, space, leaders)
     for name in BUCKETS:
         if len(space.domains.get(name, ())) > 1:
-            work.set_bucket(name, room, by_memory, slowest)
+            work.set_bucket(name, limits, by_memory, slowest)
     return in_order(work.results(), by_memory)
 
 
@@ -83,20 +90,14 @@ class _Work:
     @staticmethod
     def of(question: Question, space: SearchSpace, leaders: Sequence[Leader]) -> "_Work":
         """The initial state."""
-        alike: dict[tuple[str, str], list[int]] = {}
-        for index, leader in enumerate(leaders):
-            alike.setdefault((leader.config.precision, leader.config.attention_backend), []).append(index)
-        groups = []
-        for places in alike.values():
-            configs = [leaders[index].config for index in places]
-            cases = cases_of(question.model, question.cluster, question.workload, configs, question.engine)
-            groups.append((np.array(places), cases))
+        configs = [leader.config for leader in leaders]
+        groups = [(np.array(places), cases) for places, cases in alike(question, configs)]
         return _Work(
             question, space, leaders, groups, [{} for _ in leaders], [{} for _ in leaders],
             np.array([leader.seconds for leader in leaders]), np.array([leader.memory for leader in leaders]),
         )  # fmt: skip
 
-    def set_bucket(self, name: str, room: Room, by_memory: bool, slowest: float) -> None:
+    def set_bucket(self, name: str, limits: MemoryLimits, by_memory: bool, slowest: float) -> None:
         """Set one bucket for all leaders."""
         capability = self.space.capability
         values = [value for value in self.space.domains[name] if capability is None or capability.honours(name, value)]
@@ -108,7 +109,7 @@ class _Work:
             if not len(rows) or not values:
                 continue
             places = everyone[rows]
-            seconds, memory, fits = self._predict_values(cases.take(rows), name, numbers, room)
+            seconds, memory, fits = self._predict_values(cases.take(rows), name, numbers, limits)
             now, other = (self.memory, self.seconds) if by_memory else (self.seconds, self.memory)
             first, second = (memory, seconds) if by_memory else (seconds, memory)
             best = _best(first, second, fits & (seconds <= slowest), now[places], other[places])
@@ -140,7 +141,9 @@ class _Work:
             for index, leader in enumerate(self.leaders)
         ]
 
-    def _predict_values(self, cases: Cases, name: str, numbers: Array, room: Room) -> tuple[Array, Array, NDArray[np.bool_]]:
+    def _predict_values(
+        self, cases: Cases, name: str, numbers: Array, limits: MemoryLimits
+    ) -> tuple[Array, Array, NDArray[np.bool_]]:
         """(values, cases): seconds, memory and whether it fits, all predicted at once."""
         shape = len(numbers), len(cases)
         again = cases.take(np.tile(np.arange(shape[1]), shape[0]))
@@ -149,15 +152,15 @@ class _Work:
         seconds, memory, host = (
             np.broadcast_to(column, shape[0] * shape[1]) for column in (prediction.seconds, usage.needed, usage.host)
         )
-        return seconds.reshape(shape), memory.reshape(shape), room.holds(memory, host).reshape(shape)
+        return seconds.reshape(shape), memory.reshape(shape), limits.holds(memory, host).reshape(shape)
 
 
 def _best(first: Array, second: Array, fits: NDArray[np.bool_], now: Array, other: Array) -> NDArray[np.int64]:
     """For each column the best row; -1: no row is better than the current value."""
     ranked = np.where(fits, first, np.inf)
     least = ranked.min(axis=0)
-    alike = ranked <= least * (1 + WORTH)
-    row = np.where(alike, second, np.inf).argmin(axis=0)
+    as_good = ranked <= least * (1 + WORTH)
+    row = np.where(as_good, second, np.inf).argmin(axis=0)
     columns = np.arange(first.shape[1])
     gains = ranked[row, columns] < now * (1 - WORTH)
     saves = (ranked[row, columns] <= now * (1 + WORTH)) & (second[row, columns] < other * (1 - WORTH))

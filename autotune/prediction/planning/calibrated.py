@@ -11,9 +11,8 @@ import numpy as np
 
 from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
-from autotune.prediction.fitting.lessons import Lesson, lessons_of
-from autotune.prediction.fitting.trial_fit import fit_runs
-from autotune.prediction.fitting.trial_history import Runs, hardware_key, trial_history
+from autotune.prediction.fitting.residuals import Lesson, lessons_of
+from autotune.prediction.fitting.trial_fit import Runs, fit_runs, hardware_key, trial_history
 from autotune.prediction.planning.question import SHIPPED, Question
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.trial_config import stable_hash

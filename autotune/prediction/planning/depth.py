@@ -16,10 +16,6 @@ from search_spaces.training.fewer import at_full, fewer_layers
 from search_spaces.trial_config import TrialConfig
 
 FIELD = "fidelity.most_layers"
-LEAST_CORRELATION = 0.95
-"""Rank correlation of predicted step times, extrapolated and whole, below which the ranking does not carry over."""
-DRAWS = 200
-"""Number of configurations drawn from the space."""
 
 
 def require_same_order(space: SearchSpace, most: int, engine: str) -> None:
@@ -36,7 +32,7 @@ def require_same_order(space: SearchSpace, most: int, engine: str) -> None:
         problem = f"no two depths of at most {most} layers are fewer together than the {model.num_layers} of {model.name}"
         raise RequestError(FIELD, problem, "give a third of its layers, or leave it out: it is shallow enough to be run whole")
     coefficient = correlation(space, configs, most, engine)
-    if coefficient is not None and coefficient < LEAST_CORRELATION:
+    if coefficient is not None and coefficient < 0.95:
         problem = (
             f"at {most} layers and fewer the predicted ranking is not the whole model's (rank correlation {coefficient:.2f})"
         )
@@ -68,7 +64,7 @@ def correlation(space: SearchSpace, configs: Sequence[TrialConfig], most: int, e
 
 def _drawn(space: SearchSpace) -> list[TrialConfig]:
     draw = Random(0)
-    return list(dict.fromkeys(space.sample(draw) for _ in range(DRAWS)))
+    return list(dict.fromkeys(space.sample(draw) for _ in range(200)))
 
 
 def _seconds(space: SearchSpace, model: ModelSpec, configs: Sequence[TrialConfig], engine: str) -> list[float]:

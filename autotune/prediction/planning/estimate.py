@@ -14,8 +14,8 @@ from autotune.prediction.equations.memory import rank_memory, share_memory
 from autotune.prediction.equations.schedules import at_point
 from autotune.prediction.equations.step import StepPrediction, predict
 from autotune.prediction.equations.uneven import has_explicit_layers, layout_key, layout_overrides, shares_of, tabled
-from autotune.prediction.fitting.lessons import Lessons
-from autotune.prediction.fitting.likeness import config_features
+from autotune.prediction.fitting.features import config_features
+from autotune.prediction.fitting.residuals import Lessons
 from autotune.prediction.planning.memory_fit import chance_to_fit, ranks_of_node
 from autotune.prediction.planning.question import Question
 from search_spaces.models.model import FactoryModel

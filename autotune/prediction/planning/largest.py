@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import cast
@@ -10,10 +10,9 @@ from typing import cast
 import numpy as np
 
 from autotune.errors import NothingFeasibleError, RequestError
-from autotune.prediction.cases.grid_cases import GridCases, placing_knobs
-from autotune.prediction.cases.products import Products
+from autotune.prediction.cases.grid_cases import GridCases, Products, placing_knobs
 from autotune.prediction.equations.memory import memory
-from autotune.prediction.planning.memory_fit import Room, room_of
+from autotune.prediction.planning.memory_fit import MemoryLimits, memory_limits_of
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.scan import Bounds, require_within, uniform_parts, without_buckets
@@ -59,7 +58,13 @@ def largest(question: Question, dimension: str, probability: float, bounds: Boun
         raise RequestError("max", f"{dimension!r} is not known", f"use one of {', '.join(Dimension)}")
     target_dimension = Dimension(dimension)
     sizes = _sizes(question, target_dimension)
-    last = _last_that_fits(sizes, probability, bounds or Bounds())
+
+    def fits(count: int) -> bool:
+        require_within(bounds or Bounds(), 0)
+        size = sizes[count - 1]
+        return anything_fits(size, memory_limits_of(size, probability), bounds or Bounds())
+
+    last = largest_count(fits, len(sizes)) - 1
     if last < 0:
         least = _value(sizes[0], target_dimension) if sizes else 0
         raise NothingFeasibleError(
@@ -69,7 +74,7 @@ def largest(question: Question, dimension: str, probability: float, bounds: Boun
     return Largest(dimension=target_dimension, value=_value(sizes[last], target_dimension), next=above, question=sizes[last])
 
 
-def anything_fits(question: Question, room: Room, bounds: Bounds) -> bool:
+def anything_fits(question: Question, limits: MemoryLimits, bounds: Bounds) -> bool:
     """Whether any configuration of the question's space fits, with default buckets."""
     try:
         space = space_of(question)
@@ -83,21 +88,18 @@ def anything_fits(question: Question, room: Room, bounds: Bounds) -> bool:
             count += product.count
             require_within(bounds, count)
             needed = memory(cases.of(product), question.rates)
-            if np.any(room.holds(needed.needed, needed.host) & product.legal):
+            if np.any(limits.holds(needed.needed, needed.host) & product.legal):
                 return True
     return False
 
 
-def _last_that_fits(sizes: Sequence[Question], probability: float, bounds: Bounds) -> int:
-    """Index of the largest size that fits, by bisection: assumes that a larger size does not fit if a smaller one does not."""
-    low, high = -1, len(sizes)
+def largest_count(fits: Callable[[int], bool], ceiling: int) -> int:
+    """The largest count that fits, by bisection: assumes that a larger one does not fit if a smaller one does not; 0: not even
+    1."""
+    low, high = 0, ceiling + 1
     while high - low > 1:
         middle = (low + high) // 2
-        require_within(bounds, 0)
-        if anything_fits(sizes[middle], room_of(sizes[middle], probability), bounds):
-            low = middle
-        else:
-            high = middle
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 

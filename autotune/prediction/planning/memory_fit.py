@@ -24,7 +24,7 @@ PROBABILITY = 0.95
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Room:
+class MemoryLimits:
     """Upper limits of predicted bytes. A prediction is the median of measurements (`fit_probability`)."""
 
     device: float
@@ -38,7 +38,7 @@ class Room:
         return within
 
 
-def room_of(question: Question, probability: float = PROBABILITY) -> Room:
+def memory_limits_of(question: Question, probability: float = PROBABILITY) -> MemoryLimits:
     """The largest predictions that fit with that probability.
 
     Raises:
@@ -48,7 +48,7 @@ def room_of(question: Question, probability: float = PROBABILITY) -> Room:
         raise RequestError("fit_probability", f"{probability} is not between 0 and 1", f"give a share such as {PROBABILITY}")
     factor = math.exp(margin_of(probability) * question.rates.memory_spread)
     cluster = question.cluster
-    return Room(
+    return MemoryLimits(
         device=cluster.device.memory_bytes * USABLE / factor, host=cluster.host_memory_bytes / ranks_of_node(cluster) / factor
     )
 
@@ -56,9 +56,9 @@ def room_of(question: Question, probability: float = PROBABILITY) -> Room:
 def chance_to_fit(question: Question, device_bytes: float, host_bytes: float) -> float:
     """The probability that neither a rank's device nor its share of the node's main memory runs out."""
     cluster = question.cluster
-    room = np.array([cluster.device.memory_bytes * USABLE, cluster.host_memory_bytes / ranks_of_node(cluster)])
+    available = np.array([cluster.device.memory_bytes * USABLE, cluster.host_memory_bytes / ranks_of_node(cluster)])
     needed = np.maximum(np.array([device_bytes, host_bytes]), 1.0)
-    return float(fit_probability(needed, room, question.rates.memory_spread).min())
+    return float(fit_probability(needed, available, question.rates.memory_spread).min())
 
 
 def ranks_of_node(cluster: ClusterSpec) -> int:
@@ -70,19 +70,19 @@ _EDGE = 2.9199856 / 1.6448536
 """Upper edge of the 90 % band, Student's over the normal's."""
 
 
-def fit_probability(needed: Array, room: Array, spread: Array | float) -> Array:
-    """(n,) P(measured bytes <= room).
+def fit_probability(needed: Array, available: Array, spread: Array | float) -> Array:
+    """(n,) P(measured bytes <= available).
 
     Args:
         needed: predicted bytes, above 0.
-        room: available bytes.
+        available: available bytes.
         spread: of the logarithm of measured / predicted bytes.
     """
-    return probability_within(np.log(room / needed) / spread)
+    return probability_within(np.log(available / needed) / spread)
 
 
 def probability_within(margin: Array) -> Array:
-    """(n,) The same of the margin, log(room / needed), in spreads."""
+    """(n,) The same of the margin, log(available / needed), in spreads."""
     scaled = margin * _EDGE
     probability: Array = 0.5 + scaled / (2 * np.sqrt(2 + scaled**2))
     return probability

@@ -11,20 +11,19 @@ from typing import Any
 import numpy as np
 
 from autotune.errors import NothingFeasibleError, RequestError
-from autotune.exports.lossless import is_lossless
-from autotune.goodput.choice import RunChoice
-from autotune.goodput.terms import GoodputTerms
+from autotune.frameworks.exporters import is_lossless
+from autotune.goodput.choice import GoodputTerms, RunChoice
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.buckets import Tuned, in_order, tuned
-from autotune.prediction.planning.by_goodput import ranked_by_goodput
 from autotune.prediction.planning.estimate import StepEstimate, alike, estimates, learned
-from autotune.prediction.planning.found import Scanned, SpacePart
-from autotune.prediction.planning.memory_fit import PROBABILITY, Room, room_of
+from autotune.prediction.planning.goodput_ranking import ranked_by_goodput
+from autotune.prediction.planning.memory_fit import PROBABILITY, MemoryLimits, memory_limits_of
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.question_space import nothing_legal, space_of
 from autotune.prediction.planning.reasons import Cost, Goal, Reason, reasons_of, single_knob_changes
 from autotune.prediction.planning.scan import Bounds, require_within, scan
-from autotune.prediction.planning.simplicity import TiedConfigs, grouped, plain_parts, resolution
+from autotune.prediction.planning.scan_results import Scanned, SpacePart
+from autotune.prediction.planning.ties import TiedConfigs, grouped, plain_parts, resolution
 from search_spaces.clusters.cluster import ClusterSpec, with_shape
 from search_spaces.plain import to_plain
 from search_spaces.quantities import number_text
@@ -92,22 +91,6 @@ class PlanOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Tie:
-    """A configuration whose predicted time is indistinguishable from the plan's."""
-
-    config: TrialConfig
-    step_seconds: float
-    peak_memory_bytes: float
-    """Of the fullest rank, without bytes that the allocator reserves beyond those used."""
-
-    def document(self) -> dict[str, Any]:
-        """The JSON representation."""
-        return {
-            "config": self.config.values(), "step_seconds": self.step_seconds, "peak_memory_bytes": self.peak_memory_bytes,
-        }  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankedPlan:
     """A configuration with its prediction: the fastest of those that tie."""
 
@@ -116,9 +99,9 @@ class RankedPlan:
     """The device's defaults: what a sweep without pins measures first."""
     tied: int
     """Number of other configurations considered that tie with it."""
-    ties: tuple[Tie, ...]
+    ties: tuple[Tuned, ...]
     """The fastest of them."""
-    simplest: Tie | None
+    simplest: Tuned | None
     """The one that an expert would try first; None: that is the plan itself."""
     cluster: ClusterSpec
     """The cluster, or some of its nodes."""
@@ -181,7 +164,7 @@ def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None)
 
     1. Predict every configuration with default buckets; keep the best that fit.
     2. Set the buckets of the best 1,000, and of the best for each value of each knob, which explain the plans.
-    3. Group the configurations that the equations cannot distinguish, the simplest of each group first (`simplicity`).
+    3. Group the configurations that the equations cannot distinguish, the simplest of each group first (`ties`).
     4. Objectives that choose the size of the cluster: repeat for every power of two of nodes.
 
     Raises:
@@ -229,17 +212,17 @@ class _CountedPlans:
 
 def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted: _CountedPlans) -> list[RankedPlan]:
     """The best plans on one cluster."""
-    space, room = space_of(question), room_of(question, options.fit_probability)
+    space, limits = space_of(question), memory_limits_of(question, options.fit_probability)
     if space.is_empty():
         return []
-    scanned = _scanned(question, space, room, options, bounds, counted)
+    scanned = _scanned(question, space, limits, options, bounds, counted)
     by_memory = options.objective is PlanObjective.MEMORY
     contenders = [
         result.leader for values in scanned.at_best.values() for result in values.values() if result.leader is not None
     ]
     simple = [leader for leaders in scanned.apart for leader in leaders]
     leaders = tuple({leader.config: leader for leader in (*scanned.leaders, *contenders, *simple)}.values())
-    best = _with_lessons(question, tuned(question, space, room, leaders, by_memory, scanned.slowest), by_memory)
+    best = _with_lessons(question, tuned(question, space, limits, leaders, by_memory, scanned.slowest), by_memory)
     counted.settings += sum(len(values) for item in best for values in item.settings.values())
     chosen = [item for item in best if options.rate is None or question.global_batch_size / item.seconds >= options.rate]
     if question.simple is not None:
@@ -254,11 +237,11 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     else:
         groups = grouped(chosen, space, question.rates.time_spread, options.top)
     goal = Goal(
-        by_memory=by_memory, room=room, limit=question.cluster.device.memory_bytes,
+        by_memory=by_memory, limits=limits, limit=question.cluster.device.memory_bytes,
         resolution=resolution(question.rates.time_spread),
     )  # fmt: skip
     shown = [group.first for group in groups]
-    costs = _costs(question, room, [config for item in shown for config in single_knob_changes(item, scanned.at_best, space)])
+    costs = _costs(question, limits, [config for item in shown for config in single_knob_changes(item, scanned.at_best, space)])
     why = [reasons_of(item, scanned.at_best, best, space.context, goal, costs) for item in shown]
     predicted = estimates(question, [item.config for item in shown])
     return [
@@ -267,7 +250,7 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     ]
 
 
-def _costs(question: Question, room: Room, configs: Sequence[TrialConfig]) -> dict[TrialConfig, Cost]:
+def _costs(question: Question, limits: MemoryLimits, configs: Sequence[TrialConfig]) -> dict[TrialConfig, Cost]:
     """The predicted costs of configurations."""
     unique = list(dict.fromkeys(configs))
     costs: dict[TrialConfig, Cost] = {}
@@ -276,7 +259,7 @@ def _costs(question: Question, room: Room, configs: Sequence[TrialConfig]) -> di
         prediction, longer = predict(cases, question.rates), learned(question, cases, group_configs)
         parts = {name: np.broadcast_to(values, count) * longer for name, values in prediction.parts.items()}
         needed, host = (np.broadcast_to(usage, count) for usage in (prediction.memory.needed, prediction.memory.host))
-        fits = room.holds(needed, host)
+        fits = limits.holds(needed, host)
         for row, config in enumerate(group_configs):
             row_parts = {name: float(values[row]) for name, values in parts.items()}
             costs[config] = Cost(parts=row_parts, needed=float(needed[row]), fits=bool(fits[row]))
@@ -304,7 +287,7 @@ def _scaled_time(item: Tuned, factor: float) -> Tuned:
 
 
 def _scanned(
-    question: Question, space: SearchSpace, room: Room, options: PlanOptions, bounds: Bounds, counted: _CountedPlans
+    question: Question, space: SearchSpace, limits: MemoryLimits, options: PlanOptions, bounds: Bounds, counted: _CountedPlans
 ) -> Scanned:
     """Scan all configurations; for the objective memory a second time, once the best rate is known.
 
@@ -315,14 +298,14 @@ def _scanned(
         remaining = dataclasses.replace(bounds, configurations=max(bounds.configurations - counted.configurations, 0))
     by_memory = options.objective is PlanObjective.MEMORY
     apart = () if by_memory else tuple(SpacePart(values=values, most=40) for values in plain_parts(space))
-    scanned = scan(question, space, room, slowest=None, bounds=remaining, apart=apart)
+    scanned = scan(question, space, limits, slowest=None, bounds=remaining, apart=apart)
     counted.configurations += scanned.count
     counted.fitting += scanned.fitting
     counted.least, counted.fastest = min(counted.least, scanned.least), min(counted.fastest, scanned.fastest)
     if not by_memory or not scanned.leaders:
         return scanned
     slowest = scanned.fastest / (SHARE if options.share is None else options.share)
-    return scan(question, space, room, slowest=slowest, bounds=remaining)
+    return scan(question, space, limits, slowest=slowest, bounds=remaining)
 
 
 def _plan(
@@ -331,13 +314,12 @@ def _plan(
 ) -> RankedPlan:  # fmt: skip
     devices = question.cluster.world_size
     hourly = None if options.price is None else options.price * devices
-    ties = [Tie(config=t.config, step_seconds=t.seconds, peak_memory_bytes=t.memory) for t in group.ties]
     return RankedPlan(
         estimate=estimate,
         base=space.base,
-        tied=len(ties),
-        ties=tuple(ties[:20]),
-        simplest=None if group.simplest is None else ties[group.ties.index(group.simplest)],
+        tied=len(group.ties),
+        ties=group.ties[:20],
+        simplest=group.simplest,
         cluster=question.cluster,
         reasons=reasons,
         goal=goal,

@@ -6,21 +6,20 @@ from dataclasses import dataclass, field
 
 from autotune.errors import RequestError
 from autotune.prediction.equations.coefficients import Coefficients, rates_for
-from autotune.prediction.fitting.lessons import Lesson
+from autotune.prediction.fitting.residuals import Lesson
 from autotune.request.engines import capability_of
 from autotune.request.request import SIMPLE_TARGETS
 from executor.detect import local_gpus
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.presets import link_text, local_cluster, resolve_cluster
-from search_spaces.domains import parse_domain
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
 from search_spaces.models.model import FactoryModel, Model, ModelSpec, Position
 from search_spaces.models.module_profile import traced_precision
-from search_spaces.space import SearchSpace
+from search_spaces.space import SearchSpace, parse_domain
 from search_spaces.spaces import Pin, device_defaults, settled
-from search_spaces.training.documents import documents_problem
+from search_spaces.training.data_schedule import documents_problem
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -44,7 +43,7 @@ class Question:
     cluster: ClusterSpec
     engine: str = "native"
     profile: str | None = None
-    """The words by which `software.toml` describes what trains; None: the engine."""
+    """The name in `equations.software.PROFILES` of what trains; None: the engine."""
     global_batch_size: int
     """Samples per optimizer step, over all ranks."""
     sequence_length: int
@@ -236,7 +235,7 @@ def described_model(
         if value:
             raise RequestError(name, f"{text} has its own parameters", "leave it out; the factory adds adapters itself")
     # Only modules need a process with torch.
-    from executor.runners.profile import describe_factory
+    from executor.runners.one_process import describe_factory
 
     workload = Workload(global_batch_size=SMALL_BATCH, sequence_length=sequence_length or MODULE_SEQUENCE)
     traced = dict.fromkeys(traced_precision(precision) for precision in precisions or ("fp32",))

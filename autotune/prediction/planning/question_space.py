@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from autotune.errors import RequestError
-from autotune.exports.lossless import expressible
+from autotune.frameworks.exporters import expressible
 from autotune.prediction.planning.question import Question
 from autotune.request.engines import capability_of
 from search_spaces.space import SearchSpace

@@ -4,9 +4,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from autotune.prediction.planning.buckets import BucketSetting, Tuned
-from autotune.prediction.planning.found import AtBest
-from autotune.prediction.planning.memory_fit import Room
-from search_spaces.context import SpaceContext
+from autotune.prediction.planning.memory_fit import MemoryLimits
+from autotune.prediction.planning.scan_results import AtBest
+from search_spaces.capability import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.space import SearchSpace
@@ -33,7 +33,7 @@ class Goal:
 
     by_memory: bool
     """True: by memory; False: by time."""
-    room: Room
+    limits: MemoryLimits
     limit: int
     """Memory of a device, or its limit, in bytes."""
     resolution: float = 0.0
@@ -161,30 +161,33 @@ def reasons_of(
 def _of_knob(
     knob: str, values: Mapping[Value, AtBest], plan: Tuned, candidates: Sequence[Tuned], goal: Goal, costs: Costs
 ) -> Reason:
-    chosen: Value = getattr(plan.config, knob)
     best: dict[Value, Tuned] = {}
     for item in candidates:  # the best come first
         best.setdefault(getattr(item.config, knob), item)
     alternatives = [
         _alternative(value, goal, plan, best[value].seconds, best[value].memory)
         if value in best
-        else _unavailable(value, goal, plan, result.needed, result.fits)
+        else _alternative(value, goal, plan, None, result.needed, result.fits)
         for value, result in values.items()
-        if value != chosen
+        if value != getattr(plan.config, knob)
     ]
-    return Reason(knob=knob, value=chosen, cause=_cause(knob, values, plan, costs), alternatives=_in_order(alternatives))
+    return _reason(knob, values, plan, costs, alternatives)
 
 
 def _of_bucket(knob: str, settings: Mapping[Value, BucketSetting], plan: Tuned, goal: Goal, costs: Costs) -> Reason:
-    chosen: Value = getattr(plan.config, knob)
     alternatives = [
-        _alternative(value, goal, plan, item.seconds, item.memory)
-        if item.fits
-        else _unavailable(value, goal, plan, item.memory, False)
+        _alternative(value, goal, plan, item.seconds if item.fits else None, item.memory)
         for value, item in settings.items()
-        if value != chosen
+        if value != getattr(plan.config, knob)
     ]
-    return Reason(knob=knob, value=chosen, cause=_cause(knob, settings, plan, costs), alternatives=_in_order(alternatives))
+    return _reason(knob, settings, plan, costs, alternatives)
+
+
+def _reason(knob: str, values: Iterable[Value], plan: Tuned, costs: Costs, alternatives: Sequence[Alternative]) -> Reason:
+    return Reason(
+        knob=knob, value=getattr(plan.config, knob), cause=_cause(knob, values, plan, costs),
+        alternatives=tuple(sorted(alternatives, key=lambda item: (item.change is None, item.change or 0.0))),
+    )  # fmt: skip
 
 
 def _cause(knob: str, values: Iterable[Value], plan: Tuned, costs: Costs) -> Cause | None:
@@ -208,40 +211,26 @@ def _cause(knob: str, values: Iterable[Value], plan: Tuned, costs: Costs) -> Cau
     return None
 
 
-def _alternative(value: Value, goal: Goal, plan: Tuned, seconds: float, memory: float) -> Alternative:
-    change = memory / plan.memory - 1 if goal.by_memory else seconds / plan.seconds - 1
-    return Alternative(
-        value=value,
-        step_seconds=seconds,
-        peak_memory_bytes=memory,
-        change=change,
-        more_memory_bytes=memory - plan.memory,
-        refused="",
-    )
-
-
-def _unavailable(value: Value, goal: Goal, plan: Tuned, needed: float, fits: bool) -> Alternative:
-    """Why nothing qualifies: too much for the device, too close to its limit, too much for the host, or too slow."""
-    if fits:
+def _alternative(
+    value: Value, goal: Goal, plan: Tuned, seconds: float | None, memory: float, fits: bool = False
+) -> Alternative:
+    """`seconds`: None: nothing with the value qualifies, because it needs too much of the device, comes too close to its limit,
+    needs too much of the host, or (`fits`) is too slow."""
+    change, refused = None, ""
+    if seconds is not None:
+        change = memory / plan.memory - 1 if goal.by_memory else seconds / plan.seconds - 1
+    elif fits:
         refused = "is too slow"
-    elif needed > goal.limit:
-        refused = f"needs {_gib(needed)}"
-    elif needed > goal.room.device:
-        refused = f"needs {_gib(needed)}, too near to {_gib(goal.limit)}"
+    elif memory > goal.limit:
+        refused = f"needs {_gib(memory)}"
+    elif memory > goal.limits.device:
+        refused = f"needs {_gib(memory)}, too near to {_gib(goal.limit)}"
     else:
         refused = "needs too much main memory"
     return Alternative(
-        value=value,
-        step_seconds=None,
-        peak_memory_bytes=needed,
-        change=None,
-        more_memory_bytes=needed - plan.memory,
+        value=value, step_seconds=seconds, peak_memory_bytes=memory, change=change, more_memory_bytes=memory - plan.memory,
         refused=refused,
-    )
-
-
-def _in_order(alternatives: Sequence[Alternative]) -> tuple[Alternative, ...]:
-    return tuple(sorted(alternatives, key=lambda item: (item.change is None, item.change or 0.0)))
+    )  # fmt: skip
 
 
 def _alternative_text(item: Alternative, goal: Goal) -> str:

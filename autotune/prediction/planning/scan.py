@@ -9,14 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from autotune.prediction.cases.grid import BLOCK, Index
-from autotune.prediction.cases.grid_cases import UNIFORM, GridCases, placing_knobs
-from autotune.prediction.cases.products import CaseProduct, Mask, Products
+from autotune.prediction.cases.grid_cases import UNIFORM, CaseProduct, GridCases, Mask, Products, placing_knobs
 from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import least_seconds_of, seconds_of
-from autotune.prediction.planning.found import Found, PredictionBlock, Scanned, SpacePart
-from autotune.prediction.planning.memory_fit import Room
+from autotune.prediction.planning.memory_fit import MemoryLimits
 from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.scan_results import PredictionBlock, Scanned, ScanResults, SpacePart
 from search_spaces.canonical import canonical_value
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Planning, Value
@@ -48,7 +47,7 @@ class Bounds:
 def scan(
     question: Question,
     space: SearchSpace,
-    room: Room,
+    limits: MemoryLimits,
     *,
     slowest: float | None,
     bounds: Bounds,
@@ -59,7 +58,7 @@ def scan(
     Args:
         question: the question.
         space: the space to scan.
-        room: the memory limits.
+        limits: the memory limits.
         slowest: None: rank by time. Seconds: rank by memory among all steps that take no longer.
         bounds: limits of the scan.
         apart: disjoint parts of the space of which the best are kept, too.
@@ -67,7 +66,7 @@ def scan(
     Raises:
         SpaceTooLargeError: the bounds are exceeded.
     """
-    results = Found(slowest=slowest, compared=frozenset(KNOBS) - NOT_SCANNED, apart=apart)
+    results = ScanResults(slowest=slowest, compared=frozenset(KNOBS) - NOT_SCANNED, apart=apart)
     for part in uniform_parts(without_buckets(space)):
         products = Products(part, placing_knobs(part))
         cases = GridCases(part, question.model, question.engine, products)
@@ -76,7 +75,7 @@ def scan(
         for rows in _fastest_first(question, products, cases):
             require_within(bounds, results.count)
             for least, product in rows.that_may_lead(results, products):
-                block = _predicted(question, room, products, cases, product, least, results)
+                block = _predicted(question, limits, products, cases, product, least, results)
                 if block is not None:
                     results.add(block)
     return results.scanned()
@@ -93,7 +92,7 @@ class _Rows:
     rows: Index
     product: CaseProduct
 
-    def that_may_lead(self, results: Found, products: Products) -> Iterator[tuple[Array, CaseProduct]]:
+    def that_may_lead(self, results: ScanResults, products: Products) -> Iterator[tuple[Array, CaseProduct]]:
         """The configurations of the rows with which a result may change, and the lower bound of their seconds, in parts."""
         product = self.product.take_rows(self.rows)
         rows = np.flatnonzero(self.least <= results.slowest_kept_of_rows(products, product))
@@ -135,12 +134,12 @@ def _combined(question: Question, products: Products, cases: GridCases[CaseProdu
 
 def _predicted(
     question: Question,
-    room: Room,
+    limits: MemoryLimits,
     products: Products,
     cases: GridCases[CaseProduct],
     product: CaseProduct,
     least: Array,
-    results: Found,
+    results: ScanResults,
 ) -> PredictionBlock | None:
     """Memory of the configurations of the product with which a result may change, whether they fit, and the time of those that
     do; None: there are none. `least`: a lower bound of their seconds.
@@ -151,7 +150,7 @@ def _predicted(
     rows = _rows_with(may_lead)
     product, may_lead = product.take(rows), may_lead[np.ix_(*rows)]
     needed = memory(cases.of(product), question.rates, tagged=False)
-    fits = may_lead & room.holds(needed.needed, needed.host)
+    fits = may_lead & limits.holds(needed.needed, needed.host)
     needed_bytes, seconds = np.where(may_lead, needed.needed, np.inf), np.full(product.shape, np.inf)
     some = _rows_with(fits)
     if len(some[0]):

@@ -16,6 +16,7 @@ them.
 import dataclasses
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,23 +25,164 @@ from scipy.optimize import LinearConstraint, milp
 from scipy.sparse import coo_array
 
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases
-from autotune.prediction.equations.memory import memory
-from autotune.prediction.equations.mixed import devices_of_ranks
+from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, Flags, RankShare, scalar
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.hardware import devices_of_ranks
+from autotune.prediction.equations.memory import memory, share_memory
 from autotune.prediction.equations.pipeline import idle_micro_batches
-from autotune.prediction.equations.step import seconds_of
-from autotune.prediction.equations.uneven import layout_key, tabled
-from autotune.prediction.planning.memory_fit import Room
+from autotune.prediction.equations.step import after_backward, seconds_of
+from autotune.prediction.equations.uneven import Paces, layout_key, on_own_device, paces_of, rank_seconds, tabled
+from autotune.prediction.planning.memory_fit import MemoryLimits
 from autotune.prediction.planning.question import Question
-from autotune.prediction.planning.stage_options import Menu, Options, PipelineEnd, options_of, seconds_after, too_many
 from search_spaces.canonical import canonical
-from search_spaces.context import SpaceContext
+from search_spaces.capability import SpaceContext
 from search_spaces.knob import Value
 from search_spaces.models.pipeline import Stage, fill, head_in_layers, is_split, layout_text, predicting, stages_of_rank
 from search_spaces.trial_config import TrialConfig
 
-SECONDS = 30.0
-"""Time limit of the solver. It needs a fraction of it; a solution not proved optimal by then is discarded."""
+ALWAYS = scalar(1)
+MOST = 400_000
+"""Maximum number of choices in a program; 80 layers on 16 ranks have 70,000."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """Choices, each for one rank. Arrays with one element per choice."""
+
+    rank: NDArray[np.int64]
+    device: NDArray[np.int64]
+    """Of the rank: index in `Cases.devices`."""
+    layers: NDArray[np.int64]
+    policy: NDArray[np.int64]
+    """Index in `RECOMPUTE`."""
+    again: NDArray[np.int64]
+    """Recomputed layers."""
+    offloads: NDArray[np.int64]
+    """1 if the optimizer state is in host memory."""
+    work: Array
+    """Seconds of a micro-batch in the rank's layers and its output projection."""
+    pace: Array
+    """Total seconds of a micro-batch on the rank."""
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    def take(self, chosen: NDArray[np.int64] | Flags) -> "Options":
+        """A subset of the choices."""
+        return Options(**{item.name: getattr(self, item.name)[chosen] for item in dataclasses.fields(self)})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineEnd:
+    """Properties of a pipeline rank besides its layers."""
+
+    first: bool
+    """The input table."""
+    last: bool
+    """The output projection."""
+    device: int
+    """Index of its device in `Cases.devices`; 0 if all devices are alike."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Menu:
+    """Choices for a rank besides its number of layers."""
+
+    policies: tuple[str, ...] = RECOMPUTE
+    offloads: bool = False
+    """Whether each rank's optimizer state may be offloaded individually."""
+
+
+def too_many(layers: int, ranks: int, virtual: int, menu: Menu) -> bool:
+    """Whether a pipeline has more choices than `MOST`: they grow with the square of the layers."""
+    most = layers - virtual * (ranks - 1)
+    again = sum(1 for policy in menu.policies if policy != "none")
+    return ranks * (most * (most + 1) // 2 * again + most) * (2 if menu.offloads else 1) > MOST
+
+
+def options_of(
+    cases: Cases, rates: Coefficients, ends: Sequence[PipelineEnd], least: int, menu: Menu, limits: MemoryLimits
+) -> Options:
+    """All choices of every rank that fit its memory; of those with equal layers and offloading, the fastest.
+
+    Args:
+        cases: one configuration.
+        rates: coefficients.
+        ends: of each rank.
+        least: minimum layers of a rank: one for each of its stages.
+        menu: the possible choices.
+        limits: memory limits of a rank.
+    """
+    most = int(cases.shapes.layers[0]) - least * (len(ends) - 1)
+    columns = _columns(least, most, menu)
+    paces = paces_of(cases, rates)
+    parts = [_of_rank(cases, rates, paces, rank, end, columns, limits) for rank, end in enumerate(ends)]
+    return _fastest(
+        Options(
+            **{item.name: np.concatenate([getattr(part, item.name) for part in parts]) for item in dataclasses.fields(Options)}
+        )
+    )
+
+
+def seconds_after(cases: Cases, rates: Coefficients, options: Options, pace: float) -> Array:
+    """For each choice, the seconds from the end of the micro-batches to the end of the step; `pace`: of the slowest rank."""
+    nothing = scalar(0)
+    share = RankShare(
+        pipeline_rank=options.rank.astype(np.float64), layers=options.layers.astype(np.float64), selective=nothing,
+        full=nothing, offloaded=options.offloads.astype(np.float64), first=nothing, last=nothing,
+        device=options.device.astype(np.float64),
+    )  # fmt: skip
+    after = reduce(np.add, after_backward(cases, rates, share, ALWAYS, scalar(pace)).values())
+    return np.broadcast_to(after, len(options))
+
+
+def _fastest(options: Options) -> Options:
+    order = np.lexsort((options.pace, options.offloads, options.layers, options.rank))
+    keys = np.column_stack([options.rank, options.layers, options.offloads])[order]
+    first = np.ones(len(order), dtype=bool)
+    first[1:] = (keys[1:] != keys[:-1]).any(axis=1)
+    return options.take(order[first])
+
+
+def _columns(least: int, most: int, menu: Menu) -> NDArray[np.int64]:
+    """Layers, policy, recomputed layers, offloaded: one row per choice."""
+    policies = [RECOMPUTE.index(policy) for policy in menu.policies]
+    rows = [
+        (layers, policy, again, offloads)
+        for layers in range(least, most + 1)
+        for policy in policies
+        for again in (range(1, layers + 1) if policy else (0,))
+        for offloads in ((0, 1) if menu.offloads else (0,))
+    ]
+    return np.array(rows, dtype=np.int64).reshape(-1, 4)
+
+
+def _of_rank(
+    cases: Cases,
+    rates: Coefficients,
+    paces: Sequence[Paces],
+    rank: int,
+    end: PipelineEnd,
+    columns: NDArray[np.int64],
+    limits: MemoryLimits,
+) -> Options:
+    layers, policy, again, offloads = columns.T
+    share = RankShare(
+        pipeline_rank=scalar(rank), layers=layers.astype(np.float64), selective=1.0 * again * (policy == 1),
+        full=1.0 * again * (policy == 2), offloaded=offloads.astype(np.float64), first=scalar(end.first), last=scalar(end.last),
+        device=scalar(end.device),
+    )  # fmt: skip
+    usage = share_memory(cases, rates, share, (ALWAYS, ALWAYS))
+    fits = np.broadcast_to(limits.holds(usage.needed, usage.host), layers.shape)
+    compute, tensor = rank_seconds(paces, share, ALWAYS)
+    work = compute + tensor
+    pace = work + on_own_device(share, [device_paces.knobs.embedding for device_paces in paces])
+    return Options(
+        rank=np.full(layers.shape, rank), device=np.full(layers.shape, end.device), layers=layers, policy=policy,
+        again=again, offloads=offloads, work=np.broadcast_to(work, layers.shape), pace=np.broadcast_to(pace, layers.shape),
+    ).take(fits)  # fmt: skip
+
+
 GAP = 1e-9
 """Relative optimality gap of a solution."""
 
@@ -55,7 +197,7 @@ class Program:
     """Weight of all ranks' work: idle time of the schedule, in micro-batches of the mean rank, divided by the ranks."""
 
 
-def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | None = None) -> TrialConfig | None:
+def solved(question: Question, config: TrialConfig, limits: MemoryLimits, menu: Menu | None = None) -> TrialConfig | None:
     """Return the configuration with the layers and recomputation of its stages that minimise its predicted step time.
 
     If the model's layers differ, the program uses their mean, and `improved` improves its answer.
@@ -65,7 +207,7 @@ def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | Non
     Args:
         question: the model, the cluster and the workload.
         config: the rest: degrees, schedule, micro-batch, ZeRO stage.
-        room: memory limits of a rank.
+        limits: memory limits of a rank.
         menu: the possible choices; None: layers and recomputation.
 
     Returns:
@@ -87,7 +229,7 @@ def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | Non
         PipelineEnd(first=0 in rank_stages, last=last in rank_stages, device=device)
         for rank_stages, device in zip(stage_indices, devices, strict=True)
     ]
-    offered = options_of(cases, question.rates, ends, virtual, menu, room)
+    offered = options_of(cases, question.rates, ends, virtual, menu, limits)
 
     def after(options: Options, pace: float) -> Array:
         return seconds_after(cases, question.rates, options, pace)
@@ -95,7 +237,7 @@ def solved(question: Question, config: TrialConfig, room: Room, menu: Menu | Non
     chosen = best_choice(offered, after, ranks, question.shape.num_layers, _program(cases))
     if chosen is None:
         return None
-    stages = improved(question, config, room, menu, _stages(question, config, stage_indices, chosen))
+    stages = improved(question, config, limits, menu, _stages(question, config, stage_indices, chosen))
     return None if stages is None else named(question, config, stages)
 
 
@@ -162,7 +304,8 @@ def _solve(
             LinearConstraint(total, layers, layers),
             LinearConstraint(longest, -np.inf, 0),
         ],
-        options={"time_limit": SECONDS, "mip_rel_gap": GAP},
+        # It needs a fraction of the seconds; a solution not proved optimal by then is discarded.
+        options={"time_limit": 30.0, "mip_rel_gap": GAP},
     )
     return (float(solution.fun), np.flatnonzero(solution.x[:count] > 0.5)) if solution.status == 0 else None  # optimal
 
@@ -223,10 +366,6 @@ def named(question: Question, config: TrialConfig, stages: Sequence[Stage]) -> T
     return canonical(config.replace({"pipeline_layout": text}), context)
 
 
-MOST_PAIRS = 1_000
-"""With more pairs of stages, layers are moved between neighbours only."""
-GAIN = 1e-6
-"""Smallest relative gain of a move."""
 Stages = tuple[Stage, ...]
 
 
@@ -237,7 +376,7 @@ class _Pipeline:
     question: Question
     config: TrialConfig
     cases: Cases
-    room: Room
+    limits: MemoryLimits
 
     def costs(self, layouts: Sequence[Stages]) -> list[tuple[float, float]]:
         """For each layout, by how much its fullest rank exceeds its memory, as a share of it, and the seconds of a step."""
@@ -247,12 +386,14 @@ class _Pipeline:
         case_layouts = dataclasses.replace(self.cases.layouts, laid_out=laid_out)
         cases = dataclasses.replace(self.cases, layouts=case_layouts, ranks=ranks)
         usage = memory(cases, self.question.rates, tagged=False)
-        beyond = np.maximum(np.maximum(usage.needed / self.room.device, usage.host / self.room.host) - 1, 0.0)
+        beyond = np.maximum(np.maximum(usage.needed / self.limits.device, usage.host / self.limits.host) - 1, 0.0)
         seconds = np.broadcast_to(seconds_of(cases, self.question.rates), len(layouts))
         return list(zip(np.broadcast_to(beyond, len(layouts)).tolist(), seconds.tolist(), strict=True))
 
 
-def improved(question: Question, config: TrialConfig, room: Room, menu: Menu, stages: Sequence[Stage]) -> Stages | None:
+def improved(
+    question: Question, config: TrialConfig, limits: MemoryLimits, menu: Menu, stages: Sequence[Stage]
+) -> Stages | None:
     """The stages after moves that each fit better or, if all fit, take less time: never worse than before. None: they still do
     not fit.
 
@@ -262,7 +403,7 @@ def improved(question: Question, config: TrialConfig, room: Room, menu: Menu, st
     Args:
         question: the model, the cluster and the workload.
         config: the rest of the configuration; it recomputes and offloads nothing that its layout does not.
-        room: memory limits of a rank.
+        limits: memory limits of a rank.
         menu: the possible choices.
         stages: where to start.
     """
@@ -270,20 +411,20 @@ def improved(question: Question, config: TrialConfig, room: Room, menu: Menu, st
     cases = cases_of(question.model, question.cluster, question.workload, [written], question.engine)
     if not cases.kinds:
         return tuple(stages)
-    pipeline = _Pipeline(question=question, config=config, cases=cases, room=room)
+    pipeline = _Pipeline(question=question, config=config, cases=cases, limits=limits)
     best = tuple(stages)
     (least,) = pipeline.costs([best])
     while moves := list(_moves(best, menu)):
         costs = pipeline.costs(moves)
         index = min(range(len(moves)), key=costs.__getitem__)
-        if costs[index] >= (least[0], least[1] * (1 - GAIN)):
+        if costs[index] >= (least[0], least[1] * (1 - 1e-6)):
             break  # the remaining moves gain nothing
         best, least = moves[index], costs[index]
     return None if least[0] > 0 else best
 
 
 def _moves(stages: Stages, menu: Menu) -> Iterator[Stages]:
-    several = len(stages) ** 2 <= MOST_PAIRS
+    several = len(stages) ** 2 <= 1_000  # else layers are moved between neighbours only
     for source, stage in enumerate(stages):
         for target in range(len(stages)) if several else (source - 1, source + 1):
             if stage.layers > 1 and target != source and 0 <= target < len(stages):

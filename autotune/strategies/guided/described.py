@@ -1,4 +1,4 @@
-"""Configurations as arrays: their predictions and the features that distinguish them."""
+"""Arrays for guided search: configurations with their predictions and features, and results of trials."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -7,7 +7,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.strategies.strategy import Candidates
+from autotune.strategies.strategy import UNINFORMATIVE, Candidates, Score
+from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
@@ -121,3 +122,99 @@ class Guide:
     forecaster: Forecaster
     value: Callable[[TrialRecord], float]
     """What the forecaster predicts: positive, also for trials that cannot win; 0: not measured."""
+
+
+Flags = NDArray[np.bool_]
+RAN = frozenset({Outcome.OK, Outcome.PRUNED})
+"""Outcomes of trials that ran far enough to have a rate."""
+Value = Callable[[TrialRecord], float]
+"""The maximised value, positive, whether or not the trial can win; 0: not measured."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Observations:
+    """k informative trials."""
+
+    described: Described
+    log_rate: Array
+    """(k,) Logarithm of samples/s; NaN: not measured."""
+    noise: Array
+    """(k,) Its standard deviation as measured within the trial; 0: unknown."""
+    ran: Flags
+    out_of_memory: Flags
+    peak: Array
+    """(k,) Peak bytes allocated; NaN: not measured."""
+    wins: Flags
+    """(k,) Whether the trial can be the best."""
+
+    def __len__(self) -> int:
+        return len(self.log_rate)
+
+    @property
+    def last_mesh(self) -> int | None:
+        """The process groups of the last trial; None: there was no trial."""
+        return int(self.described.mesh[-1]) if len(self) else None
+
+    def take(self, index: Index) -> "Observations":
+        """The trials at these indices."""
+        columns = {item.name: getattr(self, item.name)[index] for item in fields(Observations) if item.name != "described"}
+        return Observations(described=self.described.take(index), **columns)
+
+    def with_assumed(self, described: Described, log_rate: Array) -> "Observations":
+        """Add further trials with assumed results: those still running."""
+        count = len(log_rate)
+        more = {
+            "log_rate": log_rate, "noise": np.zeros(count), "ran": np.ones(count, dtype=bool),
+            "out_of_memory": np.zeros(count, dtype=bool), "peak": np.full(count, np.nan), "wins": np.ones(count, dtype=bool),
+        }  # fmt: skip
+        return Observations(
+            described=joined(self.described, described),
+            **{name: np.concatenate([getattr(self, name), values]) for name, values in more.items()},
+        )
+
+
+def select_informative(history: Sequence[TrialRecord]) -> list[TrialRecord]:
+    """The trials that are informative about their configuration."""
+    return [
+        trial for trial in history if trial.attempts > 0 and trial.outcome is not None and trial.outcome not in UNINFORMATIVE
+    ]
+
+
+def no_observations(described: Described) -> Observations:
+    """The state before any trial; `described`: an empty one."""
+    return Observations(
+        described=described, log_rate=np.empty(0), noise=np.empty(0), ran=np.empty(0, dtype=bool),
+        out_of_memory=np.empty(0, dtype=bool), peak=np.empty(0), wins=np.empty(0, dtype=bool),
+    )  # fmt: skip
+
+
+def observe(trials: Sequence[TrialRecord], described: Described, value: Value, score: Score) -> Observations:
+    """Results of these informative trials; `described`: their configurations, in the same order."""
+    ran = np.array([trial.outcome in RAN for trial in trials], dtype=bool)
+    return Observations(
+        described=described,
+        log_rate=np.array([_log_value(trial, value) for trial in trials], dtype=np.float64),
+        noise=np.array([noise_of(trial) for trial in trials], dtype=np.float64),
+        ran=ran,
+        out_of_memory=np.array([trial.outcome is Outcome.INFEASIBLE for trial in trials], dtype=bool),
+        peak=np.array([_peak(trial) for trial in trials], dtype=np.float64),
+        wins=np.array([score(trial) is not None for trial in trials], dtype=bool),
+    )
+
+
+def _log_value(trial: TrialRecord, value: Value) -> float:
+    measured = value(trial) if trial.outcome in RAN else 0.0
+    return float(np.log(measured)) if measured > 0 else float("nan")
+
+
+def noise_of(trial: TrialRecord) -> float:
+    """Standard deviation of the logarithm of a trial's rate, as measured within the trial; 0: unknown."""
+    interval = trial.result.samples_per_second if trial.result is not None else None
+    if interval is None or not 0 < interval.low <= interval.high < float("inf"):
+        return 0.0
+    return float(np.log(interval.high / interval.low)) / (2 * 1.96)
+
+
+def _peak(trial: TrialRecord) -> float:
+    peak = trial.result.peak_memory_bytes if trial.result is not None and trial.outcome in RAN else None
+    return float(peak) if peak else float("nan")

@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from autotune.knowledge.row import TableRow, configuration_of, peak_bytes, step_seconds
+from autotune.knowledge.row import TableRow, peak_bytes, step_seconds
+from benchmarks.prediction.scoring.configurations import configuration_of
 from benchmarks.prediction.scoring.contract import Flags, Floats
 from benchmarks.prediction.scoring.outcomes import Fate, Labels, fate_of
 

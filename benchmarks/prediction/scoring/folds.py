@@ -7,7 +7,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from autotune.knowledge.row import TableRow, configuration_of
+from autotune.knowledge.row import TableRow
+from benchmarks.prediction.scoring.configurations import configuration_of
 from benchmarks.prediction.scoring.contract import Flags
 from benchmarks.prediction.scoring.facts import Facts
 

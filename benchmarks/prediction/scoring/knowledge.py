@@ -5,8 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from autotune.errors import RequestError
+from autotune.knowledge.measurement import TrialMeasurement
 from autotune.knowledge.read import read_knowledge
-from autotune.knowledge.row import TableRow, peak_bytes, step_seconds
+from autotune.knowledge.row import GIB, RowOutcome, TableRow, peak_bytes, step_seconds
+from autotune.knowledge.row_names import beyond_columns
 from autotune.knowledge.table import MeasurementTable
 from benchmarks.prediction.scoring.folds import Calibration
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
@@ -53,7 +55,8 @@ def informed_predictor(knowledge: str, table: MeasurementTable, calibrate: Calib
         KnowledgeError, MeasurementsError, RequestError: these cannot be read, or none of them may be learned from.
     """
     given = read_knowledge(knowledge)
-    found = admitted(given.rows, table.rows, calibrate)
+    of_job = [row_of(each.source, each.measured) for each in given.trials if isinstance(each.measured, TrialMeasurement)]
+    found = admitted([*given.rows, *(row for row in of_job if row is not None)], table.rows, calibrate)
     notes = [*given.notes, f"{len(found.rows):,} rows of {knowledge} are learned from"]
     if found.copies:
         notes.append(f"{found.copies:,} rows of {knowledge} left out: the table has the same measurements")
@@ -65,3 +68,29 @@ def informed_predictor(knowledge: str, table: MeasurementTable, calibrate: Calib
             "knowledge", f"no row of {knowledge} may be learned from", "give other measurements than the table's"
         )
     return TablePredictor().informed(found.rows)
+
+
+def row_of(source: str, trial: TrialMeasurement) -> TableRow | None:
+    """The trial in the columns of tables; None: they do not describe its model."""
+    setting, config = trial.setting, trial.config
+    model, cluster = setting.model, setting.cluster
+    if beyond_columns(model) or model.lora_rank or cluster.device.kind != "cuda":
+        return None
+    world = cluster.world_size
+    ran = trial.samples_per_second is not None
+    return TableRow(
+        line=0, row_id="", source=source, num_layers=model.num_layers, hidden=model.hidden_size,
+        heads=model.num_attention_heads, kv_heads=model.num_key_value_heads, ffn_hidden=model.ffn_hidden_size,
+        vocab=model.vocab_size, seq_len=setting.sequence_length, params_b=model.parameter_count / 1e9,
+        gpu_type=cluster.device.name, num_gpus=world, gpus_per_node=cluster.devices_per_node,
+        inter_bw=f"{cluster.inter_node_bandwidth * 8 / 1e9:.10g} Gb/s per node", precision=config.precision,
+        zero_stage=config.zero_stage, tp=config.tensor_parallel_size, pp=config.pipeline_parallel_size,
+        vpp=config.virtual_stages, dp=config.data_parallel_size(world), cp=config.context_parallel_size,
+        ep=config.expert_parallel_size, sequence_parallel=bool(config.sequence_parallel),
+        recompute=config.activation_checkpointing, micro_batch=config.micro_batch_size,
+        global_batch=setting.global_batch_size, optimizer=config.optimizer,
+        offload="optimizer" if config.offload_optimizer != "none" else None, framework=f"engine={setting.engine}",
+        samples_per_s=trial.samples_per_second,
+        peak_mem_gb=trial.peak_memory_bytes / GIB if trial.peak_memory_bytes and ran else None,
+        mem_kind="GiB", outcome=RowOutcome.OK if ran else RowOutcome.OOM,
+    )  # fmt: skip

@@ -6,9 +6,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from autotune.errors import MeasurementsError
-from autotune.knowledge.csv_file import open_csv
 from autotune.knowledge.row import RowOutcome, TableRow
-from autotune.knowledge.table import RowProblem
+from autotune.knowledge.table import RowProblem, open_csv
 
 LABEL_COLUMN = "label_DERIVED_HERE"
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.cli.documents import write_document
+from autotune.cli.status import write_document
 from autotune.errors import AutotuneError
 from benchmarks.common.written_page import page_parser
 from benchmarks.prediction.scoring.folds import Calibration

@@ -9,6 +9,7 @@ import numpy as np
 
 from autotune.knowledge.table import MeasurementTable, RowProblem
 from benchmarks.prediction.scoring.ceiling import Ceiling, Noise, ceilings, noises
+from benchmarks.prediction.scoring.configurations import problems_of
 from benchmarks.prediction.scoring.contract import Flags, Forecast, Predictor
 from benchmarks.prediction.scoring.facts import PATHOLOGICAL, Facts, GroupKey, gather_facts
 from benchmarks.prediction.scoring.folds import DRAWS, Calibration
@@ -65,7 +66,7 @@ def validate(table: MeasurementTable, predictor: Predictor, protocol: Protocol, 
         "groups": [_group(key, [scored[key] for scored in groups if key in scored], limits) for key in keys],
         "noise": {source: asdict(noise) for source, noise in limits.noise.items()},
         "skipped": [asdict(skip) for skip in sorted((*table.skipped, *forecasts.skipped), key=lambda skip: skip.line)],
-        "problems": [asdict(problem) for problem in (*table.problems, *labels.problems, *_label_problems(facts, labels))],
+        "problems": [asdict(problem) for problem in (*problems_of(table), *labels.problems, *_label_problems(facts, labels))],
         "merged": _merged(facts),
         "rules": list(RULES),
     }

@@ -11,16 +11,16 @@ from numpy.typing import NDArray
 from autotune.knowledge.row import TableRow, peak_bytes, step_seconds
 from autotune.knowledge.row_cases import adapts, cases_of_rows, described, refusal
 from autotune.knowledge.row_names import find_device
+from autotune.knowledge.row_software import numbers_of, row_software
 from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, Flags
 from autotune.prediction.equations.coefficients import Coefficients, fitted_sources, names, shipped_rates
 from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.parameters import stage_parameters
-from autotune.prediction.equations.software import profile
 from autotune.prediction.equations.step import Z90, StepPrediction, predict, seconds_of
-from autotune.prediction.fitting.residual import FEWEST, Residual, learned
 from autotune.prediction.fitting.trial_fit import fitted
 from autotune.prediction.planning.memory_fit import fit_probability
 from benchmarks.prediction.scoring.contract import Forecast
+from benchmarks.prediction.scoring.residual import FEWEST, Residual, learned
 
 _GENERIC = Coefficients()
 """The prior without any measurement."""
@@ -170,7 +170,7 @@ class TablePredictor:
 def _stack(row: TableRow) -> _Stack:
     """What fits depend on beside the configuration: the device and the features of the software."""
     found = find_device(row.gpu_type or "")
-    return found[1].name if found else "", tuple(profile(described(row).lower()).values())
+    return found[1].name if found else "", tuple(numbers_of(row_software(described(row))).values())
 
 
 def _on_fullest_rank(cases: Cases) -> Cases:

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from autotune.knowledge.row import CONFIGURATION_FIELDS, RowOutcome, TableRow, blinded
+from autotune.knowledge.row import RowOutcome, TableRow, blinded
 from autotune.knowledge.table import Skipped
+from benchmarks.prediction.scoring.configurations import CONFIGURATION_FIELDS
 from benchmarks.prediction.scoring.contract import Flags, Floats
 from benchmarks.prediction.scoring.facts import Candidate, Facts, GroupKey
 from benchmarks.prediction.scoring.folds import Calibration, Fold, leave_group_out, leave_source_out

@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.knowledge.row import blinded
 from autotune.knowledge.table import MeasurementTable
+from benchmarks.prediction.scoring.configurations import problems_of
 from benchmarks.prediction.scoring.facts import Facts, gather_facts
 from benchmarks.prediction.scoring.folds import Calibration
 from benchmarks.prediction.scoring.outcomes import NO_LABELS, Labels
@@ -85,7 +86,7 @@ def document(
         "small_groups": [{"source": key[0], "rank_group": key[1], "timed": timed} for key, timed in gathered.small.items()],
         "cut_short": _cut_short(gathered.groups, games),
         "skipped": [asdict(skip) for skip in skipped],
-        "problems": [asdict(problem) for problem in (*table.problems, *labels.problems)],
+        "problems": [asdict(problem) for problem in (*problems_of(table), *labels.problems)],
         "rules": list(RULES),
     }
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from autotune.knowledge.row import TableRow
 from autotune.knowledge.row_names import row_hardware
+from search_spaces.capability import SpaceContext
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.context import SpaceContext
 from search_spaces.errors import SearchSpaceError
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload

@@ -10,7 +10,7 @@ import numpy as np
 from autotune.knowledge.row import TableRow
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import TAGS
-from autotune.prediction.fitting.residual import features
+from autotune.prediction.fitting.features import features
 from autotune.strategies.guided.described import Array, Described, Index
 from autotune.strategies.strategy import Candidates
 from benchmarks.prediction.scoring.table_predictor import TablePredictor

@@ -6,26 +6,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from autotune.knowledge.row import CONFIGURATION_FIELDS, TableRow
+from autotune.knowledge.learning import KNOB_OF
+from autotune.knowledge.row import TableRow
+from benchmarks.prediction.scoring.configurations import CONFIGURATION_FIELDS
 from benchmarks.search.tables.table_context import table_context
-from search_spaces.errors import UnknownNameError
+from search_spaces.errors import Refusal, UnknownNameError
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.refusal import Refusal
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig, stable_hash
 
-_KNOB_OF = {
-    "zero_stage": "zero_stage",
-    "tp": "tensor_parallel_size",
-    "pp": "pipeline_parallel_size",
-    "vpp": "virtual_stages",
-    "cp": "context_parallel_size",
-    "ep": "expert_parallel_size",
-    "sequence_parallel": "sequence_parallel",
-    "recompute": "activation_checkpointing",
-    "micro_batch": "micro_batch_size",
-}
-"""Column -> its knob."""
 _DERIVED = frozenset({"dp"})
 """Columns that follow from the others."""
 
@@ -114,7 +103,7 @@ def _config(row: TableRow, varying: Sequence[str]) -> TableConfig:
     values: dict[str, Value] = {}
     rest = []
     for name in varying:
-        value, knob = getattr(row, name), _KNOB_OF.get(name)
+        value, knob = getattr(row, name), KNOB_OF.get(name)
         if knob is not None and _is_of(knob, value):
             values[knob] = value
         elif name not in _DERIVED:

@@ -14,10 +14,9 @@ from typing import Protocol, TypeVar
 from autotune.errors import RequestError
 from autotune.objective.ranking import rate
 from autotune.strategies.guided.described import Guide
-from autotune.strategies.registry import make_strategy
-from autotune.strategies.strategy import Strategy
 from benchmarks.prediction.scoring.folds import Calibration
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
+from benchmarks.search.contestants import SEEDLESS, SLOW, make_contestant
 from benchmarks.search.tables.contest import Played, play, score
 from benchmarks.search.tables.groups import Gathered, Group
 from benchmarks.search.tables.table_forecaster import Disturb, TableForecaster, forecasters
@@ -53,7 +52,7 @@ class Rounds:
         for name in self.strategies:
             if self.strategies.count(name) > 1:
                 raise RequestError("strategies", f"{name} is named twice", "name each once")
-            make_strategy(name, score, _guide(_Nothing()))
+            make_contestant(name, score, _guide(_Nothing()))
         if self.calibrate is Calibration.FEW_ROWS:
             raise RequestError(
                 "calibrate", "few-rows draws rows anew each time", "use none, leave-group-out or leave-source-out"
@@ -129,10 +128,9 @@ def play_all(
 
 def _games(pair: tuple[str, Group, TableForecaster], rounds: Rounds) -> list[Played]:
     name, group, forecaster = pair
-    strategy = make_strategy(name, score, _guide(forecaster))
-    seeds = range(games_of(strategy, rounds))
+    seeds = range(games_of(name, rounds))
     # A new strategy for each game: data cached in one game must not affect another, least of all its decision times.
-    return [play(group, make_strategy(name, score, _guide(forecaster)), seed, rounds.trials) for seed in seeds]
+    return [play(group, make_contestant(name, score, _guide(forecaster)), seed, rounds.trials) for seed in seeds]
 
 
 def _guide(forecaster: TableForecaster) -> Guide:
@@ -151,11 +149,11 @@ def _one_thread_each() -> Iterator[None]:
             del os.environ[name]
 
 
-def games_of(strategy: Strategy, rounds: Rounds) -> int:
+def games_of(name: str, rounds: Rounds) -> int:
     """Games of a strategy per group: one if seeds have no effect, `SLOW_GAMES` if it takes seconds to decide."""
-    if not strategy.seeded:
+    if name in SEEDLESS:
         return 1
-    return min(rounds.seeds, SLOW_GAMES) if strategy.slow else rounds.seeds
+    return min(rounds.seeds, SLOW_GAMES) if name in SLOW else rounds.seeds
 
 
 def _leave_interrupts_to_the_parent() -> None:

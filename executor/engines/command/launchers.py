@@ -1,6 +1,5 @@
 """What torchrun, deepspeed and accelerate pass to the process of a rank: environment variables and an argument."""
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,11 +47,6 @@ def launcher_environment(
         "accelerate": lambda: _torchrun(placement) | accelerate_variables(command.plugin, config, accumulation, files, on_cpu),
     }
     return {**_common_variables(placement), **devices, **launcher_variables[command.launcher]()}
-
-
-def inherited(variables: Mapping[str, str]) -> dict[str, str]:
-    """The script's environment: the rank's own, overridden by `variables`; output is unbuffered, faults print a traceback."""
-    return {**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **variables}
 
 
 def launcher_command(launcher: str, words: Sequence[str], placement: RankPlacement) -> list[str]:

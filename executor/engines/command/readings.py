@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from executor.measurement.timing import has_trend
-from executor.measurement.trial_state import Trial, is_enough
+from executor.measurement.trial_report import Trial, is_enough
 from search_spaces.patterns import compiled
 
 TAIL_BYTES = 32_768
@@ -203,11 +203,8 @@ class Output:
         # Progress bars end their lines with a carriage return.
         *lines, self._unfinished = (self._unfinished + new).replace(b"\r", b"\n").split(b"\n")
         self._unfinished = self._unfinished[-TAIL_BYTES:]
-        return [row for line in lines for row in self._found(line.decode(errors="replace"))]
-
-    def _found(self, line: str) -> list[dict[str, Any]]:
-        assert self._pattern is not None
-        return list(self._pattern.readings(_COLOURS.sub("", line)))
+        plain = (_COLOURS.sub("", line.decode(errors="replace")) for line in lines)
+        return [row for line in plain for row in self._pattern.readings(line)]
 
 
 def _pass_on(new: bytes) -> None:

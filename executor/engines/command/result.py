@@ -14,11 +14,10 @@ from typing import Any
 from executor.engines.command.readings import FEWEST_TIMED
 from executor.engines.command.watch import FAILURES, ScriptWatch, State
 from executor.failures import failure_table
-from executor.measurement.environment import environment
+from executor.measurement.device import environment
 from executor.measurement.flops import convention_of, flops_utilization, tflops_per_device
 from executor.measurement.timing import step_time
-from executor.measurement.trial_report import rate_of
-from executor.measurement.trial_state import Trial
+from executor.measurement.trial_report import Trial, rate_of
 from search_spaces.failure import Evidence, FailureTable, Sign
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome

@@ -4,8 +4,8 @@ import importlib.metadata
 import re
 
 from search_spaces.capability import Capability, Combination, honoured_by
-from search_spaces.deepspeed.config import REDUCTION
-from search_spaces.refusal import Refusal
+from search_spaces.deepspeed import REDUCTION
+from search_spaces.errors import Refusal
 from search_spaces.trial_config import TrialConfig
 
 PACKAGE = "deepspeed"

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.engines.native.layout import BucketLayout, Slot, as_rows
+from executor.engines.native.parameter_shard import BucketLayout, Slot, as_rows
 from executor.engines.native.quantised_communication import QuantisedAllReduce, QuantisedReduceScatter
 from executor.parallel.collectives import InFlight, ProcessGroup, mark, shares_memory
 from search_spaces.communication import IN_FLIGHT, INT8, PIECE_ELEMENTS, cut

@@ -13,7 +13,10 @@ from executor.errors import EngineRefusalError
 from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.initialization import FirstValues
 from search_spaces.communication import cut
+from search_spaces.optimizers import BETAS, EPSILON
 from search_spaces.training.states import CHUNK_ELEMENTS
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +43,13 @@ class Hyperparameters:
     weight_decay: float
     fused: bool
     """Whether one fused kernel updates the device's share; off: one kernel per operation (`foreach`)."""
+
+
+def hyperparameters_of(config: TrialConfig, workload: Workload) -> Hyperparameters:
+    """The hyperparameters of a trial."""
+    return Hyperparameters(
+        learning_rate=workload.learning_rate, weight_decay=workload.weight_decay, fused=config.fused_optimizer
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,14 +247,7 @@ class _DevicePart:
         self.master, self.elements, self._spans = master, master.numel(), spans
         first = spans[0].start if spans else 0
         self._parameters = [nn.Parameter(self.master[span.start - first : span.end - first]) for span in spans]
-        fused = hyperparameters.fused and master.dtype == torch.float32
-        self.optimizer = torch.optim.AdamW(
-            update_groups(self._parameters or [nn.Parameter(self.master)], fused),
-            lr=hyperparameters.learning_rate,
-            weight_decay=hyperparameters.weight_decay,
-            fused=fused,
-            foreach=not fused,
-        )
+        self.optimizer = adamw(self._parameters or [nn.Parameter(self.master)], hyperparameters)
 
     def states(self) -> Iterator[tuple[str, int, Tensor]]:
         """The moments of each span."""
@@ -282,6 +285,15 @@ def update_groups(parameters: Sequence[nn.Parameter], fused: bool) -> list[dict[
     if fused:
         return [{"params": parameters}]
     return [{"params": group} for group in cut(parameters, Tensor.numel, max(map(Tensor.numel, parameters)))]
+
+
+def adamw(parameters: Sequence[nn.Parameter], hyperparameters: Hyperparameters) -> torch.optim.AdamW:
+    """torch's AdamW, fused if there is a kernel for the dtype."""
+    fused = hyperparameters.fused and parameters[0].dtype == torch.float32
+    return torch.optim.AdamW(
+        update_groups(parameters, fused), lr=hyperparameters.learning_rate, weight_decay=hyperparameters.weight_decay,
+        betas=BETAS, eps=EPSILON, fused=fused, foreach=not fused,
+    )  # fmt: skip
 
 
 def step_scaled(optimizer: torch.optim.Optimizer, scale: Tensor | None) -> None:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from executor.engines.native.layout import Slot, ranges
-from executor.engines.native.parameter_shard import Loaded, NearCopies, ParameterShard
+from executor.engines.native.parameter_shard import Loaded, NearCopies, ParameterShard, Slot, ranges
 from executor.engines.native.quantised_communication import GatherFormat
 from executor.parallel.adapters import Prompt
 from executor.parallel.collectives import InFlight, ProcessGroup, mark

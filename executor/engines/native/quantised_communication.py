@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.engines.native.layout import Slot, from_rows
-from executor.parallel.block_integers import pack, row_chunks, unpack
+from executor.engines.native.parameter_shard import Slot, from_rows
 from executor.parallel.collectives import InFlight, ProcessGroup, mark
+from executor.parallel.quantised import pack, row_chunks, unpack
 from search_spaces.communication import INT8, integer_bytes
 from search_spaces.optimizers import LEAST_QUANTISED
 from search_spaces.trial_config import TrialConfig

@@ -8,8 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from executor.engines.native.layout import Slot, from_rows, ranges
-from executor.engines.native.parameter_shard import ParameterShard
+from executor.engines.native.parameter_shard import ParameterShard, Slot, from_rows, ranges
 from executor.engines.native.prefetch import GatherUnit
 from executor.parallel.collectives import InFlight, ProcessGroup, mark
 from search_spaces.communication import IN_FLIGHT, cut

@@ -9,24 +9,27 @@ from executor.engine import HOST
 from executor.engines.native.buckets import GradientReducer
 from executor.engines.native.checkpoint import MOMENTS, STEPS, WEIGHTS, Piece, rectangles
 from executor.engines.native.file_shard import FileShard, share_in_files
-from executor.engines.native.layout import BucketLayout, Slot, from_rows, make_layout, ranges
-from executor.engines.native.offload import Hyperparameters, Initial, SplitAdamW, parts_of
-from executor.engines.native.optimizers.adamw8bit import share_block
-from executor.engines.native.optimizers.choose import block_matrices, device_optimizer
-from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares
+from executor.engines.native.offload import Initial, SplitAdamW, hyperparameters_of, parts_of
+from executor.engines.native.optimizers import block_matrices, device_optimizer
+from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, Shares, share_block
 from executor.engines.native.parameter_shard import (
+    BucketLayout,
     DeviceShard,
     HostShard,
     MasterShard,
     NearCopies,
     ParameterShard,
+    Slot,
     WithQuantised,
+    from_rows,
+    make_layout,
+    ranges,
 )
 from executor.engines.native.prefetch import ParameterGatherer, find_units
 from executor.engines.native.refill import Refill, RefillBesideForward
 from executor.errors import EngineRefusalError
 from executor.files.rank_file import folder_of
-from executor.parallel import streams
+from executor.parallel import copies
 from executor.parallel.collectives import ProcessGroup, mark
 from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.groups import Sharing
@@ -92,7 +95,9 @@ class ShardedModel(Replica):
         self.pool, self._copies = HostPool(device), CopyEngine(device)
         self.optimizer = self._make_optimizer(initial, workload)
         if self._views:
-            self._view_master()
+            master = self.optimizer.full_master()
+            for slot in self.layout.slots:
+                slot.parameter.data = master[slot.offset : slot.offset + slot.shard_elements].view(slot.shape)
         arrives = self.optimizer.host_elements and config.offload_param == "none"
         self._arrivals = Staging(self.optimizer.chunk_elements if arrives else 0, self.dtype, self.pool, self._copies)
         self._shard = self._beside_quantised(self._make_shard(frozen), quantised)
@@ -110,7 +115,7 @@ class ShardedModel(Replica):
             self.refill.begin_step()
 
     def begin_micro_batch(self, last: bool) -> None:
-        self._stream = streams.working_stream(self.device)
+        self._stream = copies.working_stream(self.device)
         self.reducer.skips_reduction = self.optimizer.sums_itself
         self.reducer.begin_micro_batch(last)
         if self.gatherer is not None:
@@ -301,11 +306,6 @@ class ShardedModel(Replica):
         else:
             parameter.data = parameter.data.to(self.device)
 
-    def _view_master(self) -> None:
-        master = self.optimizer.full_master()
-        for slot in self.layout.slots:
-            slot.parameter.data = master[slot.offset : slot.offset + slot.shard_elements].view(slot.shape)
-
     @torch.no_grad()
     def _shard_frozen(self, layout: BucketLayout, start: int, dtype: torch.dtype) -> Tensor:
         """This rank's shares of the frozen parameters that stage 3 gathers, on the device; empty at other stages."""
@@ -328,9 +328,7 @@ class ShardedModel(Replica):
 
     def _make_optimizer(self, initial: Initial, workload: Workload) -> SplitAdamW | DeviceOptimizer:
         config, layout = self.config, self.layout
-        hyperparameters = Hyperparameters(
-            learning_rate=workload.learning_rate, weight_decay=workload.weight_decay, fused=config.fused_optimizer
-        )
+        hyperparameters = hyperparameters_of(config, workload)
         if config.optimizer != "adamw":
             matrices = block_matrices(self.part) if config.optimizer == "muon" else frozenset[str]()
             shares = Shares(
@@ -407,7 +405,7 @@ class ShardedModel(Replica):
         def accumulated(parameter: Tensor) -> None:
             if parameter.grad is not None:
                 mark("gradients", parameter.grad)
-            with streams.resumed(self._stream):
+            with copies.resumed(self._stream):
                 self.reducer.take(slot)
                 if self.gatherer is None:
                     self.reducer.declare_ready((slot,))

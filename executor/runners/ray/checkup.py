@@ -10,7 +10,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from executor.runners.ray import on_node
 from executor.runners.ray.cluster import RayCluster
-from executor.runners.ray.describe import RayNode, nodes_of
+from executor.runners.ray.nodes import RayNode, nodes_of
 from executor.runners.ray.on_node import NodeProbe
 from executor.runners.transport import RANK_MAIN
 from search_spaces.plain import from_plain

@@ -120,35 +120,26 @@ def _connect(address: str | None, cores: int) -> None:
         # A Ray that is started here passes this process's environment to its processes.
         with hidden_from_children() if address is None else contextlib.nullcontext():
             ray.init(address=address or "local", **options)
-        _keep_out_of_stdout()
+        # Log what Ray would print when a node dies, even with `log_to_driver` off: commands write their JSON to stdout. The
+        # function is private to Ray and cannot be switched off (2.60: `listen_error_messages`); without it Ray prints.
+        if hasattr(ray._private.worker, "print_to_stdstream"):
+            ray._private.worker.print_to_stdstream = lambda data, *_, **__: log.info(
+                "%s", "\n".join(map(str, data.get("lines", ())))
+            )
     except Exception as error:
         # Ray is not initialized, but it keeps the client of a cluster that has refused it. With that client the next start
         # hangs, and this process ends silently a minute after that cluster has ended.
         ray.shutdown()
         lines = str(error).split("\n") if str(error).strip() else [type(error).__name__]
         if lines[0].startswith("Version mismatch"):
-            raise RunnerError(_version_mismatch(lines)) from error
+            # Ray's own lines: "Ray: VERSION" and "Python: VERSION" of the cluster, and then of this process.
+            versions = [line.strip().replace(":", "") for line in lines if line.strip().startswith(("Ray:", "Python:"))]
+            theirs, ours = " and ".join(versions[:2]), " and ".join(versions[2:4])
+            problem = f"the Ray cluster runs {theirs}, this process {ours}; use the same versions on every node"
+            raise RunnerError(problem) from error
         if address is not None:
             raise _no_answer(address, lines[0].strip()) from error
         raise RunnerError(f"Ray does not start on this machine: {lines[0].strip()}; use the local runner") from error
-
-
-def _keep_out_of_stdout() -> None:
-    """Log what Ray would print to stdout when a node dies, even with `log_to_driver` off: commands write their JSON to stdout.
-
-    `print_to_stdstream` is private to Ray and cannot be switched off (2.60: `listen_error_messages`). In a version without it,
-    Ray prints its notes.
-    """
-    module = ray._private.worker
-    if hasattr(module, "print_to_stdstream"):
-        module.print_to_stdstream = lambda data, *_, **__: log.info("%s", "\n".join(map(str, data.get("lines", ()))))
-
-
-def _version_mismatch(lines: list[str]) -> str:
-    """Join Ray's own lines, "Ray: VERSION" and "Python: VERSION" of the cluster and then of this process, into one."""
-    versions = [line.strip().replace(":", "") for line in lines if line.strip().startswith(("Ray:", "Python:"))]
-    theirs, ours = " and ".join(versions[:2]), " and ".join(versions[2:4])
-    return f"the Ray cluster runs {theirs}, this process {ours}; use the same versions on every node"
 
 
 MODE = "RAY_AUTH_MODE"

@@ -13,14 +13,12 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from executor import process_tree
-from executor.engines import leftovers
 from executor.errors import RunnerError
-from executor.runners import rank_output, rank_process
-from executor.runners.messages import Message, MessageKind, decode, encode
+from executor.runners import rank_process
 from executor.runners.ray import actor
 from executor.runners.ray.actor import CONTROL, RankActor
-from executor.runners.ray.nodes import Node
-from executor.runners.transport import NO_VARIABLES, RANK_MAIN, Death, RankTransport
+from executor.runners.ray.nodes import RayNode
+from executor.runners.transport import NO_VARIABLES, RANK_MAIN, Death, Message, MessageKind, RankTransport, decode, encode
 
 KILL_SECONDS = 5.0
 """Time for an actor to end its rank. After that the actor itself is killed, and the system kills the rank with it."""
@@ -45,7 +43,7 @@ class RankSlot:
     def __init__(
         self,
         settings: SlotSettings,
-        node: Node,
+        node: RayNode,
         group: PlacementGroup,
         index: int,
         cores: tuple[int, ...] | None,
@@ -60,7 +58,7 @@ class RankSlot:
         """Whether the actor has been lost, and its rank process with it."""
         self.trials = 0
         """Number of trials of its rank process."""
-        self._settings = settings
+        self.settings = settings
         self._index = index
         self._mailbox = mailbox
         self._actor: Any = None
@@ -80,9 +78,9 @@ class RankSlot:
 
         The `ready` message of a reused process is delivered again.
         """
-        environment = {**self._settings.environment, **variables}
+        environment = {**self.settings.environment, **variables}
         options = {
-            "trial_function": self._settings.trial_function,
+            "trial_function": self.settings.trial_function,
             "python_path": list(python_path),
             "environment": environment,
         }
@@ -160,10 +158,10 @@ class RankSlot:
         self._stream = None
 
     def _start_actor(self) -> Any:
-        for module in (actor, rank_process, rank_output, process_tree, leftovers):
+        for module in (actor, rank_process, process_tree):
             ray.cloudpickle.register_pickle_by_value(module)
         remote = ray.remote(max_restarts=0, max_task_retries=0, concurrency_groups={CONTROL: 1})(RankActor)
-        bundle = self._settings.bundle
+        bundle = self.settings.bundle
         return remote.options(
             num_cpus=bundle.get("CPU", 0),
             num_gpus=bundle.get("GPU", 0),
@@ -240,7 +238,6 @@ class SlotTransport(RankTransport):
         self,
         slots: Sequence[RankSlot],
         mailbox: Mailbox,
-        environment: Mapping[str, str],
         sharing: Mapping[str, int] | None = None,
     ) -> None:
         self.world_size = len(slots)
@@ -248,7 +245,7 @@ class SlotTransport(RankTransport):
         self.slots = tuple(slots)
         self._mailbox = mailbox
         self._sharing = sharing or Counter(slot.node.host for slot in slots)
-        self._threads_are_set = "OMP_NUM_THREADS" in environment
+        self._threads_are_set = "OMP_NUM_THREADS" in slots[0].settings.environment
 
     def start(self, python_path: Sequence[str], variables: Mapping[str, str] = NO_VARIABLES) -> None:
         """Ensure a process in every slot; see `RankTransport`."""

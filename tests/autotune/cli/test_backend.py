@@ -16,8 +16,8 @@ import table
 from autotune.cli.backend import JobBackend
 from autotune.cli.open_backend import open_backend
 from autotune.errors import NoBestError, RequestError, UnknownFormatError
-from autotune.explain.explanation.explain import explain
-from autotune.reports.formats import report_text
+from autotune.explain.explain import explain
+from autotune.reports.report import report_text
 from search_spaces.outcome import JobState, Outcome
 from storage.owners import current_owner
 from storage.records import ANY_JOB, Ask, JobFilter

@@ -24,7 +24,7 @@ def test_json_is_one_document(command: Command) -> None:
     assert found["needed"]["fits"]
     assert found["needed"]["offload_optimizer"] is False
     assert found["longest_samples"]["sequence_length"] == 2048
-    assert len(found["rungs"]) == 9
+    assert len(found["levels"]) == 9
 
 
 @pytest.mark.prove

@@ -12,7 +12,7 @@ from autotune.prediction.planning.calibrated import fingerprint
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_to_row
 from executor.errors import RunnerError
-from executor.runners.ray.describe import RayNode, cluster_of, nodes_of
+from executor.runners.ray.nodes import RayNode, cluster_of, nodes_of
 from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, MeasuredRow, MicrobenchmarkResult, Operation
 from search_spaces.outcome import Outcome
 from storage.records import Owner
@@ -177,4 +177,4 @@ def test_a_space_is_counted_for_what_ray_tells(described: None, command: Command
 def described(nodes: tuple[RayNode, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two nodes of two cores."""
     there = cluster_of([node.resources for node in nodes if node.alive])
-    monkeypatch.setattr("executor.runners.ray.describe.describe_cluster", lambda _: there)
+    monkeypatch.setattr("executor.runners.ray.nodes.describe_cluster", lambda _: there)

@@ -14,7 +14,7 @@ from called import Command
 
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import prepare
-from autotune.session.runners import make_runner
+from autotune.session.trial_requests import make_runner
 from executor.runners.runner import Runner
 from search_spaces.models.command import CommandModel
 from search_spaces.placeholders import words_of
@@ -50,7 +50,7 @@ def ranks() -> Iterator[Runner]:
 @pytest.fixture
 def script(folder: Path, ranks: Runner, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a script, and ranks that are there already."""
-    for module in ("foreground", "verify"):
+    for module in ("foreground", "reproduce"):
         monkeypatch.setattr(f"autotune.cli.{module}.make_runner", lambda _: contextlib.nullcontext(ranks))
     (folder / "train.py").write_text(SCRIPT)
     return folder

@@ -12,7 +12,7 @@ from called import Command
 
 from autotune.ops.logs import TextLines
 from autotune.text.console import Console
-from autotune.text.sizes import bytes_text
+from autotune.text.rows import bytes_text
 from autotune.text.visible_text import visible, visible_line
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.quantities import number_text

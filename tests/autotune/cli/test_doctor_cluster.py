@@ -8,12 +8,11 @@ from typing import Any
 import pytest
 from called import Command
 
-from autotune.cli import doctor_cluster
-from autotune.cli.doctor_cluster import expected_by, links_of, node_findings, pair_findings
-from autotune.cli.finding import CheckedItem
+from autotune.cli import doctor
+from autotune.cli.doctor import CheckedItem, expected_by, links_of, node_findings, pair_findings
 from executor.errors import RunnerError
 from executor.runners.ray.checkup import Checkup, NodeFacts, Pair, Unreached, pairs_of
-from executor.runners.ray.describe import RayNode
+from executor.runners.ray.nodes import RayNode
 from search_spaces.clusters.microbenchmark import GroupShape, MeasuredRow, Operation
 
 VERSIONS = {"python": "3.11.2", "ray": "2.60.0", "torch": "2.13.0", "autotune": "0.1.0"}
@@ -198,7 +197,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> Callable[[Checkup | RunnerError],
                 raise what
             return what
 
-        monkeypatch.setattr(doctor_cluster, "check_up", check_up)
+        monkeypatch.setattr("executor.runners.ray.checkup.check_up", check_up)
 
     return found
 
@@ -206,7 +205,7 @@ def looked(monkeypatch: pytest.MonkeyPatch) -> Callable[[Checkup | RunnerError],
 def test_the_command_tells_everything_and_its_status_says_whether_a_sweep_can_go_on(
     command: Command, looked: Callable[[Any], None]
 ) -> None:
-    here = doctor_cluster._versions_here()
+    here = doctor._versions_here()
     good = facts(1, versions=here)
     looked(checkup(good, nodes=(node(1, resources={"CPU": 2.0}),)))
     answer = command("doctor", "--cluster", "--json")

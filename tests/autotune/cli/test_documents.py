@@ -5,7 +5,7 @@ import json
 import pytest
 from called import COMMANDS, Command
 
-from autotune.cli.documents import SCHEMAS, schema_path
+from autotune.cli.status import SCHEMAS, schema_path
 from tests.documents import check_document, validator
 
 WITH_JSON = [name for name, command in COMMANDS.items() if any("--json" in option.opts for option in command.params)]

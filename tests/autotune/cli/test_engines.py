@@ -5,7 +5,7 @@ import json
 import pytest
 from called import Command
 
-from autotune.cli.engine_reference import engines_page_markdown
+from autotune.cli.engines import engines_page_markdown
 from autotune.request import engines
 from autotune.request.engines import CAPABILITIES
 from search_spaces.knob_values import KNOBS

@@ -7,7 +7,7 @@ import jsonschema
 import pytest
 from called import Command
 
-from autotune.exports.best_config_file import SCHEMA_PATH
+from autotune.frameworks.best_config import SCHEMA_PATH
 from autotune.outcome.job_snapshot import read_snapshot
 from search_spaces.outcome import Outcome, Purpose
 from storage.store import open_store

@@ -11,7 +11,7 @@ from called import Command
 
 from autotune.cli.imported import with_imported
 from autotune.errors import BestConfigError, RequestError
-from autotune.exports.best_config_file import best_config_text
+from autotune.frameworks.best_config import best_config_text
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot

@@ -16,7 +16,7 @@ import served
 import table
 from called import Answer, Command
 
-from autotune.loop.stop import StopSignal
+from autotune.loop.listener import StopSignal
 from autotune.loop.worker import Worker
 from executor.runners.replay import ReplayRunner
 from executor.runners.runner import Event, Handle, Runner

@@ -8,7 +8,7 @@ import pytest
 from called import Command
 from lint_recipes import RECIPES
 
-from autotune.imports.read import read_written
+from autotune.frameworks.read import read_written
 
 GOOD, FAULTY = RECIPES / "titan-llama3-8b.toml", RECIPES / "titan-global-batch.toml"
 

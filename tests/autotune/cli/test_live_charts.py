@@ -13,7 +13,7 @@ import table
 from rich.console import Console
 from rich.text import Text
 
-from autotune.cli.live import LiveTable
+from autotune.cli.foreground import LiveTable
 from autotune.cli.live_charts import Canvas, LiveCharts, charts
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot

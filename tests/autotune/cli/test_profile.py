@@ -8,7 +8,7 @@ import pytest
 from called import Command
 
 from autotune.cli.profile import OWN, rows_of
-from executor.measurement.module_profile import ModelProfile, ModuleCost, Phases
+from executor.measurement.flops import ModelProfile, ModuleCost, Phases
 from executor.runners import rank_process
 from executor.runners.local import LocalRunner
 from search_spaces.models.huggingface import resolve_model

@@ -10,7 +10,7 @@ import jsonschema
 import pytest
 from called import Answer, Command
 
-from autotune.exports.best_config_file import SCHEMA_PATH
+from autotune.frameworks.best_config import SCHEMA_PATH
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 

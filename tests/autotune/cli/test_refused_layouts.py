@@ -12,7 +12,7 @@ import table
 from called import Command
 
 from autotune.request.engines import CAPABILITIES
-from executor.runners import profile, rank_process
+from executor.runners import one_process, rank_process
 from search_spaces.rules.table import RULES
 from tests.sampling import sampled
 
@@ -397,7 +397,7 @@ def no_process(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a rank process was started")
 
     monkeypatch.setattr(rank_process.RankProcess, "__init__", started)
-    monkeypatch.setattr(profile, "describe_factory", started)
+    monkeypatch.setattr(one_process, "describe_factory", started)
 
 
 @pytest.mark.prove(every=7)

@@ -10,7 +10,7 @@ import psutil
 import pytest
 from served import end, start, until
 
-from autotune.cli.serve_api import _require_tls_files
+from autotune.cli.serve import _require_tls_files
 from autotune.client import Client
 from autotune.errors import RequestError
 from tests.certificates import self_signed

@@ -4,8 +4,15 @@ import dataclasses
 
 import pytest
 
-from autotune.cluster.machine import require_here
-from autotune.cluster.ray_cluster import address_of, asked_cluster, named_address, require_devices, run_by, with_address
+from autotune.cluster.ray_cluster import (
+    address_of,
+    asked_cluster,
+    named_address,
+    require_devices,
+    require_here,
+    run_by,
+    with_address,
+)
 from autotune.errors import RequestError
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_fields
@@ -58,7 +65,7 @@ def test_a_stored_request_runs_elsewhere(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_what_is_predicted_for_is_looked_at_only_where_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("executor.runners.ray.describe.describe_cluster", _at)
+    monkeypatch.setattr("executor.runners.ray.nodes.describe_cluster", _at)
     monkeypatch.setenv("RAY_ADDRESS", "environment:1")
     assert asked_cluster(None, None) == ("local", None)
     assert asked_cluster("dgx-a100:2", None) == ("dgx-a100:2", None)

@@ -7,12 +7,11 @@ import numpy as np
 import pytest
 
 from autotune.errors import RequestError
-from autotune.goodput.checkpoint import Checkpoint
 from autotune.goodput.closed_form import best_interval, end_date, erlang_loss, expected, poisson_excess
 from autotune.goodput.failures import DAY, FailureKind, FailureRates
-from autotune.goodput.run import Recovery, Run
-from autotune.goodput.simulation import simulate
+from autotune.goodput.run import Checkpoint, Recovery, Run
 from benchmarks.goodput.cases import random_case
+from benchmarks.goodput.simulation import simulate
 
 
 def rates(per_day: float, **fields: object) -> FailureRates:

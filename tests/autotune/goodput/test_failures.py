@@ -5,8 +5,8 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import RequestError
-from autotune.goodput.checkpoint import Bandwidths, Checkpoint, CheckpointKind, SavedState, checkpoint_of
 from autotune.goodput.failures import failure_rates, preset_names, read_log
+from autotune.goodput.run import Bandwidths, Checkpoint, CheckpointKind, SavedState, checkpoint_of
 
 
 def log(folder: Path, *rows: str) -> Path:

@@ -10,10 +10,15 @@ from known import measured, run_job
 from measurements import row, write_table
 
 from autotune.errors import KnowledgeError
-from autotune.knowledge.collect import job_measurements, local_measurements
 from autotune.knowledge.content import content_of, read_content
-from autotune.knowledge.measurement import Measurement, measurements_of_rows
-from autotune.knowledge.row import peak_bytes, step_seconds
+from autotune.knowledge.measurement import (
+    Measurement,
+    TrialMeasurement,
+    job_measurements,
+    local_measurements,
+    measurements_of_rows,
+)
+from autotune.knowledge.row import TableRow, peak_bytes, step_seconds
 from autotune.knowledge.table import read_table
 from storage.store import Store
 
@@ -34,10 +39,10 @@ def sent(measurements: list[Measurement]) -> Any:
 
 
 def figures(measurement: Measurement) -> tuple[float, float]:
-    if (trial := measurement.trial) is not None:
-        return trial.samples_per_second or 0.0, trial.peak_memory_bytes or 0.0
-    assert measurement.row is not None
-    return step_seconds(measurement.row) or 0.0, peak_bytes(measurement.row) or 0.0
+    measured = measurement.measured
+    if isinstance(measured, TrialMeasurement):
+        return measured.samples_per_second or 0.0, measured.peak_memory_bytes or 0.0
+    return step_seconds(measured) or 0.0, peak_bytes(measured) or 0.0
 
 
 def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
@@ -50,12 +55,11 @@ def test_what_is_read_is_what_was_written(tmp_path: Path) -> None:
     assert len({each.source for each in found}) == 2
     for one, other in zip(sorted(everything, key=figures), sorted(found, key=figures), strict=True):
         assert figures(other) == pytest.approx(figures(one), rel=1e-5)
-        if one.trial is None:
-            assert one.row is not None and other.row is not None
+        if isinstance(one.measured, TableRow):
             for name in ("notes", "framework", "outcome", "gpu_type"):
-                assert getattr(other.row, name) == getattr(one.row, name)
+                assert getattr(other.measured, name) == getattr(one.measured, name)
         else:
-            assert other.trial is not None and other.trial.setting.key == one.trial.setting.key
+            assert isinstance(other.measured, TrialMeasurement) and other.measured.setting.key == one.measured.setting.key
 
 
 @pytest.mark.parametrize(
@@ -131,23 +135,23 @@ def test_rows_from_which_nothing_can_be_learned_are_left_out(tmp_path: Path) -> 
         "a cell has more than 2,000 characters": 1, "device 'Cray-1' is not known": 1, "nothing was measured": 1,
     }  # fmt: skip
     (kept,) = read_content(sent(list(found.measurements)))
-    assert kept.row is not None and kept.row.inter_bw is None  # which counts as the device's usual network
+    assert isinstance(kept.measured, TableRow) and kept.measured.inter_bw is None  # which counts as the device's usual network
 
 
 def test_a_job_has_a_measurement_for_each_configuration(store: Store) -> None:
     job = run_job(store, measured("x", 3))
     found = job_measurements(store, job)
     assert (len(found.measurements), found.left_out) == (3, {})
-    rates = [each.trial.samples_per_second for each in found.measurements if each.trial is not None]
+    rates = [each.measured.samples_per_second for each in found.measurements if isinstance(each.measured, TrialMeasurement)]
     assert [rate is None for rate in rates] == [False, False, True]
     assert {each.source for each in found.measurements} == {each.source for each in local_measurements(store)}
 
 
 def test_trials_with_environment_variables_are_left_out(store: Store) -> None:
     first, *others = measured("x", 3)
-    assert first.trial is not None
-    config = first.trial.config.replace({"environment": "MALLOC_ARENA_MAX=1"})
-    changed = dataclasses.replace(first, trial=dataclasses.replace(first.trial, config=config))
+    assert isinstance(first.measured, TrialMeasurement)
+    config = first.measured.config.replace({"environment": "MALLOC_ARENA_MAX=1"})
+    changed = dataclasses.replace(first, measured=dataclasses.replace(first.measured, config=config))
     found = job_measurements(store, run_job(store, [changed, *others]))
     assert len(found.measurements) == 2
     assert found.left_out == {"it ran with environment variables, whose effect is not predicted": 1}

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 from known import REAL, measured, run_job
 
-from autotune.knowledge.collect import local_measurements
 from autotune.knowledge.learning import learned_from
-from autotune.knowledge.measurement import Measurement
+from autotune.knowledge.measurement import Measurement, local_measurements
 from autotune.prediction.equations.coefficients import shipped_rates
 from autotune.prediction.planning.calibrated import calibrated
 from autotune.prediction.planning.estimate import estimates

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import KnowledgeError
-from autotune.knowledge.mlperf import read_log
-from autotune.knowledge.read import read_knowledge
+from autotune.knowledge.read import read_knowledge, read_log
 from autotune.knowledge.row import TableRow, step_seconds
 from autotune.knowledge.row_cases import refusal
 from autotune.knowledge.row_names import row_hardware
@@ -84,8 +83,9 @@ def test_a_log_of_a_rack_can_be_learned_from(tmp_path: Path) -> None:
     log.write_text(":::SYSJSON " + json.dumps(SYSTEM | rack) + log.read_text().partition("}")[2])
     (tmp_path / "config_H100_16x8x32xtp4pp8cp1.sh").rename(tmp_path / "config_GB300_32x4x32xtp4pp8cp1.sh")
     (kept,) = read_knowledge(str(log)).measurements().measurements
-    assert kept.row is not None
-    found = row_hardware(kept.row.gpu_type or "", kept.row.gpus_per_node, 128, None, kept.row.inter_bw)
+    row = kept.measured
+    assert isinstance(row, TableRow)
+    found = row_hardware(row.gpu_type or "", row.gpus_per_node, 128, None, row.inter_bw)
     assert found is not None
     assert (found.family, found.devices_per_node, found.inter) == ("gb300", 72, 8 * 50e9 / 4 * 72)
 

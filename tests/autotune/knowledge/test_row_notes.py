@@ -8,8 +8,8 @@ import pytest
 
 from autotune.knowledge.row import TableRow
 from autotune.knowledge.row_cases import described, noted_adapters, noted_precision, noted_recompute, noted_software
+from autotune.knowledge.row_software import numbers_of, row_software
 from autotune.knowledge.table import read_table
-from autotune.prediction.equations.software import profile
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
 
 LONG = TableRow(
@@ -79,16 +79,19 @@ RECENT = replace(LONG, gpu_type="B200-SXM-180GB", framework="Megatron-LM")
 )  # fmt: skip
 def test_words_of_software_match_the_fields_they_are_meant_for(changes: dict[str, str], share: float) -> None:
     """Transformer Engine keeps inputs in 8 bits where the row's precision says so, not where its device or kernel could."""
-    assert profile(described(replace(RECENT, **changes)).lower())["input_share"] == share
+    assert numbers_of(row_software(described(replace(RECENT, **changes))))["input_share"] == share
 
 
 def test_words_of_software_are_whole_words() -> None:
-    assert profile("framework=megatronlm")["gradient_bytes"] == 4.0
-    assert profile("framework=premegatron")["gradient_bytes"] == 2.0
-    assert profile("framework=torchtitan; recompile")["logit_bytes"] == profile("framework=torchtitan")["logit_bytes"]
-    assert profile("framework=torchtitan; torch.compile")["logit_bytes"] == 14.0
-    assert profile("kernel=flash_attentionv1.0.8")["attention_speed"] == 0.6
-    assert profile("kernel=flash_attentionv10")["attention_speed"] == 1.0
+    assert numbers_of(row_software("framework=megatronlm"))["gradient_bytes"] == 4.0
+    assert numbers_of(row_software("framework=premegatron"))["gradient_bytes"] == 2.0
+    assert (
+        numbers_of(row_software("framework=torchtitan; recompile"))["logit_bytes"]
+        == numbers_of(row_software("framework=torchtitan"))["logit_bytes"]
+    )
+    assert numbers_of(row_software("framework=torchtitan; torch.compile"))["logit_bytes"] == 14.0
+    assert numbers_of(row_software("kernel=flash_attentionv1.0.8"))["attention_speed"] == 0.6
+    assert numbers_of(row_software("kernel=flash_attentionv10"))["attention_speed"] == 1.0
     assert described(replace(LONG, framework="torchtitan + compile")).count("compile") == 2
 
 
@@ -96,7 +99,7 @@ def test_words_of_software_are_whole_words() -> None:
 def test_features_that_are_stated_replace_the_name(framework: str) -> None:
     """Names only give what is not stated: without the name, or with another one, the answers are the same."""
     row = replace(LONG, framework=framework)
-    stated = "; ".join(f"{name}={value:g}" for name, value in profile(described(row).lower()).items())
+    stated = "; ".join(f"{name}={value:g}" for name, value in numbers_of(row_software(described(row))).items())
     asked = [row, *(replace(row, framework=name, notes=stated) for name in (None, "x", "Megatron-LM", "nanotron"))]
     forecast = TablePredictor().forecast(asked)
     assert np.ptp(forecast.step_seconds) == pytest.approx(0, abs=1e-9)

@@ -7,7 +7,7 @@ import pytest
 from autotune.knowledge.row import RowOutcome, TableRow
 from autotune.knowledge.row_cases import case_of, described, refusal
 from autotune.knowledge.row_names import find_device, row_hardware
-from autotune.prediction.equations.software import profile
+from autotune.knowledge.row_software import row_software
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
 
 ROW = TableRow(
@@ -86,7 +86,7 @@ def test_notes_of_how_a_run_ended_change_nothing() -> None:
     """A table that notes a run's speed notes it for runs that ran alone."""
     told = replace(ROW, notes="kernel=torch; TFLOPs_megatron=123; raw_status=OOM Error; samples/s recomputed")
     assert described(told) == described(replace(ROW, notes="kernel=torch"))
-    assert profile(described(told).lower())["scores"] > 0
+    assert row_software(described(told)).scores[0] > 0
 
 
 def test_adapters_freeze_the_rest() -> None:

@@ -7,9 +7,9 @@ import pytest
 from measurements import ROW, row, write_table
 
 from autotune.errors import MeasurementsError
-from autotune.knowledge.columns import COLUMNS
-from autotune.knowledge.row import GIB, RowOutcome, TableRow, configuration_of, peak_bytes, step_seconds
+from autotune.knowledge.row import COLUMNS, GIB, RowOutcome, TableRow, peak_bytes, step_seconds
 from autotune.knowledge.table import MeasurementTable, read_table
+from benchmarks.prediction.scoring.configurations import configuration_of, problems_of
 
 
 def read(folder: Path, *rows: dict[str, Any], **how: Any) -> MeasurementTable:
@@ -159,14 +159,14 @@ def test_a_column_that_only_some_scores_need_is_named(tmp_path: Path) -> None:
     missing = ("rank_group", "peak_mem_gb", "outcome", "oom", "tokens_per_s_per_gpu", "samples_per_s", "step_time_s", "hfu")
     table = read(tmp_path, row("a"), without=missing)
     assert len(table.rows) == 1
-    assert [each.problem for each in table.problems] == [
+    assert [each.problem for each in problems_of(table)] == [
         "no column peak_mem_gb: memory error is not scored",
         "no column outcome: how runs ended is taken from the column oom and from what was measured",
         "no column rank_group: ranks are not scored",
         "no column tokens_per_s_per_gpu, samples_per_s, step_time_s: time error and ranks are not scored",
         "no column outcome, oom: out-of-memory recall is not scored",
     ]
-    assert {each.line for each in table.problems} == {1}
+    assert {each.line for each in problems_of(table)} == {1}
 
 
 def test_a_column_twice(tmp_path: Path) -> None:

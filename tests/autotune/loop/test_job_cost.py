@@ -2,8 +2,8 @@
 
 import pytest
 
-from autotune.forecast.job_forecast import expected
-from autotune.loop.job_cost import START_SECONDS, Measurements, job_seconds, most_measurements, seconds_left, trial_seconds_band
+from autotune.forecast import expected
+from autotune.loop.budget import START_SECONDS, Measurements, job_seconds, most_measurements, seconds_left, trial_seconds_band
 from autotune.prediction.planning.scan import Bounds
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import resolve

@@ -18,7 +18,7 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 
 from autotune.errors import RequestError
 from autotune.loop.heartbeats import WorkerHeartbeat
-from autotune.loop.stop import StopSignal
+from autotune.loop.listener import StopSignal
 from autotune.loop.worker import Worker
 from autotune.ops.logs import JsonLines, traces
 from autotune.request.rows import request_to_row

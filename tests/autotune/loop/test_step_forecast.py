@@ -7,7 +7,7 @@ import pytest
 import table
 from played import run
 
-from autotune.loop.step_forecast import StepForecast, forecast_of
+from autotune.loop.trials import StepForecast, forecast_of
 from autotune.objective.ranking import rate
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.prediction.planning.estimate import estimates

@@ -10,9 +10,8 @@ import pytest
 import table
 
 from autotune.errors import BestConfigError, NoBestError, UnknownFormatError
-from autotune.exports import exporter
-from autotune.exports.best_config_file import SCHEMA_PATH, best_config_text, read_best_config, request_of
-from autotune.exports.winner import winner_of
+from autotune.frameworks.best_config import SCHEMA_PATH, best_config_text, read_best_config, request_of, winner_of
+from autotune.frameworks.exporters import exporter
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot

@@ -10,7 +10,7 @@ import pytest
 import table
 
 from autotune.errors import RequestError
-from autotune.exports.best_config_file import SCHEMA_PATH, best_config_text
+from autotune.frameworks.best_config import SCHEMA_PATH, best_config_text
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot

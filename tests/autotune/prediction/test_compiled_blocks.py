@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.equations.memory import layer_bytes
+from autotune.prediction.equations.activations import layer_bytes
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from search_spaces.clusters.presets import local_cluster

@@ -18,7 +18,7 @@ from autotune.prediction.planning.largest import largest
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
-from executor.data.batches import FactoryData
+from executor.batches import FactoryData
 from executor.dry.dry_run import dry_run
 from executor.dry.module_profile import profile_module, with_profile
 from executor.errors import FactoryError
@@ -154,7 +154,7 @@ def test_capacity_and_the_largest_micro_batch() -> None:
     found = capacity(question)
     assert found.needed is not None and found.most_samples is not None
     assert found.most_samples.micro_batch_size > 100
-    assert all(answer.sequence_length == 0 for answer in found.rungs)
+    assert all(answer.sequence_length == 0 for answer in found.levels)
     assert largest(question, "micro_batch_size", 0.95).value >= 1
     with pytest.raises(RequestError, match="is described as it is"):
         largest(question, "sequence_length", 0.95)

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from autotune.prediction.equations.cases import SCHEDULES
+from autotune.prediction.equations.module_memory import replay
 from autotune.prediction.equations.module_pipeline import (
-    BETWEEN,
     ModuleStage,
     PipelineLayout,
     actions_of_rank,
@@ -18,8 +18,7 @@ from autotune.prediction.equations.module_pipeline import (
     shortened,
     stages_of,
 )
-from autotune.prediction.equations.module_replay import follow, replay
-from autotune.prediction.equations.module_states import Held, StateKnobs, micro_batches
+from autotune.prediction.equations.module_states import StateBytes, StateKnobs, follow
 from executor.dry.module_profile import profile_module
 from executor.parallel.schedule import ActionKind
 from search_spaces.models.module_profile import ModuleProfile
@@ -94,7 +93,7 @@ def test_stages_of_equal_blocks_share_their_states(profile: ModuleProfile) -> No
     assert follow(inner[0].shape, KNOBS[0]) is follow(inner[1].shape, dataclasses.replace(KNOBS[0], prefetch=0.0))
 
 
-Peak = tuple[float, Held]
+Peak = tuple[float, StateBytes]
 """Activations and states."""
 
 
@@ -102,34 +101,35 @@ class _Run:
     """A stage's micro-batches with one size and one kind of states."""
 
     def __init__(self, stage: ModuleStage, knobs: StateKnobs, batch: float) -> None:
-        self.steps, self.end = micro_batches(stage.shape.trained, stage.shape.marks, knobs, BETWEEN)
+        states = follow(stage.shape, knobs)
+        self.begun, self.end = [*map(tuple, states.begun.tolist())], tuple(states.end.tolist())
         self.first, turn, curve = stage.first, stage.turn, stage.curve
         self.kept = float(curve[turn - 1, 2] + curve[turn - 1, 3] * batch)
         self.inputs = max(max(float(row[0] + row[1] * batch) for row in curve[turn:]) - self.kept, 0.0)
         levels = [(row[:2], row[2:]) for row in curve.tolist()]
         self.forwards, self.backwards = [], []
-        for step in self.steps:
-            rows = [(peak, held) for (peak, _), held in zip(levels, step.during, strict=True)]
-            after = [(level, held) for (_, level), held in zip(levels, step.acting, strict=True)]
+        for during, acting in states.moments.tolist():
+            rows = [(peak, tuple(held)) for (peak, _), held in zip(levels, during, strict=True)]
+            after = [(level, tuple(held)) for (_, level), held in zip(levels, acting, strict=True)]
             self.forwards.append(_fullest(rows[:turn] + after[:turn], batch, 0.0))
             self.backwards.append(_fullest(rows[turn:] + after[turn:], batch, self.kept))
 
     def which(self, done: int, count: int) -> int:
-        most = len(self.steps) - 1
+        most = len(self.begun) - 1
         return most if done >= count - 1 else min(done, most - 1)
 
-    def after(self, done: int, count: int) -> Held:
-        return self.end if done >= count else self.steps[self.which(done, count)].during[0]
+    def after(self, done: int, count: int) -> StateBytes:
+        return self.end if done >= count else self.begun[self.which(done, count)]
 
     def peak(self, kind: ActionKind, done: int, count: int) -> Peak:
         if kind is ActionKind.FORWARD:
-            return self.forwards[min(done, len(self.steps) - 1)]
+            return self.forwards[min(done, len(self.begun) - 1)]
         if kind is ActionKind.INPUT_GRADIENT:
-            return self.inputs, self.steps[self.which(done, count)].during[0]
+            return self.inputs, self.begun[self.which(done, count)]
         return self.backwards[self.which(done, count)]
 
 
-def _fullest(rows: Sequence[tuple[Sequence[float], Held]], batch: float, kept: float) -> Peak:
+def _fullest(rows: Sequence[tuple[Sequence[float], StateBytes]], batch: float, kept: float) -> Peak:
     return max(((line[0] + line[1] * batch - kept, held) for line, held in rows), key=lambda peak: peak[0] + sum(peak[1]))
 
 
@@ -162,7 +162,7 @@ def _replay(
     return best[0], *best[1], *after, sent, most / len(runs)
 
 
-def _sum(states: Iterable[Held]) -> Held:
+def _sum(states: Iterable[StateBytes]) -> StateBytes:
     found = [0.0, 0.0, 0.0]
     for state in states:
         found = [own + size for own, size in zip(found, state, strict=True)]

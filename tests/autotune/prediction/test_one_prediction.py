@@ -6,8 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from autotune.forecast.initial_forecast import initial_forecaster_of, question_of_session
-from autotune.forecast.job_forecast import expected
+from autotune.forecast import expected, initial_forecaster_of, question_of_session
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.step import seconds_of

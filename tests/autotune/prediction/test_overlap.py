@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.activations import kept_layer_bytes
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.memory import kept_layer_bytes
 from autotune.prediction.equations.overlap import gathers_late
 from autotune.prediction.equations.step import StepPrediction, predict
 from search_spaces.clusters.presets import resolve_cluster

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from autotune.prediction.cases.bench_cases import predicted_rows
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import predict
+from autotune.prediction.fitting.calibration import predicted_rows
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.microbenchmark import GroupShape, MeasuredRow, Operation
 from search_spaces.clusters.presets import local_cluster, resolve_cluster

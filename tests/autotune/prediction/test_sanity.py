@@ -135,11 +135,8 @@ def test_what_is_predicted_is_a_number_and_sums_up(name: str) -> None:
     require(prediction.seconds > 0, cases, "seconds")
     np.testing.assert_allclose(prediction.seconds, sum(prediction.parts.values()), rtol=1e-12)
     np.testing.assert_allclose(prediction.memory.total, sum(prediction.memory.by_tag.values()), rtol=1e-12)
-    for (low, high), mean in (
-        (prediction.seconds_band(), prediction.seconds),
-        (prediction.memory_band(), prediction.memory.total),
-    ):
-        require((low < mean) & (mean < high), cases, "band")
+    low, high = prediction.seconds_band()
+    require((low < prediction.seconds) & (prediction.seconds < high), cases, "band")
 
 
 @pytest.mark.prove
@@ -211,7 +208,7 @@ def test_offloading_never_takes_device_memory(name: str) -> None:
         held = less
 
 
-@pytest.mark.prove(every=6)
+@pytest.mark.prove(every=12)
 @pytest.mark.parametrize("name", sampled(PLACES, every=3))
 def test_recomputing_more_never_keeps_more(name: str) -> None:
     cases, _ = made(name)

@@ -10,13 +10,13 @@ import pytest
 from lint_recipes import CASES, RECIPES, RecipeCase
 
 from autotune.errors import AutotuneError, BestConfigError, NothingFeasibleError, RequestError
-from autotune.exports.best_config_file import SCHEMA_PATH, best_config_text, require_measured
-from autotune.exports.winner import winner_of
-from autotune.imports.read import read_written
-from autotune.lint.case import Surroundings
-from autotune.lint.lint import STOPS, lint
+from autotune.frameworks.best_config import SCHEMA_PATH, best_config_text, require_measured, winner_of
+from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.read import read_written
 from autotune.recipes.candidates import LEVERS, certain_gain
 from autotune.recipes.carry import BatchRule, Carried, carry, document
+from autotune.recipes.lint import STOPS, lint
+from autotune.recipes.outlook import fits
 from autotune.recipes.recipe import Recipe, recipe_of
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
@@ -76,8 +76,9 @@ def test_the_target_is_the_best_candidate_and_lint_has_nothing_against_it(case: 
     assert [str(finding) for finding in again.findings if finding.effect in STOPS] == []
     assert {name: getattr(again.case.config, name) for name in LEVERS} == {name: getattr(best.config, name) for name in LEVERS}
     assert again.case.batch == found.batch == found.batch_before
-    assert not isinstance(again.outlook, str) and again.outlook.rate == pytest.approx(best.outlook.rate)
-    assert all(one.outlook.fits for one in found.candidates if one.distance)
+    assert not isinstance(again.outlook, str)
+    assert again.outlook.samples_per_second.mean == pytest.approx(best.outlook.samples_per_second.mean)
+    assert all(fits(one.outlook) for one in found.candidates if one.distance)
     assert json.loads(json.dumps(document(found), default=str))["to"]["ranks"] == cluster.world_size
 
 
@@ -182,11 +183,12 @@ def test_a_layout_that_runs_stays_unless_another_is_certainly_faster() -> None:
         wider = resolve_cluster(f"dgx-h100:{2 * nodes}")
         faster = carry(recipe(name, f"dgx-h100:{nodes}"), wider, BatchRule.SCALED, None, 5)
         assert not isinstance(faster.same_outlook, str) and faster.candidates[0].distance > 0
-        assert faster.candidates[0].outlook.rate > faster.same_outlook.rate * certain_gain(faster.same)
+        before, after = faster.same_outlook.samples_per_second, faster.candidates[0].outlook.samples_per_second
+        assert after.mean > before.mean * certain_gain(faster.same)
 
 
 def test_what_ran_on_fewer_nodes_fits_on_more() -> None:
     """8B on one node is predicted to fit with a probability of 0.7 only; the recipe runs there, so that it fits two nodes."""
     found = carry(recipe("megatron-llama3-8b.sh", "dgx-h100:1"), resolve_cluster("dgx-h100:2"), BatchRule.FIXED, None, 5)
-    assert not isinstance(found.same_outlook, str) and not found.same_outlook.fits
+    assert not isinstance(found.same_outlook, str) and not fits(found.same_outlook)
     assert [change.name for change in found.changes] == ["launcher.nnodes"]

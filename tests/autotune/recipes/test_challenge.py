@@ -9,12 +9,12 @@ import pytest
 import table
 from lint_recipes import RECIPES
 
-from autotune.imports.read import read_written
-from autotune.lint.case import Surroundings
-from autotune.lint.lint import case_of
+from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.read import read_written
 from autotune.loop.loop import run_job
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.recipes.challenge import Challenged, Nomination, Result, Rival, challenge_session, judge, nominate
+from autotune.recipes.lint import case_of
 from autotune.request.rows import request_to_row
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model

@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from autotune.cli.engine_reference import engines_page_markdown, schedule_rows
+from autotune.cli.engines import engines_page_markdown, schedule_rows
 from autotune.request.engines import CAPABILITIES
-from search_spaces.capability import Capability, Combination
+from search_spaces.capability import Capability, Combination, SpaceContext
 from search_spaces.clusters.presets import resolve_cluster
-from search_spaces.context import SpaceContext
 from search_spaces.knob_values import KNOBS, check_value
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.plain import to_plain

@@ -15,7 +15,7 @@ from api.submission import HIDDEN, JobSubmission
 from autotune.cli.app import app
 from autotune.client.submission_fields import SubmissionFields
 from autotune.errors import RequestError
-from autotune.exports.best_config_file import SCHEMA_PATH
+from autotune.frameworks.best_config import SCHEMA_PATH
 from autotune.request.field import option_name
 from autotune.request.request import FIELDS, JobRequest
 from autotune.request.rows import read_config_file, request_from_fields, request_to_row

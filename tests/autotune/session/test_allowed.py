@@ -7,7 +7,7 @@ import pytest
 import table
 
 from autotune.errors import RequestError
-from autotune.loop.stop import StopSignal
+from autotune.loop.listener import StopSignal
 from autotune.loop.worker import Worker
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_to_row

@@ -13,7 +13,7 @@ from played import run
 from rich.console import Console
 
 from autotune.errors import RequestError
-from autotune.exports.best_config_file import SCHEMA_PATH
+from autotune.frameworks.best_config import SCHEMA_PATH
 from autotune.objective.ranking import rate
 from autotune.outcome.best_config import build_best_config
 from autotune.prediction.planning.estimate import estimates

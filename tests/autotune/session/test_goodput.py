@@ -11,15 +11,14 @@ import pytest
 import table
 
 from autotune.errors import RequestError
-from autotune.exports.best_config_file import SCHEMA_PATH
-from autotune.goodput.choice import choices, rates_of
-from autotune.goodput.terms import parse_terms
+from autotune.frameworks.best_config import SCHEMA_PATH
+from autotune.goodput.choice import choices, parse_terms, rates_of
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.verdict import decide
-from autotune.prediction.planning.by_goodput import layout_of, saved_bytes
+from autotune.prediction.planning.goodput_ranking import layout_of, saved_bytes
 from autotune.request.request import JobRequest, Objective
 from autotune.request.rows import request_from_fields
-from autotune.session.goodput import goodput_of
+from autotune.session.extrapolation import goodput_of
 from autotune.session.resolve import resolve
 from search_spaces.outcome import Outcome
 from search_spaces.trial import CheckpointTimes, TrialResult

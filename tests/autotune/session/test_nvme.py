@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-import executor.measurement.file_rates as file_rates
+import executor.files.rank_file as file_rates
 from autotune.errors import RequestError
-from autotune.loop.planned_trial import PlannedTrial, refusal
+from autotune.loop.trials import PlannedTrial, refusal
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_fields, request_from_row, request_to_row
-from autotune.session.nvme import speed_warning
+from autotune.session.feasible import speed_warning
 from autotune.session.resolve import prepare
 from autotune.session.trial_requests import trial_request
 from executor.errors import EngineRefusalError

@@ -21,7 +21,7 @@ from autotune.session.calibrate import (
 )
 from autotune.session.resolve import resolve
 from executor.errors import RunnerError
-from executor.runners.quick import measure_processors
+from executor.runners.one_process import measure_processors
 from search_spaces.clusters.microbenchmark import MicrobenchmarkResult, Operation
 from search_spaces.clusters.presets import local_cluster, resolve_cluster
 from storage.store import Store
@@ -35,7 +35,7 @@ def on(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def measured() -> MicrobenchmarkResult:
     """What two real ranks of this machine measured, however slow it is beside other tests."""
-    with patch("executor.runners.quick.TIMEOUT_SECONDS", 120.0):
+    with patch("executor.runners.one_process.TIMEOUT_SECONDS", 120.0):
         return measure_processors(2)
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 import executor.runners.ray.runner
-from autotune.session.runners import start_ranks
+from autotune.session.trial_requests import start_ranks
 
 
 @pytest.mark.parametrize("across", [False, True])

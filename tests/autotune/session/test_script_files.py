@@ -11,7 +11,7 @@ from autotune.request.rows import request_from_fields, request_from_row, request
 from autotune.session.resolve import prepare, resolve
 from autotune.session.session import Session
 from autotune.session.trial_requests import notes_of, trial_request
-from autotune.strategies.guided.setting import setting_of
+from autotune.strategies.guided.prior import setting_of
 from search_spaces.errors import SearchSpaceError
 from search_spaces.models.command import CommandModel
 from search_spaces.trial_config import TrialConfig

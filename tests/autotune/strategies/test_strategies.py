@@ -1,4 +1,4 @@
-"""One test case for every strategy, and what is special to each."""
+"""One test case for every strategy, the baselines of the benchmarks too, and what is special to each."""
 
 import subprocess
 import sys
@@ -14,25 +14,23 @@ from flat_forecaster import FlatForecaster
 
 from autotune.errors import RequestError
 from autotune.objective.ranking import Ranking, rate
-from autotune.request.component_names import STRATEGIES
 from autotune.session.session import Session
-from autotune.strategies.adviser import Axes, ObservedTrial
 from autotune.strategies.guided.described import Forecaster, Guide
-from autotune.strategies.guided.prior import shipped_prior
-from autotune.strategies.guided.setting import setting_of
+from autotune.strategies.guided.prior import setting_of, shipped_prior
 from autotune.strategies.guided.space_forecaster import SpaceForecaster
-from autotune.strategies.registry import make_strategy
+from autotune.strategies.optuna_samplers import Axes, ObservedTrial
 from autotune.strategies.strategy import Strategy
 from autotune.strategies.walks import RandomStrategy
+from benchmarks.search.contestants import CONTESTANTS, make_contestant
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.space import SearchSpace
 from search_spaces.trial import Fidelity, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
-ABSENT = "smac is not installed: the extra `outside` brings it"
-INSTALLED = tuple(name for name in STRATEGIES if name != "smac" or find_spec("smac"))
-NAMES = tuple(pytest.param(name, marks=() if name in INSTALLED else pytest.mark.skip(reason=ABSENT)) for name in STRATEGIES)
+INSTALLED = tuple(name for name in CONTESTANTS if name != "smac" or find_spec("smac"))
+ABSENT = pytest.mark.skip(reason="smac is not installed")
+NAMES = tuple(pytest.param(name, marks=() if name in INSTALLED else ABSENT) for name in CONTESTANTS)
 SLOW = ("gp", "smac")
 """Strategies that take about a second to choose once `random` has chosen the first eight."""
 
@@ -43,7 +41,7 @@ def strategy(name: str, space: SearchSpace | None = None) -> Strategy:
     if space is not None:
         setting = setting_of(space.model, space, "native", Ranking(), Fidelity())
         forecaster = SpaceForecaster(setting, shipped_prior(space.cluster, "native"))
-    return make_strategy(name, Ranking().score, Guide(forecaster=forecaster, value=rate))
+    return make_contestant(name, Ranking().score, Guide(forecaster=forecaster, value=rate))
 
 
 def session(folder: Path, name: str) -> Session:
@@ -208,6 +206,6 @@ def test_every_name_in_the_list_is_made(name: str) -> None:
 
 
 @pytest.mark.skipif(find_spec("smac") is not None, reason="smac is installed")
-def test_a_missing_package_is_told_with_its_extra() -> None:
-    with pytest.raises(RequestError, match=r"strategy: smac needs .*; pip install 'autotune\[outside\]'"):
+def test_a_missing_package_is_told_with_its_remedy() -> None:
+    with pytest.raises(RequestError, match=r"strategy: smac needs .*; pip install 'smac>=2.4,<3'"):
         strategy("smac")

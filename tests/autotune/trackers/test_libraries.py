@@ -18,9 +18,8 @@ from swept import measured
 from trackers import read_back
 from trackers.read_back import ReadJob
 
-from autotune.loop.listener import LoopListener
+from autotune.loop.listener import LoopListener, StopSignal
 from autotune.loop.loop import run_job
-from autotune.loop.stop import StopSignal
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.component_names import TRACKERS
 from autotune.request.rows import request_to_row

@@ -11,8 +11,8 @@ import table
 from played import run
 
 from autotune.errors import MissingPackageError, RequestError
+from autotune.loop.listener import StopSignal
 from autotune.loop.loop import run_job
-from autotune.loop.stop import StopSignal
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.request.component_names import TRACKERS
 from autotune.request.rows import request_from_fields, request_to_row
@@ -75,7 +75,7 @@ def installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     made: dict[str, Callable[[TrackedJob], Tracker]] = {"memory": Memory, "raises": Raises, "hangs": Hangs}
     monkeypatch.setattr("autotune.request.component_names.plugin_names", lambda group: tuple(made))
     monkeypatch.setattr("autotune.request.component_names.load_plugin", lambda group, name: made[name])
-    monkeypatch.setattr("autotune.trackers.registry.load_plugin", lambda group, name: made[name])
+    monkeypatch.setattr("autotune.trackers.writer.load_plugin", lambda group, name: made[name])
     yield
     Hangs.release.set()
 

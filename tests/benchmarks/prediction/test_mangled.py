@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from autotune.errors import MeasurementsError
-from autotune.knowledge.columns import COLUMNS
+from autotune.knowledge.row import COLUMNS
 from autotune.knowledge.table import read_table
 from benchmarks.prediction.scoring.folds import Calibration
 from benchmarks.prediction.scoring.forecasts import Protocol

@@ -13,9 +13,9 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "validation"))
 
 from autotune.knowledge.row import RowOutcome, TableRow
 from autotune.knowledge.row_cases import cases_of_rows, described, refusal
+from autotune.knowledge.row_software import numbers_of, row_software
 from autotune.knowledge.table import read_table
 from autotune.prediction.equations.coefficients import shipped_rates
-from autotune.prediction.equations.software import profile
 from autotune.prediction.equations.step import predict
 from benchmarks.prediction.scoring.contract import Predictor
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
@@ -147,7 +147,7 @@ def test_software_is_its_features_whatever_its_name() -> None:
 
 
 def _features(row: TableRow) -> str:
-    return "; ".join(f"{name}={value:.10g}" for name, value in profile(described(row).lower()).items())
+    return "; ".join(f"{name}={value:.10g}" for name, value in numbers_of(row_software(described(row))).items())
 
 
 def test_selenes_iteration_times_follow_one_curve() -> None:

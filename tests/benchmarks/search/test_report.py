@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from autotune.errors import RequestError
 from autotune.knowledge.table import read_table
-from autotune.strategies.registry import make_strategy
 from autotune.strategies.strategy import Strategy
 from benchmarks.prediction.scoring.folds import Calibration
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
+from benchmarks.search.contestants import make_contestant
 from benchmarks.search.tables import tournament
 from benchmarks.search.tables.contest import play, score
 from benchmarks.search.tables.markdown import markdown_page, method_lines
@@ -112,7 +112,7 @@ def test_what_a_group_measured_does_not_reach_its_predictions(tmp_path: Path, ca
 def test_strategies_that_say_so_do_not_depend_on_the_seed(tmp_path: Path, name: str) -> None:
     groups = gathered(tmp_path, TWO, min_timed=8)
     [known] = predict_groups(groups, TablePredictor(), map)
-    games = [play(groups.groups[0], make_strategy(name, score, tournament._guide(known[0])), seed, 12) for seed in (0, 1)]
+    games = [play(groups.groups[0], make_contestant(name, score, tournament._guide(known[0])), seed, 12) for seed in (0, 1)]
     assert games[0].shares == games[1].shares
 
 
@@ -122,7 +122,7 @@ def test_a_strategy_that_raises_does_not_end_the_contest(tmp_path: Path, monkeyp
             raise ZeroDivisionError("of course")
 
     monkeypatch.setattr(
-        tournament, "make_strategy", lambda name, *rest: Broken() if name == "tpe" else make_strategy(name, *rest)
+        tournament, "make_contestant", lambda name, *rest: Broken() if name == "tpe" else make_contestant(name, *rest)
     )
     found = document(tmp_path, TWO, strategies=("tpe", "random"), calibrate=Calibration.NONE)
     assert found["strategies"]["tpe"]["share"]["12"] == 0.0

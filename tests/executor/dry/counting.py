@@ -5,8 +5,8 @@ Rank processes import it by name from this folder, as they import `executor.tria
 
 import dataclasses
 
-from executor.measurement.agreement import gather_plain
 from executor.measurement.flop_counter import FlopCounter
+from executor.measurement.trial_report import gather_plain
 from executor.trial import run as trial
 
 TOTALS = []

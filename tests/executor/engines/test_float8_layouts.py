@@ -14,8 +14,8 @@ import torch.distributed as dist
 from benchmarks.common.gang import Gang
 from benchmarks.common.static_buffers import StaticBuffers
 from executor.engine import RankContext
+from executor.engines.capabilities import version_refusals
 from executor.engines.native.engine import NativeEngine
-from executor.engines.shared_rules import version_refusals
 from executor.errors import EngineRefusalError
 from search_spaces.knob import Value
 from search_spaces.models.model import FactoryModel, ModelSpec

@@ -19,14 +19,13 @@ from benchmarks.common.gang import Gang, TaskError
 from benchmarks.correctness.parity_cases import BF16_LEAST, CAPABILITIES, FLOAT64_BOUND, FP8_LOSS_BOUND, Case
 from benchmarks.correctness.parity_rank import compare
 from executor.engine import HOST, RankContext
+from executor.engines.capabilities import release
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.layout import BucketLayout, make_layout
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import Shares
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
-from executor.engines.native.parameter_shard import MasterShard
+from executor.engines.native.parameter_shard import BucketLayout, MasterShard, make_layout
 from executor.engines.native.zero import ShardedModel
-from executor.engines.shared_rules import release
 from executor.parallel.activation_offload import ActivationOffload
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.collectives import ProcessGroup

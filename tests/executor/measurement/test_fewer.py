@@ -2,8 +2,7 @@
 
 import pytest
 
-from executor.measurement.fewer import Line
-from executor.measurement.meter import Costs
+from executor.measurement.meter import Costs, Line
 from search_spaces.trial import CollectiveCount
 
 LINE = Line(first=2, second=6, full=32)
@@ -13,8 +12,8 @@ def costs(micro_batches: int) -> Costs:
     """One reduction for each micro-batch, two gathers in a step."""
     sent = [("all_gather", 2, 200), ("reduce_scatter", micro_batches, 10 * micro_batches)]
     return Costs(
-        cpu_seconds=3.0 + 0.5 * micro_batches,
-        device_seconds=1.0 + 0.1 * micro_batches,
+        cpu_seconds_per_step=3.0 + 0.5 * micro_batches,
+        device_seconds_per_step=1.0 + 0.1 * micro_batches,
         collectives=tuple(CollectiveCount(operation=o, mesh_dimension="data", count=c, bytes=b) for o, c, b in sent),
     )
 
@@ -31,8 +30,8 @@ def test_bytes_are_whole_and_never_below_none() -> None:
 def test_costs_grow_with_the_micro_batches_and_collectives_exactly() -> None:
     found, expected = LINE.costs_at_full(costs(2), costs(6)), costs(32)
     assert found.collectives == expected.collectives
-    assert found.cpu_seconds == pytest.approx(expected.cpu_seconds)
-    assert found.device_seconds == pytest.approx(expected.device_seconds)
+    assert found.cpu_seconds_per_step == pytest.approx(expected.cpu_seconds_per_step)
+    assert found.device_seconds_per_step == pytest.approx(expected.device_seconds_per_step)
 
 
 def test_a_slope_that_noise_hides_is_seen() -> None:

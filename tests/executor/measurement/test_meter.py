@@ -35,7 +35,7 @@ def test_what_is_not_kept_is_in_no_mean(monkeypatch: pytest.MonkeyPatch) -> None
         counted.run(seconds, work)
     counted.meter.keep(2)
     assert counted.meter.seconds == [1.0, 2.0]
-    assert counted.meter.costs().cpu_seconds == pytest.approx(1.0)
+    assert counted.meter.costs().cpu_seconds_per_step == pytest.approx(1.0)
     counted.meter.keep(0)
     assert counted.meter.seconds == []
 
@@ -46,5 +46,5 @@ def test_the_collectives_are_those_of_one_step(monkeypatch: pytest.MonkeyPatch) 
         counted.run(1.0, 1.0)
     (found,) = counted.meter.costs().collectives
     assert (found.count, found.bytes) == (2, 64)
-    assert counted.meter.costs().device_seconds is None
-    assert counted.meter.costs().retries is None
+    assert counted.meter.costs().device_seconds_per_step is None
+    assert counted.meter.costs().allocation_retries is None

@@ -9,8 +9,7 @@ import torch
 from executor.engine import RankContext
 from executor.errors import RunnerError
 from executor.measurement import microbenchmark as microbenchmark_module
-from executor.measurement.kernels import KernelCase
-from executor.measurement.links import group_layouts
+from executor.measurement.kernels import KernelCase, group_layouts
 from executor.measurement.microbenchmark import LEAST_SAMPLES, MOST_SAMPLES, Stopwatch, _Bench, _free_bytes
 from executor.runners.local import LocalRunner
 from search_spaces.clusters.microbenchmark import (

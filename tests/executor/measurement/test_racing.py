@@ -7,7 +7,7 @@ import random
 import pytest
 
 from executor.measurement.timing import MIN_STEPS_FOR_INTERVAL, step_time
-from executor.measurement.trial_state import FEWEST_WARM_UP_STEPS, HOPELESS, Race
+from executor.measurement.trial_report import FEWEST_WARM_UP_STEPS, HOPELESS, Race
 
 TRIALS = 400
 STEPS = 15

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from executor.measurement.stragglers import slow_nodes
+from executor.measurement.timing import slow_nodes
 from search_spaces.trial import RankMeasurement
 from search_spaces.trial_config import TrialConfig
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from executor.engine import RankContext
-from executor.engines.shared_rules import version_refusals
+from executor.engines.capabilities import version_refusals
 from executor.measurement.flop_counter import FlopCounter
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.graphs import compile_blocks, compile_seconds, forget_compiled

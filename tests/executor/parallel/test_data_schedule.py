@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from executor.batches import kept_tokens, through_kept
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession
-from executor.parallel.data_schedule import kept_tokens, through_kept
 from executor.parallel.model import Transformer, build_transformer
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec, Norm, Position

@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.parallel import experts as module_of_experts
 from executor.parallel.collectives import InFlight, ProcessGroup, rows_of
+from executor.parallel.expert_rows import stack_weights
 from executor.parallel.experts import Experts, add_balance_gradient, dispatch_capped, set_loss_scale
-from executor.parallel.grouped import stack_weights
 from executor.parallel.model import Transformer, build_transformer, whole
 from search_spaces.errors import ModelFormatError
 from search_spaces.models.huggingface import model_spec_from_config

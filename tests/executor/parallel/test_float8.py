@@ -8,8 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from executor.parallel.collectives import ProcessGroup
-from executor.parallel.float8 import E4M3, E5M2, Scaled, float8_linear, scaled
 from executor.parallel.model import build_transformer
+from executor.parallel.quantised import E4M3, E5M2, Scaled, float8_linear, scaled
 from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import ModelSpec

@@ -21,7 +21,7 @@ from benchmarks.correctness.parity_cases import GLOBAL_BATCH, SEQUENCE, Case
 from benchmarks.correctness.parity_rank import STEPS
 from executor.dry.dry_run import dry_run
 from executor.errors import EngineRefusalError
-from executor.parallel.fused.load import LIGER_ARGUMENTS, load_operators
+from executor.parallel.fused import LIGER_ARGUMENTS, load_operators
 from executor.parallel.operators import Operators
 from search_spaces.kernels import installed_kernels
 from search_spaces.knob import Value

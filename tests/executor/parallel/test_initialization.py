@@ -15,13 +15,12 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.engines.model_build_rank import build
 from executor.engine import RankContext
-from executor.engines.ddp.engine import DdpEngine
-from executor.engines.fsdp2.engine import Fsdp2Engine
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.layout import ranges
+from executor.engines.native.parameter_shard import ranges
 from executor.engines.native.zero import ShardedModel
 from executor.engines.session import ParallelSession
 from executor.engines.sources import DTYPES
+from executor.engines.torch_engines import DdpEngine, Fsdp2Engine
 from executor.parallel import initialization
 from executor.parallel.initialization import INITIAL_DEVIATION, Given, Joined, Share, draw
 from executor.parallel.model import build_transformer

@@ -8,7 +8,7 @@ from executor.parallel.model import build_transformer
 from executor.parallel.quantised import NF4, QuantisedMatrix, dequantise, quantise
 from executor.parallel.tensor import ColumnLinear, RowLinear
 from search_spaces.models.huggingface import resolve_model
-from search_spaces.training.adapters import QUANTISED_BLOCK, adapted
+from search_spaces.training.adapters import FROZEN_BLOCK, adapted
 from search_spaces.trial_config import TrialConfig
 
 LEVELS = {4: torch.tensor(NF4, dtype=torch.float64), 8: torch.arange(-127, 128, dtype=torch.float64) / 127}
@@ -26,10 +26,10 @@ def whole(matrix: QuantisedMatrix, dtype: torch.dtype = torch.float64) -> Tensor
 
 @pytest.mark.parametrize("bits", [4, 8])
 def test_each_value_is_the_nearest_level_of_its_block(bits: int) -> None:
-    weight = drawn(3, 2 * QUANTISED_BLOCK)
+    weight = drawn(3, 2 * FROZEN_BLOCK)
     found = whole(QuantisedMatrix(weight.double(), bits, transposed=False))
     for row, told in zip(weight.double(), found, strict=True):
-        for block, values in zip(row.split(QUANTISED_BLOCK), told.split(QUANTISED_BLOCK), strict=True):
+        for block, values in zip(row.split(FROZEN_BLOCK), told.split(FROZEN_BLOCK), strict=True):
             largest = block.abs().max()
             distances = (block[:, None] / largest - LEVELS[bits]).abs()
             torch.testing.assert_close((values / largest - block / largest).abs(), distances.amin(dim=1), atol=1e-6, rtol=0)
@@ -38,9 +38,9 @@ def test_each_value_is_the_nearest_level_of_its_block(bits: int) -> None:
 @pytest.mark.parametrize("bits", [4, 8])
 def test_levels_and_zeros_stay_what_they_are(bits: int) -> None:
     levels = LEVELS[bits].float()
-    row = torch.cat((levels, torch.zeros(-len(levels) % QUANTISED_BLOCK), torch.zeros(QUANTISED_BLOCK)))[None]
+    row = torch.cat((levels, torch.zeros(-len(levels) % FROZEN_BLOCK), torch.zeros(FROZEN_BLOCK)))[None]
     if bits == 8:
-        row[0, 0::QUANTISED_BLOCK] = torch.where(row[0, 0::QUANTISED_BLOCK] == 0, 0.0, 1.0)  # each block has its largest
+        row[0, 0::FROZEN_BLOCK] = torch.where(row[0, 0::FROZEN_BLOCK] == 0, 0.0, 1.0)  # each block has its largest
     torch.testing.assert_close(whole(QuantisedMatrix(row, bits, transposed=False), torch.float32), row, atol=1e-7, rtol=0)
 
 
@@ -89,6 +89,6 @@ def test_matrices_of_layers_are_quantised_and_nothing_else(dtype: str, bits: int
     matrices = [each for each in module.blocks.modules() if isinstance(each, ColumnLinear | RowLinear)]
     assert len(held) == len(matrices) == 7 * model.num_layers
     elements = model.num_layers * (model.layer_parameters - 2 * model.hidden_size)
-    assert sum(parameter.numel() for parameter in held) == elements * (bits / 8 + 4 / QUANTISED_BLOCK)
+    assert sum(parameter.numel() for parameter in held) == elements * (bits / 8 + 4 / FROZEN_BLOCK)
     others = {parameter.dtype for parameter in module.parameters()} - {torch.uint8}
     assert others == {torch.bfloat16}

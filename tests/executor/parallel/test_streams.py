@@ -29,7 +29,7 @@ from executor.engines.native.file_shard import FileShare
 from executor.engines.native.parameter_shard import Loaded
 from executor.engines.native.prefetch import ParameterGatherer
 from executor.files.rank_file import FileStream
-from executor.parallel import streams
+from executor.parallel import copies
 from executor.parallel.activation_offload import _SavedPiece
 from executor.parallel.collectives import InFlight, ProcessGroup
 from executor.parallel.copies import Copy
@@ -172,7 +172,7 @@ def hooks_elsewhere(checker: StreamChecker) -> Iterator[None]:
 @contextmanager
 def hooks_stay_elsewhere(checker: StreamChecker) -> Iterator[None]:
     """What the hooks start stays on that stream."""
-    with hooks_elsewhere(checker), patch.object(streams, "resumed", lambda _: nullcontext()):
+    with hooks_elsewhere(checker), patch.object(copies, "resumed", lambda _: nullcontext()):
         yield
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from executor.data.batches import NO_TARGET, labels_ahead
+from executor.batches import NO_TARGET, labels_ahead
 from executor.parallel.model import Transformer, build_transformer
 from search_spaces.models.model import ModelSpec
 

@@ -3,7 +3,7 @@
 import pytest
 
 from executor.errors import RunnerError
-from executor.runners.devices import assign
+from executor.runners.gang import assign_devices
 
 
 def ready(
@@ -21,25 +21,25 @@ def told(places: list[dict], *names: str) -> list[tuple]:
 
 
 def test_ranks_of_a_host_take_its_devices_in_turn() -> None:
-    places = assign([ready("a"), ready("a"), ready("b"), ready("b")], "auto")
+    places = assign_devices([ready("a"), ready("a"), ready("b"), ready("b")], "auto")
     assert told(places, "device", "backend", "local_rank", "local_world_size") == [
         ("cuda:0", "nccl", 0, 2), ("cuda:1", "nccl", 1, 2), ("cuda:0", "nccl", 0, 2), ("cuda:1", "nccl", 1, 2),
     ]  # fmt: skip
 
 
 def test_ranks_that_each_see_their_own_device_have_it_as_their_first() -> None:
-    places = assign([ready(count=1, visible="0"), ready(count=1, visible="1")], "auto")
+    places = assign_devices([ready(count=1, visible="0"), ready(count=1, visible="1")], "auto")
     assert told(places, "device", "backend", "local_rank") == [("cuda:0", "nccl", 0), ("cuda:0", "nccl", 1)]
 
 
 def test_ranks_that_share_a_device_are_joined_by_gloo() -> None:
-    places = assign([ready(count=1), ready(count=1)], "auto")
+    places = assign_devices([ready(count=1), ready(count=1)], "auto")
     assert told(places, "device", "backend", "shares_device") == [("cuda:0", "gloo", True)] * 2
 
 
 @pytest.mark.parametrize(("rank", "device"), [(ready(**NONE, build="cpu"), "auto"), (ready(**NONE), "auto"), (ready(), "cpu")])
 def test_ranks_run_on_the_cpu_where_there_is_no_device_or_it_is_asked_for(rank: dict, device: str) -> None:
-    assert told(assign([rank, rank], device), "device", "backend", "shares_device") == [("cpu", "gloo", False)] * 2
+    assert told(assign_devices([rank, rank], device), "device", "backend", "shares_device") == [("cpu", "gloo", False)] * 2
 
 
 NO_BUILD = "torch 2.13.0+cpu on host b is built for cpu; install the CUDA build of torch there"
@@ -63,6 +63,6 @@ def test_a_rank_that_cannot_provide_the_device_is_an_error_with_a_remedy(
 ) -> None:
     """It is asked for, or another rank has one, or the driver lists what torch cannot use: CPUs never stand in for it."""
     with pytest.raises(RunnerError) as raised:
-        assign([first, ready("b", **NONE, **second)], device)
+        assign_devices([first, ready("b", **NONE, **second)], device)
     needs = f"device: this job needs cuda, but {why}"
     assert str(raised.value) == f"{needs}, or set CUDA_VISIBLE_DEVICES= (empty) to run on the CPU"

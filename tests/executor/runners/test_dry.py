@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from runner_contract import ENVIRONMENT, TRIAL_FUNCTION, RunnerContract, request_for
 
-from executor.runners.dry import DryRunner
+from executor.runners.one_process import DryRunner
 from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Workload

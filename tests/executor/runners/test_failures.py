@@ -7,8 +7,8 @@ import torch.distributed as dist
 from executor.errors import EngineRefusalError, FactoryError, MemoryLimitError, WrongResultError
 from executor.failures import failure_table
 from executor.measurement.device import CudaCounters
-from executor.runners.failures import classify
 from executor.runners.rank_loop import DeviceMemory
+from executor.runners.verdict import classify
 from search_spaces.failure import rows_from
 from search_spaces.outcome import Outcome
 

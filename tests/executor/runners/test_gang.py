@@ -12,8 +12,7 @@ from executor.failures import failure_table
 from executor.runners import gang as gang_module
 from executor.runners import watchdog
 from executor.runners.gang import Gang
-from executor.runners.messages import Message
-from executor.runners.transport import NO_VARIABLES, Death, RankTransport
+from executor.runners.transport import NO_VARIABLES, Death, Message, RankTransport
 from search_spaces.errors import KnobValueError
 from search_spaces.failure import rows_from
 from search_spaces.models.model import FactoryModel

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from runner_contract import request_for
 
-from executor.runners.layout import count_gangs, lay_out, lay_out_kinds, tensor_span
+from executor.runners.ray.formation import count_gangs, lay_out, lay_out_kinds, tensor_span
 from search_spaces.trial_config import TrialConfig
 
 

@@ -8,7 +8,7 @@ import pytest
 from runner_contract import ENVIRONMENT, TRIAL_FUNCTION, printed, request_for, results, watch
 
 from executor.runners.local import LocalRunner
-from executor.runners.rank_output import HeadAndTail
+from executor.runners.rank_process import HeadAndTail
 from search_spaces.outcome import Outcome
 from search_spaces.trial import LogLines, TrialResult
 

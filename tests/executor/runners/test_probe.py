@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from executor.errors import FactoryError
-from executor.runners.profile import describe_factory
+from executor.runners.one_process import describe_factory
 from executor.user_module.factory import load_factory
 from search_spaces.models.model import FactoryModel
 from search_spaces.trial import Workload

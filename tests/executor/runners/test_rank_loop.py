@@ -12,8 +12,8 @@ from runner_contract import request_for
 from executor.engine import RankContext
 from executor.measurement.device import COUNTERS, DeviceCounters
 from executor.runners import rank_loop
-from executor.runners.messages import Message, decode, encode
 from executor.runners.rank_loop import RankLoop
+from executor.runners.transport import Message, decode, encode
 from search_spaces.plain import to_plain
 
 CPU = torch.device("cpu")

@@ -14,7 +14,7 @@ theirs = sys.modules["storage"] = types.ModuleType("storage")
 spec = importlib.util.spec_from_file_location("rank_main", sys.argv[1])
 rank_main = importlib.util.module_from_spec(spec)
 spec.loader.exec_module(rank_main)
-loop, run_trial = rank_main.load("executor.runners.failures:classify")
+loop, run_trial = rank_main.load("executor.runners.verdict:classify")
 assert loop.__name__ == "RankLoop" and run_trial(ValueError("x")).outcome == "FAILED"
 assert sys.modules["storage"] is theirs
 print(sorted(name for name in sys.modules if name.partition(".")[0] in rank_main.PACKAGES))

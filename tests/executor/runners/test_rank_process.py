@@ -13,7 +13,6 @@ import pytest
 from runner_contract import gone
 
 from executor import process_tree
-from executor.engines import leftovers
 from executor.runners import rank_process
 from executor.runners.rank_process import RankProcess, end_all, stacks_of
 
@@ -97,7 +96,7 @@ def test_ranks_are_ended_side_by_side(start: Start, monkeypatch: pytest.MonkeyPa
 def test_shared_memory_with_the_pid_of_a_killed_rank_is_removed(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(process_tree, "SHARED_MEMORY", tmp_path)
     rank = start("tell(os.getpid(), daemon()); time.sleep(3600)")
     mine, child = told(rank)
     names = [f"torch_{mine}_12_0", f"__KMP_REGISTERED_LIB_{child}_0", f"torch_{os.getpid()}_12_0", f"other_{mine}_1"]
@@ -109,13 +108,13 @@ def test_shared_memory_with_the_pid_of_a_killed_rank_is_removed(
 
 def test_a_ledger_goes_with_its_last_rank(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    monkeypatch.setattr(leftovers, "_ledger", [])
-    monkeypatch.setattr(leftovers, "_recorded", set())
+    monkeypatch.setattr(process_tree, "_ledger", [])
+    monkeypatch.setattr(process_tree, "_recorded", set())
     ranks = [start("tell('x'); time.sleep(3600)") for _ in range(2)]
     (ledger,) = tmp_path.glob("autotune-runs-*/*")
     assert len(ledger.read_text().split()) == 2
     ranks[0].kill()
-    assert leftovers.sweep_ledgers() == []
+    assert process_tree.sweep_ledgers() == []
     assert ledger.exists()
     ranks[1].kill()
     assert not ledger.exists()
@@ -168,7 +167,7 @@ CRASHED = """
 import os, sys, time
 from executor import process_tree
 process_tree.MARK = "AUTOTUNE_RUN_TEST"
-from executor.engines import leftovers
+from executor import process_tree
 from executor.runners.rank_process import RankProcess
 rank = RankProcess(sys.argv[1], trial_function="")
 rank.wait(20)
@@ -199,8 +198,8 @@ def test_what_a_killed_parent_has_left_is_swept_and_nothing_else(
     assert gone({daemon})
     assert psutil.pid_exists(alive)
 
-    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(process_tree, "SHARED_MEMORY", tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     (tmp_path / f"torch_{rank}_1_0").touch()
-    assert leftovers.sweep_ledgers() == [f"torch_{rank}_1_0"]
+    assert process_tree.sweep_ledgers() == [f"torch_{rank}_1_0"]
     assert list(tmp_path.glob("autotune-runs-*/*")) == []

@@ -15,9 +15,9 @@ import ray
 from runner_contract import ENVIRONMENT, TRIAL_FUNCTION, ProcessRunnerContract, run
 
 from executor.errors import RunnerError
-from executor.runners.ray import RayRunner, describe
+from executor.runners.ray import RayRunner, nodes
 from executor.runners.ray.cluster import RayCluster
-from executor.runners.ray.describe import kernel_packages
+from executor.runners.ray.nodes import kernel_packages
 from search_spaces.kernels import PACKAGES
 from search_spaces.outcome import Outcome
 from search_spaces.trial import COMPARABLE
@@ -62,7 +62,7 @@ class TestRayRunner(ProcessRunnerContract):
     @pytest.mark.prove
     def test_an_actor_that_is_gone_is_LOST_and_made_anew(self, runner: RayRunner) -> None:
         run(runner)
-        actor = runner._gangs._node_pool.slots[1]._actor
+        actor = runner._node_pool.slots[1]._actor
         ray.kill(actor)
         with pytest.raises(ray.exceptions.RayActorError):
             while True:  # nobody waits for a kill: until it has come. Of no life, this ends nothing
@@ -161,7 +161,7 @@ def test_what_kernels_are_made_of_is_asked_on_the_nodes(started_ray: None, monke
     living = [str(node["NodeID"]) for node in ray.nodes() if node["Alive"]]
     assert kernel_packages("auto", living) == {}
     there = dataclasses.replace(PACKAGES["liger"], module="torch", distribution="torch")
-    monkeypatch.setattr(describe, "PACKAGES", {"liger": there})
+    monkeypatch.setattr(nodes, "PACKAGES", {"liger": there})
     assert kernel_packages("auto", living) == {"torch": importlib.metadata.version("torch")}
     assert kernel_packages("auto", [*living, f"{1:056x}"]) is None, "one does not answer"
 

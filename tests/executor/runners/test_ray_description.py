@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 
 from executor.errors import RunnerError
-from executor.runners.ray import describe
-from executor.runners.ray.describe import RayNode, cluster_of, describe_cluster, in_common
+from executor.runners.ray.nodes import RayNode, cluster_of, describe_cluster, in_common
 
 GPU_NODE = {"CPU": 64.0, "GPU": 8.0, "memory": 2.0**40, "accelerator_type:H100": 1.0, "node:10.0.0.1": 1.0}
 CPU_NODE = {"CPU": 4.0, "memory": 2.0**34, "node:10.0.0.9": 1.0}
@@ -68,10 +67,10 @@ def test_nodes_with_gpus_alone_are_asked_for_their_packages(monkeypatch: pytest.
         return {"liger_kernel": "0.8.5"}
 
     nodes = (node("head", CPU_NODE), node("one", GPU_NODE), node("two", GPU_NODE), node("gone", {}, alive=False))
-    monkeypatch.setattr(describe, "kernel_packages", told)
-    monkeypatch.setattr(describe, "ray_nodes", lambda address: nodes)
+    monkeypatch.setattr("executor.runners.ray.nodes.kernel_packages", told)
+    monkeypatch.setattr("executor.runners.ray.nodes.ray_nodes", lambda address: nodes)
     assert describe_cluster("there").kernel_packages == {"liger_kernel": "0.8.5"}
     assert asked == [("there", ["id-one", "id-two"])]
-    monkeypatch.setattr(describe, "ray_nodes", lambda address: nodes[:1])
+    monkeypatch.setattr("executor.runners.ray.nodes.ray_nodes", lambda address: nodes[:1])
     assert describe_cluster("there").kernel_packages is None
     assert len(asked) == 1

@@ -30,7 +30,7 @@ def nodes() -> Iterator[RayNodes]:
 def runner(nodes: RayNodes) -> Iterator[RayRunner]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "executor.runners.ray.node_pool.RESERVE_SECONDS", 60.0
+            "executor.runners.ray.formation.RESERVE_SECONDS", 60.0
         )  # else a node that is slow to answer counts as full
         with RayRunner(
             SEATS, address=nodes.address, device="cpu", gpus_per_rank=DEVICES / SEATS, environment=ENVIRONMENT,
@@ -44,7 +44,7 @@ def both_run(events: list) -> bool:
 
 
 def nodes_of(runner: RayRunner, handle: str) -> set[str]:
-    return {slot.node.name for slot in runner._gangs._running[handle].slots}
+    return {slot.node.name for slot in runner._running[handle].slots}
 
 
 class TestSideBySide:
@@ -59,7 +59,7 @@ class TestSideBySide:
         handles = [runner.submit(request_for(f"held:{tmp_path / 'end'}")) for _ in range(3)]
         assert runner.capacity() == 0
         seen = watch(runner, both_run)
-        held = [slot for formed in runner._gangs._running.values() for slot in formed.slots]
+        held = [slot for formed in runner._running.values() for slot in formed.slots]
         assert len(held) == len(set(held)) == 2 * SEATS
         (tmp_path / "end").touch()
         seen += watch(runner, lambda events: len(results(seen + events)) == 3)
@@ -106,7 +106,7 @@ class TestTopology:
         for first, second in (("node-1", "node-0"), ("node-0", "node-1")):
             kinds = ((first, SEATS), (second, SEATS))
             handle = runner.submit(request_for("stream", world_size=2 * SEATS, node_kinds=kinds))
-            slots = runner._gangs._running[handle].slots
+            slots = runner._running[handle].slots
             assert [slot.node.name for slot in slots] == [first] * SEATS + [second] * SEATS
             assert results(watch(runner, results))[0].outcome is Outcome.OK
         refused = run(runner, world_size=2 * SEATS, node_kinds=(("node-0", 2 * SEATS),))

@@ -10,18 +10,22 @@ import pytest
 from runner_contract import request_for
 
 from executor.runners import watchdog as heartbeat_module
-from executor.runners.messages import Message
+from executor.runners.transport import Message
 from executor.runners.watchdog import (
     COMPILE_SECONDS,
+    DESCRIPTORS,
     FIRST_STEP_SECONDS,
     HANG_SECONDS,
+    RESIDENT_BYTES,
     SLOW_FACTOR,
+    ProcessUsage,
     RankHeartbeat,
     RankPosition,
     Watchdog,
+    Wear,
+    process_usage,
     stacks_text,
 )
-from executor.runners.wear import DESCRIPTORS, RESIDENT_BYTES, ProcessUsage, Wear, process_usage
 from search_spaces.models.command import CommandModel
 from search_spaces.plain import from_plain
 from search_spaces.trial import Progress

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from executor.engine import RankContext
-from executor.trial.garbage import collected_by_steps
+from executor.trial.process import collected_by_steps
 from executor.trial.run import run_trial
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Fidelity, Progress, TrialRequest, TrialResult, Workload

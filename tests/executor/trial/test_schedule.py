@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from executor.engine import RankContext
-from executor.measurement.trial_state import race_of
+from executor.measurement.trial_report import race_of
+from executor.trial.extrapolation import at_point, of_documents, over_schedule, points_of_request
 from executor.trial.run import run_trial
-from executor.trial.schedule import at_point, of_documents, over_schedule, points_of_request
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Fidelity, Interval, Progress, RankMeasurement, TrialRequest, TrialResult, Workload

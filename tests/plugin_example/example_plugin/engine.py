@@ -4,7 +4,7 @@ import time
 
 from example_plugin.capability import EXAMPLE
 from executor.engine import EngineSession, RankContext, StepReport
-from executor.engines.ddp.engine import DdpEngine
+from executor.engines.torch_engines import DdpEngine
 from search_spaces.models.model import Model
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig

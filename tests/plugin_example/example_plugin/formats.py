@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.exports.export import Export
-from autotune.exports.winner import Winner
-from autotune.imports.imported import Imported
+from autotune.frameworks.best_config import Winner
+from autotune.frameworks.export import Export
+from autotune.frameworks.imported import Imported
 from search_spaces.trial_config import TrialConfig
 
 

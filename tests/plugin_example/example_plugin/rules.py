@@ -1,7 +1,6 @@
 """A rule of the example's knob."""
 
-from search_spaces.context import SpaceContext
-from search_spaces.rules.rule import Rule
+from search_spaces.capability import Rule, SpaceContext
 from search_spaces.trial_config import TrialConfig
 
 

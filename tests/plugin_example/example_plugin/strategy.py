@@ -10,8 +10,6 @@ from storage.records import TrialRecord
 class LastFirstStrategy(Strategy):
     """Takes the last configuration that is not known."""
 
-    seeded = False
-
     def __init__(self, score: Score) -> None:
         self.score = score
 

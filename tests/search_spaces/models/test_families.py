@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from search_spaces.errors import ModelFormatError
+from search_spaces.models.config_keys import RopeKind, RopeScaling
 from search_spaces.models.huggingface import model_spec_from_config, resolve_model
 from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace
-from search_spaces.models.rope import RopeKind, RopeScaling
 
 SIZES = {
     "num_hidden_layers": 6, "hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2,

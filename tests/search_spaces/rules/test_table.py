@@ -7,12 +7,10 @@ from typing import Any
 
 import pytest
 
-from search_spaces.capability import Capability, Combination
+from search_spaces.capability import Capability, Combination, SpaceContext
 from search_spaces.clusters.presets import resolve_cluster
-from search_spaces.context import SpaceContext
-from search_spaces.knob import ValueKind
+from search_spaces.knob import PARALLEL_SIZES, ValueKind
 from search_spaces.knob_values import KNOBS
-from search_spaces.knobs.conditions import PARALLEL_SIZES
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import FactoryModel
 from search_spaces.rules.table import RULES, check_config, rules_of

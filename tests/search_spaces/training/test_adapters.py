@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from search_spaces.canonical import canonical
-from search_spaces.capability import Capability
+from search_spaces.capability import Capability, SpaceContext
 from search_spaces.clusters.presets import resolve_cluster
-from search_spaces.context import SpaceContext
 from search_spaces.errors import KnobValueError
+from search_spaces.knob import METHODS
 from search_spaces.knob_values import parse_value
-from search_spaces.knobs.conditions import METHODS
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import FactoryModel, Model
 from search_spaces.rules.table import check_config

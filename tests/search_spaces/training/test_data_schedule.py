@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from search_spaces.canonical import canonical
+from search_spaces.capability import SpaceContext
 from search_spaces.clusters.presets import resolve_cluster
-from search_spaces.context import SpaceContext
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.rules.table import check_config
 from search_spaces.training.data_schedule import (

@@ -10,8 +10,16 @@ from hypothesis import strategies as st
 
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.space import SearchSpace
-from search_spaces.training.data_schedule import flops_per_sample, useful_samples, useful_share
-from search_spaces.training.documents import MOST_DOCUMENTS, attended_tokens, documents_problem, packed_rows, rows_of
+from search_spaces.training.data_schedule import (
+    MOST_DOCUMENTS,
+    attended_tokens,
+    documents_problem,
+    flops_per_sample,
+    packed_rows,
+    rows_of,
+    useful_samples,
+    useful_share,
+)
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from executor.engines.native.layout import Slot, as_rows, unpack
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import DeviceOptimizer, RestAdamW, Shares, share_of
+from executor.engines.native.parameter_shard import Slot, as_rows, unpack
 from executor.parallel.collectives import mark
 from search_spaces.optimizers import MUON_MOMENTUM
 

@@ -11,12 +11,12 @@ import pytest
 import table
 from swept import LIMIT, swept, waiting
 
-from autotune.explain.explanation.evidence import gather
+from autotune.explain.evidence import gather
 from autotune.explain.figures.all_figures import NAMES, figure_of
 from autotune.explain.figures.module_tree import parts_of_model
 from autotune.explain.figures.pipeline_schedule import durations_of, place
-from autotune.explain.figures.predicted_measured import concordance
 from autotune.explain.figures.source import FigureSource
+from autotune.explain.figures.trial_figures import concordance
 from autotune.request.rows import request_to_row
 from autotune.wire.figures import Figure
 from executor.parallel.schedule import actions_of

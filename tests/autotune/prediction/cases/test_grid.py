@@ -8,8 +8,7 @@ import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.cases.grid import ConfigGrid
-from autotune.prediction.cases.grid_cases import GridCases
-from autotune.prediction.cases.products import Products
+from autotune.prediction.cases.grid_cases import GridCases, Products
 from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.pipeline import split_layers
 from autotune.prediction.equations.step import predict

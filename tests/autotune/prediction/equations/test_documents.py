@@ -18,7 +18,7 @@ from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import question_of
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
-from search_spaces.training.documents import attended_tokens
+from search_spaces.training.data_schedule import attended_tokens
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 

@@ -10,7 +10,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.step import StepPrediction, predict
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
-from autotune.prediction.fitting.likeness import config_features
+from autotune.prediction.fitting.features import config_features
 from search_spaces.clusters.microbenchmark import MeasuredRow, Operation
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model

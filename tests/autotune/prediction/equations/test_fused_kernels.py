@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.activations import kept_layer_bytes
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.kernels import loss_kept, loss_peak, pieces
-from autotune.prediction.equations.memory import kept_layer_bytes, memory
+from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import StepPrediction, predict
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model

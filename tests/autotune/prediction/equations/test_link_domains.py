@@ -16,7 +16,7 @@ from autotune.prediction.equations.communication import (
     group_of,
     tensor_group,
 )
-from autotune.prediction.fitting.trial_history import hardware_key
+from autotune.prediction.fitting.trial_fit import hardware_key
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import Question, model_of, question_of

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.activations import kept_layer_bytes
 from autotune.prediction.equations.cases import scalar
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.memory import kept_layer_bytes, memory
+from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.schedules import at_point
 from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.planning.estimate import estimates

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.activations import layer_bytes
 from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.compute import attention_forward, micro_batch
 from autotune.prediction.equations.kernels import attention_slowdown
-from autotune.prediction.equations.memory import layer_bytes
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.training.windows import AttentionWindow

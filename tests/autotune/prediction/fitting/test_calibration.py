@@ -7,9 +7,8 @@ from datetime import UTC, datetime
 import numpy as np
 import pytest
 
-from autotune.prediction.cases.bench_cases import link_volume, predicted_rows
 from autotune.prediction.equations.coefficients import ON_A_PROCESSOR, Coefficients, names
-from autotune.prediction.fitting.calibration import coefficients_from_benchmark
+from autotune.prediction.fitting.calibration import coefficients_from_benchmark, link_volume, predicted_rows
 from autotune.prediction.planning.calibrated import calibrated, fingerprint
 from search_spaces.clusters.microbenchmark import SINGLE_RANK, GroupShape, MeasuredRow, MicrobenchmarkResult, Operation
 from search_spaces.clusters.presets import local_cluster, resolve_cluster

@@ -9,8 +9,8 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients, names
 from autotune.prediction.equations.step import predict
-from autotune.prediction.fitting.residual import learned
 from autotune.prediction.fitting.trial_fit import fitted
+from benchmarks.prediction.scoring.residual import learned
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial import Workload

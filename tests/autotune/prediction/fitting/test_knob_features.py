@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.fitting.likeness import config_features
+from autotune.prediction.fitting.features import config_features
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.huggingface import resolve_model

@@ -11,8 +11,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import predict
-from autotune.prediction.fitting.trial_fit import fit_runs
-from autotune.prediction.fitting.trial_history import trial_history
+from autotune.prediction.fitting.trial_fit import fit_runs, trial_history
 from autotune.prediction.planning.calibrated import calibrated
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import resolve

@@ -5,9 +5,18 @@ import dataclasses
 import pytest
 
 from autotune.errors import RequestError
-from autotune.prediction.planning.capacity import Capacity, Remedy, capacity, fits
+from autotune.prediction.planning.capacity import (
+    SHARDING_LEVELS,
+    TOKENS,
+    Capacity,
+    Remedy,
+    ShardingLevel,
+    ShardingLevelAnswer,
+    ShardingLevels,
+    capacity,
+    fits,
+)
 from autotune.prediction.planning.estimate import estimates
-from autotune.prediction.planning.ladder import LADDER, TOKENS, Ladder, Rung, RungAnswer
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from search_spaces.errors import IllegalConfigError
@@ -24,14 +33,14 @@ def asked(model: str, cluster: str, lora: int | None = None, engine: str = "nati
     return question_of(model_of(model, lora, None, None), cluster_of(cluster, None, None), engine=engine, pins=pins)
 
 
-def rung(found: Capacity, stage: int, offloaded: int = 0) -> RungAnswer:
-    return next(a for a in found.rungs if (a.rung.zero_stage, a.rung.offloaded) == (stage, offloaded))
+def level(found: Capacity, stage: int, offloaded: int = 0) -> ShardingLevelAnswer:
+    return next(a for a in found.levels if (a.level.zero_stage, a.level.offloaded) == (stage, offloaded))
 
 
 @pytest.mark.prove
 def test_states_of_seven_billion_are_what_everybody_counts() -> None:
     """2 bytes of parameters and 12 of Adam's state [Rajbhandari 2020]; 16 with gradients of 2, this engine's are of 4."""
-    tags = rung(capacity(asked("llama-2-7b", "1x300GB")), 0).estimate.fullest.by_tag
+    tags = level(capacity(asked("llama-2-7b", "1x300GB")), 0).estimate.fullest.by_tag
     assert tags["parameters"] == pytest.approx(2 * SEVEN_BILLION, rel=1e-3)
     assert tags["gradients"] == pytest.approx(4 * SEVEN_BILLION, rel=1e-3)
     assert tags["optimizer_state"] == pytest.approx(12 * SEVEN_BILLION, rel=1e-3)
@@ -42,7 +51,7 @@ def test_states_of_seven_billion_are_what_everybody_counts() -> None:
 
 @pytest.mark.prove
 def test_what_is_frozen_has_neither_gradients_nor_state() -> None:
-    tags = rung(capacity(asked("llama-2-7b", "1x300GB", lora=16)), 0).estimate.fullest.by_tag
+    tags = level(capacity(asked("llama-2-7b", "1x300GB", lora=16)), 0).estimate.fullest.by_tag
     assert tags["parameters"] == pytest.approx(2 * (SEVEN_BILLION + ADAPTERS), rel=1e-3)
     assert tags["gradients"] == pytest.approx(4 * ADAPTERS)
     assert tags["optimizer_state"] == pytest.approx(12 * ADAPTERS)
@@ -54,13 +63,13 @@ def test_seven_billion_needs_what_is_known_of_it() -> None:
     """121 GB of states: none on one card of 80 GB; with the optimizer over 8, 13.5 + 27 + 10 GB. On 2 x 24 GB not without
     offloading, half of the states being 61 GB; with adapters it is 13.5 GB and fits one card."""
     whole, small = capacity(asked("llama-2-7b", "8x80GB")), capacity(asked("llama-2-7b", "2x24GB"))
-    assert not rung(whole, 0).fits
+    assert not level(whole, 0).fits
     assert whole.needed is not None
-    assert whole.needed.rung == Rung(zero_stage=1)
-    assert not any(answer.fits for answer in small.rungs if not answer.rung.offloaded)
+    assert whole.needed.level == ShardingLevel(zero_stage=1)
+    assert not any(answer.fits for answer in small.levels if not answer.level.offloaded)
     adapted = capacity(asked("llama-2-7b", "2x24GB", lora=16)).needed
     assert adapted is not None
-    assert adapted.rung == LADDER[0]
+    assert adapted.level == SHARDING_LEVELS[0]
     assert 14e9 < adapted.needed < 24 * 2**30
 
 
@@ -68,8 +77,8 @@ def test_seven_billion_needs_what_is_known_of_it() -> None:
 @pytest.mark.parametrize("lora", sampled([None, 16], every=2))
 def test_what_is_told_fits_and_one_more_does_not(lora: int | None) -> None:
     question = asked("llama-2-7b", "8x40GB", lora)
-    ladder, found = Ladder(question, PROBABILITY), capacity(question)
-    for answer in found.rungs:
+    sharding_levels, found = ShardingLevels(question, PROBABILITY), capacity(question)
+    for answer in found.levels:
         for size, tokens, does in (
             (answer.micro_batch_size, 4096, True),
             (answer.micro_batch_size + 1, 4096, False),
@@ -78,15 +87,15 @@ def test_what_is_told_fits_and_one_more_does_not(lora: int | None) -> None:
         ):
             if not size or not tokens:
                 continue
-            ways = ladder.ways(answer.rung, size)
-            chances = [item.fit_probability for item in estimates(ladder.asked(ways[0], tokens), ways)]
-            assert (max(chances) >= PROBABILITY - 1e-9) is does, (answer.rung, size, tokens)
+            ways = sharding_levels.ways(answer.level, size)
+            chances = [item.fit_probability for item in estimates(sharding_levels.asked(ways[0], tokens), ways)]
+            assert (max(chances) >= PROBABILITY - 1e-9) is does, (answer.level, size, tokens)
 
 
 @pytest.mark.prove
 def test_larger_cards_never_hold_less() -> None:
     small, large = (capacity(asked("opt-1.3b", cluster)) for cluster in ("2x11GB", "2x24GB"))
-    for one, other in zip(small.rungs, large.rungs, strict=True):
+    for one, other in zip(small.levels, large.levels, strict=True):
         assert other.micro_batch_size >= one.micro_batch_size
         assert other.sequence_length >= one.sequence_length
     assert large.longest is not None
@@ -97,10 +106,10 @@ def test_larger_cards_never_hold_less() -> None:
 def test_no_more_is_offloaded_than_is_needed() -> None:
     found = capacity(asked("opt-1.3b", "2x24GB"))
     assert found.needed is not None
-    assert found.needed.rung.offloaded == 0
+    assert found.needed.level.offloaded == 0
     assert found.most_samples is not None
-    assert found.most_samples.rung.offloaded == 0
-    assert found.most_samples.micro_batch_size == max(a.micro_batch_size for a in found.rungs if not a.rung.offloaded)
+    assert found.most_samples.level.offloaded == 0
+    assert found.most_samples.micro_batch_size == max(a.micro_batch_size for a in found.levels if not a.level.offloaded)
 
 
 @pytest.mark.prove
@@ -125,7 +134,7 @@ def test_main_memory_is_counted_where_states_are_offloaded() -> None:
     question = asked("opt-1.3b", "2x11GB")
     needed = capacity(question).needed
     assert needed is not None
-    assert needed.rung.offload_optimizer
+    assert needed.level.offload_optimizer
     assert needed.estimate.host_memory_bytes == pytest.approx(12 * 1.3157e9, rel=0.01)
     poor = dataclasses.replace(question, cluster=dataclasses.replace(question.cluster, host_memory_bytes=8 * 2**30))
     found = capacity(poor)
@@ -136,10 +145,10 @@ def test_main_memory_is_counted_where_states_are_offloaded() -> None:
 
 def test_pins_hold_on_every_rung() -> None:
     found = capacity(asked("llama-2-7b", "8x80GB", zero_stage="3", activation_checkpointing="full", micro_batch_size="2"))
-    assert {answer.rung.zero_stage for answer in found.rungs} == {3}
-    assert {answer.estimate.config.activation_checkpointing for answer in found.rungs} == {"full"}
+    assert {answer.level.zero_stage for answer in found.levels} == {3}
+    assert {answer.estimate.config.activation_checkpointing for answer in found.levels} == {"full"}
     assert found.micro_batch_size == 2
-    assert {answer.rung.zero_stage for answer in capacity(asked("opt-125m", "2x11GB", engine="ddp")).rungs} == {0}
+    assert {answer.level.zero_stage for answer in capacity(asked("opt-125m", "2x11GB", engine="ddp")).levels} == {0}
     with pytest.raises(RequestError, match="zero_stage: has several values"):
         capacity(asked("opt-125m", "2x11GB", zero_stage="1,2"))
     with pytest.raises(IllegalConfigError, match="world-divides"):

@@ -13,7 +13,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import largest, scaled
-from autotune.prediction.planning.memory_fit import PROBABILITY, chance_to_fit, room_of
+from autotune.prediction.planning.memory_fit import PROBABILITY, chance_to_fit, memory_limits_of
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlans, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
@@ -37,14 +37,14 @@ def asked(model: str = "llama-3-8b", cluster: str = "dgx-h100", **fields: Any) -
 
 def brute(question: Question) -> list[tuple[float, float, TrialConfig]]:
     """Seconds, bytes and configuration of all that fit, buckets at their defaults."""
-    space, room = without_buckets(space_of(question)), room_of(question)
+    space, limits = without_buckets(space_of(question)), memory_limits_of(question)
     configs = list(space.enumerate())
     prediction = predict(
         cases_of(question.model, question.cluster, question.workload, configs, question.engine), question.rates
     )
     count = len(configs)
     seconds, memory = np.broadcast_to(prediction.seconds, count), np.broadcast_to(prediction.memory.needed, count)
-    fits = room.holds(memory, np.broadcast_to(prediction.memory.host, count))
+    fits = limits.holds(memory, np.broadcast_to(prediction.memory.host, count))
     return [(float(s), float(m), c) for s, m, c, f in zip(seconds, memory, configs, fits, strict=True) if f]
 
 
@@ -58,7 +58,7 @@ def fitting_when_asked() -> list[tuple[float, float, TrialConfig]]:
 def test_a_scan_finds_what_brute_force_finds() -> None:
     question = asked()
     fitting = fitting_when_asked()
-    scanned = scan(question, space_of(question), room_of(question), slowest=None, bounds=Bounds())
+    scanned = scan(question, space_of(question), memory_limits_of(question), slowest=None, bounds=Bounds())
     assert 500 < scanned.fitting <= len(fitting)
     assert scanned.count == len(list(without_buckets(space_of(question)).enumerate()))
     ordered = sorted((seconds, memory) for seconds, memory, _ in fitting)
@@ -83,7 +83,7 @@ def test_a_scan_tells_adapters_apart() -> None:
     }
     question = asked(cluster="dgx-h100:1", pins=pins)
     fitting = brute(question)
-    scanned = scan(question, space_of(question), room_of(question), slowest=None, bounds=Bounds())
+    scanned = scan(question, space_of(question), memory_limits_of(question), slowest=None, bounds=Bounds())
     assert 0 < scanned.fitting <= len(fitting)
     assert scanned.count == len(list(without_buckets(space_of(question)).enumerate()))
     assert {(config.lora_rank, config.prompt_length) for _, _, config in fitting} == {(0, 0), (16, 0), (0, 64)}
@@ -99,7 +99,7 @@ def test_a_scan_tells_ways_to_compress_apart() -> None:
     }  # fmt: skip
     question = asked(cluster="dgx-h100:1", pins=pins)
     fitting = brute(question)
-    scanned = scan(question, space_of(question), room_of(question), slowest=None, bounds=Bounds())
+    scanned = scan(question, space_of(question), memory_limits_of(question), slowest=None, bounds=Bounds())
     assert 0 < scanned.fitting <= len(fitting)
     assert {config.secondary_shard_size for _, _, config in fitting} == {0, 2}
     by_config = {config: (seconds, memory) for seconds, memory, config in fitting}
@@ -111,7 +111,7 @@ def test_a_scan_tells_ways_to_compress_apart() -> None:
 def test_at_best_is_the_best_of_each_value() -> None:
     question = asked()
     fitting = fitting_when_asked()
-    scanned = scan(question, space_of(question), room_of(question), slowest=None, bounds=Bounds())
+    scanned = scan(question, space_of(question), memory_limits_of(question), slowest=None, bounds=Bounds())
     assert {"tensor_parallel_size", "activation_checkpointing", "zero_stage"} <= set(scanned.at_best)
     for knob, values in scanned.at_best.items():
         for value, found in values.items():
@@ -138,9 +138,7 @@ def test_the_least_memory_among_the_fast_leads() -> None:
 def fastest(plans: RankedPlans) -> float:
     """Seconds of the fastest configuration, whichever row it ties with."""
     return min(
-        seconds
-        for found in plans.plans
-        for seconds in (found.estimate.step_seconds.mean, *(t.step_seconds for t in found.ties))
+        seconds for found in plans.plans for seconds in (found.estimate.step_seconds.mean, *(t.seconds for t in found.ties))
     )
 
 
@@ -152,7 +150,7 @@ def test_plans_are_legal_fit_and_are_ranked() -> None:
     assert 3 <= len(plans.plans) <= 20
     assert fastest(plans) <= min(seconds for seconds, _, _ in fitting_when_asked()) * 1.0001
     # Rows begin where the ones before end: their fastest members are in order.
-    leaders = [min([found.estimate.step_seconds.mean, *(tie.step_seconds for tie in found.ties)]) for found in plans.plans]
+    leaders = [min([found.estimate.step_seconds.mean, *(tie.seconds for tie in found.ties)]) for found in plans.plans]
     assert leaders[1:] == sorted(leaders[1:])
     for found in plans.plans:
         config = found.estimate.config
@@ -337,8 +335,8 @@ def test_what_fits_is_what_is_probable_to_fit() -> None:
     """A plan's bound and its probability are the same statement."""
     question = asked()
     for probability in (0.5, 0.9, 0.95, 0.99):
-        room = room_of(question, probability)
-        assert chance_to_fit(question, room.device, 0.0) == pytest.approx(probability)
-        assert chance_to_fit(question, 1.0, room.host) == pytest.approx(probability)
+        limits = memory_limits_of(question, probability)
+        assert chance_to_fit(question, limits.device, 0.0) == pytest.approx(probability)
+        assert chance_to_fit(question, 1.0, limits.host) == pytest.approx(probability)
     with pytest.raises(RequestError, match="fit_probability"):
-        room_of(question, 1.0)
+        memory_limits_of(question, 1.0)

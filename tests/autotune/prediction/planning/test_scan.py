@@ -8,12 +8,12 @@ import pytest
 
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.step import least_seconds_of, predict, seconds_of
-from autotune.prediction.planning.found import KEPT, SpacePart
-from autotune.prediction.planning.memory_fit import room_of
+from autotune.prediction.planning.memory_fit import memory_limits_of
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.scan import Bounds, scan, without_buckets
-from autotune.prediction.planning.simplicity import plain_parts
+from autotune.prediction.planning.scan_results import KEPT, SpacePart
+from autotune.prediction.planning.ties import plain_parts
 from search_spaces.trial_config import TrialConfig
 from tests.sampling import sampled
 
@@ -46,7 +46,7 @@ def asked(name: str) -> Question:
 def every(question: Question) -> list[tuple[float, float, int, TrialConfig, bool]]:
     """Seconds, bytes and place in the space of every configuration, and whether it fits."""
     configs = list(without_buckets(space_of(question)).enumerate())
-    room, found = room_of(question), []
+    limits, found = memory_limits_of(question), []
     groups: dict[tuple[Any, ...], list[int]] = {}
     for place, config in enumerate(configs):
         groups.setdefault((config.precision, config.attention_backend, config.lora_rank), []).append(place)
@@ -56,7 +56,7 @@ def every(question: Question) -> list[tuple[float, float, int, TrialConfig, bool
             cases_of(question.model, question.cluster, question.workload, own, question.engine), question.rates
         )
         seconds, needed = np.broadcast_to(prediction.seconds, count), np.broadcast_to(prediction.memory.needed, count)
-        fits = room.holds(needed, np.broadcast_to(prediction.memory.host, count))
+        fits = limits.holds(needed, np.broadcast_to(prediction.memory.host, count))
         columns = zip(places, seconds.tolist(), needed.tolist(), fits.tolist(), strict=True)
         found += [(s, m, place, configs[place], f) for place, s, m, f in columns]
     return found
@@ -88,12 +88,12 @@ def test_the_bound_of_the_time_is_one(name: str) -> None:
 @pytest.mark.parametrize("by_memory", [False, True])
 def test_the_leaders_are_those_of_a_full_sort(name: str, by_memory: bool) -> None:
     question = asked(name)
-    space, room = space_of(question), room_of(question)
+    space, limits = space_of(question), memory_limits_of(question)
     predicted = every(question)
     slowest = ranked(predicted, None)[0][0] * 1.3 if by_memory else None
     expected = ranked(predicted, slowest)
     apart = [SpacePart(values=values, most=15) for values in plain_parts(space)]
-    scanned = scan(question, space, room, slowest=slowest, bounds=Bounds(), apart=apart)
+    scanned = scan(question, space, limits, slowest=slowest, bounds=Bounds(), apart=apart)
     assert [dataclasses.astuple(leader)[1:] for leader in scanned.leaders] == [item[:2] for item in expected[:KEPT]]
     assert [leader.config for leader in scanned.leaders] == [item[3] for item in expected[:KEPT]]
     for part, leaders in zip(apart, scanned.apart, strict=True):

@@ -15,12 +15,11 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.planning.estimate import estimates
-from autotune.prediction.planning.memory_fit import Room, room_of
+from autotune.prediction.planning.memory_fit import MemoryLimits, memory_limits_of
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.solved_layouts import solved_layouts
-from autotune.prediction.planning.stage_options import Menu
-from autotune.prediction.planning.stage_program import solved
+from autotune.prediction.planning.stage_program import Menu, solved
 from search_spaces.models.pipeline import Stage, layout_text, split_layers
 from search_spaces.rules.table import check_config
 from search_spaces.trial_config import TrialConfig
@@ -45,13 +44,13 @@ def every_layout(layers: int, ranks: int, menu: Menu) -> Iterator[str]:
                 yield layout_text(stages)
 
 
-def brute(question: Question, config: TrialConfig, room: Room, menu: Menu) -> float:
+def brute(question: Question, config: TrialConfig, limits: MemoryLimits, menu: Menu) -> float:
     """Seconds of the fastest layout that fits; infinite: none does."""
     layouts = every_layout(question.model.num_layers, config.pipeline_parallel_size, menu)
     configs = [config.replace({"pipeline_layout": layout}) for layout in layouts]
     cases = cases_of(question.model, question.cluster, question.workload, configs, question.engine)
     held = memory(cases, question.rates)
-    fits = room.holds(held.needed, held.host)
+    fits = limits.holds(held.needed, held.host)
     return float(np.where(fits, seconds_of(cases, question.rates), np.inf).min())
 
 
@@ -70,7 +69,7 @@ def written(question: Question, config: TrialConfig) -> TrialConfig:
 
 
 @st.composite
-def instances(draw: st.DrawFn) -> tuple[Question, TrialConfig, Room, Menu]:
+def instances(draw: st.DrawFn) -> tuple[Question, TrialConfig, MemoryLimits, Menu]:
     """A pipeline whose layouts can be listed, and memory that holds some of them."""
     ranks = draw(st.sampled_from([2, 4]))
     menu = draw(st.sampled_from(
@@ -86,21 +85,21 @@ def instances(draw: st.DrawFn) -> tuple[Question, TrialConfig, Room, Menu]:
     )  # fmt: skip
     (even,) = estimates(question, [config])
     limit = even.fullest.needed * draw(st.floats(0.7, 1.2))
-    return question, config, Room(device=limit, host=1e15), menu
+    return question, config, MemoryLimits(device=limit, host=1e15), menu
 
 
 @pytest.mark.prove
 @settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much])
 @given(instances())
-def test_no_layout_that_fits_is_faster(instance: tuple[Question, TrialConfig, Room, Menu]) -> None:
-    question, config, room, menu = instance
-    answer, best = solved(question, config, room, menu), brute(question, config, room, menu)
+def test_no_layout_that_fits_is_faster(instance: tuple[Question, TrialConfig, MemoryLimits, Menu]) -> None:
+    question, config, limits, menu = instance
+    answer, best = solved(question, config, limits, menu), brute(question, config, limits, menu)
     assert (answer is None) == np.isinf(best)
     assume(answer is not None)
     assert answer is not None
     assert seconds(question, written(question, answer)) == pytest.approx(best, rel=1e-7)
     held = memory(cases_of(question.model, question.cluster, question.workload, [answer], "native"), question.rates)
-    assert held.needed[0] <= room.device * (1 + 1e-9)
+    assert held.needed[0] <= limits.device * (1 + 1e-9)
     assert check_config(answer, space_of(question).context) == []
 
 
@@ -108,12 +107,12 @@ def test_memory_decides_which_stages_compute_again() -> None:
     """The first rank of 1F1B holds the most micro-batches: it alone computes again where there is a little too little."""
     question = asked("llama-3-8b", 8, sequence_length=8192)
     config = TrialConfig(precision="bf16", pipeline_parallel_size=4, zero_stage=1)
-    plenty = Room(device=1e15, host=1e15)
+    plenty = MemoryLimits(device=1e15, host=1e15)
     free = solved(question, config, plenty)
     assert free is not None
     assert "s" not in free.pipeline_layout
     needed = estimates(question, [config.replace({"pipeline_layout": "2-2-2-2"})])[0].ranks
-    tight = Room(device=0.7 * needed[0].needed + 0.3 * needed[1].needed, host=1e15)
+    tight = MemoryLimits(device=0.7 * needed[0].needed + 0.3 * needed[1].needed, host=1e15)
     answer = solved(question, config, tight)
     assert answer is not None
     told = estimates(question, [answer, config.replace({"activation_checkpointing": "selective"})])
@@ -125,7 +124,7 @@ def test_what_every_stage_does_is_said_by_the_knobs() -> None:
     question = asked("llama-3-8b", 8)
     config = TrialConfig(precision="bf16", pipeline_parallel_size=4, zero_stage=1)
     only_full = Menu(policies=("full",), offloads=False)
-    answer = solved(question, config, Room(device=1e15, host=1e15), only_full)
+    answer = solved(question, config, MemoryLimits(device=1e15, host=1e15), only_full)
     assert answer is not None
     assert (answer.activation_checkpointing, "f" in answer.pipeline_layout) in (("full", False), ("none", True))
     assert check_config(answer, space_of(question).context) == []
@@ -134,8 +133,8 @@ def test_what_every_stage_does_is_said_by_the_knobs() -> None:
 def test_nothing_fits_where_nothing_can() -> None:
     question = asked("llama-3-8b", 8)
     config = TrialConfig(precision="bf16", pipeline_parallel_size=4)
-    assert solved(question, config, Room(device=1e6, host=1e15)) is None
-    assert solved(question, config.replace({"pipeline_parallel_size": 1}), room_of(question)) is None
+    assert solved(question, config, MemoryLimits(device=1e6, host=1e15)) is None
+    assert solved(question, config.replace({"pipeline_parallel_size": 1}), memory_limits_of(question)) is None
 
 
 @pytest.mark.parametrize(("schedule", "virtual"), [("interleaved_1f1b", 2), ("zbv", 2), ("looped_bfs", 3)])
@@ -144,7 +143,7 @@ def test_ranks_of_several_stages_share_their_layers_out(schedule: str, virtual: 
     config = TrialConfig(
         precision="bf16", pipeline_parallel_size=4, virtual_stages=virtual, pipeline_schedule=schedule, zero_stage=1
     )
-    answer = solved(question, config, room_of(question))
+    answer = solved(question, config, memory_limits_of(question))
     assert answer is not None
     assert check_config(answer, space_of(question).context) == []
     even = [config.replace({"pipeline_split": split, "activation_checkpointing": policy})
@@ -159,7 +158,7 @@ def test_80_layers_on_16_stages_end_in_10_seconds() -> None:
         precision="bf16", tensor_parallel_size=4, sequence_parallel=True, pipeline_parallel_size=16, zero_stage=1
     )
     began = time.process_time()  # of computing: neighbours' turns are not in it
-    answer = solved(question, config, room_of(question), Menu(offloads=True))
+    answer = solved(question, config, memory_limits_of(question), Menu(offloads=True))
     assert time.process_time() - began < 10
     assert answer is not None
     assert answer.pipeline_layout

@@ -5,8 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from autotune.strategies.guided.described import Array, Described
-from autotune.strategies.guided.observations import Observations
+from autotune.strategies.guided.described import Array, Described, Observations
 
 
 def described(rates: Sequence[float], features: Sequence[Sequence[float]] | None = None, **changes: Any) -> Described:

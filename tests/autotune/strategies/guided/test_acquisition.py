@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from autotune.strategies.guided import acquisition as module
-from autotune.strategies.guided.acquisition import choose, expected_gain
+from autotune.strategies.guided import strategy as module
+from autotune.strategies.guided.strategy import choose, expected_gain
 from tests.autotune.strategies.guided.made_up import described, everything, told
 
 

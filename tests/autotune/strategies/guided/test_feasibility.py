@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from autotune.prediction.planning.memory_fit import fit_probability
-from autotune.strategies.guided.feasibility import Feasibility
+from autotune.strategies.guided.surrogate import Feasibility
 from tests.autotune.strategies.guided.made_up import described, told
 
 

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from autotune.strategies.guided.acquisition import outlook
+from autotune.strategies.guided.strategy import outlook
 from tests.autotune.strategies.guided.made_up import described, everything, told
 
 

@@ -10,13 +10,12 @@ import table
 
 from autotune.objective.ranking import Ranking
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.fitting.lessons import Lesson
+from autotune.prediction.fitting.residuals import Lesson
 from autotune.prediction.planning.scan import NOT_SCANNED, without_buckets
 from autotune.request.request import Objective
-from autotune.strategies.guided import space_pool
+from autotune.strategies.guided import space_forecaster
 from autotune.strategies.guided.described import Described
-from autotune.strategies.guided.prior import Prior, shipped_prior
-from autotune.strategies.guided.setting import JobSetting, setting_of, transformer_of
+from autotune.strategies.guided.prior import JobSetting, Prior, setting_of, shipped_prior, transformer_of
 from autotune.strategies.guided.space_forecaster import PENALTY, SpaceForecaster, moves
 from autotune.strategies.guided.surrogate import prior
 from search_spaces.errors import SpaceTooLargeError
@@ -73,7 +72,7 @@ def test_buckets_of_a_small_space_are_candidates_like_all_others(tmp_path: Path)
 def test_buckets_of_a_large_space_stand_where_they_are_and_are_moved_around_the_best(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(space_pool, "WHOLE", 10)
+    monkeypatch.setattr(space_forecaster, "WHOLE", 10)
     found = setting(tmp_path, "zero-buckets")
     pool = forecaster(found).pool(found.space)
     assert {pool.config(place) for place in range(len(pool.described))} == set(without_buckets(found.space).enumerate())
@@ -101,7 +100,7 @@ def test_every_knob_that_the_pool_leaves_acts_on_something() -> None:
 def test_of_a_large_space_the_fastest_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = setting(tmp_path, "3d")
     whole = forecaster(found).pool(found.space)
-    monkeypatch.setattr(space_pool, "LARGEST_POOL", 50)
+    monkeypatch.setattr(space_forecaster, "LARGEST_POOL", 50)
     pool = forecaster(found).pool(found.space)
     assert 50 <= len(pool.described) <= 60  # equals of the last are kept, too
     kept = whole.places([pool.config(place) for place in range(len(pool.described))])
@@ -112,7 +111,7 @@ def test_of_a_large_space_the_fastest_are_kept(tmp_path: Path, monkeypatch: pyte
 
 def test_a_space_beyond_reach_is_refused_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = setting(tmp_path, "3d")
-    monkeypatch.setattr(space_pool, "MOST_PREDICTED", 100)
+    monkeypatch.setattr(space_forecaster, "MOST_PREDICTED", 100)
     with pytest.raises(SpaceTooLargeError, match=r"more than 100 configurations.*pin some knobs"):
         forecaster(found).pool(found.space)
 

@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from executor.engines.command import readings as module
-from executor.engines.command.launch import devices_of_host
 from executor.engines.command.launchers import RankPlacement, launcher_command, launcher_environment
 from executor.engines.command.readings import Batch, Output, Readings, ReportFile
 from executor.engines.command.result import read_failure
-from executor.engines.command.trial import RankUpdate, ScriptEnd, conclude
+from executor.engines.command.trial import RankUpdate, ScriptEnd, conclude, devices_of_host
 from executor.engines.command.watch import State
 from executor.failures import failure_table
 from search_spaces.models.command import CommandModel

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from executor.engines.deepspeed.layout import whole_module
+from executor.engines.deepspeed.engine import whole_module
 from executor.errors import EngineRefusalError
 from search_spaces.models.model import FactoryModel
 from search_spaces.trial import Workload

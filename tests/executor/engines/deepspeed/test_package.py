@@ -8,7 +8,7 @@ from executor.engines.deepspeed import package
 from executor.engines.deepspeed.capability import unusable
 from executor.engines.deepspeed.engine import DeepSpeedEngine
 from executor.errors import EngineRefusalError
-from executor.runners.failures import classify
+from executor.runners.verdict import classify
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Workload

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from autotune.frameworks.deepspeed_checks import FORBIDS_OTHERS, findings
 from executor.engines.deepspeed.capability import installed_version
-from search_spaces.deepspeed.lint import FORBIDS_OTHERS, findings
 from search_spaces.finding import Effect
 
 pytestmark = pytest.mark.skipif(

@@ -24,6 +24,6 @@ def compare_by_stand_ins(rank: int, case: Case) -> tuple[Report, Calls]:
         sys.path.insert(0, str(STAND_INS))
     calls: Calls = importlib.import_module(MODULES[case.config.fused_kernels]).CALLS
     calls.clear()
-    with patch("executor.parallel.fused.load.kernel_refusals", return_value=[]):
+    with patch("executor.parallel.fused.kernel_refusals", return_value=[]):
         report = compare(rank, case)
     return report, [*calls]

@@ -26,7 +26,7 @@ from torch.distributed import distributed_c10d
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.files.rank_file import RankFile, Transfer
-from executor.parallel import collectives, streams
+from executor.parallel import collectives, copies
 from executor.parallel.copies import HostPool
 
 Clock = dict[str, int]
@@ -438,10 +438,10 @@ class StreamChecker(TorchDispatchMode):
         messages = {name: partial(self._message, getattr(dist, name), name) for name in ("isend", "irecv")}
         with ExitStack() as changed:
             for target, name, new in (
-                (streams, "make_stream", lambda _: self.new_stream()),
-                (streams, "current_stream", lambda _: self.current()),
-                (streams, "working_stream", lambda _: self.current()),
-                (streams, "is_on_host", self.is_on_host),
+                (copies, "make_stream", lambda _: self.new_stream()),
+                (copies, "current_stream", lambda _: self.current()),
+                (copies, "working_stream", lambda _: self.current()),
+                (copies, "is_on_host", self.is_on_host),
                 (torch.UntypedStorage, "resize_", lambda storage, size: self._resized(storage, resize, size)),
                 (Tensor, "tolist", listed),
                 (Tensor, "record_stream", named),

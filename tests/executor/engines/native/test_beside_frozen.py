@@ -8,7 +8,7 @@ import pytest
 import torch
 from two_ranks import RANKS, Measure, measuring
 
-from executor.data.batches import text_data
+from executor.batches import text_data
 from executor.parallel.model import Transformer, build_transformer
 from search_spaces.models.model import ModelSpec, Position
 from search_spaces.training.adapters import adapted

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from executor.engines.native.optimizers import onebit_adam
 from executor.engines.native.quantised_communication import QuantisedAllReduce, QuantisedReduceScatter
-from executor.parallel import block_integers
+from executor.parallel import quantised
 from executor.parallel.collectives import ProcessGroup
 from search_spaces.communication import SIGN_BLOCK, integer_bytes, sign_bytes, sign_share
 from search_spaces.optimizers import QUANTISED_BLOCK
@@ -23,9 +23,9 @@ def drawn(rows: int, columns: int, dtype: torch.dtype = torch.float32) -> Tensor
 @pytest.mark.parametrize("columns", [1, 255, 256, 257, 1000])
 def test_integers_are_off_by_half_a_step_of_their_own_block(columns: int, dtype: torch.dtype) -> None:
     rows = drawn(3, columns, dtype)
-    packed = block_integers.pack(rows)
+    packed = quantised.pack(rows)
     assert (packed.dtype, packed.shape) == (torch.uint8, (3, integer_bytes(columns)))
-    found = block_integers.unpack(packed, columns, dtype)
+    found = quantised.unpack(packed, columns, dtype)
     assert found.dtype == dtype
     rounding = 2.0**-8 if dtype == torch.bfloat16 else 1e-6
     for values, told in zip(rows.double(), found.double(), strict=True):
@@ -35,14 +35,14 @@ def test_integers_are_off_by_half_a_step_of_their_own_block(columns: int, dtype:
 
 def test_a_row_is_packed_as_it_is_alone() -> None:
     rows = drawn(4, 700)
-    assert torch.equal(block_integers.pack(rows), torch.cat([block_integers.pack(row[None]) for row in rows]))
+    assert torch.equal(quantised.pack(rows), torch.cat([quantised.pack(row[None]) for row in rows]))
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_what_is_not_finite_makes_its_block_so_and_no_other(value: float) -> None:
     rows = drawn(1, 2 * QUANTISED_BLOCK)
     rows[0, 5] = value
-    found = block_integers.unpack(block_integers.pack(rows), rows.shape[1], torch.float32)
+    found = quantised.unpack(quantised.pack(rows), rows.shape[1], torch.float32)
     assert not found[0, :QUANTISED_BLOCK].isfinite().any()
     assert found[0, QUANTISED_BLOCK:].isfinite().all()
 
@@ -61,7 +61,7 @@ def test_a_parameter_is_rounded_alike_whatever_lies_beside_it() -> None:
 
 def test_zeros_stay_zeros() -> None:
     rows = torch.zeros(2, 300)
-    assert torch.equal(block_integers.unpack(block_integers.pack(rows), 300, torch.float32), rows)
+    assert torch.equal(quantised.unpack(quantised.pack(rows), 300, torch.float32), rows)
 
 
 def test_signs_stand_for_the_mean_magnitude_of_their_block() -> None:

@@ -10,12 +10,11 @@ from torch import nn
 
 from benchmarks.correctness.compressed_forms import Forms
 from executor.engine import REFERENCE_STEPS, measured_config
-from executor.engines.native.layout import BucketLayout as Shares
-from executor.engines.native.layout import make_layout
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import Shares as Holders
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
-from executor.engines.native.parameter_shard import MasterShard
+from executor.engines.native.parameter_shard import BucketLayout as Shares
+from executor.engines.native.parameter_shard import MasterShard, make_layout
 from executor.parallel.collectives import ProcessGroup
 from search_spaces.models.model import ModelSpec
 from search_spaces.optimizers import LEAST_ROOT

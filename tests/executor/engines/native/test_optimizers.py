@@ -14,10 +14,10 @@ from benchmarks.correctness.reference_optimizers import quantised
 from executor.dry.dry_run import dry_run
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
-from executor.engines.native.layout import make_layout
-from executor.engines.native.optimizers.adamw8bit import QuantisedVector, codes, share_block
-from executor.engines.native.optimizers.choose import block_matrices
+from executor.engines.native.optimizers import block_matrices
+from executor.engines.native.optimizers.device_optimizer import QuantisedVector, codes, share_block
 from executor.engines.native.optimizers.muon import assign_owners, flops, orthogonalized
+from executor.engines.native.parameter_shard import make_layout
 from executor.errors import EngineRefusalError
 from executor.measurement.flop_counter import FlopCounter
 from executor.parallel.replica import ModelPart

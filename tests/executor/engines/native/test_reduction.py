@@ -11,9 +11,8 @@ from torch import Tensor, nn
 
 from benchmarks.engines.update_counts_rank import Operations
 from executor.engines.native.buckets import GradientReducer
-from executor.engines.native.layout import BucketLayout, as_rows, make_layout
 from executor.engines.native.offload import step_scaled, update_groups
-from executor.engines.native.parameter_shard import MasterShard
+from executor.engines.native.parameter_shard import BucketLayout, MasterShard, as_rows, make_layout
 from executor.engines.native.refill import fill
 from executor.parallel import collectives
 from executor.parallel.collectives import InFlight, ProcessGroup, group_options

@@ -1,1 +1,0 @@
-"""Predictions for a job before its first trial."""

@@ -1,0 +1,1 @@
+"""Configuration files of other frameworks, and of ours: read as knobs, written, and checked."""

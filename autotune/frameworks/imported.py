@@ -1,0 +1,350 @@
+"""Another framework's file as a table, the table of its keys and what is read of it, and our preset of a model by its name."""
+
+import json
+import math
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from autotune.errors import RequestError
+from autotune.frameworks.best_config import Stated
+from search_spaces.errors import KnobValueError
+from search_spaces.knob import Value
+from search_spaces.knob_values import KNOBS, check_value, parse_value, value_text
+from search_spaces.models.huggingface import model_preset_names, plain_name, resolve_model
+from search_spaces.models.model import ModelSpec
+
+AUTO = "auto"
+"""Value that Hugging Face's integration replaces when a run begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A configuration that was read from another framework's file."""
+
+    knobs: Mapping[str, Value]
+    global_batch_size: int | None = None
+    """None: the file does not state it."""
+    samples_per_rank: int | None = None
+    """Samples of a data-parallel rank per optimizer step; None: the file does not state it."""
+    ranks: int | None = None
+    """Number of processes that the file is written for; None: the file does not state it."""
+    engine: str | None = None
+    """Our engine that measured it; None: none."""
+    hyperparameters: Stated = field(default_factory=Stated)
+    """Hyperparameters that the file states."""
+    notes: tuple[str, ...] = ()
+    """Settings that were not read as knobs, one line each."""
+    assumed: Mapping[str, Value] = field(default_factory=dict)
+    """Knob -> its value in predictions, of those that the file leaves to the program that trains."""
+    undecided: Mapping[str, str] = field(default_factory=dict)
+    """Setting whose value is decided when the file runs -> what decides it."""
+    model: ModelSpec | None = None
+    """The model that the file describes or names; None: neither, or its shape is unknown here."""
+    sequence_length: int | None = None
+    """Tokens per sample; None: the file does not state it."""
+    keys: Mapping[str, str] = field(default_factory=dict)
+    """Knob -> the setting of the file that states it."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Every setting of the file, with flat keys."""
+    unreadable: RequestError | None = None
+    """Why there are no knobs: the first value that is none; None: they were read."""
+
+    def noted(self, *lines: str) -> "Imported":
+        """The same with further notes."""
+        return replace(self, notes=(*self.notes, *lines)) if lines else self
+
+
+class FlatTable:
+    """A file's tables with flat keys: `zero_optimization.stage`. Reading a key removes it; the remaining keys become notes."""
+
+    def __init__(self, content: Mapping[str, Any], source: str) -> None:
+        self.source = source
+        self.notes: list[str] = []
+        self.knobs: dict[str, Value] = {}
+        self.assumed: dict[str, Value] = {}
+        self.keys: dict[str, str] = {}
+        self.settings: dict[str, Any] = dict(flat(content))
+        self._unread = dict(self.settings)
+
+    def take(self, key: str) -> Any:
+        """Return and remove the value under the key; None: it is missing, null or auto."""
+        value = self._unread.pop(key, None)
+        if value == AUTO:
+            self.notes.append(f"{key}=auto: its value is chosen when a run begins; it was left at the default")
+            return None
+        return value
+
+    def whole(self, key: str) -> int | None:
+        """A whole number of at least 1.
+
+        Raises:
+            RequestError: the value is something else.
+        """
+        value = self.take(key)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf or value != int(value):
+            raise RequestError(key, f"{value!r} in {self.source} is not a whole number", "give a whole number of at least 1")
+        return int(value)
+
+    def number(self, *keys: str, default: float) -> float:
+        """As `quantity`, with a default."""
+        quantity = self.quantity(*keys)
+        return default if quantity is None else quantity
+
+    def quantity(self, *keys: str) -> float | None:
+        """A number of at least 0 under the first existing key; None: all keys are missing.
+
+        Raises:
+            RequestError: the value is something else.
+        """
+        for key in keys:
+            value = self.take(key)
+            if value is None:
+                continue
+            try:
+                number = math.nan if isinstance(value, bool) else float(value)
+            except (TypeError, ValueError):
+                number = math.nan
+            if not 0 <= number < math.inf:
+                raise RequestError(key, f"{value!r} in {self.source} is not a valid number", "give a number of at least 0")
+            return number
+        return None
+
+    def switch(self, key: str) -> bool | None:
+        """True or false; None: the key is missing.
+
+        Raises:
+            RequestError: the value is something else.
+        """
+        value = self.take(key)
+        if value is None or isinstance(value, bool):
+            return value
+        if str(value).lower() in ("true", "false"):
+            return str(value).lower() == "true"
+        raise RequestError(key, f"{value!r} in {self.source} is not a boolean", "give true or false")
+
+    def choice(self, key: str, meanings: Mapping[str, Value]) -> Value | None:
+        """The meaning of the word under the key; None: the key is missing.
+
+        Raises:
+            RequestError: the word is not among `meanings`.
+        """
+        value = self.take(key)
+        if value is None:
+            return None
+        word = str(value).lower()
+        if word not in meanings:
+            raise RequestError(key, f"{value!r} in {self.source} is not known", f"use one of {', '.join(meanings)}")
+        return meanings[word]
+
+    def knob(self, key: str, name: str) -> None:
+        """Read a knob whose values are the same in the file.
+
+        Raises:
+            RequestError: the value is not in the knob's domain.
+        """
+        value = self.take(key)
+        if value is None:
+            return
+        self.keys[name] = key
+        try:
+            # YAML reads 5e8 as text.
+            self.knobs[name] = parse_value(name, value) if isinstance(value, str) else check_value(name, value)
+        except KnobValueError as error:
+            raise RequestError(key, f"{value!r} in {self.source} is not in the domain of {name}", error.remedy) from error
+
+    def set(self, name: str, value: Value | None, key: str = "") -> None:
+        """Set a knob, which the setting `key` states; None: the file does not state it.
+
+        Raises:
+            RequestError: the value is not in the knob's domain.
+        """
+        if value is None:
+            return
+        if key:
+            self.keys[name] = key
+        try:
+            self.knobs[name] = check_value(name, value)
+        except KnobValueError as error:
+            raise RequestError(
+                key or name, f"{value!r} in {self.source} is not in the domain of {name}", error.remedy
+            ) from error
+
+    def size(self, key: str, name: str) -> int:
+        """Read a degree or a count under the same meaning as a knob; 1: the file does not state it, or states 0 or 1."""
+        value = self.take(key)
+        if value is None or value in (0, 1):
+            return 1
+        self._unread[key] = value
+        size = self.whole(key) or 1
+        self.set(name, size, key)
+        return size
+
+    def drop_tables(self, *prefixes: str) -> None:
+        """Remove whole tables that carry no further information."""
+        for key in [key for key in self._unread if key.startswith(prefixes)]:
+            del self._unread[key]
+
+    def drop(self, *keys: str) -> None:
+        """Remove keys that carry no further information."""
+        for key in keys:
+            self._unread.pop(key, None)
+
+    def imported(self, **fields: Any) -> Imported:
+        """Return the result, with a note for every key that was not read."""
+        for key, value in self._unread.items():
+            why = "its value is chosen when a run begins" if value == AUTO else "is not a knob; trials run without it"
+            self.notes.append(f"{key}={_text(value)}: {why}")
+        knobs = {name: self.knobs[name] for name in KNOBS if name in self.knobs}
+        assumed = {name: value for name, value in self.assumed.items() if name not in knobs}
+        return Imported(
+            knobs=knobs, assumed=assumed, notes=tuple(self.notes), keys=self.keys, settings=self.settings, **fields
+        )  # fmt: skip
+
+
+def flat(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value of nested tables with its path, with dots."""
+    for key, value in content.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat(value, f"{before}{key}.")
+        else:
+            yield f"{before}{key}", value
+
+
+def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The tables of flat keys."""
+    content: dict[str, Any] = {}
+    for key, value in settings.items():
+        *tables, name = key.split(".")
+        node = content
+        for table in tables:
+            node = node.setdefault(table, {})
+        node[name] = value
+    return content
+
+
+def _text(value: object) -> str:
+    text = value_text(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+FURTHER = re.compile(
+    r"(instruct|base|chat|hf|v0\d|pretrain|sft|peft|lora|finetune|config|\d+gpus?|[hab]\d{3}|gb\d{3}|bf16|fp8\w*)*"
+)
+"""What may follow a model's name in the name of a recipe or of a checkpoint."""
+
+
+def model_named(text: str) -> ModelSpec | None:
+    """The model that a Hugging Face id, a flavour or a recipe's name means; None: no preset has it."""
+    words = plain_name(text.rsplit("/", 1)[-1])
+    for prefix in ("meta", "nvidia"):
+        words = words.removeprefix(prefix)
+    names = _names()
+    fitting = [name for name in names if words.startswith(name) and FURTHER.fullmatch(words[len(name) :])]
+    return resolve_model(names[max(fitting, key=len)]) if fitting else None
+
+
+@cache
+def _names() -> dict[str, str]:
+    """Plain names of the presets, other names of them, and models of the same shape."""
+    return {
+        **{plain_name(name): name for name in model_preset_names()},
+        "llama318b": "llama-3-8b", "llama3170b": "llama-3-70b", "llama3370b": "llama-3-70b", "llama3405b": "llama-3.1-405b",
+        "deepseekv3671b": "deepseek-v3", "deepseekv31": "deepseek-v3", "deepseekr1": "deepseek-v3",
+        "deepseekv316b": "deepseek-v2-lite",
+    }  # fmt: skip
+
+
+REMEDY = (
+    "give a DeepSpeed configuration (JSON), a file of `accelerate config` (YAML), a torchtitan TOML file, a launch script of "
+    "Megatron-LM, settings of Megatron-Bridge (YAML), or a best-config.json"
+)
+MOST_VALUES, DEEPEST = 100_000, 100
+"""Values of a file, and tables within tables. A file that refers to its own parts stands for more than fit into memory."""
+
+
+def read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise RequestError("from", f"{path} cannot be read ({error.strerror})", REMEDY) from error
+    except UnicodeDecodeError as error:
+        raise RequestError("from", f"{path} is not a text", REMEDY) from error
+
+
+def read_table(path: Path) -> Mapping[str, Any]:
+    """Return the file's table: JSON or TOML by the suffix, else YAML.
+
+    Raises:
+        RequestError: the file cannot be read, or does not hold a table.
+    """
+    text = read_text(path)
+    try:
+        match path.suffix:
+            case ".json":
+                content = json.loads(text)
+            case ".toml":
+                content = tomllib.loads(text)
+            case _:
+                content = yaml_value(text)
+    except RecursionError:
+        raise RequestError("from", f"{path} is nested too deeply", REMEDY) from None
+    except OverflowError:
+        raise RequestError("from", f"{path} has more than {MOST_VALUES:,} values", REMEDY) from None
+    except (ValueError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())
+        syntax_problem = "not TOML" if path.suffix == ".toml" else "neither JSON nor YAML"
+        raise RequestError("from", f"{path} is {syntax_problem} ({reason})", REMEDY) from error
+    if not isinstance(content, Mapping):
+        raise RequestError("from", f"{path} does not hold a table", REMEDY)
+    _require_small(path, content)
+    return {str(key): value for key, value in content.items()}
+
+
+def _require_small(path: Path, content: object) -> None:
+    """Refuse a table of more than `MOST_VALUES`, or deeper than `DEEPEST`."""
+    level, count = [content], 0
+    for _ in range(DEEPEST):
+        below: list[object] = []
+        for value in level:
+            below += value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | set) else ()
+        count += len(level)
+        if count > MOST_VALUES:
+            raise RequestError("from", f"{path} has more than {MOST_VALUES:,} values", REMEDY)
+        if not below:
+            return
+        level = below
+    raise RequestError("from", f"{path} is nested too deeply", REMEDY)
+
+
+def yaml_value(text: str) -> Any:
+    """The value of a YAML text.
+
+    Raises:
+        OverflowError: it stands for more than `MOST_VALUES`: merges and references are counted before they are made.
+    """
+    loader = yaml.SafeLoader(text)
+    root, sizes = loader.get_single_node(), dict[int, float]()
+
+    def size_of(node: yaml.Node) -> float:
+        if id(node) not in sizes:
+            sizes[id(node)] = math.inf  # of a part of itself
+            parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+            sizes[id(node)] = 1 + sum(
+                size_of(child) for part in parts for child in (part if isinstance(part, tuple) else (part,))
+            )
+        return sizes[id(node)]
+
+    if root is None:
+        return None
+    if size_of(root) > MOST_VALUES:
+        raise OverflowError
+    return loader.construct_document(root)

@@ -1,0 +1,322 @@
+"""Reads Megatron-LM's arguments, and the settings of Megatron-Bridge, which have the same meanings, as knobs."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import RequestError
+from autotune.frameworks.best_config import Stated
+from autotune.frameworks.framework import BATCH, Option
+from autotune.frameworks.imported import FlatTable, Imported, model_named
+from autotune.frameworks.shell import LAUNCHER
+from search_spaces.errors import ModelFormatError
+from search_spaces.models.model import ModelSpec, Norm, Position
+from search_spaces.trial_config import TrialConfig
+
+LM, BRIDGE = "megatron", "megatron-bridge"
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """A setting of both frameworks: one row of their table."""
+
+    name: str
+    """As Megatron-Bridge spells it."""
+    knob: str = ""
+    """As `Option.knob`."""
+    table: str = "model"
+    """Its table in Megatron-Bridge's ConfigContainer."""
+    option: str = ""
+    """Megatron-LM's option; empty: the name, with dashes."""
+    guarded: bool = True
+    """Whether a misspelling is reported: it changes a layout without a word."""
+    of_base: bool = False
+    """Whether a file of Megatron-Bridge that does not state it leaves it to the recipe that it begins with."""
+    changes: bool = True
+    """As `Option.changes`."""
+
+
+ARGUMENTS = (
+    Argument("tensor_model_parallel_size", "tensor_parallel_size", of_base=True),
+    Argument("pipeline_model_parallel_size", "pipeline_parallel_size", of_base=True),
+    Argument("context_parallel_size", "context_parallel_size"),
+    Argument("expert_model_parallel_size", "expert_parallel_size"),
+    Argument("micro_batch_size", "micro_batch_size", "train", of_base=True),
+    Argument("global_batch_size", BATCH, "train"),
+    Argument("sequence_parallel", "sequence_parallel"),
+    Argument("recompute_granularity", "activation_checkpointing", of_base=True),
+    Argument("use_distributed_optimizer", "zero_stage", "ddp"),
+    Argument("optimizer_cpu_offload", "offload_optimizer", "optimizer"),
+    Argument("grad_reduce_in_fp32", "accumulation_dtype", "ddp", guarded=False, of_base=True, changes=False),
+    Argument("bucket_size", "reduce_bucket_size", "ddp", "ddp-bucket-size", guarded=False, changes=False),
+    Argument("overlap_grad_reduce", "overlap_comm", "ddp", changes=False),
+    Argument("overlap_param_gather", "overlap_param_gather", "ddp", changes=False),
+    Argument("optimizer_offload_fraction", "offload_ratio", "optimizer", guarded=False, changes=False),
+    Argument("moe_shared_expert_overlap", "shared_expert_overlap", changes=False),
+    Argument("cp_comm_type", "context_parallel_method", guarded=False, changes=False),
+    Argument("attention_backend", "attention_backend", guarded=False, changes=False),
+    Argument("use_tp_pp_dp_mapping", "rank_order", "dist", guarded=False, changes=False),
+    Argument("num_moe_experts", option="num-experts"),
+    *map(Argument, (
+        "expert_tensor_parallel_size", "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
+        "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout", "seq_length", "max_position_embeddings",
+        "recompute_method", "recompute_num_layers", "recompute_modules", "moe_router_topk", "moe_token_dispatcher_type",
+        "moe_flex_dispatcher_backend", "num_query_groups", "group_query_attention", "num_layers",
+        "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels",
+    )),
+    *(Argument(name, table="ddp") for name in ("use_megatron_fsdp", "data_parallel_sharding_strategy")),
+    Argument("num_distributed_optimizer_instances", table="ddp", guarded=False),
+    Argument("use_precision_aware_optimizer", table="optimizer"),
+    *(Argument(name, table="optimizer", guarded=False) for name in (
+        "lr", "weight_decay", "clip_grad", "optimizer",
+    )),
+    *(Argument(name, table="train", guarded=False) for name in ("train_samples", "train_iters")),
+    Argument("use_torch_fsdp2", table="dist"),
+    Argument("ckpt_format", table="checkpoint"),
+    Argument("tp_comm_overlap", table="comm_overlap"),
+    Argument("overlap_p2p_comm", table="comm_overlap", guarded=False),
+)  # fmt: skip
+"""Settings that state knobs or are checked. What else describes the model is read by its name, in the table `model`."""
+BY_NAME = {argument.name: argument for argument in ARGUMENTS}
+REMOVED: Mapping[str, str] = {
+    "--model-parallel-size": "--tensor-model-parallel-size",
+    "--batch-size": "--micro-batch-size",
+    "--warmup": "--lr-warmup-fraction",
+    "--checkpoint-activations": "--recompute-granularity",
+}
+"""Options of Megatron-LM before core -> those of today."""
+SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
+"""ZeRO stage -> Megatron-FSDP's sharding strategy."""
+ATTENTION = {"flash": "flash", "cudnn": "fused", "math": "unfused"}
+"""Attention kernel -> its name in Transformer Engine, which runs attention there."""
+NAMES = ("recipe", "--tokenizer-model", "model.hf_model_id", "tokenizer.tokenizer_model", "--hf-model-id")
+"""Settings that name a model, or that of its tokenizer."""
+ASSUMED_VOCABULARY = 128_256
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """How one of the two frameworks spells a setting."""
+
+    format: str
+
+    def key(self, name: str) -> str:
+        """The setting as it is written."""
+        argument = BY_NAME.get(name, Argument(name))
+        if self.format == LM:
+            return "--" + (argument.option or name.replace("_", "-"))
+        return f"{argument.table}.{name}"
+
+
+def options_of(dialect: Dialect) -> tuple[Option, ...]:
+    """The table as one of the frameworks spells it."""
+    return tuple(Option(dialect.key(row.name), row.knob, changes=row.changes) for row in ARGUMENTS)
+
+
+def from_megatron(content: Mapping[str, Any], source: str, dialect: Dialect) -> Imported:
+    """Read Megatron-LM's arguments (option -> value, as `autotune.frameworks.shell` returns them) or Megatron-Bridge's table.
+
+    Raises:
+        RequestError: they are of a removed version, a value is not valid, or it is outside its knob's domain.
+    """
+    for key, now in REMOVED.items():
+        if key in content:
+            raise RequestError(key, f"{source} is for a Megatron-LM before Megatron-core", f"use {now}")
+    return _MegatronReading(content, source, dialect).imported()
+
+
+class _MegatronReading:
+    """One configuration while it is read."""
+
+    def __init__(self, content: Mapping[str, Any], source: str, dialect: Dialect) -> None:
+        self.table, self.dialect = FlatTable(content, source), dialect
+
+    def whole(self, name: str) -> int | None:
+        return self.table.whole(self.dialect.key(name))
+
+    def switch(self, name: str, default: bool = False) -> bool:
+        value = self.table.switch(self.dialect.key(name))
+        return default if value is None else value
+
+    def word(self, name: str) -> str:
+        value = self.table.take(self.dialect.key(name))
+        return "" if value is None else str(value)
+
+    def degree(self, name: str, knob: str) -> int:
+        return self.table.size(self.dialect.key(name), knob)
+
+    def imported(self) -> Imported:
+        table, key = self.table, self.dialect.key
+        bridge = self.dialect.format == BRIDGE
+        tensor = self.degree("tensor_model_parallel_size", "tensor_parallel_size")
+        pipeline = self.degree("pipeline_model_parallel_size", "pipeline_parallel_size")
+        self.degree("context_parallel_size", "context_parallel_size")
+        self.degree("expert_model_parallel_size", "expert_parallel_size")
+        table.set("micro_batch_size", self.whole("micro_batch_size"), key("micro_batch_size"))
+        table.assumed |= {
+            argument.knob: getattr(TrialConfig(), argument.knob)
+            for argument in ARGUMENTS
+            if argument.of_base and (bridge or argument.name == "micro_batch_size") and key(argument.name) not in table.settings
+        }
+        if self.switch("sequence_parallel") and tensor > 1:
+            table.set("sequence_parallel", True, key("sequence_parallel"))
+        if self.switch("moe_shared_expert_overlap"):
+            table.set("shared_expert_overlap", True, key("moe_shared_expert_overlap"))
+        model, tokens = self._model(), self.whole("seq_length")
+        if pipeline > 1:
+            self._pipeline(model, pipeline)
+        self._states()
+        self._precision(bridge)
+        self._recomputed(model, pipeline)
+        if self.word("cp_comm_type") == "a2a":
+            table.set("context_parallel_method", "ulysses", key("cp_comm_type"))
+        kernels = {**{word: kernel for kernel, word in ATTENTION.items()}, "auto": "best", "local": "math"}
+        if (kernel := kernels.get(self.word("attention_backend").rsplit(".", 1)[-1])) is not None:
+            table.set("attention_backend", kernel, key("attention_backend"))
+        if self.switch("use_tp_pp_dp_mapping"):
+            table.set("rank_order", "tp-cp-pp-dp", key("use_tp_pp_dp_mapping"))
+        hyperparameters = Stated(
+            lr=table.quantity(key("lr")) or None, weight_decay=table.quantity(key("weight_decay")),
+            clip=table.quantity(key("clip_grad")), optimizer={"adam": "adamw", "sgd": "sgd"}.get(self.word("optimizer")),
+        )  # fmt: skip
+        ranks = _launched(table)
+        table.drop_tables(
+            LAUNCHER, "env.", "dataset.", "tokenizer.", "logger.", "checkpoint.", "scheduler.", "rng.", "profiling."
+        )
+        return table.imported(
+            model=model, ranks=ranks, global_batch_size=self.whole("global_batch_size"),
+            sequence_length=tokens, hyperparameters=hyperparameters,
+        )  # fmt: skip
+
+    def _pipeline(self, model: ModelSpec | None, ranks: int) -> None:
+        key = self.dialect.key
+        stage_layers, layout = self.whole("num_layers_per_virtual_pipeline_stage"), self.word("pipeline_model_parallel_layout")
+        counts = {
+            "virtual_pipeline_model_parallel_size": self.whole("virtual_pipeline_model_parallel_size"),
+            "num_virtual_stages_per_pipeline_rank": self.whole("num_virtual_stages_per_pipeline_rank"),
+            "num_layers_per_virtual_pipeline_stage": max(model.num_layers // ranks // stage_layers, 1)
+            if stage_layers and model
+            else None,
+            "pipeline_model_parallel_layout": max(stages_of_layout(layout) // ranks, 1) if layout else None,
+        }
+        name, stages = next(((name, count) for name, count in counts.items() if count), ("", 1))
+        if name:
+            self.table.set("virtual_stages", stages, key(name))
+        self.table.set("pipeline_schedule", "interleaved_1f1b" if stages > 1 else "1f1b")
+
+    def _states(self) -> None:
+        table, key = self.table, self.dialect.key
+        bridge = self.dialect.format == BRIDGE
+        stage = 1 if self.switch("use_distributed_optimizer", default=bridge) else 0
+        strategy = self.table.choice(key("data_parallel_sharding_strategy"), {word: stage for stage, word in SHARDING.items()})
+        if self.switch("use_megatron_fsdp"):
+            stage = int(strategy) if strategy is not None else 0
+        elif self.switch("use_torch_fsdp2"):
+            stage = 3
+        table.set("zero_stage", stage, key("use_distributed_optimizer"))
+        table.set("overlap_comm", self.switch("overlap_grad_reduce", default=bridge), key("overlap_grad_reduce"))
+        if stage and self.switch("overlap_param_gather", default=bridge):
+            table.set("overlap_param_gather", True, key("overlap_param_gather"))
+        table.knob(key("bucket_size"), "reduce_bucket_size")
+        if self.switch("optimizer_cpu_offload") and stage:
+            table.set("offload_optimizer", "cpu", key("optimizer_cpu_offload"))
+            table.set("offload_ratio", table.quantity(key("optimizer_offload_fraction")), key("optimizer_offload_fraction"))
+
+    def _precision(self, bridge: bool) -> None:
+        table, key = self.table, self.dialect.key
+        mixed = str(table.take("mixed_precision") or "") if bridge else ""
+        fp8 = self.word("fp8_format") or self.word("fp8") or ("fp8" if "fp8" in mixed or "mxfp8" in mixed else "")
+        half = self.switch("fp16") or mixed.startswith("fp16")
+        full = self.switch("bf16") or bridge or fp8
+        table.set("precision", "fp8" if fp8 and fp8 != "None" else "fp16" if half else "bf16" if full else "fp32", key("bf16"))
+        low = self.switch("grad_reduce_in_bf16") or not self.switch("grad_reduce_in_fp32", default=True)
+        self.switch("accumulate_allreduce_grads_in_fp32")
+        if low and full:
+            table.set("reduce_dtype", "bf16", key("grad_reduce_in_fp32" if bridge else "grad_reduce_in_bf16"))
+            table.set("accumulation_dtype", "bf16", key("grad_reduce_in_fp32" if bridge else "grad_reduce_in_bf16"))
+
+    def _recomputed(self, model: ModelSpec | None, ranks: int) -> None:
+        table, key = self.table, self.dialect.key
+        kind, method, layers = (
+            self.word("recompute_granularity"),
+            self.word("recompute_method"),
+            self.whole("recompute_num_layers"),
+        )
+        if self.switch("recompute_activations"):
+            kind = "selective"
+        if kind and kind not in ("selective", "full", "None"):
+            raise RequestError(
+                key("recompute_granularity"), f"{kind!r} in {table.source} is not known", "use selective or full"
+            )
+        if kind in ("selective", "full"):
+            table.set("activation_checkpointing", kind, key("recompute_granularity"))
+        if kind == "full" and method == "block" and layers and model:
+            stages = ranks * int(table.knobs.get("virtual_stages", 1))
+            table.set("checkpoint_every_k", max(-(-model.num_layers // stages) // layers, 1), key("recompute_num_layers"))
+
+    def _model(self) -> ModelSpec | None:
+        """The model that the arguments describe, else the one that they name."""
+        whole, table = self.whole, self.table
+        sizes = {name: whole(name) for name in ("num_layers", "hidden_size", "num_attention_heads")}
+        model_names = [str(table.take(key) or "") for key in NAMES]
+        if not all(sizes.values()):
+            return next((model for name in model_names if name and (model := model_named(name)) is not None), None)
+        return self._described({name: size for name, size in sizes.items() if size}, model_names)
+
+    def _described(self, sizes: Mapping[str, int], model_names: list[str]) -> ModelSpec | None:
+        layers, hidden, heads = sizes["num_layers"], sizes["hidden_size"], sizes["num_attention_heads"]
+        whole, bridge = self.whole, self.dialect.format == BRIDGE
+        gated = self.switch("swiglu") or self.switch("gated_linear_unit")
+        ffn = whole("ffn_hidden_size") or (int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
+        experts = whole("num_moe_experts") or 0
+        groups = whole("num_query_groups") if self.switch("group_query_attention") or bridge else None
+        tokenizer = next((model for name in model_names if name and (model := model_named(name)) is not None), None)
+        vocabulary = whole("padded_vocab_size") or whole("vocab_size") or (tokenizer.vocab_size if tokenizer else None)
+        if vocabulary is None:
+            self.table.notes.append(f"the vocabulary is not stated; predictions take {ASSUMED_VOCABULARY:,} tokens")
+        rope = self.word("position_embedding_type") == "rope" or self.switch("use_rotary_position_embeddings")
+        tied = not self.switch("untie_embeddings_and_output_weights")
+        positions = whole("max_position_embeddings") or 1
+        try:
+            return ModelSpec(
+                name="the described model", family="megatron", num_layers=layers, hidden_size=hidden, num_attention_heads=heads,
+                num_key_value_heads=heads if groups is None else groups,
+                head_dim=whole("kv_channels") or max(hidden // heads, 1),
+                ffn_hidden_size=whole("moe_ffn_hidden_size") or ffn if experts else ffn,
+                vocab_size=vocabulary or ASSUMED_VOCABULARY,
+                sequence_length=positions, tied_embeddings=tied, gated_mlp=gated, activation="silu" if gated else "gelu",
+                norm=Norm.RMSNORM if self.word("normalization") == "RMSNorm" else Norm.LAYERNORM,
+                position=Position.ROTARY if rope else Position.LEARNED, num_experts=experts,
+                experts_per_token=(whole("moe_router_topk") or 2) if experts else 0,
+                shared_expert_size=whole("moe_shared_expert_intermediate_size") or 0 if experts else 0,
+                **self._dense(layers, ffn, experts),
+            )  # fmt: skip
+        except ModelFormatError as error:
+            # Megatron-LM reports sizes that do not belong together itself; the table of rules names them.
+            self.table.notes.append(f"the described model is not used: {error}")
+            return None
+
+    def _dense(self, layers: int, ffn: int, experts: int) -> dict[str, Any]:
+        match = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?", self.word("moe_layer_freq"))
+        if not experts or match is None or int(match[1]) + int(match[2]) != layers:
+            return {}
+        dense = (True,) * int(match[1]) + (False,) * int(match[2])
+        return {"dense_layers": dense, "dense_ffn_size": ffn}
+
+
+def stages_of_layout(layout: str) -> int:
+    """Stages of `Et|(tt|)*30mL`: parts between bars, with repeated groups."""
+    repeated = re.sub(r"\(([^()]*)\)\*(\d+)", lambda group: group[1] * int(group[2]), layout)
+    return repeated.count("|") + 1
+
+
+def _launched(table: FlatTable) -> int | None:
+    """Ranks that the launcher's options, or the name of a recipe, state."""
+    recipe = re.search(r"_(\d+)gpus?(?:_|$)", str(table.settings.get("recipe", "")))
+    if recipe is not None:
+        return int(recipe[1])
+    ranks_per_node, nodes = table.take(f"{LAUNCHER}nproc_per_node"), table.take(f"{LAUNCHER}nnodes")
+    if isinstance(ranks_per_node, int) and (nodes is None or isinstance(nodes, int)):
+        return ranks_per_node * (nodes or 1)
+    return None

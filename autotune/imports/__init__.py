@@ -1,1 +1,0 @@
-"""Reads configurations of other frameworks as knobs."""

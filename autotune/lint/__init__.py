@@ -1,1 +1,0 @@
-"""Checks a configuration of another framework: legality, effect, memory and speed, with the smallest change that helps."""

@@ -1,1 +1,0 @@
-"""Training data of a step: batches of text, of documents or from a user's factory."""

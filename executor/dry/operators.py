@@ -1,0 +1,188 @@
+"""What an operator of a dry run computes and sends: matrix products and FLOPs, and messages of collectives and pipelines."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch.distributed import distributed_c10d
+from torch.utils.flop_counter import flop_registry
+
+from search_spaces.trial import CollectiveCount
+
+aten = torch.ops.aten
+Shape = tuple[int, int, int]
+"""(rows, inner, outer): 2 x rows x inner x outer FLOPs."""
+_MATRICES = {aten.mm: 0, aten.bmm: 0, aten.addmm: 1, aten.baddbmm: 1}
+"""Operator -> index of the first of its two factors."""
+ATTENTION = "scaled_dot_product"
+"""Part of the name of fused attention operators."""
+
+
+def products_of(packet: Any, args: tuple[Any, ...], flops: int) -> list[Shape]:
+    """The products of one call of a counted operator; one cube of equal FLOPs if its shapes are not known here.
+
+    A convolution multiplies rows of (samples x positions of the output) by its kernels; its backward computes as many FLOPs for
+    each gradient that is wanted.
+    """
+    if packet in _MATRICES:
+        matrix, other = args[_MATRICES[packet] : _MATRICES[packet] + 2]
+        *batch, rows, inner = matrix.shape
+        return [(math.prod(batch) * rows, inner, other.shape[-1])]
+    if packet in (aten.convolution, aten._convolution):
+        return [_convolution(args[1], args[6], args[8], flops)]
+    if packet is aten.convolution_backward:
+        gradient_count = max(sum(map(bool, args[10][:2])), 1)
+        return [_convolution(args[2], args[7], args[9], flops // gradient_count)] * gradient_count
+    side = max(round((flops / 2) ** (1 / 3)), 1)
+    return [(side, side, side)]
+
+
+def _convolution(weight: Any, transposed: bool, groups: int, flops: int) -> Shape:
+    """From the weight [outputs, inputs / groups, …], or [inputs, outputs / groups, …] if transposed; rows from the FLOPs."""
+    first, second, *kernel = weight.shape
+    taps = math.prod(kernel)
+    inner, outer = (first // groups * taps, second * groups) if transposed else (second * taps, first)
+    return max(round(flops / (2 * inner * outer)), 1), inner, outer
+
+
+def workspace_bytes(packet: Any, args: tuple[Any, ...]) -> int:
+    """Temporary memory of a CPU's kernel beside its results: reordered operands of convolutions [counted, torch 2.13]."""
+    if packet in (aten.convolution, aten._convolution):
+        copied = args[:2]
+    elif packet is aten.convolution_backward:
+        copied = args[:3]
+    else:
+        return 0
+    # oneDNN reorders operands in memory of their own from 16 channels on.
+    return sum(value.numel() * value.element_size() for value in copied if value.shape[1] >= 16)
+
+
+Formula = Callable[..., int]
+"""(arguments of the operator, `out_val`: its result) -> FLOPs."""
+
+
+def _forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    """Two products: the scores, and the weighted values. With grouped queries each query head counts."""
+    pairs = query.shape[:-1].numel() * key.shape[-2]
+    return int(2 * pairs * (query.shape[-1] + value.shape[-1]))
+
+
+def _backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
+    """The recomputed scores, and the gradients of scores, queries, keys and values."""
+    pairs = query.shape[:-1].numel() * key.shape[-2]
+    return int(2 * pairs * (3 * query.shape[-1] + 2 * value.shape[-1]))
+
+
+def _grouped(rows: Any, other: Any, *_: Any, **__: Any) -> int:
+    """Rows of [n, k] each times one of the matrices [groups, k, m]; or columns of [m, n] times rows of [n, k], by group."""
+    return int(2 * rows.shape[0] * rows.shape[1] * other.shape[-1])
+
+
+def _attention() -> dict[Any, Formula]:
+    """Formulas of this torch's fused attention operators: torch's own table lacks the CPU's and grouped queries."""
+    aten = torch.ops.aten
+    formulas: dict[Any, Formula] = {}
+    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
+        forward, backward = (f"_scaled_dot_product_{kind}{suffix}" for suffix in ("", "_backward"))
+        if hasattr(aten, forward) and hasattr(aten, backward):
+            formulas |= {getattr(aten, forward): _forward, getattr(aten, backward): _backward}
+    return formulas
+
+
+FORMULAS: Mapping[Any, Formula] = {**flop_registry, **_attention(), torch.ops.aten._grouped_mm: _grouped}
+"""Operator packet -> formula: torch's for matrix products and convolutions."""
+
+
+FULL_MESSAGE: Mapping[str, tuple[str, str]] = {
+    "c10d::allreduce_": ("all_reduce", "tensors"),
+    "c10d::allreduce_coalesced_": ("all_reduce", "tensors"),
+    "c10d::_allgather_base_": ("all_gather", "output_tensor"),
+    "c10d::allgather_into_tensor_coalesced_": ("all_gather", "outputs"),
+    "c10d::allgather_": ("all_gather", "output_tensors"),
+    "c10d::_reduce_scatter_base_": ("reduce_scatter", "input_tensor"),
+    "c10d::reduce_scatter_tensor_coalesced_": ("reduce_scatter", "inputs"),
+    "c10d::reduce_scatter_": ("reduce_scatter", "input_tensors"),
+    "c10d::broadcast_": ("broadcast", "tensors"),
+    "c10d::reduce_": ("reduce", "tensors"),
+    "c10d::alltoall_base_": ("all_to_all", "input"),
+    "c10d::alltoall_": ("all_to_all", "input_tensors"),
+    "c10d::send": ("send", "tensors"),
+    "_c10d_functional::all_reduce": ("all_reduce", "input"),
+    "_c10d_functional::all_gather_into_tensor": ("all_gather", ""),
+    "_c10d_functional::reduce_scatter_tensor": ("reduce_scatter", "input"),
+    "_c10d_functional::all_to_all_single": ("all_to_all", "input"),
+    "_c10d_functional::broadcast": ("broadcast", "input"),
+}
+"""Operator -> (operation as measurements name it, the argument that is the full message; "": the result)."""
+
+
+class Traffic:
+    """Counts collectives by (operation, mesh dimension). A received message is counted by its sender."""
+
+    def __init__(self) -> None:
+        self.dimensions: dict[str, str] = {}
+        """Name of a process group -> the mesh dimension that it serves."""
+        self._sent: dict[tuple[str, str], tuple[int, int]] = {}
+
+    def clear(self) -> None:
+        """Reset all counts."""
+        self._sent.clear()
+
+    def add(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> tuple[str, int]:
+        """Count one call of a collective operator of `FULL_MESSAGE`; return its operation and the bytes of its full message."""
+        operation, argument = FULL_MESSAGE[func._schema.name]
+        arguments = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
+        size = _bytes(arguments[argument] if argument else result)
+        key = operation, self._dimension(arguments)
+        count, before = self._sent.get(key, (0, 0))
+        self._sent[key] = count + 1, before + size
+        return operation, size
+
+    def counts(self) -> tuple[CollectiveCount, ...]:
+        """Return the counts since `clear`, sorted by name."""
+        return tuple(
+            CollectiveCount(operation=operation, mesh_dimension=dimension, count=count, bytes=size)
+            for (operation, dimension), (count, size) in sorted(self._sent.items())
+        )
+
+    def _dimension(self, arguments: Mapping[str, Any]) -> str:
+        group = arguments.get("process_group", arguments.get("group_name"))
+        if isinstance(group, torch.ScriptObject):
+            group = dist.ProcessGroup.unbox(group)
+        name = group if isinstance(group, str) else getattr(group, "group_name", "")
+        return self.dimensions.get(name, "other")
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Tensor):
+        return value.numel() * value.element_size()
+    return sum(map(_bytes, value)) if isinstance(value, list | tuple) else 0
+
+
+class _Send:
+    """A message in flight, as torch's pipelines use it."""
+
+    def __init__(self, work: dist.Work | None, tensor: Tensor) -> None:
+        self._work, self._tensor = work, tensor
+
+    def wait(self, *timeout: Any) -> bool:
+        """Return at once, as there is no receiver. The tensor is kept: works of gloo and NCCL keep theirs to their end."""
+        return self._work is None or self._work.wait(*timeout)
+
+
+@contextmanager
+def keep_sent_tensors() -> Iterator[None]:
+    """Make messages keep their tensors inside the block: the works of the fake process group keep none."""
+    isend = dist.isend
+
+    def send(tensor: Tensor, *destination: Any, **how: Any) -> _Send:
+        return _Send(isend(tensor, *destination, **how), tensor)
+
+    # Patch both modules: torch checks the identity of an operation against their functions.
+    with patch.object(dist, "isend", send), patch.object(distributed_c10d, "isend", send):
+        yield

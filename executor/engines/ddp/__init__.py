@@ -1,1 +1,0 @@
-"""torch's DistributedDataParallel, a reference for the native engine at stage 0."""

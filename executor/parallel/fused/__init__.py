@@ -1,1 +1,0 @@
-"""Third-party kernels that replace operators of our modules (`fused_kernels`)."""

@@ -1,1 +1,0 @@
-"""DeepSpeed's configuration: written, read and checked."""

@@ -1,0 +1,134 @@
+"""Options of launch scripts, read without running them."""
+
+from pathlib import Path
+
+import pytest
+
+from autotune.frameworks.read import read_imported
+from autotune.frameworks.shell import read_options
+
+ARRAYS = """#!/bin/bash
+# don't run this (it's long)
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NUM_NODES=${SLURM_NNODES:-"4"}
+WORLD=$(($GPUS_PER_NODE*$NUM_NODES))
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE  # one for each GPU
+    --nnodes $NUM_NODES
+    --master_addr ${MASTER_ADDR}
+)
+MODEL_ARGS=(
+    --num-layers 32
+    --norm-epsilon 1e-5
+    # --hidden-size 1
+    --hidden-size $((4 * 1024))
+    --save "$(date +%s)/out"
+)
+if [ "$1" = on ]; then
+    MODEL_ARGS+=(--swiglu)
+fi
+torchrun ${DISTRIBUTED_ARGS[@]} pretrain_gpt.py ${MODEL_ARGS[@]} \\
+    --micro-batch-size 2 --global-batch-size $((WORLD * 4)) --data-path $DATA_PATH
+echo --done
+"""
+
+
+def test_arrays_variables_and_arithmetic() -> None:
+    found = read_options(ARRAYS)
+    assert found.settings == {
+        "--num-layers": 32, "--norm-epsilon": 1e-5, "--hidden-size": 4096, "--micro-batch-size": 2,
+        "--global-batch-size": 128, "launcher.nproc_per_node": 8, "launcher.nnodes": 4,
+        "launcher.master_addr": "${MASTER_ADDR}",
+        "env.CUDA_DEVICE_MAX_CONNECTIONS": 1,
+    }  # fmt: skip
+    assert found.open == {"--save": "a command", "--swiglu": "a branch", "--data-path": "$DATA_PATH"}
+
+
+def test_quoted_options_over_several_lines() -> None:
+    arguments = 'ARGS="\n  --tensor-model-parallel-size 2 \\\n  --bf16\n"\n'
+    text = arguments + "NCCL_DEBUG=INFO torchrun --nproc_per_node=8 train.py $ARGS --lr=3e-4\n"
+    found = read_options(text)
+    assert found.settings == {
+        "--tensor-model-parallel-size": 2, "--bf16": True, "--lr": 3e-4, "launcher.nproc_per_node": 8, "env.NCCL_DEBUG": "INFO",
+    }  # fmt: skip
+
+
+def test_a_plain_list_of_options() -> None:
+    assert read_options("--num-layers 24 --bf16\n--layout 'Et|tL'\n").settings == {
+        "--num-layers": 24, "--bf16": True, "--layout": "Et|tL",
+    }  # fmt: skip
+
+
+def test_options_that_another_script_launches() -> None:
+    assert read_options('MODEL_ARGS=" \\\n --num-layers 36 \\\n --swiglu \\\n"\n').settings == {
+        "--num-layers": 36,
+        "--swiglu": True,
+    }
+
+
+def test_the_launch_with_the_most_options_counts() -> None:
+    text = "torchrun train.py --a 1 --b 2 --c 3\npython convert.py --a 2\n"
+    assert read_options(text).settings == {"--a": 1, "--b": 2, "--c": 3}
+
+
+def test_what_slurm_states() -> None:
+    text = (
+        "#!/bin/bash\n#SBATCH --nodes=4 --ntasks-per-node 2  # two each\n#SBATCH -c16\n"
+        "#SBATCH --export=ALL,NCCL_DEBUG=INFO\n#SBATCH --gpus-per-node=$N\necho\n#SBATCH --gpus=9\n"
+        "srun python train.py --a $SLURM_NNODES --b $SLURM_NTASKS --c $SLURM_CPUS_PER_TASK "
+        "--d $SLURM_GPUS_PER_NODE --e $SLURM_GPUS\n"
+    )
+    found = read_options(text)
+    assert found.settings == {"--a": 4, "--b": 8, "--c": 16, "env.NCCL_DEBUG": "INFO"}
+    assert found.open == {"--d": "$SLURM_GPUS_PER_NODE", "--e": "$SLURM_GPUS"}
+
+
+@pytest.mark.parametrize(
+    ("lines", "settings", "undecided"),
+    [
+        ("A=$1", {}, {"--a": "$1"}),
+        ("A=${1:-8}", {"--a": 8}, {}),
+        ("A=${TP:-1}", {"--a": 1}, {}),
+        ("if [ $1 = x ]; then A=1; else A=2; fi", {}, {"--a": "a branch"}),
+        ("if [ $1 = x ]; then A=2; else A=2; fi", {"--a": 2}, {}),
+        ("N=4\nif [[ $N -gt 2 ]]; then A=1; elif [ $1 = x ]; then A=2; fi", {"--a": 1}, {}),
+        ("N=4\nif [ $N -eq 2 ]\nthen\nA=1\nelse\nA=3\nfi", {"--a": 3}, {}),
+        ("A=1\n[ -n $1 ] && A=2", {}, {"--a": "a branch"}),
+        ("A=1\nB=\n[[ -z $B ]] && A=2", {"--a": 2}, {}),
+        ("A=1\nB=x\n[ -z $B ] && A=2 || A=3", {"--a": 3}, {}),
+        ("case $1 in\n8B) A=1 ;;\n70B) A=2 ;;\nesac", {}, {"--a": "a branch"}),
+        ("B=70B\ncase $B in\n8B) A=1 ;;\n7*) A=2 ;;\n*) A=3 ;;\nesac", {"--a": 2}, {}),
+        ("for A in 1 2; do", {}, {"--a": "a branch"}),
+    ],
+)
+def test_what_the_script_decides(lines: str, settings: dict[str, object], undecided: dict[str, str]) -> None:
+    found = read_options(f"{lines}\ntorchrun train.py --a $A\n")
+    assert (found.settings, found.open) == (settings, undecided)
+
+
+def test_further_options_are_no_values() -> None:
+    found = read_options('E=""\ntorchrun train.py --on $E --size 2 $MORE --last "$@" 2>&1 | tee log\n')
+    assert found.settings == {"--on": True, "--size": 2, "--last": True}
+    assert found.open == {"$MORE": "further options", "$@": "further options"}
+
+
+@pytest.mark.parametrize("launch", ["env A=1 torchrun", "mpirun -x A=1 python", "srun --export=ALL,A=1 python"])
+def test_variables_of_the_launch(launch: str) -> None:
+    assert read_options(f". ./setup\n{launch} train.py --b 2\n").settings == {"env.A": 1, "--b": 2}
+    assert read_options("source x.sh\nmpirun -x A python t.py --b 2\n").open == {"env.A": "-x"}
+
+
+@pytest.mark.parametrize("text", ["", "echo hello\n", "A=$B\nB=$A\necho $A\n", "for x in 1 2; do echo '\n", "$(("])
+def test_nothing_to_read(text: str) -> None:
+    assert read_options(text).settings == {}
+
+
+def test_what_names_a_torchtitan_recipe_is_no_setting(tmp_path: Path) -> None:
+    (tmp_path / "train.sh").write_text(
+        "torchrun -m torchtitan.train --module llama3 --config llama3_70b --training.local_batch_size 2 --compile.no_enable\n"
+    )
+    imported = read_imported(tmp_path / "train.sh")
+    assert not {"module", "config", "job.config_file"} & imported.settings.keys()
+    assert not [note for note in imported.notes if note.startswith(("module", "config"))]
+    assert imported.knobs["micro_batch_size"] == 2
