@@ -17,19 +17,16 @@ from api.computing import ThreadPool, ThreadPools
 from api.connections import ConnectionLimits, Connections
 from api.deliverer import Deliverer, deliver
 from api.document import DocumentedApp
-from api.events import EventHub
-from api.figures import FigureBoard
+from api.figures import FigureBoard, PointsBoard
 from api.guard import VERSION, Guard
+from api.hub import EventHub, LogHub
 from api.limits import KnownKeys, OwnerLimits
-from api.logs import LogHub
 from api.metrics import Metrics, ProcessMetrics, RequestTimer
-from api.points import PointsBoard
 from api.routes import (
     catalog,
     drafts,
     figures,
     jobs,
-    leaderboard,
     logs,
     operations,
     overviews,
@@ -70,7 +67,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[Mapping[str, Any]]:
-        deliverer = Deliverer(store, partial(deliver, allowed=may_be_called, secret_of=store.signing_secret))
+        deliverer = Deliverer(store, partial(deliver, allowed=may_be_called, secret_of=store.webhooks.signing_secret))
         deliverer.start()
         # Existing objects stay alive: collecting garbage among them would delay requests by tens of milliseconds.
         gc.collect()
@@ -89,8 +86,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.store, app.state.settings = store, settings
     app.state.keys, app.state.resolver = KeyReader(store), Resolver()
     app.state.jobs, app.state.submissions = (
-        RequestBatcher(store.jobs_of, JOBS_AT_ONCE),
-        RequestBatcher(store.submit_all, SUBMITTED_AT_ONCE),
+        RequestBatcher(store.jobs.exact_in_order, JOBS_AT_ONCE),
+        RequestBatcher(store.queue.submit_all, SUBMITTED_AT_ONCE),
     )
     app.state.hub, app.state.logs = EventHub(store), LogHub(store)
     # Close streams at shutdown, not at the end of the lifespan: before that the server waits for every response, and a stream
@@ -149,7 +146,6 @@ def _api_routes() -> list[BaseRoute]:
     for routes in (
         jobs,
         overviews,
-        leaderboard,
         results,
         figures,
         logs,

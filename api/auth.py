@@ -119,7 +119,7 @@ def visible_job(store: Store, principal: Principal, job_id: str, field: str = "j
     Raises:
         UnknownJobError: the job does not exist, or is not theirs. Both give the same error, so it does not reveal which.
     """
-    return if_visible(store.exact_jobs([job_id]).get(job_id), principal, job_id, field)
+    return if_visible(store.jobs.exact([job_id]).get(job_id), principal, job_id, field)
 
 
 def if_visible(job: JobRecord | None, principal: Principal, job_id: str, field: str = "job_id") -> JobRecord:
@@ -155,8 +155,10 @@ class KeyReader:
         # Keep a digest, not the text, so that memory contains no usable key.
         name = hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
         entry = self._known.get(name)
-        if entry is not None and self._clock() < entry.until and not _has_expired(entry.key):
-            return entry.key
+        if entry is not None and self._clock() < entry.until:
+            expires = entry.key.expires
+            if expires is None or expires > datetime.now(UTC):
+                return entry.key
         if name not in self._asked:
             self._asked[name] = asyncio.create_task(self._look(name, text))
         return await asyncio.shield(self._asked[name])
@@ -164,7 +166,7 @@ class KeyReader:
     async def _look(self, name: bytes, text: str) -> ApiKey | None:
         began = self._clock()
         try:
-            key = await asyncio.to_thread(self._store.authenticate, text)
+            key = await asyncio.to_thread(self._store.keys.authenticate, text)
         finally:
             del self._asked[name]
         self._known.pop(name, None)
@@ -180,7 +182,7 @@ class KeyReader:
     async def _note(self, key: ApiKey) -> None:
         """Record the use of a key in the background: the database may be full, or its writers busy."""
         with contextlib.suppress(DatabaseUnavailableError):
-            await asyncio.to_thread(self._store.note_key_use, key)
+            await asyncio.to_thread(self._store.keys.note_use, key)
 
     async def while_valid(self, text: str, parts: AsyncGenerator[bytes]) -> AsyncGenerator[bytes]:
         """The parts of a stream, until its key is revoked or expires. An outage of the database does not end a stream."""
@@ -211,7 +213,3 @@ class KeyReader:
             return await self.key(text) is not None
         except DatabaseUnavailableError:
             return True
-
-
-def _has_expired(key: ApiKey) -> bool:
-    return key.expires is not None and key.expires <= datetime.now(UTC)

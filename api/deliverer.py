@@ -21,8 +21,9 @@ from urllib.parse import urlsplit
 
 from api.targets import CheckedTarget, Network, checked_target
 from autotune.errors import RequestError
+from search_spaces.shared_records import DeliveryTry
 from storage.errors import SecretError, StorageError
-from storage.service_records import Delivery, DeliveryState, DeliveryTry, Webhook
+from storage.service_records import DeliveryRecord, DeliveryState, WebhookRecord
 from storage.store import Store
 from storage.webhooks import SECRET_PREFIX
 
@@ -43,10 +44,12 @@ class Deliverer:
     turns, and a receiver that does not answer is suspended (`api.deliverer`).
     """
 
-    def __init__(self, store: Store, deliver: Callable[[Delivery], DeliveryTry], poll_seconds: float = POLL_SECONDS) -> None:
+    def __init__(
+        self, store: Store, deliver: Callable[[DeliveryRecord], DeliveryTry], poll_seconds: float = POLL_SECONDS
+    ) -> None:
         self._store, self._deliver, self._poll_seconds = store, deliver, poll_seconds
         self._breaker = Breaker()
-        self._running: dict[Future[DeliveryTry | None], Delivery] = {}
+        self._running: dict[Future[DeliveryTry | None], DeliveryRecord] = {}
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._run, name="webhooks", daemon=True)
 
@@ -85,14 +88,14 @@ class Deliverer:
         owners = Counter(delivery.webhook.owner for delivery in self._running.values())
         began = 0
         # 120 seconds are longer than any try, even if its DNS look-up times out.
-        for delivery in self._store.claim_deliveries(free, 120.0, OF_AN_OWNER, owners):
+        for delivery in self._store.webhooks.claim_deliveries(free, 120.0, OF_AN_OWNER, owners):
             hosts = Counter(host_of(other.webhook) for other in self._running.values())
             suspended = self._breaker.seconds_left(place_of(delivery.webhook))
             if suspended or hosts[host_of(delivery.webhook)] >= AT_A_HOST:
                 # The claimed delivery would be due only after its claim expires, so release it too.
                 seconds = suspended or 5.0
-                self._store.finish_delivery(delivery.id, None, DeliveryState.PENDING, seconds)
-                self._store.postpone_deliveries(delivery.webhook.id, seconds)
+                self._store.webhooks.finish_delivery(delivery.id, None, DeliveryState.PENDING, seconds)
+                self._store.webhooks.postpone_deliveries(delivery.webhook.id, seconds)
             else:
                 self._running[pool.submit(self._try, delivery)] = delivery
                 began += 1
@@ -109,12 +112,12 @@ class Deliverer:
                     delivery.webhook.id, host_of(delivery.webhook), seconds,
                 )  # fmt: skip
 
-    def _try(self, delivery: Delivery) -> DeliveryTry | None:
+    def _try(self, delivery: DeliveryRecord) -> DeliveryTry | None:
         """Make one try and record it; None: it could not be recorded."""
         try:
             tried = self._deliver(delivery)
             state, seconds = after(delivery, tried)
-            self._store.finish_delivery(delivery.id, tried, state, seconds)
+            self._store.webhooks.finish_delivery(delivery.id, tried, state, seconds)
             about = {"job": delivery.job_id}
             log.info("webhook %s: job %s: %s", delivery.webhook.id, delivery.job_id, tried.status or tried.error, extra=about)
         except StorageError as error:
@@ -127,7 +130,7 @@ class Deliverer:
         return tried
 
 
-def after(delivery: Delivery, tried: DeliveryTry) -> tuple[DeliveryState, float]:
+def after(delivery: DeliveryRecord, tried: DeliveryTry) -> tuple[DeliveryState, float]:
     """The state of a delivery after a try, and the seconds until the next one."""
     if tried.status is not None and 200 <= tried.status < 300:
         return DeliveryState.DELIVERED, 0.0
@@ -151,7 +154,7 @@ def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
     return "v1," + base64.b64encode(hmac.new(key, content, hashlib.sha256).digest()).decode()
 
 
-def deliver(delivery: Delivery, allowed: Sequence[Network], secret_of: Callable[[Webhook], str]) -> DeliveryTry:
+def deliver(delivery: DeliveryRecord, allowed: Sequence[Network], secret_of: Callable[[WebhookRecord], str]) -> DeliveryTry:
     """Make one try; the result contains any error."""
     began, moment = time.monotonic(), datetime.now(UTC)
     status, error = None, ""
@@ -170,7 +173,7 @@ def deliver(delivery: Delivery, allowed: Sequence[Network], secret_of: Callable[
     return DeliveryTry(time=moment, seconds=round(time.monotonic() - began, 3), status=status, error=error)
 
 
-def _post(target: CheckedTarget, delivery: Delivery, timestamp: int, secret: str) -> int:
+def _post(target: CheckedTarget, delivery: DeliveryRecord, timestamp: int, secret: str) -> int:
     body = json.dumps(delivery.payload, separators=(",", ":")).encode()
     headers = {
         "Content-Type": "application/json",
@@ -270,12 +273,12 @@ class Breaker:
         return wait
 
 
-def place_of(webhook: Webhook) -> Place:
+def place_of(webhook: WebhookRecord) -> Place:
     """The owner and the host of a receiver."""
     return webhook.owner, host_of(webhook)
 
 
-def host_of(webhook: Webhook) -> str:
+def host_of(webhook: WebhookRecord) -> str:
     """Scheme, host and port of the receiver; the whole URL if it cannot be parsed."""
     try:
         parts = urlsplit(webhook.url)

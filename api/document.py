@@ -9,25 +9,12 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter
 
 from api.problems import MEDIA_TYPE
-from autotune.wire import (
-    answers,
-    choices,
-    events,
-    figures,
-    jobs,
-    plans,
-    predictions,
-    service,
-    trials,
-    webhooks,
-)
+from autotune.wire import choices, figures, jobs, plans, predictions, service, trials
 from autotune.wire.problems import Problem
 
 WIRE_MODELS: Mapping[str, type] = {
     name: kind
-    for module in (
-        answers, choices, events, figures, jobs, plans, predictions, service, trials, webhooks
-    )
+    for module in (choices, figures, jobs, plans, predictions, service, trials)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and dataclasses.is_dataclass(kind)
 }  # fmt: skip
@@ -35,6 +22,7 @@ WIRE_MODELS: Mapping[str, type] = {
 COMPONENTS = {
     "Answer": "AnswerView",
     "Attempt": "AttemptView",
+    "AttemptProgress": "ProgressView",
     "AuditEntry": "AuditView",
     "Axis": "AxisView",
     "Band": "BandView",
@@ -46,12 +34,12 @@ COMPONENTS = {
     "Descriptions": "PlainList",
     "Draft": "DraftView",
     "Estimate": "EstimateView",
-    "Event": "EventView",
     "Figure": "FigureView",
     "FormOption": "OptionView",
     "Gain": "GainView",
     "Interval": "IntervalView",
     "Job": "JobView",
+    "JobEvent": "EventView",
     "LogPart": "LogView",
     "Mark": "MarkView",
     "Names": "NameList",
@@ -66,7 +54,6 @@ COMPONENTS = {
     "Points": "PointsView",
     "Predicted": "PredictedView",
     "Prediction": "PredictionView",
-    "Progress": "ProgressView",
     "QuotaUse": "QuotaView",
     "Range": "RangeView",
     "RankMemory": "RankMemoryView",

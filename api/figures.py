@@ -1,4 +1,6 @@
-"""Figures of jobs, computed on request. The figures of one version of a job share their data source."""
+"""Figures and trials of the most recently requested jobs, computed on request and cached.
+
+The figures of one version of a job share their data source; a request for trials costs only what is new."""
 
 import asyncio
 import threading
@@ -10,12 +12,15 @@ from pydantic_core import to_json
 from autotune.explain.evidence import question_of_job
 from autotune.explain.explain import explain, explain_evidence, knob_differences
 from autotune.explain.figures.all_figures import figure_of
+from autotune.explain.figures.points import JobPoints
 from autotune.explain.figures.source import FigureSource
 from autotune.explain.limits import parts_of
+from autotune.forecast import initial_forecaster_of
 from autotune.objective.ranking import rate
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
 from autotune.reports.report import report_text
+from autotune.session.resolve import session_of
 from autotune.wire.figures import Differences, StepPart, StepParts
 from search_spaces.plain import to_plain
 from storage.errors import UnknownTrialError
@@ -134,3 +139,37 @@ class FigureBoard:
             if len(self._jobs) > KEPT:
                 self._jobs.popitem(last=False)
             return figures
+
+
+class PointsBoard:
+    """Cache of the most recently requested jobs."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._lock = threading.Lock()
+        self._jobs: OrderedDict[str, JobPoints] = OrderedDict()
+
+    def knows(self, job_id: str) -> bool:
+        """Whether the job's trials are cached, so that reading the changes is quick."""
+        return job_id in self._jobs
+
+    def read(self, job: JobRecord, since: int) -> bytes:
+        """The `Points` of the job as JSON. Raises what `session_of` raises."""
+        with self._lock:
+            points = self._jobs.get(job.id)
+        if points is None:
+            session = session_of(job)
+            new_points = JobPoints(self._store, job, session, initial_forecaster_of(self._store, job.id, session))
+            with self._lock:
+                points = self._jobs.setdefault(job.id, new_points)
+        body = to_json(points.read(since), inf_nan_mode="null")
+        self._keep(job.id)
+        return body
+
+    def _keep(self, job_id: str) -> None:
+        with self._lock:
+            if job_id in self._jobs:
+                self._jobs.move_to_end(job_id)
+            # A cached trial takes about two kilobytes. The most recently requested job is always kept.
+            while len(self._jobs) > 1 and sum(map(len, self._jobs.values())) > 50_000:
+                self._jobs.popitem(last=False)

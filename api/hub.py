@@ -1,6 +1,7 @@
-"""Streams of server-sent events: one database query serves all open streams."""
+"""Streams of server-sent events about jobs and about the output of trials: one database query serves all open streams."""
 
 import asyncio
+import json
 import logging
 from abc import ABC, abstractmethod
 from collections import deque
@@ -9,11 +10,15 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Generic, TypeVar
 
+from pydantic_core import to_json
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
 from api.limits import OwnerLimits
+from search_spaces.shared_records import JobEvent, LogPart
 from storage.errors import DatabaseUnavailableError
+from storage.records import ENDED
+from storage.store import Store
 
 POLL_SECONDS = 0.2
 OUTAGE_SECONDS = 1.0
@@ -213,3 +218,75 @@ def message(number: int | None, kind: str, data: bytes) -> bytes:
     """A message of `text/event-stream` with JSON data. A reconnecting client sends its number, if it has one."""
     id_line = "" if number is None else f"id: {number}\n"
     return f"{id_line}event: {kind}\ndata: ".encode() + data + b"\n\n"
+
+
+EVENTS_PER_PAGE = 500
+LOOK = 5000
+"""Most events per database query, but at least one for each followed job."""
+PROGRESS = "progress"
+"""The kind of messages with the progress of running attempts."""
+
+
+class EventHub(Hub[str]):
+    """Follows jobs. The live messages are the progress of their running attempts."""
+
+    def __init__(self, store: Store, poll_seconds: float = POLL_SECONDS) -> None:
+        super().__init__(poll_seconds)
+        self._store = store
+
+    def look(self, sequences: Mapping[str, int], live: Collection[str]) -> Mapping[str, News]:
+        progress = self._store.logs.progress(live) if live else {}
+        job_news: dict[str, News] = {}
+        for job_id, news in self._store.events.news(sequences, max(1, min(EVENTS_PER_PAGE, LOOK // len(sequences)))).items():
+            last = news.events[-1].sequence if news.events else sequences[job_id]
+            job_news[job_id] = News(
+                parts=[_encoded_event(event) for event in news.events],
+                over=news.state in ENDED and news.version <= last,
+                more=news.version > last,
+                live={
+                    record.trial: message(None, PROGRESS, to_json(record, inf_nan_mode="null")) for record in progress[job_id]
+                }
+                if job_id in progress
+                else None,
+            )
+        return job_news
+
+    def read(self, key: str, after: int) -> list[Part]:
+        return [_encoded_event(event) for event in self._store.events.of(key, after, EVENTS_PER_PAGE)]
+
+
+def _encoded_event(event: JobEvent) -> Part:
+    # A line break in the kind would break the stream.
+    kind = json.dumps(event.kind)[1:-1]
+    return event.sequence, message(event.sequence, kind, to_json(event, inf_nan_mode="null"))
+
+
+PARTS_PER_PAGE = 50
+Trial = tuple[str, int]
+"""A job's id and a trial's number."""
+
+
+class LogHub(Hub[Trial]):
+    """Follows trials."""
+
+    cached = PARTS_PER_PAGE
+    """Fewer than other hubs: a part may have tens of kilobytes."""
+
+    def __init__(self, store: Store, poll_seconds: float = 0.5) -> None:  # as often as workers write output
+        super().__init__(poll_seconds)
+        self._store = store
+
+    def look(self, sequences: Mapping[Trial, int], live: Collection[Trial]) -> Mapping[Trial, News]:
+        del live
+        trial_news: dict[Trial, News] = {}
+        for trial, news in self._store.logs.news(sequences, PARTS_PER_PAGE).items():
+            more = bool(news.parts) and news.parts[-1].sequence < news.last
+            trial_news[trial] = News(parts=[_encoded_part(part) for part in news.parts], over=news.over, more=more)
+        return trial_news
+
+    def read(self, key: Trial, after: int) -> list[Part]:
+        return [_encoded_part(part) for part in self._store.logs.of(*key, after, PARTS_PER_PAGE)]
+
+
+def _encoded_part(part: LogPart) -> Part:
+    return part.sequence, message(part.sequence, "log", to_json(part))

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from starlette.exceptions import HTTPException
 
-from storage.service_records import Quota, Quotas, QuotaUse
+from storage.service_records import Quota, Quotas, QuotaUseRecord
 from storage.store import Store
 
 MOST_CLIENTS = 10_000
@@ -97,7 +97,7 @@ class OwnerLimits:
         now = self._clock()
         until, limits = self._known.get(owner, (now, self._defaults))
         if until <= now:
-            limits = await asyncio.to_thread(self._store.limits, owner, self._defaults)
+            limits = await asyncio.to_thread(self._store.quotas.limits, owner, self._defaults)
             self._known.pop(owner, None)
             self._known[owner] = (now + LIMIT_SECONDS, limits)
             while len(self._known) > 10_000:  # the one that was looked up first is removed first
@@ -123,9 +123,9 @@ class OwnerLimits:
             if not self.streams[owner]:
                 del self.streams[owner]
 
-    def uses(self, owner: str) -> list[QuotaUse]:
+    def uses(self, owner: str) -> list[QuotaUseRecord]:
         """What an owner uses of each quota. Runs in a thread."""
         return [
             replace(item, used=float(self.streams[owner])) if item.quota is Quota.STREAMS else item
-            for item in self._store.quotas(owner, self._defaults)
+            for item in self._store.quotas.uses(owner, self._defaults)
         ]

@@ -144,7 +144,7 @@ class _DatabaseMetrics(Collector):
         """The database's counts and the number of workers, read at most once in `KEPT_SECONDS`."""
         with self._lock:
             if self._kept is None or self._clock() - self._kept[0] > KEPT_SECONDS:
-                self._kept = (self._clock(), self._store.figures(), len(self._store.workers()))
+                self._kept = (self._clock(), self._store.overviews.figures(), len(self._store.workers.alive()))
             return self._kept[1], self._kept[2]
 
 

@@ -1,6 +1,5 @@
 """Makes the answers of the service (`autotune.wire`) from records."""
 
-import math
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, TypeVar
@@ -8,13 +7,10 @@ from typing import Any, TypeVar
 from pydantic import TypeAdapter
 
 from api.submission import shown_fields
-from autotune.wire.answers import Answer
-from autotune.wire.events import Event, LogPart, Progress
-from autotune.wire.jobs import Job, JobSummary
+from autotune.wire.jobs import Answer, Job, JobSummary
 from autotune.wire.trials import Attempt
 from search_spaces.plain import to_plain
-from storage.log_records import LogRecord, ProgressRecord
-from storage.records import AttemptRecord, EventRecord, JobRecord
+from storage.records import AttemptRecord, JobRecord
 
 T = TypeVar("T")
 MOST_MESSAGE = 1000
@@ -88,38 +84,6 @@ def attempt_view(attempt: AttemptRecord) -> Attempt:
         started=attempt.started,
         finished=attempt.finished,
         result=_result(attempt.result),
-    )
-
-
-def event_view(event: EventRecord) -> Event:
-    """The event."""
-    return Event(sequence=event.sequence, time=event.time, kind=event.kind, payload=event.payload)
-
-
-def progress_view(record: ProgressRecord) -> Progress:
-    """The progress of a running attempt."""
-    rate = record.samples_per_second
-    return Progress(
-        trial=record.trial_number,
-        attempt=record.attempt,
-        phase=record.phase,
-        step=record.step,
-        samples_per_second=float(rate) if rate is not None and math.isfinite(rate) else None,
-        message=record.message,
-        time=record.time,
-    )
-
-
-def log_view(part: LogRecord) -> LogPart:
-    """The part of the output."""
-    return LogPart(
-        sequence=part.sequence,
-        attempt=part.attempt,
-        rank=part.rank,
-        time=part.time,
-        start=part.start,
-        size=part.size,
-        text=part.text,
     )
 
 

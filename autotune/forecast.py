@@ -78,7 +78,7 @@ def initial_forecaster_of(store: "Store", job_id: str, session: Session) -> Init
     question = question_of_session(session)
     if question is None:
         return None
-    stored_prior = store.prior(job_id)
+    stored_prior = store.jobs.prior(job_id)
     prior = from_plain(Prior, stored_prior) if stored_prior is not None else _prior(store, question)
     return InitialForecaster(
         dataclasses.replace(question, coefficients=prior.rates, lessons=prior.lessons, rests_on=prior.source)
@@ -88,7 +88,7 @@ def initial_forecaster_of(store: "Store", job_id: str, session: Session) -> Init
 def _prior(store: "Store", question: Question) -> Prior:
     """The prior of a job that stored none: it has not begun."""
     shipped = rates_for(question.cluster, question.engine)
-    newest = store.calibrations(fingerprint(question.cluster), limit=1)
+    newest = store.calibrations.newest(fingerprint(question.cluster), limit=1)
     if not newest:
         return Prior(rates=shipped)
     rates = coefficients_from_benchmark(newest[0], question.cluster, question.engine, shipped)

@@ -49,7 +49,7 @@ def figures(job: str | None = None, *names: str, database: str | None = None) ->
     from storage.store import open_store
 
     with open_store(database or default_database_url()) as store:
-        source = FigureSource(store, store.job(job).id)
+        source = FigureSource(store, store.jobs.get(job).id)
         shown = [figure_of(source, name) for name in names or NAMES]
         text = "\n".join(f"{figure.title}: {figure.summary}" for figure in shown)
         points = source.points if any(figure.name in OF_TRIALS for figure in shown) else None

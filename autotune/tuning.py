@@ -192,7 +192,7 @@ def run_new_job(
 
 def open_job(store: Store, session: Session) -> JobRecord:
     """Create a job for the prepared session."""
-    return store.create_job(request_to_row(session.request), session.request.devices)
+    return store.jobs.create(request_to_row(session.request), session.request.devices)
 
 
 def resume_job(
@@ -211,7 +211,7 @@ def resume_job(
         JobNotResumableError: it was cancelled or has spent its budget, or this version cannot read it.
         RequestError: its data or its devices are not here.
     """
-    job = store.job(job_id)
+    job = store.jobs.get(job_id)
     if job.state in OVER and not budget and job.reason != StopReason.STOPPED:
         larger = f"give it more than its {job.request.get('trials')} trials (--trials, or trials= in Python)"
         remedy = larger if job.state is JobState.SUCCEEDED else "start a new sweep, or look at it with `autotune show`"
@@ -224,7 +224,7 @@ def resume_job(
         session = dataclasses.replace(session, request=request)
     require_startable(session)
     if budget or job.state in OVER:
-        job = store.ask(job.id, Ask.RESUME, budget, for_worker=False)
+        job = store.queue.ask(job.id, Ask.RESUME, budget, for_worker=False)
     return job, with_changes_of(session, job)
 
 

@@ -3,17 +3,21 @@
 import contextlib
 import json
 import math
-from collections.abc import Iterator
-from typing import Any
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from sqlalchemy import Row
 
 from search_spaces.plain import from_plain
+from search_spaces.shared_records import JobEvent
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.errors import DamagedRowError
-from storage.records import DAMAGED, AttemptRecord, EventRecord, JobRecord, Owner, TrialRecord
+from storage.records import DAMAGED, AttemptRecord, JobRecord, Owner, TrialRecord
 from storage.tables import AttemptRow, EventRow, JobRow, TrialRow
+
+T = TypeVar("T")
 
 _NUMBER = "$number"
 _KNOBS = frozenset(KNOB_NAMES)
@@ -97,52 +101,31 @@ def owner_of(row: JobRow) -> Owner | None:
     return Owner(host=row.lease_host, pid=row.lease_pid, started=row.lease_started)
 
 
+def record_of(kind: type[T], row: Any, **values: Any) -> T:
+    """Return a row as a record: each field of the dataclass `kind` is in `values`, or is the column of its name."""
+    columns: Iterable[str] = kind.__dataclass_fields__.keys() - values.keys()  # type: ignore[attr-defined]
+    return kind(**{name: getattr(row, name) for name in columns}, **values)
+
+
 def job_record(row: JobRow) -> JobRecord:
     """Return a job as a value. A damaged one has an empty request, because it must not make a list of jobs fail."""
-    damage = damage_of(row)
-    return JobRecord(
-        id=row.id,
-        created=row.created,
-        updated=row.updated,
-        state=row.state,
-        reason=row.reason,
-        message=row.message,
-        request={} if damage else row.request,
-        reference_losses=() if damage else tuple(row.reference_losses or ()),
-        active_seconds=row.active_seconds,
-        owner=owner_of(row),
-        submitter=row.submitter,
-        priority=row.priority,
-        queued=row.queued,
-        version=row.event_count,
-        devices=row.devices,
-        events_removed=row.events_removed,
-        answer=None if damage else row.answer,
-        damage=damage,
-    )
+    return _job(row, row.request, row.reference_losses or (), damage_of(row))
 
 
 def job_summary(row: JobRow) -> JobRecord:
     """Return a job for lists, from a row without its request."""
-    damage = _damage(row.summary, row.answer)
-    return JobRecord(
-        id=row.id,
-        created=row.created,
-        updated=row.updated,
-        state=row.state,
-        reason=row.reason,
-        message=row.message,
-        request={} if damage else row.summary,
-        reference_losses=(),
-        active_seconds=row.active_seconds,
-        owner=owner_of(row),
-        submitter=row.submitter,
-        priority=row.priority,
-        queued=row.queued,
-        version=row.event_count,
-        devices=row.devices,
-        events_removed=row.events_removed,
+    return _job(row, row.summary, (), _damage(row.summary, row.answer))
+
+
+def _job(row: JobRow, request: Mapping[str, Any], losses: Sequence[float], damage: str) -> JobRecord:
+    return record_of(
+        JobRecord,
+        row,
+        request={} if damage else request,
+        reference_losses=() if damage else tuple(losses),
         answer=None if damage else row.answer,
+        owner=owner_of(row),
+        version=row.event_count,
         damage=damage,
     )
 
@@ -184,75 +167,55 @@ def trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord:
         DamagedRowError: its row cannot be read. The next functions raise it too.
     """
     with reading(_trial_place(row)):
-        return _trial_record(row, accepted)
+        return _trial(row, config_of(row.config), result_of(accepted if accepted is not None else row.refusal))
+
+
+def slim_record(row: Row[Any], shared: dict[Any, Any]) -> TrialRecord:
+    """Return a trial from a row with only the figures of its accepted result; `shared` interns values across rows."""
+    with reading(_trial_place(row)):
+        config = config_of(
+            {name: shared.setdefault((type(value), value), value) for name, value in _readable(row.config).items()}
+        )
+        return _trial(row, config, _slim_result(row))
+
+
+def plain_trial(row: Any) -> dict[str, Any]:
+    """Return a trial as plain data, without the token: callers that only forward it need no record."""
+    with reading(_trial_place(row)):
+        result = row.result if row.result is not None else row.refusal
+        return {
+            "number": row.number,
+            "purpose": row.purpose.value,
+            "fidelity": row.fidelity,
+            "repeat": row.repeat,
+            "counted": row.counted,
+            "outcome": None if row.outcome is None else row.outcome.value,
+            "config": row.config if row.config.keys() <= _KNOBS else config_of(row.config).values(),
+            "attempts": row.attempt_count,
+            "created": row.created,
+            "started": row.started,
+            "finished": row.finished,
+            "result": None if result is None else {name: value for name, value in result.items() if name != "attempt"},
+        }
 
 
 def _trial_place(row: TrialRow | Row[Any]) -> str:
     return f"trial {row.number} of job {row.job_id}"
 
 
-def _trial_record(row: TrialRow, accepted: dict[str, Any] | None) -> TrialRecord:
-    result = accepted if accepted is not None else row.refusal
+def _trial(row: TrialRow | Row[Any], config: TrialConfig, result: TrialResult | None) -> TrialRecord:
     return TrialRecord(
-        job_id=row.job_id,
+        job_id=sys.intern(row.job_id),
         number=row.number,
-        config=config_of(row.config),
-        config_hash=_hash_of(row),
+        config=config,
+        # The hash of a row may contain a knob of a plug-in that is no longer installed.
+        config_hash=row.config_hash if row.config.keys() <= _KNOBS else config.hash,
         purpose=row.purpose,
-        fidelity=row.fidelity,
+        fidelity=sys.intern(row.fidelity),
         repeat=row.repeat,
         counted=row.counted,
         outcome=row.outcome,
-        result=result_of(result),
-        attempts=row.attempt_count,
-        created=row.created,
-        started=row.started,
-        finished=row.finished,
-    )
-
-
-def plain_trial(row: Any) -> dict[str, Any]:
-    """Return a trial as plain data, without the token: callers that only forward it need no record."""
-    with reading(_trial_place(row)):
-        return _plain_trial(row)
-
-
-def _plain_trial(row: Any) -> dict[str, Any]:
-    result = row.result if row.result is not None else row.refusal
-    return {
-        "number": row.number,
-        "purpose": row.purpose.value,
-        "fidelity": row.fidelity,
-        "repeat": row.repeat,
-        "counted": row.counted,
-        "outcome": None if row.outcome is None else row.outcome.value,
-        "config": row.config if row.config.keys() <= _KNOBS else config_of(row.config).values(),
-        "attempts": row.attempt_count,
-        "created": row.created,
-        "started": row.started,
-        "finished": row.finished,
-        "result": None if result is None else {name: value for name, value in result.items() if name != "attempt"},
-    }
-
-
-def slim_record(row: Row[Any], shared: dict[Any, Any]) -> TrialRecord:
-    """Return a trial from a row with only the figures of its accepted result; `shared` interns values across rows."""
-    with reading(_trial_place(row)):
-        return _slim_record(row, shared)
-
-
-def _slim_record(row: Row[Any], shared: dict[Any, Any]) -> TrialRecord:
-    return TrialRecord(
-        job_id=shared.setdefault(row.job_id, row.job_id),
-        number=row.number,
-        config=config_of({name: shared.setdefault((type(value), value), value) for name, value in row.config.items()}),
-        config_hash=_hash_of(row),
-        purpose=row.purpose,
-        fidelity=shared.setdefault(row.fidelity, row.fidelity),
-        repeat=row.repeat,
-        counted=row.counted,
-        outcome=row.outcome,
-        result=_slim_result(row),
+        result=result,
         attempts=row.attempt_count,
         created=row.created,
         started=row.started,
@@ -266,24 +229,19 @@ def config_of(values: dict[str, Any]) -> TrialConfig:
     return TrialConfig(**values) if values.keys() <= _KNOBS else from_plain(TrialConfig, values)
 
 
-def _hash_of(row: TrialRow | Row[Any]) -> str:
-    # The hash of a row may contain a knob of a plug-in that is no longer installed.
-    return row.config_hash if row.config.keys() <= _KNOBS else config_of(row.config).hash
-
-
 def _slim_result(row: Row[Any]) -> TrialResult | None:
     if row.refusal is not None:
         return result_of(row.refusal)
     if row.outcome is None:
         return None
-    mean = row.samples_per_second_mean
+    mean, low, high = row.samples_per_second_mean, row.samples_per_second_low, row.samples_per_second_high
     return TrialResult(
         attempt="",
         outcome=row.outcome,
         message=row.result_message or "",
         rule=row.result_rule,
         cause=row.result_cause,
-        samples_per_second=None if mean is None else _interval(mean, row.samples_per_second_low, row.samples_per_second_high),
+        samples_per_second=None if mean is None else Interval(mean=mean, low=low, high=high),
         within_relative_error=float(row.result_within_relative_error or 0.0),
         peak_memory_bytes=row.peak_memory_bytes,
         unstable=bool(row.result_unstable),
@@ -292,10 +250,6 @@ def _slim_result(row: Row[Any]) -> TrialResult | None:
         phase_seconds=_EMPTY,
         environment=_EMPTY,
     )
-
-
-def _interval(mean: float, low: float, high: float) -> Interval:
-    return Interval(mean=mean, low=low, high=high)
 
 
 _EMPTY: dict[str, Any] = {}
@@ -309,24 +263,12 @@ def attempt_record(row: AttemptRow | Row[Any]) -> AttemptRecord:
         DamagedRowError: its row cannot be read.
     """
     with reading(f"attempt {row.number} of trial {row.trial_number} of job {row.job_id}"):
-        return AttemptRecord(
-            token=row.token,
-            job_id=row.job_id,
-            trial_number=row.trial_number,
-            number=row.number,
-            state=row.state,
-            outcome=row.outcome,
-            started=row.started,
-            finished=row.finished,
-            host=row.host,
-            result=result_of(row.result),
-        )
+        return record_of(AttemptRecord, row, result=result_of(row.result))
 
 
-def event_record(row: EventRow | Row[Any]) -> EventRecord:
+def event_record(row: EventRow | Row[Any]) -> JobEvent:
     """Return an event as a value. A damaged payload becomes empty, because streams read the events of many jobs at once."""
-    payload = row.payload if type(row.payload) is dict else {}
-    return EventRecord(job_id=row.job_id, sequence=row.sequence, time=row.time, kind=row.kind, payload=payload)
+    return record_of(JobEvent, row, payload=row.payload if type(row.payload) is dict else {})
 
 
 def result_of(data: dict[str, Any] | None) -> TrialResult | None:

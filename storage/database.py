@@ -1,4 +1,4 @@
-"""Transactions on a database: retries and errors."""
+"""Transactions on a database: retries, errors, and the base of the store's parts, whose methods are transactions."""
 
 import itertools
 import logging
@@ -6,9 +6,10 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
-from typing import TypeVar
+from functools import partial, wraps
+from typing import Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import URL, Engine, create_engine
 from sqlalchemy.exc import DatabaseError, DBAPIError, NoSuchModuleError
@@ -20,8 +21,11 @@ from storage.backend import Backend, Fault
 from storage.codec import dump_json, load_column
 from storage.errors import DatabaseUnavailableError
 from storage.postgresql import PostgreSQL
+from storage.secret_box import SecretBox
+from storage.service_records import Actor
 from storage.sqlite import Sqlite
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 CONNECTIONS = 20
@@ -188,3 +192,52 @@ class Database:
 
 def _no_interrupt(record: logging.LogRecord) -> bool:
     return not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreAccess:
+    """What the parts of a store share."""
+
+    database: Database
+    clock: Callable[[], datetime] | None
+    """Returns the time in UTC. None: the database's clock."""
+    secret_box: SecretBox
+    actor: Actor
+    """The audit log names this actor, and their quotas apply."""
+
+
+class StorePart:
+    """A part of the store. Each method that is decorated with `reads` or `writes` is one atomic transaction."""
+
+    def __init__(self, access: StoreAccess) -> None:
+        self.access = access
+        self.database, self.clock = access.database, access.clock
+        self.secret_box, self.actor = access.secret_box, access.actor
+
+    def now(self, session: Session) -> datetime:
+        """The time of this transaction in UTC."""
+        return self.database.now(session) if self.clock is None else self.clock()
+
+
+PartT = TypeVar("PartT", bound=StorePart)
+
+
+def reads(work: Callable[Concatenate[PartT, Session, P], T]) -> Callable[Concatenate[PartT, P], T]:
+    """Run the method on one consistent snapshot. Callers leave out the session."""
+
+    @wraps(work)
+    def read(part: PartT, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return part.database.read(lambda session: work(part, session, *args, **kwargs))
+
+    return read
+
+
+def writes(work: Callable[Concatenate[PartT, Session, datetime, P], T]) -> Callable[Concatenate[PartT, P], T]:
+    """Run the method as one transaction, perhaps more than once. Callers leave out the session and the time."""
+
+    @wraps(work)
+    def write(part: PartT, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        # Read the time inside the transaction: SQLite's writers then hold the lock, so events are ordered by time.
+        return part.database.write(lambda session: work(part, session, part.now(session), *args, **kwargs))
+
+    return write

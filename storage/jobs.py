@@ -13,31 +13,179 @@ from sqlalchemy.orm import Session, defer
 from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
 from storage import audit, events, leases
-from storage.attempts import abandon
-from storage.codec import clean, dump_json, job_record, job_summary, owner_of
+from storage.codec import clean, damaged, dump_json, job_record, job_summary, owner_of
+from storage.database import StorePart, reads, writes
 from storage.errors import JobStateError, UnknownJobError
 from storage.events import append_event
-from storage.records import ASKED, LATEST, SEARCHED, SHAPE, AnsweredJob, EventKind, JobFilter, JobRecord, Lease, Owner
-from storage.service_records import Actor
-from storage.tables import JobRow, readable
+from storage.records import ANY_JOB, ASKED, LATEST, SEARCHED, SHAPE, AnsweredJob, EventKind, JobFilter, JobRecord, Lease, Owner
+from storage.tables import JobRow, PriorRow, readable
+from storage.trials import abandon
 from storage.webhooks import announce
 from storage.workers import charge
 
 WITHOUT_REQUEST = (defer(JobRow.request, raiseload=True), defer(JobRow.reference_losses, raiseload=True))
-_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"
-"""32 characters that are not easily confused with each other."""
 
 
-def create_job(session: Session, now: datetime, request: Mapping[str, Any], devices: int, by: Actor) -> JobRecord:
-    """See `Store.create_job`."""
-    job = new_row(free_ids(session, now, 1)[0], now, request)
-    job.devices = devices
-    created = events.new_row(now, job, EventKind.JOB_CREATED, {})
-    session.add(job)
-    session.flush()  # before its event, which refers to it
-    session.add(created)
-    audit.record(session, now, by, "job.create", job.id, {"model": job.request.get("model")})
-    return job_record(job)
+class JobStore(StorePart):
+    """Jobs, and the leases under which processes write them."""
+
+    @writes
+    def create(self, session: Session, now: datetime, request: Mapping[str, Any], devices: int = 1) -> JobRecord:
+        """Create a job in state QUEUED, whose trials take this many devices."""
+        job = new_row(free_ids(session, now, 1)[0], now, request)
+        job.devices = devices
+        created = events.new_row(now, job, EventKind.JOB_CREATED, {})
+        session.add(job)
+        session.flush()  # before its event, which refers to it
+        session.add(created)
+        audit.record(session, now, self.actor, "job.create", job.id, {"model": job.request.get("model")})
+        return job_record(job)
+
+    @reads
+    def get(self, session: Session, job_id: str | None = None) -> JobRecord:
+        """Return a job by its id or a unique prefix of it; None or LATEST: the newest job.
+
+        Raises:
+            UnknownJobError: there is none, or the prefix matches several.
+        """
+        return job_record(find_job(session, job_id))
+
+    @reads
+    def exact(self, session: Session, job_ids: Collection[str]) -> dict[str, JobRecord]:
+        """Return the existing jobs with exactly these ids."""
+        # PostgreSQL refuses text with a NUL, and no job id has one.
+        possible = [job_id for job_id in job_ids if "\0" not in job_id]
+        return {row.id: job_record(row) for row in session.scalars(select(JobRow).where(JobRow.id.in_(possible)))}
+
+    def exact_in_order(self, job_ids: Sequence[str]) -> list[JobRecord | None]:
+        """Return the result of `exact` for each id, in order; None: there is no such job."""
+        jobs_by_id = self.exact(set(job_ids))
+        return [jobs_by_id.get(job_id) for job_id in job_ids]
+
+    @reads
+    def newest(
+        self, session: Session, limit: int = 50, before: str | None = None, having: JobFilter = ANY_JOB
+    ) -> list[JobRecord]:
+        """Return jobs, newest first; `before` is the id of the last job of the previous page."""
+        query = _newest(session, select(JobRow), limit, before, having)
+        return [job_record(row) for row in session.scalars(query)]
+
+    @reads
+    def summaries(
+        self, session: Session, limit: int = 50, before: str | None = None, having: JobFilter = ANY_JOB
+    ) -> list[JobRecord]:
+        """Like `newest`, with only the fields `LISTED` of each request: a whole request may have a megabyte."""
+        query = _newest(session, select(JobRow).options(*WITHOUT_REQUEST), limit, before, having)
+        return [job_summary(row) for row in session.scalars(query)]
+
+    @reads
+    def answered(self, session: Session, limit: int, submitter: str | None = None) -> list[AnsweredJob]:
+        """Like `summaries`, of jobs with an answer."""
+        request = readable(JobRow.request)
+        numbers = [request[name].as_integer() for name in ("global_batch_size", "sequence_length")]
+        # As text: one that is damaged would fail the whole query in PostgreSQL as a number.
+        shape_of = [request[("resolved_model", name)].as_string() for name in SHAPE]
+        query = select(JobRow, *numbers, *shape_of).options(*WITHOUT_REQUEST).where(JobRow.answer.is_not(None))
+        query = _newest(session, query, limit, None, JobFilter(submitter=submitter))
+        return [
+            AnsweredJob(job=job_summary(row), global_batch_size=batch, sequence_length=length, shape=tuple(shape))
+            for row, batch, length, *shape in session.execute(query)
+        ]
+
+    @writes
+    def delete(self, session: Session, now: datetime, job_id: str) -> None:
+        """Remove a job and all of its rows; the database removes those that refer to it by their foreign keys.
+
+        Raises:
+            UnknownJobError: the job does not exist.
+            LeaseHeldError: a live process holds it.
+        """
+        leases.refuse_if_held(now, leases.locked(session, job_id))
+        session.execute(delete(JobRow).where(JobRow.id == job_id))
+        audit.record(session, now, self.actor, "job.delete", job_id, {})
+
+    @writes
+    def acquire(self, session: Session, now: datetime, job_id: str, owner: Owner, seconds: float = 30.0) -> Lease:
+        """Acquire the job, if it is free, its lease has expired, or its holder is a dead process of this host.
+
+        The job becomes RUNNING. Running attempts of the former holder become `abandoned`: their trials are planned again.
+
+        Raises:
+            UnknownJobError: the job does not exist.
+            LeaseHeldError: a live process holds it; the message names host and process.
+        """
+        job = leases.locked(session, job_id)
+        leases.refuse_if_held(now, job)
+        return take(session, now, job, owner, seconds, JobState.RUNNING)
+
+    @writes
+    def heartbeat(self, session: Session, now: datetime, lease: Lease, seconds: float = 30.0) -> Lease:
+        """Extend the lease and add the time since the last heartbeat to the job's active seconds."""
+        job = leases.fenced(session, now, lease)
+        charge(session, now, job)
+        return leases.extend(now, job, seconds)
+
+    @writes
+    def release(
+        self,
+        session: Session,
+        now: datetime,
+        lease: Lease,
+        state: JobState,
+        reason: str,
+        message: str,
+        request: Mapping[str, Any] | None = None,
+    ) -> JobRecord:
+        """Release the job in `state`. Attempts that are still running become `abandoned`.
+
+        Raises:
+            JobStateError: the job's request is no longer `request`, on which the holder decided: it must decide again.
+        """
+        job = leases.fenced(session, now, lease)
+        if request is not None and job.request != request:
+            raise JobStateError(f"the request of job {job.id} has changed since it was read; read it again")
+        abandon(session, now, job)
+        if state is JobState.QUEUED and job.state in ASKED:
+            # The job is released before the holder saw the request to change it.
+            state, reason, message = ASKED[job.state]
+        job.state, job.reason, job.message = state, clean(reason), clean(message)
+        append_event(session, now, job, EventKind.JOB_RELEASED, {"state": state, "reason": job.reason, "message": job.message})
+        leases.free(job)
+        charge(session, now, job)
+        announce(session, now, job)
+        return job_record(job)
+
+    @writes
+    def set_reference_losses(self, session: Session, now: datetime, lease: Lease, losses: Sequence[float]) -> None:
+        """Set the losses that later trials are compared with. The first call counts; later ones are ignored."""
+        job = leases.fenced(session, now, lease)
+        if losses and not job.reference_losses:
+            job.reference_losses = list(losses)
+            append_event(session, now, job, EventKind.REFERENCE_SET, {"losses": list(losses)})
+
+    @writes
+    def set_answer(self, session: Session, now: datetime, lease: Lease, answer: Mapping[str, Any] | None) -> None:
+        """Store the job's answer so far as plain data, replacing the previous one."""
+        leases.fenced(session, now, lease).answer = None if answer is None else dict(answer)
+
+    @writes
+    def set_prior(self, session: Session, now: datetime, lease: Lease, prior: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Store the job's prior, from before its first trial, as plain data; return the stored one.
+
+        The first call counts, because a resumed job decides by its prior.
+        """
+        job = leases.fenced(session, now, lease)
+        row = session.get(PriorRow, job.id)
+        if row is None:
+            row = PriorRow(job_id=job.id, prior=dict(prior))
+            session.add(row)
+        return _prior(row)
+
+    @reads
+    def prior(self, session: Session, job_id: str) -> Mapping[str, Any] | None:
+        """Return the prior of the job with exactly this id; None: it has none."""
+        row = session.get(PriorRow, job_id)
+        return None if row is None else _prior(row)
 
 
 def new_row(job_id: str, now: datetime, request: Mapping[str, Any]) -> JobRow:
@@ -65,7 +213,7 @@ def new_row(job_id: str, now: datetime, request: Mapping[str, Any]) -> JobRow:
 
 
 def find_job(session: Session, job_id: str | None) -> JobRow:
-    """Return a job's row by id or prefix, or the newest one. See `Store.job`."""
+    """Return a job's row by id or prefix, or the newest one. See `JobStore.get`."""
     if job_id in (None, LATEST):
         newest = session.scalars(select(JobRow).order_by(JobRow.created.desc(), JobRow.id.desc()).limit(1)).first()
         if newest is None:
@@ -82,39 +230,6 @@ def find_job(session: Session, job_id: str | None) -> JobRow:
     if not fitting:
         raise UnknownJobError(f"there is no job {job_id!r}; check the id, or name another database with --db")
     return fitting[0]
-
-
-def exact_jobs(session: Session, job_ids: Collection[str]) -> dict[str, JobRecord]:
-    """See `Store.exact_jobs`."""
-    # PostgreSQL refuses text with a NUL, and no job id has one.
-    possible = [job_id for job_id in job_ids if "\0" not in job_id]
-    return {row.id: job_record(row) for row in session.scalars(select(JobRow).where(JobRow.id.in_(possible)))}
-
-
-def jobs(session: Session, limit: int, before: str | None, having: JobFilter) -> list[JobRecord]:
-    """See `Store.jobs`."""
-    query = _newest(session, select(JobRow), limit, before, having)
-    return [job_record(row) for row in session.scalars(query)]
-
-
-def job_summaries(session: Session, limit: int, before: str | None, having: JobFilter) -> list[JobRecord]:
-    """See `Store.job_summaries`."""
-    query = _newest(session, select(JobRow).options(*WITHOUT_REQUEST), limit, before, having)
-    return [job_summary(row) for row in session.scalars(query)]
-
-
-def answered_jobs(session: Session, limit: int, submitter: str | None) -> list[AnsweredJob]:
-    """See `Store.answered_jobs`."""
-    request = readable(JobRow.request)
-    numbers = [request[name].as_integer() for name in ("global_batch_size", "sequence_length")]
-    # As text: one that is damaged would fail the whole query in PostgreSQL as a number.
-    shape_of = [request[("resolved_model", name)].as_string() for name in SHAPE]
-    query = select(JobRow, *numbers, *shape_of).options(*WITHOUT_REQUEST).where(JobRow.answer.is_not(None))
-    query = _newest(session, query, limit, None, JobFilter(submitter=submitter))
-    return [
-        AnsweredJob(job=job_summary(row), global_batch_size=batch, sequence_length=length, shape=tuple(shape))
-        for row, batch, length, *shape in session.execute(query)
-    ]
 
 
 def _newest(session: Session, query: Select[Any], limit: int, before: str | None, having: JobFilter) -> Select[Any]:
@@ -146,20 +261,6 @@ def _searched_text() -> ColumnElement[str]:
     return func.lower(reduce(lambda text, part: text + "\n" + func.coalesce(part, ""), [*columns, *fields]))
 
 
-def delete_job(session: Session, now: datetime, job_id: str, by: Actor) -> None:
-    """See `Store.delete_job`. The database removes dependent rows by their foreign keys."""
-    leases.refuse_if_held(now, leases.locked(session, job_id))
-    session.execute(delete(JobRow).where(JobRow.id == job_id))
-    audit.record(session, now, by, "job.delete", job_id, {})
-
-
-def acquire(session: Session, now: datetime, job_id: str, owner: Owner, seconds: float) -> Lease:
-    """See `Store.acquire`."""
-    job = leases.locked(session, job_id)
-    leases.refuse_if_held(now, job)
-    return take(session, now, job, owner, seconds, JobState.RUNNING)
-
-
 def take(session: Session, now: datetime, job: JobRow, owner: Owner, seconds: float, state: JobState) -> Lease:
     """Make `owner` the holder of a free job, and set its `state`."""
     former = owner_of(job)
@@ -170,57 +271,19 @@ def take(session: Session, now: datetime, job: JobRow, owner: Owner, seconds: fl
     return lease
 
 
-def heartbeat(session: Session, now: datetime, lease: Lease, seconds: float) -> Lease:
-    """See `Store.heartbeat`."""
-    job = leases.fenced(session, now, lease)
-    charge(session, now, job)
-    return leases.extend(now, job, seconds)
-
-
-def release(
-    session: Session,
-    now: datetime,
-    lease: Lease,
-    state: JobState,
-    reason: str,
-    message: str,
-    request: Mapping[str, Any] | None,
-) -> JobRecord:
-    """See `Store.release`."""
-    job = leases.fenced(session, now, lease)
-    if request is not None and job.request != request:
-        raise JobStateError(f"the request of job {job.id} has changed since it was read; read it again")
-    abandon(session, now, job)
-    if state is JobState.QUEUED and job.state in ASKED:
-        # The job is released before the holder saw the request to change it.
-        state, reason, message = ASKED[job.state]
-    job.state, job.reason, job.message = state, clean(reason), clean(message)
-    append_event(session, now, job, EventKind.JOB_RELEASED, {"state": state, "reason": job.reason, "message": job.message})
-    leases.free(job)
-    charge(session, now, job)
-    announce(session, now, job)
-    return job_record(job)
-
-
-def set_reference_losses(session: Session, now: datetime, lease: Lease, losses: Sequence[float]) -> None:
-    """See `Store.set_reference_losses`."""
-    job = leases.fenced(session, now, lease)
-    if losses and not job.reference_losses:
-        job.reference_losses = list(losses)
-        append_event(session, now, job, EventKind.REFERENCE_SET, {"losses": list(losses)})
-
-
-def set_answer(session: Session, now: datetime, lease: Lease, answer: dict[str, Any] | None) -> None:
-    """See `Store.set_answer`."""
-    leases.fenced(session, now, lease).answer = answer
+def _prior(row: PriorRow) -> Mapping[str, Any]:
+    if type(row.prior) is not dict:
+        raise damaged(f"prior of job {row.job_id}", "it is not a JSON object")
+    return row.prior
 
 
 def free_ids(session: Session, now: datetime, count: int) -> list[str]:
     """Return unused ids, which sort by the second of creation: YYYYMMDD-HHMMSS-xxxx."""
+    alphabet = "abcdefghijkmnpqrstuvwxyz23456789"  # 32 characters that are not easily confused with each other
     free: set[str] = set()
     while len(free) < count:
         candidates = {
-            f"{now:%Y%m%d-%H%M%S}-{''.join(secrets.choice(_ALPHABET) for _ in range(4))}" for _ in range(count - len(free))
+            f"{now:%Y%m%d-%H%M%S}-{''.join(secrets.choice(alphabet) for _ in range(4))}" for _ in range(count - len(free))
         }
         free |= candidates - set(session.scalars(select(JobRow.id).where(JobRow.id.in_(candidates))))
     return list(free)

@@ -11,8 +11,8 @@ from sqlalchemy.orm import Session, aliased
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.plain import to_plain
 from storage import audit, events, jobs, leases, quotas
-from storage.attempts import abandon
 from storage.codec import damaged, dump_json, job_record
+from storage.database import StorePart, writes
 from storage.errors import JobStateError, QuotaExceededError, SubmissionConflictError
 from storage.events import append_event
 from storage.records import (
@@ -30,56 +30,170 @@ from storage.records import (
     Submission,
     summary_of,
 )
-from storage.service_records import Actor, Quota, Quotas
+from storage.service_records import Quota, Quotas
 from storage.tables import EventRow, JobRow, QuotaRow, SubmissionRow, UsageRow, readable
+from storage.trials import abandon
 from storage.webhooks import announce
 from storage.workers import day_of
 
 _LATER = {Ask.PAUSE: JobState.PAUSING, Ask.STOP: JobState.STOPPING, Ask.CANCEL: JobState.CANCELLING}
 """Request to a running job -> the state that signals it to the holder."""
-_STRENGTH = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
-"""If there are two requests to a running job, the later one in this order wins."""
 
 
-def submit_all(
-    session: Session, now: datetime, submissions: Sequence[tuple[Mapping[str, Any], Submission]], local_actor: Actor
-) -> list[tuple[JobRecord, bool] | SubmissionConflictError | QuotaExceededError]:
-    """See `Store.submit_all`; `local_actor` is the actor of submissions without one. The number of statements does not depend
-    on the number of submissions.
+class QueueStore(StorePart):
+    """The queue of the workers."""
 
-    1. Read the known keys with their jobs, and the use and limits of each submitter.
-    2. Create a row for each new job within the quota; a repeated key stands for the first job.
-    3. Write the jobs before the rows that refer to them.
-    """
-    earlier_jobs = _known_keys(session, [submission for _, submission in submissions])
-    budget = _QuotaBudget(session, now, [submission for _, submission in submissions])
-    free = iter(jobs.free_ids(session, now, len(submissions)))
-    answers: list[tuple[JobRow, bool] | SubmissionConflictError | QuotaExceededError] = []
-    later: list[EventRow | SubmissionRow] = []
-    for request, submission in submissions:
-        owner_key = (submission.submitter, submission.key)
-        if submission.key is None or owner_key not in earlier_jobs:
-            job = jobs.new_row(next(free), now, request)
-            job.submitter, job.priority, job.devices = submission.submitter, submission.priority, submission.devices
-            job.queued = now
-            try:
-                budget.take(submission, job.stored_bytes)
-            except QuotaExceededError as error:
-                answers.append(error)
-                continue
-            session.add(job)
-            audit.record(session, now, submission.by or local_actor, "job.submit", job.id, {"model": job.request.get("model")})
-            later += _dependent_rows(now, job, submission)
-            answers.append((job, True))
-            earlier_jobs[owner_key] = (job, submission.body_hash)
-        elif earlier_jobs[owner_key][1] == submission.body_hash:
-            answers.append((earlier_jobs[owner_key][0], False))
-        else:
-            problem = f"the key {submission.key!r} was used before, with another body"
-            answers.append(SubmissionConflictError(f"{problem}; use a new key for a new job"))
-    session.flush()
-    session.add_all(later)
-    return [a if isinstance(a, Exception) else (job_record(a[0]), a[1]) for a in answers]
+    def submit(self, request: Mapping[str, Any], submission: Submission) -> tuple[JobRecord, bool]:
+        """Create a job for the workers, in state QUEUED; return it, and whether it is new.
+
+        If the submitter has used the key before with the same body, this returns the earlier job.
+
+        Raises:
+            SubmissionConflictError: the key was used with another body.
+            QuotaExceededError: the submitter may not have another job, or not one of this size.
+        """
+        answer = self.submit_all([(request, submission)])[0]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    @writes
+    def submit_all(
+        self, session: Session, now: datetime, submissions: Sequence[tuple[Mapping[str, Any], Submission]]
+    ) -> list[tuple[JobRecord, bool] | SubmissionConflictError | QuotaExceededError]:
+        """Submit several jobs in one transaction. Return for each, in order, what `submit` would return or raise.
+
+        The number of statements does not depend on the number of submissions.
+
+        1. Read the known keys with their jobs, and the use and limits of each submitter.
+        2. Create a row for each new job within the quota; a repeated key stands for the first job.
+        3. Write the jobs before the rows that refer to them.
+        """
+        earlier_jobs = _known_keys(session, [submission for _, submission in submissions])
+        budget = _QuotaBudget(session, now, [submission for _, submission in submissions])
+        free = iter(jobs.free_ids(session, now, len(submissions)))
+        answers: list[tuple[JobRow, bool] | SubmissionConflictError | QuotaExceededError] = []
+        later: list[EventRow | SubmissionRow] = []
+        for request, submission in submissions:
+            owner_key = (submission.submitter, submission.key)
+            if submission.key is None or owner_key not in earlier_jobs:
+                job = jobs.new_row(next(free), now, request)
+                job.submitter, job.priority, job.devices = submission.submitter, submission.priority, submission.devices
+                job.queued = now
+                try:
+                    budget.take(submission, job.stored_bytes)
+                except QuotaExceededError as error:
+                    answers.append(error)
+                    continue
+                session.add(job)
+                audit.record(
+                    session, now, submission.by or self.actor, "job.submit", job.id, {"model": job.request.get("model")}
+                )
+                later += _dependent_rows(now, job, submission)
+                answers.append((job, True))
+                earlier_jobs[owner_key] = (job, submission.body_hash)
+            elif earlier_jobs[owner_key][1] == submission.body_hash:
+                answers.append((earlier_jobs[owner_key][0], False))
+            else:
+                problem = f"the key {submission.key!r} was used before, with another body"
+                answers.append(SubmissionConflictError(f"{problem}; use a new key for a new job"))
+        session.flush()
+        session.add_all(later)
+        return [a if isinstance(a, Exception) else (job_record(a[0]), a[1]) for a in answers]
+
+    @writes
+    def ask(
+        self,
+        session: Session,
+        now: datetime,
+        job_id: str,
+        change: Ask,
+        budget: Mapping[str, Any] | None = None,
+        for_worker: bool = True,
+    ) -> JobRecord:
+        """Request a change. A job without a holder changes immediately; a holder sees the request by the state in its lease.
+
+        Repeating a pending or completed request changes nothing. Of two requests to a running job, the stronger one wins
+        (cancel over stop over pause).
+
+        Args:
+            job_id: the job.
+            change: the requested change.
+            budget: with RESUME, the new totals of `trials` or `max_seconds`. A job that SUCCEEDED continues if one of them is
+                larger than before, or if a user had stopped it.
+            for_worker: with RESUME, whether a worker may take the job; else it waits for a process that names it.
+
+        Raises:
+            UnknownJobError: the job does not exist.
+            JobStateError: the request does not fit the job's state.
+            QuotaExceededError: the job would be queued again, and its submitter may not have another queued job.
+        """
+        budget = budget or {}
+        job = leases.locked(session, job_id)
+        before = job.state
+        job.state = _after(job, now, change, budget)
+        audit.record(session, now, self.actor, f"job.{change}", job.id, budget)
+        if job.state is JobState.QUEUED and before is not JobState.QUEUED:
+            quotas.require_quota(session, now, job.submitter, self.actor.limits, 1, 0)
+        _change(session, now, job, budget)
+        queues = for_worker and job.queued is None
+        if job.state is before and (change is not Ask.RESUME or not queues or before is not JobState.QUEUED):
+            return job_record(job)
+        job.reason = job.message = ""
+        if change is Ask.RESUME:
+            job.queued = now if for_worker else None
+        elif job.state not in HELD:
+            abandon(session, now, job)
+            leases.free(job)
+            job.state, job.reason, job.message = ASKED[_LATER[change]]
+        append_event(session, now, job, EventKind.JOB_ASKED, {"ask": change, "state": job.state})
+        announce(session, now, job)
+        return job_record(job)
+
+    @writes
+    def change_request(
+        self, session: Session, now: datetime, job_id: str, version: int | None, changes: Mapping[str, Any]
+    ) -> JobRecord:
+        """Set fields of the job's request; with `version`, only if the job still has this version.
+
+        Raises:
+            UnknownJobError: the job does not exist.
+            JobStateError: the job has ended and a field is not one of LABELS, or it has changed since that version.
+            QuotaExceededError: the submitter may not store more bytes.
+        """
+        job = leases.locked(session, job_id)
+        if job.state in OVER and not changes.keys() <= {*LABELS}:
+            remedy = "resume it with a larger budget" if job.state is JobState.SUCCEEDED else "clone it"
+            raise JobStateError(f"job {job_id} has ended ({job.state}), so that its request cannot be changed; {remedy}")
+        if version is not None and version != job.event_count:
+            raise JobStateError(f"job {job_id} has changed since it was read (version {job.event_count}); read it again")
+        before = job.stored_bytes
+        _change(session, now, job, changes)
+        quotas.require_quota(session, now, job.submitter, self.actor.limits, 0, job.stored_bytes - before)
+        audit.record(session, now, self.actor, "job.change", job.id, {"fields": sorted(changes)})
+        return job_record(job)
+
+    @writes
+    def claim(
+        self, session: Session, now: datetime, owner: Owner, seconds: float = 30.0, limits: QueueLimits | None = None
+    ) -> Lease | None:
+        """Acquire the next job of the queue; None: there is nothing to do.
+
+        Jobs of dead processes come first and keep their state. Then come QUEUED jobs: by priority, then by the fewest running
+        jobs of the submitter, then in order of queueing. Only one process claims a job.
+        """
+        limits = limits or QueueLimits()
+        if session.get_bind().dialect.name == "postgresql":
+            # One claim at a time, else two workers could both take the last job that a submitter may run.
+            session.execute(select(func.pg_advisory_xact_lock(4_281_703_165)))  # an arbitrary number without other users
+        # Jobs whose process may be dead: their lease has expired, or the process was on this host, where it can be checked.
+        gone = or_(JobRow.lease_host.is_(None), JobRow.lease_expires <= now, JobRow.lease_host == owner.host)
+        orphaned = select(JobRow).where(JobRow.state.in_(HELD), JobRow.queued.is_not(None), gone, *_suitable(limits))
+        for held_job in session.scalars(orphaned.order_by(JobRow.queued, JobRow.id).with_for_update(skip_locked=True)):
+            if not leases.is_held(now, held_job):
+                return jobs.take(session, now, held_job, owner, seconds, held_job.state)
+        job = session.scalars(_waiting(now, limits)).first()
+        return None if job is None else jobs.take(session, now, job, owner, seconds, JobState.RUNNING)
 
 
 class _QuotaBudget:
@@ -132,49 +246,6 @@ def _dependent_rows(now: datetime, job: JobRow, submission: Submission) -> list[
     return [created, submission_row]
 
 
-def ask(
-    session: Session, now: datetime, job_id: str, change: Ask, budget: Mapping[str, Any], for_worker: bool, by: Actor
-) -> JobRecord:
-    """See `Store.ask`."""
-    job = leases.locked(session, job_id)
-    before = job.state
-    job.state = _after(job, now, change, budget)
-    audit.record(session, now, by, f"job.{change}", job.id, budget)
-    if job.state is JobState.QUEUED and before is not JobState.QUEUED:
-        quotas.require_quota(session, now, job.submitter, by.limits, 1, 0)
-    _change(session, now, job, budget)
-    queues = for_worker and job.queued is None
-    if job.state is before and (change is not Ask.RESUME or not queues or before is not JobState.QUEUED):
-        return job_record(job)
-    job.reason = job.message = ""
-    if change is Ask.RESUME:
-        job.queued = now if for_worker else None
-    elif job.state not in HELD:
-        abandon(session, now, job)
-        leases.free(job)
-        job.state, job.reason, job.message = ASKED[_LATER[change]]
-    append_event(session, now, job, EventKind.JOB_ASKED, {"ask": change, "state": job.state})
-    announce(session, now, job)
-    return job_record(job)
-
-
-def change_request(
-    session: Session, now: datetime, job_id: str, version: int | None, changes: Mapping[str, Any], by: Actor
-) -> JobRecord:
-    """See `Store.change_request`."""
-    job = leases.locked(session, job_id)
-    if job.state in OVER and not changes.keys() <= {*LABELS}:
-        remedy = "resume it with a larger budget" if job.state is JobState.SUCCEEDED else "clone it"
-        raise JobStateError(f"job {job_id} has ended ({job.state}), so that its request cannot be changed; {remedy}")
-    if version is not None and version != job.event_count:
-        raise JobStateError(f"job {job_id} has changed since it was read (version {job.event_count}); read it again")
-    before = job.stored_bytes
-    _change(session, now, job, changes)
-    quotas.require_quota(session, now, job.submitter, by.limits, 0, job.stored_bytes - before)
-    audit.record(session, now, by, "job.change", job.id, {"fields": sorted(changes)})
-    return job_record(job)
-
-
 def _change(session: Session, now: datetime, job: JobRow, changes: Mapping[str, Any]) -> None:
     """Set fields of the job's request; nothing is written if they already have these values.
 
@@ -190,21 +261,6 @@ def _change(session: Session, now: datetime, job: JobRow, changes: Mapping[str, 
         job.stored_bytes += len(dump_json(plain))
         job.summary = summary_of(job.request)
         append_event(session, now, job, EventKind.JOB_CHANGED, plain)
-
-
-def claim(session: Session, now: datetime, owner: Owner, seconds: float, limits: QueueLimits) -> Lease | None:
-    """See `Store.claim`."""
-    if session.get_bind().dialect.name == "postgresql":
-        # One claim at a time, else two workers could both take the last job that a submitter may run.
-        session.execute(select(func.pg_advisory_xact_lock(4_281_703_165)))  # an arbitrary number without other users
-    # Jobs whose process may be dead: their lease has expired, or the process was on this host, where it can be checked.
-    gone = or_(JobRow.lease_host.is_(None), JobRow.lease_expires <= now, JobRow.lease_host == owner.host)
-    orphaned = select(JobRow).where(JobRow.state.in_(HELD), JobRow.queued.is_not(None), gone, *_suitable(limits))
-    for held_job in session.scalars(orphaned.order_by(JobRow.queued, JobRow.id).with_for_update(skip_locked=True)):
-        if not leases.is_held(now, held_job):
-            return jobs.take(session, now, held_job, owner, seconds, held_job.state)
-    job = session.scalars(_waiting(now, limits)).first()
-    return None if job is None else jobs.take(session, now, job, owner, seconds, JobState.RUNNING)
 
 
 def _waiting(now: datetime, limits: QueueLimits) -> Any:
@@ -252,7 +308,9 @@ def _after(job: JobRow, now: datetime, change: Ask, budget: Mapping[str, Any]) -
         raise _misfit(job, change, "only a paused, failed or succeeded job can be resumed")
     if state in HELD:
         if leases.is_held(now, job):
-            return max(state, _LATER[change], key=_STRENGTH.index)
+            # Of two requests to a running job, the one of the later state in this order wins.
+            strength = (JobState.RUNNING, JobState.PAUSING, JobState.STOPPING, JobState.CANCELLING)
+            return max(state, _LATER[change], key=strength.index)
         state = JobState.PAUSED  # its process is dead: there is nothing to wait for
     if state in (JobState.QUEUED, JobState.PAUSED, JobState.FAILED):
         return ASKED[_LATER[change]][0]

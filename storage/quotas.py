@@ -10,8 +10,9 @@ from sqlalchemy.orm import Session
 
 from search_spaces.outcome import JobState
 from storage import audit
+from storage.database import StorePart, reads, writes
 from storage.errors import QuotaExceededError
-from storage.service_records import Actor, Quota, Quotas, QuotaUse
+from storage.service_records import Quota, Quotas, QuotaUseRecord
 from storage.tables import JobRow, KeyRow, QuotaRow, UsageRow, WebhookRow
 from storage.workers import day_of
 
@@ -95,26 +96,37 @@ def require_within(limits: Quotas, had: Mapping[Quota, float], jobs: int, size: 
         require(Quota.STORED_BYTES, had[Quota.STORED_BYTES], size, limits.stored_bytes)
 
 
-def uses(session: Session, now: datetime, owner: str, defaults: Quotas) -> list[QuotaUse]:
-    """See `Store.quotas`."""
-    limits = effective(session, [owner], defaults)[owner]
-    overridden = set(session.scalars(select(QuotaRow.quota).where(QuotaRow.owner == owner)))
-    webhooks = session.scalar(select(func.count()).where(WebhookRow.owner == owner)) or 0
-    had = taken(session, now, [owner])[owner] | {Quota.WEBHOOKS: float(webhooks)}
-    return [
-        QuotaUse(quota=quota, used=had.get(quota, 0.0), most=limits.of(quota), own=str(quota) in overridden) for quota in Quota
-    ]  # fmt: skip
+class QuotaStore(StorePart):
+    """Limits and use of owners."""
 
+    @reads
+    def limits(self, session: Session, owner: str, defaults: Quotas) -> Quotas:
+        """Return the limits of an owner: their own ones if set, else the defaults."""
+        return effective(session, [owner], defaults)[owner]
 
-def owners(session: Session) -> list[str]:
-    """See `Store.owners`."""
-    return sorted({*session.scalars(select(QuotaRow.owner)), *session.scalars(select(KeyRow.owner))})
+    @reads
+    def uses(self, session: Session, owner: str, defaults: Quotas) -> list[QuotaUseRecord]:
+        """Return limits and use of an owner. The use of streams is always 0, because the store does not know it."""
+        now = self.now(session)
+        limits = effective(session, [owner], defaults)[owner]
+        overridden = set(session.scalars(select(QuotaRow.quota).where(QuotaRow.owner == owner)))
+        webhooks = session.scalar(select(func.count()).where(WebhookRow.owner == owner)) or 0
+        had = taken(session, now, [owner])[owner] | {Quota.WEBHOOKS: float(webhooks)}
+        return [
+            QuotaUseRecord(quota=quota, used=had.get(quota, 0.0), most=limits.of(quota), own=str(quota) in overridden)
+            for quota in Quota
+        ]
 
+    @writes
+    def set_limit(self, session: Session, now: datetime, owner: str, quota: Quota, most: float | None) -> None:
+        """Set an owner's limit, `math.inf` for no limit; None: restore the default."""
+        session.execute(delete(QuotaRow).where(QuotaRow.owner == owner, QuotaRow.quota == str(quota)))
+        if most is not None:
+            session.add(QuotaRow(owner=owner, quota=str(quota), most=most))
+        limit = "default" if most is None else "none" if math.isinf(most) else most
+        audit.record(session, now, self.actor, "quota.set", owner, {"quota": str(quota), "most": limit})
 
-def set_quota(session: Session, now: datetime, owner: str, quota: Quota, most: float | None, by: Actor) -> None:
-    """See `Store.set_quota`."""
-    session.execute(delete(QuotaRow).where(QuotaRow.owner == owner, QuotaRow.quota == str(quota)))
-    if most is not None:
-        session.add(QuotaRow(owner=owner, quota=str(quota), most=most))
-    limit = "default" if most is None else "none" if math.isinf(most) else most
-    audit.record(session, now, by, "quota.set", owner, {"quota": str(quota), "most": limit})
+    @reads
+    def owners(self, session: Session) -> list[str]:
+        """Return all owners with a key or their own limits."""
+        return sorted({*session.scalars(select(QuotaRow.owner)), *session.scalars(select(KeyRow.owner))})

@@ -30,7 +30,7 @@ class AttemptState(StrEnum):
 
 
 class EventKind(StrEnum):
-    """The events that the store writes itself; callers of `Store.add_event` add other kinds."""
+    """The events that the store writes itself; callers of `EventStore.add` add other kinds."""
 
     JOB_CREATED = "job_created"
     JOB_ACQUIRED = "job_acquired"
@@ -393,7 +393,7 @@ class AttemptRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overview:
+class TrialCounts:
     """The progress of a job."""
 
     outcomes: Mapping[str, int]
@@ -414,25 +414,3 @@ class AttemptPlacement:
     started: datetime
     node: str | None
     """Node of its first rank, or of the rank that failed first; the host if nodes have no names. None: unknown (yet)."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EventRecord:
-    """An event of a job, written in the same transaction as the change that it reports."""
-
-    job_id: str
-    sequence: int
-    """1, 2, 3, … within the job, without gaps."""
-    time: datetime
-    kind: str
-    payload: Mapping[str, Any]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class JobNews:
-    """The state of a job, and its new events."""
-
-    state: JobState
-    version: int
-    """The sequence of its last event."""
-    events: tuple[EventRecord, ...]

@@ -1,10 +1,12 @@
-"""Records of the service: webhooks and deliveries, workers, quotas and usage, audit entries."""
+"""Records of the service: webhooks and deliveries, workers, quotas and usage."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
+
+from search_spaces.shared_records import DeliveryTry
 
 
 class DeliveryState(StrEnum):
@@ -19,36 +21,25 @@ class DeliveryState(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Webhook:
+class WebhookRecord:
     """An address that is notified when jobs of its owner end."""
 
     id: str
     owner: str
     url: str
     secret: str = field(repr=False)
-    """The signing secret of deliveries, as stored: encrypted. `Store.signing_secret` decrypts it; only the result of
-    `Store.create_webhook` has it in plain text."""
+    """The signing secret of deliveries, as stored: encrypted. `WebhookStore.signing_secret` decrypts it; only the result of
+    `WebhookStore.create` has it in plain text."""
     created: datetime
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeliveryTry:
-    """One request to a receiver."""
-
-    time: datetime
-    seconds: float
-    status: int | None
-    """HTTP status of the response; None: there was no response."""
-    error: str = ""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delivery:
+class DeliveryRecord:
     """The notification of one webhook about one job's end."""
 
     id: str
     """Sent with every try, so that receivers can detect duplicates."""
-    webhook: Webhook
+    webhook: WebhookRecord
     job_id: str
     created: datetime
     due: datetime
@@ -76,7 +67,7 @@ class WorkerRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Usage:
+class UsageRecord:
     """The usage of a submitter's jobs."""
 
     day: str
@@ -139,7 +130,7 @@ class Quotas:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QuotaUse:
+class QuotaUseRecord:
     """An owner's use of a quota."""
 
     quota: Quota
@@ -161,20 +152,3 @@ class Actor:
     """The client address of the request; for a command, the name of the machine."""
     limits: Quotas | None = None
     """Default limits for owners without their own; None: this actor has no limits."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AuditRecord:
-    """An entry of the audit log."""
-
-    id: str
-    time: datetime
-    actor: str
-    key_id: str | None
-    """None: no API key was used: a command on the database, or a service that requires no keys."""
-    source: str
-    action: str
-    """Kind of object and action: `job.submit`, `key.revoke`, …"""
-    target: str
-    """The id of the object; empty: the whole database."""
-    detail: Mapping[str, Any]

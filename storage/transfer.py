@@ -22,14 +22,14 @@ from sqlalchemy.orm import Session
 
 from search_spaces.outcome import JobState
 from storage import audit
-from storage.attempts import abandon
+from storage.audit import AuditStore
 from storage.codec import clean, dump_json, load_json
-from storage.damage import damages
+from storage.database import StorePart, reads, writes
 from storage.errors import TransferError
 from storage.jobs import find_job
+from storage.maintenance import damages
 from storage.migrations import HEAD
 from storage.records import HELD, ORIGIN
-from storage.service_records import Actor
 from storage.tables import (
     AttemptRow,
     AuditRow,
@@ -51,6 +51,7 @@ from storage.tables import (
     of_job,
     table_of,
 )
+from storage.trials import abandon
 
 FORMAT = "autotune-rows"
 VERSION = 1
@@ -72,65 +73,96 @@ LEFT_OUT = frozenset(("lease_host", "lease_pid", "lease_started", "lease_expires
 """Columns that are not exported: the lease is only valid here, and summary and bytes are computed from other columns."""
 
 
-def dump(session: Session, now: datetime, sink: TextIO, job_id: str | None) -> int:
-    """See `Store.dump`. May run twice: it truncates the file."""
-    sink.seek(0)
-    sink.truncate()
-    kind = "database" if job_id is None else "job"
-    head = {"format": FORMAT, "version": VERSION, "kind": kind, "schema": HEAD, "written": now.isoformat()}
-    sink.write(dump_json(head) + "\n")
-    job = None if job_id is None else find_job(session, job_id).id
-    count = 0
-    for model in EVERYTHING if job is None else OF_A_JOB:
-        for row in _rows(session, table_of(model), job):
-            sink.write(dump_json({"table": table_of(model).name, "row": row}) + "\n")
-            count += 1
-    sink.write(dump_json({"end": count}) + "\n")
-    return count
+class TransferStore(StorePart):
+    """Files of rows."""
 
+    def dump(self, sink: TextIO, job_id: str | None = None) -> int:
+        """Write a job, or with None everything, as JSON Lines from one snapshot; return the count of rows.
 
-def load_job(session: Session, now: datetime, source: TextIO, submitter: str, by: Actor) -> str:
-    """See `Store.load_job`. May run twice: it reads from the beginning.
+        `sink` is truncated first; it must be seekable.
 
-    1. The first row is the job's. It has no holder here, and the importing user sets its owner.
-    2. Every other row must belong to the job, or to one of its attempts in the file.
-    3. Check that all rows can be read as values, and that the counters exceed the numbers in use.
-    """
-    rows = _rows_of(source, "job")
-    job_id: str | None = None
-    attempts: set[str] = set()
-    for table, batch in _batches(rows, OF_A_JOB, "a job's file"):
-        for number, row in batch:
-            if job_id is None:
-                job_id = _owned_here(number, table, row, submitter)
-            elif table is table_of(JobRow):
-                raise TransferError(f"line {number}: is a second job; import each job from a file of its own")
-            elif not (row["attempt"] in attempts if table is table_of(RankRow) else row["job_id"] == job_id):
-                raise TransferError(f"line {number}: {table.name} of another job; {REMEDY}")
-            if table is table_of(AttemptRow):
-                attempts.add(row["token"])
-        _insert(session, table, [row for _, row in batch])
-    if job_id is None:
-        raise TransferError(f"the file has no job; {REMEDY}")
-    _require_whole(session, job_id)
-    _count_bytes(session, [job_id])
-    _settle(session, now, job_id)
-    audit.record(session, now, by, "db.import", job_id, {"owner": submitter})
-    return job_id
+        Raises:
+            UnknownJobError: the job does not exist.
+        """
+        count = self._dump(sink, job_id)
+        AuditStore(self.access).record("db.backup" if job_id is None else "db.export", job_id or "", {"rows": count})
+        return count
 
+    @reads
+    def _dump(self, session: Session, sink: TextIO, job_id: str | None) -> int:
+        """May run twice: it truncates the file."""
+        now = self.now(session)
+        sink.seek(0)
+        sink.truncate()
+        kind = "database" if job_id is None else "job"
+        head = {"format": FORMAT, "version": VERSION, "kind": kind, "schema": HEAD, "written": now.isoformat()}
+        sink.write(dump_json(head) + "\n")
+        job = None if job_id is None else find_job(session, job_id).id
+        count = 0
+        for model in EVERYTHING if job is None else OF_A_JOB:
+            for row in _rows(session, table_of(model), job):
+                sink.write(dump_json({"table": table_of(model).name, "row": row}) + "\n")
+                count += 1
+        sink.write(dump_json({"end": count}) + "\n")
+        return count
 
-def load(session: Session, now: datetime, source: TextIO, by: Actor) -> list[str]:
-    """See `Store.load`. May run twice: it reads from the beginning."""
-    rows = _rows_of(source, "database")
-    if session.scalar(select(func.count()).select_from(JobRow)):
-        raise TransferError("the database has jobs already; restore a backup into a new one, named with --db")
-    jobs: list[str] = []
-    for table, batch in _batches(rows, EVERYTHING, "a backup"):
-        _insert(session, table, [row for _, row in batch])
-        jobs += [row["id"] for _, row in batch if table is table_of(JobRow)]
-    _count_bytes(session, jobs)
-    audit.record(session, now, by, "db.restore", " ".join(jobs), {"jobs": len(jobs)})
-    return jobs
+    @writes
+    def load_job(self, session: Session, now: datetime, source: TextIO, submitter: str = "") -> str:
+        """Import a job's file that `dump` wrote, atomically; return the job's id.
+
+        The job then belongs to `submitter`, and is PAUSED if it had not ended.
+
+        1. The first row is the job's. It has no holder here, and the importing user sets its owner.
+        2. Every other row must belong to the job, or to one of its attempts in the file.
+        3. Check that all rows can be read as values, and that the counters exceed the numbers in use.
+
+        The transaction may run twice: it reads the file from the beginning.
+
+        Raises:
+            TransferError: the file is invalid, truncated or of another version, or has rows that exist here or of another job.
+        """
+        rows = _rows_of(source, "job")
+        job_id: str | None = None
+        attempts: set[str] = set()
+        for table, batch in _batches(rows, OF_A_JOB, "a job's file"):
+            for number, row in batch:
+                if job_id is None:
+                    job_id = _owned_here(number, table, row, submitter)
+                elif table is table_of(JobRow):
+                    raise TransferError(f"line {number}: is a second job; import each job from a file of its own")
+                elif not (row["attempt"] in attempts if table is table_of(RankRow) else row["job_id"] == job_id):
+                    raise TransferError(f"line {number}: {table.name} of another job; {REMEDY}")
+                if table is table_of(AttemptRow):
+                    attempts.add(row["token"])
+            _insert(session, table, [row for _, row in batch])
+        if job_id is None:
+            raise TransferError(f"the file has no job; {REMEDY}")
+        _require_whole(session, job_id)
+        _count_bytes(session, [job_id])
+        _settle(session, now, job_id)
+        audit.record(session, now, self.actor, "db.import", job_id, {"owner": submitter})
+        return job_id
+
+    @writes
+    def load(self, session: Session, now: datetime, source: TextIO) -> list[str]:
+        """Restore a backup that `dump` wrote, atomically; return the ids of the jobs.
+
+        Jobs that were running continue as after a crash of their processes. The transaction may run twice: it reads the file
+        from the beginning.
+
+        Raises:
+            TransferError: the file is invalid, truncated or of another version, or the database has jobs already.
+        """
+        rows = _rows_of(source, "database")
+        if session.scalar(select(func.count()).select_from(JobRow)):
+            raise TransferError("the database has jobs already; restore a backup into a new one, named with --db")
+        jobs: list[str] = []
+        for table, batch in _batches(rows, EVERYTHING, "a backup"):
+            _insert(session, table, [row for _, row in batch])
+            jobs += [row["id"] for _, row in batch if table is table_of(JobRow)]
+        _count_bytes(session, jobs)
+        audit.record(session, now, self.actor, "db.restore", " ".join(jobs), {"jobs": len(jobs)})
+        return jobs
 
 
 def _rows(session: Session, table: Table, job: str | None) -> Iterator[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Heartbeats of workers, and the usage of each submitter's jobs."""
+"""Workers and nodes: heartbeats of workers, the usage of each submitter's jobs, and nodes in quarantine."""
 
 from datetime import datetime, timedelta
 
@@ -6,40 +6,59 @@ from sqlalchemy import delete, func, select
 from sqlalchemy.orm import Session
 
 from search_spaces.outcome import JobState
-from storage.codec import clean
-from storage.records import HELD
-from storage.service_records import Usage, WorkerRecord
-from storage.tables import JobRow, UsageRow, WorkerRow
+from storage import audit
+from storage.codec import clean, record_of
+from storage.database import StorePart, reads, writes
+from storage.events import append_event
+from storage.leases import fenced
+from storage.records import HELD, EventKind, Lease, QuarantineRecord
+from storage.service_records import UsageRecord, WorkerRecord
+from storage.tables import JobRow, QuarantineRow, UsageRow, WorkerRow
 
 
-def beat(session: Session, now: datetime, worker: WorkerRecord) -> None:
-    """See `Store.beat`."""
-    row = session.get(WorkerRow, worker.id)
-    if row is None:
-        session.execute(delete(WorkerRow).where(WorkerRow.seen < now - timedelta(days=1)))
-        row = WorkerRow(id=worker.id, host=clean(worker.host), pid=worker.pid, started=now)
-        session.add(row)
-    row.seen, row.job_id, row.runner, row.problem = now, worker.job_id, worker.runner, clean(worker.problem)
+class WorkerStore(StorePart):
+    """Workers, and the usage of submitters."""
 
+    @writes
+    def beat(self, session: Session, now: datetime, worker: WorkerRecord) -> None:
+        """Record a worker's heartbeat and state. The store sets its times."""
+        row = session.get(WorkerRow, worker.id)
+        if row is None:
+            session.execute(delete(WorkerRow).where(WorkerRow.seen < now - timedelta(days=1)))
+            row = WorkerRow(id=worker.id, host=clean(worker.host), pid=worker.pid, started=now)
+            session.add(row)
+        row.seen, row.job_id, row.runner, row.problem = now, worker.job_id, worker.runner, clean(worker.problem)
 
-def retire(session: Session, now: datetime, worker_id: str) -> None:
-    """See `Store.retire`."""
-    del now
-    session.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
+    @writes
+    def retire(self, session: Session, now: datetime, worker_id: str) -> None:
+        """Remove a worker, if it is known."""
+        del now
+        session.execute(delete(WorkerRow).where(WorkerRow.id == worker_id))
 
-
-def workers(session: Session, now: datetime, seconds: float) -> list[WorkerRecord]:
-    """See `Store.workers`."""
-    query = (
-        select(WorkerRow).where(WorkerRow.seen >= now - timedelta(seconds=seconds)).order_by(WorkerRow.started, WorkerRow.id)
-    )
-    return [
-        WorkerRecord(
-            id=row.id, host=row.host, pid=row.pid, started=row.started, seen=row.seen, job_id=row.job_id, runner=row.runner,
-            problem=row.problem,
+    @reads
+    def alive(self, session: Session, seconds: float = 60.0) -> list[WorkerRecord]:
+        """Return the workers with a heartbeat within the last `seconds`."""
+        now = self.now(session)
+        query = (
+            select(WorkerRow)
+            .where(WorkerRow.seen >= now - timedelta(seconds=seconds))
+            .order_by(WorkerRow.started, WorkerRow.id)
         )
-        for row in session.scalars(query)
-    ]  # fmt: skip
+        return [record_of(WorkerRecord, row) for row in session.scalars(query)]
+
+    @reads
+    def usage(self, session: Session, submitter: str) -> UsageRecord:
+        """Return the usage of a submitter's jobs today (UTC)."""
+        now = self.now(session)
+        row = session.get(UsageRow, (submitter, day_of(now)))
+        counts = select(JobRow.state, func.count()).where(JobRow.submitter == submitter).group_by(JobRow.state)
+        jobs = dict(session.execute(counts).all())
+        return UsageRecord(
+            day=day_of(now),
+            device_seconds=row.device_seconds if row is not None else 0.0,
+            running_jobs=sum(jobs.get(state, 0) for state in HELD),
+            queued_jobs=jobs.get(JobState.QUEUED, 0),
+        )
 
 
 def charge(session: Session, now: datetime, job: JobRow) -> None:
@@ -55,19 +74,45 @@ def charge(session: Session, now: datetime, job: JobRow) -> None:
     job.charged_seconds = job.active_seconds
 
 
-def usage(session: Session, now: datetime, submitter: str) -> Usage:
-    """See `Store.usage`."""
-    row = session.get(UsageRow, (submitter, day_of(now)))
-    counts = select(JobRow.state, func.count()).where(JobRow.submitter == submitter).group_by(JobRow.state)
-    jobs = dict(session.execute(counts).all())
-    return Usage(
-        day=day_of(now),
-        device_seconds=row.device_seconds if row is not None else 0.0,
-        running_jobs=sum(jobs.get(state, 0) for state in HELD),
-        queued_jobs=jobs.get(JobState.QUEUED, 0),
-    )
-
-
 def day_of(now: datetime) -> str:
     """The UTC day of a moment, in the format of usage rows."""
     return f"{now:%Y-%m-%d}"
+
+
+class NodeStore(StorePart):
+    """Nodes in quarantine."""
+
+    @writes
+    def quarantine(
+        self, session: Session, now: datetime, lease: Lease, node: str, reason: str, seconds: float
+    ) -> QuarantineRecord:
+        """Put a node in quarantine for `seconds`, so that all jobs avoid it, and write an event of the lease's job.
+
+        A node that is already in quarantine gets the new reason and time.
+        """
+        job = fenced(session, now, lease)
+        session.execute(delete(QuarantineRow).where(QuarantineRow.until <= now))
+        row = QuarantineRow(
+            node=clean(node), reason=clean(reason), job_id=job.id, since=now, until=now + timedelta(seconds=seconds)
+        )
+        row = session.merge(row)
+        payload = {"node": row.node, "reason": row.reason, "until": row.until.isoformat()}
+        append_event(session, now, job, EventKind.NODE_QUARANTINED, payload)
+        return record_of(QuarantineRecord, row)
+
+    @reads
+    def quarantined(self, session: Session) -> list[QuarantineRecord]:
+        """Return the nodes that are in quarantine now, by name."""
+        now = self.now(session)
+        query = select(QuarantineRow).where(QuarantineRow.until > now).order_by(QuarantineRow.node)
+        return [record_of(QuarantineRecord, row) for row in session.scalars(query)]
+
+    @writes
+    def release(self, session: Session, now: datetime, node: str) -> bool:
+        """End the quarantine of a node; return whether it was in quarantine."""
+        row = session.get(QuarantineRow, clean(node))
+        if row is None:
+            return False
+        session.delete(row)
+        audit.record(session, now, self.actor, "node.release", row.node, {})
+        return row.until > now

@@ -10,8 +10,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from api.auth import Principal, Reader, StoreOf, visible_job
 from api.computing import PATIENCE_SECONDS, Computing
-from api.figures import FigureBoard, JobFigures
-from api.points import PointsBoard
+from api.figures import FigureBoard, JobFigures, PointsBoard
 from api.routes.jobs import JobId
 from api.routes.results import MOST, Number
 from autotune.explain.figures.all_figures import NAMES

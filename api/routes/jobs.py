@@ -123,7 +123,7 @@ def list_jobs(
     if submitter is not None and submitter != owner:
         return page_response((), None)
     having = JobFilter(states=state or (), submitter=owner, tags=tag or (), text=text)
-    numbered_jobs = [*enumerate(store.job_summaries(limit + 1, cursor, having), 1)]
+    numbered_jobs = [*enumerate(store.jobs.summaries(limit + 1, cursor, having), 1)]
     parts, shown, more = page(
         lambda first, most: numbered_jobs[first : first + most],
         0,
@@ -199,7 +199,7 @@ def clone_job(
         submitter=principal.owner, priority=job.priority, devices=job.devices, key=key, body_hash=f"clone {job_id}",
         by=principal.actor,
     )  # fmt: skip
-    return _located(store.submit({**job.request, **FROM_SERVICE}, submission)[0], response)
+    return _located(store.queue.submit({**job.request, **FROM_SERVICE}, submission)[0], response)
 
 
 @router.patch("/{job_id}", operation_id="change_job", responses={200: {"headers": ETAG}, 409: {}, 412: {}})
@@ -227,7 +227,7 @@ def change_job(
     changes |= checked_labels(labels)
     if not changes:
         raise RequestError("body", "changes nothing", f"give some of {', '.join(JobChange.model_fields)}")
-    changed = store.by(principal.actor).change_request(job_id, version, changes)
+    changed = store.by(principal.actor).queue.change_request(job_id, version, changes)
     response.headers["ETag"] = etag(changed)
     return job_view(changed)
 
@@ -241,7 +241,7 @@ def _ask(
     store: Store, principal: Principal, job_id: str, request: Ask, response: Response, body: BudgetChange | None = None
 ) -> Job:
     visible_job(store, principal, job_id)
-    job = store.by(principal.actor).ask(job_id, request, None if body is None else body.model_dump(exclude_none=True))
+    job = store.by(principal.actor).queue.ask(job_id, request, None if body is None else body.model_dump(exclude_none=True))
     response.headers["ETag"] = etag(job)
     return job_view(job)
 

@@ -10,16 +10,14 @@ from fastapi.responses import PlainTextResponse, StreamingResponse
 from pydantic_core import to_json
 
 from api.auth import Reader, StoreOf, visible_job, while_allowed
-from api.hub import StreamAnswer
-from api.logs import LogHub
+from api.hub import LogHub, StreamAnswer
 from api.paging import MOST_BYTES, page, page_response
 from api.routes.jobs import JobId, Limit
 from api.routes.results import MOST, LastEventId, Number
-from api.views import log_view, progress_view
 from autotune.ops.trial_log import LogText, has_several_ranks
-from autotune.wire.events import LogPage, ProgressList
+from autotune.wire.jobs import LogPage, ProgressList
+from search_spaces.shared_records import LogNews, LogPart
 from storage.errors import UnknownTrialError
-from storage.log_records import LogNews, LogRecord
 from storage.store import Store
 
 router = APIRouter(prefix="/v1/jobs/{job_id}", tags=["logs"])
@@ -33,7 +31,7 @@ Rank = Annotated[int | None, Query(ge=0, le=MOST, description="Only this rank; o
 def list_progress(job_id: JobId, store: StoreOf, principal: Reader) -> ProgressList:
     """The last reported progress of each running attempt."""
     visible_job(store, principal, job_id)
-    return ProgressList(items=tuple(progress_view(record) for record in store.progress([job_id])[job_id]))
+    return ProgressList(items=tuple(store.logs.progress([job_id])[job_id]))
 
 
 @router.get("/trials/{number}/logs", operation_id="list_logs", response_model=LogPage)
@@ -51,10 +49,10 @@ def list_logs(
     visible_job(store, principal, job_id)
     _news(store, job_id, number)
     parts, following, _ = page(
-        lambda first, most: store.logs(job_id, number, first, most, attempt, rank),
+        lambda first, most: store.logs.of(job_id, number, first, most, attempt, rank),
         after,
         limit,
-        lambda part: to_json(log_view(part)),
+        to_json,
         lambda part: part.sequence,
     )
     return page_response(parts, following)
@@ -125,7 +123,7 @@ def _news(store: Store, job_id: str, number: int, after: int = MOST) -> LogNews:
     Raises:
         UnknownTrialError: there is no such trial.
     """
-    news = store.log_news({(job_id, number): after}, 1).get((job_id, number))
+    news = store.logs.news({(job_id, number): after}, 1).get((job_id, number))
     if news is None:
         raise UnknownTrialError(f"number: job {job_id} has no trial {number}; list the trials with GET …/trials")
     return news
@@ -148,8 +146,8 @@ def _end_of(lines: Iterable[str], most: int | None) -> Iterator[bytes]:
     yield from tail
 
 
-def _parts(store: Store, job_id: str, number: int, attempt: int | None, rank: int | None) -> Iterator[LogRecord]:
+def _parts(store: Store, job_id: str, number: int, attempt: int | None, rank: int | None) -> Iterator[LogPart]:
     after = 0
-    while parts := store.logs(job_id, number, after, 100, attempt, rank):
+    while parts := store.logs.of(job_id, number, after, 100, attempt, rank):
         yield from parts
         after = parts[-1].sequence

@@ -16,7 +16,7 @@ from api.hub import Hub
 from api.limits import OwnerLimits
 from api.metrics import Metrics
 from autotune.errors import RequestError
-from autotune.wire.service import AuditEntry, AuditPage, QuotaUse, Usage
+from autotune.wire.service import AuditPage, QuotaUse, Usage
 from storage.errors import DatabaseUnavailableError
 from storage.migrations import HEAD
 from storage.service_records import WorkerRecord
@@ -102,7 +102,7 @@ def get_usage(
     """Your use of your quotas, and the resource use of your jobs today. Jobs beyond the workers' limits of running jobs or
     device-seconds wait."""
     owner = submitter if submitter is not None and principal.sees_all else principal.owner
-    used = store.usage(owner)
+    used = store.workers.usage(owner)
     limits: OwnerLimits = request.app.state.limits
     quotas = (
         QuotaUse(quota=str(item.quota), used=float(item.used), limit=None if item.most is None else float(item.most))
@@ -138,15 +138,8 @@ def list_audit(
         begin = None if since is None else datetime.fromisoformat(since).astimezone(UTC)
     except (ValueError, OverflowError):
         raise RequestError("since", f"{since!r} is not a time", "write it like 2026-01-31T12:00:00Z") from None
-    items = store.audit(limit + 1, cursor, begin, actor, action)
-    shown = tuple(
-        AuditEntry(
-            id=item.id, time=item.time, actor=item.actor, key=item.key_id, source=item.source, action=item.action,
-            target=item.target, detail=dict(item.detail),
-        )
-        for item in items[:limit]
-    )  # fmt: skip
-    return AuditPage(items=shown, next=items[limit - 1].id if len(items) > limit else None)
+    items = store.audit.newest(limit + 1, cursor, begin, actor, action)
+    return AuditPage(items=tuple(items[:limit]), next=items[limit - 1].id if len(items) > limit else None)
 
 
 class DiskCheck:
@@ -176,7 +169,7 @@ def readiness(store: Store, disk: DiskCheck, hubs: Sequence[Hub[Any]]) -> Readin
     try:
         revision, workers = store.revision(), None
         if revision == HEAD:
-            workers = store.workers(SEEN_SECONDS)
+            workers = store.workers.alive(SEEN_SECONDS)
     except DatabaseUnavailableError:
         return _unavailable(database="cannot be used")
     if workers is None:

@@ -10,17 +10,16 @@ from starlette.exceptions import HTTPException
 
 from api.auth import Reader, StoreOf, visible_job, while_allowed
 from api.computing import Computing
-from api.events import EventHub
-from api.hub import StreamAnswer
+from api.hub import EventHub, StreamAnswer
 from api.paging import page, page_response
 from api.routes.jobs import JobId, Limit
-from api.views import attempt_view, event_view
+from api.views import attempt_view
 from autotune.frameworks.export import Export
 from autotune.frameworks.exporters import EXPORTERS, exporter
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.session.resolve import session_of
-from autotune.wire.events import EventPage
+from autotune.wire.jobs import EventPage
 from autotune.wire.trials import AttemptList, TrialPage
 from storage.records import ENDED, JobRecord
 from storage.store import Store
@@ -47,7 +46,7 @@ def list_trials(
     """Trials by number, refused ones included."""
     visible_job(store, principal, job_id)
     parts, following, more = page(
-        lambda first, most: store.plain_trials(job_id, first, most),
+        lambda first, most: store.trials.plain(job_id, first, most),
         cursor,
         limit,
         # Written as it was read: converting it to records and back took three times as long.
@@ -61,7 +60,7 @@ def list_trials(
 def list_attempts(job_id: JobId, number: Number, store: StoreOf, principal: Reader) -> AttemptList:
     """The attempts of a trial, superseded ones included, with their measurements."""
     visible_job(store, principal, job_id)
-    return AttemptList(items=tuple(attempt_view(attempt) for attempt in store.attempts(job_id, number)))
+    return AttemptList(items=tuple(attempt_view(attempt) for attempt in store.attempts.of(job_id, number)))
 
 
 @router.get(
@@ -107,10 +106,10 @@ def list_events(job_id: JobId, store: StoreOf, principal: Reader, after: After =
     """Events after `after`, numbered without gaps."""
     _require_kept(visible_job(store, principal, job_id), after)
     parts, following, _ = page(
-        lambda first, most: store.events(job_id, first, most),
+        lambda first, most: store.events.of(job_id, first, most),
         after,
         limit,
-        lambda event: to_json(event_view(event), inf_nan_mode="null"),
+        lambda event: to_json(event, inf_nan_mode="null"),
         lambda event: event.sequence,
     )
     return page_response(parts, following)

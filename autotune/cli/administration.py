@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import OverflowMethod
     from rich.table import Table
 
-    from storage.service_records import AuditRecord
+    from search_spaces.shared_records import AuditEntry
 
 NO_LIMIT = "none"
 DEFAULT = "default"
@@ -57,7 +57,7 @@ def create_key(
         raise RequestError("owner", f"{owner!r} is not a name", "give up to 64 printable characters")
     expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
     with open_database(database) as store:
-        key, text = store.create_key(owner, tuple(scope or (Scope.READ, Scope.SUBMIT)), expires)
+        key, text = store.keys.create(owner, tuple(scope or (Scope.READ, Scope.SUBMIT)), expires)
     print_line(f"key {key.id} of {owner}; it is shown only once:")
     sys.stdout.write(text + "\n")
     return Status.OK
@@ -68,7 +68,7 @@ def create_key(
 def list_keys(db: Database = None, json: Json = False) -> Status:
     """Show all keys, without their secrets."""
     with open_database(only_database("keys list", db)) as store:
-        keys = store.keys()
+        keys = store.keys.all()
     if json:
         write_document([to_plain(key) | {"scopes": sorted(key.scopes)} for key in keys], default=str)
         return Status.OK
@@ -100,9 +100,9 @@ def quota(
     with open_database(database) as store:
         if owner is not None:
             for changed, most in changes:
-                store.set_quota(owner, changed, most)
-        owners = store.owners() if owner is None else [owner]
-        uses_by_owner = {name: store.quotas(name, Quotas()) for name in owners}
+                store.quotas.set_limit(owner, changed, most)
+        owners = store.quotas.owners() if owner is None else [owner]
+        uses_by_owner = {name: store.quotas.uses(name, Quotas()) for name in owners}
     # Only the servers know the number of open streams.
     if json:
         write_document(
@@ -137,7 +137,7 @@ def revoke_key(
 ) -> Status:
     """Revoke a key."""
     with open_database(only_database("keys revoke", db)) as store:
-        store.revoke_key(key)
+        store.keys.revoke(key)
     print_line(f"key {key} is revoked")
     return Status.OK
 
@@ -196,10 +196,10 @@ def audit(
     database, earliest, chosen = only_database("audit", db), _parsed_time(since), _parsed_format(format, out)
     if out is not None:
         require_writable(out)
-    entries: list[AuditRecord] = []
+    entries: list[AuditEntry] = []
     with open_database(database) as store:
         while limit is None or len(entries) < limit:
-            page = store.audit(1000, entries[-1].id if entries else None, earliest, actor, action)
+            page = store.audit.newest(1000, entries[-1].id if entries else None, earliest, actor, action)
             if not page:
                 break
             entries += page
@@ -244,11 +244,12 @@ def _parsed_format(text: str, out: Path | None) -> AuditFormat:
     return AuditFormat(text)
 
 
-def _plain_entry(item: "AuditRecord") -> dict[str, Any]:
-    return {**to_plain(item)} | {"time": item.time.isoformat()}
+def _plain_entry(item: "AuditEntry") -> dict[str, Any]:
+    plain = to_plain(item) | {"time": item.time.isoformat()}
+    return {"key_id" if name == "key" else name: value for name, value in plain.items()}
 
 
-def _csv(entries: list["AuditRecord"]) -> str:
+def _csv(entries: list["AuditEntry"]) -> str:
     columns = ("time", "actor", "key_id", "source", "action", "target", "detail")
     sink = io.StringIO()
     writer = csv.writer(sink, lineterminator="\n")
@@ -265,12 +266,12 @@ def _cell(value: object) -> str:
     return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
-def _audit_table(entries: list["AuditRecord"]) -> "Table":
+def _audit_table(entries: list["AuditEntry"]) -> "Table":
     table = _empty_table("time (UTC)", "actor", "key", "from", "action", "target", "detail", overflow="fold")
     for item in entries:
         detail = ", ".join(f"{name} {value}" for name, value in item.detail.items())
         moment = f"{item.time:%Y-%m-%d %H:%M:%S}"
-        table.add_row(moment, item.actor or "-", item.key_id or "-", item.source or "-", item.action, item.target, detail)
+        table.add_row(moment, item.actor or "-", item.key or "-", item.source or "-", item.action, item.target, detail)
     return table
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from autotune.explain.findings import Explanation
 from autotune.frameworks.export import Export
+from search_spaces.shared_records import AttemptProgress, JobEvent, LogPart
 from search_spaces.trial import Interval
-from storage.log_records import LogRecord, ProgressRecord
-from storage.records import Ask, EventRecord, JobFilter, JobRecord, TrialRecord
+from storage.records import Ask, JobFilter, JobRecord, TrialRecord
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,25 +88,25 @@ class JobBackend(ABC):
         """The existing trials, by number from `first` on."""
 
     @abstractmethod
-    def events(self, job: str | None, after: int = 0) -> Iterator[EventRecord]:
+    def events(self, job: str | None, after: int = 0) -> Iterator[JobEvent]:
         """Events after `after`, each once and in order, until the job has ended."""
 
     @abstractmethod
-    def live(self, job: str | None) -> Iterator[EventRecord | ProgressRecord]:
+    def live(self, job: str | None) -> Iterator[JobEvent | AttemptProgress]:
         """All events, and progress of running attempts as it arrives, until the job has ended."""
 
     @abstractmethod
-    def progress(self, job: str | None) -> list[ProgressRecord]:
+    def progress(self, job: str | None) -> list[AttemptProgress]:
         """Last progress report of each running attempt."""
 
     @abstractmethod
-    def logs(self, job: str | None, trial: int, attempt: int | None = None, rank: int | None = None) -> Iterator[LogRecord]:
+    def logs(self, job: str | None, trial: int, attempt: int | None = None, rank: int | None = None) -> Iterator[LogPart]:
         """Output so far of all ranks of a trial or of one rank, in one or all attempts; empty for an unknown trial."""
 
     @abstractmethod
     def follow_logs(
         self, job: str | None, trial: int, after: int, attempt: int | None = None, rank: int | None = None
-    ) -> Iterator[LogRecord]:
+    ) -> Iterator[LogPart]:
         """Output after the part `after`, as it arrives, until the trial has an outcome or the job has ended."""
 
     @abstractmethod

@@ -64,7 +64,7 @@ class ClusterFacts:
 def cluster_facts(nodes: Sequence[RayNode], store: Store) -> ClusterFacts:
     """Combine Ray's report of its nodes with the database's calibrations of such hardware."""
     cluster, problem = _described([node for node in nodes if node.alive])
-    calibrations = store.calibrations(fingerprint(cluster), limit=1) if cluster is not None else []
+    calibrations = store.calibrations.newest(fingerprint(cluster), limit=1) if cluster is not None else []
     record = calibrations[0] if calibrations else None
     alive_hosts = sorted({node.host for node in nodes if node.alive})
     return ClusterFacts(
@@ -74,7 +74,7 @@ def cluster_facts(nodes: Sequence[RayNode], store: Store) -> ClusterFacts:
         calibration=record,
         claims=tuple(_claims(cluster, record.rows)) if cluster is not None and record is not None else (),
         unmeasured=tuple(host for host in alive_hosts if host not in record.hosts) if record is not None else (),
-        quarantine=tuple(store.quarantined_nodes()),
+        quarantine=tuple(store.nodes.quarantined()),
     )
 
 
@@ -130,8 +130,8 @@ def cluster_command(ray_address: str | None, database: str | None, as_json: bool
 def release_command(node: str, database: str | None) -> Status:
     """Allow trials on the node again."""
     with open_store(database or default_database_url()) as store:
-        if not store.release_node(node):
-            quarantined = ", ".join(item.node for item in store.quarantined_nodes())
+        if not store.nodes.release(node):
+            quarantined = ", ".join(item.node for item in store.nodes.quarantined())
             problem = f"{node!r} is not in quarantine"
             raise RequestError(
                 "release", problem, f"give one of {quarantined}" if quarantined else "no node is; `autotune cluster` shows them"

@@ -51,7 +51,7 @@ def import_job(
     """Import a job from a file; an unfinished job can then be resumed."""
     database = only_database("db import", db)
     with _source(file) as source, open_database(database) as store:
-        job = store.load_job(source, owner)
+        job = store.transfer.load_job(source, owner)
     print_line(f"read job {job} from {file}")
     return Status.OK
 
@@ -69,7 +69,7 @@ def restore(file: In, db: Database = None) -> Status:
     """Restore a backup into a database of either kind without jobs; the next worker resumes jobs that were running."""
     database = only_database("db restore", db)
     with _source(file) as source, open_database(database) as store:
-        jobs = store.load(source)
+        jobs = store.transfer.load(source)
     print_line(f"read {len(jobs):,} jobs from {file}")
     return Status.OK
 
@@ -79,7 +79,7 @@ def restore(file: In, db: Database = None) -> Status:
 def check(db: Database = None) -> Status:
     """List the rows that cannot be read. Other jobs are not affected."""
     with open_database(only_database("db check", db)) as store:
-        lines = list(_lines(store, store.damages()))
+        lines = list(_lines(store, store.maintenance.damages()))
     for line in lines:
         typer.echo(visible(line))
     summary = (
@@ -97,7 +97,7 @@ def prune(
 ) -> Status:
     """Remove events, trials' output, deliveries and submission keys of jobs that ended long ago. Trials and results stay."""
     with open_database(only_database("db prune", db)) as store:
-        pruned = store.prune(datetime.now(UTC) - timedelta(days=days))
+        pruned = store.maintenance.prune(datetime.now(UTC) - timedelta(days=days))
     removed = f"{pruned.events:,} events, {pruned.logs:,} parts of trials' output, {pruned.deliveries:,} deliveries, "
     removed += f"{pruned.submissions:,} submission keys, {pruned.calibrations:,} replaced calibrations"
     print_line(f"removed {removed}; jobs, trials and results stay")
@@ -109,9 +109,9 @@ def _dump(job_id: str | None, every: bool, out: Path | None, database: str | Non
     if out is not None:
         require_writable(out)
     with open_database(database) as store:
-        job = None if every else store.job(job_id).id
+        job = None if every else store.jobs.get(job_id).id
         with _sink(out) as sink:
-            count = store.dump(sink, job)
+            count = store.transfer.dump(sink, job)
     print_line(f"wrote {'everything' if job is None else f'job {job}'} ({count:,} rows){f' to {out}' if out else ''}")
     return Status.OK
 
@@ -133,13 +133,13 @@ def clean_command(job_id: str | None, every: bool, yes: bool, database: str | No
 
     console, status = Console(stderr=True), Status.OK
     with open_database(database) as store:
-        for job in _every_job(store) if every else [store.job(job_id)]:
+        for job in _every_job(store) if every else [store.jobs.get(job_id)]:
             if not yes:
                 word = state_word(job.state, job.reason)
                 console.print(f"would remove job {job.id} ({word}); add --yes to do it")
                 continue
             try:
-                store.delete_job(job.id)
+                store.jobs.delete(job.id)
             except LeaseHeldError as error:
                 console.print(f"kept job {job.id}: {error}", soft_wrap=True)
                 status = Status.FAILURE
@@ -154,7 +154,7 @@ def _lines(store: "Store", damages: Sequence["Damage"]) -> Iterator[str]:
 
     yield from (f"{damage.place}: {damage.problem}" for damage in damages)
     before = None
-    while page := store.jobs(before=before):
+    while page := store.jobs.newest(before=before):
         before = page[-1].id
         for job in page:
             try:
@@ -224,7 +224,7 @@ def _source(path: Path) -> Iterator[TextIO]:
 
 def _every_job(store: "Store") -> list["JobRecord"]:
     jobs: list[JobRecord] = []
-    while page := store.jobs(before=jobs[-1].id if jobs else None):
+    while page := store.jobs.newest(before=jobs[-1].id if jobs else None):
         jobs += page
     return jobs
 

@@ -154,7 +154,7 @@ def _database(database: str | None) -> list[CheckedItem]:
     url = database or default_database_url()
     try:
         with open_store(url) as store:
-            store.jobs(limit=1)
+            store.jobs.newest(limit=1)
     except StorageError as error:
         return [CheckedItem(name="database", good=False, text=str(error), remedy="give another with --db")]
     return [CheckedItem(name="database", good=True, text=without_password(url))]

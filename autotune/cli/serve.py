@@ -106,7 +106,7 @@ def serve_command(options: ServeOptions) -> Status:
     require_keys = not loopback if options.keys is None else options.keys
     with open_store(url) as store:
         # Checked here, so that errors are reported before anything listens.
-        usable = [key for key in store.keys() if key.revoked is None]  # noqa: SIM118  a store is not a dict
+        usable = [key for key in store.keys.all() if key.revoked is None]
         if require_keys and not usable:
             raise RequestError(
                 "host",

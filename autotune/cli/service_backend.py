@@ -8,12 +8,9 @@ from typing import Any
 from autotune.cli.backend import JobBackend, JobProgress, standing_of
 from autotune.client import (
     Client,
-    Event,
     Job,
     JobSummary,
-    LogPart,
     NotFoundError,
-    Progress,
     ServiceError,
     Trial,
 )
@@ -25,10 +22,10 @@ from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.preset_files import preset_tables
+from search_spaces.shared_records import AttemptProgress, JobEvent, LogPart
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
-from storage.log_records import LogRecord, ProgressRecord
-from storage.records import LATEST, Ask, EventRecord, JobFilter, JobRecord, TrialRecord
+from storage.records import LATEST, Ask, JobFilter, JobRecord, TrialRecord
 
 WHOLE_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
 OVERVIEWS = 200
@@ -44,7 +41,7 @@ class ServiceBackend(JobBackend):
         self._client = Client(url)
 
     def submit(self, fields: Mapping[str, Any], priority: int) -> JobRecord:
-        """See `JobBackend.submit`. The model's config file is sent along; other files cannot be sent."""
+        """The model's config file is sent along; other files cannot be sent."""
         further = dict(fields)
         model = further.pop("model", None)
         if model is None and "command" not in further:
@@ -55,24 +52,20 @@ class ServiceBackend(JobBackend):
         return _job(self._client.submit(None if model is None else _named(model), **further, priority=priority))
 
     def job(self, job: str | None) -> JobRecord:
-        """See `JobBackend.job`."""
         return _job(self._found(job))
 
     def jobs(self, having: JobFilter, limit: int) -> Iterator[JobRecord]:
-        """See `JobBackend.jobs`."""
         summaries = self._client.jobs(
             state=[*having.states], submitter=having.submitter, limit=limit, tag=[*having.tags], text=having.text or None
         )
         return map(_job, summaries)
 
     def standings(self, jobs: Sequence[JobRecord]) -> list[JobProgress]:
-        """See `JobBackend.standings`."""
         pages = [jobs[first : first + OVERVIEWS] for first in range(0, len(jobs), OVERVIEWS)]
         searched = [overview.searched for page in pages for overview in self._client.overviews([job.id for job in page])]
         return [standing_of(job, count) for job, count in zip(jobs, searched, strict=True)]
 
     def ask(self, job: str, request: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
-        """See `JobBackend.ask`."""
         client = self._client
         if request is Ask.RESUME:
             return _job(client.resume(self._id(job), **(budget or {})))
@@ -80,57 +73,42 @@ class ServiceBackend(JobBackend):
         return _job(calls[request](self._id(job)))
 
     def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
-        """See `JobBackend.label`."""
         return _job(self._client.label(self._id(job), **labels))
 
     def clone(self, job: str) -> JobRecord:
-        """See `JobBackend.clone`."""
         return _job(self._client.clone(self._id(job)))
 
     def extend(self, job: str, trials: int | None, max_seconds: float | None) -> JobRecord:
-        """See `JobBackend.extend`."""
         return _job(self._client.extend(self._id(job), trials=trials, max_seconds=max_seconds))
 
     def trials(self, job: str | None, first: int = 0) -> Iterator[TrialRecord]:
-        """See `JobBackend.trials`."""
         job_id = self._id(job)
         return (_trial(job_id, trial) for trial in self._client.trials(job_id, first=first))
 
-    def events(self, job: str | None, after: int = 0) -> Iterator[EventRecord]:
-        """See `JobBackend.events`."""
-        job_id = self._id(job)
-        return (_event(job_id, event) for event in self._client.events(job_id, after))
+    def events(self, job: str | None, after: int = 0) -> Iterator[JobEvent]:
+        return self._client.events(self._id(job), after)
 
-    def live(self, job: str | None) -> Iterator[EventRecord | ProgressRecord]:
-        """See `JobBackend.live`."""
-        job_id = self._id(job)
-        for update in self._client.live(job_id):
-            yield _event(job_id, update) if isinstance(update, Event) else _progress(update)
+    def live(self, job: str | None) -> Iterator[JobEvent | AttemptProgress]:
+        return self._client.live(self._id(job))
 
-    def progress(self, job: str | None) -> list[ProgressRecord]:
-        """See `JobBackend.progress`."""
-        return [_progress(progress) for progress in self._client.progress(self._id(job))]
+    def progress(self, job: str | None) -> list[AttemptProgress]:
+        return [*self._client.progress(self._id(job))]
 
-    def logs(self, job: str | None, trial: int, attempt: int | None = None, rank: int | None = None) -> Iterator[LogRecord]:
-        """See `JobBackend.logs`."""
-        return map(_part, self._client.logs(self._id(job), trial, attempt=attempt, rank=rank))
+    def logs(self, job: str | None, trial: int, attempt: int | None = None, rank: int | None = None) -> Iterator[LogPart]:
+        return self._client.logs(self._id(job), trial, attempt=attempt, rank=rank)
 
     def follow_logs(
         self, job: str | None, trial: int, after: int, attempt: int | None = None, rank: int | None = None
-    ) -> Iterator[LogRecord]:
-        """See `JobBackend.follow_logs`."""
-        parts = self._client.logs(self._id(job), trial, attempt=attempt, rank=rank, after=after, follow=True)
-        return map(_part, parts)
+    ) -> Iterator[LogPart]:
+        return self._client.logs(self._id(job), trial, attempt=attempt, rank=rank, after=after, follow=True)
 
     def best(self, job: str | None) -> dict[str, Any]:
-        """See `JobBackend.best`."""
         try:
             return self._client.best(self._id(job))
         except NotFoundError as error:
             raise _translated(error) from error
 
     def export(self, job: str | None, format_name: str) -> Export:
-        """See `JobBackend.export`."""
         try:
             exported = self._client.export(self._id(job), format_name)
         except NotFoundError as error:
@@ -138,7 +116,6 @@ class ServiceBackend(JobBackend):
         return Export(text=exported.text, notes=(exported.note,) if exported.note else ())
 
     def explain(self, job: str | None) -> Explanation:
-        """See `JobBackend.explain`."""
         job_id = self._id(job)
         try:
             return from_plain(Explanation, self._client.explanation(job_id))
@@ -148,11 +125,9 @@ class ServiceBackend(JobBackend):
             raise ServiceError(f"explanation: of job {job_id} cannot be read ({error}); {NEWER}") from error
 
     def report(self, job: str | None, format_name: str) -> str:
-        """See `JobBackend.report`."""
         return self._client.report(self._id(job), format_name)
 
     def close(self) -> None:
-        """See `JobBackend.close`."""
         self._client.close()
 
     def _id(self, job: str | None) -> str:
@@ -237,21 +212,3 @@ def _trial(job_id: str, trial: Trial) -> TrialRecord:
         )
     except (TypeError, ValueError, AttributeError) as error:
         raise ServiceError(f"trial: {trial.number} of job {job_id} cannot be read ({error}); {NEWER}") from error
-
-
-def _event(job_id: str, event: Event) -> EventRecord:
-    return EventRecord(job_id=job_id, sequence=event.sequence, time=event.time, kind=event.kind, payload=event.payload)
-
-
-def _progress(progress: Progress) -> ProgressRecord:
-    return ProgressRecord(
-        trial_number=progress.trial, attempt=progress.attempt, phase=progress.phase, step=progress.step,
-        samples_per_second=progress.samples_per_second, message=progress.message, time=progress.time,
-    )  # fmt: skip
-
-
-def _part(part: LogPart) -> LogRecord:
-    return LogRecord(
-        sequence=part.sequence, attempt=part.attempt, rank=part.rank, time=part.time, start=part.start, size=part.size,
-        text=part.text,
-    )  # fmt: skip

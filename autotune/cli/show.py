@@ -47,7 +47,7 @@ def show_command(
     with open_backend(url, database) as backend:
         job = backend.job(job_id)
         trials = list(backend.trials(job.id))
-        running = {progress.trial_number: progress_text(progress) for progress in backend.progress(job.id)}
+        running = {progress.trial: progress_text(progress) for progress in backend.progress(job.id)}
         try:
             best = backend.best(job.id)
         except NoBestError:

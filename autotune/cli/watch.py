@@ -20,9 +20,10 @@ from autotune.text.result import print_result
 from autotune.text.rows import TrialRows, place_text, progress_text, rate_text, state_text, state_word
 from autotune.text.visible_text import visible
 from search_spaces.outcome import JobState, StopReason
+from search_spaces.shared_records import JobEvent
 from search_spaces.trial import Interval
 from storage.errors import UnknownTrialError
-from storage.records import AttemptState, EventKind, EventRecord, JobRecord, TrialRecord
+from storage.records import AttemptState, EventKind, JobRecord, TrialRecord
 
 
 def watch_job(backend: JobBackend, job: JobRecord) -> Status:
@@ -64,15 +65,15 @@ class JobWatch:
         budget = f"{self._budget} trials by {request.get('strategy', '')}"
         self._console.print(f"job {self._job.id}: {place_text(self._job)}, {budget}, {state_text(self._job)}", soft_wrap=True)
         for update in self._backend.live(self._job.id):
-            if isinstance(update, EventRecord):
+            if isinstance(update, JobEvent):
                 text = self._event_text(update)
                 if text:
                     self._console.print(text, soft_wrap=True)
-            elif update.trial_number in self._running:
-                self._running[update.trial_number] = progress_text(update)
+            elif update.trial in self._running:
+                self._running[update.trial] = progress_text(update)
             line.update(self._summary())
 
-    def _event_text(self, event: EventRecord) -> str:
+    def _event_text(self, event: JobEvent) -> str:
         payload = event.payload
         match event.kind:
             case EventKind.ATTEMPT_STARTED:

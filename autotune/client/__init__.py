@@ -17,18 +17,18 @@ from autotune.client.errors import (
 )
 from autotune.client.results import Export
 from autotune.wire.choices import Choices, Space, Validation
-from autotune.wire.events import Event, LogPart, Progress
 from autotune.wire.figures import Figure, StepParts
 from autotune.wire.jobs import Job, JobSummary, Overview
 from autotune.wire.plans import Plan, Plans
 from autotune.wire.predictions import Draft, Estimate, Predicted, Prediction
-from autotune.wire.service import AuditEntry, QuotaUse, Usage
+from autotune.wire.service import Delivery, NewWebhook, QuotaUse, Usage, Webhook
 from autotune.wire.trials import Attempt, Points, Trial
-from autotune.wire.webhooks import Delivery, NewWebhook, Webhook
 from search_spaces.errors import Refusal
+from search_spaces.shared_records import AttemptProgress, AuditEntry, JobEvent, LogPart
 
 __all__ = [
     "Attempt",
+    "AttemptProgress",
     "AuditEntry",
     "Choices",
     "Client",
@@ -36,12 +36,12 @@ __all__ = [
     "Delivery",
     "Draft",
     "Estimate",
-    "Event",
     "Export",
     "Figure",
     "ForbiddenError",
     "InvalidRequestError",
     "Job",
+    "JobEvent",
     "JobSummary",
     "LogPart",
     "NewWebhook",
@@ -52,7 +52,6 @@ __all__ = [
     "Points",
     "Predicted",
     "Prediction",
-    "Progress",
     "QuotaUse",
     "Refusal",
     "ServiceError",

@@ -9,7 +9,8 @@ from autotune.client.transport import HttpTransport
 from autotune.wire.choices import Choices, Space, Validation
 from autotune.wire.plans import Plans
 from autotune.wire.predictions import Draft, Estimate, Prediction
-from autotune.wire.service import AuditEntry, AuditPage, Descriptions, Names, Usage
+from autotune.wire.service import AuditPage, Descriptions, Names, Usage
+from search_spaces.shared_records import AuditEntry
 
 
 class CatalogCalls:

@@ -8,9 +8,9 @@ from typing import TypeVar
 from autotune.client.errors import ServiceError, UnavailableError, UnreachableError
 from autotune.client.jobs import job_path
 from autotune.client.transport import HttpTransport, decode, one_line
-from autotune.wire.events import Event, EventPage, LogPage, LogPart, Progress, ProgressList
-from autotune.wire.jobs import JobSummary
+from autotune.wire.jobs import EventPage, JobSummary, LogPage, ProgressList
 from autotune.wire.trials import Trial
+from search_spaces.shared_records import AttemptProgress, JobEvent, LogPart
 
 PAUSE_SECONDS = 0.2
 """Before a stream is opened again; up to ten times as long while nothing answers."""
@@ -18,10 +18,10 @@ PAUSE_SECONDS = 0.2
 Messages = Iterator[tuple[str, str]]
 """Kind and data of each."""
 T = TypeVar("T")
-V = TypeVar("V", Event, LogPart, Progress)
+V = TypeVar("V", JobEvent, LogPart, AttemptProgress)
 
 
-def known_events(transport: HttpTransport, path: str, after: int) -> Iterator[Event]:
+def known_events(transport: HttpTransport, path: str, after: int) -> Iterator[JobEvent]:
     """The events beyond `after` that there are now."""
     while items := (page := transport.get(EventPage, path, {"after": after})).items:
         yield from items
@@ -37,7 +37,7 @@ def known_parts(transport: HttpTransport, path: str, after: int, of: Mapping[str
 
 def follow_events(
     transport: HttpTransport, path: str, after: int, outage_seconds: float, progress: bool = False
-) -> Iterator[Event | Progress]:
+) -> Iterator[JobEvent | AttemptProgress]:
     """Events beyond `after` until the job has ended and all were given; with `progress`, what running attempts do as well.
 
     1. Open a stream from the last event that is known. 204: the job has ended, and nothing is left.
@@ -82,14 +82,14 @@ def _followed(
         pause = min(2 * pause, 10 * PAUSE_SECONDS)
 
 
-def _in_order(messages: Messages, after: int) -> Iterator[tuple[int, Event | Progress]]:
+def _in_order(messages: Messages, after: int) -> Iterator[tuple[int, JobEvent | AttemptProgress]]:
     """The events beyond `after`, as far as they follow one upon the other."""
     yielded = 0
     for kind, data in messages:
         if kind == "progress":
-            yield after + yielded, _decoded(Progress, data)
+            yield after + yielded, _decoded(AttemptProgress, data)
             continue
-        event = _decoded(Event, data)
+        event = _decoded(JobEvent, data)
         if event.sequence > after + 1 + yielded:
             if not yielded:
                 raise ServiceError(f"events: {after + 1} is missing before {event.sequence}; ask who runs the service")
@@ -122,11 +122,11 @@ class LogCalls:
     _transport: HttpTransport
     _outage_seconds: float
 
-    def progress(self, job: str | JobSummary) -> tuple[Progress, ...]:
+    def progress(self, job: str | JobSummary) -> tuple[AttemptProgress, ...]:
         """What each running attempt did when it was heard last."""
         return self._transport.get(ProgressList, f"{job_path(job)}/progress").items
 
-    def live(self, job: str | JobSummary, after: int = 0) -> Iterator[Event | Progress]:
+    def live(self, job: str | JobSummary, after: int = 0) -> Iterator[JobEvent | AttemptProgress]:
         """As `events` and, as it is heard, what running attempts do, about once a second for each."""
         return follow_events(self._transport, f"{job_path(job)}/events", after, self._outage_seconds, progress=True)
 

@@ -13,7 +13,7 @@ from autotune.client.fields import SUBMISSION, Model, body_of
 from autotune.client.transport import HttpTransport, quoted
 from autotune.errors import RequestError
 from autotune.wire.jobs import Job, JobPage, JobSummary, Leaderboard, Overview, OverviewList
-from autotune.wire.webhooks import Delivery, DeliveryList, NewWebhook, Webhook, WebhookList
+from autotune.wire.service import Delivery, DeliveryList, NewWebhook, Webhook, WebhookList
 
 JOBS = "/v1/jobs"
 PAGE = 100

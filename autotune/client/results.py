@@ -8,11 +8,11 @@ from urllib.parse import quote
 from autotune.client.events import follow_events, known_events
 from autotune.client.jobs import PAGE, job_path
 from autotune.client.transport import HttpTransport, one_line
-from autotune.wire.events import Event
 from autotune.wire.figures import Differences, Figure, StepParts
 from autotune.wire.jobs import JobSummary
 from autotune.wire.service import Names
 from autotune.wire.trials import Attempt, AttemptList, Points, Trial, TrialPage
+from search_spaces.shared_records import JobEvent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -114,7 +114,7 @@ class ResultCalls:
         """
         return self._transport.send("GET", f"{job_path(job)}/report", params={"format": format}).content.decode()
 
-    def events(self, job: str | JobSummary, after: int = 0, follow: bool = True) -> Iterator[Event]:
+    def events(self, job: str | JobSummary, after: int = 0, follow: bool = True) -> Iterator[JobEvent]:
         """What happens to the job, each event once and in order, until it has ended.
 
         A connection that breaks and a service that restarts are waited for, for up to `outage_seconds`. A paused job has not
@@ -133,4 +133,4 @@ class ResultCalls:
         if not follow:
             return known_events(self._transport, path, after)
         signs = follow_events(self._transport, path, after, self._outage_seconds)
-        return (sign for sign in signs if isinstance(sign, Event))
+        return (sign for sign in signs if isinstance(sign, JobEvent))

@@ -207,7 +207,7 @@ def job_measurements(store: "Store", job_id: str) -> Collected:
         LookupError: there is no such job.
         JobNotResumableError: this version cannot read it.
     """
-    job = store.job(job_id)
+    job = store.jobs.get(job_id)
     return _collected(store, job, request_of(job))
 
 
@@ -227,7 +227,7 @@ def local_measurements(store: "Store") -> tuple[Measurement, ...]:
 
 def _jobs(store: "Store") -> Iterator[JobRecord]:
     before, job_count = None, 0
-    while job_count < MOST_JOBS and (page := store.jobs(limit=PAGE, before=before)):
+    while job_count < MOST_JOBS and (page := store.jobs.newest(limit=PAGE, before=before)):
         before, job_count = page[-1].id, job_count + len(page)
         yield from (job for job in page if not job.damage)
 
@@ -237,4 +237,4 @@ def _collected(store: "Store", job: JobRecord, request: JobRequest) -> Collected
         return Collected(measurements=(), left_out={})
     # One source for each engine on each kind of hardware: these have one protocol.
     source = f"local/{stable_hash([request.engine, hardware_key(request.resolved_cluster)])}"
-    return measurements_of_job(request, store.trials(job.id), source)
+    return measurements_of_job(request, store.trials.of(job.id), source)

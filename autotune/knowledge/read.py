@@ -66,7 +66,7 @@ def read_knowledge(source: str, database: str | None = None) -> Knowledge:
     if "/" in source or source.endswith((".csv", *_STUDIES)):
         raise KnowledgeError("knowledge", f"{source} does not exist", FORMS)
     with open_store(database or default_database_url()) as store:
-        collected = job_measurements(store, store.job(source).id)
+        collected = job_measurements(store, store.jobs.get(source).id)
     notes = collected.lines(source)
     if not collected.measurements:
         raise KnowledgeError("knowledge", f"{source} has no measurement", "; ".join(notes) or FORMS)

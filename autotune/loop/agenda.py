@@ -25,10 +25,11 @@ from search_spaces.knob_values import value_text
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
+from search_spaces.shared_records import JobEvent
 from search_spaces.training.fewer import fewer_layers, fewer_micro_batches
 from search_spaces.trial import TrialRequest
 from search_spaces.trial_config import TrialConfig
-from storage.records import FEWER, FULL, SHALLOWER, EventRecord, Lease, TrialRecord
+from storage.records import FEWER, FULL, SHALLOWER, Lease, TrialRecord
 from storage.store import Store
 
 EVERY_TRIAL_FAILED = "EVERY_TRIAL_FAILED"
@@ -234,13 +235,13 @@ class DriftReporter:
         for level, next_level in list(pairwise(drift.levels))[self._reported :]:
             message = step_text(level, next_level)
             trials = {"after_trial": level.last, "until_trial": next_level.first}
-            self._store.add_event(lease, DRIFT_FOUND, {**trials, "speed": next_level.speed, "message": message})
+            self._store.events.add(lease, DRIFT_FOUND, {**trials, "speed": next_level.speed, "message": message})
             self._report(message)
             self._reported += 1
 
-    def _events(self, job_id: str) -> Iterator[EventRecord]:
+    def _events(self, job_id: str) -> Iterator[JobEvent]:
         after = 0
-        while page := self._store.events(job_id, after, 1000):
+        while page := self._store.events.of(job_id, after, 1000):
             yield from page
             after = page[-1].sequence
 

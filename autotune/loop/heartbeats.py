@@ -10,9 +10,9 @@ from datetime import UTC, datetime
 from types import TracebackType
 
 from executor.runners.rank_process import HeadAndTail
+from search_spaces.shared_records import LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from search_spaces.trial import LogLines, Progress
 from storage.errors import DatabaseUnavailableError, LeaseLostError
-from storage.log_records import LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from storage.owners import current_owner
 from storage.records import Lease
 from storage.service_records import WorkerRecord
@@ -55,7 +55,7 @@ class LeaseHeartbeat:
     def _beat(self) -> None:
         while not self._ended.wait(BEAT_SECONDS):
             try:
-                self._lease = self._store.heartbeat(self._lease, LEASE_SECONDS)
+                self._lease = self._store.jobs.heartbeat(self._lease, LEASE_SECONDS)
             except LeaseLostError as error:
                 self._lost = error
                 return
@@ -100,9 +100,9 @@ class WorkerHeartbeat:
     def _beat(self) -> None:
         while not self._ended.is_set():
             self._changed.clear()
-            self._safely(lambda: self._store.beat(self._record()))
+            self._safely(lambda: self._store.workers.beat(self._record()))
             self._changed.wait(self._seconds)
-        self._safely(lambda: self._store.retire(self._id))
+        self._safely(lambda: self._store.workers.retire(self._id))
 
     def _safely(self, write: Callable[[], None]) -> None:
         try:
@@ -162,7 +162,7 @@ class OutputWriter:
         if not lines and not progress:
             return
         try:
-            self._store.add_output(self._heartbeat.lease, lines, progress)
+            self._store.logs.add(self._heartbeat.lease, lines, progress)
         except DatabaseUnavailableError:
             for item in lines:  # the loop's own writes decide whether to wait for the database
                 self.add(item)

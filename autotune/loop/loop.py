@@ -56,7 +56,7 @@ def run_job(
         RunnerError: ranks cannot be started or placed; the job is left FAILED and can be resumed.
         KeyboardInterrupt: no handler turned it into a stop request; the job is left PAUSED.
     """
-    lease = store.acquire(job_id, current_owner(), LEASE_SECONDS)
+    lease = store.jobs.acquire(job_id, current_owner(), LEASE_SECONDS)
     with LeaseHeartbeat(store, lease) as heartbeat:
         return run_held_job(session, store, heartbeat, runner, stop, listener)
 
@@ -89,7 +89,7 @@ def run_held_job(
                 raise
             paused = isinstance(error, KeyboardInterrupt)
             state = JobState.PAUSED if paused else JobState.FAILED
-            store.release(heartbeat.lease, state, "interrupted" if paused else type(error).__name__, str(error))
+            store.jobs.release(heartbeat.lease, state, "interrupted" if paused else type(error).__name__, str(error))
             raise
         tracked.on_state(released.state, released.message, read_snapshot(store, released.id))
     return released
@@ -100,7 +100,7 @@ def _run_and_release(loop: "TuningLoop", store: Store, heartbeat: LeaseHeartbeat
     while True:
         state, reason, message = loop.run()
         with contextlib.suppress(JobStateError):
-            return store.release(heartbeat.lease, state, reason, message, loop.known_request)
+            return store.jobs.release(heartbeat.lease, state, reason, message, loop.known_request)
 
 
 class TuningLoop:
@@ -134,7 +134,7 @@ class TuningLoop:
         self._incumbent = Incumbent()
         # To tell a hang from a slow step. The rate of a script is its own report.
         is_script = isinstance(session.model, CommandModel)
-        self._forecast = None if is_script else forecast_of(session, store.prior(heartbeat.lease.job_id))
+        self._forecast = None if is_script else forecast_of(session, store.jobs.prior(heartbeat.lease.job_id))
         self._table = failure_table(session.request.failures)
         self._verifying = Verifying(store, self._table)
         self._node_monitor = NodeMonitor(
@@ -204,7 +204,7 @@ class TuningLoop:
             nonlocal last_check
             if time.monotonic() - last_check > LOOK_SECONDS:
                 with contextlib.suppress(StorageError):
-                    self._obey(self._store.job(self._heartbeat.lease.job_id).state)
+                    self._obey(self._store.jobs.get(self._heartbeat.lease.job_id).state)
                 last_check = time.monotonic()
             if self._stop.requested:
                 raise DecisionAbandonedError
@@ -217,13 +217,13 @@ class TuningLoop:
         trials = []
         for plan in planned:
             refused, lease = refusal(self._session, plan), self._heartbeat.lease
-            trials.append(self._store.add_trial(lease, plan.config, plan.purpose, plan.fidelity, plan.repeat, refused))
+            trials.append(self._store.trials.add(lease, plan.config, plan.purpose, plan.fidelity, plan.repeat, refused))
         self._ended += [trial.number for trial in trials if trial.outcome is not None]
         return self._verifying.startable([trial for trial in trials if trial.outcome is None], self._running.values())
 
     def run_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
         """Submit an attempt at the trial to the runner."""
-        attempt = self._store.start_attempt(self._heartbeat.lease, trial.number)
+        attempt = self._store.attempts.start(self._heartbeat.lease, trial.number)
         self._running[attempt.token] = trial
         self._runner.submit(self._request(attempt.token, trial, snapshot))
         self._listener.on_start(trial)
@@ -267,10 +267,10 @@ class TuningLoop:
         # Results of models with fewer layers have no losses, so they cannot be the reference.
         if result.outcome is Outcome.OK and result.losses and not self._referenced:
             # Before the trial is closed: if the process is killed in between, the trial is retried, and no reference is lost.
-            self._store.set_reference_losses(lease, result.losses)
+            self._store.jobs.set_reference_losses(lease, result.losses)
         result, elsewhere = self._node_monitor.judge(trial, result, self._spread.relative)
         retry = elsewhere or self._is_retried(trial, result)
-        if self._store.finish_attempt(lease, with_stated_interval(result, self._spread), retry) and not retry:
+        if self._store.attempts.finish(lease, with_stated_interval(result, self._spread), retry) and not retry:
             self._ended.append(trial.number)
 
     def _is_retried(self, trial: TrialRecord, result: TrialResult) -> bool:
@@ -278,7 +278,7 @@ class TuningLoop:
         if not retries:  # the common case: the attempts need not be read
             return False
         # Each outcome has its own number of retries. Attempts that a killed process left unfinished do not count.
-        attempts = self._store.attempts(self._heartbeat.lease.job_id, trial.number)
+        attempts = self._store.attempts.of(self._heartbeat.lease.job_id, trial.number)
         return sum(attempt.outcome is result.outcome for attempt in attempts) < retries
 
     def _answer(self, snapshot: JobSnapshot, last: bool = False) -> None:
@@ -290,7 +290,7 @@ class TuningLoop:
         if verdict is self._answered:
             return
         self._answered = verdict
-        self._store.set_answer(self._heartbeat.lease, None if verdict is None else answer_summary(verdict))
+        self._store.jobs.set_answer(self._heartbeat.lease, None if verdict is None else answer_summary(verdict))
         self._listener.on_answer(verdict)
 
     def _obey(self, state: JobState) -> None:

@@ -177,7 +177,7 @@ class NodeMonitor:
     def _nodes(self) -> Nodes:
         if self._recalled is None:
             self._recalled = Nodes(faults=self._faults, own_rows=self._own_rows)
-            self._recalled.replay(self._store.attempts(self._lease().job_id))
+            self._recalled.replay(self._store.attempts.of(self._lease().job_id))
         return self._recalled
 
     def _with_slow_nodes(self, trial: TrialRecord, result: TrialResult, between: float) -> TrialResult:
@@ -196,7 +196,7 @@ class NodeMonitor:
         """Whether to measure the trial on other nodes. If not, the result is kept; it lists the nodes that slowed it down."""
         if not result.slow_nodes:
             return False
-        attempts = self._store.attempts(trial.job_id, trial.number)
+        attempts = self._store.attempts.of(trial.job_id, trial.number)
         before = sum(attempt.state is AttemptState.RETRIED and attempt.outcome in WORKED for attempt in attempts)
         # A trial is measured again once because a node slowed it down.
         return before < 1 and self._has_room_without({*self._quarantined(), *self._nodes.slow, *result.slow_nodes})
@@ -205,14 +205,14 @@ class NodeMonitor:
         return has_room(self._runner.node_capacities(), {*nodes, *self._nodes.shut}, self._ranks)
 
     def _quarantined(self) -> list[str]:
-        return [record.node for record in self._store.quarantined_nodes()]
+        return [record.node for record in self._store.nodes.quarantined()]
 
     def _quarantine(self, node: str, reason: str) -> None:
         """Quarantine the node, unless a trial then has no room left: a job must be able to continue."""
         shut = self._quarantined()
         if node in shut or not self._has_room_without({*shut, node}):
             return
-        self._store.quarantine_node(self._lease(), node, reason, QUARANTINE_SECONDS)
+        self._store.nodes.quarantine(self._lease(), node, reason, QUARANTINE_SECONDS)
         self._report(f"{node} is in quarantine for {QUARANTINE_SECONDS / 60:.0f} minutes: {reason}")
 
     def _add_event(self, event: NodeEvent, trial: int | None = None) -> None:
@@ -221,5 +221,5 @@ class NodeMonitor:
         if kind is None:
             return
         about = {} if trial is None else {"trial": trial}
-        self._store.add_event(self._lease(), kind, {"node": event.node, "message": event.message, **about})
+        self._store.events.add(self._lease(), kind, {"node": event.node, "message": event.message, **about})
         self._report(f"{event.node}: {event.kind}{f': {event.message}' if event.message else ''}")

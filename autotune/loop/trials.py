@@ -95,7 +95,7 @@ class Verifying:
         """Whether the trial's next attempt verifies a failure."""
         key = (trial.number, trial.attempts)
         if trial.attempts and key not in self._known:
-            attempts = self._store.attempts(trial.job_id, trial.number)
+            attempts = self._store.attempts.of(trial.job_id, trial.number)
             retried = [attempt.result for attempt in attempts if attempt.state is AttemptState.RETRIED and attempt.result]
             rows = [self._table.row(result.cause) for result in retried]
             self._known[key] = any(row is not None and row.verify for row in rows)

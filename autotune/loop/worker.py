@@ -83,7 +83,7 @@ class Worker:
         with self._heartbeat, contextlib.closing(self):
             while not stop.requested and (most_jobs is None or self.jobs_done < most_jobs):
                 try:
-                    lease = self._store.claim(current_owner(), LEASE_SECONDS, self._limits)
+                    lease = self._store.queue.claim(current_owner(), LEASE_SECONDS, self._limits)
                     if lease is None:
                         stop.wait(self._poll_seconds)
                         continue
@@ -111,7 +111,7 @@ class Worker:
         self._heartbeat.set_job(lease.job_id)
         with LeaseHeartbeat(self._store, lease) as heartbeat:
             try:
-                job = self._store.job(lease.job_id)
+                job = self._store.jobs.get(lease.job_id)
                 if is_from_outside(job):
                     self._allowed.require(request_of(job))
                 session = on_ray(session_of(job), self._ray_address)
@@ -157,7 +157,7 @@ class Worker:
         raise AssertionError("unreachable")
 
     def _fail(self, heartbeat: LeaseHeartbeat, error: Exception) -> None:
-        self._store.release(heartbeat.lease, JobState.FAILED, type(error).__name__, str(error))
+        self._store.jobs.release(heartbeat.lease, JobState.FAILED, type(error).__name__, str(error))
 
     def _runner_for(self, session: Session) -> Runner:
         request = session.request

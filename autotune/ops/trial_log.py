@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from storage.log_records import LogRecord
+from search_spaces.shared_records import LogPart
 
 
 class LogText:
@@ -25,7 +25,7 @@ class LogText:
         self._begun: dict[int, str] = {}
         """Rank -> its unfinished line."""
 
-    def lines(self, parts: Iterable[LogRecord], gaps: bool = True) -> Iterator[str]:
+    def lines(self, parts: Iterable[LogPart], gaps: bool = True) -> Iterator[str]:
         """Yield the lines that the parts complete. `gaps`: mark missing parts as left out; False if they may be filtered."""
         for part in parts:
             if part.attempt != self._attempt:
@@ -46,7 +46,7 @@ class LogText:
         for rank in sorted(begun):
             yield self._format(rank, begun[rank])
 
-    def _of(self, part: LogRecord) -> Iterator[str]:
+    def _of(self, part: LogPart) -> Iterator[str]:
         # Progress bars end lines with a carriage return. At the end of a part, it may be the first half of a Windows line end.
         *ended, begun = re.split(r"\r\n|\n|\r(?=.)", self._begun.pop(part.rank, "") + part.text, flags=re.DOTALL)
         if len(begun) > 16_384:  # some programs never end their lines

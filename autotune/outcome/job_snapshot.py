@@ -47,7 +47,7 @@ class Closed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSnapshot:
-    """A job and its trials by number, with only the figures of their results (`Store.figures_of`).
+    """A job and its trials by number, with only the figures of their results (`TrialStore.figures_of`).
 
     Snapshots of one reader share the closed trials, so reading the next snapshot costs only as much as its new rows.
     """
@@ -151,11 +151,11 @@ class SnapshotReader:
         Raises:
             UnknownJobError: the job does not exist.
         """
-        job = self._store.job(self._job_id)
+        job = self._store.jobs.get(self._job_id)
         self._job_id = job.id
         closed = self._closed
         later: list[TrialRecord] = []
-        for trial in self._store.figures_of(job.id, len(closed.trials)):
+        for trial in self._store.trials.figures_of(job.id, len(closed.trials)):
             if later or trial.outcome is None:
                 later.append(trial)
             else:
@@ -171,7 +171,7 @@ class SnapshotReader:
         )
 
     def _whole(self, number: int) -> TrialRecord:
-        return self._store.trial_page(self._job_id, number, 1)[0]
+        return self._store.trials.of(self._job_id, number, 1)[0]
 
 
 def read_snapshot(store: "Store", job_id: str) -> JobSnapshot:

@@ -70,7 +70,7 @@ def report_of(store: "Store", job: str | None, has_points: bool = True) -> Repor
     Raises:
         UnknownJobError: there is no such job.
     """
-    source = FigureSource(store, store.job(job).id)
+    source = FigureSource(store, store.jobs.get(job).id)
     document = _document(source)
     explanation = explain_evidence(source.evidence) if source.evidence is not None else None
     return Report(

@@ -96,7 +96,7 @@ def prepare_calibration(store: Store, request: CalibrationRequest) -> tuple[Clus
         require_folder(job)
     if request.force:
         return cluster, None, "--force was given"
-    newest = store.calibrations(fingerprint(cluster), limit=1)
+    newest = store.calibrations.newest(fingerprint(cluster), limit=1)
     if not newest:
         return cluster, None, "nothing was measured on this hardware before"
     if newest[0].quick:
@@ -131,7 +131,7 @@ def measure_cluster(store: Store, request: CalibrationRequest, cluster: ClusterS
         )
         result = runner.measure(benchmark)
         took = time.monotonic() - began
-    record = store.save_calibration(fingerprint(cluster), cluster, result, took)
+    record = store.calibrations.save(fingerprint(cluster), cluster, result, took)
     return Calibration(cluster=cluster, record=record, reused=False, reason=reason)
 
 
@@ -170,7 +170,7 @@ def calibrate_quickly(store: Store, cluster: ClusterSpec) -> CalibrationRecord |
 
     A failure is logged: predictions then use the same data as before, and name it.
     """
-    if not may_calibrate(cluster) or store.calibrations(fingerprint(cluster), limit=1):
+    if not may_calibrate(cluster) or store.calibrations.newest(fingerprint(cluster), limit=1):
         return None
     began = time.monotonic()
     try:
@@ -179,7 +179,7 @@ def calibrate_quickly(store: Store, cluster: ClusterSpec) -> CalibrationRecord |
         log.warning("%s", error)
         return None
     result = dataclasses.replace(result, environment={**result.environment, PROVENANCE: QUICK})
-    return store.save_calibration(fingerprint(cluster), cluster, result, time.monotonic() - began)
+    return store.calibrations.save(fingerprint(cluster), cluster, result, time.monotonic() - began)
 
 
 def calibrate_for(store: Store, session: Session) -> None:

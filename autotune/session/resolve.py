@@ -215,10 +215,10 @@ def with_prior(session: Session, store: "Store", lease: Lease) -> tuple[Session,
         return session, ""
     from autotune.strategies.guided.prior import Prior, learn_prior
 
-    stored_prior = store.prior(lease.job_id)
+    stored_prior = store.jobs.prior(lease.job_id)
     if stored_prior is None:
         borrowed = learned_of(session.request.knowledge, store, session.cluster, session.request.engine)
-        stored_prior = store.set_prior(
+        stored_prior = store.jobs.set_prior(
             lease, to_plain(learn_prior(store, session.cluster, session.request.engine, _earlier(session), borrowed))
         )
     if not predicts:

@@ -8,9 +8,9 @@ from rich.table import Table
 from search_spaces.knob_values import value_text
 from search_spaces.outcome import Outcome, Purpose, StopReason
 from search_spaces.quantities import number_text
+from search_spaces.shared_records import AttemptProgress
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
-from storage.log_records import ProgressRecord
 from storage.records import JobRecord, TrialRecord
 
 STYLES = {
@@ -130,7 +130,7 @@ def place_text(job: JobRecord) -> str:
     )
 
 
-def progress_text(record: ProgressRecord) -> str:
+def progress_text(record: AttemptProgress) -> str:
     """`measure 12, 103.5/s`."""
     rate = f", {number_text(record.samples_per_second)}/s" if record.samples_per_second else ""
     return f"{record.phase}{f' {record.step}' if record.step else ''}{rate}"

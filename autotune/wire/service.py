@@ -1,9 +1,11 @@
-"""The service itself: lists of what it offers, use of quotas, audit log."""
+"""The service itself: lists of what it offers, use of quotas, audit log, webhooks."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
+
+from search_spaces.shared_records import AuditEntry, DeliveryTry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,30 +49,57 @@ class Usage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AuditEntry:
-    """An entry of the audit log."""
-
-    id: str
-    time: datetime
-    actor: str
-    """Owner of the key, or the user of the machine on which a command ran. Empty: a user of the server's machine, if the server
-    requires no keys."""
-    key: str | None
-    """Id of the key. None: a command on the database, or a request without a key."""
-    source: str
-    """Client address of the request, or machine of the command."""
-    action: str
-    """What was done, such as key.create."""
-    target: str
-    """Id of the affected object. Empty: the whole database."""
-    detail: Mapping[str, Any]
-    """Details, depending on the action."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class AuditPage:
     """Entries of the audit log, newest first."""
 
     items: tuple[AuditEntry, ...]
     next: str | None
     """`cursor` of the next page. None: there is none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Webhook:
+    """An address that the service calls when a job of its owner ends."""
+
+    id: str
+    owner: str
+    url: str
+    created: datetime
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewWebhook(Webhook):
+    """A webhook with its secret, which the service shows only once."""
+
+    secret: str = field(repr=False)
+    """The key that signs deliveries, as specified by https://www.standardwebhooks.com."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookList:
+    """Webhooks, oldest first."""
+
+    items: tuple[Webhook, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delivery:
+    """A notification of a webhook: sent, or still to be sent."""
+
+    id: str
+    """The `webhook-id` of every try."""
+    job: str
+    """Id of the job that ended."""
+    created: datetime
+    state: str
+    """pending, delivered or given_up."""
+    due: datetime | None
+    """Time of the next try. None: there is none."""
+    tries: tuple[DeliveryTry, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryList:
+    """Deliveries, newest first."""
+
+    items: tuple[Delivery, ...]

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from autotune.wire.answers import Verdict
+from autotune.wire.jobs import Verdict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -125,8 +125,8 @@ def sweep(title: str, program: Path, place: Path, folder: Path, arguments: argpa
     )  # fmt: skip
     printed(str(program), *map(str, words), folder=place, environment={**os.environ, "PYTHONPATH": str(place)})
     with open_store(str(database)) as store:
-        (job,) = store.jobs()
-        trials = store.trials(job.id)
+        (job,) = store.jobs.newest()
+        trials = store.trials.of(job.id)
     configs = list(dict.fromkeys(trial.config for trial in trials if trial.outcome in (Outcome.OK, Outcome.PRUNED)))
     exact = [config.replace({**SHARDED, "precision": "fp64"}) for config in configs]
     off = in_project(program, place, exact) if name == PROJECT else in_repository(name, exact)

@@ -129,7 +129,7 @@ def sweep(words: list[str], folder: Path) -> Seen:
         program = str(Path(sys.executable).with_name("autotune"))
         answer = subprocess.run([program, *words], cwd=folder, env=environment, capture_output=True, text=True, timeout=1800)
         with open_store(database) as store:
-            first = next((trial for job in store.jobs() for trial in store.trials(job.id)), None)
+            first = next((trial for job in store.jobs.newest() for trial in store.trials.of(job.id)), None)
     message = first.result.message if first is not None and first.result is not None else ""
     return Seen(printed=answer.stderr + answer.stdout, outcome=first.outcome if first else None, message=message)
 

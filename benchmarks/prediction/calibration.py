@@ -58,19 +58,19 @@ def run_trials(store: Store, rounds: int) -> None:
     fields = {"ranks": RANKS, "space": "zero", "runner": "local", "fidelity": FIDELITY}
     sessions = {name: prepare(request_from_fields({**fields, "model": name})) for name in CONFIGS}
     leases = {
-        name: store.acquire(store.create_job(request_to_row(session.request)).id, current_owner(), 3600.0)
+        name: store.jobs.acquire(store.jobs.create(request_to_row(session.request)).id, current_owner(), 3600.0)
         for name, session in sessions.items()
     }
     planned = [(name, TrialConfig().replace(values)) for name, many in CONFIGS.items() for values in many]
     with LocalRunner(RANKS, device="cpu") as runner:
         for number in range(rounds):
             for name, config in random.Random(number).sample(planned, len(planned)):
-                trial = store.add_trial(leases[name], config, Purpose.SEARCH, repeat=number)
-                token = store.start_attempt(leases[name], trial.number).token
+                trial = store.trials.add(leases[name], config, Purpose.SEARCH, repeat=number)
+                token = store.attempts.start(leases[name], trial.number).token
                 result = run_one(runner, sessions[name], token, config)
-                store.finish_attempt(leases[name], dataclasses.replace(result, unstable=False))
+                store.attempts.finish(leases[name], dataclasses.replace(result, unstable=False))
     for lease in leases.values():
-        store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
+        store.jobs.release(lease, JobState.SUCCEEDED, "BUDGET", "")
 
 
 def run_one(runner: LocalRunner, session: Session, token: str, config: TrialConfig) -> TrialResult:
@@ -156,8 +156,8 @@ def compare(history: list[Runs], shipped: Coefficients, benchmark: Coefficients,
 def noise_of(store: Store) -> float:
     """Median difference between the slowest and the fastest repeat of a configuration."""
     rates: dict[tuple[str, str], list[float]] = {}
-    for job in store.jobs():
-        for trial in store.figures_of(job.id):
+    for job in store.jobs.newest():
+        for trial in store.trials.figures_of(job.id):
             if trial.result is not None and trial.result.samples_per_second is not None:
                 rates.setdefault((job.id, trial.config_hash), []).append(trial.result.samples_per_second.mean)
     return statistics.median(max(same) / min(same) - 1 for same in rates.values())
@@ -166,8 +166,8 @@ def noise_of(store: Store) -> float:
 def undisturbed(store: Store, history: list[Runs]) -> list[Runs]:
     """The same configurations with the 10th percentile of their step times."""
     steps: dict[tuple[int, str], list[float]] = {}
-    for job in store.jobs():
-        for trial in store.trials(job.id):
+    for job in store.jobs.newest():
+        for trial in store.trials.of(job.id):
             if trial.result is not None:
                 model = int(request_from_row(job.request).resolved_model.num_layers)  # type: ignore[union-attr]
                 steps.setdefault((model, trial.config_hash), []).extend(trial.result.step_seconds)
@@ -205,7 +205,7 @@ def main() -> None:
         request = CalibrationRequest(ranks=RANKS, runner="local", seconds=arguments.seconds)
         cluster, found, reason = prepare_calibration(store, request)
         found = found or measure_cluster(store, request, cluster, reason)
-        if not store.jobs():
+        if not store.jobs.newest():
             run_trials(store, arguments.rounds)
         history, noise = trial_history(store, cluster, "native"), noise_of(store)
         quiet = undisturbed(store, history)

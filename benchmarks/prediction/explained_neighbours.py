@@ -69,8 +69,8 @@ def main() -> None:
 def measured_in(database: str) -> tuple[Session, dict[str, TrialResult]]:
     """The latest job, and its measured configurations by hash."""
     with open_store(database) as store:
-        job = store.job(None)
-        trials = store.trial_page(job.id)
+        job = store.jobs.get(None)
+        trials = store.trials.of(job.id)
     return session_of(job), {t.config_hash: t.result for t in trials if t.outcome is Outcome.OK and t.result is not None}
 
 
@@ -80,7 +80,7 @@ def neighbours(session: Session, results: dict[str, TrialResult], trials: int, s
     request = dataclasses.replace(session.request, **changes)  # type: ignore[arg-type]
     short = dataclasses.replace(session, request=request, strategy=RandomStrategy())
     with tempfile.TemporaryDirectory() as folder, open_store(str(Path(folder) / "jobs.db")) as store:
-        job = store.create_job(request_to_row(request))
+        job = store.jobs.create(request_to_row(request))
         run_job(short, store, job.id, ReplayRunner(results))
         explanation = explain(store, job.id)
     own = results[explanation.config.hash].samples_per_second

@@ -204,7 +204,7 @@ def calibrated(runner: NetworkRunner, cluster: ClusterSpec) -> Coefficients:
     """Coefficients from a micro-benchmark on the same ranks, as `autotune calibrate` measures it."""
     request = MicrobenchmarkRequest(attempt="calibration", world_size=RANKS, seconds=15, timeout_seconds=180)
     with tempfile.TemporaryDirectory() as folder, open_store(f"{folder}/calibration.db") as store:
-        record = store.save_calibration("module plans", cluster, runner.measure(request), 15)
+        record = store.calibrations.save("module plans", cluster, runner.measure(request), 15)
     return coefficients_from_benchmark(record, cluster, "native", rates_for(cluster, "native"))
 
 

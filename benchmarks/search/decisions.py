@@ -107,7 +107,7 @@ def simulate(noise: float, trials: int, seed: int) -> Job:
         return measured(rate)
 
     with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/jobs.db") as store:
-        job = store.create_job(request_to_row(session.request))
+        job = store.jobs.create(request_to_row(session.request))
         run_job(session, store, job.id, ReplayRunner(answer))
         snapshot = read_snapshot(store, job.id)
         document = build_best_config(session, snapshot)

@@ -95,7 +95,7 @@ def play(session: Session, runner: Runner) -> Played:
     with tempfile.TemporaryDirectory() as folder, open_store(str(Path(folder) / "sweep.db")) as store:
         job = open_job(store, session)
         found = finish(session, store, job.id, runner)
-        trials = [trial for trial in store.trials(job.id) if trial.purpose is Purpose.SEARCH]
+        trials = [trial for trial in store.trials.of(job.id) if trial.purpose is Purpose.SEARCH]
     if found.best is None:
         raise SystemExit(f"{session.request.space}, seed {session.request.seed}: no configuration may win ({found.message})")
     return Played(

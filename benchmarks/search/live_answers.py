@@ -37,7 +37,7 @@ def sweep(runner: LocalRunner, number: int) -> dict[str, Any]:
     )  # fmt: skip
     session = prepare(request)
     with tempfile.TemporaryDirectory() as folder, open_store(f"sqlite:///{folder}/jobs.db") as store:
-        job = store.create_job(request_to_row(session.request))
+        job = store.jobs.create(request_to_row(session.request))
         run_job(session, store, job.id, runner)
         snapshot = read_snapshot(store, job.id)
         confirmations = sum(trial.purpose is Purpose.CONFIRM for trial in snapshot.trials)

@@ -133,7 +133,7 @@ def _played(grid: Grid, session: Session, contestant: str, runner: Runner, datab
         began = time.time()
         found = finish(session, store, job.id, runner)
         seconds = time.time() - began
-        trials = [trial for trial in store.trials(job.id) if trial.purpose is Purpose.SEARCH and trial.started]
+        trials = [trial for trial in store.trials.of(job.id) if trial.purpose is Purpose.SEARCH and trial.started]
     return Sweep(
         ranks=grid.ranks, contestant=contestant, seed=session.request.seed, seconds=round(seconds, 2),
         winner=None if found.best is None else found.best.differences(TrialConfig()),

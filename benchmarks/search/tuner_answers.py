@@ -131,7 +131,7 @@ def run_ours(folder: Path, trials: int, seed: int, confirm_repeats: int) -> Answ
         raise SystemExit(f"autotune sweep ended with {done.returncode}:\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}")
     found = TrialConfig().replace(json.loads(best.read_text())["best"]["config"])
     with open_store(str(database)) as store:
-        run = [trial for trial in store.trials(store.job(None).id) if trial.started is not None]
+        run = [trial for trial in store.trials.of(store.jobs.get(None).id) if trial.started is not None]
     ends = [trial.finished.timestamp() for trial in run if trial.purpose is Purpose.SEARCH and trial.finished is not None]
     return Answer(
         name="autotune", config=found, seconds=seconds, trials=trials, runs=len(run), trial_seconds=between(sorted(ends))

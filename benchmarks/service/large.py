@@ -59,7 +59,7 @@ def _job(database: str, strategy: str, trials: int) -> str:
     body = JobSubmission(model="llama-tiny", ranks=2, space="full", strategy=strategy, trials=1_000_000, runner="local")
     session = session_of_submission(body, Settings(database_url=database), most_steps=10**9)
     with open_store(database) as store:
-        job, _ = store.submit(request_to_row(session.request), Submission(submitter=OWNER))
+        job, _ = store.queue.submit(request_to_row(session.request), Submission(submitter=OWNER))
     add_measured(database, job.id, islice(session.space.enumerate(), trials))
     return job.id
 

@@ -72,7 +72,7 @@ def create_jobs(database: str, count: int) -> list[str]:
     settings = Settings(database_url=database)
     session = session_of_submission(JobSubmission(**BODIES[1]), settings, most_steps=10**9)  # type: ignore[arg-type]
     with open_store(database) as store:
-        jobs = [store.submit(request_to_row(session.request), Submission(submitter=OWNER))[0] for _ in range(count)]
+        jobs = [store.queue.submit(request_to_row(session.request), Submission(submitter=OWNER))[0] for _ in range(count)]
     configs = list(islice(session.space.enumerate(), 4000))
     for job in jobs:
         add_planned(database, job.id, configs[: 4000 // count * 2])

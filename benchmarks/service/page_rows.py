@@ -38,7 +38,7 @@ def write_job(database: str, trials: int) -> tuple[str, Iterator[TrialConfig]]:
     )  # fmt: skip
     session = session_of_submission(body, Settings(database_url=database), most_steps=10**9)
     with open_store(database) as store:
-        job, _ = store.submit(request_to_row(session.request), Submission())
+        job, _ = store.queue.submit(request_to_row(session.request), Submission())
     configs = _shuffled(session.space.enumerate(), trials + 2000)
     rows = _Rows(job.id, trials)
     rows.write(database, islice(configs, trials))
@@ -120,13 +120,13 @@ class Live:
 
     def __init__(self, database: str, job: str, configs: Iterator[TrialConfig]) -> None:
         self._store, self._configs = open_store(database), configs
-        self._lease: Lease = self._store.acquire(job, current_owner(), seconds=3600.0)
+        self._lease: Lease = self._store.jobs.acquire(job, current_owner(), seconds=3600.0)
 
     def one(self) -> None:
         """Run one trial: three events."""
         config = next(self._configs)
-        number = self._store.add_trial(self._lease, config, Purpose.SEARCH).number
-        token = self._store.start_attempt(self._lease, number).token
+        number = self._store.trials.add(self._lease, config, Purpose.SEARCH).number
+        token = self._store.attempts.start(self._lease, number).token
         rate, peak = figures_of(config, number)
         rank = RankMeasurement(
             rank=0, host="node-0", node=f"node-{number % NODES}", peak_memory_bytes=peak, memory_by_tag={}, tag_peak_bytes={},
@@ -136,7 +136,7 @@ class Live:
         result = TrialResult(
             attempt=token, outcome=Outcome.OK, samples_per_second=interval, peak_memory_bytes=peak, ranks=(rank,)
         )
-        self._store.finish_attempt(self._lease, result)
+        self._store.attempts.finish(self._lease, result)
 
     def close(self) -> None:
         self._store.close()

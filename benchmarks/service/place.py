@@ -78,7 +78,7 @@ def postgres() -> Iterator[PostgresServer]:
 def service(database: str, keys: bool = True, processes: int = 1) -> Iterator[Place]:
     """`autotune serve --no-worker --workers PROCESSES` on a free port of loopback; ends with the context."""
     with open_store(database) as store:
-        key = store.create_key(OWNER, (Scope.READ, Scope.SUBMIT))[1]
+        key = store.keys.create(OWNER, (Scope.READ, Scope.SUBMIT))[1]
     with socket.socket() as found:
         found.bind(("127.0.0.1", 0))
         port = found.getsockname()[1]

@@ -29,8 +29,8 @@ def peak_bytes() -> int:
 def main() -> None:
     database, job_id = sys.argv[1:]
     with open_store(database) as store:
-        lease = store.acquire(job_id, current_owner())
-        session = session_of(store.job(job_id))
+        lease = store.jobs.acquire(job_id, current_owner())
+        session = session_of(store.jobs.get(job_id))
         session.strategy.propose(session.space, (), (), 1, 0)  # loads the strategy's imports
         base = peak_bytes()
         with LeaseHeartbeat(store, lease) as heartbeat:
@@ -44,8 +44,8 @@ def main() -> None:
             for _ in range(TURNS if session.request.strategy != "tpe" else 1):
                 lease = heartbeat.lease
                 for trial in loop.check(planned):
-                    attempt = store.start_attempt(lease, trial.number)
-                    store.finish_attempt(lease, measured(attempt.token))
+                    attempt = store.attempts.start(lease, trial.number)
+                    store.attempts.finish(lease, measured(attempt.token))
                 began = time.perf_counter()
                 snapshot = loop.recall()
                 planned = next_trials(session, snapshot, (), 1)

@@ -53,7 +53,7 @@ class Child:
 def record_results(database: str, job_ids: Sequence[str], rate: float, begin: float, seconds: float, queue: Any) -> None:
     """Start and finish attempts of waiting trials, `rate` a second, like a worker; report their number and the CPU used."""
     with open_store(database) as store:
-        leases = [store.acquire(job_id, current_owner(), LEASE_SECONDS) for job_id in job_ids]
+        leases = [store.jobs.acquire(job_id, current_owner(), LEASE_SECONDS) for job_id in job_ids]
         queue.put("ready")
         time.sleep(max(0.0, begin - time.time()))
         began, used, late = time.perf_counter(), time.process_time(), 0.0
@@ -63,8 +63,8 @@ def record_results(database: str, job_ids: Sequence[str], rate: float, begin: fl
             time.sleep(max(0.0, wait))
             late = max(late, -wait)
             lease = leases[number % len(leases)]
-            attempt = store.start_attempt(lease, number // len(leases))
-            store.finish_attempt(lease, measured(attempt.token))
+            attempt = store.attempts.start(lease, number // len(leases))
+            store.attempts.finish(lease, measured(attempt.token))
         queue.put({"results": total, "seconds": time.perf_counter() - began, "cpu": time.process_time() - used, "late": late})
 
 
@@ -74,8 +74,8 @@ def write_results(database: str, seconds: float, whole: bool, queue: Any) -> Non
     The attempts are already running, like workers'; with `whole` each trial is also added and started: two more transactions.
     """
     with open_store(database) as store:
-        job: JobRecord = store.create_job({"model": "llama-tiny"})
-        lease = store.acquire(job.id, current_owner(), LEASE_SECONDS)
+        job: JobRecord = store.jobs.create({"model": "llama-tiny"})
+        lease = store.jobs.acquire(job.id, current_owner(), LEASE_SECONDS)
         tokens = [] if whole else _started(database, store, lease, int(seconds * MOST_RESULTS))
         queue.put("ready")
         began, used, count, longest, errors = time.perf_counter(), time.process_time(), 0, 0.0, 0
@@ -91,7 +91,7 @@ def write_results(database: str, seconds: float, whole: bool, queue: Any) -> Non
         while time.perf_counter() < began + seconds and (whole or tokens):
             try:
                 token = timed(partial(_start, store, lease, count)) if whole else tokens.pop()
-                timed(partial(store.finish_attempt, lease, measured(token)))
+                timed(partial(store.attempts.finish, lease, measured(token)))
                 count += 1
             except DatabaseUnavailableError:
                 errors += 1
@@ -102,12 +102,12 @@ def write_results(database: str, seconds: float, whole: bool, queue: Any) -> Non
 def _started(database: str, store: Store, lease: Lease, count: int) -> list[str]:
     """Tokens of running attempts."""
     add_planned(f"sqlite:///{database}", lease.job_id, [TrialConfig(reduce_bucket_size=1000 + n) for n in range(count)])
-    return [store.start_attempt(lease, number).token for number in range(count)]
+    return [store.attempts.start(lease, number).token for number in range(count)]
 
 
 def _start(store: Store, lease: Lease, number: int) -> str:
-    trial = store.add_trial(lease, TrialConfig(reduce_bucket_size=1000 + number), Purpose.SEARCH)
-    return store.start_attempt(lease, trial.number).token
+    trial = store.trials.add(lease, TrialConfig(reduce_bucket_size=1000 + number), Purpose.SEARCH)
+    return store.attempts.start(lease, trial.number).token
 
 
 class _Follower(asyncio.Protocol):

@@ -71,11 +71,11 @@ def sweep(trials: int, strategy: str) -> tuple[float, list[TrialRecord], Residen
         open_store(f"{folder}/sweep.db") as store,
         RayRunner(1, gangs=GANGS, device="cpu") as runner,
     ):
-        job = store.create_job(request_to_row(prepare(request).request))
+        job = store.jobs.create(request_to_row(prepare(request).request))
         session = session_of(job)
         warm_up(runner, session)
         run_job(session, store, job.id, runner, listener=residents)
-        records = [trial for trial in store.trials(job.id) if trial.started and trial.finished and trial.result]
+        records = [trial for trial in store.trials.of(job.id) if trial.started and trial.finished and trial.result]
     began = min(trial.started for trial in records if trial.started)
     ended = max(trial.finished for trial in records if trial.finished)
     inside = sum(_inside(trial) for trial in records)

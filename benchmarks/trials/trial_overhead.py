@@ -76,7 +76,7 @@ def sweep(trials: int, runner: str, strategy: str) -> tuple[float, float, int, f
             sequence_length=32, runner=runner, database=database, confirm_repeats=0, fidelity=ONE_SECOND,
         )  # fmt: skip
         with open_store(database) as store:
-            records = [trial for trial in store.trials(result.job_id) if trial.started and trial.finished and trial.result]
+            records = [trial for trial in store.trials.of(result.job_id) if trial.started and trial.finished and trial.result]
         first, last = records[0].started, max(trial.finished for trial in records if trial.finished)
         assert first is not None
         inside = sum(

@@ -103,22 +103,22 @@ def submit(client: TestClient, headers: dict[str, str] | None = None, **changes:
 
 def measure(store: Store, job_id: str, trials: int = 2) -> None:
     """Run some trials of a job by hand, and leave it paused."""
-    lease = store.acquire(job_id, current_owner())
+    lease = store.jobs.acquire(job_id, current_owner())
     for number in range(trials):
         config = TrialConfig(zero_stage=number % 4, micro_batch_size=1 + number // 4)
-        store.add_trial(lease, config, Purpose.SEARCH)
-        token = store.start_attempt(lease, number).token
+        store.trials.add(lease, config, Purpose.SEARCH)
+        token = store.attempts.start(lease, number).token
         rate = 100.0 + number
         result = TrialResult(
             attempt=token, outcome=Outcome.OK, losses=(5.0, float("nan")), step_seconds=(8 / rate,) * 5,
             samples_per_second=Interval(mean=rate, low=rate, high=rate), peak_memory_bytes=1_000_000,
         )  # fmt: skip
-        store.finish_attempt(lease, result)
+        store.attempts.finish(lease, result)
     # As the loop does after every trial.
-    session = session_of(store.job(job_id))
+    session = session_of(store.jobs.get(job_id))
     verdict = decide(read_snapshot(store, job_id), session.ranking, session.prior, session.baselines)
-    store.set_answer(lease, None if verdict is None else answer_summary(verdict))
-    store.release(lease, JobState.PAUSED, "paused", "")
+    store.jobs.set_answer(lease, None if verdict is None else answer_summary(verdict))
+    store.jobs.release(lease, JobState.PAUSED, "paused", "")
 
 
 def problem_of(answer: Any, status: int) -> dict[str, Any]:

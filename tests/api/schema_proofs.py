@@ -68,16 +68,16 @@ class Service:
     def __init__(self, folder: Path, require_keys: bool) -> None:
         url = str(folder / "jobs.db")
         self.store: Store = open_store(url)
-        self.key = self.store.create_key("root", {"admin"})[1]
+        self.key = self.store.keys.create("root", {"admin"})[1]
         # "testserver" is what schemathesis calls it.
         self.app = create_app(Settings(database_url=url, require_keys=require_keys, hosts=("testserver",)))
         self.headers = {"Authorization": f"Bearer {self.key}"}
         self.client = TestClient(self.app, base_url="http://testserver", headers=self.headers)
         self.ended = self._submitted()
         measure(self.store, self.ended)
-        self.store.ask(self.ended, Ask.STOP)
+        self.store.queue.ask(self.ended, Ask.STOP)
         self.cancelled = self._submitted()
-        self.store.ask(self.cancelled, Ask.CANCEL)
+        self.store.queue.ask(self.cancelled, Ask.CANCEL)
         self.paused = self._submitted()
         measure(self.store, self.paused)
 
@@ -86,7 +86,7 @@ class Service:
 
     def _running(self) -> str:
         job_id = self._submitted()
-        self.store.acquire(job_id, current_owner())
+        self.store.jobs.acquire(job_id, current_owner())
         return job_id
 
     def choose_job(self, case: Case) -> None:

@@ -21,7 +21,7 @@ def test_an_allowed_command_is_a_job(serve, store: Store) -> None:
     assert answer.status_code == 202, answer.text
     request = answer.json()["request"]
     assert (request["model"], request["engine"], request["command"]["folder"]) == ("train.py", "command", "/srv/project")
-    assert store.jobs()[0].request["resolved_model"]["arguments"] == COMMAND["arguments"]
+    assert store.jobs.newest()[0].request["resolved_model"]["arguments"] == COMMAND["arguments"]
 
 
 @pytest.mark.prove(every=7)
@@ -38,7 +38,7 @@ def test_an_allowed_command_is_a_job(serve, store: Store) -> None:
 def test_no_other_is(serve, store: Store, changes: dict[str, Any]) -> None:
     client = serve(commands=ALLOWED)
     problem_of(client.post("/v1/jobs", json=BODY | {"command": COMMAND | changes}), 422)
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_none_is_without_the_setting(client, store: Store) -> None:
@@ -46,7 +46,7 @@ def test_none_is_without_the_setting(client, store: Store) -> None:
     assert refused["errors"][0]["field"] == "command"
     assert "--allow-command" in refused["errors"][0]["remedy"]
     problem_of(client.post("/v1/jobs", json=BODY), 422)
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 @pytest.mark.parametrize("text", ["python train.py", "srv:python", "/srv:", "/srv:python 'x"])
@@ -63,6 +63,6 @@ def test_a_list_that_became_shorter_holds_for_clones_and_for_what_is_resumed(ser
     for asked in ("clone", "resume"):
         refused = problem_of(shorter.post(f"/v1/jobs/{job}/{asked}"), 422)
         assert refused["errors"][0]["field"] == "command"
-    assert [(found.id, found.state) for found in store.jobs()] == [(job, JobState.PAUSED)]
+    assert [(found.id, found.state) for found in store.jobs.newest()] == [(job, JobState.PAUSED)]
     assert serve(commands=ALLOWED).post(f"/v1/jobs/{job}/resume").status_code == 202
     assert serve(commands=ALLOWED).post(f"/v1/jobs/{job}/clone").status_code == 202

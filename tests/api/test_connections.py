@@ -144,7 +144,7 @@ def test_a_header_behind_a_long_body_is_its_own(database: str) -> None:
 
 
 def test_a_stream_ends_when_its_client_leaves_though_a_request_waits_behind_it(database: str, store: Store) -> None:
-    job = store.create_job(REQUEST)
+    job = store.jobs.create(REQUEST)
     ask = f"GET /v1/jobs/{job.id}/events/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
     # The server reads nothing beyond the request that waits: it learns of the end where it writes.
     with patch("api.hub.KEEPALIVE_SECONDS", 0.1), serving(database) as served:
@@ -234,7 +234,7 @@ def test_an_answer_that_nobody_reads_is_given_up(database: str) -> None:
 
 
 def test_streams_end_with_the_server(database: str, store: Store, caplog: pytest.LogCaptureFixture) -> None:
-    job = store.create_job(REQUEST)
+    job = store.jobs.create(REQUEST)
     ask = f"GET /v1/jobs/{job.id}/events/stream HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode()
     with ExitStack() as stack:
         with serving(database) as served:

@@ -10,17 +10,18 @@ import pytest
 from api.deliverer import AT_A_HOST, FAILURES, LEAST_SECONDS, MOST_SECONDS, OF_AN_OWNER, SLOW_SECONDS, Breaker, Deliverer
 from api.targets import checked_target, networks
 from autotune.errors import RequestError
+from search_spaces.shared_records import DeliveryTry
 from storage.records import Ask, Submission
-from storage.service_records import Delivery, DeliveryTry
+from storage.service_records import DeliveryRecord
 from storage.store import Store
 
-WELL = DeliveryTry(time=datetime.now(UTC), seconds=0.1, status=204)
+WELL = DeliveryTry(time=datetime.now(UTC), seconds=0.1, status=204, error="")
 UNANSWERED = DeliveryTry(time=datetime.now(UTC), seconds=10.0, status=None, error="timed out")
 
 
 def end_jobs(store: Store, owner: str, count: int) -> None:
     for _ in range(count):
-        store.ask(store.submit({}, Submission(submitter=owner))[0].id, Ask.CANCEL)
+        store.queue.ask(store.queue.submit({}, Submission(submitter=owner))[0].id, Ask.CANCEL)
 
 
 class Receivers:
@@ -33,7 +34,7 @@ class Receivers:
         self.most: Counter[str] = Counter()
         self._changed = threading.Condition()
 
-    def __call__(self, delivery: Delivery) -> DeliveryTry:
+    def __call__(self, delivery: DeliveryRecord) -> DeliveryTry:
         owner = delivery.webhook.owner
         with self._changed:
             self.under_way[owner] += 1
@@ -53,8 +54,8 @@ class Receivers:
 
 
 def test_an_owner_with_slow_receivers_waits_for_them_alone(store: Store) -> None:
-    store.create_webhook("mallory", "https://slow.example/")
-    store.create_webhook("anna", "https://a.example/")
+    store.webhooks.create("mallory", "https://slow.example/")
+    store.webhooks.create("anna", "https://a.example/")
     end_jobs(store, "mallory", 40)
     end_jobs(store, "anna", 10)
     receivers = Receivers("mallory")
@@ -70,15 +71,15 @@ def test_an_owner_with_slow_receivers_waits_for_them_alone(store: Store) -> None
         deliverer.close()
     # Left alone after some tries, and the others are not lost: they are due later.
     assert receivers.tried["mallory"] <= FAILURES + OF_AN_OWNER
-    states = [item.state for webhook in store.webhooks("mallory") for item in store.deliveries(webhook.id, 100)]
+    states = [item.state for webhook in store.webhooks.of("mallory") for item in store.webhooks.deliveries(webhook.id, 100)]
     assert Counter(states) == {"pending": 40}
 
 
 def test_a_host_has_its_share_whoever_owns_what_is_sent_there(store: Store) -> None:
     for number in range(6):
-        store.create_webhook(f"mallory{number}", "https://SLOW.example:443/")
+        store.webhooks.create(f"mallory{number}", "https://SLOW.example:443/")
         end_jobs(store, f"mallory{number}", 3)
-    store.create_webhook("anna", "https://a.example/")
+    store.webhooks.create("anna", "https://a.example/")
     end_jobs(store, "anna", 5)
     receivers = Receivers("mallory")
     deliverer = Deliverer(store, receivers, 0.01)
@@ -100,7 +101,7 @@ def test_a_receiver_is_left_alone_longer_each_time_and_tried_once_in_between() -
     for wait in (2 * LEAST_SECONDS, 4 * LEAST_SECONDS):
         now += MOST_SECONDS
         assert breaker.seconds_left(place) == 0.0
-        assert breaker.note(place, DeliveryTry(time=WELL.time, seconds=SLOW_SECONDS, status=200)) == wait
+        assert breaker.note(place, DeliveryTry(time=WELL.time, seconds=SLOW_SECONDS, status=200, error="")) == wait
     assert [breaker.note(place, UNANSWERED) for _ in range(9)][-1] == MOST_SECONDS
     assert breaker.note(place, WELL) == 0.0
     assert breaker.seconds_left(place) == 0.0

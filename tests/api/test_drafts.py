@@ -74,7 +74,7 @@ def test_the_choices_are_what_submissions_are_held_against(refusing: TestClient)
 
 def test_commands_are_shown_to_those_who_may_run_them(database: str, store: Store) -> None:
     with service(database, require_keys=True, commands=("/srv/project:python train.py",)) as client:
-        reader, submitter = (bearer(store.create_key("anna", scopes)[1]) for scopes in ({"read"}, {"read", "submit"}))
+        reader, submitter = (bearer(store.keys.create("anna", scopes)[1]) for scopes in ({"read"}, {"read", "submit"}))
         assert client.get("/v1/choices", headers=reader).json()["commands"] == []
         (command,) = client.get("/v1/choices", headers=submitter).json()["commands"]
         assert command == {"folder": "/srv/project", "arguments": ["python", "train.py"]}

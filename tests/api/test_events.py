@@ -9,13 +9,14 @@ import pytest
 from starlette.testclient import TestClient
 
 from api.connections import ConnectionLimits, Connections
-from api.events import EventHub
+from api.hub import EventHub
 from api.metrics import Metrics, ProcessMetrics
 from api.routes.operations import DiskCheck, readiness
 from search_spaces.outcome import JobState
+from search_spaces.shared_records import JobEvent
 from storage.errors import DatabaseUnavailableError
 from storage.owners import current_owner
-from storage.records import EventRecord, Submission
+from storage.records import Submission
 from storage.service_records import Quotas
 from storage.store import Store
 from tests.api.conftest import measure, problem_of, submit
@@ -37,16 +38,16 @@ def test_a_page_of_events(client: TestClient, store: Store) -> None:
 @pytest.mark.parametrize("after", [0, 3])
 def test_a_stream_goes_from_any_point_to_the_end_of_the_job(client: TestClient, store: Store, after: int) -> None:
     job_id = submit(client)["id"]
-    lease = store.claim(current_owner())
+    lease = store.queue.claim(current_owner())
     assert lease is not None
     # The third: who claims to know what is not there yet is told from the last one on.
-    store.add_event(lease, "note", {"number": 0})
+    store.events.add(lease, "note", {"number": 0})
 
     def work() -> None:
         for number in range(1, 40):
-            store.add_event(lease, "note", {"number": number})
+            store.events.add(lease, "note", {"number": number})
             time.sleep(0.01)
-        store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
+        store.jobs.release(lease, JobState.SUCCEEDED, "BUDGET", "")
 
     worker = threading.Thread(target=work)
     worker.start()
@@ -69,13 +70,13 @@ def test_a_bad_point_is_refused(client: TestClient, last: str) -> None:
 
 
 def test_streams_share_one_look_at_the_database(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    job_id = store.create_job({}).id
-    lease = store.acquire(job_id, current_owner())
+    job_id = store.jobs.create({}).id
+    lease = store.jobs.acquire(job_id, current_owner())
     reads: list[str] = []
     looks: list[int] = []
-    for name in ("events", "news", "exact_jobs"):
-        real: Callable = getattr(store, name)
-        monkeypatch.setattr(store, name, lambda *asked, name=name, real=real: reads.append(name) or real(*asked))
+    for part, name in ((store.events, "of"), (store.events, "news"), (store.jobs, "exact")):
+        real: Callable = getattr(part, name)
+        monkeypatch.setattr(part, name, lambda *asked, name=name, real=real: reads.append(name) or real(*asked))
 
     async def follow(hub: EventHub) -> list[int]:
         return sequences(b"".join([part async for part in hub.stream(job_id, 0, 2)]).decode())
@@ -85,14 +86,14 @@ def test_streams_share_one_look_at_the_database(store: Store, monkeypatch: pytes
         look = hub.look
         hub.look = lambda *asked: looks.append(1) or look(*asked)  # type: ignore[method-assign]
         streams = [asyncio.create_task(follow(hub)) for _ in range(50)]
-        while reads.count("events") < 50:  # until every stream reads what was there before it
+        while reads.count("of") < 50:  # until every stream reads what was there before it
             await asyncio.sleep(0.05)
         reads.clear()
         looks.clear()
         for number in range(20):
-            await asyncio.to_thread(store.add_event, lease, "note", {"number": number})
+            await asyncio.to_thread(store.events.add, lease, "note", {"number": number})
             await asyncio.sleep(0.03)
-        await asyncio.to_thread(store.release, lease, JobState.SUCCEEDED, "BUDGET", "")
+        await asyncio.to_thread(store.jobs.release, lease, JobState.SUCCEEDED, "BUDGET", "")
         found = await asyncio.gather(*streams)
         assert hub.streams == 0
         return found
@@ -104,8 +105,8 @@ def test_streams_share_one_look_at_the_database(store: Store, monkeypatch: pytes
 
 
 def test_streams_outlive_an_outage_of_the_database(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    job_id = store.create_job({}).id
-    lease = store.acquire(job_id, current_owner())
+    job_id = store.jobs.create({}).id
+    lease = store.jobs.acquire(job_id, current_owner())
     monkeypatch.setattr("api.hub.OUTAGE_SECONDS", 0.05)
     away = threading.Event()
     refused: list[str] = []
@@ -119,8 +120,8 @@ def test_streams_outlive_an_outage_of_the_database(store: Store, monkeypatch: py
 
         return asked
 
-    for name in ("events", "news"):
-        monkeypatch.setattr(store, name, unless_away(getattr(store, name)))
+    for name in ("of", "news"):
+        monkeypatch.setattr(store.events, name, unless_away(getattr(store.events, name)))
 
     async def follow(hub: EventHub) -> list[bytes]:
         return [part async for part in hub.stream(job_id, 0, 2)]
@@ -129,10 +130,10 @@ def test_streams_outlive_an_outage_of_the_database(store: Store, monkeypatch: py
         hub = EventHub(store, poll_seconds=0.02)
         away.set()
         stream = asyncio.create_task(follow(hub))
-        while {"events", "news"} - {*refused}:
+        while {"of", "news"} - {*refused}:
             await asyncio.sleep(0.01)
         away.clear()
-        await asyncio.to_thread(store.release, lease, JobState.SUCCEEDED, "BUDGET", "")
+        await asyncio.to_thread(store.jobs.release, lease, JobState.SUCCEEDED, "BUDGET", "")
         return await asyncio.wait_for(stream, 60)
 
     parts = asyncio.run(run())
@@ -145,7 +146,7 @@ def test_a_point_that_is_not_there_yet_holds_up_nobody(
 ) -> None:
     monkeypatch.setattr("api.hub.KEEPALIVE_SECONDS", 240.0)
     job_id = submit(client)["id"]
-    lease = store.claim(current_owner())
+    lease = store.queue.claim(current_owner())
     assert lease is not None
     found: dict[str, list[int]] = {}
 
@@ -160,7 +161,7 @@ def test_a_point_that_is_not_there_yet_holds_up_nobody(
         while client.app.state.hub.streams < streams:  # type: ignore[attr-defined]
             assert time.monotonic() - began < 120
             time.sleep(0.01)
-    store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
+    store.jobs.release(lease, JobState.SUCCEEDED, "BUDGET", "")
     for thread in threads:
         thread.join()
     assert found == {"1000000": [3], "1": [2, 3]}
@@ -168,22 +169,22 @@ def test_a_point_that_is_not_there_yet_holds_up_nobody(
 
 
 def test_a_stream_of_old_events_keeps_nobody_waiting_for_new_ones(store: Store) -> None:
-    job_id = store.create_job({}).id
-    lease = store.acquire(job_id, current_owner())
+    job_id = store.jobs.create({}).id
+    lease = store.jobs.acquire(job_id, current_owner())
     for number in range(100):
-        store.add_event(lease, "note", {"number": number})
-    version = store.job(job_id).version
+        store.events.add(lease, "note", {"number": number})
+    version = store.jobs.get(job_id).version
     pages: list[int] = []
     ended = threading.Event()
-    real = store.events
+    real = store.events.of
 
-    def slow(name: str, after: int, limit: int) -> list[EventRecord]:
+    def slow(name: str, after: int, limit: int) -> list[JobEvent]:
         pages.append(after)
         if len(pages) == 5:  # in the midst of history until who follows knows the end
             assert ended.wait(60)
         return real(name, after, min(limit, 2))
 
-    store.events = slow  # type: ignore[method-assign]
+    store.events.of = slow  # type: ignore[method-assign]
 
     async def run() -> tuple[list[int], list[int], int]:
         hub = EventHub(store, poll_seconds=0.01)
@@ -191,7 +192,7 @@ def test_a_stream_of_old_events_keeps_nobody_waiting_for_new_ones(store: Store) 
         live = asyncio.create_task(all_of(hub.stream(job_id, version, version)))
         while len(pages) < 5:
             await asyncio.sleep(0.01)
-        await asyncio.to_thread(store.release, lease, JobState.SUCCEEDED, "BUDGET", "")
+        await asyncio.to_thread(store.jobs.release, lease, JobState.SUCCEEDED, "BUDGET", "")
         found = await live
         meanwhile = len(pages)
         ended.set()
@@ -209,7 +210,7 @@ def test_a_stream_of_old_events_keeps_nobody_waiting_for_new_ones(store: Store) 
 @pytest.mark.prove
 def test_more_than_a_thousand_jobs_that_changed_at_once(store: Store) -> None:
     """Once they were one condition each of one statement, which SQLite refuses, and every stream of the service stood still."""
-    made = [job for job, _ in store.submit_all([({"model": "x"}, Submission())] * 1200)]  # type: ignore[misc]
+    made = [job for job, _ in store.queue.submit_all([({"model": "x"}, Submission())] * 1200)]  # type: ignore[misc]
     hub = EventHub(store)
     found = hub.look({job.id: 0 for job in made}, [job.id for job in made])
     assert len(found) == 1200
@@ -217,30 +218,30 @@ def test_more_than_a_thousand_jobs_that_changed_at_once(store: Store) -> None:
 
 
 def test_what_one_look_reads_is_bounded(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("api.events.LOOK", 10)
-    jobs = [store.create_job({}).id for _ in range(4)]
+    monkeypatch.setattr("api.hub.LOOK", 10)
+    jobs = [store.jobs.create({}).id for _ in range(4)]
     for job_id in jobs:
-        lease = store.acquire(job_id, current_owner())
+        lease = store.jobs.acquire(job_id, current_owner())
         for number in range(5):
-            store.add_event(lease, "note", {"number": number})
+            store.events.add(lease, "note", {"number": number})
     found = EventHub(store).look(dict.fromkeys(jobs, 0), ())
     assert [(len(news.parts), news.more) for news in found.values()] == [(2, True)] * 4
 
 
 def test_an_error_that_repeats_is_told(store: Store, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr("api.hub.OUTAGE_SECONDS", 0.01)
-    job_id = store.create_job({}).id
-    lease = store.acquire(job_id, current_owner())
+    job_id = store.jobs.create({}).id
+    lease = store.jobs.acquire(job_id, current_owner())
     broken = threading.Event()
     broken.set()
-    real = store.news
+    real = store.events.news
 
     def news(*asked: object) -> object:
         if broken.is_set():
             raise ValueError("no such thing")
         return real(*asked)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(store, "news", news)
+    monkeypatch.setattr(store.events, "news", news)
 
     async def run() -> None:
         hub = EventHub(store, poll_seconds=0.01)
@@ -254,7 +255,7 @@ def test_an_error_that_repeats_is_told(store: Store, monkeypatch: pytest.MonkeyP
         text = Metrics(store, ProcessMetrics(Connections(ConnectionLimits()), {"events": hub})).text()
         assert f'autotune_stream_failures_total{{kind="events"}} {float(failed)}' in text or hub.failed > failed
         broken.clear()
-        await asyncio.to_thread(store.release, lease, JobState.SUCCEEDED, "BUDGET", "")
+        await asyncio.to_thread(store.jobs.release, lease, JobState.SUCCEEDED, "BUDGET", "")
         assert sequences((await follower).decode()) == [1, 2, 3]
         assert hub.failures == 0
 

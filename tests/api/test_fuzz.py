@@ -78,9 +78,9 @@ def jobs(store: Store) -> tuple[list[str], list[str]]:
     """Jobs of anna, which have ended, and one of ben."""
     found = []
     for owner in ("anna", "anna", "ben"):
-        job = store.submit(request_row(), Submission(submitter=owner, priority=0, key=None, body_hash=""))[0]
+        job = store.queue.submit(request_row(), Submission(submitter=owner, priority=0, key=None, body_hash=""))[0]
         measure(store, job.id)
-        store.ask(job.id, Ask.STOP)
+        store.queue.ask(job.id, Ask.STOP)
         found.append(job.id)
     return found[:2], found[2:]
 
@@ -91,9 +91,9 @@ def request_row() -> dict[str, Any]:
 
 
 def keys_of(store: Store) -> list[bytes]:
-    made = [store.create_key("anna", {"read", "submit"})[1], store.create_key("anna", {"read", "submit"})[1]]
+    made = [store.keys.create("anna", {"read", "submit"})[1], store.keys.create("anna", {"read", "submit"})[1]]
     for key in made:
-        store.authenticate(key)  # when a key was used last is written down once a minute
+        store.keys.authenticate(key)  # when a key was used last is written down once a minute
     return [b"Bearer " + key.encode() for key in made]
 
 
@@ -131,7 +131,7 @@ def test_whatever_is_sent_is_answered(store: Store, database: str, jobs: tuple[l
             assert (answer.status < 300 and request.method == "POST") or not watch.has_changed(), (kind, request, answer)
             if answer.status == 202:
                 assert request.method == "POST" and request.headers, request
-                job = store.job(json.loads(answer.body)["id"])
+                job = store.jobs.get(json.loads(answer.body)["id"])
                 assert not session_of(job).space.is_empty(), "a job was accepted that no worker can read"
                 assert (job.submitter, job.state) == ("anna", JobState.QUEUED)
                 accepted += 1
@@ -142,7 +142,7 @@ def test_whatever_is_sent_is_answered(store: Store, database: str, jobs: tuple[l
     assert sum(statuses.values()) == REQUESTS
     assert {400, 401, 404, 405, 413, 415, 422} <= set(statuses), statuses
     assert sum(count for status, count in statuses.items() if status >= 400) > 0.7 * REQUESTS, statuses
-    assert len(store.jobs(limit=100_000)) == 3 + accepted
+    assert len(store.jobs.newest(limit=100_000)) == 3 + accepted
     assert slowest < 5.0
 
 
@@ -211,4 +211,4 @@ def test_whatever_comes_over_a_socket_is_answered(store: Store, jobs: tuple[list
     assert statuses["closed"] < 0.2 * len(texts), statuses
     # No 413: while the client still sends, the answer may be lost with the connection.
     assert {"400", "404", "415", "421", "422"} <= set(statuses), statuses
-    assert len(store.jobs(limit=10_000)) == 3 + opened
+    assert len(store.jobs.newest(limit=10_000)) == 3 + opened

@@ -59,7 +59,7 @@ def test_no_name_is_a_path(refusing: TestClient, untouched: Store, name: str) ->
             continue  # names as good as any: they are nowhere looked up
         document = problem_of(refusing.post("/v1/jobs", json=REQUEST | change), 422)
         assert "root:" not in json.dumps(document)
-    assert untouched.jobs() == []
+    assert untouched.jobs.newest() == []
 
 
 @pytest.fixture(scope="module")
@@ -96,13 +96,13 @@ def test_only_factories_that_were_allowed_letter_by_letter(allowing: TestClient,
     problem_of(allowing.post("/v1/jobs", json=REQUEST | {"model": name}), 422)
     if name != "mine.build":  # a name as good as any, and no reference
         problem_of(allowing.post("/v1/jobs", json=REQUEST | {"model": {"name": name, "config": MODEL}}), 422)
-    assert untouched.jobs() == []
+    assert untouched.jobs.newest() == []
 
 
 def test_an_upload_does_not_pass_for_a_preset(refusing: TestClient, untouched: Store) -> None:
     refused = refusing.post("/v1/jobs", json=REQUEST | {"model": {"name": "llama-3-8b", "config": MODEL}})
     assert problem_of(refused, 422)["errors"][0]["field"] == "model.name"
-    assert untouched.jobs() == []
+    assert untouched.jobs.newest() == []
 
 
 @pytest.mark.parametrize(
@@ -117,7 +117,7 @@ def test_absurd_sizes_of_a_model_are_refused_at_once(refusing: TestClient, untou
         answer, seconds = spent(refusing, "POST", url, json=REQUEST | {"space": "full", "model": {"config": config}})
         problem_of(answer, 422)
         assert seconds < QUICK_SECONDS
-    assert untouched.jobs() == []
+    assert untouched.jobs.newest() == []
 
 
 CLUSTER = {"cluster": "dgx-h100:4096", "ranks": None, "model": "llama-3-70b", "space": "full"}
@@ -152,7 +152,7 @@ def test_spaces_that_take_long_are_refused_by_their_field(
         assert seconds < QUICK_SECONDS, (url, answer.text[:300])
         if answer.status_code >= 400:
             assert problem_of(answer, 422)["errors"][0]["field"]
-        for job in store.jobs():
+        for job in store.jobs.newest():
             assert spent(client, "GET", f"/v1/jobs/{job.id}/best")[1] < QUICK_SECONDS
 
 
@@ -204,17 +204,17 @@ def test_bombs_of_a_megabyte_do_no_harm(refusing: TestClient, untouched: Store, 
         problem_of(answer, answer.status_code)
         assert seconds < QUICK_SECONDS
         assert len(answer.content) < 60_000
-    assert untouched.jobs() == []
+    assert untouched.jobs.newest() == []
 
 
 @pytest.mark.prove
 def test_nobody_has_a_key_to_the_jobs_of_another(serve, store: Store) -> None:
     """Every operation that names a job, as the document lists them."""
     client = serve(require_keys=True)
-    anna, ben = (bearer(store.create_key(owner, {"read", "submit"})[1]) for owner in ("anna", "ben"))
+    anna, ben = (bearer(store.keys.create(owner, {"read", "submit"})[1]) for owner in ("anna", "ben"))
     job_id = submit(client, anna)["id"]
     measure(store, job_id)
-    before = store.job(job_id), store.events(job_id)
+    before = store.jobs.get(job_id), store.events.of(job_id)
     paths = client.app.openapi()["paths"]
     asked = 0
     for path, item in paths.items():
@@ -228,16 +228,16 @@ def test_nobody_has_a_key_to_the_jobs_of_another(serve, store: Store) -> None:
             asked += 1
     assert asked >= 13
     assert client.get("/v1/jobs", headers=ben).json()["items"] == []
-    assert (store.job(job_id), store.events(job_id)) == before
-    assert len(store.jobs()) == 1
+    assert (store.jobs.get(job_id), store.events.of(job_id)) == before
+    assert len(store.jobs.newest()) == 1
 
 
 @pytest.mark.prove
 def test_who_may_only_read_changes_nothing(serve, store: Store) -> None:
     client = serve(require_keys=True)
-    writer, reader = (bearer(store.create_key("anna", scopes)[1]) for scopes in ({"submit"}, {"read"}))
+    writer, reader = (bearer(store.keys.create("anna", scopes)[1]) for scopes in ({"submit"}, {"read"}))
     job_id = submit(client, writer)["id"]
-    before = store.job(job_id), store.events(job_id)
+    before = store.jobs.get(job_id), store.events.of(job_id)
     for path, item in client.app.openapi()["paths"].items():
         for method in item:
             if method == "get" or path.startswith(("/v1/spaces/", "/v1/predictions", "/v1/plans", "/v1/drafts/")):
@@ -247,8 +247,8 @@ def test_who_may_only_read_changes_nothing(serve, store: Store) -> None:
             address = path.format(job_id=job_id, webhook_id="0123456789ab")
             problem_of(client.request(method, address, headers=reader, **body), 403)
     problem_of(client.get("/v1/jobs", headers=writer), 403)
-    assert (store.job(job_id), store.events(job_id)) == before
-    assert len(store.jobs()) == 1
+    assert (store.jobs.get(job_id), store.events.of(job_id)) == before
+    assert len(store.jobs.newest()) == 1
 
 
 @pytest.mark.parametrize(
@@ -264,7 +264,7 @@ def test_a_host_that_is_no_name_is_refused(refusing: TestClient, host: str) -> N
 )
 def test_an_origin_that_is_no_address_is_refused(refusing: TestClient, untouched: Store, origin: str) -> None:
     problem_of(refusing.post("/v1/jobs", json=REQUEST, headers={"Origin": origin}), 403)
-    assert untouched.jobs() == []
+    assert untouched.jobs.newest() == []
 
 
 def test_no_redirect_names_the_host_of_the_request(serve, store: Store) -> None:
@@ -291,7 +291,7 @@ def test_a_body_that_breaks_off_is_not_acted_on(store: Store, database: str) -> 
     body = json.dumps(REQUEST).encode()
     request = Raw(method="POST", headers=(HOST, JSON, (b"content-length", b"900")), body=(body,), ends=False)
     assert asyncio.run(ask(app, request)).status == 400
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_a_body_that_does_not_come_is_waited_for_a_while(store: Store, database: str) -> None:
@@ -315,7 +315,7 @@ def test_a_new_wrong_key_for_each_request_does_not_get_around_the_rate(
 ) -> None:
     monkeypatch.setattr("api.guard.Rates", partial(Rates, clock=lambda: 0.0))  # nothing comes back between two requests
     client = serve(require_keys=True, requests_per_second=0.5)
-    key = bearer(store.create_key("anna", {"read"})[1])
+    key = bearer(store.keys.create("anna", {"read"})[1])
     assert client.get("/v1/models", headers=key).status_code == 200
     statuses = [client.get("/v1/models", headers=bearer(f"at_{number:012x}_x")).status_code for number in range(10)]
     assert statuses == [401] * 4 + [429] * 6

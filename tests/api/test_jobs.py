@@ -21,7 +21,7 @@ def test_a_submitted_job_waits_for_a_worker(client: TestClient, store: Store) ->
     job = answer.json()
     assert answer.headers["location"] == f"/v1/jobs/{job['id']}"
     assert (job["state"], job["model"], job["request"]["trials"]) == ("QUEUED", "llama-tiny", 3)
-    lease = store.claim(current_owner())
+    lease = store.queue.claim(current_owner())
     assert lease is not None
     assert lease.job_id == job["id"]
 
@@ -29,7 +29,7 @@ def test_a_submitted_job_waits_for_a_worker(client: TestClient, store: Store) ->
 def test_what_a_request_resolves_to_is_kept_and_not_shown(client: TestClient, store: Store) -> None:
     job = submit(client)
     assert not any(name.startswith("resolved_") for name in job["request"])
-    assert store.job(job["id"]).request["resolved_model"]["num_layers"] > 0
+    assert store.jobs.get(job["id"]).request["resolved_model"]["num_layers"] > 0
 
 
 def test_an_uploaded_model(client: TestClient, store: Store) -> None:
@@ -38,7 +38,7 @@ def test_an_uploaded_model(client: TestClient, store: Store) -> None:
         "vocab_size": 256, "max_position_embeddings": 128,
     }  # fmt: skip
     job = submit(client, model={"name": "mine", "config": config})
-    assert (job["model"], store.job(job["id"]).request["resolved_model"]["num_layers"]) == ("mine", 3)
+    assert (job["model"], store.jobs.get(job["id"]).request["resolved_model"]["num_layers"]) == ("mine", 3)
 
 
 def test_a_key_opens_one_job(client: TestClient) -> None:
@@ -147,10 +147,10 @@ def test_a_stopped_job_is_content_with_what_it_has(client: TestClient) -> None:
 
 def test_a_running_job_is_told(client: TestClient, store: Store) -> None:
     job_id = submit(client)["id"]
-    lease = store.claim(current_owner())
+    lease = store.queue.claim(current_owner())
     assert lease is not None
     assert client.post(f"/v1/jobs/{job_id}/cancel").json()["state"] == "CANCELLING"
-    assert store.heartbeat(lease).state is JobState.CANCELLING
+    assert store.jobs.heartbeat(lease).state is JobState.CANCELLING
 
 
 def test_a_budget_is_extended_once(client: TestClient) -> None:
@@ -243,7 +243,7 @@ def test_every_answer_tells_the_version(client: TestClient) -> None:
 def test_a_job_that_has_succeeded_goes_on_with_a_larger_budget(client: TestClient, store: Store) -> None:
     job_id = submit(client)["id"]
     measure(store, job_id, trials=3)
-    store.release(store.acquire(job_id, current_owner()), JobState.SUCCEEDED, "BUDGET", "3 of 3 trials are spent")
+    store.jobs.release(store.jobs.acquire(job_id, current_owner()), JobState.SUCCEEDED, "BUDGET", "3 of 3 trials are spent")
     for body in (None, {"trials": 3}):
         refused = problem_of(client.post(f"/v1/jobs/{job_id}/resume", json=body), 409)
         assert "give it a larger budget (trials above 3), or clone it" in refused["detail"]
@@ -260,7 +260,7 @@ def test_labels_are_set_changed_and_searched_for(client: TestClient, store: Stor
     ids = [item["id"] for item in client.get("/v1/jobs", params={"tag": ["smoke", "a100"]}).json()["items"]]
     assert ids == [job["id"]]
     assert client.get("/v1/jobs", params={"tag": ["smoke", "other"]}).json()["items"] == []
-    store.ask(plain["id"], Ask.CANCEL)
+    store.queue.ask(plain["id"], Ask.CANCEL)
     changed = client.patch(f"/v1/jobs/{plain['id']}", json={"tags": ["smoke"], "note": "kept"}).json()
     assert (changed["state"], changed["request"]["tags"], changed["request"]["note"]) == ("CANCELLED", ["smoke"], "kept")
     for body in ({"tags": ["two words"]}, {"tags": ["a", "a"]}, {"name": "x" * 101}, {"name": "a\nb"}, {"note": "\u009b"}):
@@ -277,7 +277,7 @@ def test_a_list_carries_summaries(client: TestClient, store: Store) -> None:
         "trials": 3,
         "tags": ["big"],
     }
-    made = [store.create_job(large).id for _ in range(20)]
+    made = [store.jobs.create(large).id for _ in range(20)]
     answer = client.get("/v1/jobs?tag=big")
     assert {job["id"] for job in answer.json()["items"]} == {*made}
     assert len(answer.content) < 20_000
@@ -294,10 +294,10 @@ def test_a_list_carries_summaries(client: TestClient, store: Store) -> None:
 
 
 def test_a_list_does_not_read_requests(store: Store) -> None:
-    store.create_job({"model": "large", "data_path": "x" * 500_000, "trials": {"not": "a number"}})
+    store.jobs.create({"model": "large", "data_path": "x" * 500_000, "trials": {"not": "a number"}})
     tracemalloc.start()
     try:
-        (job,) = store.job_summaries()
+        (job,) = store.jobs.summaries()
         assert tracemalloc.get_traced_memory()[1] < 300_000
     finally:
         tracemalloc.stop()
@@ -312,9 +312,9 @@ def test_pages_are_bounded_in_bytes(client: TestClient, store: Store, monkeypatc
     jobs = [submit(client, name=f"job {number}", note="n" * 800)["id"] for number in range(9)]
     job_id = jobs[0]
     measure(store, job_id, trials=6)
-    lease = store.acquire(job_id, current_owner())
+    lease = store.jobs.acquire(job_id, current_owner())
     for number in range(12):
-        store.add_event(lease, "note", {"text": "x" * 700, "number": number})
+        store.events.add(lease, "note", {"text": "x" * 700, "number": number})
     for path, key, start in (("/v1/jobs", "id", None), ("/trials", "number", 0), ("/events", "sequence", 0)):
         url = path if start is None else f"/v1/jobs/{job_id}{path}"
         name = "after" if path == "/events" else "cursor"
@@ -331,14 +331,14 @@ def test_pages_are_bounded_in_bytes(client: TestClient, store: Store, monkeypatc
             start = following
         expected = client.get(url, params={"limit": 1}).json()
         assert pages > 1, path
-        assert len(found) == len({*map(str, found)}) == {"/v1/jobs": 9, "/trials": 6}.get(path, store.job(job_id).version)
+        assert len(found) == len({*map(str, found)}) == {"/v1/jobs": 9, "/trials": 6}.get(path, store.jobs.get(job_id).version)
         assert found[0] == expected["items"][0][key]
 
 
 @pytest.mark.prove
 def test_the_objective_goodput_of_a_job_and_its_answer(client: TestClient, store: Store) -> None:
     job = submit(client, objective="goodput", goodput=["failures=rsc1", "tokens=1e10"])
-    row = store.job(job["id"])
+    row = store.jobs.get(job["id"])
     assert (row.request["objective"], row.request["goodput"]) == ("goodput", ["failures=rsc1", "tokens=1e10"])
     measure(store, job["id"], trials=3)
     best = client.get(f"/v1/jobs/{job['id']}/best").json()["decision"]
@@ -355,7 +355,7 @@ def test_labels_that_change_at_once_are_all_kept(client: TestClient, store: Stor
 
     def read_before_another_change(*given: Any) -> JobRecord:
         found = read(*given)
-        store.change_request(job, None, {"tags": ("between",)})
+        store.queue.change_request(job, None, {"tags": ("between",)})
         return found
 
     monkeypatch.setattr(routes, "visible_job", read_before_another_change)

@@ -32,7 +32,7 @@ def test_measurements_stay_with_the_job(client: TestClient, database: str) -> No
     job = answer.json()["id"]
     assert "knowledge" not in client.get(f"/v1/jobs/{job}").json()["request"]
     with open_store(database) as store:
-        assert store.job(job).request["knowledge"] == content()
+        assert store.jobs.get(job).request["knowledge"] == content()
 
 
 def test_predictions_and_plans_learn_from_measurements(refusing: TestClient) -> None:

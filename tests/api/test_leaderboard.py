@@ -74,7 +74,7 @@ def test_models_of_one_name_and_other_shapes_are_not_compared(client: TestClient
 
 def test_a_sweep_of_the_command_line_has_its_ranks(client: TestClient, store: Store) -> None:
     submitted = submit(client)["id"]
-    job = store.create_job(dict(store.job(submitted).request), devices=2).id
+    job = store.jobs.create(dict(store.jobs.get(submitted).request), devices=2).id
     measure(store, job, trials=1)
     (entry,) = client.get("/v1/leaderboard").json()["items"]
     assert (entry["ranks"], entry["jobs"]) == (2, 1)

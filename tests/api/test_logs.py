@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 from starlette.testclient import TestClient
 
-from api.logs import LogHub
+from api.hub import LogHub
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig
@@ -22,18 +22,18 @@ from tests.api.conftest import problem_of, submit
 @pytest.fixture
 def lease(client: TestClient, store: Store) -> Lease:
     """A submitted job that runs its first trial."""
-    lease = store.acquire(submit(client)["id"], current_owner())
-    store.add_trial(lease, TrialConfig(), Purpose.SEARCH)
+    lease = store.jobs.acquire(submit(client)["id"], current_owner())
+    store.trials.add(lease, TrialConfig(), Purpose.SEARCH)
     return lease
 
 
 @pytest.fixture
 def token(store: Store, lease: Lease) -> str:
-    return store.start_attempt(lease, 0).token
+    return store.attempts.start(lease, 0).token
 
 
 def tell(store: Store, lease: Lease, token: str, *texts: str, rank: int = 0) -> None:
-    store.add_output(lease, [LogLines(attempt=token, rank=rank, text=text) for text in texts])
+    store.logs.add(lease, [LogLines(attempt=token, rank=rank, text=text) for text in texts])
 
 
 def ids(text: str) -> list[int]:
@@ -84,11 +84,11 @@ def test_a_trial_that_is_not_there(client: TestClient, lease: Lease, kind: str) 
 def test_a_stream_goes_over_all_attempts_to_the_end_of_the_trial(client: TestClient, store: Store, lease: Lease) -> None:
     def work() -> None:
         for outcome, retry in ((Outcome.TIMEOUT, True), (Outcome.OK, False)):
-            token = store.start_attempt(lease, 0).token
+            token = store.attempts.start(lease, 0).token
             for number in range(5):
                 tell(store, lease, token, f"{number}\n")
                 time.sleep(0.02)
-            store.finish_attempt(lease, TrialResult(attempt=token, outcome=outcome), retry)
+            store.attempts.finish(lease, TrialResult(attempt=token, outcome=outcome), retry)
 
     path = f"/v1/jobs/{lease.job_id}/trials/0/logs/stream"
     worker = threading.Thread(target=work)
@@ -104,13 +104,13 @@ def test_a_stream_goes_over_all_attempts_to_the_end_of_the_trial(client: TestCli
 
 
 def test_parts_that_are_removed_meanwhile_hold_up_nobody(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    lease = store.acquire(store.create_job({}).id, current_owner())
-    store.add_trial(lease, TrialConfig(), Purpose.SEARCH)
-    token = store.start_attempt(lease, 0).token
+    lease = store.jobs.acquire(store.jobs.create({}).id, current_owner())
+    store.trials.add(lease, TrialConfig(), Purpose.SEARCH)
+    token = store.attempts.start(lease, 0).token
     reads: list[str] = []
-    for name in ("logs", "log_news"):
-        real: Callable = getattr(store, name)
-        monkeypatch.setattr(store, name, lambda *asked, name=name, real=real: reads.append(name) or real(*asked))
+    for name in ("of", "news"):
+        real: Callable = getattr(store.logs, name)
+        monkeypatch.setattr(store.logs, name, lambda *asked, name=name, real=real: reads.append(name) or real(*asked))
     key = (lease.job_id, 0)
 
     async def follow(hub: LogHub) -> list[int]:
@@ -121,22 +121,22 @@ def test_parts_that_are_removed_meanwhile_hold_up_nobody(store: Store, monkeypat
         streams = [asyncio.create_task(follow(hub)) for _ in range(20)]
         for _ in range(8):  # more than is kept: parts between head and tail are gone before they are looked for
             await asyncio.to_thread(tell, store, lease, token, *(["x" * 16_000 + "\n"] * 30))
-        await asyncio.to_thread(store.finish_attempt, lease, TrialResult(attempt=token, outcome=Outcome.OK))
+        await asyncio.to_thread(store.attempts.finish, lease, TrialResult(attempt=token, outcome=Outcome.OK))
         return await asyncio.wait_for(asyncio.gather(*streams), 30)
 
     found = asyncio.run(run())
-    kept = [part.sequence for part in store.logs(lease.job_id, 0)]
+    kept = [part.sequence for part in store.logs.of(lease.job_id, 0)]
     for sequences in found:
         assert sequences == sorted(set(sequences))
         assert sequences[-1] == 240
         assert set(kept) <= set(sequences)
-    assert reads.count("logs") < 200, "each stream read the database by itself"
+    assert reads.count("of") < 200, "each stream read the database by itself"
 
 
 def test_what_runs_now(client: TestClient, store: Store, lease: Lease, token: str) -> None:
     path = f"/v1/jobs/{lease.job_id}"
     assert client.get(f"{path}/progress").json() == {"items": []}
-    store.add_output(lease, [], [Progress(attempt=token, phase="measure", step=3, samples_per_second=float("nan"))])
+    store.logs.add(lease, [], [Progress(attempt=token, phase="measure", step=3, samples_per_second=float("nan"))])
     (sign,) = client.get(f"{path}/progress").json()["items"]
     assert {**sign, "time": ""} == {
         "trial": 0, "attempt": 1, "phase": "measure", "step": 3, "samples_per_second": None, "message": "", "time": "",
@@ -160,10 +160,10 @@ def test_live_events_tell_what_runs_to_who_asks_for_it(
 
     def work() -> None:
         for step in range(3):
-            store.add_output(lease, [], [Progress(attempt=token, phase="measure", step=step)])
+            store.logs.add(lease, [], [Progress(attempt=token, phase="measure", step=step)])
             assert told.wait(120)
-        store.finish_attempt(lease, TrialResult(attempt=token, outcome=Outcome.OK))
-        store.release(lease, JobState.SUCCEEDED, "", "")
+        store.attempts.finish(lease, TrialResult(attempt=token, outcome=Outcome.OK))
+        store.jobs.release(lease, JobState.SUCCEEDED, "", "")
 
     texts: dict[str, str] = {}
 
@@ -175,7 +175,7 @@ def test_live_events_tell_what_runs_to_who_asks_for_it(
         thread.start()
     for thread in threads:
         thread.join(180)
-    version = store.job(lease.job_id).version
+    version = store.jobs.get(lease.job_id).version
     assert ids(texts["true"]) == ids(texts["false"]) == list(range(1, version + 1))
     assert 1 <= texts["true"].count("event: progress\ndata: {") <= 3
     assert "event: progress" not in texts["false"]

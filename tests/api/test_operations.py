@@ -25,7 +25,7 @@ from tests.api.conftest import measure, problem_of, submit
 def beat(store: Store, **changes: object) -> None:
     now = datetime.now(UTC)
     values = {"host": "here", "pid": 7, "started": now, "seen": now, "job_id": None, "runner": "", "problem": ""}
-    store.beat(WorkerRecord(id="a", **{**values, **changes}))  # type: ignore[arg-type]
+    store.workers.beat(WorkerRecord(id="a", **{**values, **changes}))  # type: ignore[arg-type]
 
 
 def test_readiness_tells_of_database_tables_workers_and_ray(client: TestClient, store: Store) -> None:
@@ -73,7 +73,7 @@ def samples(text: str) -> dict[tuple[str, ...], float]:
 def test_figures_are_those_of_the_database_and_of_the_requests(client: TestClient, store: Store) -> None:
     measured, waiting = submit(client)["id"], submit(client)["id"]
     measure(store, measured, trials=2)
-    lease = store.acquire(measured, current_owner())
+    lease = store.jobs.acquire(measured, current_owner())
     client.get(f"/v1/jobs/{measured}")
     client.get(f"/v1/jobs/{waiting}")
     client.get("/v1/nowhere/../x")
@@ -82,28 +82,21 @@ def test_figures_are_those_of_the_database_and_of_the_requests(client: TestClien
     assert found["autotune_trials_total", "OK"] == found["autotune_trial_seconds_count", "OK"] == 2
     assert found["autotune_trial_seconds_bucket", "1800", "OK"] == found["autotune_trial_seconds_bucket", "+Inf", "OK"] == 2
     assert 0.0 <= found["autotune_trial_seconds_sum", "OK"] < 60.0
-    answer = store.job(measured).answer
+    answer = store.jobs.get(measured).answer
     assert answer is not None
     assert found["autotune_job_best_samples_per_second", measured] == pytest.approx(answer["rate"]["mean"])
     assert found["autotune_queue_seconds",] >= 0.0
     assert found["autotune_workers",] == 0
     assert found["autotune_http_request_seconds_count", "GET", "/v1/jobs/{job_id}", "200"] == 2
     assert found["autotune_http_request_seconds_count", "GET", "unknown", "404"] == 1
-    store.release(lease, JobState.PAUSED, "", "")
+    store.jobs.release(lease, JobState.PAUSED, "", "")
 
 
-def test_several_who_scrape_cost_one_look_at_the_database(store: Store) -> None:
+def test_several_who_scrape_cost_one_look_at_the_database(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, now = [], [0.0]
-
-    class Counting:
-        def figures(self) -> object:
-            looks.append(now[0])
-            return store.figures()
-
-        def workers(self) -> list[WorkerRecord]:
-            return store.workers()
-
-    metrics = Metrics(Counting(), clock=lambda: now[0])  # type: ignore[arg-type]
+    read = store.overviews.figures
+    monkeypatch.setattr(store.overviews, "figures", lambda: looks.append(now[0]) or read())
+    metrics = Metrics(store, clock=lambda: now[0])
     for _ in range(5):
         metrics.text()
         now[0] += 1.0
@@ -116,7 +109,7 @@ def test_several_who_scrape_cost_one_look_at_the_database(store: Store) -> None:
 def test_requests_are_logged_where_that_is_wanted_and_hold_no_secret(
     serve: Callable[..., TestClient], store: Store, caplog: pytest.LogCaptureFixture
 ) -> None:
-    _, key = store.create_key("anna", ("read",))
+    _, key = store.keys.create("anna", ("read",))
     client = serve(access_log=True, require_keys=True)
     with caplog.at_level(logging.DEBUG):
         client.get("/v1/jobs?state=RUNNING", headers={"Authorization": f"Bearer {key}"})
@@ -131,15 +124,15 @@ def test_requests_are_logged_where_that_is_wanted_and_hold_no_secret(
 
 def test_usage_is_ones_own(serve: Callable[..., TestClient], store: Store) -> None:
     keys = {
-        name: {"Authorization": f"Bearer {store.create_key(name, (scope,))[1]}"}
+        name: {"Authorization": f"Bearer {store.keys.create(name, (scope,))[1]}"}
         for name, scope in (("anna", "submit"), ("root", "admin"))
     }
-    read = {"Authorization": f"Bearer {store.create_key('anna', ('read',))[1]}"}
+    read = {"Authorization": f"Bearer {store.keys.create('anna', ('read',))[1]}"}
     client = serve(require_keys=True)
     job_id = submit(client, headers=keys["anna"])["id"]
-    lease = store.acquire(job_id, current_owner())
+    lease = store.jobs.acquire(job_id, current_owner())
     time.sleep(0.2)
-    store.release(lease, JobState.PAUSED, "", "")
+    store.jobs.release(lease, JobState.PAUSED, "", "")
     hers = client.get("/v1/usage", headers=read).json()
     assert (hers["submitter"], hers["queued_jobs"], hers["running_jobs"]) == ("anna", 0, 0)
     assert hers["device_seconds"] >= 0.4  # two ranks
@@ -151,8 +144,8 @@ def test_usage_is_ones_own(serve: Callable[..., TestClient], store: Store) -> No
 def test_events_that_were_removed_are_told_as_gone(client: TestClient, store: Store) -> None:
     job_id = submit(client)["id"]
     client.post(f"/v1/jobs/{job_id}/cancel")
-    store.prune(datetime.now(UTC) + timedelta(days=1))
-    version = store.job(job_id).version
+    store.maintenance.prune(datetime.now(UTC) + timedelta(days=1))
+    version = store.jobs.get(job_id).version
     problem = problem_of(client.get(f"/v1/jobs/{job_id}/events"), 410)
     assert f"begin with after={version}" in problem["detail"]
     problem_of(client.get(f"/v1/jobs/{job_id}/events/stream", headers={"Last-Event-ID": "1"}), 410)

@@ -37,10 +37,10 @@ def test_what_cannot_win_is_no_best(client: TestClient, store: Store) -> None:
 
 def test_what_runs(client: TestClient, store: Store) -> None:
     job_id = submit(client)["id"]
-    lease = store.acquire(job_id, current_owner())
+    lease = store.jobs.acquire(job_id, current_owner())
     for stage in (1, 2):
-        store.add_trial(lease, TrialConfig(zero_stage=stage), Purpose.SEARCH)
-    store.start_attempt(lease, 0)
+        store.trials.add(lease, TrialConfig(zero_stage=stage), Purpose.SEARCH)
+    store.attempts.start(lease, 0)
     (item,) = client.get("/v1/overviews", params={"job": job_id}).json()["items"]
     assert (item["running"], item["searched"], item["outcomes"]) == (1, 0, {})
 
@@ -48,12 +48,12 @@ def test_what_runs(client: TestClient, store: Store) -> None:
 def test_repeats_are_not_of_the_budget(client: TestClient, store: Store) -> None:
     job_id = submit(client)["id"]
     measure(store, job_id)
-    lease = store.acquire(job_id, current_owner())
-    store.add_trial(lease, TrialConfig(zero_stage=0), Purpose.CONFIRM, repeat=1)
-    token = store.start_attempt(lease, 2).token
+    lease = store.jobs.acquire(job_id, current_owner())
+    store.trials.add(lease, TrialConfig(zero_stage=0), Purpose.CONFIRM, repeat=1)
+    token = store.attempts.start(lease, 2).token
     faster = Interval(mean=500.0, low=500.0, high=500.0)
     result = TrialResult(attempt=token, outcome=Outcome.OK, samples_per_second=faster, peak_memory_bytes=1_000_000)
-    store.finish_attempt(lease, result)
+    store.attempts.finish(lease, result)
     (item,) = client.get("/v1/overviews", params={"job": job_id}).json()["items"]
     assert (item["outcomes"], item["searched"]) == ({"OK": 3}, 2)
 

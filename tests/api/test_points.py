@@ -66,7 +66,7 @@ def test_only_what_changed_is_told_again(client: TestClient, store: Store) -> No
     measure(store, job_id, trials=3)
     before = points(client, job_id)
     assert points(client, job_id, before["version"])["columns"]["number"] == []
-    lease = store.acquire(job_id, current_owner())
+    lease = store.jobs.acquire(job_id, current_owner())
     token = started(store, lease, TrialConfig(zero_stage=3, micro_batch_size=2))
     running = points(client, job_id, before["version"])
     assert (running["whole"], running["count"], running["columns"]["number"]) == (False, 4, [3])
@@ -78,7 +78,7 @@ def test_only_what_changed_is_told_again(client: TestClient, store: Store) -> No
     assert running["columns"]["started"][0] > 0
     result = TrialResult(attempt=token, outcome=Outcome.OK, samples_per_second=Interval(mean=200.0, low=190.0, high=210.0),
                          peak_memory_bytes=900, ranks=(RANK,))  # fmt: skip
-    store.finish_attempt(lease, result)
+    store.attempts.finish(lease, result)
     ended = points(client, job_id, running["version"])
     assert (ended["columns"]["number"], ended["columns"]["rate"], ended["best"]["trial"]) == ([3], [200.0], 3)
     assert [ended["nodes"][code] for code in ended["columns"]["node"]] == ["node-7"]
@@ -95,7 +95,7 @@ def test_who_knows_too_little_is_told_everything(client: TestClient, store: Stor
 
 def test_a_value_that_comes_later_leaves_codes_as_they_were(client: TestClient, store: Store) -> None:
     job_id = submit(client)["id"]
-    lease = store.acquire(job_id, current_owner())
+    lease = store.jobs.acquire(job_id, current_owner())
     started(store, lease, TrialConfig(zero_stage=2))
     before = points(client, job_id)
     assert "reduce_bucket_size" not in [knob["name"] for knob in before["knobs"]]
@@ -106,11 +106,11 @@ def test_a_value_that_comes_later_leaves_codes_as_they_were(client: TestClient, 
 
 def test_infeasible_trials_stand_where_they_are_predicted(client: TestClient, store: Store) -> None:
     job_id = submit(client, memory_limit=10**9, headroom=0.1)["id"]
-    lease = store.acquire(job_id, current_owner())
+    lease = store.jobs.acquire(job_id, current_owner())
     refusal = TrialResult(attempt="", outcome=Outcome.INVALID, rule="batch.too_large", message="too large")
-    store.add_trial(lease, TrialConfig(micro_batch_size=8), Purpose.SEARCH, refusal=refusal)
+    store.trials.add(lease, TrialConfig(micro_batch_size=8), Purpose.SEARCH, refusal=refusal)
     token = started(store, lease, TrialConfig(micro_batch_size=4))
-    store.finish_attempt(lease, TrialResult(attempt=token, outcome=Outcome.INFEASIBLE, peak_memory_bytes=2 * 10**9))
+    store.attempts.finish(lease, TrialResult(attempt=token, outcome=Outcome.INFEASIBLE, peak_memory_bytes=2 * 10**9))
     told = points(client, job_id)
     assert [told["outcomes"][code] for code in told["columns"]["outcome"]] == ["INVALID", "INFEASIBLE"]
     assert [code is not None and told["causes"][code] for code in told["columns"]["cause"]] == ["batch.too_large", False]
@@ -126,4 +126,4 @@ def test_a_version_that_is_none(client: TestClient) -> None:
 
 def started(store: Store, lease: Lease, config: TrialConfig) -> str:
     """Add a trial and start an attempt at it; its token."""
-    return store.start_attempt(lease, store.add_trial(lease, config, Purpose.SEARCH).number).token
+    return store.attempts.start(lease, store.trials.add(lease, config, Purpose.SEARCH).number).token

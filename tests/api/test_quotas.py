@@ -13,7 +13,7 @@ from tests.api.conftest import REQUEST, problem_of, submit
 
 @pytest.fixture
 def anna(store: Store) -> dict[str, str]:
-    return {"Authorization": f"Bearer {store.create_key('anna', {'read', 'submit'})[1]}"}
+    return {"Authorization": f"Bearer {store.keys.create('anna', {'read', 'submit'})[1]}"}
 
 
 def test_a_quota_that_is_used_up_is_one_problem_that_names_it_its_use_and_its_limit(serve, store: Store, anna) -> None:
@@ -27,20 +27,20 @@ def test_a_quota_that_is_used_up_is_one_problem_that_names_it_its_use_and_its_li
         assert (found["quota"], found["used"], found["limit"]) == ("queued_jobs", 1, 1), path
         assert found["errors"][0]["field"] == "quota.queued_jobs"
         assert "cancel some" in found["detail"]
-    assert len(store.jobs()) == 2
+    assert len(store.jobs.newest()) == 2
 
 
 def submit_paused(client: TestClient, store: Store, headers: dict[str, str]) -> str:
     """A job of the same owner that waits for nobody."""
-    store.set_quota("anna", Quota.QUEUED_JOBS, 2)
+    store.quotas.set_limit("anna", Quota.QUEUED_JOBS, 2)
     job: str = submit(client, headers)["id"]
     assert client.post(f"/v1/jobs/{job}/pause", headers=headers).status_code == 202
-    store.set_quota("anna", Quota.QUEUED_JOBS, None)
+    store.quotas.set_limit("anna", Quota.QUEUED_JOBS, None)
     return job
 
 
 def test_bytes_of_requests_have_a_limit(serve, store: Store, anna) -> None:
-    size = next(use.used for use in store.quotas("x", Quotas()) if use.quota is Quota.STORED_BYTES)
+    size = next(use.used for use in store.quotas.uses("x", Quotas()) if use.quota is Quota.STORED_BYTES)
     assert size == 0
     client = serve(require_keys=True, quotas=Quotas(stored_bytes=20_000))
     count = 0
@@ -66,7 +66,7 @@ def test_what_was_done_is_told_to_administrators_with_key_and_address(serve, sto
     client = serve(require_keys=True)
     job = submit(client, anna)["id"]
     client.post(f"/v1/jobs/{job}/cancel", headers=anna)
-    key, text = store.create_key("root", {"admin"})
+    key, text = store.keys.create("root", {"admin"})
     admin = {"Authorization": f"Bearer {text}"}
     problem_of(client.get("/v1/audit", headers=anna), 403)
     items = client.get("/v1/audit", headers=admin).json()["items"]
@@ -74,7 +74,7 @@ def test_what_was_done_is_told_to_administrators_with_key_and_address(serve, sto
         ("key.create", key.id), ("job.cancel", job), ("job.submit", job)
     ]  # fmt: skip
     assert items[1]["actor"] == "anna"
-    assert items[1]["key"] == next(found.id for found in [*store.keys()] if found.owner == "anna")
+    assert items[1]["key"] == next(found.id for found in [*store.keys.all()] if found.owner == "anna")
     assert items[1]["source"] == "testclient"
     pages, cursor = [], ""
     while cursor is not None:
@@ -94,7 +94,7 @@ def test_limits_are_looked_up_once_for_a_few_seconds(store: Store) -> None:
 
     async def run() -> None:
         assert await limits.most("anna", Quota.STREAMS) == 7
-        await asyncio.to_thread(store.set_quota, "anna", Quota.STREAMS, 9)
+        await asyncio.to_thread(store.quotas.set_limit, "anna", Quota.STREAMS, 9)
         assert await limits.most("anna", Quota.STREAMS) == 7
         now[0] += LIMIT_SECONDS
         assert await limits.most("anna", Quota.STREAMS) == 9

@@ -28,7 +28,7 @@ def keyed(serve) -> TestClient:
 
 
 def headers(store: Store, owner: str, *scopes: str) -> dict[str, str]:
-    return {"Authorization": f"Bearer {store.create_key(owner, scopes)[1]}"}
+    return {"Authorization": f"Bearer {store.keys.create(owner, scopes)[1]}"}
 
 
 def test_every_route_needs_a_role_but_those_that_are_open_to_everybody() -> None:
@@ -63,7 +63,7 @@ def test_an_operator_steers_everybodys_jobs_and_opens_none(keyed: TestClient, st
     problem_of(keyed.post(f"/v1/jobs/{job}/cancel", headers=other), 404)
     assert keyed.patch(f"/v1/jobs/{job}", json={"note": "seen"}, headers=operator).status_code == 200
     assert keyed.post(f"/v1/jobs/{job}/pause", headers=operator).status_code == 202
-    assert store.job(job).state is JobState.PAUSED
+    assert store.jobs.get(job).state is JobState.PAUSED
     for method, path in (
         ("POST", "/v1/jobs"),
         ("POST", f"/v1/jobs/{job}/clone"),
@@ -76,7 +76,7 @@ def test_an_operator_steers_everybodys_jobs_and_opens_none(keyed: TestClient, st
 
 
 def test_webhooks_of_others_are_the_administrators_alone(keyed: TestClient, store: Store) -> None:
-    made = store.create_webhook("anna", "https://a.example/")
+    made = store.webhooks.create("anna", "https://a.example/")
     for role, seen in (("operate", []), ("admin", [made.id])):
         items = keyed.get("/v1/webhooks", headers=headers(store, "ops", role)).json()["items"]
         assert [item["id"] for item in items] == seen
@@ -94,11 +94,11 @@ def test_jobs_are_named_in_the_metrics_for_their_owner_and_for_operators(keyed: 
     anna, bert = (headers(store, owner, "read", "submit") for owner in ("anna", "bert"))
     job = submit(keyed, anna)["id"]
     measure(store, job, trials=1)
-    lease = store.acquire(job, current_owner())
+    lease = store.jobs.acquire(job, current_owner())
     told = {}
     for who, given in (("anna", anna), ("bert", bert), ("ops", headers(store, "ops", "operate"))):
         text = keyed.get("/metrics", headers=given).text
         told[who] = job in text
         assert 'autotune_jobs{state="RUNNING"} 1.0' in text
     assert told == {"anna": True, "bert": False, "ops": True}
-    store.release(lease, JobState.PAUSED, "", "")
+    store.jobs.release(lease, JobState.PAUSED, "", "")

@@ -23,9 +23,9 @@ def bearer(text: str) -> dict[str, str]:
 
 def test_without_a_key_nothing_is_told(serve, store: Store) -> None:
     client = serve(require_keys=True)
-    _, expired = store.create_key("anna", {"read"}, datetime.now(UTC) - timedelta(seconds=1))
-    key, revoked = store.create_key("anna", {"read"})
-    store.revoke_key(key.id)
+    _, expired = store.keys.create("anna", {"read"}, datetime.now(UTC) - timedelta(seconds=1))
+    key, revoked = store.keys.create("anna", {"read"})
+    store.keys.revoke(key.id)
     for headers in ({}, bearer("at_000000000000_x"), bearer(expired), bearer(revoked), {"Authorization": "Basic YTpi"}):
         for method, path in (("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/v1/models"), ("GET", "/metrics")):
             answer = client.request(method, path, headers=headers, json=REQUEST if method == "POST" else None)
@@ -36,26 +36,26 @@ def test_without_a_key_nothing_is_told(serve, store: Store) -> None:
 
 def test_scopes(serve, store: Store) -> None:
     client = serve(require_keys=True)
-    reader, submitter = (bearer(store.create_key("anna", scopes)[1]) for scopes in ({"read"}, {"read", "submit"}))
+    reader, submitter = (bearer(store.keys.create("anna", scopes)[1]) for scopes in ({"read"}, {"read", "submit"}))
     problem_of(client.post("/v1/jobs", json=REQUEST, headers=reader), 403)
     job_id = submit(client, submitter)["id"]
     assert client.get(f"/v1/jobs/{job_id}", headers=reader).status_code == 200
     for verb in ("pause", "resume", "stop", "cancel", "clone"):
         problem_of(client.post(f"/v1/jobs/{job_id}/{verb}", headers=reader), 403)
     problem_of(client.patch(f"/v1/jobs/{job_id}", json={"trials": 4}, headers=reader), 403)
-    assert store.job(job_id).state == "QUEUED"
+    assert store.jobs.get(job_id).state == "QUEUED"
 
 
 @pytest.mark.prove
 def test_jobs_of_another_owner_are_not_there(serve, store: Store) -> None:
     client = serve(require_keys=True)
     anna, ben, admin = (
-        bearer(store.create_key(owner, scopes)[1])
+        bearer(store.keys.create(owner, scopes)[1])
         for owner, scopes in (("anna", {"read", "submit"}), ("ben", {"read", "submit"}), ("root", {"admin"}))
     )
     job_id = submit(client, anna)["id"]
     measure(store, job_id)
-    before = store.job(job_id)
+    before = store.jobs.get(job_id)
     logs = ("/progress", "/trials/0/logs", "/trials/0/logs/text", "/trials/0/logs/stream")
     for path in (
         "",
@@ -79,7 +79,7 @@ def test_jobs_of_another_owner_are_not_there(serve, store: Store) -> None:
     assert client.get("/v1/jobs", headers=ben).json()["items"] == []
     assert client.get("/v1/jobs", headers=ben, params={"submitter": "anna"}).json()["items"] == []
     problem_of(client.get("/v1/jobs", headers=ben, params={"cursor": job_id}), 404)
-    assert store.job(job_id) == before
+    assert store.jobs.get(job_id) == before
     assert [job["id"] for job in client.get("/v1/jobs", headers=admin).json()["items"]] == [job_id]
     assert client.post(f"/v1/jobs/{job_id}/cancel", headers=admin).json()["state"] == "CANCELLED"
 
@@ -127,7 +127,7 @@ def allowing(untouched_database: str) -> Iterator[TestClient]:
 def test_no_request_names_a_path_or_code_of_the_server(allowing: TestClient, untouched: Store, model: str) -> None:
     document = problem_of(allowing.post("/v1/jobs", json=REQUEST | {"model": model}), 422)
     assert "root:" not in json.dumps(document)
-    assert untouched.jobs() == []
+    assert untouched.jobs.newest() == []
 
 
 @pytest.mark.prove(every=3)
@@ -147,7 +147,7 @@ def test_no_request_names_a_path_or_code_of_the_server(allowing: TestClient, unt
 )  # fmt: skip
 def test_nor_by_another_field(refusing: TestClient, untouched: Store, changes: dict) -> None:
     problem_of(refusing.post("/v1/jobs", json=REQUEST | changes), 422)
-    assert untouched.jobs() == []
+    assert untouched.jobs.newest() == []
 
 
 def test_bodies_are_bounded(serve, store: Store) -> None:
@@ -166,7 +166,7 @@ def test_bodies_are_bounded(serve, store: Store) -> None:
     problem_of(client.post("/v1/jobs", content=b"\xff\xfe", headers={"Content-Type": "application/json"}), 400)
     problem_of(client.post("/v1/jobs", content="model=x", headers={"Content-Type": "application/x-www-form-urlencoded"}), 415)
     problem_of(client.post("/v1/jobs", json=REQUEST, headers={"Content-Length": "9" * 30}), 413)
-    assert store.jobs() == []
+    assert store.jobs.newest() == []
 
 
 def test_a_client_that_asks_too_often_waits() -> None:
@@ -211,20 +211,20 @@ def test_without_keys_nothing_comes_through_a_proxy(refusing: TestClient, untouc
     for method, path in (("GET", "/v1/jobs"), ("POST", "/v1/jobs"), ("GET", "/")):
         refused = refusing.request(method, path, headers={name: "127.0.0.1"}, json=REQUEST if method == "POST" else None)
         assert "start the server with --keys" in problem_of(refused, 403)["detail"]
-    assert untouched.jobs() == []
+    assert untouched.jobs.newest() == []
 
 
 @pytest.mark.prove
 @pytest.mark.parametrize("keys", [False, True])
 def test_another_sites_page_changes_nothing(serve, store: Store, keys: bool) -> None:
     client = serve(require_keys=keys)
-    mine = bearer(store.create_key("anna", {"read", "submit"})[1]) if keys else {}
+    mine = bearer(store.keys.create("anna", {"read", "submit"})[1]) if keys else {}
     for site in ("cross-site", "same-site"):
         problem_of(client.post("/v1/jobs", json=REQUEST, headers=mine | {"Sec-Fetch-Site": site}), 403)
         assert client.get("/v1/jobs", headers=mine | {"Sec-Fetch-Site": site}).status_code == 200
     for site in ("same-origin", "none"):
         submit(client, mine | {"Sec-Fetch-Site": site})
-    assert len(store.jobs()) == 2
+    assert len(store.jobs.newest()) == 2
 
 
 def test_a_trusted_proxy_is_an_address_and_needs_keys() -> None:
@@ -237,7 +237,7 @@ def test_a_trusted_proxy_is_an_address_and_needs_keys() -> None:
 
 def test_one_key_has_one_rate_however_it_is_written(serve, store: Store) -> None:
     client = serve(require_keys=True, requests_per_second=1.0)
-    key = store.create_key("anna", {"read"})[1]
+    key = store.keys.create("anna", {"read"})[1]
     ways = [f"{word}{' ' * spaces}{key}" for word in ("Bearer", "bearer", "BEARER", "bEarer") for spaces in range(1, 11)]
     answers = [client.get("/v1/jobs", headers={"Authorization": way}).status_code for way in ways]
     assert answers.count(200) <= 14  # a burst of the key, and what its address may try

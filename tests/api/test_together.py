@@ -63,17 +63,17 @@ def test_a_call_that_fails_fails_all_who_asked_and_the_next_goes_on() -> None:
 def test_a_key_is_looked_up_once_for_a_few_seconds_and_a_revoked_one_ends_with_them(
     store: Store, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    key, text = store.create_key("anna", {"read"})
+    key, text = store.keys.create("anna", {"read"})
     looks: list[str] = []
-    real = store.authenticate
-    monkeypatch.setattr(store, "authenticate", lambda given: looks.append(given) or real(given))
+    real = store.keys.authenticate
+    monkeypatch.setattr(store.keys, "authenticate", lambda given: looks.append(given) or real(given))
     now = [100.0]
 
     async def run() -> None:
         reader = KeyReader(store, lambda: now[0])
         assert [found.id for found in await asyncio.gather(*(reader.key(text) for _ in range(5))) if found] == [key.id] * 5
         assert len(looks) == 1
-        store.revoke_key(key.id)
+        store.keys.revoke(key.id)
         now[0] += KEY_SECONDS - 0.1
         assert await reader.key(text) is not None
         assert len(looks) == 1
@@ -89,7 +89,7 @@ def test_a_key_that_expires_is_not_known_longer(database: str, monkeypatch: pyte
     now = [datetime.now(UTC)]
     monkeypatch.setattr("api.auth.datetime", SimpleNamespace(now=lambda zone: now[0]))
     with Store(database, clock=lambda: now[0]) as store:
-        _, text = store.create_key("anna", {"read"}, now[0] + timedelta(hours=1))
+        _, text = store.keys.create("anna", {"read"}, now[0] + timedelta(hours=1))
 
         async def run() -> None:
             reader = KeyReader(store, lambda: 0.0)
@@ -120,7 +120,7 @@ def test_submissions_at_once_are_answered_each_as_alone(serve, store: Store) -> 
     differing = [answers[number] for number in range(3, 16, 4)]
     assert sorted(answer.status_code for answer in differing) == [202, 422, 422, 422]
     assert problem_of(next(a for a in differing if a.status_code == 422), 422)["errors"][0]["field"] == "Idempotency-Key"
-    assert len(store.jobs()) == 4
+    assert len(store.jobs.newest()) == 4
 
 
 def test_a_job_reads_as_it_is_after_a_write_that_was_answered(client, store: Store) -> None:
@@ -133,7 +133,7 @@ def test_a_job_reads_as_it_is_after_a_write_that_was_answered(client, store: Sto
 def test_a_stream_ends_when_its_key_is_revoked_although_nothing_comes(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.auth.CHECK_SECONDS", 0.01)
     monkeypatch.setattr("api.auth.KEY_SECONDS", 0.05)
-    key, text = store.create_key("anna", {"read"})
+    key, text = store.keys.create("anna", {"read"})
     ended: list[bool] = []
 
     async def parts() -> AsyncGenerator[bytes]:
@@ -147,7 +147,7 @@ def test_a_stream_ends_when_its_key_is_revoked_although_nothing_comes(store: Sto
         found = []
         async for part in KeyReader(store).while_valid(text, parts()):
             found.append(part)
-            await asyncio.to_thread(store.revoke_key, key.id)
+            await asyncio.to_thread(store.keys.revoke, key.id)
         return found
 
     assert asyncio.run(asyncio.wait_for(run(), 60)) == [b"first"]
@@ -157,7 +157,7 @@ def test_a_stream_ends_when_its_key_is_revoked_although_nothing_comes(store: Sto
 def test_a_stream_outlives_an_outage_of_the_database(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("api.auth.CHECK_SECONDS", 0.01)
     monkeypatch.setattr("api.auth.KEY_SECONDS", 0.0)
-    _, text = store.create_key("anna", {"read"})
+    _, text = store.keys.create("anna", {"read"})
     asked: list[str] = []
     enough = asyncio.Event()
 
@@ -167,7 +167,7 @@ def test_a_stream_outlives_an_outage_of_the_database(store: Store, monkeypatch: 
             loop.call_soon_threadsafe(enough.set)
         raise DatabaseUnavailableError("away")
 
-    monkeypatch.setattr(store, "authenticate", away)
+    monkeypatch.setattr(store.keys, "authenticate", away)
 
     async def parts() -> AsyncGenerator[bytes]:
         await enough.wait()
@@ -183,9 +183,9 @@ def test_a_stream_outlives_an_outage_of_the_database(store: Store, monkeypatch: 
 
 
 def test_nobody_waits_until_the_use_of_a_key_is_written(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, text = store.create_key("anna", {"read"})
+    _, text = store.keys.create("anna", {"read"})
     free = threading.Event()
-    monkeypatch.setattr(store, "note_key_use", lambda _: free.wait(60))
+    monkeypatch.setattr(store.keys, "note_use", lambda _: free.wait(60))
 
     async def run() -> None:
         assert await KeyReader(store).key(text) is not None

@@ -20,7 +20,8 @@ from api.deliverer import WAITS, after
 from api.settings import Settings
 from api.targets import CheckedTarget, checked_target, networks
 from autotune.errors import RequestError
-from storage.service_records import Delivery, DeliveryState, DeliveryTry
+from search_spaces.shared_records import DeliveryTry
+from storage.service_records import DeliveryRecord, DeliveryState
 from storage.store import Store
 from tests.api.conftest import problem_of, submit
 
@@ -186,7 +187,7 @@ def test_a_target_that_is_private_or_none_is_refused_and_nothing_written(
 ) -> None:
     problem = problem_of(refusing.post("/v1/webhooks", json={"url": url}), 422)
     assert "url" in problem["errors"][0]["field"]
-    assert untouched.webhooks() == []
+    assert untouched.webhooks.of() == []
 
 
 @pytest.mark.prove
@@ -224,7 +225,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_called(receiver: Receiv
 def test_owners_see_their_own_webhooks(serve: Callable[..., TestClient], store: Store) -> None:
     client = serve(require_keys=True)
     scopes = {"anna": ("read", "submit"), "bert": ("read", "submit"), "carl": ("read",), "root": ("admin",)}
-    keys = {name: {"Authorization": f"Bearer {store.create_key(name, given)[1]}"} for name, given in scopes.items()}
+    keys = {name: {"Authorization": f"Bearer {store.keys.create(name, given)[1]}"} for name, given in scopes.items()}
     body = {"url": "https://8.8.8.8/hook"}
     problem_of(client.post("/v1/webhooks", json=body), 401)
     problem_of(client.post("/v1/webhooks", json=body, headers=keys["carl"]), 403)
@@ -240,10 +241,10 @@ def test_owners_see_their_own_webhooks(serve: Callable[..., TestClient], store: 
 
 def test_waits_grow_and_end() -> None:
     @contextmanager
-    def tries(count: int) -> Iterator[Delivery]:
-        failed = DeliveryTry(time=None, seconds=1.0, status=500)  # type: ignore[arg-type]
+    def tries(count: int) -> Iterator[DeliveryRecord]:
+        failed = DeliveryTry(time=None, seconds=1.0, status=500, error="")  # type: ignore[arg-type]
         values: dict[str, Any] = dict.fromkeys(("id", "webhook", "job_id", "created", "due", "payload"))
-        yield Delivery(**values, state=DeliveryState.PENDING, tries=(failed,) * count)
+        yield DeliveryRecord(**values, state=DeliveryState.PENDING, tries=(failed,) * count)
 
     failed = DeliveryTry(time=None, seconds=1.0, status=None, error="timed out")  # type: ignore[arg-type]
     waits = []

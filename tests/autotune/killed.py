@@ -18,12 +18,12 @@ JOB: dict[str, Any] = {"trials": 14, "environment_settings": ("MALLOC_ARENA_MAX=
 def main(folder: Path, strategy: str) -> None:
     """Go on with the job until it ends or this process is killed."""
     with open_store(str(folder / "jobs.db")) as store:
-        jobs = store.jobs()
+        jobs = store.jobs.newest()
         if jobs:
             job, session = jobs[0], session_of(jobs[0])
         else:
             session = table.session(folder, strategy=strategy, **JOB)
-            job = store.create_job(request_to_row(session.request))
+            job = store.jobs.create(request_to_row(session.request))
         print("running", flush=True)  # noqa: T201  the test waits for it
         # One at a time where what is tried next depends on what has ended: with two, chance says which ends first.
         slots = 1 if strategy == "guided" else 2

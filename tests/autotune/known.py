@@ -58,12 +58,12 @@ def run_job(store: Store, measurements: Sequence[Measurement], fields: dict[str,
     """A job of the database with these measurements; the last trial of all runs out of memory."""
     stated = {"model": "qwen2-0.5b", "cluster": "dgx-a100:1", "global_batch_size": 32, "sequence_length": 1024}
     session = resolve(request_from_fields(stated | (fields or {})))
-    job = store.create_job(request_to_row(session.request)).id
-    lease = store.acquire(job, current_owner())
+    job = store.jobs.create(request_to_row(session.request)).id
+    lease = store.jobs.acquire(job, current_owner())
     for place, each in enumerate(measurements):
         trial = each.measured
         assert isinstance(trial, TrialMeasurement)
-        token = store.start_attempt(lease, store.add_trial(lease, trial.config, Purpose.SEARCH).number).token
+        token = store.attempts.start(lease, store.trials.add(lease, trial.config, Purpose.SEARCH).number).token
         rate = trial.samples_per_second or 0.0
         ok = {
             "samples_per_second": Interval(mean=rate, low=rate / 1.02, high=rate * 1.02),
@@ -72,6 +72,6 @@ def run_job(store: Store, measurements: Sequence[Measurement], fields: dict[str,
         figures: dict[str, Any] = (
             {"outcome": Outcome.OK} | ok if place + 1 < len(measurements) else {"outcome": Outcome.INFEASIBLE}
         )
-        store.finish_attempt(lease, TrialResult(attempt=token, **figures, **result))
-    store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
+        store.attempts.finish(lease, TrialResult(attempt=token, **figures, **result))
+    store.jobs.release(lease, JobState.SUCCEEDED, "BUDGET", "")
     return job

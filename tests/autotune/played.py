@@ -16,7 +16,7 @@ from storage.store import Store
 
 def run(session: Session, store: Store, runner: ReplayRunner | None = None, **rest: Any) -> JobSnapshot:
     """Run the job of the session, on `table.runner()` where no other is given."""
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, runner or table.runner(), **rest)
     return read_snapshot(store, job.id)
 

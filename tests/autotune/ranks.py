@@ -32,7 +32,7 @@ def a_trial_runs(database: Path) -> bool:
 
     def begun() -> bool:
         with open_store(str(database)) as store:
-            return any(trial.attempts and trial.outcome is None for trial in store.trials(store.job().id))
+            return any(trial.attempts and trial.outcome is None for trial in store.trials.of(store.jobs.get().id))
 
     return _within(180.0, begun)
 

@@ -26,11 +26,11 @@ def swept(folder: Path, store: Store, answer: Any = measured, **changes: Any) ->
     """The id of a job that ran to its end."""
     fields = {"strategy": "random", "trials": 12, "racing": False, "confirm_repeats": 1, "memory_limit": LIMIT} | changes
     session = table.session(folder, **fields)
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, table.runner(answer))
     return job.id
 
 
 def waiting(folder: Path, store: Store, **changes: Any) -> str:
     """The id of a job that nobody has begun."""
-    return store.create_job(request_to_row(table.session(folder, **changes).request)).id
+    return store.jobs.create(request_to_row(table.session(folder, **changes).request)).id

@@ -55,7 +55,7 @@ def main(folder: Path) -> None:
     from storage.store import open_store
 
     with open_store(str(folder / "jobs.db")) as store, ranks(folder) as runner:
-        job = store.job()
+        job = store.jobs.get()
         run_job(session_of(job), store, job.id, runner)
 
 

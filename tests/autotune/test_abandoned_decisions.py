@@ -52,7 +52,7 @@ def test_a_cancel_that_is_written_in_the_database_ends_a_decision(
 
     def cancel() -> None:
         assert strategy.computing.wait(60)
-        store.ask(store.jobs()[0].id, Ask.CANCEL)
+        store.queue.ask(store.jobs.newest()[0].id, Ask.CANCEL)
 
     wish = threading.Thread(target=cancel)
     wish.start()

@@ -85,7 +85,7 @@ def is_right(session: Session, snapshot: JobSnapshot) -> bool:
 
 
 def told(store: Store, snapshot: JobSnapshot) -> list[str]:
-    return [str(event.payload["message"]) for event in store.events(snapshot.job.id) if event.kind == "drift_found"]
+    return [str(event.payload["message"]) for event in store.events.of(snapshot.job.id) if event.kind == "drift_found"]
 
 
 class InTurn(GridStrategy):
@@ -212,7 +212,7 @@ def test_a_process_that_takes_over_finds_the_same_and_tells_it_once(tmp_path: Pa
         return Drifting(0.65, since=max(CHANGES_AT - trials, 0))
 
     session = session_of(tmp_path)
-    job = store.create_job(request_to_row(session.request)).id
+    job = store.jobs.create(request_to_row(session.request)).id
     with pytest.raises(KeyboardInterrupt):
         run_job(session, store, job, Drifting(0.65), listener=Dies(trials))
     run_job(session, store, job, machine())

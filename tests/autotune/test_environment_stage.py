@@ -69,10 +69,10 @@ class Interrupted(ReplayRunner):
 
 def left_within(session: Session, store: Store, environment: str, seconds: float = 0.0) -> str:
     """A job that was interrupted when a trial of this environment had been started; its id."""
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     with pytest.raises(KeyboardInterrupt):
         run_job(session, store, job.id, Interrupted(environment, seconds))
-    assert store.job(job.id).state is JobState.PAUSED
+    assert store.jobs.get(job.id).state is JobState.PAUSED
     return job.id
 
 
@@ -149,7 +149,7 @@ def test_interrupted_within_the_stage_it_goes_on_there(tmp_path: Path, store: St
     with open_store(str(tmp_path / "whole.db")) as apart:  # for what a job teaches changes what the next one tries
         whole = run(session_with(tmp_path, strategy=strategy), apart)
     job = left_within(session_with(tmp_path, strategy=strategy), store, PASSIVE)
-    run_job(session_of(store.job(job)), store, job, table.runner())
+    run_job(session_of(store.jobs.get(job)), store, job, table.runner())
     snapshot = read_snapshot(store, job)
     assert [trial.config for trial in searched(snapshot)] == [trial.config for trial in searched(whole)]
     assert snapshot.spent == 12 and snapshot.job.state is JobState.SUCCEEDED
@@ -158,8 +158,8 @@ def test_interrupted_within_the_stage_it_goes_on_there(tmp_path: Path, store: St
 @pytest.mark.prove
 def test_more_trials_reopen_the_search_and_the_stage_follows_its_new_leader(tmp_path: Path, store: Store) -> None:
     job = left_within(session_with(tmp_path, strategy="grid", trials=5), store, ACTIVE)
-    store.change_request(job, None, {"trials": 16})
-    run_job(session_of(store.job(job)), store, job, table.runner())
+    store.queue.change_request(job, None, {"trials": 16})
+    run_job(session_of(store.jobs.get(job)), store, job, table.runner())
     trials = searched(read_snapshot(store, job))
     layouts = [trial.config.replace({"environment": ""}) for trial in trials]
     assert environments(trials) == [*[""] * 2, *SETTINGS, *[""] * 8, *SETTINGS]
@@ -182,8 +182,8 @@ def test_the_time_that_settings_take_is_left_over_for_them(tmp_path: Path, store
 
 def test_without_time_none_is_measured(tmp_path: Path, store: Store) -> None:
     job = left_within(session_with(tmp_path), store, ARENAS)
-    store.change_request(job, None, {"max_seconds": 1e-6})
-    run_job(session_of(store.job(job)), store, job, table.runner())
+    store.queue.change_request(job, None, {"max_seconds": 1e-6})
+    run_job(session_of(store.jobs.get(job)), store, job, table.runner())
     snapshot = read_snapshot(store, job)
     # The one that was started is wanted; what never began is not.
     assert environments(searched(snapshot)) == [""] * 9 + [ARENAS]

@@ -49,14 +49,14 @@ def test_killed_and_resumed(tmp_path: Path, strategy: str) -> None:
     process.communicate()
 
     with open_store(str(tmp_path / "jobs.db")) as store:
-        snapshot = read_snapshot(store, store.job().id)
+        snapshot = read_snapshot(store, store.jobs.get().id)
         keys = [(trial.config.hash, trial.purpose, trial.fidelity, trial.repeat) for trial in snapshot.trials]
         assert snapshot.job.state is JobState.SUCCEEDED
         assert len(set(keys)) == len(keys)
         assert [trial.number for trial in snapshot.trials] == list(range(len(keys)))
         assert snapshot.open == []
         assert sum(trial.counted for trial in snapshot.trials) == 14
-        accepted = [attempt for attempt in store.attempts(snapshot.job.id) if attempt.state == "accepted"]
+        accepted = [attempt for attempt in store.attempts.of(snapshot.job.id) if attempt.state == "accepted"]
         assert sorted(attempt.trial_number for attempt in accepted) == [trial.number for trial in snapshot.trials]
         search = [trial.config.environment for trial in snapshot.trials if trial.purpose is Purpose.SEARCH]
         assert search[:12] == [""] * 12 and sorted(search[12:]) == sorted(killed.JOB["environment_settings"])
@@ -71,7 +71,7 @@ def _unbroken(folder: Path, strategy: str) -> JobSnapshot:
     """The same job in a database of its own: what another one of the same database taught would change it."""
     session = table.session(folder, strategy=strategy, **killed.JOB)
     with open_store(str(folder / "unbroken.db")) as store:
-        job = store.create_job(request_to_row(session.request))
+        job = store.jobs.create(request_to_row(session.request))
         run_job(session, store, job.id, table.runner())
         return read_snapshot(store, job.id)
 

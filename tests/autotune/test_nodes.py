@@ -15,20 +15,21 @@ from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
 from autotune.request.rows import request_to_row
 from search_spaces.failure import FailureRow
 from search_spaces.outcome import JobState, Outcome
+from search_spaces.shared_records import JobEvent
 from search_spaces.trial import NodeEvent, TrialResult
-from storage.records import AttemptState, EventRecord, TrialRecord
+from storage.records import AttemptState, TrialRecord
 from storage.store import Store
 
 
 def run(folder: Path, store: Store, runner: SeveralNodes, job: str = "", listener: Any = None, **changes: Any) -> JobSnapshot:
     session = table.session(folder, **{"trials": 8, "confirm_repeats": 0, **changes})
-    job = job or store.create_job(request_to_row(session.request)).id
+    job = job or store.jobs.create(request_to_row(session.request)).id
     run_job(session, store, job, runner, listener=listener)
     return read_snapshot(store, job)
 
 
-def events(store: Store, job: str, kind: str) -> list[EventRecord]:
-    return [event for event in store.events(job) if event.kind == kind]
+def events(store: Store, job: str, kind: str) -> list[JobEvent]:
+    return [event for event in store.events.of(job) if event.kind == kind]
 
 
 def nodes_of(trial: TrialRecord, snapshot: JobSnapshot) -> set[str | None]:
@@ -47,7 +48,7 @@ def test_a_slow_node_among_three_is_told_and_its_trials_are_measured_elsewhere(t
     # Measured once on the slow node, and never again: what was measured there did not count.
     assert len(found) == 1
     assert all("b" not in nodes_of(trial, snapshot) for trial in snapshot.trials)
-    [first] = [attempt for attempt in store.attempts(snapshot.job.id) if attempt.state is AttemptState.RETRIED]
+    [first] = [attempt for attempt in store.attempts.of(snapshot.job.id) if attempt.state is AttemptState.RETRIED]
     assert (first.outcome, first.result.slow_nodes if first.result else ()) == (Outcome.OK, ("b",))
     rates = [
         trial.result.samples_per_second.mean for trial in snapshot.trials if trial.result and trial.result.samples_per_second
@@ -84,9 +85,9 @@ def test_one_place_is_never_to_blame(tmp_path: Path, store: Store) -> None:
         return dataclasses.replace(result, ranks=tuple(ranks))
 
     session = table.session(tmp_path, trials=8, confirm_repeats=0)
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, table.runner(lame))
-    assert all(attempt.number == 1 for attempt in store.attempts(job.id))
+    assert all(attempt.number == 1 for attempt in store.attempts.of(job.id))
     assert events(store, job.id, "node_slow") == []
 
 
@@ -97,19 +98,19 @@ LOST = table.ended(Outcome.LOST, "rank 1 was killed by SIGKILL")
 def test_a_node_that_fails_what_succeeds_elsewhere_is_put_in_quarantine(tmp_path: Path, store: Store) -> None:
     snapshot = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": LOST}), trials=12)
     assert all(trial.outcome is Outcome.OK for trial in snapshot.trials)
-    [held] = store.quarantined_nodes()
+    [held] = store.nodes.quarantined()
     assert (held.node, held.job_id) == ("c", snapshot.job.id)
     assert held.reason.startswith(f"{STRIKES} trials in a row failed on it and succeeded elsewhere, last trial ")
     [event] = events(store, snapshot.job.id, "node_quarantined")
     assert event.payload["node"] == "c"
-    failed = [attempt for attempt in store.attempts(snapshot.job.id) if attempt.outcome is Outcome.LOST]
+    failed = [attempt for attempt in store.attempts.of(snapshot.job.id) if attempt.outcome is Outcome.LOST]
     assert len(failed) == STRIKES
 
     # Another job keeps off it from its first trial on; released, it is used again.
     runner = SeveralNodes("a", "b", "c")
     run(tmp_path, store, runner)
     assert all(request.excluded_nodes == ("c",) for request in runner.requests)
-    assert store.release_node("c")
+    assert store.nodes.release("c")
     again = SeveralNodes("a", "b", "c")
     run(tmp_path, store, again)
     assert any("c" in places for places in again.placed)
@@ -125,8 +126,8 @@ def test_a_node_whose_trials_fail_now_and_then_is_not(tmp_path: Path, store: Sto
             return super()._answer(request)
 
     snapshot = run(tmp_path, store, NowAndThen("a", "b", "c"), trials=20)
-    assert sum(attempt.outcome is Outcome.LOST for attempt in store.attempts(snapshot.job.id)) > STRIKES
-    assert store.quarantined_nodes() == []
+    assert sum(attempt.outcome is Outcome.LOST for attempt in store.attempts.of(snapshot.job.id)) > STRIKES
+    assert store.nodes.quarantined() == []
 
 
 @pytest.mark.prove
@@ -140,16 +141,16 @@ def test_the_last_nodes_that_a_trial_has_room_on_stay(tmp_path: Path, store: Sto
             return super()._answer(request)
 
     snapshot = run(tmp_path, store, Flaky("a", "b"), trials=12)
-    assert store.quarantined_nodes() == []
+    assert store.nodes.quarantined() == []
     assert all(trial.outcome is Outcome.OK for trial in snapshot.trials)
 
 
 def test_a_broken_device_puts_its_node_in_quarantine_at_once(tmp_path: Path, store: Store) -> None:
     ecc = dataclasses.replace(table.ended(Outcome.FAILED, "rank 0: uncorrectable ECC error"), cause="ecc")
     snapshot = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": ecc}))
-    assert [(record.node, record.reason) for record in store.quarantined_nodes()] == [("c", "rank 0: uncorrectable ECC error")]
+    assert [(record.node, record.reason) for record in store.nodes.quarantined()] == [("c", "rank 0: uncorrectable ECC error")]
     assert all(trial.outcome is Outcome.OK for trial in snapshot.trials)
-    assert sum(attempt.outcome is Outcome.FAILED for attempt in store.attempts(snapshot.job.id)) == 1
+    assert sum(attempt.outcome is Outcome.FAILED for attempt in store.attempts.of(snapshot.job.id)) == 1
 
 
 @pytest.mark.prove
@@ -158,9 +159,9 @@ def test_a_row_of_the_request_keeps_its_own_job_off_a_node_and_no_other(tmp_path
     for rows, cause in (((row,), "mine"), ((dataclasses.replace(row, name="ecc"),), "ecc")):
         failed = dataclasses.replace(table.ended(Outcome.FAILED, "anything"), cause=cause)
         snapshot = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": failed}), failures=rows, trials=16)
-        assert store.quarantined_nodes() == []
+        assert store.nodes.quarantined() == []
         assert [event.payload["node"] for event in events(store, snapshot.job.id, "node_shut")] == ["c"]
-        assert sum(attempt.outcome is Outcome.FAILED for attempt in store.attempts(snapshot.job.id)) == 1
+        assert sum(attempt.outcome is Outcome.FAILED for attempt in store.attempts.of(snapshot.job.id)) == 1
         assert all(trial.outcome is Outcome.OK for trial in snapshot.trials)
 
 
@@ -169,8 +170,8 @@ def test_failures_by_rows_of_the_request_are_no_strikes(tmp_path: Path, store: S
     row = FailureRow(name="mine", outcome=Outcome.LOST, remedy="none", message=("anything",), retries=9)
     lost = dataclasses.replace(LOST, cause="mine")
     snapshot = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": lost}), failures=(row,), trials=20)
-    assert sum(attempt.outcome is Outcome.LOST for attempt in store.attempts(snapshot.job.id)) > STRIKES
-    assert store.quarantined_nodes() == []
+    assert sum(attempt.outcome is Outcome.LOST for attempt in store.attempts.of(snapshot.job.id)) > STRIKES
+    assert store.nodes.quarantined() == []
 
 
 @pytest.mark.prove
@@ -178,7 +179,7 @@ def test_an_error_that_may_be_its_nodes_is_tried_elsewhere_and_no_other_is(tmp_p
     error = table.ended(Outcome.FAILED, "ModuleNotFoundError: No module named 'flash_attn'")
     snapshot = run(tmp_path, store, SeveralNodes("a", "b", "c", broken={"c": error}), trials=12)
     assert all(trial.outcome is Outcome.OK for trial in snapshot.trials)
-    assert [record.node for record in store.quarantined_nodes()] == ["c"]
+    assert [record.node for record in store.nodes.quarantined()] == ["c"]
 
     def wrong(config: Any) -> TrialResult:
         return table.measured(config) if config.zero_stage < 2 else dataclasses.replace(error, node="a")
@@ -216,16 +217,16 @@ def test_what_was_learnt_of_nodes_outlives_the_process(tmp_path: Path, store: St
         return SeveralNodes("a", "b", "c", "d", slow={"b": 1.5}, broken={"d": LOST})
 
     session = table.session(tmp_path, trials=16, confirm_repeats=0)
-    job = store.create_job(request_to_row(session.request)).id
+    job = store.jobs.create(request_to_row(session.request)).id
     with pytest.raises(KeyboardInterrupt):
         run_job(session, store, job, nodes(), listener=Told(dies=trials))
     run_job(session, store, job, nodes())
     snapshot = read_snapshot(store, job)
     assert [trial.number for trial in snapshot.trials if trial.outcome is Outcome.OK] == [*range(len(snapshot.trials))]
     assert [event.payload["node"] for event in events(store, job, "node_slow")] == ["b"]
-    assert [record.node for record in store.quarantined_nodes()] == ["d"]
+    assert [record.node for record in store.nodes.quarantined()] == ["d"]
     assert len(events(store, job, "node_quarantined")) == 1
-    accepted = [attempt for attempt in store.attempts(job) if attempt.state is AttemptState.ACCEPTED]
+    accepted = [attempt for attempt in store.attempts.of(job) if attempt.state is AttemptState.ACCEPTED]
     assert len(accepted) == len(snapshot.trials)
 
 
@@ -242,7 +243,7 @@ def test_a_node_that_the_runner_lost_is_kept_off_until_it_is_back(tmp_path: Path
     runner = Losing("a", "b", "c")
     snapshot = run(tmp_path, store, runner)
     assert [request.excluded_nodes for request in runner.requests] == [()] * 3 + [("c",)] * 3 + [()] * 2
-    assert [event.kind for event in store.events(snapshot.job.id) if event.kind.startswith("node_")] == [
+    assert [event.kind for event in store.events.of(snapshot.job.id) if event.kind.startswith("node_")] == [
         "node_lost",
         "node_added",
     ]

@@ -61,10 +61,10 @@ def test_an_error_of_the_runner_leaves_the_job_failed_and_resumable(tmp_path: Pa
             raise RuntimeError("no room for the ranks")
 
     session = table.session(tmp_path)
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     with pytest.raises(RuntimeError, match="no room"):
         run_job(session, store, job.id, Broken({}))
-    assert (store.job(job.id).state, store.job(job.id).message) == (JobState.FAILED, "no room for the ranks")
+    assert (store.jobs.get(job.id).state, store.jobs.get(job.id).message) == (JobState.FAILED, "no room for the ranks")
     finished: JobRecord = run_job(session, store, job.id, table.runner())
     assert finished.state is JobState.SUCCEEDED
 
@@ -75,7 +75,7 @@ def test_a_keyboard_interrupt_leaves_the_job_paused(tmp_path: Path, store: Store
             raise KeyboardInterrupt
 
     session = table.session(tmp_path)
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     with pytest.raises(KeyboardInterrupt):
         run_job(session, store, job.id, table.runner(), listener=Interrupted())
-    assert store.job(job.id).state is JobState.PAUSED
+    assert store.jobs.get(job.id).state is JobState.PAUSED

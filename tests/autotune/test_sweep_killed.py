@@ -69,15 +69,15 @@ def test_a_killed_sweep_goes_on(tmp_path: Path, strategy: str) -> None:
 
 def _has_ended(folder: Path) -> bool:
     with open_store(str(folder / "jobs.db")) as store:
-        return store.job().state is JobState.SUCCEEDED
+        return store.jobs.get().state is JobState.SUCCEEDED
 
 
 def _check(folder: Path, strategy: str) -> None:
     with open_store(str(folder / "jobs.db")) as store:
-        snapshot = read_snapshot(store, store.job().id)
-        _check_complete(snapshot, store.attempts(snapshot.job.id))
+        snapshot = read_snapshot(store, store.jobs.get().id)
+        _check_complete(snapshot, store.attempts.of(snapshot.job.id))
         session = session_of(snapshot.job)
-        unbroken = store.create_job(request_to_row(session.request))
+        unbroken = store.jobs.create(request_to_row(session.request))
         run_job(session, store, unbroken.id, table.runner())
         assert _searched(snapshot) == _searched(read_snapshot(store, unbroken.id)), strategy
     assert (folder / "best-config.json").exists()

@@ -68,7 +68,7 @@ def test_what_is_changed_while_a_job_runs_is_in_its_document(tmp_path: Path) -> 
     class Labelling(LoopListener):
         def on_trial(self, trial: TrialRecord, snapshot: JobSnapshot) -> None:
             with open_store(database) as store:
-                store.change_request(trial.job_id, None, {"name": "changed", "tags": ("b",), "trials": 4})
+                store.queue.change_request(trial.job_id, None, {"name": "changed", "tags": ("b",), "trials": 4})
 
     result = autotune.tune(**arguments(tmp_path, trials=3, tags=["a"], listener=Labelling()))
     assert result.best_config is not None
@@ -88,7 +88,7 @@ def test_a_bad_request_opens_no_job(tmp_path: Path) -> None:
     with pytest.raises(NothingFeasibleError):
         autotune.tune(**arguments(tmp_path, memory_limit=1_000))
     with open_store(str(tmp_path / "db")) as store:
-        assert store.jobs() == []
+        assert store.jobs.newest() == []
 
 
 def test_a_folder_is_no_output(tmp_path: Path) -> None:

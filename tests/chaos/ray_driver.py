@@ -58,8 +58,8 @@ def main() -> None:
     """Run the job to its end."""
     database, address, trials, gangs, confirmations = sys.argv[1:]
     with open_store(database) as store:
-        jobs = store.jobs()
-        job = jobs[0] if jobs else store.create_job(request_to_row(session(int(trials), int(confirmations)).request))
+        jobs = store.jobs.newest()
+        job = jobs[0] if jobs else store.jobs.create(request_to_row(session(int(trials), int(confirmations)).request))
         variables = {name: os.environ[name] for name in (FOLDER,) if name in os.environ}
         runner = RayRunner(
             RANKS, address=address, gangs=int(gangs), device="cpu", gpus_per_rank=1.0,

@@ -38,8 +38,11 @@ double; no process of the sweep, and nothing of it in `/dev/shm`, is left over.
 def page(hurt: Path, best: str, unhurt_best: str, nodes: int, gangs: int, kills: int) -> str:
     """Markdown: which faults there were, and what came of them."""
     with open_store(str(hurt)) as store:
-        snapshot = read_snapshot(store, store.job().id)
-        attempts, events = store.attempts(snapshot.job.id), Counter(item.kind for item in every_event(store, snapshot.job.id))
+        snapshot = read_snapshot(store, store.jobs.get().id)
+        attempts, events = (
+            store.attempts.of(snapshot.job.id),
+            Counter(item.kind for item in every_event(store, snapshot.job.id)),
+        )
     faults = {trial.number: fault_of(trial.config.hash) for trial in snapshot.trials}
     ended: dict[Fault, Counter[str]] = {fault: Counter() for fault in Fault}
     for attempt in attempts:

@@ -75,7 +75,7 @@ def test_every_trial_has_one_result_of_the_right_outcome(hurt: Path) -> None:
             if trial.outcome != fault_of(trial.config.hash).outcome and trial.outcome is not Outcome.INVALID
         }
         assert wrong == {}
-        accepted = Counter(row.trial_number for row in store.attempts(snapshot.job.id) if row.state is AttemptState.ACCEPTED)
+        accepted = Counter(row.trial_number for row in store.attempts.of(snapshot.job.id) if row.state is AttemptState.ACCEPTED)
         assert set(accepted.values()) == {1}
         assert accepted.keys() == {trial.number for trial in snapshot.trials if trial.attempts}
 
@@ -84,7 +84,7 @@ def test_what_hurts_once_was_tried_again(hurt: Path) -> None:
     with open_store(str(hurt)) as store:
         snapshot = _snapshot(store)
         tried: dict[Fault, set[str]] = {}
-        for attempt in store.attempts(snapshot.job.id):
+        for attempt in store.attempts.of(snapshot.job.id):
             fault = fault_of(snapshot.trials[attempt.trial_number].config.hash)
             if attempt.result is not None:
                 tried.setdefault(fault, set()).add(attempt.result.outcome)
@@ -152,7 +152,7 @@ class _Driver:
             ended = process.poll() is not None  # before the look: what it reached by then counts
             if self._database.exists():
                 with open_store(str(self._database), 60) as store:
-                    if store.jobs() and sum(trial.outcome is not None for trial in _snapshot(store).trials) >= trials:
+                    if store.jobs.newest() and sum(trial.outcome is not None for trial in _snapshot(store).trials) >= trials:
                         return True
             assert not ended, "the driver ended by itself"
             return False
@@ -161,7 +161,7 @@ class _Driver:
 
 
 def _snapshot(store: Store) -> JobSnapshot:
-    return read_snapshot(store, store.job().id)
+    return read_snapshot(store, store.jobs.get().id)
 
 
 def _best(database: Path) -> str:

@@ -15,11 +15,11 @@ def verify(address: str, submitted: list[Job]) -> Counter[str]:
     """Check every job; return how many rows of each kind there are."""
     found: Counter[str] = Counter()
     with open_store(address) as store:
-        rows = store.jobs(limit=10_000)
+        rows = store.jobs.newest(limit=10_000)
         assert {row.id for row in rows} == {job.id for job in submitted}, "a job was lost, or opened twice"
         assert len(rows) == len(submitted)
         for job in submitted:
-            row = store.job(job.id)
+            row = store.jobs.get(job.id)
             check_whole(store, job.id, address)
             _check_end(store, row, job)
             _check_heard(store, job)
@@ -29,7 +29,7 @@ def verify(address: str, submitted: list[Job]) -> Counter[str]:
 
 def _check_end(store: Store, row: JobRecord, job: Job) -> None:
     """It succeeded, with its whole budget unless somebody stopped it; each trial that counts does so once."""
-    trials, attempts = store.trials(job.id), store.attempts(job.id)
+    trials, attempts = store.trials.of(job.id), store.attempts.of(job.id)
     told = f"{job.id}: {row.state} {row.reason} {row.message}"
     assert (row.state, row.owner) == (JobState.SUCCEEDED, None), told
     assert row.reason == "BUDGET" or (row.reason == "STOPPED" and job.stop_asked), told
@@ -60,11 +60,11 @@ def _check_heard(store: Store, job: Job) -> None:
 
 
 def _counted(store: Store, job: Job) -> Counter[str]:
-    found = Counter(f"attempts {attempt.state}" for attempt in store.attempts(job.id))
+    found = Counter(f"attempts {attempt.state}" for attempt in store.attempts.of(job.id))
     events = every_event(store, job.id)
     found["jobs"] = 1
-    found["trials"] = sum(trial.counted for trial in store.trials(job.id))
-    found["confirmations"] = sum(trial.purpose is Purpose.CONFIRM for trial in store.trials(job.id))
+    found["trials"] = sum(trial.counted for trial in store.trials.of(job.id))
+    found["confirmations"] = sum(trial.purpose is Purpose.CONFIRM for trial in store.trials.of(job.id))
     found["events"] = len(events)
     found["takeovers"] = sum(event.kind == "job_acquired" and event.payload["taken_from"] is not None for event in events)
     found["connections"] = job.follower.connections

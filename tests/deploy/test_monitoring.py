@@ -24,12 +24,15 @@ FOREIGN = frozenset({"up"})
 class OneOfEach:
     """A store whose counts have one of each kind."""
 
+    def __init__(self) -> None:
+        self.overviews = self.workers = self
+
     def figures(self) -> Figures:
         durations = DurationHistogram(count=1, seconds=2.0, within={5.0: 1})
         best = {"job": BestRate(submitter="", samples_per_second=1.0)}
         return Figures(jobs={"QUEUED": 1}, trials={"OK": 1}, longest_wait=1.0, durations={"OK": durations}, best=best)
 
-    def workers(self) -> list[None]:
+    def alive(self) -> list[None]:
         return [None]
 
 

@@ -60,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
     certificate, key = self_signed(folder)
     ports = [free_port() for _ in range(3)]
     with open_store(str(folder / "jobs.db")) as store:
-        text = store.create_key("anna", {"read", "submit"})[1]
+        text = store.keys.create("anna", {"read", "submit"})[1]
     recipe = (ROOT / "examples/deploy/nginx.conf").read_text()
     for told, here in (
         ("127.0.0.1:8000", f"127.0.0.1:{ports[0]}"), ("listen 443 ", f"listen 127.0.0.1:{ports[1]} "),

@@ -306,7 +306,7 @@ def _ended(here: NodePool) -> Counter[str]:
     limit = time.monotonic() + END_SECONDS
     with open_store(here.database) as store:
         while True:
-            states = Counter(store.figures().jobs)
+            states = Counter(store.overviews.figures().jobs)
             if not any(states[state] for state in OPEN):
                 return states
             assert time.monotonic() < limit, f"jobs did not end: {states}"

@@ -134,7 +134,7 @@ class NodePool:
         if not self.keys:
             return ""
         with open_store(self.database) as store:
-            return store.create_key(owner, frozenset(scopes))[1]
+            return store.keys.create(owner, frozenset(scopes))[1]
 
     def client(self, key: str = "", **options: Any) -> httpx2.Client:
         """An HTTP client of the server. The caller closes it.
@@ -221,7 +221,7 @@ def ground(
     port = free_port()
     if keys:
         with open_store(address) as store:
-            store.create_key("admin", frozenset(("read", "submit", "admin")))
+            store.keys.create("admin", frozenset(("read", "submit", "admin")))
     with ExitStack() as stack:
         asks = "--keys" if keys else "--no-keys"
         command = ["serve", "--no-worker", "--port", str(port), asks, *map(str, serve)]

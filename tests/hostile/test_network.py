@@ -74,7 +74,7 @@ def test_lists_stay_small(tmp_path: Path, database: str, rows: list[Row]) -> Non
     with ground(tmp_path, database) as here:
         with open_store(database) as store:
             for _ in range(count):
-                store.submit(JOB | {"pins": {"x": "x" * 950_000}}, Submission())
+                store.queue.submit(JOB | {"pins": {"x": "x" * 950_000}}, Submission())
         until = time.monotonic() + seconds
 
         def ask() -> None:
@@ -101,7 +101,7 @@ def test_streams_are_bounded_and_go_on(tmp_path: Path, database: str, rows: list
     with ground(tmp_path, database, keys=True, serve=("--quota", f"streams={most}")) as here, contextlib.ExitStack() as stack:
         http = stack.enter_context(here.client(here.key("mallory")))
         with open_store(database) as store:
-            jobs = [store.submit(JOB, Submission(submitter="mallory"))[0].id for _ in range(wanted)]
+            jobs = [store.queue.submit(JOB, Submission(submitter="mallory"))[0].id for _ in range(wanted)]
         address = urlsplit(here.url)
         with here.normal_client() as client:
             streams, refused = [], 0

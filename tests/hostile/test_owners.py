@@ -61,7 +61,7 @@ def test_an_owner_takes_no_more_than_their_share(tmp_path: Path, database: str, 
             problems = attack_shares(here.url, here.key("mallory"), 2 * QUEUED + 10)
         client.require_served()
         with open_store(database) as store:
-            taken = len(store.jobs(1000, having=JobFilter(submitter="mallory")))
+            taken = len(store.jobs.newest(1000, having=JobFilter(submitter="mallory")))
         usage = here.usage()
     assert 0 < taken <= QUEUED
     assert {problem["quota"] for problem in problems} <= {"queued_jobs", "stored_bytes"}
@@ -95,7 +95,7 @@ def attack_with_a_revoked_key(here: NodePool) -> float:
     for stream in (*streams, kept):
         assert stream.begun.wait(60)
     with open_store(here.database) as store:
-        store.revoke_key(key.split("_")[1])
+        store.keys.revoke(key.split("_")[1])
     revoked = time.monotonic()
     for stream in streams:
         assert stream.ended.wait(60), "the stream of a revoked key goes on"

@@ -57,11 +57,11 @@ def submit(http: httpx2.Client, **changes: object) -> str:
 def attack_by_import(here: NodePool, job: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     """Add an admin's key to the file of a job, and have it imported."""
     with open_store(here.database) as store, open_store(str(folder / "mallory.db")) as mine:
-        mine.create_key("mallory", ("admin",))
+        mine.keys.create("mallory", ("admin",))
         sink, own = io.StringIO(), io.StringIO()
-        store.dump(sink, job)
-        mine.dump(own)
-        store.delete_job(job)
+        store.transfer.dump(sink, job)
+        mine.transfer.dump(own)
+        store.jobs.delete(job)
     key = next(line for line in own.getvalue().splitlines() if '"api_keys"' in line)
     lines = sink.getvalue().splitlines()[:-1]
     path = folder / "job.jsonl"
@@ -77,8 +77,8 @@ def test_a_file_installs_no_key(tmp_path: Path, database: str, rows: list[Row]) 
         assert done.returncode == 2, done.stderr
         assert "rows of api_keys do not belong in a job's file" in done.stderr
         with open_store(here.database) as store:
-            assert "mallory" not in {key.owner for key in store.keys()}  # noqa: SIM118  a store is no dict
-            assert store.exact_jobs([job]) == {}
+            assert "mallory" not in {key.owner for key in store.keys.all()}
+            assert store.jobs.exact([job]) == {}
     rows.append(Row(finding=IMPORT, database=here.kind, after="refused with one line (exit 2); nothing is written"))
 
 
@@ -87,9 +87,9 @@ def test_what_is_allowed_no_more_runs_no_more(tmp_path: Path, sqlite: str, rows:
         allowed = submit(http)
         until(lambda: state_of(http, allowed) == "SUCCEEDED")
         with open_store(here.database) as store:
-            request = {**store.job(allowed).request, "model": "mallory:build", ORIGIN: "service"}
+            request = {**store.jobs.get(allowed).request, "model": "mallory:build", ORIGIN: "service"}
             # As a service wrote it that allowed the factory.
-            former = store.submit(request, Submission(submitter="anna"))[0].id
+            former = store.queue.submit(request, Submission(submitter="anna"))[0].id
         until(lambda: state_of(http, former) == "FAILED")
         ended = http.get(f"/v1/jobs/{former}").json()
         assert "--allow-factory" in ended["message"]

@@ -89,7 +89,7 @@ def test_code_of_a_trial_finds_no_secret_and_condemns_no_node(tmp_path: Path, sq
     ):
         assert ended(here, mallory, "spy:boom", failures={"mine": ROW}) == "FAILED"
         with open_store(sqlite) as store:
-            assert store.quarantined_nodes() == []
+            assert store.nodes.quarantined() == []
         assert ended(here, anna, "spy:build") == "SUCCEEDED"
     seen = [json.loads(path.read_text()) for path in tmp_path.glob("seen.*.json")]
     assert seen

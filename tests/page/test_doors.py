@@ -49,7 +49,7 @@ def numbers(text: str) -> list[float]:
 def told(place: Place, finished: str) -> dict[str, Any]:
     """The answer by Python: the document that everything else is held against."""
     with open_store(place.database) as store:
-        job = store.job(finished)
+        job = store.jobs.get(finished)
         session, snapshot = session_of(job), read_snapshot(store, finished)
         result = result_of(session, snapshot)
         assert result.best_config is not None and result.best is not None

@@ -49,13 +49,13 @@ def hostile(place: Place) -> str:
     row["cluster"] = row["resolved_cluster"]["name"] = row["space"] = MARKUP
     row["resolved_cluster"]["device"]["name"] = MARKUP
     with open_store(place.database) as store:
-        job, _ = store.submit(row, Submission(submitter=MARKUP[:60]))
-        lease = store.acquire(job.id, current_owner())
+        job, _ = store.queue.submit(row, Submission(submitter=MARKUP[:60]))
+        lease = store.jobs.acquire(job.id, current_owner())
         for number, config in enumerate(session.space.enumerate()):
             if number < 12:
                 _try(store, lease, config, number)
-        store.add_event(lease, MARKUP, {"text": EVERYTHING, MARKUP: LONG})
-        store.release(lease, JobState.FAILED, MARKUP, f"{EVERYTHING} {LONG}")
+        store.events.add(lease, MARKUP, {"text": EVERYTHING, MARKUP: LONG})
+        store.jobs.release(lease, JobState.FAILED, MARKUP, f"{EVERYTHING} {LONG}")
     return job.id
 
 
@@ -67,19 +67,19 @@ def hostile_script(place: Place) -> str:
     request = request_from_fields({"command": command, "ranks": 2, "space": "zero", "runner": "local", "trials": 3})
     session = resolve(request)
     with open_store(place.database) as store:
-        job, _ = store.submit(request_to_row(session.request), Submission())
-        lease = store.acquire(job.id, current_owner())
+        job, _ = store.queue.submit(request_to_row(session.request), Submission())
+        lease = store.jobs.acquire(job.id, current_owner())
         for number, config in enumerate(session.space.enumerate()):
             if number < 6:
                 _try(store, lease, config, number)
-        store.release(lease, JobState.FAILED, "", MARKUP)
+        store.jobs.release(lease, JobState.FAILED, "", MARKUP)
     return job.id
 
 
 def _try(store: Store, lease, config: TrialConfig, number: int) -> None:
-    store.add_trial(lease, config, Purpose.SEARCH)
-    token = store.start_attempt(lease, number).token
-    store.add_output(
+    store.trials.add(lease, config, Purpose.SEARCH)
+    token = store.attempts.start(lease, number).token
+    store.logs.add(
         lease,
         [LogLines(attempt=token, rank=0, text=f"{EVERYTHING}\n\x1b[31m{LONG}\n")],
         [Progress(attempt=token, phase=MARKUP, step=1, message=EVERYTHING)],
@@ -98,7 +98,7 @@ def _try(store: Store, lease, config: TrialConfig, number: int) -> None:
     failed = number % 3 == 2
     rate = 100.0 + number
     told = {"message": EVERYTHING, "traceback": f"{EVERYTHING}\n{LONG}", "cause": QUOTES[:60], "node": MARKUP} if failed else {}
-    store.finish_attempt(
+    store.attempts.finish(
         lease,
         TrialResult(
             attempt=token,

@@ -21,8 +21,8 @@ class Guarded(Place):
 
     def serve(self) -> None:
         with open_store(self.database) as store:
-            self.anna, self.ben = (store.create_key(owner, {"read", "submit"})[1] for owner in ("anna", "ben"))
-            self.reader = store.create_key("anna", {"read"})[1]
+            self.anna, self.ben = (store.keys.create(owner, {"read", "submit"})[1] for owner in ("anna", "ben"))
+            self.reader = store.keys.create("anna", {"read"})[1]
         super().serve()
 
 

@@ -41,7 +41,7 @@ def test_the_best_of_all_jobs(place: Place, finished: str, open_page: Open) -> N
 
 def test_the_service_looks_for_words_in_jobs_that_the_page_has_not_read(place: Place, finished: str, open_page: Open) -> None:
     with open_store(place.database) as store:
-        newer = [store.create_job(SUBMITTED | {"name": f"run {number}", "trials": 1}).id for number in range(60)]
+        newer = [store.jobs.create(SUBMITTED | {"name": f"run {number}", "trials": 1}).id for number in range(60)]
     try:
         page = open_page()
         rows = page.get_by_role("list", name="Jobs, newest first").get_by_role("listitem")
@@ -58,7 +58,7 @@ def test_the_service_looks_for_words_in_jobs_that_the_page_has_not_read(place: P
     finally:
         with open_store(place.database) as store:
             for job in newer:
-                store.delete_job(job)
+                store.jobs.delete(job)
 
 
 def test_labels_are_changed(place: Place, open_page: Open) -> None:

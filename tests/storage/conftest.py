@@ -96,7 +96,7 @@ def store(open_again: Callable[[], Store]) -> Store:
 @pytest.fixture
 def lease(store: Store) -> Lease:
     """A job that this process holds."""
-    return store.acquire(store.create_job({"model": "m"}).id, current_owner())
+    return store.jobs.acquire(store.jobs.create({"model": "m"}).id, current_owner())
 
 
 @contextmanager

@@ -22,8 +22,8 @@ RANK = RankMeasurement(
 
 def attempt(store: Store, lease: Lease, config: TrialConfig | None = None, purpose: Purpose = Purpose.SEARCH) -> str:
     """Add a trial, start an attempt at it, and return its token."""
-    return store.start_attempt(lease, store.add_trial(lease, config or TrialConfig(), purpose).number).token
+    return store.attempts.start(lease, store.trials.add(lease, config or TrialConfig(), purpose).number).token
 
 
 def kinds(store: Store, job_id: str) -> list[str]:
-    return [event.kind for event in store.events(job_id)]
+    return [event.kind for event in store.events.of(job_id)]

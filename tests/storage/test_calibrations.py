@@ -27,33 +27,33 @@ class TestCalibrations:
     @pytest.mark.prove
     def test_what_was_measured_comes_back_newest_first_by_fingerprint(self, store: Store, clock) -> None:
         cluster = local_cluster(2)
-        first = store.save_calibration("f" * 16, cluster, measured(0.1), 21.5)
+        first = store.calibrations.save("f" * 16, cluster, measured(0.1), 21.5)
         clock.advance(1)
-        second = store.save_calibration("f" * 16, cluster, measured(0.2), 20.0)
-        other = store.save_calibration("e" * 16, cluster, measured(0.3), 20.0)
+        second = store.calibrations.save("f" * 16, cluster, measured(0.2), 20.0)
+        other = store.calibrations.save("e" * 16, cluster, measured(0.3), 20.0)
 
-        assert store.calibrations("f" * 16) == [second, first]
-        assert store.calibrations("f" * 16, limit=1) == [second]
-        assert {record.id for record in store.calibrations()} == {first.id, second.id, other.id}
-        assert store.calibrations("none") == []
+        assert store.calibrations.newest("f" * 16) == [second, first]
+        assert store.calibrations.newest("f" * 16, limit=1) == [second]
+        assert {record.id for record in store.calibrations.newest()} == {first.id, second.id, other.id}
+        assert store.calibrations.newest("none") == []
         assert (first.cluster, first.rows, first.hosts) == (cluster, measured(0.1).rows, ("a", "a", "b", "b"))
         assert (first.seconds, first.context_bytes, first.workspace_bytes) == (21.5, 2**33, None)
 
     def test_pruning_keeps_the_newest_of_each_cluster(self, store: Store, clock) -> None:
-        old = [store.save_calibration(name, local_cluster(2), measured(0.1), 1.0) for name in ("a", "b")]
+        old = [store.calibrations.save(name, local_cluster(2), measured(0.1), 1.0) for name in ("a", "b")]
         clock.advance(60)
-        new = store.save_calibration("a", local_cluster(2), measured(0.1), 1.0)
+        new = store.calibrations.save("a", local_cluster(2), measured(0.1), 1.0)
         clock.advance(60)
 
-        assert store.prune(clock() - timedelta(seconds=90)).calibrations == 1
-        assert {record.id for record in store.calibrations()} == {new.id, old[1].id}
-        assert store.prune(clock()).calibrations == 0
+        assert store.maintenance.prune(clock() - timedelta(seconds=90)).calibrations == 1
+        assert {record.id for record in store.calibrations.newest()} == {new.id, old[1].id}
+        assert store.maintenance.prune(clock()).calibrations == 0
 
     def test_a_backup_takes_them_along_and_may_be_restored_twice(self, store: Store, tmp_path) -> None:
-        saved = store.save_calibration("a", local_cluster(2), measured(0.1), 1.0)
+        saved = store.calibrations.save("a", local_cluster(2), measured(0.1), 1.0)
         sink = io.StringIO()
-        store.dump(sink)
+        store.transfer.dump(sink)
         with open_store(str(tmp_path / "elsewhere.db")) as elsewhere:
             for _ in range(2):
-                elsewhere.load(sink)
-                assert elsewhere.calibrations() == [saved]
+                elsewhere.transfer.load(sink)
+                assert elsewhere.calibrations.newest() == [saved]

@@ -68,24 +68,24 @@ def damage(engine: Engine, table: str, column: str, value: str) -> Iterator[None
 
 def fill(store: Store, clock) -> tuple[JobRecord, JobRecord]:
     """A job of which something will be damaged, and another: both run once, and wait again."""
-    store.create_key("anna", ("read",))
+    store.keys.create("anna", ("read",))
     for hosts in ("a", "b"):
         result = MicrobenchmarkResult(attempt="a" * 32, outcome=Outcome.OK, hosts=(hosts,), environment={}, rows=())
-        store.save_calibration("f", cluster(), result, 1.0)
+        store.calibrations.save("f", cluster(), result, 1.0)
         clock.advance(1)
     jobs = []
     for name in ("first", "second"):
         request = {"model": "m", "runner": "local", "tags": ["nightly"], "name": name, "trials": 3}
-        job = store.submit(request, Submission(submitter="anna"))[0]
-        lease = store.acquire(job.id, current_owner())
-        store.set_prior(lease, {"x": 1})
-        store.set_answer(lease, {"rate": {"mean": 1.0}})
+        job = store.queue.submit(request, Submission(submitter="anna"))[0]
+        lease = store.jobs.acquire(job.id, current_owner())
+        store.jobs.set_prior(lease, {"x": 1})
+        store.jobs.set_answer(lease, {"rate": {"mean": 1.0}})
         for number in range(2):
-            store.add_trial(lease, TrialConfig(micro_batch_size=1 + number), Purpose.SEARCH)
-        done, running = (store.start_attempt(lease, number).token for number in range(2))
-        store.finish_attempt(lease, TrialResult(attempt=done, outcome=Outcome.OK, losses=(1.0,), ranks=(RANK,)))
+            store.trials.add(lease, TrialConfig(micro_batch_size=1 + number), Purpose.SEARCH)
+        done, running = (store.attempts.start(lease, number).token for number in range(2))
+        store.attempts.finish(lease, TrialResult(attempt=done, outcome=Outcome.OK, losses=(1.0,), ranks=(RANK,)))
         sign = Progress(attempt=running, phase="timed", step=1, samples_per_second=None, message="")
-        store.add_output(lease, [LogLines(attempt=running, rank=0, text="x")], [sign])
+        store.logs.add(lease, [LogLines(attempt=running, rank=0, text="x")], [sign])
         jobs.append(job)
         clock.advance(1)
     return jobs[0], jobs[1]
@@ -98,86 +98,86 @@ def cluster() -> ClusterSpec:
 def check_others(store: Store, first: JobRecord, second: JobRecord) -> None:
     """Everything that reads rows of several jobs, with the second one as it should be."""
     ids = [first.id, second.id]
-    assert [job.id for job in store.jobs()] == [second.id, first.id]
-    assert second.id in [job.id for job in store.jobs(having=JobFilter(tags=["nightly"]))]
-    assert store.exact_jobs(ids)[second.id].request == store.job(second.id).request == second.request
-    assert store.overviews(ids)[second.id].outcomes == {"OK": 1}
-    news = store.news(dict.fromkeys(ids, 0))
+    assert [job.id for job in store.jobs.newest()] == [second.id, first.id]
+    assert second.id in [job.id for job in store.jobs.newest(having=JobFilter(tags=["nightly"]))]
+    assert store.jobs.exact(ids)[second.id].request == store.jobs.get(second.id).request == second.request
+    assert store.overviews.of(ids)[second.id].outcomes == {"OK": 1}
+    news = store.events.news(dict.fromkeys(ids, 0))
     assert [event.kind for event in news[second.id].events][:2] == ["job_created", "job_acquired"]
     assert len(news[first.id].events) == news[first.id].version
-    assert store.progress(ids)[second.id][0].phase == "timed"
-    assert store.figures().best[second.id].samples_per_second == 1.0
-    assert store.calibrations("f", 1)[0].cluster == cluster()
-    assert len(store.keys()) == 1
-    assert len(store.figures_of(second.id)) == len(store.trial_page(second.id)) == len(store.plain_trials(second.id)) == 2
-    assert set(store.placements(second.id)) == {0, 1}
-    assert store.prior(second.id) == {"x": 1}
-    store.placements(first.id)
+    assert store.logs.progress(ids)[second.id][0].phase == "timed"
+    assert store.overviews.figures().best[second.id].samples_per_second == 1.0
+    assert store.calibrations.newest("f", 1)[0].cluster == cluster()
+    assert len(store.keys.all()) == 1
+    assert len(store.trials.figures_of(second.id)) == len(store.trials.of(second.id)) == len(store.trials.plain(second.id)) == 2
+    assert set(store.attempts.placements(second.id)) == {0, 1}
+    assert store.jobs.prior(second.id) == {"x": 1}
+    store.attempts.placements(first.id)
     sink = io.StringIO()
-    store.dump(sink)
-    store.dump(sink, first.id)
+    store.transfer.dump(sink)
+    store.transfer.dump(sink, first.id)
 
 
 @pytest.mark.prove
 def test_what_is_damaged_stops_nothing_else_and_is_reported(store: Store, engine: Engine, clock) -> None:
     first, second = fill(store, clock)
-    assert store.damages() == []
+    assert store.maintenance.damages() == []
     values = SHAPES if engine.dialect.name == "postgresql" else SHAPES + TEXTS
     for number, (table, column) in enumerate(PLACES):
         # Every value in the column that most reads ask for; of the others, each has some.
         for value in values if column == "request" else (values[number % len(values)], "[[1]]"):
             with damage(engine, table, column, value):
                 check_others(store, first, second)
-                assert {item.place.split()[0] for item in store.damages()} <= {table}
+                assert {item.place.split()[0] for item in store.maintenance.damages()} <= {table}
                 if value not in RIGHT_IN_SOME_PLACE:
-                    assert store.damages(), (table, column, value)
+                    assert store.maintenance.damages(), (table, column, value)
 
 
 def test_a_damaged_request_is_no_job_for_a_worker_that_looks_for_some(store: Store, engine: Engine, clock) -> None:
     for name in ("first", "second"):
-        store.submit({"runner": "local", "tags": [], "name": name}, Submission())
+        store.queue.submit({"runner": "local", "tags": [], "name": name}, Submission())
         clock.advance(1)
     with damage(engine, "jobs", "request", "5"):
-        lease = store.claim(current_owner(), limits=QueueLimits(runners=frozenset({"local"})))
+        lease = store.queue.claim(current_owner(), limits=QueueLimits(runners=frozenset({"local"})))
         assert lease is not None
-        assert store.job(lease.job_id).request["name"] == "second"
-        taken = store.claim(current_owner())
+        assert store.jobs.get(lease.job_id).request["name"] == "second"
+        taken = store.queue.claim(current_owner())
         assert taken is not None
-        job = store.job(taken.job_id)
+        job = store.jobs.get(taken.job_id)
         assert (job.damage, job.request) == ("its request cannot be read", {})
         with pytest.raises(DamagedRowError, match=f"job {job.id}: is damaged .*; see `autotune db check`"):
-            store.change_request(job.id, None, {"trials": 9})
-        assert store.release(taken, JobState.FAILED, "DamagedRowError", "").state is JobState.FAILED
+            store.queue.change_request(job.id, None, {"trials": 9})
+        assert store.jobs.release(taken, JobState.FAILED, "DamagedRowError", "").state is JobState.FAILED
 
 
 def test_a_damaged_delivery_is_given_up_and_others_are_made(store: Store, engine: Engine, clock) -> None:
-    hook = store.create_webhook("anna", "https://a.example/")
+    hook = store.webhooks.create("anna", "https://a.example/")
     for _ in range(2):
-        store.ask(store.submit({}, Submission(submitter="anna"))[0].id, Ask.CANCEL)
+        store.queue.ask(store.queue.submit({}, Submission(submitter="anna"))[0].id, Ask.CANCEL)
         clock.advance(1)
     for column in ("payload", "tries"):
         with damage(engine, "deliveries", column, "[[1]]"):
-            (claimed,) = store.claim_deliveries(seconds=0)
+            (claimed,) = store.webhooks.claim_deliveries(seconds=0)
             assert claimed.payload["type"] == "job.ended"
-            assert [item.id for item in store.deliveries(hook.id)] == [claimed.id]
+            assert [item.id for item in store.webhooks.deliveries(hook.id)] == [claimed.id]
         with engine.begin() as connection:
             connection.execute(text("UPDATE deliveries SET state = 'pending'"))
 
 
 def test_the_damaged_address_of_a_webhook_is_reported(store: Store, engine: Engine) -> None:
-    hook = store.create_webhook("anna", "https://a.example/")
-    assert store.damages() == []
+    hook = store.webhooks.create("anna", "https://a.example/")
+    assert store.maintenance.damages() == []
     for url in ("https://[a.example/", "https://a.example:http/"):
         with engine.begin() as connection:
             connection.execute(text("UPDATE webhooks SET url = :url"), {"url": url})
-        (found,) = store.damages()
+        (found,) = store.maintenance.damages()
         assert found.place == f"webhooks {hook.id}"
 
 
 def test_the_trials_of_a_job_name_the_damaged_one(store: Store, engine: Engine, clock) -> None:
     first, _ = fill(store, clock)
     with damage(engine, "trials", "config", "5"):
-        for read in (store.trials, store.figures_of, store.trial_page, store.plain_trials):
+        for read in (store.trials.of, store.trials.figures_of, store.trials.plain):
             with pytest.raises(DamagedRowError, match=f"trial 0 of job {first.id}: is damaged .*; see `autotune db check`"):
                 read(first.id)
 
@@ -186,8 +186,8 @@ def test_a_backup_keeps_what_is_damaged_as_it_is(store: Store, engine: Engine, c
     first, second = fill(store, clock)
     with damage(engine, "jobs", "request", "5" if engine.dialect.name == "postgresql" else "{"):
         sink = io.StringIO()
-        store.dump(sink)
+        store.transfer.dump(sink)
     with open_store(str(tmp_path / "elsewhere.db")) as other:
-        other.load(sink)
-        assert [item.place for item in other.damages()] == [f"jobs {first.id}"]
-        assert other.job(second.id).request == second.request
+        other.transfer.load(sink)
+        assert [item.place for item in other.maintenance.damages()] == [f"jobs {first.id}"]
+        assert other.jobs.get(second.id).request == second.request

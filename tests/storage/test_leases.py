@@ -17,104 +17,104 @@ from tests.storage.job_steps import ELSEWHERE, attempt, kinds
 
 class TestLeases:
     def test_one_holder_at_a_time(self, store: Store, lease: Lease) -> None:
-        assert store.job(lease.job_id).state is JobState.RUNNING
-        assert store.job(lease.job_id).owner == current_owner()
+        assert store.jobs.get(lease.job_id).state is JobState.RUNNING
+        assert store.jobs.get(lease.job_id).owner == current_owner()
         with pytest.raises(LeaseHeldError, match=f"process {current_owner().pid} on"):
-            store.acquire(lease.job_id, ELSEWHERE)
+            store.jobs.acquire(lease.job_id, ELSEWHERE)
 
     def test_unknown_jobs_are_not_held(self, store: Store) -> None:
         with pytest.raises(UnknownJobError):
-            store.acquire("nothing", ELSEWHERE)
+            store.jobs.acquire("nothing", ELSEWHERE)
 
     def test_another_host_keeps_its_job_until_the_lease_expires(self, store: Store, clock) -> None:
-        job_id = store.create_job({}).id
-        old = store.acquire(job_id, ELSEWHERE, seconds=30)
+        job_id = store.jobs.create({}).id
+        old = store.jobs.acquire(job_id, ELSEWHERE, seconds=30)
         clock.advance(29.9)
         with pytest.raises(LeaseHeldError):
-            store.acquire(job_id, current_owner())
+            store.jobs.acquire(job_id, current_owner())
         clock.advance(0.1)
-        new = store.acquire(job_id, current_owner())
+        new = store.jobs.acquire(job_id, current_owner())
 
         assert new.token > old.token
-        assert store.events(job_id)[-1].payload["taken_from"]["host"] == "elsewhere"
+        assert store.events.of(job_id)[-1].payload["taken_from"]["host"] == "elsewhere"
 
     @pytest.mark.parametrize("change", [{"pid": 2**22 + 1}, {"started": 1.0}], ids=["no such process", "pid was used again"])
     def test_a_dead_holder_loses_the_job_at_once(self, store: Store, change: dict[str, float]) -> None:
-        job_id = store.create_job({}).id
-        store.acquire(job_id, dataclasses.replace(current_owner(), **change), seconds=3600)
+        job_id = store.jobs.create({}).id
+        store.jobs.acquire(job_id, dataclasses.replace(current_owner(), **change), seconds=3600)
 
-        assert store.acquire(job_id, current_owner()).token == 2
+        assert store.jobs.acquire(job_id, current_owner()).token == 2
 
     def test_the_former_holder_can_write_nothing(self, store: Store, clock) -> None:
-        job_id = store.create_job({}).id
-        old = store.acquire(job_id, ELSEWHERE)
+        job_id = store.jobs.create({}).id
+        old = store.jobs.acquire(job_id, ELSEWHERE)
         token = attempt(store, old)
         clock.advance(31)
-        store.acquire(job_id, current_owner())
-        before = store.events(job_id)
+        store.jobs.acquire(job_id, current_owner())
+        before = store.events.of(job_id)
         writes: list[Callable[[], object]] = [
-            lambda: store.heartbeat(old),
-            lambda: store.release(old, JobState.FAILED, "", ""),
-            lambda: store.add_trial(old, TrialConfig(zero_stage=3), Purpose.SEARCH),
-            lambda: store.start_attempt(old, 0),
-            lambda: store.finish_attempt(old, TrialResult(attempt=token, outcome=Outcome.OK)),
-            lambda: store.set_reference_losses(old, (1.0,)),
-            lambda: store.add_event(old, "note", {}),
+            lambda: store.jobs.heartbeat(old),
+            lambda: store.jobs.release(old, JobState.FAILED, "", ""),
+            lambda: store.trials.add(old, TrialConfig(zero_stage=3), Purpose.SEARCH),
+            lambda: store.attempts.start(old, 0),
+            lambda: store.attempts.finish(old, TrialResult(attempt=token, outcome=Outcome.OK)),
+            lambda: store.jobs.set_reference_losses(old, (1.0,)),
+            lambda: store.events.add(old, "note", {}),
         ]
         for write in writes:
             with pytest.raises(LeaseLostError):
                 write()
 
-        assert store.events(job_id) == before
-        assert len(store.trials(job_id)) == 1
+        assert store.events.of(job_id) == before
+        assert len(store.trials.of(job_id)) == 1
 
     def test_a_lease_that_expired_is_current_until_it_is_taken(self, store: Store, lease: Lease, clock) -> None:
         clock.advance(3600)
-        store.add_event(lease, "note", {})
+        store.events.add(lease, "note", {})
 
-        assert store.heartbeat(lease).expires > clock.now
+        assert store.jobs.heartbeat(lease).expires > clock.now
 
     def test_a_released_lease_writes_nothing(self, store: Store, lease: Lease) -> None:
-        job = store.release(lease, JobState.PAUSED, "asked", "stopped \udcff by a person\0")
+        job = store.jobs.release(lease, JobState.PAUSED, "asked", "stopped \udcff by a person\0")
 
         assert (job.state, job.reason, job.owner) == (JobState.PAUSED, "asked", None)
         with pytest.raises(LeaseLostError):
-            store.add_event(lease, "note", {})
+            store.events.add(lease, "note", {})
 
     def test_active_seconds_are_those_in_which_it_was_held(self, store: Store, lease: Lease, clock) -> None:
         clock.advance(10)
-        lease = store.heartbeat(lease, seconds=30)
+        lease = store.jobs.heartbeat(lease, seconds=30)
         clock.advance(5)
-        store.add_event(lease, "note", {})
+        store.events.add(lease, "note", {})
         clock.advance(5)
-        store.release(lease, JobState.PAUSED, "", "")
+        store.jobs.release(lease, JobState.PAUSED, "", "")
         clock.advance(1000)  # nobody holds it
-        lease = store.acquire(lease.job_id, current_owner(), seconds=30)
+        lease = store.jobs.acquire(lease.job_id, current_owner(), seconds=30)
         clock.advance(1000)  # the machine slept: held until the lease's end
-        store.heartbeat(lease)
+        store.jobs.heartbeat(lease)
 
-        assert store.job(lease.job_id).active_seconds == pytest.approx(20 + 30)
+        assert store.jobs.get(lease.job_id).active_seconds == pytest.approx(20 + 30)
 
     def test_a_clock_set_back_takes_no_seconds_away(self, store: Store, lease: Lease, clock) -> None:
         clock.advance(-100)
-        store.heartbeat(lease)
+        store.jobs.heartbeat(lease)
 
-        assert store.job(lease.job_id).active_seconds == 0.0
+        assert store.jobs.get(lease.job_id).active_seconds == 0.0
 
     def test_attempts_of_the_former_holder_are_abandoned(self, store: Store, clock) -> None:
-        job_id = store.create_job({}).id
-        token = attempt(store, store.acquire(job_id, ELSEWHERE))
+        job_id = store.jobs.create({}).id
+        token = attempt(store, store.jobs.acquire(job_id, ELSEWHERE))
         clock.advance(31)
-        lease = store.acquire(job_id, current_owner())
+        lease = store.jobs.acquire(job_id, current_owner())
 
-        assert [a.state for a in store.attempts(job_id)] == [AttemptState.ABANDONED]
+        assert [a.state for a in store.attempts.of(job_id)] == [AttemptState.ABANDONED]
         assert "attempt_abandoned" in kinds(store, job_id)
-        assert not store.finish_attempt(lease, TrialResult(attempt=token, outcome=Outcome.OK))
-        assert store.attempts(job_id)[0].state is AttemptState.SUPERSEDED
-        assert store.trials(job_id)[0].outcome is None
+        assert not store.attempts.finish(lease, TrialResult(attempt=token, outcome=Outcome.OK))
+        assert store.attempts.of(job_id)[0].state is AttemptState.SUPERSEDED
+        assert store.trials.of(job_id)[0].outcome is None
 
     def test_release_abandons_what_still_runs(self, store: Store, lease: Lease) -> None:
         attempt(store, lease)
-        store.release(lease, JobState.PAUSED, "", "")
+        store.jobs.release(lease, JobState.PAUSED, "", "")
 
-        assert [a.state for a in store.attempts(lease.job_id)] == [AttemptState.ABANDONED]
+        assert [a.state for a in store.attempts.of(lease.job_id)] == [AttemptState.ABANDONED]

@@ -72,7 +72,7 @@ def test_a_lock_that_is_given_back_in_time_is_waited_for(database: Path) -> None
         release = threading.Timer(0.3, lambda: other.execute("ROLLBACK"))
         release.start()
         with open_store(str(database), busy_seconds=60) as store:
-            store.create_job({})
+            store.jobs.create({})
         release.join()
 
 
@@ -162,7 +162,7 @@ def test_a_relative_path_stays_where_it_was(tmp_path: Path, monkeypatch: pytest.
     with open_store("sqlite:///jobs.db") as store:
         store.close()
         monkeypatch.chdir(folder)
-        store.create_job({})
+        store.jobs.create({})
     assert not list(folder.iterdir())
 
 
@@ -191,22 +191,22 @@ def test_a_lock_that_comes_later_is_told_the_same_way(database: Path) -> None:
         closing(sqlite3.connect(database, isolation_level=None)) as other,
     ):
         other.execute("BEGIN IMMEDIATE")
-        assert store.jobs() == []  # readers are not kept out
+        assert store.jobs.newest() == []  # readers are not kept out
         with pytest.raises(DatabaseUnavailableError, match="is locked"):
-            store.create_job({})
+            store.jobs.create({})
         other.execute("ROLLBACK")
-        store.create_job({})
+        store.jobs.create({})
 
 
 def test_threads_share_a_store(database: Path) -> None:
     with open_store(str(database)) as store:
-        work: Callable[[], object] = lambda: [store.create_job({}) for _ in range(5)]  # noqa: E731
+        work: Callable[[], object] = lambda: [store.jobs.create({}) for _ in range(5)]  # noqa: E731
         threads = [threading.Thread(target=work) for _ in range(6)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(store.jobs()) == 30
+        assert len(store.jobs.newest()) == 30
 
 
 def test_connections_of_a_process_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

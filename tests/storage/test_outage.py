@@ -9,9 +9,9 @@ import pytest
 from sqlalchemy import Connection, event
 
 from search_spaces.outcome import JobState
+from search_spaces.shared_records import JobEvent
 from storage.errors import DatabaseUnavailableError
 from storage.owners import current_owner
-from storage.records import EventRecord
 from storage.store import Store
 from tests.storage.postgres import PostgresServer
 
@@ -24,13 +24,13 @@ def store(mortal_postgres: PostgresServer) -> Iterator[Store]:
         yield store
 
 
-def notes(events: list[EventRecord]) -> list[int]:
+def notes(events: list[JobEvent]) -> list[int]:
     return [event.payload["number"] for event in events if event.kind == "note"]
 
 
 @pytest.mark.prove
 def test_a_killed_server_is_waited_for_and_everything_is_written_once(mortal_postgres: PostgresServer, store: Store) -> None:
-    lease = store.acquire(store.create_job({}).id, current_owner(), seconds=600)
+    lease = store.jobs.acquire(store.jobs.create({}).id, current_owner(), seconds=600)
     failures: list[BaseException] = []
     written, enough = threading.Event(), threading.Event()
     numbers: list[int] = []
@@ -38,7 +38,7 @@ def test_a_killed_server_is_waited_for_and_everything_is_written_once(mortal_pos
     def write() -> None:
         try:
             while len(numbers) < WRITES or not enough.is_set():
-                store.add_event(lease, "note", {"number": len(numbers)})
+                store.events.add(lease, "note", {"number": len(numbers)})
                 numbers.append(len(numbers))
                 written.set()
         except BaseException as error:
@@ -56,7 +56,7 @@ def test_a_killed_server_is_waited_for_and_everything_is_written_once(mortal_pos
     enough.set()
     writer.join(600)
     assert failures == []
-    events = store.events(lease.job_id, limit=1_000_000)
+    events = store.events.of(lease.job_id, limit=1_000_000)
     assert notes(events) == numbers
     assert [event.sequence for event in events] == list(range(1, len(events) + 1))
 
@@ -65,7 +65,7 @@ def test_a_killed_server_is_waited_for_and_everything_is_written_once(mortal_pos
 @pytest.mark.parametrize("committed", [True, False])
 def test_a_commit_that_nobody_confirmed_takes_place_once(store: Store, committed: bool) -> None:
     """Break the connection right after the server has committed, or right before it is asked to."""
-    lease = store.acquire(store.create_job({}).id, current_owner())
+    lease = store.jobs.acquire(store.jobs.create({}).id, current_owner())
     broken: list[int] = []
 
     def commit(connection: Connection) -> None:
@@ -76,26 +76,26 @@ def test_a_commit_that_nobody_confirmed_takes_place_once(store: Store, committed
                 driver.commit()
             driver.close()
 
-    event.listen(store._database._engine, "commit", commit)
-    store.add_event(lease, "note", {"number": 1})
+    event.listen(store.database._engine, "commit", commit)
+    store.events.add(lease, "note", {"number": 1})
     assert broken == [1]
-    assert notes(store.events(lease.job_id)) == [1]
+    assert notes(store.events.of(lease.job_id)) == [1]
 
 
 @pytest.mark.prove
 def test_a_server_that_stays_away_is_told_in_one_line(mortal_postgres: PostgresServer) -> None:
     address = mortal_postgres.new_database()
     with Store(address, outage_seconds=0.5) as store:
-        store.create_job({})
+        store.jobs.create({})
         mortal_postgres.kill()
         try:
             with pytest.raises(DatabaseUnavailableError, match=r"cannot be used .*; check that it runs"):
-                store.jobs()
+                store.jobs.newest()
             with pytest.raises(DatabaseUnavailableError, match="check that it runs"):
                 Store(address)
         finally:
             mortal_postgres.start()
-        assert [job.state for job in store.jobs()] == [JobState.QUEUED]
+        assert [job.state for job in store.jobs.newest()] == [JobState.QUEUED]
 
 
 @pytest.mark.prove
@@ -116,7 +116,7 @@ def test_a_wrong_address_is_refused_at_once(mortal_postgres: PostgresServer, cha
 @pytest.mark.prove
 def test_the_answer_is_the_same_where_it_is_asked_again(store: Store) -> None:
     """The connection may break once more while it is asked: what stands for the lost transaction is then there already."""
-    database = store._database
+    database = store.database
     for _ in range(2):
         assert database._once(database._writer, lambda session: database._backend.was_committed(session, "lost")) is False
     marks: list[str | None] = []

@@ -21,29 +21,29 @@ ROUNDS = 8
 @pytest.mark.prove(every=2)
 def test_a_writer_killed_at_any_point_leaves_nothing_half_written(address: str, workers: Callable) -> None:
     with open_store(address) as store, workers() as tell:
-        job_id = store.create_job({}).id
+        job_id = store.jobs.create({}).id
         for number in range(ROUNDS):
-            before = len(store.trials(job_id))
+            before = len(store.trials.of(job_id))
             pid = int(tell(f"start sweep {address} {job_id}"))
             # Every other one is killed in the midst of its work, however slow the machine is; the rest wherever they are.
             deadline = time.monotonic() + 120
-            while number % 2 and len(store.trials(job_id)) == before:
+            while number % 2 and len(store.trials.of(job_id)) == before:
                 assert time.monotonic() < deadline
                 time.sleep(0.005)
             time.sleep(random.uniform(0.0, 0.25))
             os.kill(pid, signal.SIGKILL)
             check_whole(store, job_id, address)
         assert int(tell("wait")) == ROUNDS
-        assert len(store.trials(job_id)) >= ROUNDS // 2
+        assert len(store.trials.of(job_id)) >= ROUNDS // 2
         # The last holder's lease has an hour to go, but it is dead.
-        store.release(store.acquire(job_id, current_owner()), JobState.PAUSED, "", "")
+        store.jobs.release(store.jobs.acquire(job_id, current_owner()), JobState.PAUSED, "", "")
         check_whole(store, job_id, address)
 
 
 @pytest.mark.prove
 def test_processes_that_share_a_job_never_hold_it_together(address: str, workers: Callable) -> None:
     with open_store(address) as store, workers() as tell:
-        job_id = store.create_job({}).id
+        job_id = store.jobs.create({}).id
         pids = {int(tell(f"start share {address} {job_id}")) for _ in range(4)}
         assert tell("wait") == "0"
         events = every_event(store, job_id)[1:]
@@ -59,17 +59,17 @@ def test_processes_that_share_a_job_never_hold_it_together(address: str, workers
 @pytest.mark.prove(every=2)
 def test_a_live_holder_keeps_the_job_and_a_killed_one_loses_it_at_once(address: str, workers: Callable) -> None:
     with open_store(address) as store, workers() as tell:
-        job_id = store.create_job({}).id
+        job_id = store.jobs.create({}).id
         pid = int(tell(f"start hold {address} {job_id}"))
-        while store.job(job_id).owner is None:
+        while store.jobs.get(job_id).owner is None:
             time.sleep(0.01)
         with pytest.raises(LeaseHeldError, match=str(pid)):
-            store.acquire(job_id, current_owner())
+            store.jobs.acquire(job_id, current_owner())
         os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + 60
         while True:  # the kernel takes a moment; its parent has not reaped it
             try:
-                assert store.acquire(job_id, current_owner()).token == 2
+                assert store.jobs.acquire(job_id, current_owner()).token == 2
                 break
             except LeaseHeldError:
                 assert time.monotonic() < deadline

@@ -17,24 +17,24 @@ HERE = current_owner()
 
 
 def submit(store: Store, **submission: object) -> str:
-    return store.submit({"model": "m"}, Submission(**submission))[0].id  # type: ignore[arg-type]
+    return store.queue.submit({"model": "m"}, Submission(**submission))[0].id  # type: ignore[arg-type]
 
 
 def claimed(store: Store, owner: Owner = ELSEWHERE, limits: QueueLimits | None = None) -> Lease:
-    lease = store.claim(owner, limits=limits)
+    lease = store.queue.claim(owner, limits=limits)
     assert lease is not None
     return lease
 
 
 class TestClaiming:
     def test_an_empty_queue_gives_nothing(self, store: Store) -> None:
-        assert store.claim(HERE) is None
+        assert store.queue.claim(HERE) is None
 
     def test_a_job_that_was_opened_directly_is_nobody_elses(self, store: Store) -> None:
-        lease = store.acquire(store.create_job({}).id, ELSEWHERE, seconds=1)
-        assert store.claim(HERE) is None
-        store.release(lease, JobState.PAUSED, "", "")
-        assert store.claim(HERE) is None
+        lease = store.jobs.acquire(store.jobs.create({}).id, ELSEWHERE, seconds=1)
+        assert store.queue.claim(HERE) is None
+        store.jobs.release(lease, JobState.PAUSED, "", "")
+        assert store.queue.claim(HERE) is None
 
     def test_jobs_go_by_priority_then_in_order(self, store: Store, clock) -> None:
         ids = []
@@ -42,14 +42,14 @@ class TestClaiming:
             ids.append(submit(store, priority=priority))
             clock.advance(1)
         assert [claimed(store).job_id for _ in range(3)] == [ids[1], ids[0], ids[2]]
-        assert store.claim(HERE) is None
+        assert store.queue.claim(HERE) is None
 
     def test_who_has_fewer_running_jobs_goes_first(self, store: Store, clock) -> None:
         names = ["anna", "anna", "anna", "ben"]
         for name in names:
             submit(store, submitter=name)
             clock.advance(0.001)
-        order = [store.job(claimed(store).job_id).submitter for _ in names]
+        order = [store.jobs.get(claimed(store).job_id).submitter for _ in names]
         assert order == ["anna", "ben", "anna", "anna"]
 
     def test_a_submitter_has_no_more_running_jobs_than_allowed(self, store: Store) -> None:
@@ -58,22 +58,22 @@ class TestClaiming:
         submit(store, submitter="anna", priority=9)
         submit(store, submitter="ben")
         first, second = claimed(store, limits=limits), claimed(store, limits=limits)
-        assert [store.job(lease.job_id).submitter for lease in (first, second)] == ["anna", "ben"]
-        assert store.claim(HERE, limits=limits) is None
-        store.release(first, JobState.SUCCEEDED, "BUDGET", "")
-        assert store.job(claimed(store, limits=limits).job_id).submitter == "anna"
+        assert [store.jobs.get(lease.job_id).submitter for lease in (first, second)] == ["anna", "ben"]
+        assert store.queue.claim(HERE, limits=limits) is None
+        store.jobs.release(first, JobState.SUCCEEDED, "BUDGET", "")
+        assert store.jobs.get(claimed(store, limits=limits).job_id).submitter == "anna"
 
     def test_what_a_dead_process_left_goes_first_in_the_state_that_it_was_in(self, store: Store, clock) -> None:
         job_id = submit(store)
         lease = claimed(store)
-        number = store.add_trial(lease, TrialConfig(), Purpose.SEARCH).number
-        store.start_attempt(lease, number)
-        store.ask(job_id, Ask.STOP)
+        number = store.trials.add(lease, TrialConfig(), Purpose.SEARCH).number
+        store.attempts.start(lease, number)
+        store.queue.ask(job_id, Ask.STOP)
         submit(store, priority=9)
         clock.advance(31)
         again = claimed(store)
         assert (again.job_id, again.token, again.state) == (job_id, 2, JobState.STOPPING)
-        assert [attempt.state for attempt in store.attempts(job_id)] == [AttemptState.ABANDONED]
+        assert [attempt.state for attempt in store.attempts.of(job_id)] == [AttemptState.ABANDONED]
 
     def test_a_dead_process_of_this_host_is_not_waited_for(self, store: Store) -> None:
         job_id = submit(store)
@@ -84,13 +84,13 @@ class TestClaiming:
     def test_a_live_holder_is_left_alone(self, store: Store) -> None:
         submit(store)
         claimed(store, HERE)
-        assert store.claim(ELSEWHERE) is None
+        assert store.queue.claim(ELSEWHERE) is None
 
     def test_a_job_that_is_given_back_keeps_its_place(self, store: Store, clock) -> None:
         first = submit(store)
         clock.advance(1)
         submit(store)
-        store.release(claimed(store), JobState.QUEUED, "", "")
+        store.jobs.release(claimed(store), JobState.QUEUED, "", "")
         assert claimed(store).job_id == first
 
     @pytest.mark.prove(every=5)
@@ -109,12 +109,12 @@ class TestClaiming:
         ids = []
         for runner, kind in (("ray", "cuda"), ("local", "cpu"), ("ray", "cpu")):
             request = {"runner": runner, "resolved_cluster": {"device": {"kind": kind}}}
-            ids.append(store.submit(request, Submission())[0].id)
+            ids.append(store.queue.submit(request, Submission())[0].id)
             clock.advance(1)
         for left_behind in (False, True):
             found = [claimed(store, limits=limits) for _ in wanted]
             assert [lease.job_id for lease in found] == [ids[number] for number in wanted], left_behind
-            assert store.claim(ELSEWHERE, limits=limits) is None
+            assert store.queue.claim(ELSEWHERE, limits=limits) is None
             clock.advance(31)
 
     @pytest.mark.prove
@@ -139,20 +139,20 @@ class TestClaiming:
 class TestSubmitting:
     def test_a_key_opens_one_job(self, store: Store) -> None:
         submission = Submission(submitter="anna", key="k", body_hash="1")
-        job, new = store.submit({"model": "m"}, submission)
+        job, new = store.queue.submit({"model": "m"}, submission)
         assert new
-        assert store.submit({"model": "m"}, submission) == (job, False)
-        assert store.submit({"model": "m"}, Submission(submitter="ben", key="k", body_hash="1"))[1]
+        assert store.queue.submit({"model": "m"}, submission) == (job, False)
+        assert store.queue.submit({"model": "m"}, Submission(submitter="ben", key="k", body_hash="1"))[1]
         with pytest.raises(SubmissionConflictError, match="another body; use a new key"):
-            store.submit({"model": "n"}, Submission(submitter="anna", key="k", body_hash="2"))
-        assert len(store.jobs()) == 2
+            store.queue.submit({"model": "n"}, Submission(submitter="anna", key="k", body_hash="2"))
+        assert len(store.jobs.newest()) == 2
 
     def test_keys_that_race_open_one_job(self, open_again) -> None:
         stores = [open_again() for _ in range(4)]
         found: list[str] = []
 
         def work(store: Store) -> None:
-            found.append(store.submit({"model": "m"}, Submission(key="k", body_hash="1"))[0].id)
+            found.append(store.queue.submit({"model": "m"}, Submission(key="k", body_hash="1"))[0].id)
 
         threads = [threading.Thread(target=work, args=(store,)) for store in stores]
         for thread in threads:
@@ -161,7 +161,7 @@ class TestSubmitting:
             thread.join()
         assert len(found) == 4
         assert len(set(found)) == 1
-        assert len(stores[0].jobs()) == 1
+        assert len(stores[0].jobs.newest()) == 1
 
 
 class TestAsking:
@@ -175,10 +175,10 @@ class TestAsking:
         ],
     )
     def test_what_nobody_holds_changes_at_once(self, store: Store, wanted: Ask, state: JobState, reason: str) -> None:
-        job = store.ask(submit(store), wanted)
+        job = store.queue.ask(submit(store), wanted)
         assert (job.state, job.reason) == (state, reason)
-        assert store.claim(HERE) is None
-        event = store.events(job.id)[-1]
+        assert store.queue.claim(HERE) is None
+        event = store.events.of(job.id)[-1]
         assert (event.kind, event.payload) == ("job_asked", {"ask": wanted, "state": state})
 
     @pytest.mark.parametrize(
@@ -192,166 +192,166 @@ class TestAsking:
     def test_a_holder_learns_of_it_by_its_lease(self, store: Store, wanted: Ask, state: JobState, left: JobState) -> None:
         job_id = submit(store)
         lease = claimed(store, HERE)
-        assert store.ask(job_id, wanted).state is state
-        assert store.heartbeat(lease).state is state
-        assert store.release(lease, JobState.QUEUED, "", "").state is left, "given back before it was seen"
+        assert store.queue.ask(job_id, wanted).state is state
+        assert store.jobs.heartbeat(lease).state is state
+        assert store.jobs.release(lease, JobState.QUEUED, "", "").state is left, "given back before it was seen"
 
     def test_the_stronger_of_two_holds(self, store: Store) -> None:
         job_id = submit(store)
         claimed(store, HERE)
-        states = [store.ask(job_id, wanted).state for wanted in (Ask.STOP, Ask.PAUSE, Ask.CANCEL, Ask.STOP)]
+        states = [store.queue.ask(job_id, wanted).state for wanted in (Ask.STOP, Ask.PAUSE, Ask.CANCEL, Ask.STOP)]
         assert states == [JobState.STOPPING, JobState.STOPPING, JobState.CANCELLING, JobState.CANCELLING]
 
     def test_a_process_that_is_gone_is_not_waited_for(self, store: Store, clock) -> None:
         job_id = submit(store)
         claimed(store)
         clock.advance(31)
-        assert store.ask(job_id, Ask.CANCEL).state is JobState.CANCELLED
-        assert store.job(job_id).owner is None
+        assert store.queue.ask(job_id, Ask.CANCEL).state is JobState.CANCELLED
+        assert store.jobs.get(job_id).owner is None
 
     def test_a_paused_job_goes_back_to_the_queue(self, store: Store) -> None:
         job_id = submit(store)
-        store.ask(job_id, Ask.PAUSE)
-        assert store.ask(job_id, Ask.RESUME).state is JobState.QUEUED
+        store.queue.ask(job_id, Ask.PAUSE)
+        assert store.queue.ask(job_id, Ask.RESUME).state is JobState.QUEUED
         assert claimed(store).job_id == job_id
-        assert store.ask(job_id, Ask.RESUME).state is JobState.RUNNING
+        assert store.queue.ask(job_id, Ask.RESUME).state is JobState.RUNNING
 
     def test_a_job_of_the_command_line_can_go_to_the_queue(self, store: Store) -> None:
-        lease = store.acquire(store.create_job({}).id, ELSEWHERE)
-        store.release(lease, JobState.PAUSED, "", "")
-        store.ask(lease.job_id, Ask.RESUME)
+        lease = store.jobs.acquire(store.jobs.create({}).id, ELSEWHERE)
+        store.jobs.release(lease, JobState.PAUSED, "", "")
+        store.queue.ask(lease.job_id, Ask.RESUME)
         assert claimed(store).job_id == lease.job_id
 
     def test_a_job_that_has_succeeded_goes_on_with_a_larger_budget(self, store: Store) -> None:
-        job_id = store.submit({"model": "m", "trials": 5}, Submission())[0].id
-        store.release(claimed(store), JobState.SUCCEEDED, StopReason.BUDGET, "5 of 5 trials are spent")
+        job_id = store.queue.submit({"model": "m", "trials": 5}, Submission())[0].id
+        store.jobs.release(claimed(store), JobState.SUCCEEDED, StopReason.BUDGET, "5 of 5 trials are spent")
         for budget in (None, {"trials": 5}, {"max_seconds": 60.0}):
             with pytest.raises(JobStateError, match=r"give it a larger budget \(trials above 5\), or clone it"):
-                store.ask(job_id, Ask.RESUME, budget)
-        assert store.job(job_id).request["trials"] == 5
-        job = store.ask(job_id, Ask.RESUME, {"trials": 9})
+                store.queue.ask(job_id, Ask.RESUME, budget)
+        assert store.jobs.get(job_id).request["trials"] == 5
+        job = store.queue.ask(job_id, Ask.RESUME, {"trials": 9})
         assert (job.state, job.reason, job.message, job.request["trials"]) == (JobState.QUEUED, "", "", 9)
-        assert [event.kind for event in store.events(job_id)][-2:] == ["job_changed", "job_asked"]
+        assert [event.kind for event in store.events.of(job_id)][-2:] == ["job_changed", "job_asked"]
         assert claimed(store).job_id == job_id
 
     def test_a_job_that_goes_on_in_this_process_is_left_alone_by_workers(self, store: Store) -> None:
-        job_id = store.submit({"model": "m", "trials": 5}, Submission())[0].id
-        store.release(claimed(store), JobState.SUCCEEDED, StopReason.BUDGET, "")
-        assert store.ask(job_id, Ask.RESUME, {"trials": 9}, for_worker=False).state is JobState.QUEUED
-        assert store.claim(HERE) is None
-        assert store.acquire(job_id, HERE).state is JobState.RUNNING
+        job_id = store.queue.submit({"model": "m", "trials": 5}, Submission())[0].id
+        store.jobs.release(claimed(store), JobState.SUCCEEDED, StopReason.BUDGET, "")
+        assert store.queue.ask(job_id, Ask.RESUME, {"trials": 9}, for_worker=False).state is JobState.QUEUED
+        assert store.queue.claim(HERE) is None
+        assert store.jobs.acquire(job_id, HERE).state is JobState.RUNNING
 
     def test_what_a_person_stopped_goes_on_with_its_own_budget(self, store: Store) -> None:
         job_id = submit(store)
-        store.ask(job_id, Ask.STOP)
-        assert store.ask(job_id, Ask.RESUME).state is JobState.QUEUED
+        store.queue.ask(job_id, Ask.STOP)
+        assert store.queue.ask(job_id, Ask.RESUME).state is JobState.QUEUED
 
     @pytest.mark.prove(every=3)
     @pytest.mark.parametrize("wanted", [Ask.PAUSE, Ask.STOP, Ask.CANCEL])
     def test_asking_again_changes_nothing(self, store: Store, wanted: Ask) -> None:
         job_id = submit(store)
-        done = store.ask(job_id, wanted)
-        assert store.ask(job_id, wanted) == done
+        done = store.queue.ask(job_id, wanted)
+        assert store.queue.ask(job_id, wanted) == done
 
     @pytest.mark.parametrize("wanted", [Ask.PAUSE, Ask.RESUME, Ask.STOP])
     def test_what_has_ended_cannot_be_changed(self, store: Store, wanted: Ask) -> None:
         job_id = submit(store)
-        store.ask(job_id, Ask.CANCEL)
+        store.queue.ask(job_id, Ask.CANCEL)
         with pytest.raises(JobStateError, match=f"is CANCELLED, so that it cannot {wanted}"):
-            store.ask(job_id, wanted)
+            store.queue.ask(job_id, wanted)
 
     def test_an_unknown_job(self, store: Store) -> None:
         with pytest.raises(UnknownJobError):
-            store.ask("20300101-000000-aaaa", Ask.PAUSE)
+            store.queue.ask("20300101-000000-aaaa", Ask.PAUSE)
 
 
 class TestChanging:
     def test_fields_get_other_values(self, store: Store) -> None:
         job_id = submit(store)
-        job = store.change_request(job_id, None, {"trials": 7})
+        job = store.queue.change_request(job_id, None, {"trials": 7})
         assert job.request == {"model": "m", "trials": 7}
-        assert store.events(job_id)[-1].payload == {"trials": 7}
-        assert store.change_request(job_id, job.version, {"trials": 7}).version == job.version
+        assert store.events.of(job_id)[-1].payload == {"trials": 7}
+        assert store.queue.change_request(job_id, job.version, {"trials": 7}).version == job.version
 
     def test_a_version_that_has_passed_is_refused(self, store: Store) -> None:
         job_id = submit(store)
-        version = store.job(job_id).version
-        store.change_request(job_id, version, {"trials": 7})
+        version = store.jobs.get(job_id).version
+        store.queue.change_request(job_id, version, {"trials": 7})
         with pytest.raises(JobStateError, match="has changed since it was read"):
-            store.change_request(job_id, version, {"trials": 8})
-        assert store.job(job_id).request["trials"] == 7
+            store.queue.change_request(job_id, version, {"trials": 8})
+        assert store.jobs.get(job_id).request["trials"] == 7
 
     @pytest.mark.parametrize(
         ("state", "remedy"), [(JobState.SUCCEEDED, "resume it with a larger budget"), (JobState.CANCELLED, "clone it")]
     )
     def test_the_request_of_a_job_that_has_ended_stays(self, store: Store, state: JobState, remedy: str) -> None:
         job_id = submit(store)
-        store.release(claimed(store), state, "", "")
+        store.jobs.release(claimed(store), state, "", "")
         with pytest.raises(JobStateError, match=f"cannot be changed; {remedy}"):
-            store.change_request(job_id, None, {"trials": 7, "name": "n"})
-        assert store.job(job_id).request == {"model": "m"}
-        assert store.change_request(job_id, None, {"name": "n", "tags": ("a",)}).request["tags"] == ["a"]
+            store.queue.change_request(job_id, None, {"trials": 7, "name": "n"})
+        assert store.jobs.get(job_id).request == {"model": "m"}
+        assert store.queue.change_request(job_id, None, {"name": "n", "tags": ("a",)}).request["tags"] == ["a"]
 
     def test_a_holder_cannot_end_a_job_on_a_request_that_has_changed(self, store: Store) -> None:
         job_id = submit(store)
-        lease, known = claimed(store), store.job(job_id).request
-        store.change_request(job_id, None, {"trials": 7})
-        version = store.job(job_id).version
+        lease, known = claimed(store), store.jobs.get(job_id).request
+        store.queue.change_request(job_id, None, {"trials": 7})
+        version = store.jobs.get(job_id).version
         with pytest.raises(JobStateError, match="has changed since it was read"):
-            store.release(lease, JobState.SUCCEEDED, "BUDGET", "", known)
-        assert (store.job(job_id).state, store.job(job_id).version) == (JobState.RUNNING, version)
-        assert store.release(lease, JobState.SUCCEEDED, "BUDGET", "", store.job(job_id).request).owner is None
+            store.jobs.release(lease, JobState.SUCCEEDED, "BUDGET", "", known)
+        assert (store.jobs.get(job_id).state, store.jobs.get(job_id).version) == (JobState.RUNNING, version)
+        assert store.jobs.release(lease, JobState.SUCCEEDED, "BUDGET", "", store.jobs.get(job_id).request).owner is None
 
     def test_a_process_that_holds_the_job_keeps_others_from_taking_it(self, store: Store) -> None:
         job_id = submit(store)
         claimed(store, HERE)
         with pytest.raises(LeaseHeldError):
-            store.acquire(job_id, ELSEWHERE)
+            store.jobs.acquire(job_id, ELSEWHERE)
 
 
 class TestKeys:
     def test_a_key_is_known_by_its_text_alone(self, store: Store) -> None:
-        key, text = store.create_key("anna", {"read", "submit"})
-        known = store.authenticate(text)
+        key, text = store.keys.create("anna", {"read", "submit"})
+        known = store.keys.authenticate(text)
         assert known is not None
         assert (known.id, known.owner, known.scopes) == (key.id, "anna", frozenset({"read", "submit"}))
         assert text.startswith(f"at_{key.id}_")
         for wrong in ("", "at", text[:-1], text + "x", text.replace(key.id, "0" * 12), f"at_{key.id}_", "at_\0_x", "at_é_x"):
-            assert store.authenticate(wrong) is None
+            assert store.keys.authenticate(wrong) is None
 
     def test_an_expired_or_revoked_key_is_none(self, store: Store, clock) -> None:
-        _, short = store.create_key("anna", {"read"}, clock() + timedelta(hours=1))
-        key, text = store.create_key("anna", {"read"})
+        _, short = store.keys.create("anna", {"read"}, clock() + timedelta(hours=1))
+        key, text = store.keys.create("anna", {"read"})
         clock.advance(3600)
-        assert store.authenticate(short) is None
-        assert store.authenticate(text) is not None
-        assert store.revoke_key(key.id).revoked == clock()
-        assert store.authenticate(text) is None
+        assert store.keys.authenticate(short) is None
+        assert store.keys.authenticate(text) is not None
+        assert store.keys.revoke(key.id).revoked == clock()
+        assert store.keys.authenticate(text) is None
         with pytest.raises(UnknownKeyError, match="there is no API key"):
-            store.revoke_key("nobody")
+            store.keys.revoke("nobody")
 
     def test_the_last_use_is_kept_to_the_minute(self, store: Store, clock) -> None:
-        key, _ = store.create_key("anna", {"read"})
+        key, _ = store.keys.create("anna", {"read"})
         first = clock()
-        store.note_key_use(key)
+        store.keys.note_use(key)
         clock.advance(30)
-        store.note_key_use(store.keys()[0])
-        assert store.keys()[0].last_used == first
+        store.keys.note_use(store.keys.all()[0])
+        assert store.keys.all()[0].last_used == first
         clock.advance(30)
-        store.note_key_use(store.keys()[0])
-        assert store.keys()[0].last_used == clock()
+        store.keys.note_use(store.keys.all()[0])
+        assert store.keys.all()[0].last_used == clock()
 
     def test_no_secret_is_kept(self, store: Store) -> None:
-        key, text = store.create_key("anna", {"read"})
+        key, text = store.keys.create("anna", {"read"})
         secret = text.removeprefix(f"at_{key.id}_")
-        assert secret not in repr(store.keys())
+        assert secret not in repr(store.keys.all())
 
 
 def test_several_submissions_are_one_transaction_and_each_is_answered_as_alone(store: Store) -> None:
-    known, _ = store.submit({"n": 0}, Submission(submitter="anna", key="old", body_hash="0"))
+    known, _ = store.queue.submit({"n": 0}, Submission(submitter="anna", key="old", body_hash="0"))
     asked = [("anna", "old", "0"), ("anna", "old", "x"), ("anna", "new", "1"), ("ben", "new", "2"), ("anna", "new", "1"),
              ("anna", "new", "3"), ("anna", None, ""), ("anna", None, "")]  # fmt: skip
-    answers = store.submit_all(
+    answers = store.queue.submit_all(
         [
             ({"n": number}, Submission(submitter=who, key=key, body_hash=body, priority=number))
             for number, (who, key, body) in enumerate(asked)
@@ -367,6 +367,6 @@ def test_several_submissions_are_one_transaction_and_each_is_answered_as_alone(s
     for number in (2, 3, 6, 7):
         job = jobs[number][0]
         assert (job.submitter, job.priority, job.request, job.version) == (asked[number][0], number, {"n": number}, 1)
-        assert store.exact_jobs([job.id, "nothing", "\0"]) == {job.id: job}
-        assert [event.kind for event in store.events(job.id)] == ["job_created"]
-    assert store.submit_all([]) == []
+        assert store.jobs.exact([job.id, "nothing", "\0"]) == {job.id: job}
+        assert [event.kind for event in store.events.of(job.id)] == ["job_created"]
+    assert store.queue.submit_all([]) == []

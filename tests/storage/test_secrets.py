@@ -34,11 +34,11 @@ def rows(address: str) -> str:
 
 
 def test_the_database_does_not_tell_a_secret(store: Store, address: str) -> None:
-    made = store.create_webhook("anna", "https://a.example/")
+    made = store.webhooks.create("anna", "https://a.example/")
     assert made.secret.startswith("whsec_")
     assert made.secret not in rows(address)
-    (kept,) = store.webhooks("anna")
-    assert store.signing_secret(kept) == made.secret
+    (kept,) = store.webhooks.of("anna")
+    assert store.webhooks.signing_secret(kept) == made.secret
 
 
 def test_two_who_make_the_key_at_once_have_the_same(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_two_who_make_the_key_at_once_have_the_same(tmp_path: Path) -> None:
 def test_the_key_is_in_a_file_of_its_own_for_its_owner_alone(tmp_path: Path) -> None:
     with open_store(str(tmp_path / "jobs.db")) as store:
         assert not (tmp_path / "jobs.db.key").exists(), "it is made when it is needed"
-        store.create_webhook("anna", "https://a.example/")
+        store.webhooks.create("anna", "https://a.example/")
     assert stat.S_IMODE((tmp_path / "jobs.db.key").stat().st_mode) == 0o600
 
 
@@ -63,15 +63,15 @@ def test_keys_of_the_environment_are_used_and_can_be_replaced(tmp_path: Path, mo
     file = str(tmp_path / "jobs.db")
     monkeypatch.setenv(KEYS_VARIABLE, old)
     with open_store(file) as store:
-        made = store.create_webhook("anna", "https://a.example/")
+        made = store.webhooks.create("anna", "https://a.example/")
     monkeypatch.setenv(KEYS_VARIABLE, f"{new},{old}")
     with open_store(file) as store:
-        assert store.signing_secret(store.webhooks()[0]) == made.secret
+        assert store.webhooks.signing_secret(store.webhooks.of()[0]) == made.secret
     (tmp_path / "keys").write_text(f"{new}\n")
     monkeypatch.delenv(KEYS_VARIABLE)
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "keys"))
     with open_store(file) as store, pytest.raises(SecretError, match="encrypted with another key") as refused:
-        store.signing_secret(store.webhooks()[0])
+        store.webhooks.signing_secret(store.webhooks.of()[0])
     assert new not in str(refused.value)
     assert not (tmp_path / "jobs.db.key").exists()
 
@@ -81,14 +81,14 @@ def test_a_file_without_a_key_says_what_to_do(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "keys").write_text(text)
     monkeypatch.setenv(FILE_VARIABLE, str(tmp_path / "keys"))
     with open_store(str(tmp_path / "jobs.db")) as store, pytest.raises(SecretError, match=r"generate_key|AUTOTUNE_SECRET_KEY"):
-        store.create_webhook("anna", "https://a.example/")
+        store.webhooks.create("anna", "https://a.example/")
 
 
 def test_a_database_file_and_its_journals_are_for_their_owner_alone(tmp_path: Path) -> None:
     before = os.umask(0o000)
     try:
         with open_store(str(tmp_path / "jobs.db")) as store:
-            store.create_job({"model": "m"})
+            store.jobs.create({"model": "m"})
             reader = sqlite3.connect(tmp_path / "jobs.db")  # holds the journals until it closes
             files = {path.name: stat.S_IMODE(path.stat().st_mode) for path in tmp_path.glob("jobs.db*")}
             reader.close()
@@ -124,4 +124,4 @@ def test_a_database_that_is_opened_twice_keeps_its_locks(tmp_path: Path) -> None
         other = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         first.close()
         assert "locked" in other.stderr
-        assert store.jobs() == []
+        assert store.jobs.newest() == []

@@ -102,25 +102,25 @@ def test_rows_stay_and_jobs_continue(empty: str, next_revision: str) -> None:
     make_first(empty)
     with open_store(empty) as store:
         assert store.revision() == next_revision
-        jobs = store.jobs()
+        jobs = store.jobs.newest()
         assert [job.state for job in reversed(jobs)] == list(JobState)
         for job in jobs:
             assert (job.submitter, job.queued, job.active_seconds) == ("", None, 1.5)
-            trials = store.trials(job.id)
+            trials = store.trials.of(job.id)
             assert [trial.outcome for trial in trials] == [Outcome.OK, None, None]
             assert trials[0].result is not None
-            assert len(store.attempts(job.id)) == 2
-            assert len(store.events(job.id)) == 1
-        assert store.claim(current_owner()) is None, "jobs that are not queued belong to who opened them"
+            assert len(store.attempts.of(job.id)) == 2
+            assert len(store.events.of(job.id)) == 1
+        assert store.queue.claim(current_owner()) is None, "jobs that are not queued belong to who opened them"
         paused = next(job for job in jobs if job.state is JobState.PAUSED)
-        store.ask(paused.id, Ask.RESUME)
-        lease = store.claim(current_owner())
+        store.queue.ask(paused.id, Ask.RESUME)
+        lease = store.queue.claim(current_owner())
         assert lease is not None
-        trial = store.add_trial(lease, TrialConfig(micro_batch_size=9), Purpose.SEARCH)
+        trial = store.trials.add(lease, TrialConfig(micro_batch_size=9), Purpose.SEARCH)
         assert (lease.job_id, trial.number) == (paused.id, 3)
-        result = TrialResult(attempt=store.start_attempt(lease, 2).token, outcome=Outcome.OK)
-        assert store.finish_attempt(lease, result)
-        assert store.release(lease, JobState.SUCCEEDED, "BUDGET", "").state is JobState.SUCCEEDED
+        result = TrialResult(attempt=store.attempts.start(lease, 2).token, outcome=Outcome.OK)
+        assert store.attempts.finish(lease, result)
+        assert store.jobs.release(lease, JobState.SUCCEEDED, "BUDGET", "").state is JobState.SUCCEEDED
     engine = sa.create_engine(empty.replace("postgresql:", "postgresql+psycopg:"))
     with engine.connect() as connection:
         assert set(connection.scalars(sa.text("SELECT upgraded FROM jobs"))) == {True}

@@ -5,20 +5,21 @@ from collections import Counter
 from sqlalchemy import create_engine, text
 
 from search_spaces.outcome import Purpose
-from storage.records import AttemptState, EventRecord
+from search_spaces.shared_records import JobEvent
+from storage.records import AttemptState
 from storage.store import Store
 
 
-def every_event(store: Store, job_id: str) -> list[EventRecord]:
+def every_event(store: Store, job_id: str) -> list[JobEvent]:
     """All events of the job."""
-    return store.events(job_id, limit=1_000_000)
+    return store.events.of(job_id, limit=1_000_000)
 
 
 def check_whole(store: Store, job_id: str, address: str) -> None:
     """Every trial, attempt, measurement and event is there with all that was written in its transaction."""
     while True:
         events = every_event(store, job_id)
-        trials, attempts, rows = store.trials(job_id), store.attempts(job_id), _rank_rows(address, job_id)
+        trials, attempts, rows = store.trials.of(job_id), store.attempts.of(job_id), _rank_rows(address, job_id)
         # A server may commit a moment later what it was asked for by who is killed: then not all of this was read at one time.
         if every_event(store, job_id) == events:
             break

@@ -45,21 +45,21 @@ def acquired(store: Store, job_id: str) -> Lease:
     """The job, once nobody else holds it: one that was killed takes a moment to die."""
     while True:
         with contextlib.suppress(LeaseHeldError):
-            return store.acquire(job_id, current_owner(), seconds=3600)
+            return store.jobs.acquire(job_id, current_owner(), seconds=3600)
         time.sleep(random.uniform(0.001, 0.01))
 
 
 def sweep(store: Store, job_id: str) -> None:
     """Take the job, and write trials for ever."""
     lease = acquired(store, job_id)
-    done = len(store.trials(job_id))
+    done = len(store.trials.of(job_id))
     for number in itertools.count(done):
-        trial = store.add_trial(lease, TrialConfig(micro_batch_size=number + 1), Purpose.SEARCH)
-        result = measured(store.start_attempt(lease, trial.number).token, Outcome.OK)
-        if not store.finish_attempt(lease, result, retry=random.random() < 0.3):
+        trial = store.trials.add(lease, TrialConfig(micro_batch_size=number + 1), Purpose.SEARCH)
+        result = measured(store.attempts.start(lease, trial.number).token, Outcome.OK)
+        if not store.attempts.finish(lease, result, retry=random.random() < 0.3):
             raise RuntimeError("the holder's result was refused")
-        store.add_event(lease, "note", {"trial": trial.number})
-        lease = store.heartbeat(lease, seconds=3600)
+        store.events.add(lease, "note", {"trial": trial.number})
+        lease = store.jobs.heartbeat(lease, seconds=3600)
 
 
 def share(store: Store, job_id: str) -> None:
@@ -67,19 +67,19 @@ def share(store: Store, job_id: str) -> None:
     for _ in range(10):
         lease = acquired(store, job_id)
         for _ in range(3):
-            store.add_event(lease, "note", {"pid": os.getpid()})
-        store.release(lease, JobState.PAUSED, "", "")
+            store.events.add(lease, "note", {"pid": os.getpid()})
+        store.jobs.release(lease, JobState.PAUSED, "", "")
 
 
 def hold(store: Store, job_id: str) -> None:
     """Take the job and sit on it."""
-    store.acquire(job_id, current_owner(), seconds=3600)
+    store.jobs.acquire(job_id, current_owner(), seconds=3600)
     time.sleep(60)
 
 
 def look(store: Store, job_id: str) -> None:
     """Open the database, and no more."""
-    store.jobs()
+    store.jobs.newest()
 
 
 TASKS: dict[str, Callable[[Store, str], None]] = {"sweep": sweep, "share": share, "hold": hold, "look": look}

@@ -13,14 +13,15 @@ from autotune.objective.ranking import Ranking
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader
 from autotune.outcome.verdict import JobVerdict, Verdicts, answer_document
 from autotune.session.session import Session
-from autotune.wire import answers
+from autotune.wire.jobs import Verdict
 from autotune.wire.trials import KnobColumn, PointColumns, Points
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
+from search_spaces.shared_records import JobNews
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
-from storage.records import AttemptPlacement, JobNews, JobRecord, TrialRecord
+from storage.records import AttemptPlacement, JobRecord, TrialRecord
 
 if TYPE_CHECKING:
     from storage.store import Store
@@ -60,7 +61,7 @@ class JobPoints:
         3. Build the columns of the changed trials, and the decision, which is recomputed if there is a new measurement.
         """
         with self._lock:
-            news = self._store.news({self._job_id: since or NONE}, MOST_EVENTS)[self._job_id]
+            news = self._store.events.news({self._job_id: since or NONE}, MOST_EVENTS)[self._job_id]
             snapshot = self._reader.read()
             self._take(snapshot)
             whole = since == 0 or since < snapshot.job.events_removed or news.version - since > MOST_EVENTS
@@ -69,14 +70,14 @@ class JobPoints:
     def of(self, snapshot: JobSnapshot) -> Points:
         """All trials of a snapshot that has been read already."""
         with self._lock:
-            news = self._store.news({self._job_id: NONE}, MOST_EVENTS)[self._job_id]
+            news = self._store.events.news({self._job_id: NONE}, MOST_EVENTS)[self._job_id]
             self._take(snapshot)
             return self._view(snapshot, news, True, snapshot.trials)
 
     def _take(self, snapshot: JobSnapshot) -> None:
         """Add the trials that are new, and the placements of those that had not ended before."""
         new = snapshot.trials[len(self._knobs) :]
-        self._placements |= self._store.placements(self._job_id, self._closed)
+        self._placements |= self._store.attempts.placements(self._job_id, self._closed)
         self._closed = snapshot.closed_count
         self._knobs.grow([trial.config for trial in new])
         # The equations handle only legal configurations.
@@ -132,7 +133,7 @@ def _decision(verdict: JobVerdict | None) -> dict[str, Any]:
         return {"front": (), "best": None}
     return {
         "front": tuple(trial.number for trial in verdict.standings.front()),
-        "best": from_plain(answers.Verdict, answer_document(verdict)),
+        "best": from_plain(Verdict, answer_document(verdict)),
     }
 
 

@@ -194,7 +194,7 @@ class FigureSource:
             UnknownJobError: there is no such job.
         """
         self.store = store
-        self.job = store.job(job_id)
+        self.job = store.jobs.get(job_id)
         self._problem = ""
 
     @cached_property

@@ -334,7 +334,7 @@ def concordance(values: Sequence[float], other: Sequence[float]) -> float | None
 
 def timeline(source: FigureSource, figure: MakeFigure) -> Figure:
     """Trials of every purpose that started; a running trial has no end yet."""
-    placements = source.store.placements(source.job.id)
+    placements = source.store.attempts.placements(source.job.id)
     ran = [trial for trial in source.snapshot.trials if trial.number in placements]
     if not ran:
         return figure(summary=source.lacking("trial that started"))

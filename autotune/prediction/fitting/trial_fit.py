@@ -145,7 +145,7 @@ def _trials(store: "Store", job_id: str) -> Iterator[TrialRecord]:
     """A job's trials in batches: of a long job the first ones suffice. A damaged row ends the iteration."""
     first = 0
     with contextlib.suppress(DamagedRowError):
-        while part := store.figures_of(job_id, first, MOST_CONFIGURATIONS):
+        while part := store.trials.figures_of(job_id, first, MOST_CONFIGURATIONS):
             yield from part
             first = part[-1].number + 1
 
@@ -159,7 +159,7 @@ def _jobs(store: "Store", cluster: ClusterSpec, engine: str) -> Iterator[tuple[J
 def _readable(store: "Store", engine: str) -> Iterator[tuple[JobRecord, JobRequest, ClusterSpec]]:
     """The newest jobs of the engine that this version can read, with their cluster."""
     before, job_count = None, 0
-    while job_count < MOST_JOBS and (page := store.jobs(limit=PAGE, before=before)):
+    while job_count < MOST_JOBS and (page := store.jobs.newest(limit=PAGE, before=before)):
         before, job_count = page[-1].id, job_count + len(page)
         for job in page:
             request = _request(job)

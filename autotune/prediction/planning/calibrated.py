@@ -84,7 +84,7 @@ def calibrated(
         earlier: trials on the cluster that are not in the database.
         borrowed: what measurements by others add, which `shipped` are then not used.
     """
-    newest = store.calibrations(fingerprint(cluster), limit=1) if store is not None else []
+    newest = store.calibrations.newest(fingerprint(cluster), limit=1) if store is not None else []
     record = newest[0] if newest else None
     before = shipped if borrowed is None else borrowed.rates
     rates = before if record is None else coefficients_from_benchmark(record, cluster, engine, before)

@@ -46,7 +46,7 @@ def desk(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> Iterat
 def test_submit(desk: JobBackend, store: Store) -> None:
     job = desk.submit(FIELDS, 7)
     assert (job.state, job.priority, job.submitter) == (JobState.QUEUED, 7, "")
-    kept = store.job(job.id)
+    kept = store.jobs.get(job.id)
     assert (kept.queued is not None, kept.request["trials"], kept.request["max_seconds"]) == (True, 3, 60.0)
     assert kept.request["resolved_domains"]["zero_stage"] == [1, 2]
     assert kept.request["baseline"] == {"zero_stage": 1}
@@ -60,8 +60,8 @@ def test_a_models_file_is_not_needed_afterwards(desk: JobBackend, store: Store, 
     (folder / "config.json").write_text(table.MODEL_CONFIG)
     for model in (folder, folder / "config.json"):
         job = desk.submit({"model": str(model), "trials": 1}, 0)
-        assert store.job(job.id).request["resolved_model"]["name"] == "mine"
-        assert store.claim(current_owner()) is not None
+        assert store.jobs.get(job.id).request["resolved_model"]["name"] == "mine"
+        assert store.queue.claim(current_owner()) is not None
 
 
 REFUSED: dict[str, dict[str, Any]] = {
@@ -81,7 +81,7 @@ def test_a_field_that_is_refused(desk: JobBackend, store: Store) -> None:
         with pytest.raises((ValueError, LookupError), match=says) as found:
             desk.submit(FIELDS | changes, 0)
         assert "\n" not in str(found.value)
-        assert store.jobs() == []
+        assert store.jobs.newest() == []
 
 
 def test_without_a_model(desk: JobBackend) -> None:
@@ -143,7 +143,7 @@ def test_a_clone_is_the_same_request(desk: JobBackend, store: Store) -> None:
     clone = desk.clone(job.id[:-1])
     assert clone.id != job.id
     assert (clone.request, clone.priority) == (job.request, 7)
-    assert store.job(clone.id).queued is not None
+    assert store.jobs.get(clone.id).queued is not None
 
 
 def test_a_budget_is_extended(desk: JobBackend) -> None:
@@ -167,7 +167,7 @@ def test_trials_and_the_best(desk: JobBackend, store: Store) -> None:
         measure(store, job.id, trials=3)
         desk.export(job.id, "nemo")
     trials = list(desk.trials(job.id))
-    kept = store.trials(job.id)
+    kept = store.trials.of(job.id)
     assert [trial.number for trial in trials] == [0, 1, 2]
     assert [trial.config for trial in trials] == [trial.config for trial in kept]
     assert {trial.outcome for trial in trials} == {Outcome.OK}
@@ -207,14 +207,14 @@ def test_the_explanation_and_the_report(desk: JobBackend, store: Store) -> None:
 @pytest.mark.prove
 def test_events_to_the_end(desk: JobBackend, store: Store) -> None:
     job = desk.submit(FIELDS, 0)
-    lease = store.claim(current_owner())
+    lease = store.queue.claim(current_owner())
     assert lease is not None
 
     def work() -> None:
         for number in range(20):
-            store.add_event(lease, "note", {"number": number})
+            store.events.add(lease, "note", {"number": number})
             time.sleep(0.01)
-        store.release(lease, JobState.SUCCEEDED, "BUDGET", "done")
+        store.jobs.release(lease, JobState.SUCCEEDED, "BUDGET", "done")
 
     worker = threading.Thread(target=work)
     events = desk.events(job.id[:-1])
@@ -222,7 +222,7 @@ def test_events_to_the_end(desk: JobBackend, store: Store) -> None:
     worker.start()
     found += events
     worker.join()
-    assert found == store.events(job.id)
+    assert found == store.events.of(job.id)
     assert [event.sequence for event in found] == list(range(1, 24))
     assert list(desk.events(None, 20)) == found[20:]
 
@@ -237,7 +237,7 @@ def test_what_only_a_database_takes(desk: JobBackend, store: Store, tmp_path: Pa
         ):
             desk.submit(fields, 0)
     else:
-        assert store.job(desk.submit(fields, 0).id).request["data_path"] == str(tmp_path)
+        assert store.jobs.get(desk.submit(fields, 0).id).request["data_path"] == str(tmp_path)
 
 
 class TestWhichOne:

@@ -40,7 +40,7 @@ def left(folder: Path) -> Iterator[None]:
     assert list(folder.glob(".best*")) == []
     if (folder / "jobs.db").exists():
         with open_store(str(folder / "jobs.db")) as store:
-            assert store.jobs() == []
+            assert store.jobs.newest() == []
 
 
 def refused(command: Command, *words: object, says: tuple[str, ...], status: int = 2) -> None:
@@ -213,12 +213,12 @@ def test_rotary_positions_have_no_end(command: Command) -> None:
 def test_a_locked_database(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(foreground, "open_store", partial(open_store, busy_seconds=0.2))  # in place of 5 s
     with open_store(str(folder / "jobs.db")) as store:
-        assert store.jobs() == []
+        assert store.jobs.newest() == []
     with closing(sqlite3.connect(folder / "jobs.db", isolation_level=None)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
         refused(command, *SWEEP, "config.json", says=("jobs.db: is locked by another process; end that process",))
     with open_store(str(folder / "jobs.db")) as store:
-        assert store.jobs() == []
+        assert store.jobs.newest() == []
     assert not (folder / "best.json").exists()
 
 

@@ -61,13 +61,13 @@ def calibrate(store: Store, nodes: tuple[RayNode, ...]) -> None:
         measured(Operation.ALL_REDUCE, (MIB,), 0.01, GroupShape(ranks=2, in_node=1, sharing=2)),
     )
     result = MicrobenchmarkResult(attempt="", outcome=Outcome.OK, rows=rows, hosts=("host-a", "host-a", "host-z", "host-z"))
-    store.save_calibration(fingerprint(cluster), cluster, result, 9.0)
+    store.calibrations.save(fingerprint(cluster), cluster, result, 9.0)
 
 
 def quarantine(store: Store, node: str) -> None:
-    job = store.create_job(request_to_row(JobRequest(model="gpt2")))
-    lease = store.acquire(job.id, Owner(host="h", pid=1, started=0.0))
-    store.quarantine_node(lease, node, "2 trials failed there and succeeded elsewhere", 3600.0)
+    job = store.jobs.create(request_to_row(JobRequest(model="gpt2")))
+    lease = store.jobs.acquire(job.id, Owner(host="h", pid=1, started=0.0))
+    store.nodes.quarantine(lease, node, "2 trials failed there and succeeded elsewhere", 3600.0)
 
 
 def test_nodes_devices_and_links_without_a_calibration(command: Command, nodes: tuple[RayNode, ...]) -> None:

@@ -53,14 +53,14 @@ def database(tmp_path: Path) -> str:
     """A job whose submitter, and whose trial, write escape sequences wherever they can."""
     path = str(tmp_path / "jobs.db")
     with open_store(path) as store:
-        store.create_key(ATTACK.replace("\r", ""), {"read"})
-        job = store.submit({"model": "m", "name": ATTACK, "note": ATTACK, "tags": ["t"]}, Submission(submitter=ATTACK))[0]
-        lease = store.acquire(job.id, current_owner())
-        store.add_trial(lease, TrialConfig(), Purpose.SEARCH)
-        attempt = store.start_attempt(lease, 0)
-        store.add_output(lease, [LogLines(attempt=attempt.token, rank=0, text=f"{ATTACK}\n")])
-        store.finish_attempt(lease, TrialResult(attempt=attempt.token, outcome=Outcome.FAILED, message=ATTACK))
-        store.release(lease, JobState.FAILED, "failed", ATTACK)
+        store.keys.create(ATTACK.replace("\r", ""), {"read"})
+        job = store.queue.submit({"model": "m", "name": ATTACK, "note": ATTACK, "tags": ["t"]}, Submission(submitter=ATTACK))[0]
+        lease = store.jobs.acquire(job.id, current_owner())
+        store.trials.add(lease, TrialConfig(), Purpose.SEARCH)
+        attempt = store.attempts.start(lease, 0)
+        store.logs.add(lease, [LogLines(attempt=attempt.token, rank=0, text=f"{ATTACK}\n")])
+        store.attempts.finish(lease, TrialResult(attempt=attempt.token, outcome=Outcome.FAILED, message=ATTACK))
+        store.jobs.release(lease, JobState.FAILED, "failed", ATTACK)
     return path
 
 

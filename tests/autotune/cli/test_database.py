@@ -17,8 +17,8 @@ from storage.store import open_store
 @pytest.fixture
 def job(folder: Path) -> str:
     with open_store(str(folder / "jobs.db")) as store:
-        made = store.submit({"model": "llama-tiny"}, Submission(submitter="anna"))[0]
-        store.release(store.acquire(made.id, current_owner()), JobState.PAUSED, "", "")
+        made = store.queue.submit({"model": "llama-tiny"}, Submission(submitter="anna"))[0]
+        store.jobs.release(store.jobs.acquire(made.id, current_owner()), JobState.PAUSED, "", "")
     return made.id
 
 
@@ -30,7 +30,7 @@ def test_a_job_is_exported_and_imported(command: Command, folder: Path, job: str
     assert out.stat().st_mode & 0o077 == 0
     assert command("db", "import", out, "--db", "other.db").status == 0
     with open_store(str(folder / "other.db")) as store:
-        assert store.job(job).state is JobState.PAUSED
+        assert store.jobs.get(job).state is JobState.PAUSED
     again = command("db", "import", out, "--db", "other.db")
     assert again.status == 2
     assert f"autotune clean {job} --yes" in again.err
@@ -44,7 +44,7 @@ def test_a_backup_is_restored_packed_or_not(command: Command, folder: Path, job:
         assert json.loads(file.readline())["kind"] == "database"
     assert command("db", "restore", folder / "all.jsonl.gz", "--db", "new.db").status == 0
     with open_store(str(folder / "new.db")) as store:
-        assert [item.id for item in store.jobs()] == [job]
+        assert [item.id for item in store.jobs.newest()] == [job]
     assert "has jobs already" in command("db", "restore", folder / "all.jsonl.gz", "--db", "new.db").err
     assert sorted(path.name for path in folder.iterdir() if path.name.startswith(".")) == []
 
@@ -73,7 +73,7 @@ def test_no_command_prints_the_password(command: Command, folder: Path, job: str
 def test_prune_says_what_it_removed(command: Command, folder: Path, job: str) -> None:
     assert "removed 0 events" in command("db", "prune", "--days", "0", "--db", "jobs.db").err
     with open_store(str(folder / "jobs.db")) as store:
-        store.release(store.acquire(job, current_owner()), JobState.SUCCEEDED, "", "")
+        store.jobs.release(store.jobs.acquire(job, current_owner()), JobState.SUCCEEDED, "", "")
     assert "removed 5 events" in command("db", "prune", "--days", "0", "--db", "jobs.db").err
 
 
@@ -96,7 +96,7 @@ def test_a_job_from_a_file_is_whose_the_command_says(command: Command, folder: P
     command("db", "export", job, "--db", "jobs.db", "--out", "job.jsonl")
     assert command("db", "import", "job.jsonl", "--db", "other.db", "--owner", "berta").status == 0
     with open_store(str(folder / "other.db")) as store:
-        assert store.job(job).submitter == "berta"
+        assert store.jobs.get(job).submitter == "berta"
     backup = command("db", "restore", "job.jsonl", "--db", "third.db")
     assert backup.status == 2
     assert "autotune db import" in backup.err
@@ -106,7 +106,7 @@ def test_a_job_from_a_file_is_whose_the_command_says(command: Command, folder: P
 def test_damaged_rows_are_listed(command: Command, folder: Path, job: str) -> None:
     assert command("db", "check", "--db", "jobs.db").status == 0
     with open_store(str(folder / "jobs.db")) as store:
-        newer = store.submit({"model": "llama-tiny", "objective": "of a later version"}, Submission())[0].id
+        newer = store.queue.submit({"model": "llama-tiny", "objective": "of a later version"}, Submission())[0].id
     with sqlite3.connect(folder / "jobs.db") as connection:
         connection.execute("UPDATE jobs SET request = '{' WHERE id = ?", (job,))
         connection.execute("UPDATE events SET payload = '[]' WHERE job_id = ?", (job,))

@@ -30,7 +30,7 @@ def test_ranks_have_the_variables_of_their_trial_and_no_others(
     answer = command(*SWEEP)
     assert answer.status == 0
     with open_store(str(folder / "jobs.db")) as store:
-        snapshot = read_snapshot(store, store.job().id)
+        snapshot = read_snapshot(store, store.jobs.get().id)
         trials = [snapshot.whole(trial) for trial in snapshot.trials]
         active = snapshot.job.active_seconds
     assert [t.config.environment for t in trials if t.purpose is Purpose.SEARCH] == ["", "", ARENA, PASSIVE]

@@ -22,7 +22,7 @@ TITLES = (
 def job(folder: Path) -> str:
     session = table.session(folder, trials=5, strategy="random", confirm_repeats=0, memory_limit=20_000_000)
     with open_store(str(folder / "jobs.db")) as store:
-        opened = store.create_job(request_to_row(session.request))
+        opened = store.jobs.create(request_to_row(session.request))
         run_job(session, store, opened.id, table.runner())
     return opened.id
 
@@ -52,7 +52,7 @@ def test_refusals_are_one_line(command: Command, folder: Path, job: str) -> None
 
     session = table.session(folder, trials=3, strategy="random")
     with open_store(str(folder / "jobs.db")) as store:
-        opened = store.create_job(request_to_row(session.request))
+        opened = store.jobs.create(request_to_row(session.request))
         run_job(session, store, opened.id, table.runner(lambda _: table.ended(Outcome.FAILED, "no")))
     nothing = command("explain")
     assert (nothing.status, nothing.out) == (1, "")

@@ -56,7 +56,7 @@ def test_what_people_have_is_trial_0(tmp_path: Path) -> None:
 def test_of_another_engines_best_only_what_is_its_own_is_tuned(tmp_path: Path) -> None:
     sweep = table.session(tmp_path, pins={"zero_stage": [2], "micro_batch_size": [2, 4]}, trials=3)
     with open_store(str(tmp_path / "jobs.db")) as store:
-        job = store.create_job(request_to_row(sweep.request))
+        job = store.jobs.create(request_to_row(sweep.request))
         run_job(sweep, store, job.id, table.runner())
         best = build_best_config(sweep, read_snapshot(store, job.id))
     (tmp_path / "best-config.json").write_text(best_config_text(best))
@@ -155,7 +155,7 @@ def test_bad_histories(command: Command, folder: Path) -> None:
 def test_a_job_as_a_study(command: Command, folder: Path) -> None:
     session = table.session(folder, trials=4, confirm_repeats=0)
     with open_store(str(folder / "jobs.db")) as store:
-        job = store.create_job(request_to_row(session.request)).id
+        job = store.jobs.create(request_to_row(session.request)).id
         run_job(session, store, job, table.runner())
     answer = command("study", "export", job[:-1], "--storage", "sqlite:///studies.db", "--name", "mine")
     assert (answer.status, answer.out, answer.err) == (0, "mine\n", "")

@@ -79,7 +79,7 @@ def test_a_file_of_fields_and_the_command_line(folder: Path, command: Command) -
     )
     assert answer.status == 0, answer.err
     with open_store("jobs.db") as store:
-        row = store.job(answer.out.strip()).request
+        row = store.jobs.get(answer.out.strip()).request
     assert {name: row[name] for name in STATED} == STATED
 
 

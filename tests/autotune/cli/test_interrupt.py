@@ -79,7 +79,7 @@ def test_the_second_kills(folder: Path) -> None:
     assert err.splitlines()[-1].startswith("  autotune sweep --resume ")
     assert ranks_are_gone(folder)
     with open_store(str(folder / "jobs.db")) as store:
-        snapshot = read_snapshot(store, store.job().id)
+        snapshot = read_snapshot(store, store.jobs.get().id)
         assert (snapshot.job.state, len(snapshot.open)) == (JobState.PAUSED, 1)
 
 
@@ -91,14 +91,14 @@ def test_while_ranks_are_started_no_job_is_opened(folder: Path, command: Command
     answer = command(*SWEEP)
     assert (answer.status, answer.out, answer.err) == (130, "", "autotune: interrupted\n")
     with open_store(str(folder / "jobs.db")) as store:
-        assert store.jobs() == []
+        assert store.jobs.newest() == []
 
 
 def test_a_resumed_job_says_how_to_go_on_also_then(folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     from autotune.request.rows import request_to_row
 
     with open_store(str(folder / "jobs.db")) as store:
-        job = store.create_job(request_to_row(table.session(folder).request))
+        job = store.jobs.create(request_to_row(table.session(folder).request))
 
     def interrupted(_session: object) -> Runner:
         raise KeyboardInterrupt

@@ -170,7 +170,7 @@ def test_a_file_gives_the_options(command: Command, folder: Path, kept: Store) -
     (folder / "job.toml").write_text('model = "config.json"\ntrials = 9\nsequence-length = 32\n[pins]\nzero_stage = [1, 2]\n')
     (folder / "baseline.json").write_text('{"zero_stage": 2}')
     good(command("submit", "--config", "job.toml", "--trials", 4, "--baseline", "baseline.json", "--memory-limit", "2GB"))
-    request = kept.job().request
+    request = kept.jobs.get().request
     assert (request["trials"], request["sequence_length"], request["memory_limit"]) == (4, 32, 2 * 10**9)
     assert request["resolved_domains"]["zero_stage"] == [1, 2]
     assert request["baseline"] == {"zero_stage": 2}
@@ -190,8 +190,8 @@ def test_nothing_may_win(command: Command, kept: Store) -> None:
 @pytest.mark.usefixtures("place")
 def test_a_job_with_nothing_feasible(command: Command, kept: Store) -> None:
     good(command(*SUBMIT))
-    lease = kept.acquire(kept.job().id, current_owner())
-    kept.release(lease, JobState.SUCCEEDED, "NOTHING_FEASIBLE", "no configuration fits after 3 of 3 trials")
+    lease = kept.jobs.acquire(kept.jobs.get().id, current_owner())
+    kept.jobs.release(lease, JobState.SUCCEEDED, "NOTHING_FEASIBLE", "no configuration fits after 3 of 3 trials")
     watched = command("watch")
     assert watched.status == 3
     assert watched.err.splitlines()[-1] == "nothing fits: no configuration fits after 3 of 3 trials"
@@ -238,7 +238,7 @@ def test_bad_input(command: Command, kept: Store) -> None:
         assert answer.err.startswith("autotune: ")
         for part in says:
             assert part in answer.err
-    assert kept.jobs() == []
+    assert kept.jobs.newest() == []
 
 
 @pytest.mark.prove
@@ -252,9 +252,9 @@ def test_a_service_that_does_not_answer(command: Command) -> None:
 
 
 def test_keys(command: Command, folder: Path, kept: Store, monkeypatch: pytest.MonkeyPatch) -> None:
-    _, reader = kept.create_key("anna", {"read"})
-    _, writer = kept.create_key("anna", {"read", "submit"})
-    _, other = kept.create_key("ben", {"read", "submit"})
+    _, reader = kept.keys.create("anna", {"read"})
+    _, writer = kept.keys.create("anna", {"read", "submit"})
+    _, other = kept.keys.create("ben", {"read", "submit"})
     with served.service(str(folder / "jobs.db"), require_keys=True) as url:
         monkeypatch.setenv("AUTOTUNE_URL", url)
         answer = command("jobs")
@@ -307,11 +307,11 @@ def test_ctrl_c_detaches(folder: Path, command: Command, kept: Store, place: str
             f"detached; job {job} continues; watch it again with:", f"  autotune watch {job} {' '.join(named)}"
         ]  # fmt: skip
         assert "Traceback" not in err
-        assert len([trial for trial in kept.trials(job) if trial.outcome]) == 2
+        assert len([trial for trial in kept.trials.of(job) if trial.outcome]) == 2
         let_go.set()
         again = good(command("watch", job, *named))
     assert "succeeded: 9 of 9 trials are spent" in again.err
-    assert [trial.outcome for trial in kept.trials(job)] == ["OK"] * 9
+    assert [trial.outcome for trial in kept.trials.of(job)] == ["OK"] * 9
 
 
 @pytest.mark.nightly

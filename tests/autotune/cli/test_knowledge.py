@@ -55,10 +55,10 @@ def test_a_sweep_learns_from_measurements_and_keeps_them(folder: Path) -> None:
     content = content_of(measured("x", 6))
     with open_store(str(folder / "jobs.db")) as store:
         session = prepare(table.request(folder, strategy="guided", trials=3, confirm_repeats=0, knowledge=content))
-        job = store.create_job(request_to_row(session.request)).id
+        job = store.jobs.create(request_to_row(session.request)).id
         result = run_to_its_end(session, store, job, table.runner())
         assert result is not None
-        assert "measurements of 1 source by others (6 on others)" in store.prior(job)["source"]  # type: ignore[index]
+        assert "measurements of 1 source by others (6 on others)" in store.jobs.prior(job)["source"]  # type: ignore[index]
     told: list[str] = []
     own = with_knowledge(table.request(folder, strategy="guided", knowledge=job), told.append, str(folder / "jobs.db"))
     assert isinstance(own.knowledge, dict)

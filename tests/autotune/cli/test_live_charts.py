@@ -45,7 +45,7 @@ def answer(config: TrialConfig) -> TrialResult:
 
 def ran(folder: Path, store: Store, result: Any = answer, **changes: Any) -> tuple[Session, JobSnapshot]:
     session = table.session(folder, **{"trials": 24, "memory_limit": LIMIT, "strategy": "grid", **changes})
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, table.runner(result))
     return session, read_snapshot(store, job.id)
 
@@ -151,7 +151,7 @@ def test_another_snapshot_or_size_draws_anew_and_the_same_does_not(made: Made) -
 @pytest.mark.parametrize(("width", "height"), sampled([(80, 24), (60, 24), (120, 40)], every=3))
 def test_table_and_charts_are_never_higher_than_the_terminal(tmp_path: Path, store: Store, width: int, height: int) -> None:
     session = table.session(tmp_path, trials=14, confirm_repeats=0)
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     console = Console(file=io.StringIO(), force_terminal=True, width=width, height=height, _environ={"TERM": "xterm"})
     heights: list[int] = []
 

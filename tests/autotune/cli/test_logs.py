@@ -26,8 +26,8 @@ from autotune.request.rows import request_to_row
 from autotune.session.resolve import session_of
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState, Outcome, Purpose
+from search_spaces.shared_records import LOG_HEAD_BYTES, LOG_TAIL_BYTES, AttemptProgress, LogPart
 from search_spaces.trial import LogLines, Progress, TrialResult
-from storage.log_records import LOG_HEAD_BYTES, LOG_TAIL_BYTES, LogRecord, ProgressRecord
 from storage.owners import current_owner
 from storage.store import Store
 
@@ -52,7 +52,7 @@ def ranks(stage: Path, forked_ranks: None) -> Iterator[Runner]:
 def job_id(folder: Path, store: Store) -> str:
     """A job of one trial on two ranks."""
     session = table.session(folder, trials=1, confirm_repeats=0, ranks=2, trial_timeout=120.0)
-    return store.create_job(request_to_row(session.request)).id
+    return store.jobs.create(request_to_row(session.request)).id
 
 
 @contextmanager
@@ -60,7 +60,7 @@ def running(store: Store, job_id: str, runner: Runner, stage: Path, talk: str) -
     """The job runs beside the test; what is given lets its trial end."""
     (stage / "talk").write_text(talk)
     (stage / "go").unlink(missing_ok=True)
-    session = session_of(store.job(job_id))
+    session = session_of(store.jobs.get(job_id))
     thread = threading.Thread(target=run_job, args=(session, store, job_id, runner))
     thread.start()
     try:
@@ -81,18 +81,18 @@ def test_lines_and_progress_are_seen_before_the_trial_ends(
         served.service(database) if on_service else nullcontext() as url,
         open_backend(url, None if on_service else database) as desk,
     ):
-        served.until(lambda: store.progress([job_id])[job_id], 180)
+        served.until(lambda: store.logs.progress([job_id])[job_id], 180)
         seen = _followed(desk, job_id, let_go)
     text = {rank: "".join(part.text for part in seen if part.rank == rank) for rank in (0, 1)}
     assert text == {0: "rank 0 of 1 begins\nrank 0 was let go\n", 1: "rank 1 of 1 begins\n"}
-    assert store.trials(job_id)[0].outcome is Outcome.OK
+    assert store.trials.of(job_id)[0].outcome is Outcome.OK
 
 
-def _followed(desk: JobBackend, job_id: str, let_go: Callable[[], None]) -> list[LogRecord]:
+def _followed(desk: JobBackend, job_id: str, let_go: Callable[[], None]) -> list[LogPart]:
     """Follow the trial; it does not end before what it printed, and what it does, was seen."""
     (sign,) = desk.progress(job_id)
-    assert (sign.trial_number, sign.attempt, sign.phase, sign.step, sign.samples_per_second) == (0, 1, "measure", 5, 80.0)
-    assert next(sign for sign in desk.live(job_id) if isinstance(sign, ProgressRecord)) == sign
+    assert (sign.trial, sign.attempt, sign.phase, sign.step, sign.samples_per_second) == (0, 1, "measure", 5, 80.0)
+    assert next(sign for sign in desk.live(job_id) if isinstance(sign, AttemptProgress)) == sign
     seen = []
     for part in desk.follow_logs(job_id, 0, 0):
         seen.append(part)
@@ -107,7 +107,7 @@ def test_a_flood_is_kept_at_both_ends(command: Command, store: Store, job_id: st
     with running(store, job_id, ranks, stage, "flood") as let_go:
         let_go()
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 50 * 1024  # KiB
-    parts = store.logs(job_id, 0)
+    parts = store.logs.of(job_id, 0)
     kept = sum(part.size for part in parts)
     end = parts[-1].start + parts[-1].size
     assert end == talking.FLOOD + len("rank 0 of 1 begins\nrank 1 of 1 begins\nrank 0 was let go\n")
@@ -125,13 +125,13 @@ def test_a_killed_and_resumed_job_has_what_both_attempts_printed(
     (folder / "talk").write_text("little")
     program = [sys.executable, str(ROOT / "tests" / "autotune" / "talking.py"), str(folder)]
     with subprocess.Popen(program, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=folder) as process:
-        served.until(lambda: any("rank 0 of" in part.text for part in store.logs(job_id, 0)), 180)
+        served.until(lambda: any("rank 0 of" in part.text for part in store.logs.of(job_id, 0)), 180)
         process.kill()
     assert ranks_are_gone(folder)
     with running(store, job_id, ranks, stage, "little") as let_go:
         let_go()
-    assert store.trials(job_id)[0].attempts == 2
-    assert [sum(part.attempt == number for part in store.logs(job_id, 0)) > 0 for number in (1, 2)] == [True, True]
+    assert store.trials.of(job_id)[0].attempts == 2
+    assert [sum(part.attempt == number for part in store.logs.of(job_id, 0)) > 0 for number in (1, 2)] == [True, True]
     shown = command("logs", job_id, 0, "--rank", 0)
     assert shown.out.splitlines() == ["rank 0 of 1 begins", "--- attempt 2 ---", "rank 0 of 1 begins", "rank 0 was let go"]
     assert command("logs", job_id, 0, "--rank", 0, "--attempt", 1).out == "rank 0 of 1 begins\n"
@@ -140,21 +140,21 @@ def test_a_killed_and_resumed_job_has_what_both_attempts_printed(
 @pytest.fixture
 def told(store: Store, job_id: str) -> str:
     """A job that is held by nobody any more, whose first trial was attempted twice, the second time without an end."""
-    lease = store.acquire(job_id, current_owner())
-    session = session_of(store.job(job_id))
-    trial = store.add_trial(lease, session.baselines[0], Purpose.SEARCH)
-    first = store.start_attempt(lease, trial.number).token
+    lease = store.jobs.acquire(job_id, current_owner())
+    session = session_of(store.jobs.get(job_id))
+    trial = store.trials.add(lease, session.baselines[0], Purpose.SEARCH)
+    first = store.attempts.start(lease, trial.number).token
     lines = [
         LogLines(attempt=first, rank=0, text="half"),
         LogLines(attempt=first, rank=1, text="10 %\r20 %\r"),
         LogLines(attempt=first, rank=0, text=" a line\r\n\nlast\n"),
         LogLines(attempt=first, rank=1, text="done\n", left_out=1234),
     ]  # fmt: skip
-    store.add_output(lease, lines, [Progress(attempt=first, phase="build", step=0)])
-    store.finish_attempt(lease, TrialResult(attempt=first, outcome=Outcome.TIMEOUT), retry=True)
-    second = store.start_attempt(lease, trial.number).token
-    store.add_output(lease, [LogLines(attempt=second, rank=1, text="no end")])
-    store.release(lease, JobState.FAILED, "RunnerError", "gone")
+    store.logs.add(lease, lines, [Progress(attempt=first, phase="build", step=0)])
+    store.attempts.finish(lease, TrialResult(attempt=first, outcome=Outcome.TIMEOUT), retry=True)
+    second = store.attempts.start(lease, trial.number).token
+    store.logs.add(lease, [LogLines(attempt=second, rank=1, text="no end")])
+    store.jobs.release(lease, JobState.FAILED, "RunnerError", "gone")
     return job_id
 
 
@@ -200,17 +200,17 @@ def test_what_is_not_there_is_one_line(told: str, command: Command, folder: Path
 @pytest.mark.prove
 @pytest.mark.parametrize("on_service", [False, True], ids=["database", "service"])
 def test_show_and_watch_tell_what_runs(on_service: bool, job_id: str, command: Command, folder: Path, store: Store) -> None:
-    lease = store.acquire(job_id, current_owner())
-    trial = store.add_trial(lease, session_of(store.job(job_id)).baselines[0], Purpose.SEARCH)
-    token = store.start_attempt(lease, trial.number).token
-    store.add_output(lease, [], [Progress(attempt=token, phase="measure", step=7, samples_per_second=12.5)])
+    lease = store.jobs.acquire(job_id, current_owner())
+    trial = store.trials.add(lease, session_of(store.jobs.get(job_id)).baselines[0], Purpose.SEARCH)
+    token = store.attempts.start(lease, trial.number).token
+    store.logs.add(lease, [], [Progress(attempt=token, phase="measure", step=7, samples_per_second=12.5)])
     database = str(folder / "jobs.db")
     with (
         served.service(database) if on_service else nullcontext() as url,
         open_backend(url, None if on_service else database) as desk,
     ):
         assert "measure 7, 12.5/s" in command("show", job_id, *(("--url", url) if url else ())).out
-        line = EndingLine(lambda: store.release(lease, JobState.CANCELLED, "cancelled", ""))
+        line = EndingLine(lambda: store.jobs.release(lease, JobState.CANCELLED, "cancelled", ""))
         JobWatch(desk, desk.job(job_id), Console(file=io.StringIO())).follow(line)  # type: ignore[arg-type]
     assert "0 of 1 trials, trial 0: measure 7, 12.5/s" in line.texts
 

@@ -86,7 +86,7 @@ def asked(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Reques
         return 401, served.PROBLEM, b'{"title": "Unauthorized", "status": 401, "detail": "a key is needed"}'
 
     with open_store(str(folder / "jobs.db")) as store:
-        store.create_job({"model": "llama-tiny"})
+        store.jobs.create({"model": "llama-tiny"})
     with served.answering(answer) as url:
         monkeypatch.setenv("AUTOTUNE_URL", url)
         yield found

@@ -30,7 +30,7 @@ def test_submit(client: Client, store: Store) -> None:
     assert (job.state, job.priority, job.model, job.ended) == ("QUEUED", 7, "llama-tiny", False)
     assert (job.request["trials"], job.request["max_seconds"], job.request["engine"]) == (3, 60.0, "native")
     assert client.job(job) == client.job(job.id) == job
-    assert store.job(job.id).created == job.created
+    assert store.jobs.get(job.id).created == job.created
 
 
 def test_a_model_is_read_here_and_sent_along(client: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_job_has_labels_that_may_change(client: Client) -> None:
 def test_a_job_that_has_succeeded_goes_on_with_a_larger_budget(client: Client, store: Store) -> None:
     job = submit(client)
     client.stop(job)
-    store.release(store.acquire(job.id, current_owner()), JobState.SUCCEEDED, "BUDGET", "3 of 3 trials are spent")
+    store.jobs.release(store.jobs.acquire(job.id, current_owner()), JobState.SUCCEEDED, "BUDGET", "3 of 3 trials are spent")
     with pytest.raises(ConflictError, match="give it a larger budget"):
         client.resume(job)
     assert (client.resume(job, trials=30).state, client.job(job).request["trials"]) == ("QUEUED", 30)
@@ -191,7 +191,7 @@ def test_a_field_that_is_refused(client: Client, store: Store) -> None:
         assert isinstance(found.value, ValueError)
         assert "\n" not in str(found.value)
         assert found.value.problems
-        assert store.jobs() == []
+        assert store.jobs.newest() == []
 
 
 @pytest.mark.parametrize("job", ["", ".", "../models", "a/b", "x" * 101, "20300101-000000-aaaa\n"])
@@ -225,13 +225,13 @@ def test_waiting(client: Client, store: Store) -> None:
 
 def test_events_end_with_the_job(client: Client, store: Store) -> None:
     job = submit(client)
-    lease = store.claim(current_owner())
+    lease = store.queue.claim(current_owner())
     assert lease is not None
 
     def work() -> None:
         for number in range(50):
-            store.add_event(lease, "note", {"number": number})
-        store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
+            store.events.add(lease, "note", {"number": number})
+        store.jobs.release(lease, JobState.SUCCEEDED, "BUDGET", "")
 
     worker = threading.Thread(target=work)
     events = client.events(job)

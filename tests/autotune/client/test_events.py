@@ -11,7 +11,7 @@ import pytest
 import served
 
 from autotune import Client
-from autotune.client import Event, ServiceError, UnreachableError, events
+from autotune.client import JobEvent, ServiceError, UnreachableError, events
 from autotune.client.transport import decode
 from search_spaces.outcome import JobState
 from storage.owners import current_owner
@@ -112,10 +112,10 @@ def test_a_server_that_is_killed_and_started_again(tmp_path: Path, store: Store)
     try:
         with Client(f"http://127.0.0.1:{port}") as client:
             job = client.submit("llama-tiny", trials=3)
-            found: list[Event] = []
+            found: list[JobEvent] = []
             follower = threading.Thread(target=lambda: found.extend(_noted(client.events(job), found)))
             follower.start()
-            lease = store.claim(current_owner())
+            lease = store.queue.claim(current_owner())
             assert lease is not None
             for number in (signal.SIGKILL, signal.SIGTERM):
                 before = len(found)
@@ -125,18 +125,18 @@ def test_a_server_that_is_killed_and_started_again(tmp_path: Path, store: Store)
                 process.communicate()
                 _tell(store, lease, 20)
                 process = served.start_service(tmp_path, port)
-            store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
+            store.jobs.release(lease, JobState.SUCCEEDED, "BUDGET", "")
             follower.join(30)
             assert not follower.is_alive()
     finally:
         served.end(process)
-    count = store.job(job.id).version
+    count = store.jobs.get(job.id).version
     assert count == 83
     assert [event.sequence for event in found] == list(range(1, count + 1))
     assert found[-1].kind == "job_released"
 
 
-def _noted(events: "Callable[..., object] | object", found: list[Event]) -> list[Event]:
+def _noted(events: "Callable[..., object] | object", found: list[JobEvent]) -> list[JobEvent]:
     """Keep each event as it comes, so that the test can wait for it."""
     for event in events:  # type: ignore[attr-defined]
         found.append(event)
@@ -145,9 +145,9 @@ def _noted(events: "Callable[..., object] | object", found: list[Event]) -> list
 
 def _tell(store: Store, lease: object, count: int) -> None:
     for number in range(count):
-        store.add_event(lease, "note", {"number": number})  # type: ignore[arg-type]
+        store.events.add(lease, "note", {"number": number})  # type: ignore[arg-type]
 
 
 def test_an_event_has_its_time_with_its_zone() -> None:
-    event = decode(Event, json.loads(message(1).split(b"data: ")[1]))
+    event = decode(JobEvent, json.loads(message(1).split(b"data: ")[1]))
     assert event.time.utcoffset() is not None

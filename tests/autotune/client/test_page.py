@@ -39,7 +39,7 @@ def test_commands(url: str, store: Store, tmp_path: Path) -> None:
     script = f"PYTHON=({python})\n{script}"
     done = subprocess.run(["bash", "-euc", script], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
-    (job,) = store.jobs()
+    (job,) = store.jobs.newest()
     assert f"job {job.id}: queued, waits for a worker" in done.stderr
     assert "succeeded: 5 of 5 trials are spent" in done.stderr
     assert re.search(rf"{job.id}  succeeded  \S+ +5/5  \d\.\d\dx", done.stdout)

@@ -40,7 +40,7 @@ def test_a_submission_whose_answer_is_lost_opens_one_job(url: str, store: Store)
         job = client.submit("llama-tiny", trials=3)
     assert [request.method for request in sent] == ["POST"] * 3
     assert len({request.headers["idempotency-key"] for request in sent}) == 1
-    assert [record.id for record in store.jobs()] == [job.id]
+    assert [record.id for record in store.jobs.newest()] == [job.id]
 
 
 @pytest.mark.prove
@@ -58,7 +58,7 @@ def test_what_is_asked_of_a_job_may_be_asked_again(url: str, store: Store, verb:
         asked = getattr(again, verb)(job)
         assert asked == client.job(asked)
     assert len(sent) == 2
-    assert len(store.jobs()) == (2 if verb == "clone" else 1)
+    assert len(store.jobs.newest()) == (2 if verb == "clone" else 1)
 
 
 def test_a_change_of_one_version_is_not_sent_twice() -> None:
@@ -182,8 +182,8 @@ class TestKeys:
             assert isinstance(found.value, PermissionError)
 
     def test_one_that_is_not_taken(self, store: Store, tmp_path: Path) -> None:
-        key, text = store.create_key("anna", {"read"})
-        store.revoke_key(key.id)
+        key, text = store.keys.create("anna", {"read"})
+        store.keys.revoke(key.id)
         with served.service(str(tmp_path / "jobs.db"), require_keys=True) as url, Client(url, text) as client:
             with pytest.raises(UnauthorizedError, match=r"does not take it \(unknown, revoked or expired\); make one with"):
                 client.models()
@@ -193,7 +193,7 @@ class TestKeys:
     def test_one_that_lacks_a_scope(
         self, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
-        _, text = store.create_key("anna", {"read"})
+        _, text = store.keys.create("anna", {"read"})
         monkeypatch.setenv("AUTOTUNE_API_KEY", f"{text}\n")
         caplog.set_level(logging.DEBUG)
         with served.service(str(tmp_path / "jobs.db"), require_keys=True) as url, Client(url) as client:

@@ -43,7 +43,7 @@ def doubled(config: TrialConfig) -> TrialResult:
 
 
 def swept(session: Session, store: Store, answer: Any) -> str:
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, table.runner(answer))
     return job.id
 
@@ -249,12 +249,12 @@ def test_an_old_request_lacks_fields(tmp_path: Path, store: Store) -> None:
     row = request_to_row(session.request)
     for name in ("racing", "fidelity", "headroom", "allow_unstable", "python_path", "resolved_base"):
         del row[name]
-    job = store.create_job(row)
+    job = store.jobs.create(row)
     run_job(session, store, job.id, table.runner())
     assert explain(store, job.id).measured == 4
 
     del row["model"]
-    broken = store.create_job(row)
+    broken = store.jobs.create(row)
     with pytest.raises(JobNotResumableError, match="cannot be read by this version"):
         explain(store, broken.id)
 

@@ -95,7 +95,7 @@ def test_a_history_that_cannot_be_read(tmp_path: Path, monkeypatch: pytest.Monke
 
 
 def swept(session: Session, store: Store, answer: Any = table.measured) -> str:
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, table.runner(answer))
     return job.id
 
@@ -107,9 +107,9 @@ def test_a_job_as_a_study_and_back(tmp_path: Path, store: Store) -> None:
             return table.ended(Outcome.INFEASIBLE, "out of memory")
         return table.measured(config)
 
-    job = store.job(swept(table.session(tmp_path, trials=12, confirm_repeats=0), store, answer))
+    job = store.jobs.get(swept(table.session(tmp_path, trials=12, confirm_repeats=0), store, answer))
     storage = f"sqlite:///{tmp_path}/studies.db"
-    trials = store.trials(job.id)
+    trials = store.trials.of(job.id)
     assert write_study(storage, "mine", job, trials) == "mine"
 
     study = optuna.load_study(study_name="mine", storage=storage)
@@ -140,7 +140,7 @@ def test_a_job_as_a_study_and_back(tmp_path: Path, store: Store) -> None:
 
 
 def test_a_storage_that_cannot_be_used(tmp_path: Path, store: Store) -> None:
-    job = store.create_job(request_to_row(table.session(tmp_path).request))
+    job = store.jobs.create(request_to_row(table.session(tmp_path).request))
     with pytest.raises(RequestError, match=r"storage: .* cannot be used .*; give a URL such as") as found:
         write_study(f"sqlite:///{tmp_path}/none/studies.db", "mine", job, [])
     assert "\n" not in str(found.value)
@@ -170,9 +170,9 @@ def test_guided_begins_where_the_history_ends(tmp_path: Path, store: Store) -> N
 
     def second(session: Session) -> TrialConfig:
         job = swept(session, store, answer)
-        if store.prior(job) is None:
+        if store.jobs.prior(job) is None:
             raise AssertionError("no prior was kept")
-        return store.trials(job)[1].config
+        return store.trials.of(job)[1].config
 
     with_it = second(learned)
     assert (with_it.zero_stage, with_it.micro_batch_size) == (3, 1)

@@ -175,10 +175,10 @@ def test_lightning_makes_a_deepspeed_strategy(tmp_path: Path) -> None:
 @needs("optuna_dashboard")
 def test_optuna_dashboard_reads_a_study(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path, trials=5, confirm_repeats=0)
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, table.runner())
     storage = f"sqlite:///{tmp_path}/studies.db"
-    write_study(storage, "mine", store.job(job.id), store.trials(job.id))
+    write_study(storage, "mine", store.jobs.get(job.id), store.trials.of(job.id))
     made = checked("dashboard_study", storage, "mine")
     assert (made["directions"], made["states"]) == (["maximize"], ["Complete"] * 5)
     assert {"zero_stage", "micro_batch_size"} <= {*made["parameters"]}

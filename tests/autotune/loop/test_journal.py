@@ -38,7 +38,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def submit(store: Store, folder: Path) -> str:
-    return store.submit(request_to_row(table.session(folder).request), Submission())[0].id
+    return store.queue.submit(request_to_row(table.session(folder).request), Submission())[0].id
 
 
 def test_each_line_of_the_log_names_its_job_and_trial(store: Store, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -48,7 +48,7 @@ def test_each_line_of_the_log_names_its_job_and_trial(store: Store, tmp_path: Pa
     lines = [json.loads(JsonLines().format(record)) for record in caplog.records]
     assert all(line["job"] == job_id for line in lines)
     trials = [line["trial"] for line in lines if "trial" in line]
-    assert sorted(trials) == [trial.number for trial in store.trials(job_id)]
+    assert sorted(trials) == [trial.number for trial in store.trials.of(job_id)]
     assert lines[-1]["message"] == f"job {job_id}: SUCCEEDED BUDGET"
     assert {"time", "level", "logger"} <= lines[0].keys()
 
@@ -68,7 +68,7 @@ def test_a_worker_is_seen_while_it_lives_and_says_why_ranks_do_not_start(store: 
     seen: list[Any] = []
 
     def make(_session: object) -> Runner:
-        seen.append(store.workers())
+        seen.append(store.workers.alive())
         raise RunnerError("ray", "no room", "free some")
 
     worker = Worker(store, make, poll_seconds=0.02)
@@ -78,17 +78,17 @@ def test_a_worker_is_seen_while_it_lives_and_says_why_ranks_do_not_start(store: 
     def set_runner(runner: str, problem: str = "") -> None:
         done(runner, problem)
         limit = time.monotonic() + 60.0
-        while problem and not any(item.problem for item in store.workers()):
+        while problem and not any(item.problem for item in store.workers.alive()):
             assert time.monotonic() < limit
             time.sleep(0.01)
-        seen.append(store.workers())
+        seen.append(store.workers.alive())
 
     worker._heartbeat.set_runner = set_runner  # type: ignore[method-assign]
     worker.run(StopSignal(), most_jobs=1)
-    assert store.job(job_id).state is JobState.FAILED
+    assert store.jobs.get(job_id).state is JobState.FAILED
     assert (seen[-1][0].pid, seen[-1][0].job_id, seen[-1][0].runner) == (os.getpid(), job_id, "ray")
     assert "no room" in seen[-1][0].problem
-    assert store.workers() == []
+    assert store.workers.alive() == []
 
 
 class Collector:
@@ -150,7 +150,7 @@ def test_a_collector_is_sent_a_span_for_the_job_and_each_of_its_trials(store: St
     assert {span.parent_span_id for span in trials} == {job.span_id}
     about = [{item.key: item.value for item in span.attributes} for span in trials]
     assert {item["autotune.job.id"].string_value for item in about} == {job_id}
-    ran = {trial.number for trial in store.trials(job_id) if trial.attempts}
+    ran = {trial.number for trial in store.trials.of(job_id) if trial.attempts}
     assert {item["autotune.trial.number"].int_value for item in about} == ran
     assert {item["autotune.trial.outcome"].string_value for item in about} == {"OK"}
 

@@ -35,7 +35,7 @@ def predicted(session: Session, config: TrialConfig) -> float:
 
 def test_before_any_trial_it_is_the_prediction(tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path)
-    snapshot = read_snapshot(store, store.create_job(request_to_row(session.request)).id)
+    snapshot = read_snapshot(store, store.jobs.create(request_to_row(session.request)).id)
     config = session.baselines[0]
     assert shipped(session).seconds(config, snapshot) == pytest.approx(predicted(session, config))
 

@@ -24,7 +24,7 @@ def run(folder: Path, **changes: Any) -> tuple[JobRecord, int]:
     """The job as it ended, and its search trials."""
     session = table.session(folder, strategy="guided", trials=15, confirm_repeats=0, **changes)
     with open_store(str(folder / "jobs.db")) as store:
-        job = store.create_job(request_to_row(session.request))
+        job = store.jobs.create(request_to_row(session.request))
         ended = run_job(session, store, job.id, table.runner())
         return ended, read_snapshot(store, job.id).spent
 
@@ -83,7 +83,7 @@ def test_an_error_that_every_trial_has_ends_the_search_and_is_told(tmp_path: Pat
 
     session = table.session(tmp_path, trials=20, confirm_repeats=0)
     with open_store(str(tmp_path / "jobs.db")) as store:
-        job = store.create_job(request_to_row(session.request))
+        job = store.jobs.create(request_to_row(session.request))
         ended = run_job(session, store, job.id, table.runner(broken))
     assert (ended.state, ended.reason) == (JobState.FAILED, "EVERY_TRIAL_FAILED")
     told, _, remedy = ended.message.partition("; ")
@@ -102,7 +102,7 @@ def test_a_job_whose_first_trials_end_for_one_cause_has_that_cause_as_its_reason
 
     session = table.session(tmp_path, trials=20)
     with open_store(str(tmp_path / "jobs.db")) as store:
-        job = store.create_job(request_to_row(session.request))
+        job = store.jobs.create(request_to_row(session.request))
         ended = run_job(session, store, job.id, table.runner(unreachable))
         assert read_snapshot(store, job.id).spent == 3
     assert (ended.state, ended.reason) == (JobState.FAILED, "collective-timeout")
@@ -121,7 +121,7 @@ def test_what_does_not_fit_or_has_two_causes_is_not_the_jobs_failure(tmp_path: P
     session = table.session(tmp_path, trials=6, strategy="grid")
     with open_store(str(tmp_path / "jobs.db")) as store:
         for answer, reason in ((full, "NOTHING_FEASIBLE"), (mixed, "EVERY_TRIAL_FAILED")):
-            job = store.create_job(request_to_row(session.request))
+            job = store.jobs.create(request_to_row(session.request))
             assert run_job(session, store, job.id, table.runner(answer)).reason == reason
             assert read_snapshot(store, job.id).spent == 6
 
@@ -134,7 +134,7 @@ def test_errors_that_differ_do_not_end_the_search(tmp_path: Path) -> None:
 
     session = table.session(tmp_path, trials=8, confirm_repeats=0)
     with open_store(str(tmp_path / "jobs.db")) as store:
-        job = store.create_job(request_to_row(session.request))
+        job = store.jobs.create(request_to_row(session.request))
         ended = run_job(
             session,
             store,

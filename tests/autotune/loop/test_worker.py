@@ -25,7 +25,7 @@ from storage.store import Store
 
 
 def submit(store: Store, folder: Path, **changes: object) -> str:
-    return store.submit(request_to_row(table.session(folder, **changes).request), Submission())[0].id
+    return store.queue.submit(request_to_row(table.session(folder, **changes).request), Submission())[0].id
 
 
 def make() -> object:
@@ -63,9 +63,9 @@ class Running:
 def test_jobs_are_run_one_after_another(store: Store, tmp_path: Path) -> None:
     ids = [submit(store, tmp_path, seed=seed) for seed in range(3)]
     Worker(store, make(), poll_seconds=0.02).run(StopSignal(), most_jobs=3)
-    jobs = [store.job(job_id) for job_id in ids]
+    jobs = [store.jobs.get(job_id) for job_id in ids]
     assert [(job.state, job.reason, job.owner) for job in jobs] == [(JobState.SUCCEEDED, "BUDGET", None)] * 3
-    assert all(sum(trial.counted for trial in store.trials(job.id)) == 6 for job in jobs)
+    assert all(sum(trial.counted for trial in store.trials.of(job.id)) == 6 for job in jobs)
 
 
 @pytest.mark.prove
@@ -96,9 +96,9 @@ def test_ranks_that_do_not_start_fail_the_job_and_not_the_worker(store: Store, t
         return runner
 
     Worker(store, make_runner).run(StopSignal(), most_jobs=2)
-    failed = store.job(first)
+    failed = store.jobs.get(first)
     assert (failed.state, failed.message) == (JobState.FAILED, "runner: does not start; mend it")
-    assert store.job(second).state is JobState.SUCCEEDED
+    assert store.jobs.get(second).state is JobState.SUCCEEDED
 
 
 class Breaking(ReplayRunner):
@@ -139,21 +139,21 @@ def test_ranks_that_break_are_made_anew_a_few_times(
     job_id, other = submit(store, tmp_path), submit(store, tmp_path, seed=1)
     makers = iter([*ranks, table.runner])
     Worker(store, lambda _session: next(makers)()).run(StopSignal(), most_jobs=2)
-    assert (store.job(job_id).state, store.job(job_id).owner) == (state, None)
-    assert sum(a.state is AttemptState.ABANDONED for a in store.attempts(job_id)) == abandoned
-    assert store.job(other).state is JobState.SUCCEEDED
+    assert (store.jobs.get(job_id).state, store.jobs.get(job_id).owner) == (state, None)
+    assert sum(a.state is AttemptState.ABANDONED for a in store.attempts.of(job_id)) == abandoned
+    assert store.jobs.get(other).state is JobState.SUCCEEDED
     if state is JobState.SUCCEEDED:
-        assert sum(trial.counted for trial in store.trials(job_id)) == 6
+        assert sum(trial.counted for trial in store.trials.of(job_id)) == 6
     else:
-        assert store.job(job_id).reason == "RunnerError"
+        assert store.jobs.get(job_id).reason == "RunnerError"
 
 
 def test_a_row_that_cannot_be_read_fails_the_job_alone(store: Store, tmp_path: Path) -> None:
-    broken = store.submit({"model": "llama-tiny", "trials": "many"}, Submission())[0].id
+    broken = store.queue.submit({"model": "llama-tiny", "trials": "many"}, Submission())[0].id
     good = submit(store, tmp_path, trials=1)
     Worker(store, make()).run(StopSignal(), most_jobs=2)
-    assert store.job(broken).state is JobState.FAILED
-    assert store.job(good).state is JobState.SUCCEEDED
+    assert store.jobs.get(broken).state is JobState.FAILED
+    assert store.jobs.get(good).state is JobState.SUCCEEDED
 
 
 @pytest.mark.prove
@@ -167,20 +167,20 @@ def test_what_is_asked_of_a_running_job(
     monkeypatch.setattr("autotune.loop.heartbeats.BEAT_SECONDS", 0.05)
     job_id = submit(store, tmp_path)
     with Running(store, seconds=600.0 if killed else 1.5) as running:
-        until(lambda: store.attempts(job_id))
-        store.ask(job_id, wanted)
-        until(lambda: store.job(job_id).owner is None)
-        job = store.job(job_id)
+        until(lambda: store.attempts.of(job_id))
+        store.queue.ask(job_id, wanted)
+        until(lambda: store.jobs.get(job_id).owner is None)
+        job = store.jobs.get(job_id)
         running.ranks._seconds = 0.0
         other = submit(store, tmp_path, seed=3, trials=1)
-        until(lambda: store.job(other).state is JobState.SUCCEEDED)
+        until(lambda: store.jobs.get(other).state is JobState.SUCCEEDED)
     assert job.state is state
-    open_trials = [trial for trial in store.trials(job_id) if trial.outcome is None]
+    open_trials = [trial for trial in store.trials.of(job_id) if trial.outcome is None]
     assert bool(open_trials) == killed
     if wanted is Ask.PAUSE:
-        store.ask(job_id, Ask.RESUME)
+        store.queue.ask(job_id, Ask.RESUME)
         Worker(store, make()).run(StopSignal(), most_jobs=1)
-        assert store.job(job_id).reason == "BUDGET"
+        assert store.jobs.get(job_id).reason == "BUDGET"
 
 
 @pytest.mark.prove
@@ -189,51 +189,51 @@ def test_a_worker_that_ends_gives_its_job_back(store: Store, tmp_path: Path) -> 
     with Running(store, seconds=1.0) as running:
         until(lambda: running.ranks._running)  # with the time that it takes: an attempt is written before it is submitted
         running.ranks._seconds = 600.0  # those that are begun from here on do not end by themselves
-        until(lambda: len(store.attempts(job_id)) > 1)
-    job = store.job(job_id)
+        until(lambda: len(store.attempts.of(job_id)) > 1)
+    job = store.jobs.get(job_id)
     assert (job.state, job.owner) == (JobState.QUEUED, None)
     Worker(store, make()).run(StopSignal(), most_jobs=1)
-    assert store.job(job_id).state is JobState.SUCCEEDED
-    assert sum(trial.counted for trial in store.trials(job_id)) == 6
+    assert store.jobs.get(job_id).state is JobState.SUCCEEDED
+    assert sum(trial.counted for trial in store.trials.of(job_id)) == 6
 
 
 def test_what_a_dead_worker_left_goes_on(store: Store, tmp_path: Path) -> None:
     job_id = submit(store, tmp_path)
     dead = Owner(host=current_owner().host, pid=2**22 + 1, started=1.0)
-    lease = store.claim(dead)
+    lease = store.queue.claim(dead)
     assert lease is not None
     Worker(store, make()).run(StopSignal(), most_jobs=1)
-    job = store.job(job_id)
+    job = store.jobs.get(job_id)
     assert (job.state, job.reason) == (JobState.SUCCEEDED, "BUDGET")
-    assert {trial.outcome for trial in store.trials(job_id)} == {Outcome.OK}
+    assert {trial.outcome for trial in store.trials.of(job_id)} == {Outcome.OK}
 
 
 def test_a_budget_that_is_extended_just_before_the_end_is_spent(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job_id = submit(store, tmp_path)
-    release = store.release
+    release = store.jobs.release
 
     def extended(*arguments: object) -> object:
         if "trials" not in changed:
             changed["trials"] = 9
-            store.change_request(job_id, None, changed)
+            store.queue.change_request(job_id, None, changed)
         return release(*arguments)
 
     changed: dict[str, int] = {}
-    monkeypatch.setattr(store, "release", extended)
+    monkeypatch.setattr(store.jobs, "release", extended)
     Worker(store, make()).run(StopSignal(), most_jobs=1)
-    job = store.job(job_id)
+    job = store.jobs.get(job_id)
     assert (job.state, job.reason, job.request["trials"]) == (JobState.SUCCEEDED, "BUDGET", 9)
-    assert sum(trial.counted for trial in store.trials(job_id)) == 9
+    assert sum(trial.counted for trial in store.trials.of(job_id)) == 9
 
 
 @pytest.mark.prove
 def test_an_extended_budget_is_spent(store: Store, tmp_path: Path) -> None:
     job_id = submit(store, tmp_path)
     with Running(store, seconds=5.0) as running:
-        until(lambda: store.attempts(job_id))
-        store.change_request(job_id, None, {"trials": 9})
+        until(lambda: store.attempts.of(job_id))
+        store.queue.change_request(job_id, None, {"trials": 9})
         running.ranks._seconds = 0.0
-        until(lambda: store.job(job_id).state is JobState.SUCCEEDED)
-    assert sum(trial.counted for trial in store.trials(job_id)) == 9
+        until(lambda: store.jobs.get(job_id).state is JobState.SUCCEEDED)
+    assert sum(trial.counted for trial in store.trials.of(job_id)) == 9

@@ -34,7 +34,7 @@ def schema() -> dict[str, Any]:
 
 
 def swept(session: Session, store: Store, answer: Any = table.measured) -> JobSnapshot:
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, table.runner(answer))
     return read_snapshot(store, job.id)
 

@@ -24,7 +24,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 @pytest.fixture
 def lease(store: Store) -> Lease:
-    return store.acquire(store.create_job({}).id, current_owner())
+    return store.jobs.acquire(store.jobs.create({}).id, current_owner())
 
 
 def config(number: int) -> TrialConfig:
@@ -32,9 +32,9 @@ def config(number: int) -> TrialConfig:
 
 
 def measure(store: Store, lease: Lease, number: int, rate: float = 10.0) -> None:
-    token = store.start_attempt(lease, number).token
+    token = store.attempts.start(lease, number).token
     interval = Interval(mean=rate, low=rate, high=rate)
-    store.finish_attempt(
+    store.attempts.finish(
         lease, TrialResult(attempt=token, outcome=Outcome.OK, samples_per_second=interval, losses=(1.0, 2.0))
     )  # fmt: skip
 
@@ -42,8 +42,8 @@ def measure(store: Store, lease: Lease, number: int, rate: float = 10.0) -> None
 def test_snapshots_of_one_reader_are_those_that_are_read_afresh_and_old_ones_stay(store: Store, lease: Lease) -> None:
     reader = SnapshotReader(store, lease.job_id)
     for number in range(4):
-        store.add_trial(lease, config(number), Purpose.SEARCH)
-    store.add_trial(lease, config(0), Purpose.CONFIRM, repeat=1)
+        store.trials.add(lease, config(number), Purpose.SEARCH)
+    store.trials.add(lease, config(0), Purpose.CONFIRM, repeat=1)
     seen = []
     # Out of order: trial 1 is closed after 2 and 3.
     for number in (0, 2, 3, 4, 1):
@@ -69,10 +69,10 @@ def test_snapshots_of_one_reader_are_those_that_are_read_afresh_and_old_ones_sta
 
 def test_what_is_closed_is_read_once(store: Store, lease: Lease, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(3):
-        store.add_trial(lease, config(number), Purpose.SEARCH)
+        store.trials.add(lease, config(number), Purpose.SEARCH)
     asked: list[int] = []
-    real = store.figures_of
-    monkeypatch.setattr(store, "figures_of", lambda job, first=0: asked.append(first) or real(job, first))
+    real = store.trials.figures_of
+    monkeypatch.setattr(store.trials, "figures_of", lambda job, first=0: asked.append(first) or real(job, first))
     reader = SnapshotReader(store, lease.job_id)
     for number in range(3):
         reader.read()
@@ -83,7 +83,7 @@ def test_what_is_closed_is_read_once(store: Store, lease: Lease, monkeypatch: py
 
 
 def test_a_snapshot_has_figures_and_reads_the_whole_result_when_it_is_asked_for(store: Store, lease: Lease) -> None:
-    store.add_trial(lease, config(0), Purpose.SEARCH)
+    store.trials.add(lease, config(0), Purpose.SEARCH)
     measure(store, lease, 0)
     snapshot = read_snapshot(store, lease.job_id)
     [trial] = snapshot.trials

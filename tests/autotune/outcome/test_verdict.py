@@ -71,7 +71,7 @@ def test_what_was_lucky_in_the_search_does_not_replace_a_better_baseline(tmp_pat
     assert document["decision"]["keeps_baseline"] and document["best"]["config"] == document["baseline"]["config"]
     assert verdict.runner_up_ratio is not None and verdict.runner_up_ratio.high < 1.05
     assert document["decision"] == answer_document(verdict)
-    row = store.job(snapshot.job.id).answer
+    row = store.jobs.get(snapshot.job.id).answer
     assert row == {name: value for name, value in document["decision"].items() if name != "standings"}
 
 
@@ -167,7 +167,7 @@ def test_a_round_goes_on_in_another_process(tmp_path: Path, store: Store, killed
     rates = {(0, 1): (100.0, 100.0), (1, 2): (104.0, 103.0), (2, 2): (103.5, 103.5), (1, 4): (103.0, 104.0)}
     session = table.session(tmp_path, trials=24)
     whole = run(session, store, Scripted(rates, session.baselines[0]))
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     runner = KilledAt(rates, session.baselines[0], killed_at)
     with pytest.raises(KeyboardInterrupt):
         run_job(session, store, job.id, runner)

@@ -31,7 +31,7 @@ SAME_STAGE = "python train.py {micro_batch_size} {gradient_checkpointing}"
 @pytest.fixture
 def document(tmp_path: Path, store: Store) -> dict[str, Any]:
     session = table.session(tmp_path, pins=SHARDED, trials=6, baseline={"zero_stage": 3, "micro_batch_size": 1})
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, table.runner())
     return build_best_config(session, read_snapshot(store, job.id))
 

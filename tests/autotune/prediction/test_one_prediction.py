@@ -43,9 +43,9 @@ def trained(store: Store) -> Store:
     assert question is not None
     cases = cases_of(question.model, question.cluster, question.workload, configs, question.engine)
     seconds = seconds_of(cases, question.rates) / 5 * np.exp(NOISE * draw.standard_normal(len(configs)))
-    lease = store.acquire(store.create_job(request_to_row(session.request)).id, current_owner())
+    lease = store.jobs.acquire(store.jobs.create(request_to_row(session.request)).id, current_owner())
     for config, step in zip(configs, seconds.tolist(), strict=True):
-        token = store.start_attempt(lease, store.add_trial(lease, config, Purpose.SEARCH).number).token
+        token = store.attempts.start(lease, store.trials.add(lease, config, Purpose.SEARCH).number).token
         rate = question.global_batch_size / step
         result = TrialResult(
             attempt=token,
@@ -53,8 +53,8 @@ def trained(store: Store) -> Store:
             samples_per_second=Interval(mean=rate, low=rate, high=rate),
             peak_memory_bytes=10**7,
         )
-        store.finish_attempt(lease, result)
-    store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
+        store.attempts.finish(lease, result)
+    store.jobs.release(lease, JobState.SUCCEEDED, "BUDGET", "")
     return store
 
 
@@ -73,7 +73,7 @@ def test_all_doors_show_one_rate_after_trials_that_no_coefficient_explains(train
     configs = [baseline, form.best.config]
 
     told = estimates(asked_here(trained, asked()), configs)
-    lease = trained.acquire(trained.create_job(request_to_row(session.request)).id, current_owner())
+    lease = trained.jobs.acquire(trained.jobs.create(request_to_row(session.request)).id, current_owner())
     with_prior(session, trained, lease)
     page = initial_forecaster_of(trained, lease.job_id, session)
     assert page is not None

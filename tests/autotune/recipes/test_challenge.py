@@ -41,7 +41,7 @@ def nomination() -> Nomination:
 def challenged(folder: Path, store: Store, answer: Callable[[TrialConfig], TrialResult], rounds: int = 3) -> Challenged:
     asked = table.session(folder, baseline={"zero_stage": 2, "micro_batch_size": 1}, confirm_repeats=rounds)
     session, offered = challenge_session(asked, nomination())
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, table.runner(answer))
     return judge(session, read_snapshot(store, job.id), offered)
 

@@ -260,4 +260,4 @@ def test_tune_series_from_python_predicts_and_writes_the_answer(tmp_path: Path) 
     assert json.loads(out.read_text()) == found.best_config
     json.dumps(found.document())
     with open_store(database) as store:
-        assert len(store.jobs()) == sum(entry.job_id is not None for entry in found.entries)
+        assert len(store.jobs.newest()) == sum(entry.job_id is not None for entry in found.entries)

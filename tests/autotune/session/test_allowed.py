@@ -57,14 +57,14 @@ def test_a_worker_ends_what_is_not_allowed_with_one_line(
     row = request_to_row(allowed_of(tmp_path))
     changed = {name: request_to_row(value) if dataclasses.is_dataclass(value) else value for name, value in changes.items()}
     lists = AllowList(factories=("mine:build",), commands=("/srv:python train.py",))
-    bad = store.submit({**row, **changed, ORIGIN: "service"}, Submission())[0]
-    good = store.submit({**row, ORIGIN: "service"}, Submission())[0]
+    bad = store.queue.submit({**row, **changed, ORIGIN: "service"}, Submission())[0]
+    good = store.queue.submit({**row, ORIGIN: "service"}, Submission())[0]
     Worker(store, lambda _session: table.runner(), allowed=lists, poll_seconds=0.02).run(StopSignal(), most_jobs=2)
-    ended = store.job(bad.id)
+    ended = store.jobs.get(bad.id)
     assert (ended.state, ended.reason) == (JobState.FAILED, "RequestError")
     assert ended.message.startswith(f"{field}: ")
     assert "\n" not in ended.message
-    assert store.job(good.id).state is JobState.SUCCEEDED
+    assert store.jobs.get(good.id).state is JobState.SUCCEEDED
 
 
 def test_lists_allow_what_they_name(tmp_path: Path) -> None:
@@ -78,6 +78,6 @@ def test_lists_allow_what_they_name(tmp_path: Path) -> None:
 
 def test_who_writes_the_database_may_have_anything_run(store: Store, tmp_path: Path) -> None:
     row = request_to_row(dataclasses.replace(allowed_of(tmp_path), python_path=(str(tmp_path),)))
-    job = store.submit(row, Submission())[0]
+    job = store.queue.submit(row, Submission())[0]
     Worker(store, lambda _session: table.runner(), poll_seconds=0.02).run(StopSignal(), most_jobs=1)
-    assert store.job(job.id).state is JobState.SUCCEEDED
+    assert store.jobs.get(job.id).state is JobState.SUCCEEDED

@@ -116,7 +116,7 @@ def test_a_full_measurement_is_never_replaced_by_a_quick_one(
     store: Store, runs: list[int], measured: MicrobenchmarkResult
 ) -> None:
     cluster = local_cluster(2)
-    store.save_calibration(fingerprint(cluster), cluster, measured, 20.0)
+    store.calibrations.save(fingerprint(cluster), cluster, measured, 20.0)
     assert calibrate_quickly(store, cluster) is None
     assert not calibrated(store, cluster, "native", rates_for(cluster, "native")).source.startswith("a quick")
     assert runs == []

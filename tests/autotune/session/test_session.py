@@ -186,7 +186,7 @@ def test_a_job_is_resumed_from_its_row_alone(tmp_path: Path, store: Store) -> No
     session = table.session(tmp_path)
     (tmp_path / "config.json").unlink()
     row = json.loads(json.dumps(request_to_row(session.request)))
-    again = session_of(store.create_job(row))
+    again = session_of(store.jobs.create(row))
     assert again.model == session.model
     assert again.space.hash == session.space.hash
     assert again.baselines == session.baselines

@@ -23,7 +23,7 @@ def told(folder: Path, store: Store, **measured: Any) -> str:
         return table.ok(table.measured(config).samples_per_second.mean, **measured)  # type: ignore[union-attr]
 
     session = table.session(folder)
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, table.runner(answer))
     console = Console(record=True, width=120, file=(folder / "told.txt").open("w"))
     print_result(build_best_config(session, read_snapshot(store, job.id)), console)
@@ -56,7 +56,7 @@ def test_a_script_comes_with_the_line_that_launches_it(tmp_path: Path, store: St
     words = ["python", "train.py", "--batch", "{micro_batch_size}", "--deepspeed_config", "{config}"]
     fields = {"command": words, "ranks": 2, "strategy": "random", "trials": 2, "confirm_repeats": 0}
     session = resolve(request_from_fields({**fields, "pins": {"micro_batch_size": 2}, "baseline": {"micro_batch_size": 2}}))
-    job = store.create_job(request_to_row(session.request))
+    job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, table.runner())
     console = Console(record=True, width=60, file=(tmp_path / "told.txt").open("w"))
     print_result(build_best_config(session, read_snapshot(store, job.id)), console)

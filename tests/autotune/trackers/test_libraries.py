@@ -73,7 +73,7 @@ def failing(config: TrialConfig) -> Any:
 
 def test_a_run_for_each_trial_once_over_a_pause_and_a_summary(tracker: str, tmp_path: Path, store: Store) -> None:
     session = table.session(tmp_path, trackers=(tracker,), trials=6, racing=False, confirm_repeats=0, memory_limit=30_000_000)
-    job = store.create_job(request_to_row(session.request)).id
+    job = store.jobs.create(request_to_row(session.request)).id
     stop = StopSignal()
     paused = run_job(session, store, job, table.runner(failing), stop, StopAfter(stop, 3))
     assert paused.state is JobState.PAUSED
@@ -81,7 +81,7 @@ def test_a_run_for_each_trial_once_over_a_pause_and_a_summary(tracker: str, tmp_
     assert first.summaries == 1
     assert 3 <= len(first.runs) < 6
     session = replace(session, request=replace(session.request, name="renamed while it was paused"))
-    store.change_request(job, None, {"name": session.request.name})
+    store.queue.change_request(job, None, {"name": session.request.name})
     assert run_job(session, store, job, table.runner(failing)).state is JobState.SUCCEEDED
 
     snapshot = read_snapshot(store, job)
@@ -151,7 +151,7 @@ def test_through_a_server_of_mlflow(mlflow_server: str, tmp_path: Path, store: S
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", mlflow_server)
     session = table.session(tmp_path, trackers=("mlflow",), trials=2, confirm_repeats=0)
-    job = store.create_job(request_to_row(session.request)).id
+    job = store.jobs.create(request_to_row(session.request)).id
     run_job(session, store, job, table.runner())
     read = read_back.of_mlflow(mlflow_server, job)
     assert read.numbers == [trial.number for trial in read_snapshot(store, job).trials]

@@ -105,7 +105,7 @@ def test_every_trial_and_a_summary(tmp_path: Path, store: Store, installed: None
 
 def test_a_resumed_job_is_completed_and_nothing_is_written_twice(tmp_path: Path, store: Store, installed: None) -> None:
     session = table.session(tmp_path, trackers=("memory",), trials=5, confirm_repeats=0)
-    job = store.create_job(request_to_row(session.request)).id
+    job = store.jobs.create(request_to_row(session.request)).id
     stop = StopSignal()
     stop.request()
     assert run_job(session, store, job, table.runner(), stop).state is JobState.PAUSED
@@ -113,7 +113,7 @@ def test_a_resumed_job_is_completed_and_nothing_is_written_twice(tmp_path: Path,
     numbers = [trial.number for trial in read_snapshot(store, job).trials]
     assert [trial.number for trial in Memory.trials[job]] == numbers
     lost = Memory.trials[job].pop(1)  # the process was killed after the trial, and before the tracker wrote it
-    store.ask(job, Ask.RESUME, {"trials": 7}, for_worker=False)
+    store.queue.ask(job, Ask.RESUME, {"trials": 7}, for_worker=False)
     run_job(prepare(table.request(tmp_path, trackers=("memory",), trials=7, confirm_repeats=0)), store, job, table.runner())
     logged = [trial.number for trial in Memory.trials[job]]
     assert lost.number in logged

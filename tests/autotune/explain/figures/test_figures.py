@@ -133,7 +133,7 @@ def test_a_job_that_has_not_begun(tmp_path: Path, store: Store) -> None:
 def test_a_request_that_cannot_be_read(tmp_path: Path, store: Store) -> None:
     row = request_to_row(table.session(tmp_path).request)
     del row["model"]
-    for figure in figures_of(store, store.create_job(row).id).values():
+    for figure in figures_of(store, store.jobs.create(row).id).values():
         require_sound(figure)
         assert not figure
 

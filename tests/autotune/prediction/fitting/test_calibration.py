@@ -161,7 +161,7 @@ def test_predictions_use_the_newest_of_the_same_hardware(store: Store) -> None:
     assert "autotune calibrate" in calibrated(store, GPUS, "native", SHIPPED).source
     for truth in (SHIPPED, TRUTH):
         rows = measured(truth, 0.0)
-        saved = store.save_calibration(
+        saved = store.calibrations.save(
             fingerprint(GPUS), GPUS, MicrobenchmarkResult(attempt="", outcome=Outcome.OK, rows=rows), 1.0
         )
     found = calibrated(store, GPUS, "native", SHIPPED)

@@ -62,16 +62,16 @@ def run_job(
     cases = cases_of(session.model, session.cluster, session.request.workload, chosen, engine)  # type: ignore[arg-type]
     seconds = predict(cases, truth).seconds * np.exp(noise * draw.standard_normal(count))
     peaks = memory(cases, truth).allocated * np.exp(noise / 3 * draw.standard_normal(count))
-    lease = store.acquire(store.create_job(request_to_row(session.request)).id, current_owner())
+    lease = store.jobs.acquire(store.jobs.create(request_to_row(session.request)).id, current_owner())
     for number, config in enumerate(chosen):
-        token = store.start_attempt(lease, store.add_trial(lease, config, Purpose.SEARCH).number).token
+        token = store.attempts.start(lease, store.trials.add(lease, config, Purpose.SEARCH).number).token
         rate = 32 / float(seconds[number])
         result = TrialResult(
             attempt=token, outcome=Outcome.OK, samples_per_second=Interval(mean=rate, low=rate, high=rate),
             peak_memory_bytes=int(peaks[number]),
         )  # fmt: skip
-        store.finish_attempt(lease, dataclasses.replace(result, **changes))  # type: ignore[arg-type]
-    store.release(lease, JobState.SUCCEEDED, "BUDGET", "")
+        store.attempts.finish(lease, dataclasses.replace(result, **changes))  # type: ignore[arg-type]
+    store.jobs.release(lease, JobState.SUCCEEDED, "BUDGET", "")
 
 
 def errors(store: Store, rates: Coefficients) -> tuple[float, float]:
@@ -147,8 +147,8 @@ def test_trials_that_tell_nothing_of_this_are_left_out(store: Store, changes: di
 
 
 def test_old_jobs_that_cannot_be_read_are_passed_by(store: Store) -> None:
-    store.create_job({"model": "m", "trials": "many"})
-    store.create_job({})
+    store.jobs.create({"model": "m", "trials": "many"})
+    store.jobs.create({})
     run_job(store, 3, 0.0)
     assert [len(runs.keys) for runs in trial_history(store, cluster(), "native")] == [3]
 
