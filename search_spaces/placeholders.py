@@ -51,8 +51,6 @@ ACCUMULATION_PLACEHOLDERS = frozenset({
     "gradient_accumulation_steps", "total_gradient_accumulation_steps", "global_batch_size", "config",
 })  # fmt: skip
 """Placeholders from which a script knows how many micro-batches a step has."""
-BATCH_PLACEHOLDERS = ACCUMULATION_PLACEHOLDERS | {"micro_batch_size"}
-"""Placeholders from which a script knows the batch size."""
 
 
 _LITERAL_BATCH = re.compile(r"--(?:global|total)[-_]batch[-_]size[ =](\d+)")
