@@ -127,11 +127,6 @@ def kernels_model(config: TrialConfig, context: SpaceContext) -> str | None:
     return f"fused kernels replace operators of our own modules, not those of {context.model.name}"
 
 
-def kernels_package(config: TrialConfig, context: SpaceContext) -> str | None:
-    installed = context.cluster.kernel_packages if context.cluster.device.kind == "cuda" else None
-    return package_problem(config.fused_kernels, installed)
-
-
 def kernels_untested(config: TrialConfig, context: SpaceContext) -> str | None:
     """Liger's loss reads tensor values on the host, which a graph cannot; compilation and padding are untested."""
     if config.fused_kernels == NONE:
@@ -172,7 +167,14 @@ KERNEL_RULES: tuple[Rule, ...] = (
         REMEDIES[DEVICE_RULE],
         lambda config, context: device_problem(config.fused_kernels, context.cluster.device.kind, context.cluster.device.name),
     ),
-    Rule(PACKAGE_RULE, (FUSED_KERNELS,), REMEDIES[PACKAGE_RULE], kernels_package),
+    Rule(
+        PACKAGE_RULE,
+        (FUSED_KERNELS,),
+        REMEDIES[PACKAGE_RULE],
+        lambda config, context: package_problem(
+            config.fused_kernels, context.cluster.kernel_packages if context.cluster.device.kind == "cuda" else None
+        ),
+    ),
     Rule(
         PRECISION_RULE,
         (FUSED_KERNELS, "precision"),
