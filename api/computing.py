@@ -109,16 +109,13 @@ def _paced(call: Callable[[], T]) -> T:
         try:
             return call()
         except (AutotuneError, SearchSpaceError) as error:
-            _forget_frames(error)
+            # Free what the frames of a refused request hold, a whole space perhaps: here, not on the event loop, which would
+            # wait. A refusal is answered without a traceback.
+            refusal: BaseException | None = error
+            while refusal is not None:
+                refusal.__traceback__ = None
+                refusal = refusal.__cause__ or refusal.__context__
             raise
-
-
-def _forget_frames(error: BaseException | None) -> None:
-    """Free what the frames of a refused request hold, a whole space perhaps: here, not on the event loop, which would wait.
-    A refusal is answered without a traceback."""
-    while error is not None:
-        error.__traceback__ = None
-        error = error.__cause__ or error.__context__
 
 
 @dataclass(frozen=True, slots=True)

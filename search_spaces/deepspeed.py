@@ -26,11 +26,6 @@ KEYS: Mapping[str, str] = {
 """Knob -> the key that has the same values."""
 REDUCTION = ("reduce_bucket_size", "overlap_comm", "contiguous_gradients")
 """Knobs that stage 0 does not read: it reduces after backward, in its own buckets."""
-LOSS_SCALE = {
-    "loss_scale": 0, "initial_scale_power": INITIAL_SCALE_POWER, "loss_scale_window": GROWTH_INTERVAL, "hysteresis": 1,
-    "min_loss_scale": int(LEAST_SCALE),
-}  # fmt: skip
-"""0 selects dynamic loss scaling. Without hysteresis each overflow lowers the scale."""
 KEEP_ALL = 10**12
 """For `stage3_max_reuse_distance`: larger than any step, so that gathered parameters are kept until backward."""
 
@@ -41,13 +36,20 @@ def deepspeed_config(config: TrialConfig, workload: Workload, world_size: int, p
     Tensor and pipeline parallelism are not included: they need the module. A `parameter_count` of 0 means unknown.
     """
     sums = config.accumulation_dtype
+    fp16: dict[str, Any] = {"enabled": config.precision == "fp16"}
+    if config.precision == "fp16":
+        # 0 selects dynamic loss scaling. Without hysteresis each overflow lowers the scale.
+        fp16 |= {
+            "loss_scale": 0, "initial_scale_power": INITIAL_SCALE_POWER, "loss_scale_window": GROWTH_INTERVAL, "hysteresis": 1,
+            "min_loss_scale": int(LEAST_SCALE),
+        }  # fmt: skip
     return {
         **_batch(config, workload, world_size),
         "zero_optimization": _zero(config, workload, parameter_count),
         # At stage 3 another key selects integers.
         "communication_data_type": "fp32" if config.reduce_dtype == INT8 else config.reduce_dtype,
         "bf16": {"enabled": config.precision in ("bf16", "fp8")},
-        "fp16": {"enabled": config.precision == "fp16", **(LOSS_SCALE if config.precision == "fp16" else {})},
+        "fp16": fp16,
         **({"data_types": {"grad_accum_dtype": sums}} if sums != TrialConfig().accumulation_dtype else {}),
         "gradient_clipping": workload.gradient_clipping,
         **_optimizer_section(config, workload),

@@ -51,8 +51,6 @@ ACCUMULATION_PLACEHOLDERS = frozenset({
     "gradient_accumulation_steps", "total_gradient_accumulation_steps", "global_batch_size", "config",
 })  # fmt: skip
 """Placeholders from which a script knows how many micro-batches a step has."""
-BATCH_PLACEHOLDERS = ACCUMULATION_PLACEHOLDERS | {"micro_batch_size"}
-"""Placeholders from which a script knows the batch size."""
 
 
 _LITERAL_BATCH = re.compile(r"--(?:global|total)[-_]batch[-_]size[ =](\d+)")
@@ -156,13 +154,11 @@ def _chosen(words: Iterable[str], values: Mapping[str, Value]) -> Iterator[str]:
         condition = _CONDITION.fullmatch(word)
         if condition is None:
             yield word
-        elif value_text(values[condition[1]]) == _spelled(condition[1], condition[2]):
-            yield condition[3]
-
-
-def _spelled(name: str, text: str) -> str:
-    """A condition's value in canonical spelling: `True` is `true`."""
-    return value_text(parse_value(name, text)) if name in KNOBS else text
+        else:
+            name, text, conditional_word = condition.group(1, 2, 3)
+            canonical = value_text(parse_value(name, text)) if name in KNOBS else text  # `True` is `true`
+            if value_text(values[name]) == canonical:
+                yield conditional_word
 
 
 def environment_of(command: CommandModel, config: TrialConfig) -> dict[str, str]:

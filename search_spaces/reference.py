@@ -24,7 +24,10 @@ def knobs_page_markdown() -> str:
     """The whole page."""
     head = ("knob", "what it does", "domain", "default", "has an effect when", "numerics", "a change needs")
     knobs = markdown_table(head, (_knob_row(knob) for knob in KNOBS.values()))
-    rows = ((f"`{rule.name}`", _knob_names(rule.reads), rule.remedy) for rule in RULES)
+    rows = []
+    for rule in RULES:
+        names = "every knob" if len(rule.reads) == len(KNOBS) else ", ".join(f"`{name}`" for name in rule.reads)
+        rows.append((f"`{rule.name}`", names, rule.remedy))
     rules = markdown_table(("rule", "knobs", "remedy"), rows)
     rules_head = "These apply to every engine. [Engines](engines.md) lists what each engine refuses in addition."
     return f"{INTRODUCTION}\n{knobs}\n## Rules\n\n{rules_head}\n\n{rules}"
@@ -48,10 +51,6 @@ def default_text(knob: Knob) -> str:
     """The default, and the default on CUDA devices if it differs."""
     default = value_text(knob.default)
     return f"{default}; {value_text(CUDA_DEFAULTS[knob.name])} on CUDA" if knob.name in CUDA_DEFAULTS else default
-
-
-def _knob_names(names: tuple[str, ...]) -> str:
-    return "every knob" if len(names) == len(KNOBS) else ", ".join(f"`{name}`" for name in names)
 
 
 def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:

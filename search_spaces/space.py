@@ -97,7 +97,10 @@ def _divisors(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) -
 def _element_sizes(name: str, context: SpaceContext, _: Mapping[str, Domain]) -> list[Value]:
     """Fractions of the parameter count, to two digits, so that they differ in behaviour for models of any size."""
     count = context.model.parameter_count or LARGEST_BUCKET  # 0: unknown, as for some user scripts
-    shares = {min(_two_digits(count // share), LARGEST_BUCKET) for share in (512, 64, 8)}
+    shares = set()
+    for size in (count // 512, count // 64, count // 8):
+        step = int(10 ** max(len(str(size)) - 2, 0))
+        shares.add(min(size // step * step, LARGEST_BUCKET))
     zero = {0} if KNOBS[name].zero else set()
     return sorted(size for size in {*shares, *zero, min(count, LARGEST_BUCKET)} if size >= KNOBS[name].minimum)
 
@@ -132,11 +135,6 @@ def _largest(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) ->
         raise KnobValueError(name, "has no largest value to count up to", "list its values")
     largest_replica = math.prod(max(int(value) for value in domain) for domain in degrees.values())
     return counts_to(context, max(context.world_size // largest_replica, 1))
-
-
-def _two_digits(number: int) -> int:
-    step = int(10 ** max(len(str(number)) - 2, 0))
-    return number // step * step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,7 @@ from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, Model
 from search_spaces.preset_files import preset_tables, unknown_name
 from search_spaces.rules.table import HONOURS, check_config, rules_of
-from search_spaces.rules.training import require_documents
+from search_spaces.rules.training import DOCUMENT_RULES
 from search_spaces.space import EXPRESSIONS, SOLVED, SearchSpace, parse_domain, resolve_domains
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -112,7 +112,9 @@ def resolve_space(
     context = SpaceContext(
         model=model, cluster=cluster, workload=workload, world_size=cluster.world_size, capability=capability
     )
-    require_documents(context)
+    for rule in DOCUMENT_RULES:
+        if (message := rule.check(TrialConfig(), context)) is not None:
+            raise IllegalConfigError(rule.name, message, rule.remedy)
     written, explicit_names = _written_domains(text, context)
     pinned = {name: parse_domain(name, pin) if isinstance(pin, str) else pin for name, pin in (pins or {}).items()}
     base_config = base or device_defaults(cluster, capability, model).replace({COMPILED: False})

@@ -10,9 +10,6 @@ from sqlalchemy.exc import ArgumentError
 from storage.errors import DatabaseUnavailableError
 from storage.private_files import default_file, make_private_folder
 
-_SECRET_PARTS = re.compile(r"([?&][^=&?]*(?:password|secret|token|key)[^=&?]*=)[^&]*", re.IGNORECASE)
-_PORT = re.compile(r":(?![0-9]*(?:/|$|,))[^/]*")
-"""Matches text in the place of a port that is not a port: a password in an address without a host."""
 _USE = "give a file path, sqlite:///PATH or postgresql://USER@HOST/NAME"
 
 
@@ -68,8 +65,14 @@ def without_password(address: str) -> str:
     before, query_mark, query = authority.partition("?") if "@" not in authority.partition("?")[2] else (authority, "", "")
     login, at, host = before.rpartition("@")
     user, colon, _ = login.partition(":")
-    shown = f"{user}:***@{host}" if colon else f"{user}{at}{host if '[' in host else _PORT.sub(':***', host)}"
-    return f"{scheme}://" + _SECRET_PARTS.sub(r"\1***", f"{shown}{query_mark}{query}")
+    if colon:
+        shown = f"{user}:***@{host}"
+    else:
+        # Text in the place of a port that is not a port: a password in an address without a host.
+        shown = user + at + (host if "[" in host else re.sub(r":(?![0-9]*(?:/|$|,))[^/]*", ":***", host))
+    secret_parts = r"([?&][^=&?]*(?:password|secret|token|key)[^=&?]*=)[^&]*"
+    masked = re.sub(secret_parts, r"\1***", f"{shown}{query_mark}{query}", flags=re.IGNORECASE)
+    return f"{scheme}://{masked}"
 
 
 def passwords_of(url: URL) -> tuple[str, ...]:

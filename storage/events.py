@@ -29,7 +29,6 @@ PART_CHARACTERS = 16_384
 """Longest text of a row. Output is left out in whole rows."""
 _COLUMNS = (EventRow.job_id, EventRow.sequence, EventRow.time, EventRow.kind, EventRow.payload)
 """Selecting columns is cheaper than creating a mapped object for each event."""
-_LOG_COLUMNS = (LogRow.sequence, LogRow.attempt, LogRow.rank, LogRow.time, LogRow.start, LogRow.size, LogRow.text)
 
 
 def append_event(session: Session, now: datetime, job: JobRow, kind: str, payload: Mapping[str, Any]) -> EventRow:
@@ -174,7 +173,9 @@ def _parts_of(
     attempt: int | None = None,
     rank: int | None = None,
 ) -> list[LogPart]:
-    query = select(*_LOG_COLUMNS).where(LogRow.job_id == job_id, LogRow.trial_number == trial_number, LogRow.sequence > after)
+    query = select(LogRow.sequence, LogRow.attempt, LogRow.rank, LogRow.time, LogRow.start, LogRow.size, LogRow.text).where(
+        LogRow.job_id == job_id, LogRow.trial_number == trial_number, LogRow.sequence > after
+    )
     if attempt is not None:
         query = query.where(LogRow.attempt == attempt)
     if rank is not None:

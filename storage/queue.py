@@ -298,11 +298,15 @@ def _after(job: JobRow, now: datetime, change: Ask, budget: Mapping[str, Any]) -
     """
     state = job.state
     if change is Ask.RESUME:
-        if state in (JobState.PAUSED, JobState.FAILED, JobState.QUEUED) or _has_more(job, budget):
+        if state in (JobState.PAUSED, JobState.FAILED, JobState.QUEUED):
             return JobState.QUEUED
         if state is JobState.RUNNING:
             return state
         if state is JobState.SUCCEEDED:
+            # It has trials or seconds left if its budget is raised, or if a user had stopped it.
+            is_raised = any(job.request.get(name) is not None and value > job.request[name] for name, value in budget.items())
+            if is_raised or job.reason == StopReason.STOPPED:
+                return JobState.QUEUED
             had = [f"{name} above {job.request[name]:g}" for name in BUDGET if job.request.get(name) is not None]
             raise _misfit(job, change, f"give it a larger budget ({' or '.join(had)}), or clone it")
         raise _misfit(job, change, "only a paused, failed or succeeded job can be resumed")
@@ -317,12 +321,6 @@ def _after(job: JobRow, now: datetime, change: Ask, budget: Mapping[str, Any]) -
     if (state is JobState.CANCELLED and change is Ask.CANCEL) or (job.reason == StopReason.STOPPED and change is Ask.STOP):
         return state  # already done
     raise _misfit(job, change, "it has ended")
-
-
-def _has_more(job: JobRow, budget: Mapping[str, Any]) -> bool:
-    """Whether a job that has succeeded has trials or seconds left: its budget is raised, or a user had stopped it."""
-    raised = any(job.request.get(name) is not None and value > job.request[name] for name, value in budget.items())
-    return job.state is JobState.SUCCEEDED and (raised or job.reason == StopReason.STOPPED)
 
 
 def _misfit(job: JobRow, change: Ask, why: str) -> JobStateError:

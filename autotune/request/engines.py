@@ -7,9 +7,10 @@ from pathlib import Path, PurePath
 
 from autotune.errors import RequestError
 from autotune.request.request import JobRequest
-from executor.engines.capabilities import COMMAND, DDP, FSDP2, NATIVE, command_capability
+from executor.engines.capabilities import COMMAND, DDP, FSDP2, NATIVE
 from executor.engines.deepspeed.capability import DEEPSPEED, installed_version, unusable
 from search_spaces.capability import Capability
+from search_spaces.environment import ENVIRONMENT
 from search_spaces.errors import Refusal
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, value_text
@@ -91,7 +92,8 @@ def capability_for(command: CommandModel) -> Capability:
         # A Trainer reads these from its arguments, regardless of its DeepSpeed file.
         argument_knobs = ("micro_batch_size", "precision") if file == "config" and is_trainer(command) else ()
         knobs |= {name: values for name, values in FILE_KNOBS[file].items() if name not in argument_knobs}
-    return command_capability(knobs | expressible_values(command))
+    # No other knob reaches the script, except the environment, which it inherits from the rank that starts it.
+    return Capability(engine=COMMAND, knobs={**knobs, **expressible_values(command), ENVIRONMENT: None})
 
 
 def require_script(command: CommandModel) -> None:

@@ -21,7 +21,7 @@ from search_spaces.communication import INT8
 from search_spaces.deepspeed import offloads_a_part
 from search_spaces.knob import VIRTUAL_TOKENS, Value
 from search_spaces.knob_values import value_text
-from search_spaces.models.command import STEP_TIMES, CommandModel
+from search_spaces.models.command import CommandModel
 from search_spaces.models.model import without_profile
 from search_spaces.outcome import Outcome
 from search_spaces.patterns import compiled
@@ -121,7 +121,8 @@ def notes_of(session: Session) -> list[str]:
     if follows_micro_batch(command):
         notes.append("the command does not receive {gradient_accumulation_steps}: its global batch follows micro_batch_size")
     groups = compiled(command.pattern).groups if command.pattern else frozenset()
-    if groups & STEP_TIMES and not groups & {"samples", "tokens"}:
+    step_times = {"step_seconds", "step_milliseconds", "steps_per_second"}  # of a step, whatever samples it trains
+    if groups & step_times and not groups & {"samples", "tokens"}:
         first, work = session.baselines[0], session.request.workload
         samples = samples_of_step(command, first, work, session.world_size)
         counted = f"{samples} samples with micro_batch_size={first.micro_batch_size}"

@@ -176,7 +176,7 @@ def _register_dimensions(session: ParallelSession, mode: DryMode) -> None:
     A pipeline has already passed its group to torch and keeps it.
     """
     names = mode.traffic.dimensions
-    for dimension, group in session.groups.by_dimension():
+    for dimension, group in session.groups.by_dimension:
         if group.group is dist.group.WORLD and group.group is not None and dimension != PIPELINE:
             names.setdefault(group.group.group_name, dimension)
             group.group = dist.new_group(list(range(session.context.world_size)))

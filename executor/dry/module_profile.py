@@ -58,7 +58,6 @@ from search_spaces.trial_config import TrialConfig
 
 POLICIES = ("none", "selective", "full")
 _READS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
-_NO_TRAFFIC = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided"})
 
 
 def profile_module(reference: str, workload: Workload, precisions: Sequence[str]) -> FactoryModel:
@@ -226,7 +225,8 @@ class _Recorder(DryMode):  # type: ignore[no-untyped-call]
         if func not in self._views:
             returned = [item.alias_info for item in func._schema.returns]
             views = bool(returned) and all(info is not None and not info.is_write for info in returned)
-            self._views[func] = views or func._schema.name.removeprefix("aten::") in _NO_TRAFFIC
+            without_traffic = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided")
+            self._views[func] = views or func._schema.name.removeprefix("aten::") in without_traffic
         if self._views[func]:
             return
         part.operators += 1
@@ -376,7 +376,8 @@ class _ModuleRuns:
                 stack.callback(before.remove)
                 stack.callback(after.remove)
             for index, parameter in enumerate(self.trained):
-                stack.callback(_on_gradient(parameter, self._done(index)).remove)
+                handle = parameter.register_post_accumulate_grad_hook(self._done(index))  # type: ignore[no-untyped-call]
+                stack.callback(handle.remove)
             yield
 
     def _begins(self, index: int, *_: object) -> None:
@@ -436,11 +437,6 @@ class _ModuleRuns:
             f"{self.user.reference}: {self._where()} does not run on tensors without data ({type(error).__name__}: {first}); "
             "measure it by trials (`autotune sweep`)"
         )
-
-
-def _on_gradient(parameter: nn.Parameter, done: Callable[[Tensor], None]) -> torch.utils.hooks.RemovableHandle:
-    handle: torch.utils.hooks.RemovableHandle = parameter.register_post_accumulate_grad_hook(done)  # type: ignore[no-untyped-call]
-    return handle
 
 
 def _again(pair: tuple[RecordedMicroBatch, ...], none: tuple[RecordedMicroBatch, ...], index: int) -> Affine:

@@ -4,14 +4,13 @@ If an engine has a workaround, it uses it, and there is no entry here. pyproject
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from search_spaces.capability import Capability, Combination, honoured_by
-from search_spaces.environment import ENVIRONMENT
 from search_spaces.errors import Refusal
 from search_spaces.kernels import FUSED_KERNELS, LIGER, NONE, OFF
-from search_spaces.knob import METHODS, VIRTUAL_TOKENS, Value
+from search_spaces.knob import METHODS, VIRTUAL_TOKENS
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, marks_offloading, marks_recomputation, policies
 from search_spaces.rules.computation import FLOAT8, GRAPHED
 from search_spaces.training.adapters import adapts
@@ -160,12 +159,6 @@ FSDP2 = Capability(
 
 COMMAND = "command"
 """Name of the engine that runs a user's own script."""
-
-
-def command_capability(turned: Mapping[str, tuple[Value, ...] | None]) -> Capability:
-    """Capability of a script's command; `turned`: knob -> the values that its placeholders distinguish; None: all. No other
-    knob reaches the script, except the environment, which it inherits from the rank that starts it."""
-    return Capability(engine=COMMAND, knobs={**turned, ENVIRONMENT: None})
 
 
 _SCHEDULES = ("curriculum_start_length", "random_ltd_start_tokens")

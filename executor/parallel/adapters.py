@@ -43,10 +43,6 @@ def adapted_result(result: Tensor, adapter: LowRank | None, x: Tensor) -> Tensor
     return result if adapter is None else result + adapter(x)
 
 
-WIDENING = "_adapter.up.weight"
-"""Suffix of the name of the matrix that is initialized to zero."""
-
-
 class Bottleneck(nn.Module):
     """Adapter after attention or the MLP, before the residual addition: x + up(gelu(down(x))).
 

@@ -181,7 +181,8 @@ def apply_grouped(experts: Sequence[nn.Module], rows: Tensor, counts: Tensor) ->
 
     def multiply(name: str, x: Tensor) -> Tensor:
         matrices = [expert.get_submodule(name) for expert in experts]
-        product = grouped_linear(x, [_weight(matrix) for matrix in matrices], ends)
+        weights = [_weight(matrix) for matrix in matrices]
+        product: Tensor = _Grouped.apply(x, ends, *weights)  # type: ignore[no-untyped-call]
         biases = [matrix.bias for matrix in matrices if isinstance(matrix.bias, Tensor)]
         if not biases:
             return product
@@ -193,17 +194,13 @@ def apply_grouped(experts: Sequence[nn.Module], rows: Tensor, counts: Tensor) ->
     return result
 
 
-def grouped_linear(x: Tensor, weights: Sequence[Tensor], ends: Tensor) -> Tensor:
+class _Grouped(torch.autograd.Function):
     """Rows `x` [n, inputs] times the transpose of their weight out of `weights`, each [outputs, inputs]: [n, outputs].
 
     `ends` [weights], int32: the end of the rows of each weight. `x` and the weights are saved for backward. The weights are
     stacked anew for each product, unless they already lie at equal distances in one storage.
     """
-    result: Tensor = _Grouped.apply(x, ends, *weights)  # type: ignore[no-untyped-call]
-    return result
 
-
-class _Grouped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ends: Tensor, *weights: Tensor) -> Tensor:
         ctx.save_for_backward(x, ends, *weights)

@@ -1,6 +1,6 @@
 """The process groups of a configuration: one for every mesh dimension along which a rank communicates."""
 
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -41,7 +41,8 @@ class ParallelGroups:
         self._world_size = context.world_size
         self._reusable = context.reusable_groups
         self._own: dict[GroupKey, dist.ProcessGroup | None] = {}
-        self._all: list[tuple[str, ProcessGroup]] = []
+        self.by_dimension: list[tuple[str, ProcessGroup]] = []
+        """Every group with the dimension under which its traffic is reported."""
         self.tensor = self._group(TENSOR, mesh.groups((TENSOR,)))
         self.context = self._group(CONTEXT, mesh.groups((CONTEXT,)))
         self.pipeline = self._group(PIPELINE, mesh.groups((PIPELINE,)))
@@ -71,15 +72,11 @@ class ParallelGroups:
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         """(operation, mesh dimension) -> (count, bytes of the full messages) so far."""
         total: dict[tuple[str, str], tuple[int, int]] = {}
-        for dimension, group in self._all:
+        for dimension, group in self.by_dimension:
             for operation, (count, size) in group.sent.items():
                 before = total.get((operation, dimension), (0, 0))
                 total[operation, dimension] = (before[0] + count, before[1] + size)
         return total
-
-    def by_dimension(self) -> Iterator[tuple[str, ProcessGroup]]:
-        """Every group with the dimension under which its traffic is reported."""
-        yield from self._all
 
     def close(self) -> None:
         """Leave the groups to the next trial, or destroy them; the default group stays. May be called twice."""
@@ -91,7 +88,7 @@ class ParallelGroups:
 
     def _group(self, dimension: str, groups: Sequence[Sequence[int]]) -> ProcessGroup:
         group = ProcessGroup(*self._process_group(dimension, groups), self.clock)
-        self._all.append((dimension, group))
+        self.by_dimension.append((dimension, group))
         return group
 
     def _process_group(self, dimension: str, groups: Sequence[Sequence[int]]) -> tuple[dist.ProcessGroup | None, int, int]:

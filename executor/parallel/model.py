@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from executor.batches import labels_ahead, through_kept
-from executor.parallel.adapters import OUTWARD, WIDENING, Bottleneck, LowRank, Prefix, Prompt, apply_adapter
+from executor.parallel.adapters import OUTWARD, Bottleneck, LowRank, Prefix, Prompt, apply_adapter
 from executor.parallel.attention import Documents, Scores, Sinks, attend_in_documents, documents_in
 from executor.parallel.collectives import ProcessGroup
 from executor.parallel.context import ContextParallel
@@ -541,6 +541,6 @@ def _first_values(name: str, parameter: Tensor, seed: int, split: int | None, te
     shape = [size * tensor.size if dimension == split else size for dimension, size in enumerate(parameter.shape)]
     width = 0 if split is None else parameter.shape[split]
     drawn = draw(name, shape, seed, parameter.dtype, split, tensor.rank * width, width)
-    if name.endswith(("bias", ".sinks.weight", OUTWARD, WIDENING)):
+    if name.endswith(("bias", ".sinks.weight", OUTWARD, "_adapter.up.weight")):
         return replace(drawn, kind=Distribution.ZEROS)
     return replace(drawn, kind=Distribution.ONES) if parameter.dim() == 1 else drawn

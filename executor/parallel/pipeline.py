@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -35,10 +35,6 @@ SCHEDULES: Mapping[str, type[PipelineScheduleSingle] | type[PipelineScheduleMult
     "zbv": ScheduleZBVZeroBubble,
     "dualpipev": ScheduleDualPipeV,
 }
-
-# torch computes the weight gradients of a stage in one backward per group of weights. Each would recompute a checkpointed block
-# with its communication; within a GraphExecGroup they share one recomputation. Older torch does not have it.
-_share_recomputation: Callable[[], AbstractContextManager[object]] = getattr(checkpoint, "GraphExecGroup", nullcontext)
 
 
 class Pipeline:
@@ -210,7 +206,11 @@ class _NotifyingStage(PipelineStage):
             return super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         self._finished_backwards += 1
         self.replica.begin_micro_batch(last=self._finished_backwards == self.micro_batches)
-        with _share_recomputation() if backward_type == "weight" else nullcontext():
+        # torch computes the weight gradients of a stage in one backward per group of weights. Each would recompute a
+        # checkpointed block with its communication; within a GraphExecGroup they share one recomputation. Older torch does not
+        # have it.
+        share_recomputation = getattr(checkpoint, "GraphExecGroup", nullcontext)
+        with share_recomputation() if backward_type == "weight" else nullcontext():
             result = super().backward_maybe_with_nosync(backward_type, bwd_kwargs, last_backward)
         if backward_type == "weight":
             self.replica.gradients_written()

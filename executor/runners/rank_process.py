@@ -342,13 +342,13 @@ PREFIXES = (
     "MIOPEN_", "SLURM_",
 )  # fmt: skip
 """Prefixes of further inherited names: settings of libraries that trials use."""
-_SECRET = re.compile(r"TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH|JWT", re.IGNORECASE)
-"""A name that contains one of these words is not passed for its prefix, only if it is listed by name."""
 
 
 def is_listed(name: str) -> bool:
     """Whether trials inherit a variable of this name."""
-    return name in NAMES or (name.startswith(PREFIXES) and not _SECRET.search(name))
+    # A name that contains one of these words is not passed for its prefix, only if it is listed by name.
+    secret = r"TOKEN(?!IZERS)|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE_?KEY|AUTH|JWT"
+    return name in NAMES or (name.startswith(PREFIXES) and not re.search(secret, name, re.IGNORECASE))
 
 
 def passed_names(environment: Mapping[str, str]) -> list[str]:
@@ -367,15 +367,13 @@ def for_trials(environment: Mapping[str, str]) -> dict[str, str]:
     return listed | passed_variables(environment)
 
 
-_KEPT = ("AUTOTUNE_PASS_ENVIRONMENT", "RAY_", "PG")
-"""Prefixes that stay visible besides: settings of Ray, and of database connections that may be opened meanwhile."""
-
-
 @contextlib.contextmanager
 def hidden_from_children() -> Iterator[None]:
     """Hide all other variables from processes started inside the block, for a library that passes on the whole environment."""
     shown = for_trials(os.environ)
-    hidden = {name: value for name, value in os.environ.items() if name not in shown and not name.startswith(_KEPT)}
+    # Besides, settings of Ray, and of database connections that may be opened meanwhile, stay visible.
+    prefixes = ("AUTOTUNE_PASS_ENVIRONMENT", "RAY_", "PG")
+    hidden = {name: value for name, value in os.environ.items() if name not in shown and not name.startswith(prefixes)}
     for name in hidden:
         del os.environ[name]
     try:

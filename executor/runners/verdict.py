@@ -15,8 +15,6 @@ from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain
 from search_spaces.trial import TrialResult
 
-_OUR_FOLDERS = tuple(str(Path(__file__).resolve().parents[2] / name) + "/" for name in ("executor", "search_spaces"))
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failure:
@@ -78,7 +76,9 @@ def real_traceback(error: BaseException) -> str:
 
 
 def _is_ours(filename: str) -> bool:
-    return filename.startswith((*_OUR_FOLDERS, "<frozen importlib")) or "/importlib/" in filename
+    root = Path(__file__).resolve().parents[2]
+    ours = (f"{root / 'executor'}/", f"{root / 'search_spaces'}/", "<frozen importlib")
+    return filename.startswith(ours) or "/importlib/" in filename
 
 
 def _evidence(error: BaseException, signs: tuple[Sign, ...]) -> Evidence:

@@ -15,8 +15,6 @@ from search_spaces.plain import to_plain
 from search_spaces.trial import Progress, TrialRequest
 
 BEAT_SECONDS = 0.5
-PROGRESS_SECONDS = 0.25
-"""Least seconds between two progress reports: more frequent ones would be unreadable."""
 BUILD = "build"
 
 
@@ -61,7 +59,8 @@ class RankHeartbeat:
         """Record that the trial has reached this phase and step."""
         now = time.monotonic()
         entered = self._note(progress.phase, progress.step, now)
-        if self._reports and (entered or progress.message or now - self._reported >= PROGRESS_SECONDS):
+        # More than one report in 0.25 s would be unreadable.
+        if self._reports and (entered or progress.message or now - self._reported >= 0.25):
             self._reported = now
             self._send({"kind": MessageKind.PROGRESS, "progress": to_plain(progress)})
 

@@ -3,7 +3,7 @@
 import contextlib
 import gc
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -45,15 +45,14 @@ def cores_near(device: torch.device, sysfs: Path = SYSFS) -> frozenset[int]:
     nodes = numa_nodes(sysfs)
     if len(nodes) < 2 or not hasattr(os, "sched_getaffinity"):
         return frozenset()
-    node = node_of_device(_pci_address(device), sysfs) if device.type == "cuda" else _node_of_rank(nodes)
+    if device.type == "cuda":
+        node = node_of_device(_pci_address(device), sysfs)
+    else:
+        rank, ranks = int(os.environ.get("LOCAL_RANK", "0")), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        node = [*nodes][rank * len(nodes) // max(ranks, 1)]
     usable = frozenset(os.sched_getaffinity(0))
     local_cores = nodes.get(-1 if node is None else node, frozenset()) & usable
     return frozenset() if local_cores == usable else local_cores
-
-
-def _node_of_rank(nodes: Mapping[int, frozenset[int]]) -> int:
-    rank, ranks = (int(os.environ.get(name, default)) for name, default in (("LOCAL_RANK", "0"), ("LOCAL_WORLD_SIZE", "1")))
-    return [*nodes][rank * len(nodes) // max(ranks, 1)]
 
 
 def _pci_address(device: torch.device) -> str:

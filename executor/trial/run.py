@@ -278,7 +278,10 @@ def _time_steps(trial: Trial, session: EngineSession, meter: Meter, settled: boo
 def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> TimedSteps:
     most = trial.request.fidelity.max_steps
     while len(meter.seconds) < most and not is_enough(trial, meter.seconds, sum(meter.seconds)):
-        count = _window_steps(trial, meter, most) if _has_windows(meter, session) else 1
+        count = 1
+        if _has_windows(meter, session):  # as many steps as fit into a window, the same on every rank
+            last = [*trial.warm_seconds, *meter.seconds][-1]
+            count = max(1, min(int(WINDOW_SECONDS / last), WINDOW_STEPS, most - len(meter.seconds)))
         if count == 1:
             meter.run(lambda events: _run_step(trial, session, events))
         else:
@@ -288,12 +291,6 @@ def _time_full(trial: Trial, session: EngineSession, meter: Meter) -> TimedSteps
 
 def _has_windows(meter: Meter, session: EngineSession) -> bool:
     return meter.has_clock and session.launches_steps()
-
-
-def _window_steps(trial: Trial, meter: Meter, most: int) -> int:
-    """Return how many steps fit into a window, the same on every rank."""
-    last = [*trial.warm_seconds, *meter.seconds][-1]
-    return max(1, min(int(WINDOW_SECONDS / last), WINDOW_STEPS, most - len(meter.seconds)))
 
 
 def _time_pairs(trial: Trial, session: EngineSession, line: Line) -> TimedSteps | None:

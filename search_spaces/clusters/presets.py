@@ -30,9 +30,7 @@ LOOPBACK_BANDWIDTH = 2e9
 NODE_KEYS = (
     "device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node", "ray_resource"
 )  # fmt: skip
-CLUSTER_KEYS = ("name", "nodes", "devices_per_node", "numa_nodes", "kernel_packages", "link_domain_size", *NODE_KEYS)
-DEVICE_KEYS = ("name", "kind", "memory_bytes", "peak_flops", "memory_bandwidth", "host_link", "source")
-"""The keys of a cluster's file; of its [[nodes]], which also have a count; and of a device's table."""
+"""The keys that both a cluster's file and its [[nodes]] may have."""
 PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
 LEAST = {Quantity.RATE: (1e4, "GB/s"), Quantity.BYTES: (1e6, "GB"), Quantity.FLOPS: (1e7, "TFLOP/s")}
 """A smaller number was written in another unit than bytes, bytes/s or FLOP/s; the unit in which it is usually stated."""
@@ -151,7 +149,8 @@ def read_cluster_file(path: str | Path) -> ClusterSpec:
         raise ClusterFormatError(str(file), other, REMEDY)
     name, nodes = str(table.get("name", file.stem)), table.get("nodes", 1)
     try:
-        _require_known("", table, CLUSTER_KEYS)
+        cluster_keys = ("name", "nodes", "devices_per_node", "numa_nodes", "kernel_packages", "link_domain_size")
+        _require_known("", table, (*cluster_keys, *NODE_KEYS))
         return _mixed(name, table, nodes) if isinstance(nodes, list) else _cluster(name, table, nodes)
     except ClusterFormatError as error:
         raise ClusterFormatError(f"{file}: {error.field}", error.problem, error.remedy) from None
@@ -241,7 +240,8 @@ def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
 
 
 def _device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
-    _require_known("device.", table, DEVICE_KEYS)
+    keys = ("name", "kind", "memory_bytes", "peak_flops", "memory_bandwidth", "host_link", "source")
+    _require_known("device.", table, keys)
     flops = table.get("peak_flops", {})
     if not isinstance(flops, Mapping):
         raise ClusterFormatError("peak_flops", f"{flops!r} is not a table", "write peak_flops = { bf16 = 312e12 }")

@@ -14,10 +14,6 @@ LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 """Launchers whose environment variables are set for a rank's script."""
 PLUGINS = ("", "deepspeed", "fsdp")
 """Accelerate's plugin; empty: plain data parallelism."""
-STARTERS = (*LAUNCHERS, "torch.distributed.run", "torch.distributed.launch", "mpirun", "mpiexec", "srun", "horovodrun")
-"""Programs that start ranks themselves; refused, because the command already runs once per rank."""
-STEP_TIMES = frozenset({"step_seconds", "step_milliseconds", "steps_per_second"})
-"""Pattern groups that report the time of a step, whatever samples it trains."""
 RATES = (
     "samples_per_second", "step_seconds", "step_milliseconds", "steps_per_second", "tokens_per_second",
     "tokens_per_second_per_device",
@@ -120,7 +116,11 @@ class CommandModel:
         words = self.arguments
         good = bool(words) and all(isinstance(word, str) and "\0" not in word for word in words) and bool(words[0])
         _require(good, "arguments", f"{list(words)!r} is not a command", "write it after --, as in -- python train.py")
-        starts = sorted({PurePath(words[0]).name, words[program_at(words) or 0]} & set(STARTERS))
+        # Programs that start ranks themselves are refused, because the command already runs once per rank.
+        starters = {
+            *LAUNCHERS, "torch.distributed.run", "torch.distributed.launch", "mpirun", "mpiexec", "srun", "horovodrun",
+        }  # fmt: skip
+        starts = sorted({PurePath(words[0]).name, words[program_at(words) or 0]} & starters)
         remedy = "leave it and its options out (see --launcher), and begin with python and the script"
         _require(not starts, "arguments", f"{', '.join(starts)} would start its own ranks on each rank", remedy)
 

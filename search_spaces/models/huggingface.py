@@ -275,11 +275,6 @@ def _normed_outputs(keys: ConfigKeys, name: str, family: str, **more: Any) -> Mo
     )  # fmt: skip
 
 
-def _gemma2(keys: ConfigKeys, name: str) -> ModelSpec:
-    windows = _windows(keys, _window(keys, 4096), lambda layer: layer % 2 == 1)
-    return _gemma(keys, name, "gemma2", cap=50.0, output_cap=30.0, **windows)
-
-
 def _gemma3(keys: ConfigKeys, name: str) -> ModelSpec:
     period = keys.size("sliding_window_pattern", default=6)
     windows = _windows(keys, _window(keys, 4096), lambda layer: (layer + 1) % period == 0)
@@ -585,7 +580,9 @@ FAMILIES: dict[str, Callable[[ConfigKeys, str], ModelSpec]] = {
     ),
     "olmo2": lambda keys, name: _normed_outputs(keys, name, "olmo2"),
     "olmo3": _olmo3,
-    "gemma2": _gemma2,
+    "gemma2": lambda keys, name: _gemma(
+        keys, name, "gemma2", cap=50.0, output_cap=30.0, **_windows(keys, _window(keys, 4096), lambda layer: layer % 2 == 1)
+    ),
     "gemma3_text": _gemma3,
     "gpt_oss": _gpt_oss,
     "granite": _granite,

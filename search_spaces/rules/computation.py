@@ -53,17 +53,15 @@ def _attention_kernel(config: TrialConfig, context: SpaceContext) -> str | None:
     precision = "bf16" if config.precision == FLOAT8 else config.precision
     length = context.workload.sequence_length
     window = windowed(model, config).sliding_window if isinstance(model, ModelSpec) else 0
-    masked = 0 < window < length and not (isinstance(model, ModelSpec) and _has_whole_chunks(model, config, length))
+    masked = 0 < window < length
+    if masked and isinstance(model, ModelSpec):
+        divides = config.context_parallel_size > 1 and config.context_parallel_method == "gather"
+        rank_length = length // (2 * config.context_parallel_size) if divides else length
+        # Ranks that attend to whole chunks need no mask.
+        masked = not window_of(model).has_whole_chunks(0, rank_length) or config.prefix_length != 0
     # Grouped heads are no obstacle: the engine repeats keys and values for a kernel that does not support them.
     problem = verdict(kernel, precision, 1, 1, context.cluster.device.kind, masked).problem
     return f"{problem}, which the window of {window} tokens needs" if problem and problem.endswith("mask") else problem
-
-
-def _has_whole_chunks(model: ModelSpec, config: TrialConfig, length: int) -> bool:
-    """Whether ranks attend to whole chunks, which need no mask."""
-    if config.context_parallel_size > 1 and config.context_parallel_method == "gather":
-        length //= 2 * config.context_parallel_size
-    return window_of(model).has_whole_chunks(0, length) and not config.prefix_length
 
 
 def _accumulation_type(config: TrialConfig, _: SpaceContext) -> str | None:
@@ -127,11 +125,6 @@ def kernels_model(config: TrialConfig, context: SpaceContext) -> str | None:
     return f"fused kernels replace operators of our own modules, not those of {context.model.name}"
 
 
-def kernels_package(config: TrialConfig, context: SpaceContext) -> str | None:
-    installed = context.cluster.kernel_packages if context.cluster.device.kind == "cuda" else None
-    return package_problem(config.fused_kernels, installed)
-
-
 def kernels_untested(config: TrialConfig, context: SpaceContext) -> str | None:
     """Liger's loss reads tensor values on the host, which a graph cannot; compilation and padding are untested."""
     if config.fused_kernels == NONE:
@@ -172,7 +165,14 @@ KERNEL_RULES: tuple[Rule, ...] = (
         REMEDIES[DEVICE_RULE],
         lambda config, context: device_problem(config.fused_kernels, context.cluster.device.kind, context.cluster.device.name),
     ),
-    Rule(PACKAGE_RULE, (FUSED_KERNELS,), REMEDIES[PACKAGE_RULE], kernels_package),
+    Rule(
+        PACKAGE_RULE,
+        (FUSED_KERNELS,),
+        REMEDIES[PACKAGE_RULE],
+        lambda config, context: package_problem(
+            config.fused_kernels, context.cluster.kernel_packages if context.cluster.device.kind == "cuda" else None
+        ),
+    ),
     Rule(
         PRECISION_RULE,
         (FUSED_KERNELS, "precision"),

@@ -2,7 +2,6 @@
 DeepSeek-V3, 2.2] and data schedules."""
 
 from search_spaces.capability import Check, Rule, SpaceContext
-from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import METHODS, VIRTUAL_TOKENS
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
@@ -139,24 +138,7 @@ PACKING_RULES: tuple[Rule, ...] = (
 """Rules of combinations with documents and with packing."""
 
 
-def require_documents(context: SpaceContext) -> None:
-    """Refuse documents that no configuration supports.
-
-    Raises:
-        IllegalConfigError: the engine or the model does not support them.
-    """
-    for rule in DOCUMENT_RULES:
-        if (message := rule.check(TrialConfig(), context)) is not None:
-            raise IllegalConfigError(rule.name, message, rule.remedy)
-
-
 WINDOW, MODULES, BIAS = "attention_window", "mtp_layers", "router_bias_update_rate"
-
-
-def _virtual_tokens(config: TrialConfig, context: SpaceContext) -> str | None:
-    if isinstance(context.model, CommandModel):
-        return None
-    return adapters.tokens_problem(config, context.workload.sequence_length)
 
 
 def _router_bias_padding(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -169,16 +151,25 @@ TRAINING_RULES: tuple[Rule, ...] = (
     Rule(
         "adapters",
         (*METHODS, "lora_targets"),
-        adapters.ADAPTERS_REMEDY,
+        "give our own model smaller adapters, or leave these knobs at 0 for a module that brings its own (as PEFT's)",
         lambda config, context: adapters.adapters_problem(config, context.model),
     ),
     Rule(
         "adapters-together",
         METHODS,
-        adapters.TOGETHER_REMEDY,
+        "set one of them, and leave the others at 0",
         lambda config, context: None if isinstance(context.model, CommandModel) else adapters.together_problem(config),
     ),
-    Rule("virtual-tokens", VIRTUAL_TOKENS, adapters.TOKENS_REMEDY, _virtual_tokens),
+    Rule(
+        "virtual-tokens",
+        VIRTUAL_TOKENS,
+        "give fewer virtual tokens, or longer samples",
+        lambda config, context: (
+            None
+            if isinstance(context.model, CommandModel)
+            else adapters.tokens_problem(config, context.workload.sequence_length)
+        ),
+    ),
     Rule(
         "attention-window",
         (WINDOW, "attention_global_tokens"),

@@ -29,9 +29,6 @@ FROZEN_BLOCK = 64
 ROWS, WHOLE = frozenset({"output", "down"}), frozenset({"query_down", "key_value_down"})
 """Matrices whose inputs tensor-parallel ranks divide, and those that each of them holds whole; of the others they divide the
 outputs."""
-ADAPTERS_REMEDY = "give our own model smaller adapters, or leave these knobs at 0 for a module that brings its own (as PEFT's)"
-TOGETHER_REMEDY = "set one of them, and leave the others at 0"
-TOKENS_REMEDY = "give fewer virtual tokens, or longer samples"
 
 
 def adapted(model: Trained, config: TrialConfig) -> Trained:

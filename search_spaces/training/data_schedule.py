@@ -58,11 +58,6 @@ def rows_share(config: TrialConfig, workload: Workload) -> float:
     return sum(lengths) / (len(rows_of(config, workload)) * workload.sequence_length) if lengths else 1.0
 
 
-def mean_flops(model: ModelSpec, workload: Workload) -> float:
-    """Model FLOPs per full-length sample of document tokens; each token attends only to its own document."""
-    return _over_tokens(workload.document_lengths, lambda length: model.flops_per_token(length)) * workload.sequence_length
-
-
 @functools.lru_cache(maxsize=64)
 def attended_tokens(lengths: tuple[int, ...], sequence_length: int, chunk: int = 0) -> float:
     """Mean number of tokens of its own document that a token of a packed row attends to, causality not discounted; the padding
@@ -201,7 +196,8 @@ def flops_per_sample(model: ModelSpec, config: TrialConfig, workload: Workload) 
     `flops_per_token` at the sample's length, less the FLOPs of the tokens that middle layers skip.
     """
     if workload.document_lengths:
-        return mean_flops(model, workload)
+        # Each token attends only to its own document.
+        return _over_tokens(workload.document_lengths, model.flops_per_token) * workload.sequence_length
     if not is_scheduled(config):
         return model.flops_per_token(workload.sequence_length) * workload.sequence_length
     step = workload.schedule_step

@@ -21,7 +21,7 @@ from executor.measurement.trial_report import Trial, rate_of
 from search_spaces.failure import Evidence, FailureTable, Sign
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
-from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, BATCH_PLACEHOLDERS, is_trainer, names_in
+from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, is_trainer, names_in
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 from search_spaces.waiting import waiting_text
 
@@ -236,7 +236,9 @@ def _samples_text(trial: Trial, timed: Facts) -> str:
     command, batch = trial.request.model, trial.request.workload.global_batch_size
     if timed["samples"] is None or timed["samples"] == batch or not isinstance(command, CommandModel):
         return ""
-    if not BATCH_PLACEHOLDERS & set(names_in(command.arguments)):
+    # Placeholders from which a script knows the batch size.
+    batch_placeholders = ACCUMULATION_PLACEHOLDERS | {"micro_batch_size"}
+    if not batch_placeholders & set(names_in(command.arguments)):
         return ""
     if timed["samples"] % batch == 0 and command.pattern is None:
         return ""  # it reports once per several steps

@@ -19,7 +19,6 @@ from executor.engines.deepspeed.package import (
     Traces,
     bucket_tensors,
     follow_gathers,
-    follow_gradients,
     held_tensors,
     is_partitioned,
     load,
@@ -170,7 +169,8 @@ class DeepSpeedSession(EngineSession):
             module, self.data = self._make_module(model, coordinates[PIPELINE])
             self._in_training = in_training(model, module)
             # Before DeepSpeed adds its own hooks, which reduce and free gradients.
-            self._hooks = follow_gradients(module, self._mark_gradient)
+            trained: list[Any] = [value for value in module.parameters() if value.requires_grad]
+            self._hooks = [value.register_post_accumulate_grad_hook(self._mark_gradient) for value in trained]
             with quiet():
                 self.engine = package.initialize(model=module, config=self._settings(model), dist_init_required=False)[0]
         except BaseException:

@@ -157,12 +157,6 @@ def held_tensors(engine: Any, config: TrialConfig, device: torch.device) -> Iter
             yield (tag if value.device.type == device.type else HOST), value
 
 
-def follow_gradients(module: nn.Module, follow: Callable[[Tensor], None]) -> list[RemovableHandle]:
-    """Call `follow` with a parameter whenever a backward has computed its gradient. Returns the handles of the hooks."""
-    trained: list[Any] = [value for value in module.parameters() if value.requires_grad]
-    return [value.register_post_accumulate_grad_hook(follow) for value in trained]
-
-
 def follow_gathers(module: nn.Module, follow: Callable[[Tensor], None]) -> list[RemovableHandle]:
     """Call `follow` with a parameter whenever a forward is about to use it. Call this after DeepSpeed has added its hooks."""
 

@@ -35,9 +35,6 @@ from search_spaces.models.model import Model
 from search_spaces.outcome import Outcome
 from search_spaces.trial import COMPARABLE, NodeEvent, TrialRequest, TrialResult
 
-_NODE_OUTCOMES = (Outcome.FAILED, Outcome.INFEASIBLE, Outcome.LOST, Outcome.TIMEOUT, Outcome.WRONG)
-"""Outcomes that may be caused by a node."""
-
 
 class RayRunner(GangsRunner):
     """Runs trials on a Ray cluster, several side by side if it is larger than a trial, on ranks that stay warm between trials.
@@ -194,8 +191,12 @@ class RayRunner(GangsRunner):
     def _released(self, result: TrialResult) -> TrialResult:
         """Release the gang of a result; return the result, completed by what the pool knows about it."""
         formed = self._formation.give_back(result.attempt)
-        if result.node is None and result.outcome in _NODE_OUTCOMES:
-            result = dataclasses.replace(result, node=_node_of(formed.slots))
+        # A node may be the cause of these outcomes.
+        node_outcomes = (Outcome.FAILED, Outcome.INFEASIBLE, Outcome.LOST, Outcome.TIMEOUT, Outcome.WRONG)
+        if result.node is None and result.outcome in node_outcomes:
+            # The node that is out of reach, or the gang's only node.
+            nodes = {slot.node.name for slot in formed.slots if slot.out_of_reach} or {slot.node.name for slot in formed.slots}
+            result = dataclasses.replace(result, node=nodes.pop() if len(nodes) == 1 else None)
         return _mark_time_shared(result, formed.slots) if self._takes_turns else result
 
     def _note_nodes(self, events: Sequence[NodeEvent]) -> None:
@@ -235,12 +236,6 @@ class RayRunner(GangsRunner):
     def _refuse(self, request: Work, outcome: Outcome, rule: str | None, message: str) -> bool:
         self._pool_events.append(TrialResult(attempt=request.attempt, outcome=outcome, rule=rule, message=message))
         return True
-
-
-def _node_of(slots: Sequence[RankSlot]) -> str | None:
-    """Return the node that caused a gang's failure, if it is known: the one out of reach, or the gang's only node."""
-    nodes = {slot.node.name for slot in slots if slot.out_of_reach} or {slot.node.name for slot in slots}
-    return nodes.pop() if len(nodes) == 1 else None
 
 
 def _mark_time_shared(result: TrialResult, slots: Sequence[RankSlot]) -> TrialResult:
