@@ -173,7 +173,10 @@ def _command(winner: Winner) -> str:
 def _constants(winner: Winner) -> str:
     config, workload, shape = winner.config, winner.workload, winner.shape or SMALL
     stages = split_layers(shape, config, workload.sequence_length)
-    names = _mesh_names(config)
+    # Mesh dimensions, outermost first; data-parallel ranks that share one copy of the states are adjacent.
+    dimensions = {"tensor": ("tensor",), "context": (), "data": ("replicate", "shard"), "pipeline": ("pipeline",)}
+    order = [ABBREVIATIONS[short] for short in reversed(config.rank_order.split("-"))]
+    names = tuple(name for dimension in order for name in dimensions[dimension])
     sizes = {
         "pipeline": config.pipeline_parallel_size, "replicate": state_copies(winner, TARGET.format),
         "shard": winner.data_parallel_size // state_copies(winner, TARGET.format), "tensor": config.tensor_parallel_size,
@@ -206,13 +209,6 @@ def _constants(winner: Winner) -> str:
         "MODEL": _model(shape),
     }
     return "\n".join(f"{name} = {python_text(value)}" for name, value in values.items())
-
-
-def _mesh_names(config: TrialConfig) -> tuple[str, ...]:
-    """Mesh dimensions, outermost first; data-parallel ranks that share one copy of the states are adjacent."""
-    dimensions = {"tensor": ("tensor",), "context": (), "data": ("replicate", "shard"), "pipeline": ("pipeline",)}
-    order = [ABBREVIATIONS[short] for short in reversed(config.rank_order.split("-"))]
-    return tuple(name for dimension in order for name in dimensions[dimension])
 
 
 def _model(shape: ModelSpec) -> dict[str, object]:

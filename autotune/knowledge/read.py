@@ -60,7 +60,8 @@ def read_knowledge(source: str, database: str | None = None) -> Knowledge:
     if "://" in source and not source.startswith("sqlite:"):
         return _downloaded(source)
     if Path(source).is_dir():
-        return _of_logs(logs_of(Path(source)), source)
+        files = (path for path in sorted(Path(source).iterdir()) if path.suffix in (".txt", ".log", ".out") and path.is_file())
+        return _of_logs([path for path in files if has_log(path)], source)
     if Path(source).is_file():
         return _of_file(Path(source), source)
     if "/" in source or source.endswith((".csv", *_STUDIES)):
@@ -182,12 +183,6 @@ def has_log(path: Path) -> bool:
     with path.open(encoding="utf-8", errors="replace") as file:
         beginning = file.read(1 << 20)
     return PREFIX in beginning or SYSTEM in beginning
-
-
-def logs_of(folder: Path) -> list[Path]:
-    """The files of a folder that are MLPerf logs, in order."""
-    files = (path for path in sorted(folder.iterdir()) if path.suffix in (".txt", ".log", ".out") and path.is_file())
-    return [path for path in files if has_log(path)]
 
 
 def read_log(path: Path) -> CsvRecord:

@@ -18,7 +18,6 @@ from autotune.prediction.equations.kernels import product_efficiency
 from autotune.prediction.equations.software import Software
 from search_spaces.clusters.cluster import PCIE_COPIES
 from search_spaces.errors import ModelFormatError
-from search_spaces.models.model import ModelSpec
 
 _NEGATED = r"(?<!no )(?<!not )(?<!without )"
 _RECOMPUTE = re.compile(
@@ -121,9 +120,13 @@ def case_of(row: TableRow) -> Cases:
     model, software = named_model(row), row_software(described(row))
     hardware = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
     assert hardware is not None  # checked by refusal()
-    family = _family(row) if model is None else _Family(gated=model.gated_mlp, tied=model.tied_embeddings)
+    if model is None:
+        shapes = _shapes(row, _family(row))
+    else:
+        adapter, frozen = _adapter(row)
+        shapes = replace(shapes_of(model, row.seq_len or 1), adapter=scalar(adapter), frozen_bytes=scalar(frozen))
     return Cases(
-        shapes=replace(_shapes(row, family) if model is None else _model_shapes(row, model), dropout=software.dropout),
+        shapes=replace(shapes, dropout=software.dropout),
         hardware=_hardware(row, hardware),
         layouts=_layouts(row, software),
         software=replace(software, first_rank=scalar(float("rank 0" in (row.mem_kind or "")))),
@@ -185,12 +188,6 @@ def _shapes(row: TableRow, family: _Family) -> Shapes:
         frozen_bytes=scalar(frozen),
         dropout=scalar(0),
     )
-
-
-def _model_shapes(row: TableRow, model: ModelSpec) -> Shapes:
-    adapter, frozen = _adapter(row)
-    shapes = shapes_of(model, row.seq_len or 1)
-    return replace(shapes, adapter=scalar(adapter), frozen_bytes=scalar(frozen))
 
 
 def _adapter(row: TableRow) -> tuple[float, float]:
