@@ -168,7 +168,6 @@ _SIZES = {
     "vpp": ("INTERLEAVED_PIPELINE", "VPP"), "micro_batch": ("MICRO_BATCH_SIZE", "MBS"),
 }  # fmt: skip
 """Column -> the variables that state it."""
-_ASSIGNED = re.compile(r"^\s*(?:\+\s*)?export\s+([A-Z][A-Z0-9_]*)=(.*?)\s*(?:#.*)?$")
 _NAMED = re.compile(r"_(\d+)x\d+x\d+")
 """Nodes, in the name of a script, before its devices and the samples of a replica."""
 _SOURCED = re.compile(r"^\s*(?:source|\.)\s+.*?/?(config_[A-Za-z0-9_]+\.sh)\s*$")
@@ -335,7 +334,7 @@ def _exports(text: str, folder: Path, depth: int = 0) -> dict[str, str]:
     """Variable -> value, in the order of the lines; scripts of the folder that are sourced are read in their place."""
     variables: dict[str, str] = {}
     for line in text.splitlines():
-        if assigned := _ASSIGNED.match(line):
+        if assigned := re.match(r"^\s*(?:\+\s*)?export\s+([A-Z][A-Z0-9_]*)=(.*?)\s*(?:#.*)?$", line):
             value = assigned[2].strip().strip("\"'")
             default = re.match(r"^\$\{[A-Za-z0-9_]+:?[-=]([^}]*)\}$", value)
             variables[assigned[1]] = default[1] if default else value

@@ -16,7 +16,6 @@ from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Har
 from autotune.prediction.equations.hardware import FP8_GAIN
 from autotune.prediction.equations.kernels import product_efficiency
 from autotune.prediction.equations.software import Software
-from search_spaces.clusters.cluster import PCIE_COPIES
 from search_spaces.errors import ModelFormatError
 
 _NEGATED = r"(?<!no )(?<!not )(?<!without )"
@@ -25,9 +24,6 @@ _RECOMPUTE = re.compile(
     r"|\b(?:activation[ _]checkpointing|re-?comput\w*|act_ckpt)\s*[=:]\s*(?P<after>none|off|full|selective)\b)(?!\s*\+)",
     re.IGNORECASE,
 )
-_CONFIGURES = re.compile(r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile|async ?tp", re.IGNORECASE)
-"""Parts of notes that describe the software; the others may describe the result, which a predictor must not see."""
-HOST_LINK = {"v100": 12e9, "a100": 25e9, "a800": 25e9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,7 +98,10 @@ def described(row: TableRow) -> str:
     """The row's description of its software, and whether its device is recent: software of its time has fused attention."""
     framework = row.framework or ""
     parts = [framework if framework.startswith("engine=") else f"framework={framework}", f"precision={row.precision or ''}"]
-    parts += [*_CONFIGURES.findall(f"{framework}; {row.notes}"), *noted_software(row.notes, row.optimizer)]
+    # Parts of notes that describe the software; the others may describe the result, which a predictor must not see.
+    about_software = r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile|async ?tp"
+    parts += re.findall(about_software, f"{framework}; {row.notes}", re.IGNORECASE)
+    parts += noted_software(row.notes, row.optimizer)
     device = find_device(row.gpu_type or "")
     if device is not None and "fp8" in device[1].peak_flops:
         parts.append("device=recent")  # it multiplies in 8 bits: sold since 2022
@@ -216,6 +215,9 @@ def _hardware(row: TableRow, hardware: RowHardware) -> Hardware:
     gain = 2.1 if "fp4" in precision else FP8_GAIN if "fp8" in precision else 1.0
     if "fp32" in precision and not ("bf16" in precision or "fp16" in precision):
         base = peaks.get("tf32", peaks.get("fp32", base))
+    host_link = hardware.device.host_link
+    if host_link == PCIE_COPIES:
+        host_link = {"v100": 12e9, "a100": 25e9, "a800": 25e9}.get(hardware.family, 50e9)
     return Hardware(
         peak=scalar(base * gain * product_efficiency(hardware.device)),
         bandwidth=scalar(hardware.device.memory_bandwidth or 1e12),
@@ -224,9 +226,7 @@ def _hardware(row: TableRow, hardware: RowHardware) -> Hardware:
         linked_devices=scalar(hardware.devices_per_node),
         intra=scalar(hardware.intra),
         inter=scalar(hardware.inter),
-        host_link=scalar(
-            host_link if (host_link := hardware.device.host_link) != PCIE_COPIES else HOST_LINK.get(hardware.family, 50e9)
-        ),
+        host_link=scalar(host_link),
         host_bandwidth=scalar(300e9),
         scatter_volume=scalar(1.0),
         idle_cost=scalar(1.0),
