@@ -16,6 +16,7 @@ from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Har
 from autotune.prediction.equations.hardware import FP8_GAIN
 from autotune.prediction.equations.kernels import product_efficiency
 from autotune.prediction.equations.software import Software
+from search_spaces.clusters.cluster import PCIE_COPIES
 from search_spaces.errors import ModelFormatError
 
 _NEGATED = r"(?<!no )(?<!not )(?<!without )"

@@ -275,9 +275,9 @@ class FigureSource:
         if self.session is None:
             return f"This version cannot read the job's request: {self._problem}."
         if not self.snapshot.searched:
-            if self.job.state == JobState.QUEUED:
+            if self.job.state is JobState.QUEUED:
                 return "The job waits for a worker: no trial has started."
-            if self.job.state == JobState.RUNNING:
+            if self.job.state is JobState.RUNNING:
                 return "The job has begun: no trial has ended yet."
             return f"No trial has ended: {self.job.message or self.job.state.lower()}."
         return f"There is no {missing}: {trials_text(self.snapshot)}."
