@@ -212,11 +212,6 @@ class Standings:
             )
         return sorted(range(len(self.contenders)), key=lambda index: (-self.means[index], index))
 
-    def is_decidable(self, index: int) -> bool:
-        """Whether the contender can be the answer: it was timed in full before any drift, or confirmed later."""
-        trial = self.contenders[index]
-        return index in self.confirmed or not (is_extrapolated(trial) or self.drift.touches(trial.number))
-
     def rate(self, trial: TrialRecord) -> Interval | None:
         """Samples/s of a search trial's configuration from all of its measurements; None: it has no rate."""
         index = self.places.get(trial.config_hash)
