@@ -20,11 +20,6 @@ from search_spaces.clusters.cluster import PCIE_COPIES
 from search_spaces.errors import ModelFormatError
 
 _NEGATED = r"(?<!no )(?<!not )(?<!without )"
-_RECOMPUTE = re.compile(
-    r"(?:\b(?P<before>none|no|full|selective)\s+(?:activation\s+)?(?:re-?comput\w*|checkpoint\w*)"
-    r"|\b(?:activation[ _]checkpointing|re-?comput\w*|act_ckpt)\s*[=:]\s*(?P<after>none|off|full|selective)\b)(?!\s*\+)",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +60,11 @@ def _recompute(row: TableRow) -> str | None:
 
 def noted_recompute(notes: str) -> str | None:
     """none, selective or full; None: the notes do not state it, or state several."""
-    words = {(match["before"] or match["after"]).lower() for match in _RECOMPUTE.finditer(notes)}
+    pattern = (
+        r"(?:\b(?P<before>none|no|full|selective)\s+(?:activation\s+)?(?:re-?comput\w*|checkpoint\w*)"
+        r"|\b(?:activation[ _]checkpointing|re-?comput\w*|act_ckpt)\s*[=:]\s*(?P<after>none|off|full|selective)\b)(?!\s*\+)"
+    )
+    words = {(match["before"] or match["after"]).lower() for match in re.finditer(pattern, notes, re.IGNORECASE)}
     kinds = {"none" if kind in ("no", "off") else kind for kind in words}
     return kinds.pop() if len(kinds) == 1 else None
 

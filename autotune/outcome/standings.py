@@ -106,10 +106,12 @@ def drift_in(readings: Sequence[Reading], prior: Spread) -> Drift:
     """
     levels: list[list[Reading]] = []
     for reading in readings:
-        if levels and not _has_left(levels[-1], reading, prior):
-            levels[-1].append(reading)
-        else:
+        repeats = [earlier.repeat for earlier in levels[-1]] if levels else []
+        ratio = pooled_spread([repeats], prior).ratio([reading.repeat], repeats, CONFIDENCE) if repeats else None
+        if ratio is None or ratio.low > 1.0 or ratio.high < 1.0:
             levels.append([reading])
+        else:
+            levels[-1].append(reading)
     return Drift(levels=tuple(_level(readings, levels[0]) for readings in levels))
 
 
@@ -135,12 +137,6 @@ def _ran_concurrently(snapshot: JobSnapshot, trial: TrialRecord) -> bool:
         for other in snapshot.trials
         if other.started is not None and other.finished is not None
     )
-
-
-def _has_left(level: Sequence[Reading], reading: Reading, prior: Spread) -> bool:
-    repeats = [earlier.repeat for earlier in level]
-    ratio = pooled_spread([repeats], prior).ratio([reading.repeat], repeats, CONFIDENCE)
-    return ratio.low > 1.0 or ratio.high < 1.0
 
 
 def _level(readings: Sequence[Reading], first: Sequence[Reading]) -> Level:
