@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import io
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,7 +27,7 @@ from autotune.session.resolve import prepare, require_startable, session_of
 from autotune.session.session import Session, with_changes_of
 from autotune.session.trial_requests import make_runner
 from autotune.text.console import Console
-from autotune.text.progress_bar import ProgressBar, shows_progress
+from autotune.text.progress_bar import ProgressBar, in_notebook
 from autotune.text.result import print_result
 from autotune.text.rows import state_word
 from executor.runners.runner import Runner
@@ -166,8 +167,9 @@ def tune(
 
 def _listener(session: Session, listener: LoopListener | None, progress: bool | None) -> LoopListener | None:
     """Return the caller's listener, wrapped in a progress bar if one is shown."""
-    shown = shows_progress(progress) if listener is None or progress is not None else False
-    return ProgressBar(session, listener) if shown else listener
+    if progress is None:  # by default where the output is visible and the caller has no listener
+        progress = listener is None and (in_notebook() or sys.stderr.isatty())
+    return ProgressBar(session, listener) if progress else listener
 
 
 def run_new_job(

@@ -174,7 +174,6 @@ Config = Annotated[
 ]
 
 
-
 def only_database(command: str, database: str | None, remedy: str = "") -> str | None:
     """The option `--db` of a command that needs a database.
 

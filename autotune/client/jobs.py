@@ -27,9 +27,7 @@ class JobCalls:
     _transport: HttpTransport
     _outage_seconds: float
 
-    def submit(
-        self, model: Model | None = None, *, idempotency_key: str | None = None, **fields: Any
-    ) -> Job:
+    def submit(self, model: Model | None = None, *, idempotency_key: str | None = None, **fields: Any) -> Job:
         """Submit a tuning job. It is sent again where the connection breaks, and opens one job however often that happens.
 
         Args:

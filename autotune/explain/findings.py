@@ -274,12 +274,6 @@ def knob_text(
     return "; ".join(parts)
 
 
-def memory_text(least: KnobPoint, peak: float) -> str:
-    """`1.35x the peak with 1`: the peak that the winner avoids."""
-    marked = " (predicted)" if least.trial is None else ""
-    return f"{(least.peak_bytes or 0.0) / peak:.2f}x the peak with {value_text(least.value)}{marked}"
-
-
 def _headline(verdict: KnobVerdict, source: Basis, nearest: KnobPoint | None, other_points: Sequence[KnobPoint]) -> str:
     match verdict:
         case KnobVerdict.NOISE:

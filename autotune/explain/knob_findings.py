@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.explain.evidence import ExplanationEvidence, WinnerOutlook
-from autotune.explain.findings import Basis, FarTrial, KnobFinding, KnobPoint, KnobVerdict, knob_text, memory_text
+from autotune.explain.findings import Basis, FarTrial, KnobFinding, KnobPoint, KnobVerdict, knob_text
 from autotune.objective.ranking import rate
 from autotune.outcome.standings import is_extrapolated
 from autotune.prediction.equations.step import Z90
@@ -12,7 +12,7 @@ from autotune.request.job_fields import Objective
 from autotune.strategies.strategy import UNINFORMATIVE
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.knob import Value
-from search_spaces.knob_values import KNOBS
+from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.outcome import Outcome
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
@@ -65,7 +65,9 @@ def _finding(evidence: ExplanationEvidence, knob: str) -> KnobFinding:
     least = _least_peak(evidence, other_points)
     peak = evidence.winner.result.peak_memory_bytes if evidence.winner.result else None
     if least is not None and least.peak_bytes and peak:
-        text = f"{memory_text(least, peak)}; {text}"
+        # The peak that the winner avoids: `1.35x the peak with 1`.
+        marked = " (predicted)" if least.trial is None else ""
+        text = f"{least.peak_bytes / peak:.2f}x the peak with {value_text(least.value)}{marked}; {text}"
     return KnobFinding(
         knob=knob,
         value=value,
@@ -146,7 +148,15 @@ def curve_of(evidence: ExplanationEvidence, knob: str) -> tuple[KnobPoint, ...]:
     points: dict[Value, KnobPoint] = {}
     unmeasured: dict[Value, TrialConfig] = {}
     for value in values_of(evidence, knob):
-        trial = _most_informative(_trials(evidence, knob, value))
+        informative = [
+            trial
+            for trial in _trials(evidence, knob, value)
+            if trial.outcome in _INFORMATIVE and trial.outcome not in UNINFORMATIVE
+        ]
+        # The trial whose outcome says most: the fastest measured one, if there is one.
+        trial = min(
+            informative, key=lambda trial: (_INFORMATIVE.index(trial.outcome or Outcome.FAILED), -rate(trial)), default=None
+        )
         if value == getattr(evidence.config, knob):
             points[value] = _winner_point(evidence, value)
         elif trial is not None:
@@ -166,12 +176,6 @@ def _trials(evidence: ExplanationEvidence, knob: str, value: Value) -> Sequence[
     config = with_value(evidence, knob, value)
     same = evidence.snapshot.search_trial(config) if config is not None and config != evidence.config else None
     return [*neighbours(evidence, knob, value), *([same] if same is not None else [])]
-
-
-def _most_informative(trials: Sequence[TrialRecord]) -> TrialRecord | None:
-    """Of trials with one value, the most informative one: the fastest measured trial, if there is one."""
-    informative = [trial for trial in trials if trial.outcome in _INFORMATIVE and trial.outcome not in UNINFORMATIVE]
-    return min(informative, key=lambda trial: (_INFORMATIVE.index(trial.outcome or Outcome.FAILED), -rate(trial)), default=None)
 
 
 def _winner_point(evidence: ExplanationEvidence, value: Value) -> KnobPoint:

@@ -36,8 +36,11 @@ def time_use(evidence: ExplanationEvidence) -> TimeUse:
     predicted = None if evidence.question is None else estimates(evidence.question, [evidence.config])[0]
     ranks = evidence.winner.result.ranks if evidence.winner.result else ()
     seconds = evidence.step_seconds
+    # Where the rate's interval reaches down to 0, the upper end is ten times the mean.
+    longest = 10.0 * batch / rate.mean
+    high = min(batch / rate.low, longest) if rate.low > 0 else longest
     return TimeUse(
-        step_seconds=_inverse(rate, batch),
+        step_seconds=Interval(mean=batch / rate.mean, low=batch / rate.high, high=high),
         samples_per_second=rate,
         repeats=evidence.verdict.standings.repeats_of(evidence.winner),
         parts=() if predicted is None else parts_of(predicted, seconds),
@@ -56,13 +59,6 @@ def parts_of(predicted: StepEstimate, measured: float) -> tuple[StepActivity, ..
     # A smaller remainder is a rounding error.
     parts[UNEXPLAINED] = unexplained_seconds if unexplained_seconds > 1e-9 * measured else 0.0
     return tuple(StepActivity(name=name, seconds=seconds, share=seconds / measured) for name, seconds in parts.items())
-
-
-def _inverse(rate: Interval, batch: int) -> Interval:
-    """Seconds per step. Where the rate's interval reaches down to 0, the upper end is ten times the mean."""
-    longest = 10.0 * batch / rate.mean
-    high = min(batch / rate.low, longest) if rate.low > 0 else longest
-    return Interval(mean=batch / rate.mean, low=batch / rate.high, high=high)
 
 
 def _collectives(ranks: tuple[RankMeasurement, ...]) -> tuple[CollectiveCount, ...]:

@@ -77,13 +77,6 @@ def undecided_settings(case: LintCase) -> dict[str, str]:
     return deciders
 
 
-def undecided_text(undecided: Mapping[str, str]) -> str:
-    """Why there is no prediction of a file with these undecided settings."""
-    names = ", ".join(f"{key} ({by})" for key, by in undecided.items())
-    options = "--model, --global-batch-size and --sequence-length state theirs"
-    return f"not predicted: the script decides {names} when it runs; write the values into it ({options})"
-
-
 def undecided_findings(case: LintCase, certain: Iterable[Finding]) -> list[str]:
     """A note about each finding that an undecided setting would remove, because it may state what is missing.
 

@@ -315,8 +315,6 @@ def python_text(value: object, indent: str = "") -> str:
 
 
 _PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
-_SPECIAL = frozenset({"y", "n", "yes", "no", "on", "off", "true", "false", "null"})
-"""Words that YAML does not read as text."""
 
 
 def yaml_text(content: Mapping[str, object]) -> str:
@@ -335,6 +333,8 @@ def _lines(content: Mapping[str, object], indent: str) -> list[str]:
 
 
 def _scalar(value: object) -> str:
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in _SPECIAL:
+    # Words that YAML does not read as text.
+    special = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
+    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in special:
         return value
     return json.dumps(value)

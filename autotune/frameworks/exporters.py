@@ -73,8 +73,6 @@ def exporter(name: str) -> Exporter:
     return EXPORTERS[name]
 
 
-COMPANIONS = ("zero_stage", "tensor_parallel_size", "pipeline_parallel_size", "virtual_stages", "activation_checkpointing")
-"""Knobs that decide whether others matter. A value is tested with each of their values; of degrees, only 1 and one more."""
 MOST_VALUES = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_stages": 2}
 NEEDS = {
     "virtual_stages": ("pipeline_schedule",),
@@ -103,9 +101,11 @@ def expressible(space: SearchSpace, target: str, pinned: frozenset[str] = frozen
     Raises:
         RequestError: the export can express no value of a pinned knob.
     """
+    # Knobs that decide whether others matter. A value is tested with each of their values; of degrees, only 1 and one more.
+    deciding = ("zero_stage", "tensor_parallel_size", "pipeline_parallel_size", "virtual_stages", "activation_checkpointing")
     export, domains = MAKERS[target], dict(space.domains)
     for knob in space.domains.keys() - {"micro_batch_size"}:
-        companions = [*_companions(space, (*COMPANIONS, *NEEDS.get(knob, ())))]
+        companions = [*_companions(space, (*deciding, *NEEDS.get(knob, ())))]
         expressibility = {value: _is_expressible(space, companions, export, knob, value) for value in space.domains[knob]}
         # A value without a tested legal configuration is kept if another value besides the base's is expressible.
         any_expressible = any(expressibility[value] for value in expressibility if value != getattr(space.base, knob))

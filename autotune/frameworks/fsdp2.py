@@ -134,8 +134,6 @@ SCHEDULES = {
     "looped_bfs": "ScheduleLoopedBFS", "interleaved_zero_bubble": "ScheduleInterleavedZeroBubble",
     "zbv": "ScheduleZBVZeroBubble", "dualpipev": "ScheduleDualPipeV",
 }  # fmt: skip
-SAME = ("fsdp2", "ddp")
-"""Our engines that run torch's own implementations."""
 SMALL = ModelSpec(
     name="small", family="llama", num_layers=8, hidden_size=128, num_attention_heads=8, num_key_value_heads=8, head_dim=16,
     ffn_hidden_size=256, vocab_size=512, sequence_length=128,
@@ -151,7 +149,8 @@ def export_torch(winner: Winner) -> Export:
     """
     TARGET.require(winner.config)
     _require_right(winner)
-    notes = remarks(winner, _notes(winner), Checkpoints.DISTRIBUTED, SAME)
+    torch_engines = ("fsdp2", "ddp")  # ours that run torch's own implementations
+    notes = remarks(winner, _notes(winner), Checkpoints.DISTRIBUTED, torch_engines)
     template = (importlib.resources.files("autotune.frameworks") / "templates/torch_train.txt").read_text(encoding="utf-8")
     script = template.replace("{{command}}", _command(winner)).replace("{{constants}}", _constants(winner))
     return Export(text=header(winner, "torch", notes) + script, notes=notes)
@@ -173,7 +172,10 @@ def _command(winner: Winner) -> str:
 def _constants(winner: Winner) -> str:
     config, workload, shape = winner.config, winner.workload, winner.shape or SMALL
     stages = split_layers(shape, config, workload.sequence_length)
-    names = _mesh_names(config)
+    # Mesh dimensions, outermost first; data-parallel ranks that share one copy of the states are adjacent.
+    dimensions = {"tensor": ("tensor",), "context": (), "data": ("replicate", "shard"), "pipeline": ("pipeline",)}
+    order = [ABBREVIATIONS[short] for short in reversed(config.rank_order.split("-"))]
+    names = tuple(name for dimension in order for name in dimensions[dimension])
     sizes = {
         "pipeline": config.pipeline_parallel_size, "replicate": state_copies(winner, TARGET.format),
         "shard": winner.data_parallel_size // state_copies(winner, TARGET.format), "tensor": config.tensor_parallel_size,
@@ -206,13 +208,6 @@ def _constants(winner: Winner) -> str:
         "MODEL": _model(shape),
     }
     return "\n".join(f"{name} = {python_text(value)}" for name, value in values.items())
-
-
-def _mesh_names(config: TrialConfig) -> tuple[str, ...]:
-    """Mesh dimensions, outermost first; data-parallel ranks that share one copy of the states are adjacent."""
-    dimensions = {"tensor": ("tensor",), "context": (), "data": ("replicate", "shard"), "pipeline": ("pipeline",)}
-    order = [ABBREVIATIONS[short] for short in reversed(config.rank_order.split("-"))]
-    return tuple(name for dimension in order for name in dimensions[dimension])
 
 
 def _model(shape: ModelSpec) -> dict[str, object]:

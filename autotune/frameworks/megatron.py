@@ -192,13 +192,15 @@ class _MegatronReading:
     def _pipeline(self, model: ModelSpec | None, ranks: int) -> None:
         key = self.dialect.key
         stage_layers, layout = self.whole("num_layers_per_virtual_pipeline_stage"), self.word("pipeline_model_parallel_layout")
+        # Stages of `Et|(tt|)*30mL`: parts between bars, with repeated groups.
+        repeated = re.sub(r"\(([^()]*)\)\*(\d+)", lambda group: group[1] * int(group[2]), layout)
         counts = {
             "virtual_pipeline_model_parallel_size": self.whole("virtual_pipeline_model_parallel_size"),
             "num_virtual_stages_per_pipeline_rank": self.whole("num_virtual_stages_per_pipeline_rank"),
             "num_layers_per_virtual_pipeline_stage": max(model.num_layers // ranks // stage_layers, 1)
             if stage_layers and model
             else None,
-            "pipeline_model_parallel_layout": max(stages_of_layout(layout) // ranks, 1) if layout else None,
+            "pipeline_model_parallel_layout": max((repeated.count("|") + 1) // ranks, 1) if layout else None,
         }
         name, stages = next(((name, count) for name, count in counts.items() if count), ("", 1))
         if name:
@@ -303,12 +305,6 @@ class _MegatronReading:
             return {}
         dense = (True,) * int(match[1]) + (False,) * int(match[2])
         return {"dense_layers": dense, "dense_ffn_size": ffn}
-
-
-def stages_of_layout(layout: str) -> int:
-    """Stages of `Et|(tt|)*30mL`: parts between bars, with repeated groups."""
-    repeated = re.sub(r"\(([^()]*)\)\*(\d+)", lambda group: group[1] * int(group[2]), layout)
-    return repeated.count("|") + 1
 
 
 def _launched(table: FlatTable) -> int | None:

@@ -17,8 +17,6 @@ from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 QUEUES = f"{ENVIRONMENT}CUDA_DEVICE_MAX_CONNECTIONS"
-BEFORE_BLACKWELL = ("v100", "a100", "h100", "h200", "h800", "h20", "gh200", "l40", "a10", "a40", "t4")
-"""Beginnings of the names of devices of architecture 9 and before."""
 NEAR = 0.94
 """Likeness from which an unknown option is a misspelling of a known one: Megatron-LM has options that are not listed here."""
 UNEVEN = (
@@ -108,7 +106,9 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         divided = case.config.tensor_parallel_size > 1 or case.config.context_parallel_size > 1
         sharded = case.on(fsdp) or case.on(fsdp2)
         cluster = case.around.cluster
-        if cluster is not None and not cluster.device.name.lower().startswith(BEFORE_BLACKWELL):
+        # Beginnings of the names of devices of architecture 9 and before.
+        before_blackwell = ("v100", "a100", "h100", "h200", "h800", "h20", "gh200", "l40", "a10", "a40", "t4")
+        if cluster is not None and not cluster.device.name.lower().startswith(before_blackwell):
             return None
         if not (script and launched and divided) or sharded or case.on("--overlap-moe-expert-parallel-comm"):
             return None

@@ -46,11 +46,6 @@ TRANSFORMERS: Mapping[str, Mapping[str, str]] = {
 """Family -> matrix -> its module name in Transformers; matrices with the same name are fused there."""
 PARAMETERS = frozenset({"experts.gate_up_proj", "experts.down_proj"})
 """Names of parameters of all experts, which are not modules."""
-LOADED = {
-    "nf4": "load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=False",
-    "int8": "load_in_8bit=True",
-}
-"""Value of `frozen_dtype` -> arguments of `transformers.BitsAndBytesConfig`."""
 COMPUTED = {"bf16": "torch.bfloat16", "fp16": "torch.float16", "fp32": "torch.float32", "fp64": "torch.float64"}
 MEGATRON = {
     "query": "linear_q", "key": "linear_k", "value": "linear_v", "output": "linear_proj",
@@ -149,7 +144,11 @@ def _quantised_notes(winner: Winner) -> list[str]:
     scaled = "; bitsandbytes scales 8 bits by the row, not by 64 values, and multiplies in 8 bits" if dtype == "int8" else ""
     if dtype == "int8" and winner.config.zero_stage == 3:
         scaled += ", and frameworks that shard floating-point types alone do not shard them"
-    quantization_config = f"transformers.BitsAndBytesConfig({LOADED[dtype]}{computed}{stored})"
+    loaded = {
+        "nf4": "load_in_4bit=True, bnb_4bit_quant_type='nf4', bnb_4bit_use_double_quant=False",
+        "int8": "load_in_8bit=True",
+    }
+    quantization_config = f"transformers.BitsAndBytesConfig({loaded[dtype]}{computed}{stored})"
     return [f"frozen_dtype={dtype}: give from_pretrained quantization_config={quantization_config}{scaled}"]
 
 

@@ -31,8 +31,6 @@ FRAMEWORKS: Mapping[str, Framework] = {
 }
 FORMATS = tuple(FRAMEWORKS)
 TABLES = (".json", ".yaml", ".yml", ".toml")
-OVERRIDE = re.compile(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.+)", re.DOTALL)
-"""An override of Megatron-Bridge: `model.tensor_model_parallel_size=4`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,7 +210,9 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
     text = read_text(path)
     script = read_options(text)
     settings: dict[str, Any] = script.settings
-    overrides = {override[1]: _override(override[2]) for word in script.words if (override := OVERRIDE.fullmatch(word))}
+    # Overrides of Megatron-Bridge: `model.tensor_model_parallel_size=4`.
+    matches = (re.fullmatch(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.+)", word, re.DOTALL) for word in script.words)
+    overrides = {match[1]: _override(match[2]) for match in matches if match}
     undecided = {key: by for key, by in script.open.items() if not key.startswith("$")}
     for key in [key for key, value in overrides.items() if isinstance(value, str) and "$" in value]:
         undecided[key] = decided_by(overrides.pop(key))

@@ -24,20 +24,17 @@ LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 PROGRAM = re.compile(r".*\.py|torchtitan\.\S+")
 """The word after which options are the program's."""
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|[1-9])(?:\[[@*]\])?(?::?[-=]([^}]{0,1000}))?\}|\$([A-Za-z_]\w*)")
-ARITHMETIC = re.compile(r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)")
 COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
 REFERENCE = re.compile(r"\$(?:\w+|[@*#]|\{[^}\s]*\}?)")
 BRANCH, COMPUTED = "$_BRANCH", "$_COMPUTED"
 """Values that differ between branches, and those of commands and of arithmetic with what is not known."""
 SEPARATOR = re.compile(r"\s(&&|\|\||[;|&])(?=\s|$)|(;)(?=\s|$)")
-REDIRECTION = re.compile(r"\d?[<>].*")
 SLURM: Mapping[str, tuple[str, ...]] = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
     "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",), "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
     "gpus": ("SLURM_GPUS",), "gpus-per-task": ("SLURM_GPUS_PER_TASK",), "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
 }  # fmt: skip
 """Option of sbatch -> the variables of the job that have its value [sbatch(1), output environment variables]."""
-SLURM_LETTERS = {"N": "nodes", "n": "ntasks", "G": "gpus", "c": "cpus-per-task"}
 COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
 }  # fmt: skip
@@ -133,11 +130,12 @@ class _ScriptRun:
     def take_sbatch(self, text: str) -> None:
         """Set the variables that Slurm sets for the `#SBATCH` lines before the first command."""
         values: dict[str, str] = {}
+        long_names = {"N": "nodes", "n": "ntasks", "G": "gpus", "c": "cpus-per-task"}
         for line in text.splitlines():
             if line.strip() and not line.startswith("#"):
                 break
             words = _words(_without_comment(line.removeprefix("#SBATCH"))) if line.startswith("#SBATCH ") else []
-            short = [re.sub(r"^-([NnGc])(?=\d|$)", lambda match: f"--{SLURM_LETTERS[match[1]]}=", word) for word in words]
+            short = [re.sub(r"^-([NnGc])(?=\d|$)", lambda match: f"--{long_names[match[1]]}=", word) for word in words]
             values |= {name: str(value) for name, value in _pairs([word.removesuffix("=") for word in short])}
         for part in values.pop("--export", "").split(","):
             _take_environment(self.script, part, "#SBATCH --export")
@@ -293,7 +291,8 @@ def _either(values: Sequence[str | None]) -> str:
 def _statements(text: str) -> Iterator[tuple[str, list[str]]]:
     """Each statement: `&&` or `||` before it, and its words; an array is one word `NAME=WORD WORD …`."""
     text = "\n".join(map(_without_comment, text.split("\n"))).replace("\\\n", " ")
-    text = ARITHMETIC.sub(lambda match: "@" + re.sub(r"\s|\$|[{}]", "", match[1]) + "@", text)
+    arithmetic = r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)"
+    text = re.sub(arithmetic, lambda match: "@" + re.sub(r"\s|\$|[{}]", "", match[1]) + "@", text)
     text = COMMAND.sub(COMPUTED, text)
     text = re.sub(
         r"(?<!\w)([A-Za-z_]\w*\+?=)\(([^()]*)\)", lambda match: match[1] + shlex.quote(" ".join(_words(match[2]))), text
@@ -436,7 +435,7 @@ def _pairs(words: list[str]) -> Iterator[tuple[str, str | Literal[True]]]:
     """Each option with the text of its value. Variables after a value, and all arguments, are further options, not values."""
     name, values = "", list[str]()
     words = [word for before, word in itertools.pairwise(["", *words])
-             if not REDIRECTION.fullmatch(word) and before not in (">", ">>", "2>", "&>", "<")]  # fmt: skip
+             if not re.fullmatch(r"\d?[<>].*", word) and before not in (">", ">>", "2>", "&>", "<")]  # fmt: skip
     for word in [*words, "--"]:
         if (command := re.fullmatch(r"activation-checkpoint:(\w+)", word)) is not None:  # torchtitan's subcommand
             yield "--activation_checkpoint.mode", command[1]

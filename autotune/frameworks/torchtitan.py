@@ -104,8 +104,6 @@ TARGET = ExportTarget(
         "optimizer": "name it in the param_groups of the OptimizersContainer.Config of your registry function",
     },
 )  # fmt: skip
-REGISTRY = {"llama-3-8b": "llama3_8b", "llama-3-70b": "llama3_70b", "llama-3.1-405b": "llama3_405b"}
-"""Model -> the function with its shape in torchtitan's llama3 registry."""
 DEBUG = "llama3_debugmodel"
 
 
@@ -122,7 +120,9 @@ def export_torchtitan(winner: Winner) -> Export:
 
 
 def _registry(winner: Winner) -> str:
-    return REGISTRY.get(winner.model.name, DEBUG)
+    """The function with the model's shape in torchtitan's llama3 registry."""
+    functions = {"llama-3-8b": "llama3_8b", "llama-3-70b": "llama3_70b", "llama-3.1-405b": "llama3_405b"}
+    return functions.get(winner.model.name, DEBUG)
 
 
 def _overrides(winner: Winner) -> list[str]:

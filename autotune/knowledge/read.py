@@ -60,7 +60,8 @@ def read_knowledge(source: str, database: str | None = None) -> Knowledge:
     if "://" in source and not source.startswith("sqlite:"):
         return _downloaded(source)
     if Path(source).is_dir():
-        return _of_logs(logs_of(Path(source)), source)
+        files = (path for path in sorted(Path(source).iterdir()) if path.suffix in (".txt", ".log", ".out") and path.is_file())
+        return _of_logs([path for path in files if has_log(path)], source)
     if Path(source).is_file():
         return _of_file(Path(source), source)
     if "/" in source or source.endswith((".csv", *_STUDIES)):
@@ -167,7 +168,6 @@ _SIZES = {
     "vpp": ("INTERLEAVED_PIPELINE", "VPP"), "micro_batch": ("MICRO_BATCH_SIZE", "MBS"),
 }  # fmt: skip
 """Column -> the variables that state it."""
-_ASSIGNED = re.compile(r"^\s*(?:\+\s*)?export\s+([A-Z][A-Z0-9_]*)=(.*?)\s*(?:#.*)?$")
 _NAMED = re.compile(r"_(\d+)x\d+x\d+")
 """Nodes, in the name of a script, before its devices and the samples of a replica."""
 _SOURCED = re.compile(r"^\s*(?:source|\.)\s+.*?/?(config_[A-Za-z0-9_]+\.sh)\s*$")
@@ -182,12 +182,6 @@ def has_log(path: Path) -> bool:
     with path.open(encoding="utf-8", errors="replace") as file:
         beginning = file.read(1 << 20)
     return PREFIX in beginning or SYSTEM in beginning
-
-
-def logs_of(folder: Path) -> list[Path]:
-    """The files of a folder that are MLPerf logs, in order."""
-    files = (path for path in sorted(folder.iterdir()) if path.suffix in (".txt", ".log", ".out") and path.is_file())
-    return [path for path in files if has_log(path)]
 
 
 def read_log(path: Path) -> CsvRecord:
@@ -340,7 +334,7 @@ def _exports(text: str, folder: Path, depth: int = 0) -> dict[str, str]:
     """Variable -> value, in the order of the lines; scripts of the folder that are sourced are read in their place."""
     variables: dict[str, str] = {}
     for line in text.splitlines():
-        if assigned := _ASSIGNED.match(line):
+        if assigned := re.match(r"^\s*(?:\+\s*)?export\s+([A-Z][A-Z0-9_]*)=(.*?)\s*(?:#.*)?$", line):
             value = assigned[2].strip().strip("\"'")
             default = re.match(r"^\$\{[A-Za-z0-9_]+:?[-=]([^}]*)\}$", value)
             variables[assigned[1]] = default[1] if default else value

@@ -18,17 +18,8 @@ from autotune.prediction.equations.kernels import product_efficiency
 from autotune.prediction.equations.software import Software
 from search_spaces.clusters.cluster import PCIE_COPIES
 from search_spaces.errors import ModelFormatError
-from search_spaces.models.model import ModelSpec
 
 _NEGATED = r"(?<!no )(?<!not )(?<!without )"
-_RECOMPUTE = re.compile(
-    r"(?:\b(?P<before>none|no|full|selective)\s+(?:activation\s+)?(?:re-?comput\w*|checkpoint\w*)"
-    r"|\b(?:activation[ _]checkpointing|re-?comput\w*|act_ckpt)\s*[=:]\s*(?P<after>none|off|full|selective)\b)(?!\s*\+)",
-    re.IGNORECASE,
-)
-_CONFIGURES = re.compile(r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile|async ?tp", re.IGNORECASE)
-"""Parts of notes that describe the software; the others may describe the result, which a predictor must not see."""
-HOST_LINK = {"v100": 12e9, "a100": 25e9, "a800": 25e9}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +60,11 @@ def _recompute(row: TableRow) -> str | None:
 
 def noted_recompute(notes: str) -> str | None:
     """none, selective or full; None: the notes do not state it, or state several."""
-    words = {(match["before"] or match["after"]).lower() for match in _RECOMPUTE.finditer(notes)}
+    pattern = (
+        r"(?:\b(?P<before>none|no|full|selective)\s+(?:activation\s+)?(?:re-?comput\w*|checkpoint\w*)"
+        r"|\b(?:activation[ _]checkpointing|re-?comput\w*|act_ckpt)\s*[=:]\s*(?P<after>none|off|full|selective)\b)(?!\s*\+)"
+    )
+    words = {(match["before"] or match["after"]).lower() for match in re.finditer(pattern, notes, re.IGNORECASE)}
     kinds = {"none" if kind in ("no", "off") else kind for kind in words}
     return kinds.pop() if len(kinds) == 1 else None
 
@@ -103,7 +98,10 @@ def described(row: TableRow) -> str:
     """The row's description of its software, and whether its device is recent: software of its time has fused attention."""
     framework = row.framework or ""
     parts = [framework if framework.startswith("engine=") else f"framework={framework}", f"precision={row.precision or ''}"]
-    parts += [*_CONFIGURES.findall(f"{framework}; {row.notes}"), *noted_software(row.notes, row.optimizer)]
+    # Parts of notes that describe the software; the others may describe the result, which a predictor must not see.
+    about_software = r"kernel=[^;]*|method=[^;]*|(?<!no )(?:torch\.)?compile|async ?tp"
+    parts += re.findall(about_software, f"{framework}; {row.notes}", re.IGNORECASE)
+    parts += noted_software(row.notes, row.optimizer)
     device = find_device(row.gpu_type or "")
     if device is not None and "fp8" in device[1].peak_flops:
         parts.append("device=recent")  # it multiplies in 8 bits: sold since 2022
@@ -121,9 +119,13 @@ def case_of(row: TableRow) -> Cases:
     model, software = named_model(row), row_software(described(row))
     hardware = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
     assert hardware is not None  # checked by refusal()
-    family = _family(row) if model is None else _Family(gated=model.gated_mlp, tied=model.tied_embeddings)
+    if model is None:
+        shapes = _shapes(row, _family(row))
+    else:
+        adapter, frozen = _adapter(row)
+        shapes = replace(shapes_of(model, row.seq_len or 1), adapter=scalar(adapter), frozen_bytes=scalar(frozen))
     return Cases(
-        shapes=replace(_shapes(row, family) if model is None else _model_shapes(row, model), dropout=software.dropout),
+        shapes=replace(shapes, dropout=software.dropout),
         hardware=_hardware(row, hardware),
         layouts=_layouts(row, software),
         software=replace(software, first_rank=scalar(float("rank 0" in (row.mem_kind or "")))),
@@ -187,12 +189,6 @@ def _shapes(row: TableRow, family: _Family) -> Shapes:
     )
 
 
-def _model_shapes(row: TableRow, model: ModelSpec) -> Shapes:
-    adapter, frozen = _adapter(row)
-    shapes = shapes_of(model, row.seq_len or 1)
-    return replace(shapes, adapter=scalar(adapter), frozen_bytes=scalar(frozen))
-
-
 def _adapter(row: TableRow) -> tuple[float, float]:
     """Trainable parameters per layer and bytes per frozen one; zeros if all is trained.
 
@@ -219,6 +215,9 @@ def _hardware(row: TableRow, hardware: RowHardware) -> Hardware:
     gain = 2.1 if "fp4" in precision else FP8_GAIN if "fp8" in precision else 1.0
     if "fp32" in precision and not ("bf16" in precision or "fp16" in precision):
         base = peaks.get("tf32", peaks.get("fp32", base))
+    host_link = hardware.device.host_link
+    if host_link == PCIE_COPIES:
+        host_link = {"v100": 12e9, "a100": 25e9, "a800": 25e9}.get(hardware.family, 50e9)
     return Hardware(
         peak=scalar(base * gain * product_efficiency(hardware.device)),
         bandwidth=scalar(hardware.device.memory_bandwidth or 1e12),
@@ -227,9 +226,7 @@ def _hardware(row: TableRow, hardware: RowHardware) -> Hardware:
         linked_devices=scalar(hardware.devices_per_node),
         intra=scalar(hardware.intra),
         inter=scalar(hardware.inter),
-        host_link=scalar(
-            host_link if (host_link := hardware.device.host_link) != PCIE_COPIES else HOST_LINK.get(hardware.family, 50e9)
-        ),
+        host_link=scalar(host_link),
         host_bandwidth=scalar(300e9),
         scatter_volume=scalar(1.0),
         idle_cost=scalar(1.0),

@@ -16,17 +16,8 @@ from search_spaces.models.huggingface import model_preset_names, plain_name, res
 from search_spaces.models.model import ModelSpec
 from search_spaces.preset_files import preset_tables
 
-_RACKS = {"gb200": 72, "gb300": 72}
-"""Family -> devices of a link domain, where nothing else is stated."""
 _RATE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([TtGg])(?:(b(?:it)?(?:/s|ps)|bE\b|igabit|\b)|B(?:/s|ps))")
 """400 Gb/s, 400Gbps, 3.2 Tb/s, 400G, 100GbE, or bytes: 50 GB/s."""
-_GENERATION_RATES = {"edr": 12.5e9, "hdr": 25e9, "ndr": 50e9, "xdr": 100e9}
-"""Bytes/s of an InfiniBand port of four lanes, by its generation."""
-_COUNT = re.compile(
-    r"(?<![\w.-])(\d{1,2})\s*(?:[x×*](?!\w)|[x×*](?=\d)|links?\b|ports?\b|rails?\b|NICs?\b|HCAs?\b|cards?\b|Omni-Path)"
-    r"|[x×*]\s*(\d{1,2})(?![\w.])",
-    re.IGNORECASE,
-)
 _WORDS = re.compile(r"[a-z]*\d+[a-z]*|[a-z]+")
 
 _INTRA = {
@@ -91,7 +82,7 @@ def row_hardware(
     link = _PCIE if pcie else _INTRA.get(family, _PCIE)
     node_bandwidth = _rate(inter, per_node) or _INTER.get(family, 50e9 if family in _INTRA else 12.5e9) * per_node
     domain = re.search(r"NVL\s?(\d{2,3})", f"{intra or ''} {gpu_type}", re.IGNORECASE)
-    linked = int(domain[1]) if domain else _RACKS.get(family, per_node)
+    linked = int(domain[1]) if domain else 72 if family in ("gb200", "gb300") else per_node
     return RowHardware(
         device=device, family=family, devices_per_node=linked, intra=link, inter=node_bandwidth / per_node * linked
     )  # fmt: skip
@@ -116,11 +107,18 @@ def _rate(text: str | None, per_node: int) -> float | None:
     if match.re is _RATE:
         link_rate = float(match[1]) * (1e12 if match[2] in "Tt" else 1e9) / (1 if match[3] is None else 8)
     else:
-        link_rate = float(match[2]) * 1e9 / 8 if match[2] else _GENERATION_RATES[match[1].lower()]
+        # Of an InfiniBand port of four lanes, by its generation.
+        generation_rates = {"edr": 12.5e9, "hdr": 25e9, "ndr": 50e9, "xdr": 100e9}
+        link_rate = float(match[2]) * 1e9 / 8 if match[2] else generation_rates[match[1].lower()]
     beside = text[: match.start()] + " " + text[match.end() :]
     if re.search(r"(?:per|/)\s*(?:GPU|device|accelerator)\b", beside, re.IGNORECASE):
         return link_rate * per_node
-    count = _COUNT.search(beside)
+    count = re.search(
+        r"(?<![\w.-])(\d{1,2})\s*(?:[x×*](?!\w)|[x×*](?=\d)|links?\b|ports?\b|rails?\b|NICs?\b|HCAs?\b|cards?\b|Omni-Path)"
+        r"|[x×*]\s*(\d{1,2})(?![\w.])",
+        beside,
+        re.IGNORECASE,
+    )
     return link_rate * int(count[1] or count[2]) if count else link_rate
 
 

@@ -9,11 +9,7 @@ from itertools import islice, pairwise
 
 from autotune.loop.budget import CommonCause, common_cause, pending_layouts, stop_of, time_is_up
 from autotune.loop.confirmation import next_round
-from autotune.loop.environment_stage import (
-    reserved_trials,
-    stage_has_begun,
-    stage_trials,
-)
+from autotune.loop.environment_stage import layout_begun, reserved_trials, stage_trials
 from autotune.loop.trials import PlannedTrial
 from autotune.objective.intervals import Spread
 from autotune.objective.ranking import rate
@@ -137,7 +133,7 @@ def _shortfall(session: Session) -> str:
 def search_is_over(session: Session, snapshot: JobSnapshot) -> bool:
     """Whether the search trials are spent, the search stops early, or the environment stage has begun."""
     reserved = reserved_trials(session, snapshot)
-    in_stage = reserved > 0 and stage_has_begun(session, snapshot)
+    in_stage = reserved > 0 and layout_begun(session, snapshot) is not None
     return in_stage or snapshot.spent + reserved >= session.request.trials or stop_of(session, snapshot) is not None
 
 

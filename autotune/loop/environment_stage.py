@@ -16,11 +16,6 @@ from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
 
-def stage_has_begun(session: Session, snapshot: JobSnapshot) -> bool:
-    """Whether the newest search trial belongs to the stage: the search has ended, unless the budget was extended since."""
-    return _layout_begun(session, snapshot) is not None
-
-
 def reserved_trials(session: Session, snapshot: JobSnapshot) -> int:
     """How many of the request's trials the stage still needs."""
     count = len(session.request.resolved_environments)
@@ -57,7 +52,7 @@ def stage_trials(session: Session, snapshot: JobSnapshot) -> list[PlannedTrial]:
 
 def final_layout(session: Session, snapshot: JobSnapshot) -> TrialConfig | None:
     """The layout that the stage uses: the one it began with, else the best of the search; None: there is none."""
-    if (begun := _layout_begun(session, snapshot)) is not None:
+    if (begun := layout_begun(session, snapshot)) is not None:
         return begun
     standings = standings_of(snapshot, session.ranking, session.prior, session.baselines)
     if standings is None:
@@ -66,7 +61,9 @@ def final_layout(session: Session, snapshot: JobSnapshot) -> TrialConfig | None:
     return next((config for config in ranked if not session.tries_environment(config)), None)
 
 
-def _layout_begun(session: Session, snapshot: JobSnapshot) -> TrialConfig | None:
+def layout_begun(session: Session, snapshot: JobSnapshot) -> TrialConfig | None:
+    """The layout of the newest search trial if that belongs to the stage: the search has ended, unless the budget was extended
+    since."""
     if not session.request.resolved_environments:
         return None
     searched = (trial for trial in reversed(snapshot.trials) if trial.purpose is Purpose.SEARCH)

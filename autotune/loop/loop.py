@@ -12,7 +12,7 @@ from autotune.loop.confirmation import needs_fresh_processes
 from autotune.loop.heartbeats import LEASE_SECONDS, LeaseHeartbeat, OutputWriter
 from autotune.loop.listener import LoopListener, StopSignal, TrackedListener
 from autotune.loop.node_monitor import NodeMonitor
-from autotune.loop.trials import PlannedTrial, Verifying, forecast_of, refusal, retries_of, with_stated_interval
+from autotune.loop.trials import PlannedTrial, Verifying, forecast_of, refusal, with_stated_interval
 from autotune.outcome.job_snapshot import JobSnapshot, SnapshotReader, read_snapshot
 from autotune.outcome.standings import drift_of, measured_baseline
 from autotune.outcome.verdict import JobVerdict, Verdicts, answer_summary
@@ -25,7 +25,7 @@ from executor.failures import failure_table
 from executor.runners.runner import Runner
 from search_spaces.checkpoints import checkpoints
 from search_spaces.models.command import CommandModel
-from search_spaces.outcome import JobState, Outcome
+from search_spaces.outcome import RETRIES, JobState, Outcome
 from search_spaces.trial import LogLines, NodeEvent, Progress, TrialRequest, TrialResult
 from storage.errors import DamagedRowError, JobStateError, StorageError
 from storage.owners import current_owner
@@ -274,7 +274,8 @@ class TuningLoop:
             self._ended.append(trial.number)
 
     def _is_retried(self, trial: TrialRecord, result: TrialResult) -> bool:
-        retries = retries_of(result, self._table)
+        row = self._table.row(result.cause)
+        retries = RETRIES.get(result.outcome, 0) if row is None else row.retries
         if not retries:  # the common case: the attempts need not be read
             return False
         # Each outcome has its own number of retries. Attempts that a killed process left unfinished do not count.

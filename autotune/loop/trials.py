@@ -21,7 +21,7 @@ from autotune.session.session import Session
 from autotune.strategies.guided.prior import Prior
 from search_spaces.failure import FailureTable
 from search_spaces.models.model import FactoryModel, ModelSpec
-from search_spaces.outcome import RETRIES, Outcome, Purpose
+from search_spaces.outcome import Outcome, Purpose
 from search_spaces.plain import from_plain
 from search_spaces.training.states import states_lower_bound_bytes
 from search_spaces.trial import TrialResult
@@ -76,12 +76,6 @@ def with_stated_interval(result: TrialResult, spread: Spread) -> TrialResult:
         return result
     interval = spread.interval(result.samples_per_second.mean, result.within_relative_error)
     return dataclasses.replace(result, samples_per_second=interval)
-
-
-def retries_of(result: TrialResult, table: FailureTable) -> int:
-    """Number of retries after this result: from the failure table if it has a row for the cause, else from the outcome."""
-    row = table.row(result.cause)
-    return RETRIES.get(result.outcome, 0) if row is None else row.retries
 
 
 class Verifying:

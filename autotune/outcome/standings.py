@@ -106,10 +106,12 @@ def drift_in(readings: Sequence[Reading], prior: Spread) -> Drift:
     """
     levels: list[list[Reading]] = []
     for reading in readings:
-        if levels and not _has_left(levels[-1], reading, prior):
-            levels[-1].append(reading)
-        else:
+        repeats = [earlier.repeat for earlier in levels[-1]] if levels else []
+        ratio = pooled_spread([repeats], prior).ratio([reading.repeat], repeats, CONFIDENCE) if repeats else None
+        if ratio is None or ratio.low > 1.0 or ratio.high < 1.0:
             levels.append([reading])
+        else:
+            levels[-1].append(reading)
     return Drift(levels=tuple(_level(readings, levels[0]) for readings in levels))
 
 
@@ -135,12 +137,6 @@ def _ran_concurrently(snapshot: JobSnapshot, trial: TrialRecord) -> bool:
         for other in snapshot.trials
         if other.started is not None and other.finished is not None
     )
-
-
-def _has_left(level: Sequence[Reading], reading: Reading, prior: Spread) -> bool:
-    repeats = [earlier.repeat for earlier in level]
-    ratio = pooled_spread([repeats], prior).ratio([reading.repeat], repeats, CONFIDENCE)
-    return ratio.low > 1.0 or ratio.high < 1.0
 
 
 def _level(readings: Sequence[Reading], first: Sequence[Reading]) -> Level:
@@ -211,11 +207,6 @@ class Standings:
                 range(len(self.contenders)), key=lambda index: (peak_bytes(self.contenders[index]), -self.means[index])
             )
         return sorted(range(len(self.contenders)), key=lambda index: (-self.means[index], index))
-
-    def is_decidable(self, index: int) -> bool:
-        """Whether the contender can be the answer: it was timed in full before any drift, or confirmed later."""
-        trial = self.contenders[index]
-        return index in self.confirmed or not (is_extrapolated(trial) or self.drift.touches(trial.number))
 
     def rate(self, trial: TrialRecord) -> Interval | None:
         """Samples/s of a search trial's configuration from all of its measurements; None: it has no rate."""

@@ -7,7 +7,7 @@ from typing import Any
 from autotune.objective.intervals import Spread
 from autotune.objective.ranking import Ranking, peak_bytes
 from autotune.outcome.job_snapshot import JobSnapshot
-from autotune.outcome.standings import Standings, standings_of, unresolved_trials
+from autotune.outcome.standings import Standings, is_extrapolated, standings_of, unresolved_trials
 from autotune.request.job_fields import Objective
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.outcome import Outcome, Purpose
@@ -172,8 +172,12 @@ class Verdicts:
 
 
 def candidates_of(standings: Standings) -> list[int]:
-    """Indices of the contenders that can be the answer now."""
-    places = [index for index in range(len(standings.contenders)) if standings.is_decidable(index)]
+    """Indices of the contenders that can be the answer now: timed in full before any drift, or confirmed later."""
+    places = [
+        index
+        for index, trial in enumerate(standings.contenders)
+        if index in standings.confirmed or not (is_extrapolated(trial) or standings.drift.touches(trial.number))
+    ]
     begun = [index for index in places if index in standings.confirmed and not is_baseline(standings, index)]
     if begun:
         places = [index for index in places if index in standings.confirmed or is_baseline(standings, index)]

@@ -140,9 +140,11 @@ def verify(document: dict[str, Any], session: Session, best: Translation, runner
         elif repeat is not None:
             theirs.append(repeat)
     gain = session.prior.ratio(mine, theirs) if baseline is not None and theirs else None
+    promised = (document.get("baseline") or {}).get("gain")
+    promised_gain = _interval(promised) if promised and promised.get("of") == "samples_per_second" else None
     return Verification(
         engine=session.request.engine, promised=_interval(document["best"]["measured"]["samples_per_second"]),
-        delivered=session.prior.combined(mine), promised_gain=_promised_gain(document), delivered_gain=gain,
+        delivered=session.prior.combined(mine), promised_gain=promised_gain, delivered_gain=gain,
         left_out=best.left_out, message=why if gain is None else "",
     )  # fmt: skip
 
@@ -195,11 +197,6 @@ def _measured(result: TrialResult) -> Repeat:
         problem = f"the best configuration ends {result.outcome.value} there: {result.message}"
         raise RequestError("engine", problem, "sweep with --engine of the target instead")
     return repeat
-
-
-def _promised_gain(document: dict[str, Any]) -> Interval | None:
-    gain = (document.get("baseline") or {}).get("gain")
-    return _interval(gain) if gain and gain.get("of") == "samples_per_second" else None
 
 
 def _interval(plain: dict[str, Any]) -> Interval:

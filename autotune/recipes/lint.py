@@ -14,7 +14,6 @@ from autotune.frameworks.check import (
     smallest_change,
     undecided_findings,
     undecided_settings,
-    undecided_text,
     written,
 )
 from autotune.frameworks.deepspeed_checks import version_of
@@ -71,9 +70,13 @@ def lint(recipe: Written, around: Surroundings) -> Linted:
     findings = [_with_fix(case, finding) for finding in certain]
     present: StepEstimate | str = "not predicted, because the configuration does not run"
     if not any(finding.effect in STOPS for finding in findings):
-        undecided = undecided_settings(case)
-        present = undecided_text(undecided) if undecided else outlook(case)
-        findings += [] if undecided else beyond_links(case)
+        if undecided := undecided_settings(case):
+            names = ", ".join(f"{key} ({by})" for key, by in undecided.items())
+            options = "--model, --global-batch-size and --sequence-length state theirs"
+            present = f"not predicted: the script decides {names} when it runs; write the values into it ({options})"
+        else:
+            present = outlook(case)
+            findings += beyond_links(case)
         if isinstance(present, StepEstimate):
             findings += fit(case, present)
     case = dataclasses.replace(case, imported=case.imported.noted(*undecided_findings(case, certain)))

@@ -29,7 +29,6 @@ LEAST: Mapping[str, Value] = {
     "reduce_dtype": "bf16",
 }  # fmt: skip
 """Values with which a configuration needs least memory, of knobs that a file may leave to the program that trains."""
-STATED_BY = {"sequence_length": "--sequence-length", "global_batch_size": "--global-batch-size"}
 GIB = 2**30
 LEVERS = (
     "activation_checkpointing", "micro_batch_size", "zero_stage", "tensor_parallel_size", "pipeline_parallel_size",
@@ -143,9 +142,9 @@ def assumptions(case: LintCase) -> list[str]:
         name: getattr(question, name)
         for name, stated_value in (("sequence_length", case.tokens), ("global_batch_size", case.batch)) if stated_value is None
     }  # fmt: skip
-    lines = []
+    lines, options = [], {"sequence_length": "--sequence-length", "global_batch_size": "--global-batch-size"}
     for name, value in {**case.assumed, **sizes}.items():
-        by = STATED_BY.get(name) or case.imported.keys.get(name) or next(iter(case.framework.write(case, name, value)), "")
+        by = options.get(name) or case.imported.keys.get(name) or next(iter(case.framework.write(case, name, value)), "")
         lines.append(f"{name}={value_text(value)}{f' ({by})' if by else ''}")
     return lines
 

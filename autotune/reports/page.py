@@ -29,11 +29,6 @@ MOST_ROWS = 150
 PROGRAM, CHARTS = "report.mjs", "vendor/echarts.mjs"
 """The module of the page that draws the figures of a file, and the chart library, which only figures of trials need."""
 STYLES = ("style.css", "style/parts.css", "style/tables.css", "style/charts.css")
-_IMPORT = re.compile(r'^import \{([^}]*)\} from "([^"]+)";', re.MULTILINE)
-_LATE_IMPORT = re.compile(r'\bimport\("([^"]+)"\)')
-_IMPORTED = re.compile(r'(?:^import \{[^}]*\} from |\bimport\()"([^"]+)"', re.MULTILINE)
-_EXPORT = re.compile(r"^export (?:async function|function|const|class) (\w+)", re.MULTILINE)
-_EXPORT_WORD = re.compile(r"^export (?=async |function |const |class )", re.MULTILINE)
 _EXPORTS = re.compile(r"\bexport ?\{([^}]*)\};")
 
 
@@ -85,7 +80,7 @@ def _program(has_charts: bool) -> str:
         if path in linked or (path == CHARTS and not has_charts):
             return
         text = _page_file(path)
-        for name in _IMPORTED.findall(text):
+        for name in re.findall(r'(?:^import \{[^}]*\} from |\bimport\()"([^"]+)"', text, re.MULTILINE):
             link(_resolved(path, name))
         linked[path] = _as_function(path, text)
 
@@ -95,12 +90,18 @@ def _program(has_charts: bool) -> str:
 
 def _as_function(path: str, text: str) -> str:
     """A call of a function that runs the module and returns its exports. Imports and exports are by name."""
-    text = _IMPORT.sub(lambda m: f'const {{{m[1].replace(" as ", ": ")}}} = modules["{_resolved(path, m[2])}"];', text)
-    text = _LATE_IMPORT.sub(lambda m: f'Promise.resolve(modules["{_resolved(path, m[1])}"])', text)
-    names = _EXPORT.findall(text)
+    text = re.sub(
+        r'^import \{([^}]*)\} from "([^"]+)";',
+        lambda m: f'const {{{m[1].replace(" as ", ": ")}}} = modules["{_resolved(path, m[2])}"];',
+        text,
+        flags=re.MULTILINE,
+    )
+    text = re.sub(r'\bimport\("([^"]+)"\)', lambda m: f'Promise.resolve(modules["{_resolved(path, m[1])}"])', text)
+    names = re.findall(r"^export (?:async function|function|const|class) (\w+)", text, re.MULTILINE)
     # A vendored module lists its exports at its end: `export{a as render};`
     names += [": ".join(reversed(pair.split(" as "))) for pairs in _EXPORTS.findall(text) for pair in pairs.split(",")]
-    body = _EXPORTS.sub("", _EXPORT_WORD.sub("", text))
+    unmarked = re.sub(r"^export (?=async |function |const |class )", "", text, flags=re.MULTILINE)
+    body = _EXPORTS.sub("", unmarked)
     return f'modules["{path}"] = (() => {{\n"use strict";\n{body}\nreturn {{ {", ".join(names)} }};\n}})();'
 
 

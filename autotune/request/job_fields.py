@@ -375,17 +375,13 @@ class JobFields(Asked):
         helps=(("form", f"{', '.join(TRACKERS)}: they get a run for each trial."),),
     )
     """Experiment trackers to which the process that runs the job writes, with its own environment variables."""
-    command: Any = request_field(
-        None, "Your own training script: everything after --.", Panel.SCRIPT, commands=()
-    )
+    command: Any = request_field(None, "Your own training script: everything after --.", Panel.SCRIPT, commands=())
     """The user's own training script (engine `command`); None: another engine trains `model`."""
     python_path: tuple[str, ...] = request_field(
         (), "Folders that ranks prepend to `sys.path`.", Panel.TRAINING, commands=(), service=False
     )
     """Folders that the ranks prepend to `sys.path` before they import a factory."""
-    fidelity: Any = request_field(
-        None, "Duration and precision of measurements.", Panel.TRIALS, commands=(), service=False
-    )
+    fidelity: Any = request_field(None, "Duration and precision of measurements.", Panel.TRIALS, commands=(), service=False)
     stop_at_first: bool = request_field(
         False, "End the search at the first trial that may win.", Panel.SEARCH, commands=(), service=False
     )

@@ -136,24 +136,21 @@ def _rendered(session: Session, command: CommandModel, config: TrialConfig, form
         return text
     content = json.loads(text)
     if is_trainer(command):
-        content = _with_own_optimizer(content) | _FILLED_IN
+        # Values that a Trainer takes from its arguments: it refuses to start if the file has others.
+        content = _with_own_optimizer(content) | {
+            "train_batch_size": "auto",
+            "train_micro_batch_size_per_gpu": "auto",
+            "gradient_accumulation_steps": "auto",
+            "gradient_clipping": "auto",
+            "bf16": {"enabled": "auto"},
+            "fp16": {"enabled": "auto"},
+        }
     elif command.plugin == "deepspeed":
         content = _with_own_optimizer(content)
     elif session.cluster.device.kind == "cpu" and content["optimizer"]["type"] == "AdamW" and not offloads_a_part(config):
         # DeepSpeed's own AdamW takes a minute to compile at first use, and needs a compiler. Only partial offload requires it.
         content["optimizer"]["params"]["torch_adam"] = True
     return json.dumps(content, indent=2) + "\n"
-
-
-_FILLED_IN: dict[str, Any] = {
-    "train_batch_size": "auto",
-    "train_micro_batch_size_per_gpu": "auto",
-    "gradient_accumulation_steps": "auto",
-    "gradient_clipping": "auto",
-    "bf16": {"enabled": "auto"},
-    "fp16": {"enabled": "auto"},
-}
-"""Values that a Trainer takes from its arguments: it refuses to start if the file has others."""
 
 
 def _with_own_optimizer(content: Mapping[str, Any]) -> dict[str, Any]:

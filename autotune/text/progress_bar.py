@@ -119,8 +119,3 @@ def in_notebook() -> bool:
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     return hasattr(shell, "kernel")
-
-
-def shows_progress(preference: bool | None) -> bool:
-    """Whether to show a progress bar: as asked, else if the output is visible."""
-    return preference if preference is not None else in_notebook() or sys.stderr.isatty()

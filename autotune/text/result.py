@@ -92,18 +92,15 @@ def _decision_text(decision: dict[str, Any]) -> str:
 def _probability_text(decision: dict[str, Any]) -> str:
     share = decision["probability_best"]
     if unresolved := decision.get("unresolved"):
-        return (
-            f"unknown, since trials failed for another reason than their speed: {', '.join(map(_unresolved_text, unresolved))}"
-        )
+        trials = []
+        for trial in unresolved:
+            rate = trial["rate"]
+            measured = "" if rate is None else f" ({number_text(rate['mean'])} samples/s when it ran, then an error)"
+            trials.append(f"trial {trial['trial']}{measured}")
+        return f"unknown, since trials failed for another reason than their speed: {', '.join(trials)}"
     if share is None:
         return "unknown, because nothing else was measured"
     return "> 99.9 %" if share > 0.999 else f"{100 * share:.3g} %"
-
-
-def _unresolved_text(trial: dict[str, Any]) -> str:
-    rate = trial["rate"]
-    measured = "" if rate is None else f" ({number_text(rate['mean'])} samples/s when it ran, then an error)"
-    return f"trial {trial['trial']}{measured}"
 
 
 def _spent_text(spent: dict[str, Any]) -> str:

@@ -26,7 +26,12 @@ class MlflowTracker(Tracker):
         logging.getLogger("mlflow").setLevel(logging.WARNING)
         self._job = job
         self._client = MlflowClient()
-        self._experiment = os.environ.get("MLFLOW_EXPERIMENT_ID") or self._experiment_id()
+        self._experiment = os.environ.get("MLFLOW_EXPERIMENT_ID", "")
+        if not self._experiment:
+            name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "autotune")
+            experiment = self._client.get_experiment_by_name(name)
+            experiment_id = experiment.experiment_id if experiment is not None else self._client.create_experiment(name)
+            self._experiment = str(experiment_id)
         runs = self._runs(f"tags.`{JOB}` = '{job.id}'")
         job_runs = [run.info.run_id for run in runs if TRIAL not in run.data.tags]
         self._recorded = set()
@@ -71,11 +76,6 @@ class MlflowTracker(Tracker):
         now = _milliseconds(datetime.now().astimezone())
         self._log(self._own, [Metric(name, value, now, 0) for name, value in summary.figures.items()])
         self._end(self._own, summary.state == "FAILED", None)
-
-    def _experiment_id(self) -> str:
-        name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "autotune")
-        experiment = self._client.get_experiment_by_name(name)
-        return str(experiment.experiment_id if experiment is not None else self._client.create_experiment(name))
 
     def _runs(self, query: str) -> list[Any]:
         runs: list[Any] = []

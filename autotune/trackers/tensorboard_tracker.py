@@ -40,6 +40,7 @@ class TensorboardTracker(Tracker):
 
     def log_trial(self, trial: TrackedTrial) -> None:
         status = Status.STATUS_FAILURE if trial.is_error else Status.STATUS_SUCCESS
+        end = SessionEndInfo(status=status, end_time_secs=trial.finished.timestamp())
         events = [
             _session_start({**self._job.config, **trial.config}, trial.started),
             *(_scalar(name, value, 0, trial.finished) for name, value in trial.figures.items()),
@@ -49,7 +50,7 @@ class TensorboardTracker(Tracker):
                 for step, value in enumerate(values)
             ),
             _text("outcome", f"{trial.outcome} ({trial.purpose}) {trial.message}", trial.finished),
-            _session_end(status, trial.finished),
+            _of_session(SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=end), trial.finished),
         ]
         self._write(f"trial-{trial.number:04d}", events)
 
@@ -89,11 +90,6 @@ def _session_start(config: Mapping[str, Value], time: datetime) -> Any:
         kind = "bool_value" if isinstance(value, bool) else "string_value" if isinstance(value, str) else "number_value"
         setattr(info.hparams[name], kind, value)
     return _of_session(SESSION_START_INFO_TAG, HParamsPluginData(session_start_info=info), time)
-
-
-def _session_end(status: Any, time: datetime) -> Any:
-    info = SessionEndInfo(status=status, end_time_secs=time.timestamp())
-    return _of_session(SESSION_END_INFO_TAG, HParamsPluginData(session_end_info=info), time)
 
 
 def _of_session(tag: str, data: Any, time: datetime) -> Any:

@@ -67,12 +67,16 @@ def _layer(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
         label="scores", depth=3, kind="layer", count=spec.num_layers, parameters=0, flops_per_token=products
     )  # fmt: skip
     norms = spec.num_layers * (spec.layer_norms * _norm(spec) + spec.head_norm_parameters)
-    adapters = [_adapters(spec)] if spec.lora_rank else []
+    # Low-rank adapters, which are trained. Their parameters do not count as the model's.
+    adapters = ModulePart(
+        label="adapters", depth=2, kind="layer", count=spec.num_layers, parameters=0,
+        flops_per_token=6.0 * spec.adapter_parameters,
+    )  # fmt: skip
     mlp = _mlp(spec)
     return [
         _sum("attention", 2, "layer", spec.num_layers, [*attention, scores]), *attention, scores,
         _sum("mlp", 2, "layer", spec.num_layers, mlp), *mlp,
-        _part(spec, "norms", 2, "layer", norms, norms), *adapters,
+        _part(spec, "norms", 2, "layer", norms, norms), *([adapters] if spec.lora_rank else []),
     ]  # fmt: skip
 
 
@@ -117,12 +121,6 @@ def _end(spec: ModelSpec) -> list[ModulePart]:
     size = spec.vocab_size * (spec.embedding_size or spec.hidden_size)
     label = "tied output projection" if spec.tied_embeddings else "output projection"
     return [*parts, _part(spec, label, 1, "head", 0 if spec.tied_embeddings else size, size)]
-
-
-def _adapters(spec: ModelSpec) -> ModulePart:
-    """Low-rank adapters, which are trained. Their parameters do not count as the model's."""
-    flops = 6.0 * spec.adapter_parameters
-    return ModulePart(label="adapters", depth=2, kind="layer", count=spec.num_layers, parameters=0, flops_per_token=flops)
 
 
 def _part(spec: ModelSpec, label: str, depth: int, kind: str, parameters: int, multiplied: int) -> ModulePart:

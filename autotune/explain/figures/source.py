@@ -275,11 +275,9 @@ class FigureSource:
         if self.session is None:
             return f"This version cannot read the job's request: {self._problem}."
         if not self.snapshot.searched:
-            return _WITHOUT_TRIALS.get(self.job.state, f"No trial has ended: {self.job.message or self.job.state.lower()}.")
+            if self.job.state is JobState.QUEUED:
+                return "The job waits for a worker: no trial has started."
+            if self.job.state is JobState.RUNNING:
+                return "The job has begun: no trial has ended yet."
+            return f"No trial has ended: {self.job.message or self.job.state.lower()}."
         return f"There is no {missing}: {trials_text(self.snapshot)}."
-
-
-_WITHOUT_TRIALS = {
-    JobState.QUEUED: "The job waits for a worker: no trial has started.",
-    JobState.RUNNING: "The job has begun: no trial has ended yet.",
-}

@@ -71,12 +71,6 @@ def _blocks(model: FactoryModel | CommandModel) -> int:
     return model.pipeline_stages if model.profile is None else len(model.profile.block_names)
 
 
-def module_shapes(shapes: Shapes, model: FactoryModel) -> Shapes:
-    """The shapes of `transformer_of(model)` with as many layers as the module has blocks; what is frozen is in the profile."""
-    blocks = max(_blocks(model), 1)
-    return dataclasses.replace(shapes, layers=scalar(blocks), frozen_bytes=scalar(0.0), vocabulary=scalar(0.0))
-
-
 def predictable(model: Model, space: SearchSpace) -> ModelSpec | FactoryModel | None:
     """The model if the equations know it: by its shape, or by its profile in all precisions of the space; else None."""
     if isinstance(model, ModelSpec):
@@ -155,8 +149,15 @@ def engine_software(model: ModelSpec | FactoryModel, engine: str, attention: set
 def shapes_of(model: ModelSpec | FactoryModel, sequence_length: int) -> Shapes:
     """The shape of a model that is trained on samples of so many tokens."""
     if isinstance(model, FactoryModel):
-        return module_shapes(shapes_of(transformer_of(model, sequence_length), sequence_length), model)
+        # With as many layers as the module has blocks; what is frozen is in the profile.
+        shapes = shapes_of(transformer_of(model, sequence_length), sequence_length)
+        blocks = max(_blocks(model), 1)
+        return dataclasses.replace(shapes, layers=scalar(blocks), frozen_bytes=scalar(0.0), vocabulary=scalar(0.0))
     by_liger = replaced(LIGER, model, tensor_parallel_size=1)
+    # Rows that go to experts for each token: its choices, or every place of experts with a capacity, empty ones too.
+    rows_per_token: float = model.experts_per_token
+    if model.capacity_factor:
+        rows_per_token = model.num_experts * model.expert_capacity(sequence_length) / sequence_length
     return Shapes(
         layers=scalar(model.num_layers),
         hidden=scalar(model.hidden_size),
@@ -171,7 +172,7 @@ def shapes_of(model: ModelSpec | FactoryModel, sequence_length: int) -> Shapes:
         window=scalar(mean_keys_read(model, sequence_length)),
         tied=scalar(float(model.tied_embeddings)),
         experts=scalar(model.num_experts),
-        experts_per_token=scalar(_rows_per_token(model, sequence_length)),
+        experts_per_token=scalar(rows_per_token),
         expert_share=scalar(model.expert_layers / model.num_layers if model.num_experts else 1.0),
         dense_ffn=scalar(model.dense_ffn_size),
         shared_ffn=scalar(model.shared_expert_size),
@@ -216,13 +217,6 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
         return np.array([meaning(getattr(config, name)) for config in configs], dtype=np.float64)
 
     return layouts_from(numbers, global_batch_size, world_size)
-
-
-def _rows_per_token(model: ModelSpec, sequence_length: int) -> float:
-    """Rows that go to experts for each token: its choices, or every place of experts with a capacity, empty ones too."""
-    if not model.capacity_factor:
-        return model.experts_per_token
-    return model.num_experts * model.expert_capacity(sequence_length) / sequence_length
 
 
 MASTER = 4.0

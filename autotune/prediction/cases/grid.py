@@ -116,8 +116,10 @@ class ConfigGrid:
         self._space, self._builder = space, RowBuilder(space)
         self.values = self._builder.values
         """For each knob of SEARCH_ORDER, its domain, and other values that occur."""
-        self.on_side = free_knobs(space)
-        """The knobs of the second axis."""
+        groups = groups_of(space.lattice, [depth for depth in DEPTHS if varies(space, depth)])
+        largest = max(groups, key=lambda group: _size(space, group), default=frozenset())
+        self.on_side = frozenset(SEARCH_ORDER[depth] for group in groups for depth in group if group is not largest)
+        """The knobs of the second axis: no rule or condition ties them to the largest group of interdependent knobs."""
         side = {SEARCH_ORDER.index(name) for name in self.on_side}
         # The depths whose rules and conditions read knobs of the second axis.
         judged = {depth for depth in DEPTHS if side & {depth, *space.lattice.reads(depth)}}
@@ -262,13 +264,6 @@ def joined(parts: Sequence[KnobRows]) -> KnobRows:
         wide = [np.broadcast_to(piece, part.count) for piece, part in zip(pieces, parts, strict=True)]
         columns.append(pieces[0] if same else np.concatenate(wide))
     return KnobRows(tuple(columns), sum(part.count for part in parts))
-
-
-def free_knobs(space: SearchSpace) -> frozenset[str]:
-    """The knobs that no rule or condition ties to the largest group of interdependent knobs."""
-    groups = groups_of(space.lattice, [depth for depth in DEPTHS if varies(space, depth)])
-    largest = max(groups, key=lambda group: _size(space, group), default=frozenset())
-    return frozenset(SEARCH_ORDER[depth] for group in groups for depth in group if group is not largest)
 
 
 def varies(space: SearchSpace, depth: int) -> bool:

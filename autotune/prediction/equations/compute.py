@@ -131,7 +131,10 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     embedding = 2 * 3 * rank_tokens(cases) * cases.shapes.hidden * layouts.parameter_bytes / cases.hardware.bandwidth
     modules = cases.shapes.modules
     if np.any(modules > 0):
-        head = head + modules * (head + layer + embedding + _joining(cases, rates) * (1 + rates.backward_ratio))
+        # A module for multi-token prediction projects its two inputs: all tokens on each tensor rank, or its share of them.
+        rows, hidden = rank_tokens(cases) / np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0), cases.shapes.hidden
+        joining = _product(cases, rates, rows, 2 * hidden, hidden)
+        head = head + modules * (head + layer + embedding + joining * (1 + rates.backward_ratio))
     return MicroBatchSeconds(
         layer=layer, layer_communication=communication, head=head, head_communication=modules * communication,
         embedding=embedding,
@@ -147,13 +150,6 @@ def _launches_of_experts(cases: Cases) -> Array:
     local_experts = np.maximum(shapes.experts / layouts.expert, 1.0)
     added = np.where(apart, SEPARATE_EXPERTS + local_experts * SEPARATE_EXPERT, GROUPED_EXPERTS)
     return np.where(shapes.experts > 0, shapes.expert_share * added, 0.0)
-
-
-def _joining(cases: Cases, rates: Coefficients) -> Array:
-    """Seconds in which a module for multi-token prediction projects its two inputs: all tokens on each tensor rank, or its
-    share of them."""
-    rows = rank_tokens(cases) / np.where(cases.layouts.sequence_parallel > 0, cases.layouts.tensor, 1.0)
-    return _product(cases, rates, rows, 2 * cases.shapes.hidden, cases.shapes.hidden)
 
 
 def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer: Array) -> Array:

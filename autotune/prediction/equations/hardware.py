@@ -25,6 +25,12 @@ def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
     peak = _peak(device, precision)
     if precision == "fp8":
         peak = min(peak, device.peak_flops.get("bf16", peak) * FP8_GAIN)
+    idle_cost = 1.0
+    if device.kind == "cpu":
+        # If `sharing` ranks share a core, then while a pipeline fills and drains half of its ranks idle on average, and the
+        # others run min(sharing, 2) times as fast as when all run: half of that time is computation of the rank itself.
+        sharing = max(cluster.devices_per_node / cluster.cores_per_node, 1.0)
+        idle_cost = max(2.0 / sharing - 1.0, 0.0)
     return Hardware(
         peak=scalar(peak * product_efficiency(device)),
         bandwidth=scalar(device.memory_bandwidth or peak / 100),
@@ -38,7 +44,7 @@ def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
         host_bandwidth=scalar(max(cluster.cores_per_node * 2.5e9, 2e10)),
         # gloo's reduce-scatter is an all-reduce of which a part is kept: 1.00 of the message on 2 ranks, 1.50 on 4 (counted).
         scatter_volume=scalar(2.0 if device.kind == "cpu" else 1.0),
-        idle_cost=scalar(_idle_cost(cluster) if device.kind == "cpu" else 1.0),
+        idle_cost=scalar(idle_cost),
     )
 
 
@@ -51,14 +57,6 @@ def _peak(device: DeviceSpec, precision: str) -> float:
     fastest = max(peaks.values(), default=1e14)
     # Where fp32 has no stated peak: on the presets' devices the fastest products are 2 to 16 times as fast.
     return peaks.get(precision) or peaks.get("fp32") or (fastest / 8.0 if precision == "fp32" else fastest)
-
-
-def _idle_cost(cluster: ClusterSpec) -> float:
-    """If `k` ranks share a core, then while a pipeline fills and drains half of its ranks idle on average, and the others run
-    min(k, 2) times as fast as when all run: half of that time is computation of the rank itself.
-    """
-    sharing = max(cluster.devices_per_node / cluster.cores_per_node, 1.0)
-    return max(2.0 / sharing - 1.0, 0.0)
 
 
 def devices_of(cluster: ClusterSpec, precision: str) -> tuple[Hardware, ...]:

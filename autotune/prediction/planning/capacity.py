@@ -196,13 +196,14 @@ class ShardingLevels:
             if name not in self._pins
         }
         free = {name: values for name, values in choices.items() if values}
-        return [self._settled(dict(zip(free, values, strict=True))) for values in itertools.product(*free.values())]
-
-    def _settled(self, savings: dict[str, Value]) -> dict[str, Value]:
-        """The savings, without compiled blocks if they are incompatible with these."""
-        config = self._base.replace(savings)
-        compiled = settled(config, self._context(config), self._pins).compile_blocks
-        return savings if compiled == config.compile_blocks else {**savings, "compile_blocks": compiled}
+        combinations: list[dict[str, Value]] = []
+        for values in itertools.product(*free.values()):
+            savings = dict(zip(free, values, strict=True))
+            config = self._base.replace(savings)
+            # Without compiled blocks if they are incompatible with these.
+            compiled = settled(config, self._context(config), self._pins).compile_blocks
+            combinations.append(savings if compiled == config.compile_blocks else {**savings, "compile_blocks": compiled})
+        return combinations
 
     def _context(self, config: TrialConfig) -> SpaceContext:
         question = self._question

@@ -93,13 +93,6 @@ class Menu:
     """Whether each rank's optimizer state may be offloaded individually."""
 
 
-def too_many(layers: int, ranks: int, virtual: int, menu: Menu) -> bool:
-    """Whether a pipeline has more choices than `MOST`: they grow with the square of the layers."""
-    most = layers - virtual * (ranks - 1)
-    again = sum(1 for policy in menu.policies if policy != "none")
-    return ranks * (most * (most + 1) // 2 * again + most) * (2 if menu.offloads else 1) > MOST
-
-
 def options_of(
     cases: Cases, rates: Coefficients, ends: Sequence[PipelineEnd], least: int, menu: Menu, limits: MemoryLimits
 ) -> Options:
@@ -217,7 +210,11 @@ def solved(question: Question, config: TrialConfig, limits: MemoryLimits, menu: 
     if ranks == 1 or ranks * virtual > question.shape.num_layers:
         return None
     menu = menu or Menu()
-    if too_many(question.shape.num_layers, ranks, virtual, menu):
+    most_layers = question.shape.num_layers - virtual * (ranks - 1)
+    recomputing = sum(1 for policy in menu.policies if policy != "none")
+    # The choices of a rank grow with the square of the layers.
+    choices = most_layers * (most_layers + 1) // 2 * recomputing + most_layers
+    if ranks * choices * (2 if menu.offloads else 1) > MOST:
         return None
     plain: dict[str, Value] = {"pipeline_layout": "", "activation_checkpointing": "none", "checkpoint_every_k": 1}
     config = config.replace(plain | ({"offload_optimizer": "none"} if menu.offloads else {}))

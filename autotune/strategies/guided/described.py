@@ -191,20 +191,16 @@ def no_observations(described: Described) -> Observations:
 def observe(trials: Sequence[TrialRecord], described: Described, value: Value, score: Score) -> Observations:
     """Results of these informative trials; `described`: their configurations, in the same order."""
     ran = np.array([trial.outcome in RAN for trial in trials], dtype=bool)
+    measured = [value(trial) if trial.outcome in RAN else 0.0 for trial in trials]
     return Observations(
         described=described,
-        log_rate=np.array([_log_value(trial, value) for trial in trials], dtype=np.float64),
+        log_rate=np.array([np.log(figure) if figure > 0 else np.nan for figure in measured], dtype=np.float64),
         noise=np.array([noise_of(trial) for trial in trials], dtype=np.float64),
         ran=ran,
         out_of_memory=np.array([trial.outcome is Outcome.INFEASIBLE for trial in trials], dtype=bool),
         peak=np.array([_peak(trial) for trial in trials], dtype=np.float64),
         wins=np.array([score(trial) is not None for trial in trials], dtype=bool),
     )
-
-
-def _log_value(trial: TrialRecord, value: Value) -> float:
-    measured = value(trial) if trial.outcome in RAN else 0.0
-    return float(np.log(measured)) if measured > 0 else float("nan")
 
 
 def noise_of(trial: TrialRecord) -> float:

@@ -7,6 +7,7 @@ the fewest changed settings is the better guess, and easier to read.
 In a second stage, knobs that only split communication and the loss are tuned around the best configuration.
 """
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -29,7 +30,6 @@ from autotune.strategies.guided.strategy import trial_seconds
 from autotune.strategies.strategy import Candidates
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.errors import SpaceTooLargeError
-from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
@@ -321,12 +321,8 @@ def penalties(space: SearchSpace, numbers: Numbers, count: int) -> Array:
     settings = np.zeros(count)
     for name, values in space.domains.items():
         if len(values) > 1:
-            settings += numbers(name, partial(_departs, getattr(space.base, name)))
+            settings += numbers(name, partial(operator.ne, getattr(space.base, name)))
     return PENALTY * settings
-
-
-def _departs(base: Value, value: Value) -> float:
-    return float(value != base)
 
 
 def moves(space: SearchSpace, best: TrialConfig, parts: Mapping[str, float], measured: float) -> Sequence[TrialConfig]:

@@ -162,19 +162,13 @@ class Surrogate:
 
     def _fitted(self, kernel: _SurrogateKernel, covariance: Array, errors: Array) -> _Fit:
         inverse, weights, left_out = fit_process(covariance, self._noise, errors, ROUNDS)
-        return _Fit(kernel=kernel, inverse=inverse, weights=weights, likelihood=_likelihood(left_out, inverse) - _cost(kernel))
-
-
-def _likelihood(left_out: Array, inverse: Array) -> float:
-    """Sum of the log-probabilities of each trial given all others, Student t with three degrees of freedom."""
-    variance = 1 / np.diag(inverse)
-    return float((-2 * np.log1p(left_out**2 / (3 * variance)) - 0.5 * np.log(variance)).sum())
-
-
-def _cost(kernel: _SurrogateKernel) -> float:
-    """Negative log prior of the sizes: 2 for each doubling or halving of the residual's size, and for a wrong slope. A few
-    trials overrule the usual ones, a single trial does not."""
-    return 2.0 * (abs(math.log2(kernel.size / USUAL_SIZE)) + (kernel.slope != SLOPES[0]))
+        # The sum of the log-probabilities of each trial given all others, Student t with three degrees of freedom.
+        variance = 1 / np.diag(inverse)
+        likelihood = float((-2 * np.log1p(left_out**2 / (3 * variance)) - 0.5 * np.log(variance)).sum())
+        # Negative log prior of the sizes: 2 for each doubling or halving of the residual's size, and for a wrong slope. A few
+        # trials overrule the usual ones, a single trial does not.
+        cost = 2.0 * (abs(math.log2(kernel.size / USUAL_SIZE)) + (kernel.slope != SLOPES[0]))
+        return _Fit(kernel=kernel, inverse=inverse, weights=weights, likelihood=likelihood - cost)
 
 
 def _kernels() -> list[_SurrogateKernel]:
