@@ -65,7 +65,7 @@ class JobFigures:
             return StepParts(trial=number, step_seconds=seconds, parts=(), note=self._source.unpredicted)
         (predicted,) = estimates(self._question, [trial.config])
         parts = tuple(StepPart(name=part.name, seconds=part.seconds, share=part.share) for part in parts_of(predicted, seconds))
-        return StepParts(trial=number, step_seconds=seconds, parts=parts, note=f"by {self._question.rests_on}")
+        return StepParts(trial=number, step_seconds=seconds, parts=parts, note=f"by {self._question.calibration_source}")
 
     def differences(self, number: int, other: int) -> Differences:
         """The knobs in which trial `other` differs from trial `number`, with the predicted effect of each.
@@ -83,7 +83,7 @@ class JobFigures:
             measured_speed=rates[1] / rates[0] if all(rates) else None,
             total=total,
             knobs=knobs,
-            note=self._source.unpredicted if question is None else f"by {question.rests_on}",
+            note=self._source.unpredicted if question is None else f"by {question.calibration_source}",
         )
 
     def _trial(self, number: int) -> TrialRecord:

@@ -151,7 +151,7 @@ def _shown(question: Question) -> dict[str, Any]:
         "global_batch_size": question.global_batch_size,
         "sequence_length": question.sequence_length,
         "assumed": question.assumed,
-        "rests_on": question.rests_on,
+        "calibration_source": question.calibration_source,
     }
 
 
@@ -189,7 +189,7 @@ def estimate_draft(body: JobSubmission, settings: Settings, store: Store) -> Est
         trial_seconds=_range(expectation.trial_seconds),
         seconds=_range(expectation.seconds),
         device_hours=_range(expectation.seconds, hours),
-        rests_on=expectation.rests_on,
+        calibration_source=expectation.calibration_source,
         note=expectation.note,
     )
 

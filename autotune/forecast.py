@@ -52,9 +52,9 @@ class InitialForecaster:
         self._question = question
 
     @property
-    def rests_on(self) -> str:
+    def calibration_source(self) -> str:
         """The data behind the predictions, in words."""
-        return self._question.rests_on
+        return self._question.calibration_source
 
     def of(self, configs: Sequence[TrialConfig]) -> list[InitialForecast]:
         """Return the prediction for each configuration, in order."""
@@ -81,7 +81,7 @@ def initial_forecaster_of(store: "Store", job_id: str, session: Session) -> Init
     stored_prior = store.jobs.prior(job_id)
     prior = from_plain(Prior, stored_prior) if stored_prior is not None else _prior(store, question)
     return InitialForecaster(
-        dataclasses.replace(question, coefficients=prior.rates, lessons=prior.lessons, rests_on=prior.source)
+        dataclasses.replace(question, coefficients=prior.rates, residuals=prior.residuals, calibration_source=prior.source)
     )
 
 
@@ -135,7 +135,7 @@ class JobExpectation:
     steps."""
     seconds: tuple[float, float] | None
     """Seconds of the whole job: search, controls, confirmations and the start of its ranks."""
-    rests_on: str
+    calibration_source: str
     """The data behind the predictions, in words; empty: there are no predictions."""
     note: str
     """Why predictions, or that of the best, are missing; empty: none is."""
@@ -154,7 +154,9 @@ def expected(session: Session, store: "Store", bounds: Bounds) -> JobExpectation
     question = question_of_session(session)
     if question is None:
         note = f"{unknown_model(session.model)}: nothing is predicted before the first trial"
-        return JobExpectation(trials=trials, baseline=None, best=None, trial_seconds=None, seconds=None, rests_on="", note=note)
+        return JobExpectation(
+            trials=trials, baseline=None, best=None, trial_seconds=None, seconds=None, calibration_source="", note=note
+        )
     borrowed = learned_of(request.knowledge, store, session.cluster, request.engine)
     question = asked_here(store, _narrowed(question, session), borrowed)
     (baseline,) = estimates(question, session.baselines[:1])
@@ -167,7 +169,7 @@ def expected(session: Session, store: "Store", bounds: Bounds) -> JobExpectation
         best=best,
         trial_seconds=trial_seconds,
         seconds=job_seconds(request, session.world_size, trial_seconds),
-        rests_on=question.rests_on,
+        calibration_source=question.calibration_source,
         note=note,
     )
 

@@ -19,7 +19,7 @@ export class Points {
   /** What was found so far, as `VerdictView` of the service has it; null: nothing may win yet. */
   best = null;
   /** What predictions rest on, in words; null: nothing is predicted. */
-  restsOn = null;
+  calibrationSource = null;
   secondsLeft = null;
   /** @type {{name: string, unit: string, values: any[], codes: number[]}[]} that are searched, or have several values */
   knobs = [];
@@ -49,7 +49,7 @@ export class Points {
       version: answer.version, size: next.columns.number.length, epoch: Date.parse(answer.epoch), objective: answer.objective,
       estimates: new Map((answer.best?.standings ?? []).map(({ trial, rate }) => [trial, rate])),
       limit: answer.limit_bytes, capacity: answer.capacity_bytes, front: answer.front, best: answer.best,
-      restsOn: answer.rests_on, secondsLeft: answer.seconds_left, constants: answer.constants,
+      calibrationSource: answer.calibration_source, secondsLeft: answer.seconds_left, constants: answer.constants,
       words: Object.fromEntries(Object.entries(WORDS).map(([column, list]) => [column, answer[list]])),
     });
   }

@@ -46,8 +46,9 @@ def print_capacity(result: Capacity, console: Console) -> None:
     print_line("")
     console.print(_table(result), highlight=False)
     print_line(
-        f"  predicted by {result.question.rests_on}; nothing was run. Fits: with a probability of {result.probability:.0%} "
-        "or more, and with gradients summed over micro-batches; what is lacking includes the margin for that probability",
+        f"  predicted by {result.question.calibration_source}; nothing was run. Fits: with a probability of "
+        f"{result.probability:.0%} or more, and with gradients summed over micro-batches; what is lacking includes the margin "
+        "for that probability",
         "dim",
     )
 

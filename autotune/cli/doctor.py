@@ -46,8 +46,8 @@ class CheckedItem:
     """What to do if it is not good."""
 
     def document(self) -> dict[str, Any]:
-        """As an element of `doctor --json`, where the result's key is `told`."""
-        return {"name": self.name, "good": self.good, "told": self.text, "remedy": self.remedy}
+        """As an element of `doctor --json`, by its fields."""
+        return {"name": self.name, "good": self.good, "text": self.text, "remedy": self.remedy}
 
 
 PACKAGES = ("api", "autotune", "executor", "search_spaces", "storage")

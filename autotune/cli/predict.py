@@ -103,5 +103,5 @@ def question_document(question: Question) -> Mapping[str, Any]:
         "global_batch_size": question.global_batch_size,
         "sequence_length": question.sequence_length,
         "assumed": list(question.assumed),
-        "rests_on": question.rests_on,
+        "calibration_source": question.calibration_source,
     }

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 class Forecast:
     """Rates and memory of one job's configurations, predicted after its trials, for any objective of the job.
 
-    Lessons from other jobs are used only if the prior has them: the job's own trials contain the same information, and more.
+    Residuals of other jobs are used only if the prior has them: the job's own trials contain the same information, and more.
     """
 
     def __init__(self, session: Session, snapshot: JobSnapshot, prior: Prior) -> None:
@@ -132,7 +132,7 @@ class WinnerOutlook(Forecast):
     """
 
     def __init__(self, evidence: ExplanationEvidence, question: Question) -> None:
-        super().__init__(evidence.session, evidence.snapshot, Prior(rates=question.rates, source=question.rests_on))
+        super().__init__(evidence.session, evidence.snapshot, Prior(rates=question.rates, source=question.calibration_source))
         self._own = float(self.surrogate.mean(self.describe([evidence.config]))[0])
 
     def log_speedups(self, described: Described) -> tuple[Array, Array]:

@@ -63,7 +63,7 @@ def explain_evidence(evidence: ExplanationEvidence) -> Explanation:
         baseline=baseline_of(evidence),
         gain=verdict.gain,
         tie=verdict.tie,
-        rests_on=evidence.question.rests_on if evidence.question else "",
+        calibration_source=evidence.question.calibration_source if evidence.question else "",
         time=time_use(evidence),
         memory=memory_use(evidence),
         knobs=knob_findings(evidence),

@@ -238,7 +238,7 @@ class Explanation:
     """Best relative to the baseline, as in best-config.json."""
     tie: bool
     """Whether the measurements do not separate the winner from the runner-up."""
-    rests_on: str
+    calibration_source: str
     """In words, the source of the equations' coefficients; empty: nothing is predicted."""
     time: TimeUse
     memory: MemoryUse | None

@@ -14,7 +14,7 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients, names, rates_for
 from autotune.prediction.equations.step import seconds_of
-from autotune.prediction.fitting.residuals import MOST_LESSONS
+from autotune.prediction.fitting.residuals import MOST_RESIDUALS
 from autotune.prediction.fitting.trial_fit import Runs, fitted
 from autotune.prediction.planning.calibrated import Borrowed
 from search_spaces.clusters.cluster import ClusterSpec
@@ -87,7 +87,7 @@ def thinned(measurements: Sequence[Measurement], most: int) -> list[Measurement]
 
 
 def _timed(measurements: Sequence[Measurement]) -> list[Measurement]:
-    return thinned([measurement for measurement in measurements if _seconds(measurement) is not None], MOST_LESSONS)
+    return thinned([measurement for measurement in measurements if _seconds(measurement) is not None], MOST_RESIDUALS)
 
 
 def _seconds(measurement: Measurement) -> float | None:

@@ -51,7 +51,7 @@ class Section:
 
 def sections_of(explanation: Explanation) -> list[Section]:
     """All sections, in reading order."""
-    sections = [_time(explanation.time, explanation.rests_on)]
+    sections = [_time(explanation.time, explanation.calibration_source)]
     if explanation.memory is not None:
         sections.append(_memory(explanation.memory))
     sections.append(Section(title="What each knob contributes", content=tuple(_knobs(explanation.knobs))))
@@ -91,7 +91,7 @@ def config_text(config: TrialConfig) -> str:
     return " ".join(f"{name}={value_text(getattr(config, name))}" for name in shown)
 
 
-def _time(time: TimeUse, rests_on: str) -> Section:
+def _time(time: TimeUse, calibration_source: str) -> Section:
     step = time.step_seconds
     rate = f"{rate_text(time.samples_per_second)} samples/s, {time.repeats} repeat{'s' * (time.repeats != 1)}"
     content: list[str | SectionTable] = [
@@ -109,7 +109,7 @@ def _time(time: TimeUse, rests_on: str) -> Section:
         band = time.predicted_seconds
         content.append(
             f"predicted: {seconds_text(band.mean)} [{seconds_text(band.low)}, {seconds_text(band.high)}]; "
-            f"measured is {time.measured_over_predicted:.3g}x that; by {rests_on}"
+            f"measured is {time.measured_over_predicted:.3g}x that; by {calibration_source}"
         )
     if time.measured_over_predicted is not None and time.measured_over_predicted < 1:
         content.append("the equations predict more than was measured: all parts are scaled down")

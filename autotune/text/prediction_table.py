@@ -55,7 +55,7 @@ def print_estimate(question: Question, estimate: StepEstimate, console: Console,
     if estimate.host_memory_bytes:
         host = question.cluster.host_memory_bytes
         say(f"  and {bytes_text(estimate.host_memory_bytes)} of the {bytes_text(host)} of a node's main memory")
-    say(f"\npredicted by {question.rests_on}", "dim")
+    say(f"\npredicted by {question.calibration_source}", "dim")
     if stages:
         say("\nmemory of each pipeline rank", "bold")
         console.print(_stage_table(estimate))

@@ -138,7 +138,7 @@ class Plans:
     """Tokens per sample."""
     assumed: tuple[str, ...]
     """What nobody stated and was assumed, in words with the option that states it."""
-    rests_on: str
+    calibration_source: str
     """The source of the predictions, in words."""
     space: str
     """Name of the space."""

@@ -110,7 +110,7 @@ class Prediction:
     """Tokens per sample."""
     assumed: tuple[str, ...]
     """What nobody stated and was assumed, in words with the option that states it."""
-    rests_on: str
+    calibration_source: str
     """The source of the prediction, in words: shipped coefficients, or measurements of the cluster."""
     config: Mapping[str, Any]
     """Knob -> value, in canonical form."""
@@ -179,7 +179,7 @@ class Estimate:
     they are not predicted."""
     device_hours: Range | None
     """`seconds` in hours, times the ranks. None: they are not predicted."""
-    rests_on: str
+    calibration_source: str
     """The source of the predictions, in words. Empty: there are no predictions."""
     note: str
     """Why predictions are missing. Empty: everything is predicted."""

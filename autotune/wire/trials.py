@@ -151,7 +151,7 @@ class Points:
     """Memory limit of a rank. None: it is not known."""
     capacity_bytes: int | None
     """The limit less the headroom. A configuration that needs more cannot win. None: the limit is not known."""
-    rests_on: str | None
+    calibration_source: str | None
     """The source of the predictions, in words. None: there are no predictions for this model."""
     seconds_left: float | None
     """Upper estimate from the job's pace, with controls and confirmations. None: the job has ended, or no trial has."""

@@ -15,7 +15,7 @@ def main() -> None:
     with open_store(request["database"]) as store:
         question = asked_here(store, question_of(request["size"]))
     predicted = prediction(question, [TrialConfig().replace(config) for config in request["configs"]])
-    json.dump({"source": question.rests_on, "predicted": predicted}, sys.stdout)
+    json.dump({"source": question.calibration_source, "predicted": predicted}, sys.stdout)
 
 
 if __name__ == "__main__":

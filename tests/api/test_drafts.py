@@ -33,7 +33,7 @@ def test_what_a_job_may_find_and_cost(refusing: TestClient) -> None:
     best, baseline = found["best"]["predicted"], found["baseline"]["predicted"]
     assert found["gain"] == pytest.approx(best["samples_per_second"]["mean"] / baseline["samples_per_second"]["mean"])
     assert found["gain"] > 1
-    assert found["rests_on"].startswith("shipped coefficients")
+    assert found["calibration_source"].startswith("shipped coefficients")
     assert found["trials"] == 20 + 2 + 9, "the search, two controls, three rounds of three"
     assert 0 < found["trial_seconds"]["low"] <= found["trial_seconds"]["high"]
     assert found["seconds"]["high"] == pytest.approx(31 * found["trial_seconds"]["high"] + 2 * START_SECONDS)

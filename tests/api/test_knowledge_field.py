@@ -42,8 +42,10 @@ def test_predictions_and_plans_learn_from_measurements(refusing: TestClient) -> 
         predicted = refusing.post("/v1/predictions", json=asked | field)
         planned = refusing.post("/v1/plans", json=asked | field | {"space": "zero", "top": 1})
         assert (predicted.status_code, planned.status_code) == (200, 200), predicted.text + planned.text
-        assert predicted.json()["rests_on"] == planned.json()["rests_on"]
-        assert ("measurements of 1 source by others (1 on the same devices)" in predicted.json()["rests_on"]) == bool(field)
+        assert predicted.json()["calibration_source"] == planned.json()["calibration_source"]
+        assert ("measurements of 1 source by others (1 on the same devices)" in predicted.json()["calibration_source"]) == bool(
+            field
+        )
         seconds[name] = [answer.json() for answer in (predicted, planned)]
     before, after = (seconds[name][0]["predicted"]["step_seconds"] for name in ("without", "with"))
     assert before != after

@@ -50,7 +50,7 @@ def test_every_trial_with_what_was_predicted_of_it(client: TestClient, store: St
     stages = next(knob for knob in told["knobs"] if knob["name"] == "zero_stage")
     assert [stages["values"][code] for code in stages["codes"]] == [0, 1, 2, 3, 0]
     assert told["constants"]["tensor_parallel_size"] == 1
-    assert told["rests_on"].startswith("shipped coefficients")
+    assert told["calibration_source"].startswith("shipped coefficients")
 
 
 def test_the_same_best_as_the_document(client: TestClient, store: Store) -> None:

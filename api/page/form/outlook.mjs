@@ -15,7 +15,7 @@ export function Outlook({ verdict, isCurrent }) {
     <${Prediction} estimate=${estimate} />
     <${Cost} estimate=${estimate} space=${space} />
   </dl>
-  ${estimate?.rests_on && html`<p class="soft">Predicted by ${estimate.rests_on}.</p>`}
+  ${estimate?.calibration_source && html`<p class="soft">Predicted by ${estimate.calibration_source}.</p>`}
   ${estimate?.note && html`<p class="note">${estimate.note}</p>`}`;
 }
 

@@ -118,7 +118,7 @@ def time_breakdown(source: FigureSource, figure: MakeFigure) -> Figure:
         tables=(parts, steps),
         notes=(
             "Steps are measured; their parts are by the equations, scaled down where these predict more than was measured.",
-            f"The coefficients of the equations come from {evidence.question.rests_on}.",
+            f"The coefficients of the equations come from {evidence.question.calibration_source}.",
         ),
     )
 

@@ -94,7 +94,7 @@ def _drawn(figure: MakeFigure, evidence: ExplanationEvidence, config: TrialConfi
         f"{counted(batches, 'micro-batch').replace('batchs', 'batches')}: {seconds_text(whole)} predicted, of which ranks wait "
         f"{percent(idle)} on average."
     )
-    notes = [f"The order is the one that the engine runs; durations are predicted by {question.rests_on}."]
+    notes = [f"The order is the one that the engine runs; durations are predicted by {question.calibration_source}."]
     if shown < batches:
         notes.append(f"The first {shown:,} of {batches:,} micro-batches are drawn; compute and wait times cover all.")
     return figure(

@@ -102,7 +102,7 @@ class JobPoints:
             objective=ranking.objective,
             limit_bytes=ranking.memory_limit_bytes,
             capacity_bytes=None if capacity == float("inf") else int(capacity),
-            rests_on=None if self._forecaster is None else self._forecaster.rests_on,
+            calibration_source=None if self._forecaster is None else self._forecaster.calibration_source,
             seconds_left=job_seconds_left(job, ended(snapshot.trials)),
             **self._decision(snapshot),
             knobs=self._knobs.columns([trial.number for trial in changed]),

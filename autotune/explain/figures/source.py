@@ -234,7 +234,7 @@ class FigureSource:
         question = question_of_job(self.store, self.session) if self.session is not None else None
         if question is None or self.session is None:
             return None
-        return Forecast(self.session, self.snapshot, Prior(rates=question.rates, source=question.rests_on))
+        return Forecast(self.session, self.snapshot, Prior(rates=question.rates, source=question.calibration_source))
 
     @cached_property
     def stand_in_forecast(self) -> Forecast | None:

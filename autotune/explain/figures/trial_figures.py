@@ -309,7 +309,7 @@ def predicted_measured(source: FigureSource, figure: MakeFigure) -> Figure:
         x=Axis(title="predicted", unit=FigureUnit.RATE, column="predicted"),
         y=Axis(title="measured", unit=FigureUnit.RATE, column="measured"),
         tables=(trials,),
-        notes=(f"As predicted before the job's first trial, by {initial_forecaster.rests_on}.",),
+        notes=(f"As predicted before the job's first trial, by {initial_forecaster.calibration_source}.",),
     )
 
 

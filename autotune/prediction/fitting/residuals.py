@@ -82,12 +82,12 @@ SIZE = 0.3
 """Standard deviation of one job's residuals."""
 SHARED = 1.0
 """Standard deviation of the part common to all trials of one model and workload: learned, but not transferred to others."""
-MOST_LESSONS = 150
+MOST_RESIDUALS = 150
 """Maximum number, from the newest jobs; a job's row stores them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lesson:
+class EarlierResidual:
     """The residual of one configuration of an earlier job."""
 
     features: tuple[float, ...]
@@ -96,43 +96,43 @@ class Lesson:
     noise: float
     """Its standard deviation."""
     setting: int
-    """Equal for lessons of the same model and workload."""
+    """Equal for residuals of the same model and workload."""
 
 
-class Lessons:
-    """A Gaussian process over the lessons: predicts the residuals of other configurations."""
+class ResidualProcess:
+    """A Gaussian process over the residuals: predicts the residuals of other configurations."""
 
-    def __init__(self, lessons: Sequence[Lesson]) -> None:
-        self._features = np.array([lesson.features for lesson in lessons], dtype=np.float64)
-        if not lessons:
+    def __init__(self, residuals: Sequence[EarlierResidual]) -> None:
+        self._features = np.array([residual.features for residual in residuals], dtype=np.float64)
+        if not residuals:
             return
-        errors = np.array([lesson.error for lesson in lessons])
-        noise = np.hypot(np.array([lesson.noise for lesson in lessons]), NOISE)
-        settings = np.array([lesson.setting for lesson in lessons])
+        errors = np.array([residual.error for residual in residuals])
+        noise = np.hypot(np.array([residual.noise for residual in residuals]), NOISE)
+        settings = np.array([residual.setting for residual in residuals])
         covariance = SIZE**2 * matern(self._features, self._features, LENGTH)
         covariance += SHARED**2 * (settings[:, None] == settings[None]) + np.diag(noise**2)
         self._weights: Array = np.linalg.solve(covariance, errors)
 
     def added(self, features: Array) -> Array:
-        """(n,) The correction of the logarithm of a rate; 0 far from all lessons."""
+        """(n,) The correction of the logarithm of a rate; 0 far from all residuals."""
         if not len(self._features):
             return np.zeros(len(features))
         correction: Array = SIZE**2 * matern(features, self._features, LENGTH) @ self._weights
         return correction
 
 
-def lessons_of(history: Sequence[Runs], rates: Coefficients) -> tuple[Lesson, ...]:
+def earlier_residuals(history: Sequence[Runs], rates: Coefficients) -> tuple[EarlierResidual, ...]:
     """The residuals of these trials relative to `rates`, newest first."""
-    lessons: list[Lesson] = []
+    residuals: list[EarlierResidual] = []
     for setting, runs in enumerate(history):
-        lessons += _of_runs(runs, setting, rates)
-    return tuple(lessons[:MOST_LESSONS])
+        residuals += _of_runs(runs, setting, rates)
+    return tuple(residuals[:MOST_RESIDUALS])
 
 
-def _of_runs(runs: Runs, setting: int, rates: Coefficients) -> list[Lesson]:
+def _of_runs(runs: Runs, setting: int, rates: Coefficients) -> list[EarlierResidual]:
     errors = np.log(seconds_of(runs.cases, rates) / runs.seconds)
     described = config_features(runs.cases, runs.configs)
     return [
-        Lesson(features=tuple(float(value) for value in row), error=float(error), noise=float(noise), setting=setting)
+        EarlierResidual(features=tuple(float(value) for value in row), error=float(error), noise=float(noise), setting=setting)
         for row, error, noise in zip(described, errors, runs.noise, strict=True)
     ]

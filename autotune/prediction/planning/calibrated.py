@@ -11,7 +11,7 @@ import numpy as np
 
 from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
-from autotune.prediction.fitting.residuals import Lesson, lessons_of
+from autotune.prediction.fitting.residuals import EarlierResidual, earlier_residuals
 from autotune.prediction.fitting.trial_fit import Runs, fit_runs, hardware_key, trial_history
 from autotune.prediction.planning.question import SHIPPED, Question
 from search_spaces.clusters.cluster import ClusterSpec
@@ -43,7 +43,7 @@ class Calibrated:
     """The newest micro-benchmark of the cluster."""
     trials: int
     """Trials of the database on the same hardware."""
-    lessons: tuple[Lesson, ...] = ()
+    residuals: tuple[EarlierResidual, ...] = ()
     """Residuals of these trials relative to `rates`."""
     borrowed: str = ""
     """Measurements by others, in words; empty: none."""
@@ -96,7 +96,7 @@ def calibrated(
         rates=rates,
         benchmark=record,
         trials=trial_count,
-        lessons=lessons_of(history, rates),
+        residuals=earlier_residuals(history, rates),
         borrowed=borrowed.text if borrowed is not None else "",
     )
 
@@ -107,7 +107,7 @@ def asked_here(store: "Store | None", question: Question, borrowed: Borrowed | N
     shipped = rates_for(question.cluster, question.engine)
     calibration = calibrated(store, question.cluster, question.engine, shipped, borrowed=borrowed)
     return dataclasses.replace(
-        question, coefficients=calibration.rates, lessons=calibration.lessons, rests_on=calibration.source
+        question, coefficients=calibration.rates, residuals=calibration.residuals, calibration_source=calibration.source
     )
 
 

@@ -15,7 +15,7 @@ from autotune.prediction.equations.schedules import at_point
 from autotune.prediction.equations.step import StepPrediction, predict
 from autotune.prediction.equations.uneven import has_explicit_layers, layout_key, layout_overrides, shares_of, tabled
 from autotune.prediction.fitting.features import config_features
-from autotune.prediction.fitting.residuals import Lessons
+from autotune.prediction.fitting.residuals import ResidualProcess
 from autotune.prediction.planning.memory_fit import chance_to_fit, ranks_of_node
 from autotune.prediction.planning.question import Question
 from search_spaces.models.model import FactoryModel
@@ -140,9 +140,9 @@ def estimates(question: Question, configs: Sequence[TrialConfig]) -> list[StepEs
 
 def learned(question: Question, cases: Cases, configs: Sequence[TrialConfig]) -> Array:
     """(n,) Factor on the equations' step times, learned from the residuals of earlier trials on the hardware."""
-    if not question.lessons:
+    if not question.residuals:
         return np.ones(len(configs))
-    factors: Array = np.exp(-Lessons(question.lessons).added(config_features(cases, configs)))
+    factors: Array = np.exp(-ResidualProcess(question.residuals).added(config_features(cases, configs)))
     return factors
 
 

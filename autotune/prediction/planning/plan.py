@@ -222,7 +222,7 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     ]
     simple = [leader for leaders in scanned.apart for leader in leaders]
     leaders = tuple({leader.config: leader for leader in (*scanned.leaders, *contenders, *simple)}.values())
-    best = _with_lessons(question, tuned(question, space, limits, leaders, by_memory, scanned.slowest), by_memory)
+    best = _with_residuals(question, tuned(question, space, limits, leaders, by_memory, scanned.slowest), by_memory)
     counted.settings += sum(len(values) for item in best for values in item.settings.values())
     chosen = [item for item in best if options.rate is None or question.global_batch_size / item.seconds >= options.rate]
     if question.simple is not None:
@@ -266,9 +266,9 @@ def _costs(question: Question, limits: MemoryLimits, configs: Sequence[TrialConf
     return costs
 
 
-def _with_lessons(question: Question, candidates: list[Tuned], by_memory: bool) -> list[Tuned]:
+def _with_residuals(question: Question, candidates: list[Tuned], by_memory: bool) -> list[Tuned]:
     """Apply the residuals of earlier trials and sort, best first: the ranking uses the values shown."""
-    if not question.lessons:
+    if not question.residuals:
         return candidates
     longer = np.ones(len(candidates))
     configs = [item.config for item in candidates]

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.prediction.equations.coefficients import Coefficients, rates_for
-from autotune.prediction.fitting.residuals import Lesson
+from autotune.prediction.fitting.residuals import EarlierResidual
 from autotune.question.question import SIMPLE_TARGETS, Asked, PlanningFields
 from autotune.request.engines import capability_of
 from executor.detect import local_gpus
@@ -65,9 +65,9 @@ class Question:
     """Limit on evaluations of the rules, as `SearchSpace.most_steps`."""
     coefficients: Coefficients | None = None
     """Coefficients for this cluster; None: the shipped ones."""
-    lessons: tuple[Lesson, ...] = ()
+    residuals: tuple[EarlierResidual, ...] = ()
     """Residuals of earlier trials on this cluster relative to `coefficients`."""
-    rests_on: str = SHIPPED
+    calibration_source: str = SHIPPED
     """The source of the coefficients, in words."""
     assumed: tuple[str, ...] = ()
     """What nobody stated and was assumed, in words with the option that states it."""

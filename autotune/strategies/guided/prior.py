@@ -12,7 +12,7 @@ from autotune.objective.ranking import Ranking, rate
 from autotune.prediction.cases.config_cases import cases_of, predictable, transformer_of
 from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.equations.memory import USABLE
-from autotune.prediction.fitting.residuals import Lesson
+from autotune.prediction.fitting.residuals import EarlierResidual
 from autotune.prediction.fitting.trial_fit import Runs, fit_time, jobs_elsewhere
 from autotune.prediction.planning.calibrated import Borrowed, calibrated
 from autotune.prediction.planning.memory_fit import ranks_of_node
@@ -87,7 +87,7 @@ class Prior:
     """Frozen when a job begins, so that a resumed job makes the same decisions."""
 
     rates: Coefficients
-    lessons: tuple[Lesson, ...] = ()
+    residuals: tuple[EarlierResidual, ...] = ()
     source: str = SHIPPED
     """The source of the coefficients, in words."""
     left_out: int = 0
@@ -97,8 +97,8 @@ class Prior:
     def note(self) -> str:
         """A sentence for users who start a job."""
         text = f"predictions rest on {self.source}"
-        if self.lessons:
-            text += f", with residuals learned from {len(self.lessons)} of them"
+        if self.residuals:
+            text += f", with residuals learned from {len(self.residuals)} of them"
         if self.left_out:
             text += f"; left out, because they ran on other hardware: {self.left_out} job{'s' * (self.left_out > 1)}"
         return text
@@ -119,7 +119,7 @@ def learn_prior(
     calibration = calibrated(store, cluster, engine, rates_for(cluster, engine), earlier, borrowed)
     return Prior(
         rates=calibration.rates,
-        lessons=calibration.lessons,
+        residuals=calibration.residuals,
         source=calibration.source,
         left_out=jobs_elsewhere(store, cluster, engine),
     )

@@ -21,7 +21,7 @@ from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.fitting.features import Numbers, knob_features, numbers_of
-from autotune.prediction.fitting.residuals import Lessons
+from autotune.prediction.fitting.residuals import ResidualProcess
 from autotune.prediction.planning.memory_fit import probability_within
 from autotune.prediction.planning.scan import NOT_SCANNED, uniform_parts, without_buckets
 from autotune.strategies.guided.described import Array, Described, Index, joined
@@ -170,7 +170,7 @@ class SpaceForecaster:
     def __init__(self, setting: JobSetting, prior: Prior, pools: dict[str, SpacePool] | None = None) -> None:
         """`pools`: pools already selected, by hash of the space; None: none yet."""
         self._setting, self._prior = setting, prior
-        self._lessons = Lessons(prior.lessons)
+        self._residuals = ResidualProcess(prior.residuals)
         self._pools = pools if pools is not None else {}
         self._later: tuple[tuple[int, ...], SpaceForecaster] | None = None
 
@@ -195,7 +195,7 @@ class SpaceForecaster:
 
         If there are residuals of earlier jobs on the same hardware, the coefficients stay: the residuals are relative to them.
         """
-        timed = [] if self._prior.lessons else timed_trials(history)
+        timed = [] if self._prior.residuals else timed_trials(history)
         timed = timed[: milestone(len(timed))]
         if not timed:
             return self
@@ -236,7 +236,7 @@ class SpaceForecaster:
         usage = memory(cases, self._prior.rates)
         needed, room = self._tightest(usage)
         features = knob_features(cases, numbers)
-        lessons = self._lessons.added(features)
+        residuals = self._residuals.added(features)
         rate = np.log(self._setting.workload.global_batch_size / seconds)
         share = self._setting.memory_share
         small = -np.log(np.broadcast_to(usage.allocated, count))
@@ -244,7 +244,7 @@ class SpaceForecaster:
         compared = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
         return Described(
             log_rate=(1 - share) * rate + share * small,
-            learned=(1 - share) * lessons,
+            learned=(1 - share) * residuals,
             penalty=penalties(self._setting.space, numbers, count),
             features=features,
             needed=np.broadcast_to(needed, count),
@@ -253,7 +253,7 @@ class SpaceForecaster:
             room=np.broadcast_to(room, count),
             memory_spread=np.full(count, self._prior.rates.memory_spread),
             kind=_kinds(cases),
-            cost=trial_seconds(seconds * np.exp(-lessons), self._setting.fidelity),
+            cost=trial_seconds(seconds * np.exp(-residuals), self._setting.fidelity),
             mesh=_mixed(cases, ("tensor", "pipeline", "context", "expert", "expert_tensor", "virtual_stages", "shard")),
         )
 

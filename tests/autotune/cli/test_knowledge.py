@@ -31,7 +31,7 @@ def test_a_table_and_a_job_correct_a_prediction(command: Command, folder: Path) 
     write_table(folder / "theirs.csv", sweep(6))
     blind, informed = (json.loads(command(*PREDICT, *words).out) for words in ((), ("--knowledge", "theirs.csv")))
     assert informed["predicted"]["step_seconds"] != blind["predicted"]["step_seconds"]
-    assert "measurements of 1 source by others (" in informed["rests_on"]
+    assert "measurements of 1 source by others (" in informed["calibration_source"]
     with open_store(str(folder / "jobs.db")) as store:
         job = run_job(store, measured("x", 8))
     # The database has these trials itself: nothing of them counts twice.

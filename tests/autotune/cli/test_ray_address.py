@@ -143,10 +143,10 @@ def test_a_cluster_is_shown_and_checked(process: Command, head: str) -> None:
     assert (found["cluster"]["nodes"], found["cluster"]["devices_per_node"]) == (1, 2)
     checked = process("doctor", "--cluster", "--ray-address", head, "--json")
     findings = {item["name"]: item for item in json.loads(checked.out)}
-    assert findings["Ray"]["told"] == f"1 node at {head}"
+    assert findings["Ray"]["text"] == f"1 node at {head}"
     for name in ("python", "ray", "torch"):
         assert findings[name]["good"], findings[name]
-    assert findings[f"shared memory on {node['name']}"]["told"].endswith("free in /dev/shm"), findings
+    assert findings[f"shared memory on {node['name']}"]["text"].endswith("free in /dev/shm"), findings
     assert f"locked memory on {node['name']}" in findings
 
 

@@ -25,7 +25,7 @@ def predicted(measurements: list[Measurement]) -> tuple[float, float]:
     )  # fmt: skip
     borrowed = learned_from(measurements, None, asked.cluster, "native")
     known = calibrated(None, asked.cluster, "native", shipped_rates(), borrowed=borrowed)
-    informed = dataclasses.replace(asked, coefficients=known.rates, lessons=known.lessons, rests_on=known.source)
+    informed = dataclasses.replace(asked, coefficients=known.rates, residuals=known.residuals, calibration_source=known.source)
     truth = dataclasses.replace(asked, coefficients=REAL)
     first, second = (estimates(each, [asked.config()])[0].step_seconds.mean for each in (informed, truth))
     return first, second

@@ -85,8 +85,8 @@ def test_all_doors_show_one_rate_after_trials_that_no_coefficient_explains(train
     assert planned.samples_per_second.mean == pytest.approx(rates[1])
     assert sum(planned.breakdown_seconds.values()) == pytest.approx(planned.step_seconds.mean)
 
-    equations = estimates(dataclasses.replace(asked_here(trained, asked()), lessons=()), configs)
-    assert abs(math.log(equations[0].samples_per_second.mean / rates[0])) > 0.01  # lessons count, or this shows nothing
+    equations = estimates(dataclasses.replace(asked_here(trained, asked()), residuals=()), configs)
+    assert abs(math.log(equations[0].samples_per_second.mean / rates[0])) > 0.01  # residuals count, or this shows nothing
     shipped = rates_for(session.cluster, "native")
     assert asked_here(trained, asked()).rates != shipped
 

@@ -73,7 +73,7 @@ def test_the_first_prediction_rests_on_this_machine(tmp_path, runs: list[int]) -
     database = str(tmp_path / "jobs.db")
     question = with_calibration(asked(), database)
     (before,), (after,) = estimates(asked(), [question.config()]), estimates(question, [question.config()])
-    assert question.rests_on.startswith("a quick micro-benchmark of this cluster")
+    assert question.calibration_source.startswith("a quick micro-benchmark of this cluster")
     # By how much it differs from what is shipped depends on the machine, and on what runs beside the test.
     assert question.rates != asked().rates
     assert after.samples_per_second.mean != before.samples_per_second.mean
@@ -87,8 +87,8 @@ def test_a_job_is_measured_for_before_its_ranks_start(store: Store, runs: list[i
     session = resolve(request_from_fields({"model": "llama-tiny", "runner": "local", "ranks": 1}))
     calibrate_for(store, session)
     assert runs == [1]
-    assert asked_here(store, asked(1)).rests_on.startswith("a quick")
-    assert asked_here(store, asked(2)).rests_on.startswith("shipped")
+    assert asked_here(store, asked(1)).calibration_source.startswith("a quick")
+    assert asked_here(store, asked(2)).calibration_source.startswith("shipped")
 
 
 def test_no_other_cluster_is_measured_here(store: Store, runs: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -128,7 +128,7 @@ def test_ranks_that_fail_leave_predictions_as_they_were(store: Store, monkeypatc
 
     monkeypatch.setattr("autotune.session.calibrate.measure_processors", fail)
     assert calibrate_quickly(store, local_cluster(2)) is None
-    assert asked_here(store, asked()).rests_on.startswith("shipped")
+    assert asked_here(store, asked()).calibration_source.startswith("shipped")
 
 
 def test_nothing_is_made_for_a_cluster_elsewhere(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -158,8 +158,8 @@ def require_sound(hosts: Hosts, address: str, other: str) -> None:
     (pair,) = (item for name, item in findings.items() if name.startswith("all-reduce"))
     for item in (pair, findings["ports"], findings[f"gloo's interface on {other}"], findings["torch"]):
         assert item["good"], item
-    assert "GB/s for 16 MiB (gloo)" in pair["told"]
-    assert findings[f"gloo's interface on {other}"]["told"] == "GLOO_SOCKET_IFNAME=link0"
+    assert "GB/s for 16 MiB (gloo)" in pair["text"]
+    assert findings[f"gloo's interface on {other}"]["text"] == "GLOO_SOCKET_IFNAME=link0"
 
 
 def test_a_cut_link_loses_the_trial_and_the_node_comes_back(hosts: Hosts) -> None:

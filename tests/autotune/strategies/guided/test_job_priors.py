@@ -35,7 +35,7 @@ def test_the_next_job_begins_with_what_the_first_one_found(tmp_path: Path) -> No
         assert max(rates[name] for name in first[:2]) < best or second[1] == first[1]
         prior = store.jobs.prior(job)
     assert prior is not None
-    assert len(prior["lessons"]) >= 10
+    assert len(prior["residuals"]) >= 10
     assert "trials on the same hardware" in prior["source"]
 
 

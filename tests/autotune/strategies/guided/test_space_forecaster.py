@@ -10,7 +10,7 @@ import table
 
 from autotune.objective.ranking import Ranking
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.fitting.residuals import Lesson
+from autotune.prediction.fitting.residuals import EarlierResidual
 from autotune.prediction.planning.scan import NOT_SCANNED, without_buckets
 from autotune.request.job_fields import Objective
 from autotune.strategies.guided import space_forecaster
@@ -120,9 +120,9 @@ def test_a_lesson_of_an_earlier_job_moves_what_is_like_it_and_nothing_else(tmp_p
     found = setting(tmp_path, "zero")
     plain = forecaster(found).pool(found.space).described
     told = tuple(float(value) for value in plain.features[3])
-    lesson = Lesson(features=told, error=-1.0, noise=0.01, setting=0)
-    other = Lesson(features=tuple(value + 100 for value in told), error=1.0, noise=0.01, setting=0)
-    prior = dataclasses.replace(shipped_prior(found.cluster, "native"), lessons=(lesson, other))
+    residual = EarlierResidual(features=told, error=-1.0, noise=0.01, setting=0)
+    other = EarlierResidual(features=tuple(value + 100 for value in told), error=1.0, noise=0.01, setting=0)
+    prior = dataclasses.replace(shipped_prior(found.cluster, "native"), residuals=(residual, other))
     learned = forecaster(found, prior).pool(found.space).described.learned
     assert np.all(plain.learned == 0)
     assert learned.argmin() == 3
@@ -176,8 +176,8 @@ def test_coefficients_are_fitted_at_milestones_alone(tmp_path: Path) -> None:
 
 def test_where_earlier_jobs_were_learned_from_their_coefficients_stay(tmp_path: Path) -> None:
     found = setting(tmp_path, "zero")
-    lesson = Lesson(features=(0.0,) * 40, error=0.0, noise=0.1, setting=0)
-    learned = forecaster(found, dataclasses.replace(shipped_prior(found.cluster, "native"), lessons=(lesson,)))
+    residual = EarlierResidual(features=(0.0,) * 40, error=0.0, noise=0.1, setting=0)
+    learned = forecaster(found, dataclasses.replace(shipped_prior(found.cluster, "native"), residuals=(residual,)))
     assert learned.after(trials(found, shipped_prior(found.cluster, "native").rates, 4)) is learned
 
 
