@@ -26,7 +26,7 @@ from api.submission import (
 from api.views import checked_view
 from autotune.client.fields import PLAN, PREDICTION
 from autotune.forecast import expected
-from autotune.goodput.choice import terms_of
+from autotune.goodput.terms import terms_of
 from autotune.prediction.planning import estimate as planning
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.estimate import estimates

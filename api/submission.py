@@ -21,7 +21,7 @@ from api.fields import (
 )
 from api.settings import Settings
 from autotune.errors import RequestError
-from autotune.goodput.choice import parse_terms, require_published
+from autotune.goodput.terms import parse_terms, require_published
 from autotune.question.field import SERVICE, RequestField, declared_fields, plain_type, service_fields
 from autotune.request.checks import LONGEST, MOST_TAGS, TAG
 from autotune.request.job_fields import FIELDS

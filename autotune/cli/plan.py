@@ -8,7 +8,8 @@ from rich.text import Text
 from autotune.cli.fields import read_fields
 from autotune.cli.predict import asked_question, question_document
 from autotune.cli.status import Status, write_document
-from autotune.goodput.choice import RunChoice, parse_terms
+from autotune.goodput.choice import RunChoice
+from autotune.goodput.terms import parse_terms
 from autotune.prediction.planning.largest import Dimension, Largest, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import SHARE, PlanObjective, PlanOptions, RankedPlan, RankedPlans, plan

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.goodput.choice import parse_terms
+from autotune.goodput.terms import parse_terms
 from autotune.question.field import RequestField, redeclared
 from autotune.question.sizes import parse_size
 from autotune.request.checks import (

@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.goodput.choice import GoodputTerms, RunChoice, RunLayout, choices, parse_terms, rates_of
+from autotune.goodput.choice import RunChoice, RunLayout, choices, rates_of
 from autotune.goodput.failures import FailureRates
 from autotune.goodput.run import SavedState
+from autotune.goodput.terms import GoodputTerms, parse_terms
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.goodput_ranking import layout_of, saved_bytes
 from autotune.prediction.planning.memory_fit import PROBABILITY

@@ -207,6 +207,6 @@ def _largest(values: Iterator[float] | Sequence[float]) -> float:
 def _unguarded(really: bool) -> Iterator[None]:
     """If `really`, build configurations that the engines refuse."""
     with contextlib.ExitStack() as stack:
-        for name in ENGINES if really else ():
-            stack.enter_context(patch(f"executor.engines.{name}.engine.refuse"))
+        for module in ("native.engine", "torch_engines") if really else ():
+            stack.enter_context(patch(f"executor.engines.{module}.refuse"))
         yield

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.goodput.choice import TERMS, RunChoice, parse_terms
+from autotune.goodput.choice import RunChoice
 from autotune.goodput.closed_form import best_interval, end_date, expected
 from autotune.goodput.failures import failure_rates, preset_names
 from autotune.goodput.run import Bandwidths, CheckpointKind, Run, checkpoint_of
+from autotune.goodput.terms import TERMS, parse_terms
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlan, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from benchmarks.common.written_page import judge, page_parser

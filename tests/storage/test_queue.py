@@ -125,7 +125,7 @@ class TestClaiming:
 
         def work() -> None:
             with open_again() as mine:
-                while (lease := mine.claim(ELSEWHERE, limits=QueueLimits(running_jobs=8))) is not None:
+                while (lease := mine.queue.claim(ELSEWHERE, limits=QueueLimits(running_jobs=8))) is not None:
                     found.append(lease.job_id)
 
         threads = [threading.Thread(target=work) for _ in range(4)]

@@ -5,8 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.goodput.choice import GoodputTerms, RunChoice, RunLayout, choices, rates_of
+from autotune.goodput.choice import RunChoice, RunLayout, choices, rates_of
 from autotune.goodput.run import SavedState
+from autotune.goodput.terms import GoodputTerms
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.buckets import Tuned
 from autotune.prediction.planning.estimate import alike

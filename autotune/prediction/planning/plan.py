@@ -12,7 +12,8 @@ import numpy as np
 
 from autotune.errors import NothingFeasibleError, RequestError
 from autotune.frameworks.exporters import is_lossless
-from autotune.goodput.choice import GoodputTerms, RunChoice
+from autotune.goodput.choice import RunChoice
+from autotune.goodput.terms import GoodputTerms
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.buckets import Tuned, in_order, tuned
 from autotune.prediction.planning.estimate import StepEstimate, alike, estimates, learned

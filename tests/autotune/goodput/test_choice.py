@@ -6,9 +6,10 @@ from typing import Any
 import pytest
 
 from autotune.errors import RequestError
-from autotune.goodput.choice import GoodputTerms, RunLayout, choices, parse_terms, rates_of, terms_of
+from autotune.goodput.choice import RunLayout, choices, rates_of
 from autotune.goodput.closed_form import expected
 from autotune.goodput.run import CheckpointKind, Recovery, SavedState
+from autotune.goodput.terms import GoodputTerms, parse_terms, terms_of
 
 LAYOUT = RunLayout(
     nodes=2048,

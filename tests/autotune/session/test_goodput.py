@@ -12,7 +12,8 @@ import table
 
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import SCHEMA_PATH
-from autotune.goodput.choice import choices, parse_terms, rates_of
+from autotune.goodput.choice import choices, rates_of
+from autotune.goodput.terms import parse_terms
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.verdict import decide
 from autotune.prediction.planning.goodput_ranking import layout_of, saved_bytes

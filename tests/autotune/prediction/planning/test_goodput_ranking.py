@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from autotune.errors import RequestError
-from autotune.goodput.choice import parse_terms
+from autotune.goodput.terms import parse_terms
 from autotune.prediction.planning.goodput_ranking import layout_of
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlans, plan
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
