@@ -24,7 +24,6 @@ from api.limits import KnownKeys, OwnerLimits
 from api.metrics import Metrics, ProcessMetrics, RequestTimer
 from api.routes import (
     catalog,
-    drafts,
     figures,
     jobs,
     logs,
@@ -151,7 +150,6 @@ def _api_routes() -> list[BaseRoute]:
         logs,
         operations,
         catalog,
-        drafts,
         predictions,
         webhooks,
         page,

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from autotune.cluster.ray_cluster import with_address
 from autotune.errors import JobNotResumableError, MissingPackageError, NoBestError
 from autotune.frameworks.best_config import best_config_text
 from autotune.loop.listener import LoopListener, StopSignal
@@ -18,6 +17,7 @@ from autotune.loop.loop import run_job
 from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
+from autotune.ray_cluster import with_address
 from autotune.request.failures_field import read_failures
 from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.baselines import read_baseline

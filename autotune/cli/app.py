@@ -1,5 +1,6 @@
 """All commands with their options. Each is implemented in the module of its name, which is imported when it is called."""
 
+import dataclasses
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +16,7 @@ from autotune.cli.options import Database, Job, Json, Url
 from autotune.cli.overview import OverviewGroup
 from autotune.cli.question_options import QuestionCommand, asked_values, given_fields
 from autotune.cli.request_app import request_app
-from autotune.cli.status import PROGRAM, Status, end, exit_status
+from autotune.cli.status import PROGRAM, Status, end, ends, exit_status
 
 app = typer.Typer(
     name=PROGRAM,
@@ -125,6 +126,7 @@ def engines(
 
 
 @app.command()
+@ends
 def weights(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A preset, or a Hugging Face config.json.")],
     source: Annotated[
@@ -136,11 +138,18 @@ def weights(
     mtp_layers: Annotated[
         int, typer.Option(min=0, metavar="N", help="Modules for multi-token prediction that SOURCE contains.")
     ] = 0,
-) -> None:
+) -> Status:
     """Check that files hold a model's weights, and convert them to another kind."""
-    from autotune.cli.weights import weights_command
+    from autotune.text.console import Console
+    from executor.files.convert import convert_weights
+    from search_spaces.models.huggingface import resolve_model
 
-    end(lambda: weights_command(model, source, target, mtp_layers))
+    spec = resolve_model(model)
+    if mtp_layers:
+        spec = dataclasses.replace(spec, mtp_layers=mtp_layers)
+    count = convert_weights(spec, source, target)
+    Console().print(f"{target}: {count:,} tensors of {spec.name}")
+    return Status.OK
 
 
 @app.command(cls=QuestionCommand)

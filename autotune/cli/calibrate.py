@@ -9,10 +9,10 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from autotune.cli.status import Status, write_document
-from autotune.cluster.ray_cluster import with_address
 from autotune.prediction.equations.coefficients import Coefficients, shipped_rates
 from autotune.prediction.fitting.calibration import default_precision, link_volume, predicted_rows
 from autotune.prediction.planning.calibrated import Calibrated, calibrated, processor
+from autotune.ray_cluster import with_address
 from autotune.session.calibrate import Calibration, CalibrationRequest, measure_cluster, prepare_calibration
 from autotune.text.console import Console
 from autotune.text.rows import bytes_text

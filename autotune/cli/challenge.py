@@ -11,11 +11,11 @@ from autotune.cli.carry import RecipeOptions
 from autotune.cli.foreground import print_line
 from autotune.cli.imported import with_found
 from autotune.cli.status import Status, write_document
-from autotune.cluster.ray_cluster import with_address
 from autotune.errors import RequestError
 from autotune.frameworks.framework import LintCase, Surroundings
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.prediction.planning.question import cluster_of
+from autotune.ray_cluster import with_address
 from autotune.recipes.candidates import shortage
 from autotune.recipes.challenge import (
     Challenged,

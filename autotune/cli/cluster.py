@@ -8,10 +8,10 @@ from typing import Any
 from rich.table import Table
 
 from autotune.cli.status import Status, write_document
-from autotune.cluster.ray_cluster import ANY, named_address
 from autotune.errors import RequestError
 from autotune.prediction.fitting.calibration import link_volume
 from autotune.prediction.planning.calibrated import fingerprint
+from autotune.ray_cluster import ANY, named_address
 from autotune.text.console import Console
 from autotune.text.rows import bytes_text
 from executor.errors import RunnerError

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.status import Status, write_document
-from autotune.cluster.ray_cluster import ANY, named_address
 from autotune.errors import RequestError
 from autotune.installed import CLIENT, WHOLE
+from autotune.ray_cluster import ANY, named_address
 from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.text.console import Console
 from autotune.text.rows import bytes_text

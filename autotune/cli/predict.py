@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.fields import import_folders, read_fields
 from autotune.cli.status import Status, print_note, write_document
-from autotune.cluster.ray_cluster import asked_cluster
 from autotune.installed import WHOLE, has
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question, cluster_of, described_model, precisions_of, question_about
 from autotune.question.question import PlanningFields
+from autotune.ray_cluster import asked_cluster
 from autotune.request.field_forms import with_loads
 from autotune.text.console import Console
 from autotune.text.prediction_table import print_estimate

@@ -24,8 +24,8 @@ import uvicorn
 
 from autotune.cli import ROOT, bind_own_packages
 from autotune.cli.administration import parsed_quotas
-from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status
+from autotune.cli.worker import pass_environment
 from autotune.errors import RequestError
 from autotune.ops.logs import LogFormat, set_up_logs, traces
 from autotune.ops.network import is_loopback

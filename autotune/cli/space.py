@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from rich.table import Table
 
 from autotune.cli.status import Status, write_document
-from autotune.cluster.ray_cluster import asked_cluster
 from autotune.errors import RequestError
 from autotune.prediction.planning.question import SMALL_BATCH
 from autotune.prediction.planning.question_space import layouts_of
+from autotune.ray_cluster import asked_cluster
 from autotune.request.engines import capability_of
 from autotune.session.feasible import require_positions
 from autotune.text.console import Console

@@ -9,13 +9,13 @@ from rich.table import Table
 from autotune.cli.fields import request_fields, with_import_folders
 from autotune.cli.foreground import print_line, resume_line, run_job_with_table, run_new, start_runner
 from autotune.cli.options import SweepOptions
-from autotune.cli.passed import pass_environment
 from autotune.cli.status import Status, write_document
-from autotune.cluster.ray_cluster import with_address
+from autotune.cli.worker import pass_environment
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import best_config_text
 from autotune.frameworks.history import read_history
 from autotune.ops.output import require_writable, write_whole
+from autotune.ray_cluster import with_address
 from autotune.request.request import JobRequest
 from autotune.request.rows import SERIES, request_from_fields
 from autotune.series.run import EquationForecast, run_series

@@ -1,8 +1,11 @@
 """`autotune worker`: run the jobs of the service."""
 
+import os
+import re
 import signal
 import sys
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Annotated
@@ -13,6 +16,7 @@ from autotune.cli.options import Database, Logs, PassEnvironment, RayAddress
 from autotune.cli.status import Status, ends
 from autotune.errors import RequestError
 from autotune.ops.logs import LogFormat, set_up_logs, traces
+from executor.runners.rank_process import PASSED_VARIABLE, passed_names
 
 AllowFactory = Annotated[
     list[str] | None,
@@ -62,10 +66,10 @@ def worker(
 ) -> Status:
     """Take submitted jobs from a database and run them until a signal arrives."""
     # Imported on demand: `autotune --help` loads nothing heavy.
-    from autotune.cli.passed import pass_environment as pass_variables
-    from autotune.cluster.ray_cluster import named_address
+    from autotune.cli.worker import pass_environment as pass_variables
     from autotune.loop.listener import StopSignal
     from autotune.loop.worker import Worker
+    from autotune.ray_cluster import named_address
     from autotune.request.field_forms import parse_allowed
     from autotune.request.job_fields import RUNNERS
     from autotune.session.allowed import AllowList
@@ -126,3 +130,18 @@ def _require_known(field: str, names: tuple[str, ...], known_names: tuple[str, .
     for name in names:
         if name not in known_names:
             raise RequestError(field, f"{name!r} is not known", f"use some of {', '.join(known_names)}")
+
+
+def pass_environment(names: Sequence[str]) -> None:
+    """Pass these variables to trials of this process, and of a worker that it starts.
+
+    Raises:
+        RequestError: a name is invalid, or is not set here.
+    """
+    for name in names:
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise RequestError("pass_environment", f"{name!r} is not a variable name", "give the name without its value")
+        if name not in os.environ:
+            raise RequestError("pass_environment", f"{name} is not set here", "set it, or leave it out")
+    if names:
+        os.environ[PASSED_VARIABLE] = " ".join(dict.fromkeys([*passed_names(os.environ), *names]))

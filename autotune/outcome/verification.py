@@ -5,11 +5,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.cluster.ray_cluster import run_by
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import request_of
 from autotune.objective.intervals import Repeat
 from autotune.outcome.job_snapshot import repeat_of
+from autotune.ray_cluster import run_by
 from autotune.request.engines import capability_of, carriers_of
 from autotune.request.field_forms import with_command
 from autotune.request.request import JobRequest

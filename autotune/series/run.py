@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from autotune.cluster.ray_cluster import with_address
 from autotune.errors import AutotuneError, RequestError
 from autotune.forecast import question_of_session
 from autotune.frameworks.best_config import best_config_text
@@ -19,6 +18,7 @@ from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.scan import Bounds
+from autotune.ray_cluster import with_address
 from autotune.request.job_fields import Objective
 from autotune.series.series import (
     STEP,

@@ -12,10 +12,10 @@ import time
 import uuid
 from dataclasses import dataclass
 
-from autotune.cluster.ray_cluster import address_of, cluster_here
 from autotune.errors import RequestError
 from autotune.prediction.fitting.trial_fit import same_hardware
 from autotune.prediction.planning.calibrated import fingerprint
+from autotune.ray_cluster import address_of, cluster_here
 from autotune.request.engines import capability_of
 from autotune.request.job_fields import RUNNERS
 from autotune.request.request import JobRequest

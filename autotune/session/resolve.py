@@ -6,12 +6,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.cluster.ray_cluster import address_of, cluster_of, found_cluster, require_here, require_text
 from autotune.errors import JobNotResumableError, RequestError
 from autotune.objective.intervals import CPU_SPREAD, Spread
 from autotune.objective.ranking import Ranking
 from autotune.prediction.planning.question import default_workload, precisions_of
 from autotune.prediction.planning.question_space import layouts_of, nothing_legal
+from autotune.ray_cluster import address_of, cluster_of, found_cluster, require_here, require_text
 from autotune.request.component_names import PREDICTING, require_installed
 from autotune.request.engines import capability_of, require_carried, require_script, require_usable
 from autotune.request.field_forms import with_loads

@@ -6,12 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from autotune.cluster.ray_cluster import address_of
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import SCHEMA_VERSION
 from autotune.frameworks.exporters import EXPORTERS
 from autotune.frameworks.launch import FILE_FORMATS
 from autotune.prediction.planning.question import assumed_line, assumed_texts
+from autotune.ray_cluster import address_of
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.session import OPTIMIZER, Session

@@ -183,7 +183,7 @@ def test_every_coefficient_has_words() -> None:
 def test_bad_input_is_one_line_and_starts_nothing(
     ranks: Ranks, command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...], line: str
 ) -> None:
-    monkeypatch.setattr("autotune.cluster.ray_cluster.local_gpus", lambda: None)
+    monkeypatch.setattr("autotune.ray_cluster.local_gpus", lambda: None)
     answer = command("calibrate", *words)
     assert (answer.status, answer.out) == (2, "")
     assert line in answer.err

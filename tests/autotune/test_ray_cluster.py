@@ -4,7 +4,8 @@ import dataclasses
 
 import pytest
 
-from autotune.cluster.ray_cluster import (
+from autotune.errors import RequestError
+from autotune.ray_cluster import (
     address_of,
     asked_cluster,
     named_address,
@@ -13,7 +14,6 @@ from autotune.cluster.ray_cluster import (
     run_by,
     with_address,
 )
-from autotune.errors import RequestError
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_fields
 from search_spaces.clusters.cluster import ClusterSpec, NodeGroup, mixed_cluster
