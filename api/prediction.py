@@ -94,15 +94,15 @@ def predict_config(body: PredictionRequest, settings: Settings, store: Store) ->
 
 def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
     """Rank a space within the limits of the settings. Errors name the field and the remedy."""
-    asked = _asked(body, "goodput")
-    question = _question(asked, body, settings, store)
+    inputs = _asked(body, "goodput")
+    question = _question(inputs, body, settings, store)
     options = PlanOptions(
-        objective=PlanObjective(asked.objective), top=asked.top, fit_probability=asked.fit_probability or PROBABILITY,
-        share=asked.share, price=asked.price, rate=asked.rate,
+        objective=PlanObjective(inputs.objective), top=inputs.top, fit_probability=inputs.fit_probability or PROBABILITY,
+        share=inputs.share, price=inputs.price, rate=inputs.rate,
         goodput=None if body.goodput is None else terms_of(body.goodput),
     )  # fmt: skip
     bounds = Bounds(configurations=settings.plan_configurations, until=time.monotonic() + settings.plan_seconds)
-    biggest = None if asked.max is None else largest(question, Dimension(asked.max), options.fit_probability, bounds)
+    biggest = None if inputs.max is None else largest(question, Dimension(inputs.max), options.fit_probability, bounds)
     question = biggest.question if biggest else question
     ranked = plan(question, options, bounds)
     fields = {
@@ -120,26 +120,26 @@ def _asked(body: Body, *left_out: str, **further: Any) -> PlanningFields:
     return PlanningFields(**fields, **further)
 
 
-def _question(asked: PlanningFields, body: PredictionRequest | PlanRequest, settings: Settings, store: Store) -> Question:
+def _question(inputs: PlanningFields, body: PredictionRequest | PlanRequest, settings: Settings, store: Store) -> Question:
     """The question with what the database and the body's measurements say."""
-    name = asked.cluster or "local"
-    require_preset_names(name, asked.space)
-    cluster = cluster_of(name, asked.ranks, asked.memory_limit)
-    model = with_loads(_model(body.model, asked, settings, cluster), asked.expert_loads)
-    question = question_about(asked, model, cluster, settings.count_steps)
+    name = inputs.cluster or "local"
+    require_preset_names(name, inputs.space)
+    cluster = cluster_of(name, inputs.ranks, inputs.memory_limit)
+    model = with_loads(_model(body.model, inputs, settings, cluster), inputs.expert_loads)
+    question = question_about(inputs, model, cluster, settings.count_steps)
     return asked_here(store, question, learned_of(body.knowledge, store, question.cluster, question.engine))
 
 
 def _model(
-    given: str | UploadedModel, asked: PlanningFields, settings: Settings, cluster: ClusterSpec
+    given: str | UploadedModel, inputs: PlanningFields, settings: Settings, cluster: ClusterSpec
 ) -> ModelSpec | FactoryModel:
     """The model; a module that the server allows is described in a process of its own, as when a job is submitted."""
     name, uploaded = uploaded_or_named(given, settings)
-    adapters = asked.lora_rank, asked.lora_targets, asked.frozen_bits
+    adapters = inputs.lora_rank, inputs.lora_targets, inputs.frozen_bits
     if uploaded is not None:
         return with_adapters(uploaded, *adapters)
-    precisions = precisions_of(cluster, asked.engine, asked.pins) if is_factory_reference(name) else ()
-    return described_model(name, *adapters, sequence_length=asked.sequence_length, precisions=precisions)
+    precisions = precisions_of(cluster, inputs.engine, inputs.pins) if is_factory_reference(name) else ()
+    return described_model(name, *adapters, sequence_length=inputs.sequence_length, precisions=precisions)
 
 
 def _shown(question: Question) -> dict[str, Any]:

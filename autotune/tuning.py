@@ -137,7 +137,7 @@ def tune(
         resume: a job's id, the beginning of one, or `latest`: continues with the job's request, and ignores all fields except
             `ray_address`, and `trials` and `max_seconds`, which become the job's budget. A job that has succeeded needs
             a larger budget than before.
-        listener: is told what happens.
+        listener: receives the progress of the job.
         progress: whether a progress bar is shown; None: on a terminal and in notebooks, unless there is a `listener`.
         fields: those of `autotune.request.job_fields.JobFields`, which are the options of `autotune sweep`; None: the default.
             `baseline` and `failures` may be the paths of files.

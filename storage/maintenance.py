@@ -1,7 +1,8 @@
 """Maintenance: find rows that cannot be read, and remove old events and output of jobs that have ended.
 
 A disk, a restore or a manual change may have damaged rows. Queries of many rows skip damaged ones (`storage.codec`), so only
-`MaintenanceStore.damages` reports them. Trials and their results are never removed."""
+`MaintenanceStore.damages` reports them. Trials and their results are never removed.
+"""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -79,8 +80,10 @@ def _among(session: Session, table: Table, keys: list[tuple[Any, ...]]) -> Itera
 
 
 def _check(table: Table, row: Row[Any]) -> None:
-    """Raises:
-    DamagedRowError: the row cannot be read.
+    """Check that a row can be read.
+
+    Raises:
+        DamagedRowError: it cannot.
     """
     with reading(table.name):
         for column in table.columns:

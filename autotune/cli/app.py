@@ -199,10 +199,15 @@ def lint(
     """Check configurations of other frameworks: what is refused, ignored or changed, whether it fits, and the smallest fix.
     Exit status 1: findings; 2: a file that cannot be read."""
     from autotune.cli.lint import LintOptions, lint_command
-    from autotune.question.question import Asked
+    from autotune.question.question import QuestionFields
 
     checked = LintOptions(
-        words=tuple(words), asked=Asked(**given_fields(context)), version=version, dry_run=dry_run, json=json, sarif=sarif
+        words=tuple(words),
+        asked=QuestionFields(**given_fields(context)),
+        version=version,
+        dry_run=dry_run,
+        json=json,
+        sarif=sarif,
     )
     end(lambda: lint_command(checked))
 
@@ -238,9 +243,9 @@ def carry(
     """Carry a recipe over to more, fewer or other nodes: what stays, what must change and why, the best layouts by prediction,
     and the recipe for the target. Nothing is run."""
     from autotune.cli.carry import CarryOptions, RecipeOptions, carry_command
-    from autotune.question.question import Asked
+    from autotune.question.question import QuestionFields
 
-    source = RecipeOptions(recipe=recipe, source=from_, asked=Asked(**given_fields(context)), url=url, database=db)
+    source = RecipeOptions(recipe=recipe, source=from_, asked=QuestionFields(**given_fields(context)), url=url, database=db)
     end(
         lambda: carry_command(
             CarryOptions(recipe=source, to=to, batch=batch, target_batch=target_batch, top=top, out=out, json=json)
@@ -263,11 +268,11 @@ def challenge(
     undecided. Exit status 1: beaten, or the recipe does not run."""
     from autotune.cli.carry import RecipeOptions
     from autotune.cli.challenge import ChallengeOptions, challenge_command
-    from autotune.question.question import Asked
+    from autotune.question.question import QuestionFields
 
     fields = given_fields(context)
     stated = {name: fields.pop(name) for name in ("model", "global_batch_size", "sequence_length") if name in fields}
-    source = RecipeOptions(recipe=recipe, source=None, asked=Asked(**stated), url=url, database=db)
+    source = RecipeOptions(recipe=recipe, source=None, asked=QuestionFields(**stated), url=url, database=db)
     end(
         lambda: challenge_command(
             ChallengeOptions(

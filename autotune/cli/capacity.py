@@ -21,9 +21,9 @@ from search_spaces.trial_config import TrialConfig
 
 def capacity_command(options: Mapping[str, Any], database: str | None, *, json: bool) -> Status:
     """Resolve the question, compute the capacity and print it."""
-    asked = PlanningFields(**read_fields(options))
-    probability = PROBABILITY if asked.fit_probability is None else asked.fit_probability
-    result = capacity(asked_question(asked, database), probability)
+    inputs = PlanningFields(**read_fields(options))
+    probability = PROBABILITY if inputs.fit_probability is None else inputs.fit_probability
+    result = capacity(asked_question(inputs, database), probability)
     if json:
         write_document({**question_document(result.question), **result.document()})
     else:

@@ -15,7 +15,7 @@ from autotune.frameworks.framework import Surroundings
 from autotune.ops.output import require_writable, write_whole
 from autotune.prediction.planning.estimate import StepEstimate
 from autotune.prediction.planning.question import cluster_of
-from autotune.question.question import Asked
+from autotune.question.question import QuestionFields
 from autotune.recipes.candidates import LEVERS, Candidate
 from autotune.recipes.carry import BatchRule, Carried, carry, document
 from autotune.recipes.lint import grouped, notes_of, outlook_text
@@ -36,7 +36,7 @@ class RecipeOptions:
     recipe: str
     source: str | None
     """The cluster that it is for."""
-    asked: Asked
+    asked: QuestionFields
     """What the recipe does not say, or says otherwise."""
     url: str | None
     database: str | None

@@ -9,7 +9,7 @@ from autotune.frameworks.deepspeed_checks import version_of
 from autotune.frameworks.framework import Surroundings
 from autotune.frameworks.read import FORMATS, FRAMEWORKS, Written, named, read_written
 from autotune.prediction.planning.question import cluster_of
-from autotune.question.question import Asked
+from autotune.question.question import QuestionFields
 from autotune.recipes.lint import STOPS, Linted, checked_version, document, lint, sarif, text_lines
 from autotune.recipes.outlook import dry_run, exact
 from autotune.text.console import Console
@@ -27,7 +27,7 @@ class LintOptions:
     words: tuple[str, ...]
     """A format, which may be missing, and files."""
     version: str | None
-    asked: Asked
+    asked: QuestionFields
     """What the files do not say, or say otherwise."""
     dry_run: bool
     json: bool

@@ -81,9 +81,9 @@ def _fields_of(command: str) -> Iterator[tuple[str, RequestField, Any, Any]]:
         from autotune.request.job_fields import JobFields
 
         return declared_fields(JobFields)
-    from autotune.question.question import Asked, PlanningFields
+    from autotune.question.question import PlanningFields, QuestionFields
 
-    return declared_fields(PlanningFields if command in PLANNED else Asked)
+    return declared_fields(PlanningFields if command in PLANNED else QuestionFields)
 
 
 @cache

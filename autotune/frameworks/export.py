@@ -32,7 +32,7 @@ class ExportTarget:
     name: str
     """As notes call it: `a DeepSpeed configuration`."""
     expressed: frozenset[str]
-    """Knobs that have a place in it, or of which the exporter tells itself."""
+    """Knobs that have a place in it, or for which the exporter reports losses itself."""
     elsewhere: Mapping[str, str] = field(default_factory=dict)
     """Knobs without a place -> what to do about them, where that is not as the knob's declaration says."""
     refused: Mapping[str, str] = field(default_factory=dict)

@@ -24,7 +24,7 @@ SIMPLE_TARGETS = (
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class QuestionFields:
     """The model, the cluster, the workload, the space, the engine and the objective. `JobRequest` and `PlanningFields` add what
     only jobs, and only predictions and plans, have."""
 
@@ -126,7 +126,7 @@ class Asked:
         section="goal",
         helps=(("form", "Objective goodput: NAME=VALUE, a | between them, such as failures=llama3 | tokens=1e12."),),
     )
-    """Inputs of the objective goodput: `autotune.goodput.choice.GoodputTerms`, as texts NAME=VALUE."""
+    """Inputs of the objective goodput: `autotune.goodput.terms.GoodputTerms`, as texts NAME=VALUE."""
     global_batch_size: int | None = request_field(
         None,
         "Samples per optimizer step, over all ranks.",
@@ -282,15 +282,15 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlanningFields(Asked):
+class PlanningFields(QuestionFields):
     """What a prediction, a plan or a capacity is asked for."""
 
-    space: str = redeclared(Asked, "space", "parallel")
+    space: str = redeclared(QuestionFields, "space", "parallel")
     objective: str = redeclared(
-        Asked, "objective", "throughput", help="throughput, memory, cost, devices or goodput.", helps=()
+        QuestionFields, "objective", "throughput", help="throughput, memory, cost, devices or goodput.", helps=()
     )
     goodput: tuple[str, ...] = redeclared(
-        Asked,
+        QuestionFields,
         "goodput",
         (),
         helps=((SERVICE, "For the objective goodput: its inputs, as those of `autotune plan --goodput`."),),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.question.field import EVERY, JOB, SWEEP, Panel, redeclared, request_field
-from autotune.question.question import Asked
+from autotune.question.question import QuestionFields
 from autotune.request.component_names import DEFAULT_STRATEGY, STRATEGIES, TRACKERS, strategy_names, tracker_names
 from search_spaces.knob import Value
 from search_spaces.optimizers import OPTIMIZERS
@@ -30,14 +30,14 @@ class Objective(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JobFields(Asked):
+class JobFields(QuestionFields):
     """What only a job has, beside the question: the budget, the search, its trials and labels."""
 
-    cluster: str = redeclared(Asked, "cluster", "local")
-    objective: Objective = redeclared(Asked, "objective", Objective.THROUGHPUT)
-    global_batch_size: int = redeclared(Asked, "global_batch_size", 8)
+    cluster: str = redeclared(QuestionFields, "cluster", "local")
+    objective: Objective = redeclared(QuestionFields, "objective", Objective.THROUGHPUT)
+    global_batch_size: int = redeclared(QuestionFields, "global_batch_size", 8)
     """Resolving the request replaces a value that nobody stated, here and in the next field."""
-    sequence_length: int = redeclared(Asked, "sequence_length", 128)
+    sequence_length: int = redeclared(QuestionFields, "sequence_length", 128)
     checkpoint_path: str | None = request_field(
         None,
         "Objective goodput: a folder where each trial saves and loads its states once, timed.",

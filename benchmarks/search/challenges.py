@@ -23,7 +23,7 @@ from pathlib import Path
 from autotune.cli.carry import RecipeOptions
 from autotune.cli.challenge import ChallengeOptions, prepare_challenge, run_challenge
 from autotune.outcome.verdict import EQUAL
-from autotune.question.question import Asked
+from autotune.question.question import QuestionFields
 from autotune.recipes.challenge import Challenged, Result, Rival
 from benchmarks.common.written_page import judge, page_parser
 from benchmarks.search.decisions import measured
@@ -116,7 +116,7 @@ def _options(path: Path, grid: Grid, seed: int) -> ChallengeOptions:
     return ChallengeOptions(
         recipe=RecipeOptions(
             recipe=str(path), source=None, url=None, database=None,
-            asked=Asked(
+            asked=QuestionFields(
                 model=MODEL, global_batch_size=WORKLOAD.global_batch_size, sequence_length=WORKLOAD.sequence_length,
             ),
         ),

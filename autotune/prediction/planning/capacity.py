@@ -164,7 +164,7 @@ class ShardingLevels:
             lambda count: self.first_way(level, size, self._tokens(count)) is not None, -(-self._longest // TOKENS)
         )  # fmt: skip
         tokens = self._tokens(steps) if steps else 0
-        (estimate,) = estimates(self.asked(configs[at], question.sequence_length), [configs[at]])
+        (estimate,) = estimates(self.question_at(configs[at], question.sequence_length), [configs[at]])
         cluster = question.cluster
         return ShardingLevelAnswer(
             level=level,
@@ -182,7 +182,7 @@ class ShardingLevels:
         fits = np.flatnonzero(self._limits.holds(*self._needs(configs, tokens)))
         return configs[int(fits[0])] if len(fits) else None
 
-    def asked(self, config: TrialConfig, tokens: int) -> Question:
+    def question_at(self, config: TrialConfig, tokens: int) -> Question:
         """The question with samples of `tokens` tokens and the global batch of one step of the configuration."""
         batch = self._workload(config, tokens).global_batch_size
         return dataclasses.replace(self._question, sequence_length=tokens, global_batch_size=batch)
@@ -344,7 +344,7 @@ def capacity(question: Question, probability: float = PROBABILITY) -> Capacity:
     """
     sharding_levels = ShardingLevels(question, probability)
     levels, size = sharding_levels.levels(), sharding_levels.micro_batch_size
-    level_question = sharding_levels.asked(sharding_levels.ways(levels[0], size)[0], question.sequence_length)
+    level_question = sharding_levels.question_at(sharding_levels.ways(levels[0], size)[0], question.sequence_length)
     result = Capacity(
         question=level_question,
         micro_batch_size=size,

@@ -8,7 +8,7 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.fitting.residuals import EarlierResidual
-from autotune.question.question import SIMPLE_TARGETS, Asked, PlanningFields
+from autotune.question.question import SIMPLE_TARGETS, PlanningFields, QuestionFields
 from autotune.request.engines import capability_of
 from executor.detect import local_gpus
 from search_spaces.clusters.cluster import ClusterSpec
@@ -142,31 +142,33 @@ class Question:
 
 
 def question_about(
-    asked: Asked, model: ModelSpec | FactoryModel, cluster: ClusterSpec, most_steps: int | None = None
+    inputs: QuestionFields, model: ModelSpec | FactoryModel, cluster: ClusterSpec, most_steps: int | None = None
 ) -> Question:
     """What was asked, about the model and the cluster that its words name.
 
     The one place where a value that nobody stated gets its default: what is known of the origin of values belongs here, beside
     `assumed`.
     """
-    capability_of(asked.engine)
-    sizes = {name: getattr(asked, name) for name in ("global_batch_size", "sequence_length")}
+    capability_of(inputs.engine)
+    sizes = {name: getattr(inputs, name) for name in ("global_batch_size", "sequence_length")}
     unstated = [name for name, value in sizes.items() if value is None]
     batch, length = (
         default if value is None else value
         for value, default in zip(sizes.values(), default_workload(model, cluster), strict=True)
     )
     return Question(
-        model=model, cluster=cluster, engine=asked.engine, global_batch_size=batch, sequence_length=length,
-        assumed=assumed_texts(model, cluster, unstated, batch, length), most_steps=most_steps, space=asked.space,
-        pins=asked.pins, simple=asked.simple, nvme_path=asked.nvme_path, training_steps=asked.training_steps,
-        document_lengths=tuple(asked.document_lengths),
+        model=model, cluster=cluster, engine=inputs.engine, global_batch_size=batch, sequence_length=length,
+        assumed=assumed_texts(model, cluster, unstated, batch, length), most_steps=most_steps, space=inputs.space,
+        pins=inputs.pins, simple=inputs.simple, nvme_path=inputs.nvme_path, training_steps=inputs.training_steps,
+        document_lengths=tuple(inputs.document_lengths),
     )  # fmt: skip
 
 
-def question_of(model: ModelSpec | FactoryModel, cluster: ClusterSpec, most_steps: int | None = None, **asked: Any) -> Question:
+def question_of(
+    model: ModelSpec | FactoryModel, cluster: ClusterSpec, most_steps: int | None = None, **inputs: Any
+) -> Question:
     """`question_about` the fields of `PlanningFields` that are given."""
-    return question_about(PlanningFields(**asked), model, cluster, most_steps)
+    return question_about(PlanningFields(**inputs), model, cluster, most_steps)
 
 
 def model_of(text: str | None, lora_rank: int | None, lora_targets: Iterable[str] | None, frozen_bits: int | None) -> ModelSpec:

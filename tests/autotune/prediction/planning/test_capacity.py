@@ -88,7 +88,7 @@ def test_what_is_told_fits_and_one_more_does_not(lora: int | None) -> None:
             if not size or not tokens:
                 continue
             ways = sharding_levels.ways(answer.level, size)
-            chances = [item.fit_probability for item in estimates(sharding_levels.asked(ways[0], tokens), ways)]
+            chances = [item.fit_probability for item in estimates(sharding_levels.question_at(ways[0], tokens), ways)]
             assert (max(chances) >= PROBABILITY - 1e-9) is does, (answer.level, size, tokens)
 
 
