@@ -55,13 +55,13 @@ def consequences(
 
     Alternatives that the rules refuse with the rest of the configuration are left out.
     """
-    found = [
+    results = [
         _consequence(assumption, value, estimate, answer)
         for assumption in assumed
         for value in assumption.alternatives
         if (estimate := estimate_with(question, config, {assumption.name: value})) is not None
     ]
-    return sorted(found, key=lambda item: -item.weight)
+    return sorted(results, key=lambda item: -item.weight)
 
 
 def most_favourable(
