@@ -80,7 +80,11 @@ def run_held_job(
             if note:
                 tracked.on_note(note)
             loop = TuningLoop(session, store, heartbeat, runner, stop or StopSignal(), tracked)
-            released = _run_and_release(loop, store, heartbeat)
+            released = None
+            while released is None:  # it runs again if the budget was extended meanwhile
+                state, reason, message = loop.run()
+                with contextlib.suppress(JobStateError):
+                    released = store.jobs.release(heartbeat.lease, state, reason, message, loop.known_request)
         except BaseException as error:
             # A damaged row ends the job: if its lease were kept, the job would be taken and fail again and again.
             if isinstance(error, StorageError) and not isinstance(error, DamagedRowError):
@@ -88,19 +92,11 @@ def run_held_job(
             if keep_on_error and isinstance(error, RunnerError):
                 raise
             paused = isinstance(error, KeyboardInterrupt)
-            state = JobState.PAUSED if paused else JobState.FAILED
-            store.jobs.release(heartbeat.lease, state, "interrupted" if paused else type(error).__name__, str(error))
+            ended = JobState.PAUSED if paused else JobState.FAILED
+            store.jobs.release(heartbeat.lease, ended, "interrupted" if paused else type(error).__name__, str(error))
             raise
         tracked.on_state(released.state, released.message, read_snapshot(store, released.id))
     return released
-
-
-def _run_and_release(loop: "TuningLoop", store: Store, heartbeat: LeaseHeartbeat) -> JobRecord:
-    """Run the loop until it ends for the current request: if the budget was extended meanwhile, run again."""
-    while True:
-        state, reason, message = loop.run()
-        with contextlib.suppress(JobStateError):
-            return store.jobs.release(heartbeat.lease, state, reason, message, loop.known_request)
 
 
 class TuningLoop:
