@@ -79,7 +79,8 @@ class Resolver:
 
 
 def _filled(request: JobRequest, resolved_request: JobRequest) -> JobRequest:
-    names = [item.name for item in dataclasses.fields(JobRequest) if item.name.startswith("resolved_")]
+    resolved_names = (item.name for item in dataclasses.fields(JobRequest) if item.name.startswith("resolved_"))
+    names = (*resolved_names, *request.resolved_defaults)
     return dataclasses.replace(request, **{name: getattr(resolved_request, name) for name in names})
 
 
