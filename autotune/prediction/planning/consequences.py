@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -144,8 +144,3 @@ def _consequence(assumption: Assumption, value: Value, estimate: StepEstimate, a
         changes_verdict=verdict_of(estimate) is not verdict_of(answer), changes_rate=not low <= rate <= high,
         distance=faster + larger,
     )  # fmt: skip
-
-
-def conditions(results: Sequence[Consequence]) -> Iterator[str]:
-    """A clause for each consequence that changes the answer: `with NAME=VALUE: VERDICT (34 GiB)`."""
-    return (str(item) for item in results if item.changes_answer)

@@ -167,7 +167,7 @@ def question_about(
     defaults = dict(zip(WORKLOAD, default_workload(model, cluster, inputs.pins), strict=True))
     unstated = [name for name, value in sizes.items() if value is None]
     workload: dict[str, Any] = {name: defaults[name] if value is None else value for name, value in sizes.items()}
-    assumed = assumptions(model, cluster, unstated, workload)
+    assumed = (*assumptions(model, cluster, unstated, workload), *_equal_loads(model))
     return Question(
         model=model, cluster=cluster, engine=inputs.engine, **workload, assumed=assumed,
         origins=_origins(inputs, model, assumed), most_steps=most_steps, space=inputs.space, pins=inputs.pins,
@@ -261,6 +261,14 @@ def assumptions(
     of_model = [Assumption(name="model", value=model.name, stated_by="", text=note) for note in notes]
     link = [assumption(LINK, cluster.intra_node_bandwidth, "--cluster FILE.toml", further=links_of(cluster.device))]
     return (*sizes, *(link if link_text(cluster) else ()), *of_model)
+
+
+def _equal_loads(model: Model) -> tuple[Assumption, ...]:
+    """Predictions take experts to be chosen equally often, unless loads are stated."""
+    if not isinstance(model, ModelSpec) or not model.num_experts or model.expert_loads:
+        return ()
+    text = "each expert is chosen equally often"
+    return (Assumption(name="expert_loads", value="equal", stated_by=option_name("expert_loads"), text=text),)
 
 
 def links_of(device: DeviceSpec) -> list[float]:

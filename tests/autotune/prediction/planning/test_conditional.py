@@ -8,6 +8,7 @@ from autotune.prediction.planning.capacity import capacity
 from autotune.prediction.planning.conditional import capacity_conditions, plan_conditions, planned, predicted
 from autotune.prediction.planning.consequences import Verdict, verdict_of
 from autotune.prediction.planning.estimate import estimates
+from autotune.prediction.planning.largest import largest
 from autotune.prediction.planning.plan import PlanOptions
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.question.assumption import LINK, Source, assumed_document, assumed_lines, assumption
@@ -123,6 +124,18 @@ def test_a_plan_names_what_is_best_at_an_alternative() -> None:
         rival = predicted(stated).estimate
         assert verdict_of(rival) is Verdict.FITS
         assert item.verdict != "fits" or rival.tokens_per_second > item.tokens_per_second
+
+
+def test_a_length_that_is_maximised_is_not_assumed() -> None:
+    longest = largest(asked(space="zero"), "sequence_length", 0.95).question
+    assert longest.sequence_length != 4096
+    assert [item.name for item in longest.assumed] == ["global_batch_size"]
+    assert longest.origins["sequence_length"].source is Source.DERIVED
+
+
+def test_predictions_take_experts_to_be_chosen_equally_often_unless_loads_are_stated() -> None:
+    question = asked("mixtral-8x7b", sequence_length=4096, global_batch_size=8)
+    assert [str(item) for item in question.assumed] == ["each expert is chosen equally often (--expert-loads)"]
 
 
 def test_a_capacity_without_a_length_is_refused_only_if_no_length_fits() -> None:
