@@ -18,7 +18,7 @@ export function Assumed({ assumed, labels = {} }) {
   })}</ul>`;
 }
 
-const valueText = (name, value) => (name === "link" ? `${number(value / 1e9)} GB/s` : knob(value));
+const valueText = (name, value) => (name.endsWith("_bandwidth") ? `${number(value / 1e9)} GB/s` : knob(value));
 
 function Answer({ answer }) {
   const { verdict, peak_memory_bytes: peak, tokens_per_second: rate, changes_verdict: isOther, changes_rate: hasRate, choice } = answer;

@@ -10,7 +10,7 @@ export const shown = (name, value) => {
 };
 
 const LABELS = ["name", "tags", "note"]; // at the top of the page
-export const isSaid = (value) => value !== null && value !== "" && !(typeof value === "object" && Object.keys(value).length === 0);
+export const isSaid = (value) => value !== null && value !== undefined && value !== "" && !(typeof value === "object" && Object.keys(value).length === 0);
 
 export function RequestCard({ job, points }) {
   const fields = Object.entries(job.request).filter(([name, value]) => isSaid(value) && !LABELS.includes(name));

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from autotune.errors import JobNotResumableError, RequestError, UnstatedError
+from autotune.goodput.terms import assumed_terms, parse_terms
 from autotune.objective.intervals import CPU_SPREAD, Spread
 from autotune.objective.ranking import Ranking
 from autotune.prediction.planning.question import WORKLOAD, assumptions, default_workload, precisions_of
 from autotune.prediction.planning.question_space import layouts_of, nothing_legal
+from autotune.question.assumption import Assumption
 from autotune.ray_cluster import address_of, cluster_of, found_cluster, require_here, require_text
 from autotune.request.component_names import PREDICTING, require_installed
 from autotune.request.engines import capability_of, require_carried, require_script, require_usable
@@ -163,7 +165,7 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         resolved_base=space.base,
         resolved_assumed=request.resolved_assumed
         if request.resolved_domains is not None
-        else assumptions(model, cluster, _unstated(request, model), {name: getattr(request, name) for name in WORKLOAD}),
+        else _assumed(request, model, cluster),
         resolved_environments=request.resolved_environments or environments_of(request, space, baselines),
     )
     return Session(
@@ -177,6 +179,12 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         strategy=strategy_of(request, space, model, ranking),
         extrapolation=extrapolation,
     )
+
+
+def _assumed(request: JobRequest, model: Model, cluster: ClusterSpec) -> tuple[Assumption, ...]:
+    workload = {name: getattr(request, name) for name in WORKLOAD}
+    terms = assumed_terms(parse_terms(request.goodput)) if request.objective is Objective.GOODPUT else ()
+    return (*assumptions(model, cluster, _unstated(request, model), workload), *terms)
 
 
 def _base(request: JobRequest, cluster: ClusterSpec, capability: Capability, model: Model) -> TrialConfig:

@@ -49,6 +49,7 @@ def test_what_nobody_stated_is_shown_before_and_after(open_page: Open) -> None:
     expect(before).to_contain_text(re.compile(r"with 1,024: (fits|may fit|does not fit) \("))
     before.get_by_text(re.compile(r"^\d+ values$")).click()
     expect(before.get_by_text("objective=throughput")).to_be_visible()
+    expect(before.get_by_text("optimizer=adamw")).to_be_visible()
     page.get_by_role("button", name="Submit").click()
     expect(page).to_have_url(re.compile("#/jobs/"))
     expect(page.get_by_role("heading", name="Assumed, because nobody stated it")).to_be_visible()

@@ -41,7 +41,7 @@ export function Entry({ field, choices, values, problems, model, cluster, onChan
       onChange=${(event) => onChange(name, event.target.checked)} />`}<//>`;
   }
   if (kind === "choice") {
-    return html`<${Labelled} ...${more}>${(attributes) => html`<${Select} attributes=${attributes} options=${field.options}
+    return html`<${Labelled} ...${more}>${(attributes) => html`<${Select} attributes=${attributes} options=${field.options} unset="By default"
       value=${value || standard} onChange=${(chosen) => onChange(name, chosen)} />`}<//>`;
   }
   const shownUnit = kind === "percent" ? "%" : kind === "bytes" ? "such as 16 GiB" : measure;
@@ -50,11 +50,11 @@ export function Entry({ field, choices, values, problems, model, cluster, onChan
     onInput=${(event) => onChange(name, event.target.value)} />`}<//>`;
 }
 
-/** One of several. A value that is none of them is shown as it is. */
-export function Select({ attributes, options, value, onChange }) {
+/** One of several. A value that is none of them is shown as it is; `unset`: what stands for no value. */
+export function Select({ attributes, options, value, unset = "Choose one", onChange }) {
   const isKnown = options.some((option) => option.value === value);
   return html`<select ...${attributes} value=${value} onChange=${(event) => onChange(event.target.value)}>
-    ${!isKnown && html`<option value=${value} selected>${value || "Choose one"}</option>`}
+    ${!isKnown && html`<option value=${value} selected>${value || unset}</option>`}
     ${options.map((option) => html`<option key=${option.value} value=${option.value} selected=${option.value === value}>${option.label}</option>`)}
   </select>`;
 }

@@ -41,12 +41,14 @@ const labelsOf = ({ fields }) => Object.fromEntries(fields.map(({ name, label })
 function Defaults({ draft, body, knobs }) {
   const standard = new Map(knobs.map((knob) => [knob.name, knob.default]));
   const assumed = new Set(draft.assumed.map(({ name }) => name));
-  const fields = Object.entries(draft.request).filter(([name, value]) => !(name in body) && !assumed.has(name) && isSaid(value));
-  const decided = Object.entries(draft.baseline).filter(
-    ([name, value]) => !(name in draft.domains) && !(name in (body.baseline ?? {})) && value !== standard.get(name),
-  );
-  return html`<dt>By default</dt><dd><details><summary>${counted(fields.length + decided.length, "value")}</summary>
-    <ul class="mono">${[...fields, ...decided].map(([name, value]) => html`<li key=${name}>${name}=${shown(name, value)}</li>`)}</ul></details></dd>`;
+  const isOpen = (name) => !(name in body) && !assumed.has(name);
+  // A field that is a knob too, such as the optimizer, has the knob's value.
+  const fields = Object.entries(draft.request).map(([name, value]) => [name, value ?? draft.baseline[name] ?? standard.get(name)]);
+  const stated = new Set([...Object.keys(draft.domains), ...Object.keys(body.baseline ?? {}), ...fields.map(([name]) => name)]);
+  const decided = Object.entries(draft.baseline).filter(([name, value]) => !stated.has(name) && value !== standard.get(name));
+  const values = [...fields.filter(([name, value]) => isOpen(name) && isSaid(value)), ...decided];
+  return html`<dt>By default</dt><dd><details><summary>${counted(values.length, "value")}</summary>
+    <ul class="mono">${values.map(([name, value]) => html`<li key=${name}>${name}=${shown(name, value)}</li>`)}</ul></details></dd>`;
 }
 
 /** `8.03 B`, as people call models. */

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from autotune.errors import NothingFeasibleError
+from autotune.goodput.terms import GoodputTerms, assumed_terms
 from autotune.prediction.planning.capacity import Capacity, ShardingLevels
 from autotune.prediction.planning.consequences import (
     Consequence,
@@ -132,7 +133,8 @@ def plan_conditions(question: Question, plans: RankedPlans, options: PlanOptions
         results = [
             dataclasses.replace(item, choice=_choice(question, item, first.base, rivals, tie, probability)) for item in results
         ]
-    return Conditions(assumed=question.assumed, results=tuple(sorted(results, key=lambda item: -item.weight)))
+    terms = assumed_terms(options.goodput or GoodputTerms()) if options.objective is PlanObjective.GOODPUT else ()
+    return Conditions(assumed=(*question.assumed, *terms), results=tuple(sorted(results, key=lambda item: -item.weight)))
 
 
 def _choice(
