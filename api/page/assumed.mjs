@@ -18,7 +18,10 @@ export function Assumed({ assumed, labels = {} }) {
   })}</ul>`;
 }
 
-const valueText = (name, value) => (name.endsWith("_bandwidth") ? `${number(value / 1e9)} GB/s` : knob(value));
+function valueText(name, value) {
+  if (name.endsWith("_bandwidth")) return `${number(value / 1e9)} GB/s`;
+  return name.endsWith("_bytes") ? bytes(value) : knob(value);
+}
 
 function Answer({ answer }) {
   const { verdict, peak_memory_bytes: peak, tokens_per_second: rate, changes_verdict: isOther, changes_rate: hasRate, choice } = answer;
