@@ -27,7 +27,7 @@ from autotune.request.checks import LONGEST, MOST_TAGS, TAG
 from autotune.request.job_fields import FIELDS
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_fields, request_to_row
-from autotune.session.resolve import resolve
+from autotune.session.resolve import require_workload, resolve
 from autotune.session.resolved import Resolver
 from autotune.session.session import Session
 from search_spaces.clusters.presets import is_cluster_name
@@ -159,6 +159,18 @@ def session_of_submission(body: JobSubmission, settings: Settings, most_steps: i
         RequestError, SearchSpaceError: one line that names the field and the remedy.
     """
     return resolve(*_request(body, settings), most_steps)
+
+
+def session_of_job(body: JobSubmission, settings: Settings) -> Session:
+    """As `session_of_submission`, of a job that is about to be opened.
+
+    Raises:
+        UnstatedError: a job on GPUs states no sequence length or global batch.
+    """
+    request, model = _request(body, settings)
+    session = resolve(request, model, settings.submission_steps)
+    require_workload(request, session)
+    return session
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ from autotune.cli.predict import asked_question, question_document
 from autotune.cli.status import Status, write_document
 from autotune.goodput.choice import RunChoice
 from autotune.goodput.terms import parse_terms
+from autotune.prediction.planning.conditional import plan_conditions, planned
 from autotune.prediction.planning.largest import Dimension, Largest, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
-from autotune.prediction.planning.plan import SHARE, PlanObjective, PlanOptions, RankedPlan, RankedPlans, plan
-from autotune.prediction.planning.question import Question, assumed_line
+from autotune.prediction.planning.plan import SHARE, PlanObjective, PlanOptions, RankedPlan, RankedPlans
+from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.ties import PLAIN, certain_gain
 from autotune.question.question import PlanningFields
 from autotune.text.console import Console
@@ -40,10 +41,12 @@ def plan_command(options: Mapping[str, Any], database: str | None, *, ties: bool
     question = asked_question(asked, database)
     biggest = largest(question, asked.max, plan_options.fit_probability) if asked.max else None
     question = biggest.question if biggest else question
-    plans = plan(question, plan_options)
+    asked_length = question.sequence_length
+    question, plans = planned(question, plan_options)
+    conditions = plan_conditions(question, plans, plan_options)
     if json:
         document: dict[str, Any] = {
-            **question_document(question),
+            **question_document(question, conditions),
             "space": question.space,
             "objective": plan_options.objective.value,
         }
@@ -54,6 +57,14 @@ def plan_command(options: Mapping[str, Any], database: str | None, *, ties: bool
     console = Console()
     if biggest:
         print_largest(biggest, console)
+    if question.sequence_length != asked_length:
+        console.print(
+            f"nothing fits with samples of {asked_length:,} tokens, which nobody stated: planned for the longest shorter "
+            f"alternative that fits, {question.sequence_length:,} (--sequence-length)",
+            style="bold", highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    for line in conditions.lines():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     print_plans(question, plans, plan_options, console, ties)
     return Status.OK
 
@@ -76,8 +87,6 @@ def print_plans(question: Question, plans: RankedPlans, options: PlanOptions, co
     def print_line(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, soft_wrap=True)
 
-    if question.assumed:
-        print_line(assumed_line(question.assumed))
     print_line(asked_text(question))
     print_line(
         f"space {question.space}: {plans.configurations:,} configurations and {plans.bucket_settings:,} bucket settings "
@@ -102,7 +111,11 @@ def print_plans(question: Question, plans: RankedPlans, options: PlanOptions, co
             print_line(f"    {'' if position == 0 else 'or '}{goodput_text(choice)}", "dim" if number > 1 or position else "")
         if (simplest := ranked.simplest) is not None:
             rate = question.global_batch_size / simplest.seconds
-            print_line(f"    simplest: {number_text(rate)} samples/s  {_config_text(ranked, simplest.config, question)}")
+            slower = simplest.seconds / ranked.estimate.step_seconds.mean - 1
+            print_line(
+                f"    simplest tie, {slower:.1%} slower: {number_text(rate)} samples/s  "
+                f"{_config_text(ranked, simplest.config, question)}"
+            )
         for tie in ranked.ties if ties else ():
             rate = question.global_batch_size / tie.seconds
             print_line(f"      = {number_text(rate)} samples/s  {_config_text(ranked, tie.config, question)}", "dim")
@@ -211,7 +224,7 @@ def _figures(number: int, plan: RankedPlan, question: Question) -> Text:
     if plan.cost_per_million_tokens is not None:
         line.append(f"  {plan.cost_per_million_tokens:.3g} per million tokens")
     if plan.tied:
-        line.append(f"  {plan.tied:,} tie{'s' * (plan.tied == 1)}", style="dim")
+        line.append(f"  ties with {plan.tied:,}", style="dim")
     if number == 1:
         line.stylize("bold")
     return line
@@ -220,8 +233,9 @@ def _figures(number: int, plan: RankedPlan, question: Question) -> Text:
 def _config_text(plan: RankedPlan, config: TrialConfig, question: Question) -> str:
     """All knobs that differ from the device's defaults."""
     changed = config.differences(plan.base)
-    shown = [f"{name}={value_text(getattr(config, name))}" for name in dict.fromkeys((*ALWAYS, *changed))]
     world = plan.cluster.world_size
+    always = ALWAYS if config.zero_ranks(world) > 1 else ("micro_batch_size",)
+    shown = [f"{name}={value_text(getattr(config, name))}" for name in dict.fromkeys((*always, *changed))]
     data, count = config.data_parallel_size(world), config.gradient_accumulation_steps(question.global_batch_size, world)
     return f"{' '.join(shown)}  ({data} data-parallel, {count} micro-batch{'es' if count > 1 else ''})"
 

@@ -9,6 +9,7 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.goodput.failures import preset_names
 from autotune.goodput.run import Bandwidths, CheckpointKind, Recovery
+from autotune.question.assumption import Assumption
 
 
 def _term(default: Any, help: str, unit: str = "", **metadata: Any) -> Any:
@@ -67,6 +68,19 @@ class GoodputTerms:
 
 
 TERMS = {term.name: term for term in dataclasses.fields(GoodputTerms)}
+
+
+def assumed_terms(terms: GoodputTerms) -> tuple[Assumption, ...]:
+    """The terms with their defaults, as one assumption. Sets of possibilities to choose from are no assumptions."""
+    defaults = {
+        name: f"{term.default:g}" if isinstance(term.default, float) else str(term.default)
+        for name, term in TERMS.items()
+        if getattr(terms, name) == term.default and not isinstance(term.default, tuple)
+    }
+    if "tokens" in defaults:
+        defaults["tokens"] = "30 days of training"
+    text = ", ".join(f"{name}={value}" for name, value in defaults.items())
+    return (Assumption(name="goodput", value=text, stated_by="--goodput NAME=VALUE", text=text),) if text else ()
 
 
 def parse_terms(settings: Iterable[str]) -> GoodputTerms:

@@ -45,7 +45,7 @@ SQLITE_RESULTS, SQLITE_WRITERS = 1000.0, 4
 BODIES = (
     {"model": "llama-tiny", "ranks": 2, "trials": 5},
     {"model": "llama-tiny", "ranks": 2, "space": "zero-buckets", "trials": 20},
-    {"model": "gpt2", "cluster": "dgx-a100:1", "space": "zero", "global_batch_size": 64, "trials": 20},
+    {"model": "gpt2", "cluster": "dgx-a100:1", "space": "zero", "global_batch_size": 64, "sequence_length": 1024, "trials": 20},
     {"model": "llama-3-8b", "cluster": "dgx-h100:2", "space": "3d", "global_batch_size": 512, "sequence_length": 2048},
 )
 """Submissions in turn, each with its own seed."""

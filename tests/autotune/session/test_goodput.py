@@ -100,6 +100,14 @@ def test_a_measured_checkpoint_replaces_the_computed_one() -> None:
     assert computed.blocking_seconds != pytest.approx(20.0)
 
 
+def test_terms_that_nobody_stated_are_assumed() -> None:
+    (assumed,) = large().request.resolved_assumed
+    assert (assumed.name, assumed.stated_by) == ("goodput", "--goodput NAME=VALUE")
+    assert {"read_bandwidth=1e+11", "tokens=30 days of training"} <= {*assumed.text.split(", ")}
+    assert not {name.partition("=")[0] for name in TERMS} & {name.partition("=")[0] for name in assumed.text.split(", ")}
+    assert large(objective="throughput", goodput=()).request.resolved_assumed == ()
+
+
 def test_the_answer_for_a_larger_cluster_uses_its_failures(tmp_path: Path) -> None:
     small = {"cluster": "dgx-h100:1", "model": "llama-3-8b", "global_batch_size": 64, "space": "zero"}
     session = large(**small, answer_for="1024x8", pins={"tensor_parallel_size": 1})
