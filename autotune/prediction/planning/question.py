@@ -11,8 +11,9 @@ from autotune.prediction.fitting.residuals import EarlierResidual
 from autotune.question.question import SIMPLE_TARGETS, PlanningFields, QuestionFields
 from autotune.request.engines import capability_of
 from executor.detect import local_gpus
+from search_spaces.clusters.cards import link_text
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.presets import link_text, local_cluster, resolve_cluster
+from search_spaces.clusters.presets import local_cluster, resolve_cluster
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
