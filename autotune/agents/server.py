@@ -28,7 +28,8 @@ from autotune.prediction.planning.question import cluster_of
 from autotune.recipes.lint import checked_version, document, lint
 from search_spaces.clusters.presets import cluster_preset_names, is_cluster_name
 from search_spaces.errors import SearchSpaceError
-from search_spaces.models.huggingface import model_preset_names, resolve_model
+from search_spaces.models.huggingface import known_model, resolve_model
+from search_spaces.models.named import model_names
 from search_spaces.plain import to_plain
 
 Asked = ParamSpec("Asked")
@@ -189,7 +190,7 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
         yaml, sh or py (which is read, never run). model: a preset, if the recipe does not name it.
         """
         if model:
-            _require_preset("model", model, names := model_preset_names(), model in names)
+            _require_preset("model", model, model_names(), known_model(model) is not None)
         if cluster:
             _require_preset("cluster", cluster, cluster_preset_names(), is_cluster_name(cluster))
         around = Surroundings(

@@ -30,30 +30,30 @@ class QuestionFields:
 
     model: str = request_field(
         "",
-        "A preset, a Hugging Face config.json, hf:CONFIG, or module:factory.",
+        "A name (autotune models) or Hugging Face id, a config.json, hf:CONFIG, or module:factory.",
         Panel.BASIC,
         "MODEL",
         commands=(*EVERY, *PLANNED, "space", "dry-run", "profile", "lint", "carry", "challenge"),
         helps=(
-            ("space weights", "A preset or a Hugging Face config.json."),
-            ("profile", "A preset, a Hugging Face config.json, or module:factory."),
-            ("lint", "A preset or a Hugging Face config.json. [default: the one that the file names]"),
-            ("carry challenge", "A preset or a Hugging Face config.json. [default: as in the recipe]"),
+            ("space weights", "A name (autotune models) or Hugging Face id, or a config.json."),
+            ("profile", "A name (autotune models) or Hugging Face id, a config.json, or module:factory."),
+            ("lint", "A name, a Hugging Face id or a config.json. [default: the one that the file names]"),
+            ("carry challenge", "A name, a Hugging Face id or a config.json. [default: as in the recipe]"),
         ),
     )
-    """A preset's name, the path of a Hugging Face config.json, `module:factory`, or the name of the program in a command."""
+    """A preset's name, a Hugging Face id, a config.json's path, `module:factory`, or the name of the program in a command."""
     cluster: str | None = request_field(
         None,
-        "local, ray, a preset as NAME:NODES, or a TOML file.",
+        "8xh100, local, ray, a name (autotune clusters) as NAME:NODES, or a TOML file.",
         Panel.BASIC,
         "NAME",
         shown_default="local",
         commands=(*EVERY, *PLANNED, "calibrate", "space", "dry-run", "lint", "challenge"),
         helps=(
-            ("capacity", "2x24GB, 8xa100-80gb, local, ray, a preset as NAME:NODES, or a TOML file."),
-            ("lint", "The cluster of the run: local, ray, a preset as NAME:NODES, or a TOML file."),
-            ("dry-run", "local, a preset as NAME:NODES, or a TOML file."),
-            (SERVICE, "`local`, or a preset as NAME:NODES."),
+            ("capacity", "2x24GB, 8xh100, local, ray, a name (autotune clusters) as NAME:NODES, or a TOML file."),
+            ("lint", "The cluster of the run: 8xh100, local, ray, a name as NAME:NODES, or a TOML file."),
+            ("dry-run", "8xh100, local, a name (autotune clusters) as NAME:NODES, or a TOML file."),
+            (SERVICE, "`local`, a number of cards (8xh100), or a preset as NAME:NODES."),
         ),
     )
     """None: local, or `ray` if a Ray address is given."""
@@ -152,9 +152,9 @@ class QuestionFields:
     """Samples per optimizer step, over all ranks. None: the default for the cluster."""
     sequence_length: int | None = request_field(
         None,
-        "Tokens per sample.",
+        "Tokens per sample, such as 8k.",
         Panel.BASIC,
-        "N",
+        "TOKENS",
         least=1,
         most=2**32,
         commands=(*EVERY, *PLANNED, "space", "dry-run", "profile", *RECIPE),
