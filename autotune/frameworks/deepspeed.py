@@ -22,6 +22,7 @@ OPTIONS = (
       for knob, key in KEYS.items()),
     Option("train_batch_size", BATCH),
     Option("tensor_parallel.autotp_size", "tensor_parallel_size"),
+    Option("sequence_parallel_size", "context_parallel_size", changes=False),
 )  # fmt: skip
 EITHER = (
     "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
@@ -30,7 +31,9 @@ EITHER = (
 """Keys of `zero_optimization` for stage 3 that DeepSpeed accepts with and without the prefix `stage3_`."""
 OPTIMIZER_TYPES = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "lamb": "lamb", "muon": "muon"}
 """Optimizer type in lower case -> our name. DeepSpeed's Adam applies decoupled weight decay, as AdamW does."""
-DTYPES = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bfp16": "bf16", "bfloat16": "bf16"}
+DTYPES = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bfp16": "bf16"}
+OLDER_SWITCHES = {f"{ZERO}cpu_offload": "offload_optimizer", f"{ZERO}cpu_offload_param": "offload_param"}
+"""Older switch that DeepSpeed still maps -> the knob that it sets to `cpu`."""
 
 
 def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
@@ -54,6 +57,10 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
         if size != int(size):
             raise RequestError(key, f"{size:g} in {source} is not a whole number", "give a whole number")
         table.set("tensor_parallel_size", int(size), key)
+    for switch, knob in OLDER_SWITCHES.items():
+        table.set(knob, "cpu" if table.switch(switch) else None, switch)
+    if table.size("sequence_parallel_size", "context_parallel_size") > 1:
+        table.set("context_parallel_method", "ulysses", "sequence_parallel_size")
     table.assumed |= {"micro_batch_size": 1, "activation_checkpointing": "none"}
     as_deepspeed_does(table)
     _reuse(table)
@@ -228,7 +235,7 @@ def _routing(winner: Winner) -> dict[str, Any]:
 TARGET = ExportTarget(
     format="deepspeed",
     name="a DeepSpeed configuration",
-    expressed=knobs_of(OPTIONS) - {"allgather_bucket_size"} | ADAPTER_KNOBS | {
+    expressed=knobs_of(OPTIONS) - {"allgather_bucket_size", "context_parallel_size"} | ADAPTER_KNOBS | {
         "reduce_dtype", "precision", "fused_optimizer", "hsdp_shard_size", "reshard_after_forward", "accumulation_dtype",
         "optimizer", "onebit_warmup_steps", "gather_dtype", "secondary_shard_size", "activation_checkpointing",
         "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",

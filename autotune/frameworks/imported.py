@@ -1,10 +1,9 @@
 """Another framework's file as a table, the table of its keys and what is read of it, and our preset of a model by its name."""
 
-import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ import yaml
 
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import Stated
+from autotune.frameworks.hjson import SPACE, HjsonReader
 from search_spaces.errors import KnobValueError
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, check_value, parse_value, value_text
@@ -53,6 +53,8 @@ class Imported:
     """Knob -> the setting of the file that states it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Every setting of the file, with flat keys."""
+    repeated: tuple[str, ...] = ()
+    """Keys that the file states twice, of which a tolerant reader takes the last value."""
     unreadable: RequestError | None = None
     """Why there are no knobs: the first value that is none; None: they were read."""
 
@@ -281,32 +283,45 @@ def read_text(path: Path) -> str:
 
 
 def read_table(path: Path) -> Mapping[str, Any]:
-    """Return the file's table: JSON or TOML by the suffix, else YAML.
+    """Return the file's table: JSON with or without comments, TOML or YAML. Its suffix says what is tried first.
 
     Raises:
         RequestError: the file cannot be read, or does not hold a table.
     """
+    return read_table_and_repeated(path)[0]
+
+
+def read_table_and_repeated(path: Path) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """As `read_table`, with the keys that one table of a JSON file states twice."""
     text = read_text(path)
-    try:
-        match path.suffix:
-            case ".json":
-                content = json.loads(text)
-            case ".toml":
-                content = tomllib.loads(text)
-            case _:
-                content = yaml_value(text)
-    except RecursionError:
-        raise RequestError("from", f"{path} is nested too deeply", REMEDY) from None
-    except OverflowError:
-        raise RequestError("from", f"{path} has more than {MOST_VALUES:,} values", REMEDY) from None
-    except (ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        syntax_problem = "not TOML" if path.suffix == ".toml" else "neither JSON nor YAML"
-        raise RequestError("from", f"{path} is {syntax_problem} ({reason})", REMEDY) from error
-    if not isinstance(content, Mapping):
+    readers: list[Callable[[str], Any]] = [yaml_value, _toml] if path.suffix != ".toml" else [_toml, yaml_value]
+    if SPACE.sub("", text, count=1).startswith("{"):
+        # YAML's tables have braces too, and less in them than people write in JSON.
+        readers = [yaml_value, HjsonReader] if path.suffix in (".yaml", ".yml") else [HjsonReader]
+    problems: list[str] = []
+    for reader in readers:
+        try:
+            content = reader(text)
+        except RecursionError:
+            raise RequestError("from", f"{path} is nested too deeply", REMEDY) from None
+        except OverflowError:
+            raise RequestError("from", f"{path} has more than {MOST_VALUES:,} values", REMEDY) from None
+        except (ValueError, yaml.YAMLError) as error:
+            problems.append(" ".join(str(error).split()))
+            continue
+        problems.append("")
+        table, repeated = (content.content, tuple(content.repeated)) if isinstance(content, HjsonReader) else (content, ())
+        if isinstance(table, Mapping):
+            _require_small(path, table)
+            return {str(key): value for key, value in table.items()}, repeated
+    if not problems[0]:
         raise RequestError("from", f"{path} does not hold a table", REMEDY)
-    _require_small(path, content)
-    return {str(key): value for key, value in content.items()}
+    syntax_problem = "not TOML" if path.suffix == ".toml" else "neither JSON nor YAML"
+    raise RequestError("from", f"{path} is {syntax_problem} ({problems[0]})", REMEDY)
+
+
+def _toml(text: str) -> dict[str, Any]:
+    return tomllib.loads(text)
 
 
 def _require_small(path: Path, content: object) -> None:
