@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.frameworks.deepspeed import EITHER, OPTIONS, from_deepspeed
-from autotune.frameworks.deepspeed_sections import UNREAD, meant, section_at, section_findings, version_numbers
+from autotune.frameworks.deepspeed_sections import section_at, section_findings, unknown_keys, version_numbers
 from autotune.frameworks.framework import Framework, LintCase, Settings
 from autotune.frameworks.imported import Imported, flat, nested
 from executor.engines.deepspeed.capability import installed_version
@@ -30,22 +30,10 @@ def findings(config: Config, version: str, world_size: int | None = None) -> lis
     `world_size`: ranks of the run; None: checks that depend on it are skipped.
     """
     numbers = version_numbers(version)
-    rules = (_removed_keys, _unknown_keys, _sections, _batch, _words, _types, _stage, _offload, _tensor, _dead_keys)
-    rule_findings = [finding for rule in rules for finding in rule(config, numbers)]
+    rules = (_removed_keys, _sections, _batch, _words, _types, _stage, _offload, _tensor, _dead_keys)
+    rule_findings = [*unknown_keys(config, REMOVED), *section_findings(config, numbers, REMOVED)]
+    rule_findings += [finding for rule in rules for finding in rule(config, numbers)]
     return rule_findings if world_size is None else [*rule_findings, *_ranks(config, world_size)]
-
-
-def _unknown_keys(config: Config, version: tuple[int, ...]) -> Iterator[Finding]:
-    """Keys that DeepSpeed never reads; the finding suggests the closest known key."""
-    removed = {path for path in REMOVED if "." not in path}
-    for key in config:
-        if key not in TOP_LEVEL and key not in removed:
-            yield _ignored("unknown-key", key, UNREAD, meant(key, TOP_LEVEL))
-    for path, allowed in IGNORES_OTHERS.items():
-        for key in section_at(config, path):
-            if key not in allowed:
-                yield _ignored("unknown-key", f"{path}.{key}", UNREAD, meant(key, allowed))
-    yield from section_findings(config, version, REMOVED)
 
 
 def _removed_keys(config: Config, version: tuple[int, ...]) -> Iterator[Finding]:
@@ -318,41 +306,6 @@ NEED_ZERO = (
     ("fp16", "fp16_master_weights_and_grads"), ("bf16", "bf16_master_weights_and_grads"), ("bf16", "bf16_optimizer_states"),
 )  # fmt: skip
 """Sections and their switches that DeepSpeed refuses without ZeRO."""
-TOP_LEVEL = frozenset({
-    "activation_checkpointing", "aio", "autotuning", "bf16", "bfloat16", "checkpoint", "comet", "comms_logger",
-    "communication_data_type", "compile", "csv_monitor", "data_efficiency", "data_parallel_size", "data_types",
-    "dataloader_drop_last", "datastates_ckpt", "disable_allgather", "disable_python_gc", "dump_state", "expert_parallel",
-    "flops_profiler", "fp16", "gradient_accumulation_steps", "gradient_allreduce_op", "gradient_clipping",
-    "gradient_predivide_factor", "hybrid_engine", "log_level", "managed_gradient_accumulation", "memory_breakdown",
-    "optimizer", "pipeline", "prescale_gradients", "scheduler", "seq_parallel_communication_data_type",
-    "sequence_parallel_size", "steps_per_print", "tensor_parallel", "tensorboard", "timers", "torch_autocast",
-    "train_batch_size", "train_micro_batch_size_per_gpu", "use_data_before_expert_parallelism", "vocabulary_size",
-    "wall_clock_breakdown", "wandb", "weight_quantization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
-    "zero_optimization",
-})  # fmt: skip
-
-IGNORES_OTHERS: Mapping[str, frozenset[str]] = {
-    "optimizer": frozenset({"type", "params", "legacy_fusion"}),
-    "scheduler": frozenset({"type", "params"}),
-    "activation_checkpointing": frozenset({
-        "partition_activations", "number_checkpoints", "contiguous_memory_optimization", "synchronize_checkpoint_boundary",
-        "profile", "cpu_checkpointing",
-    }),
-    "pipeline": frozenset({
-        "stages", "partition", "seed_layers", "activation_checkpoint_interval", "pipe_partitioned", "grad_partitioned",
-        "use_reentrant",
-    }),
-    "data_types": frozenset({"grad_accum_dtype", "param_dtype", "buffer_dtype", "keep_in_fp32_modules"}),
-    "flops_profiler": frozenset({
-        "enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed", "output_file",
-    }),
-    "aio": frozenset({
-        "block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events", "use_gds",
-    }),
-    "timers": frozenset({"throughput"}),
-}  # fmt: skip
-"""Sections in which DeepSpeed ignores an unlisted key."""
-
 REMOVED_VERSION = "0.19.8"
 REMOVED: Mapping[str, str] = {
     "nebula": "checkpoints are written by torch.save",

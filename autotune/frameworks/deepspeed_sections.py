@@ -1,4 +1,4 @@
-"""DeepSpeed's sections that refuse other keys: which keys each has, since which version, and which values it takes."""
+"""The keys that DeepSpeed reads; and of its sections that refuse any other key, since which version and with which values."""
 
 import difflib
 import json
@@ -17,6 +17,8 @@ Version = tuple[int, ...]
 SWITCHES = ("true", "false", "1", "0", "on", "off", "yes", "no", "y", "n", "t", "f")
 """Texts that pydantic takes for a switch, in any case."""
 COMPARISONS = {">=": float.__ge__, ">": float.__gt__, "<=": float.__le__, "<": float.__lt__}
+TABLE_VERSION = (0, 19, 8)
+"""The version that the table of sections is of."""
 UNREAD = "no part of DeepSpeed reads this key"
 KIND_WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "text": "a text", "table": "an object",
               "section": "an object", "list": "a list"}  # fmt: skip
@@ -120,6 +122,19 @@ def is_comment(key: str) -> bool:
     return key.startswith(("_", "//", "#", "$")) or key.lower() in ("comment", "comments", "note", "notes", "description")
 
 
+def unknown_keys(config: Mapping[str, Any], gone: Mapping[str, str]) -> Iterator[Finding]:
+    """Keys outside the closed sections that DeepSpeed never reads, with the closest one that it reads.
+
+    Args:
+        config: the configuration.
+        gone: keys that another rule reports.
+    """
+    for path, allowed in {"": TOP_LEVEL, **IGNORES_OTHERS}.items():
+        for key in section_at(config, path) if path else config:
+            if key not in allowed and (path or key not in gone):
+                yield _finding("unknown-key", f"{path}.{key}" if path else key, UNREAD, meant(key, allowed), Effect.IGNORED)
+
+
 def section_findings(config: Mapping[str, Any], version: Version, gone: Mapping[str, str]) -> Iterator[Finding]:
     """What the sections refuse.
 
@@ -141,6 +156,8 @@ def section_findings(config: Mapping[str, Any], version: Version, gone: Mapping[
                     yield _finding("unknown-key", setting, UNREAD, meant(name, keys), Effect.IGNORED)
             elif key is None:
                 effect, problem = Effect.REFUSED, "the section has no such key"
+                if version > TABLE_VERSION:
+                    continue  # a later version may have it
                 if value == "auto":  # counts as not stated, whatever the key
                     effect, problem = Effect.IGNORED, UNREAD
                 yield _finding("unknown-key", setting, problem, meant(name, keys), effect)
@@ -175,3 +192,39 @@ def _text(value: Any) -> str:
 
 def _finding(rule: str, key: str, problem: str, remedy: str, effect: Effect = Effect.REFUSED) -> Finding:
     return Finding(rule=rule, key=key, effect=effect, problem=problem, remedy=remedy)
+
+
+TOP_LEVEL = frozenset({
+    "activation_checkpointing", "aio", "autotuning", "bf16", "bfloat16", "checkpoint", "comet", "comms_logger",
+    "communication_data_type", "compile", "csv_monitor", "data_efficiency", "data_parallel_size", "data_types",
+    "dataloader_drop_last", "datastates_ckpt", "disable_allgather", "disable_python_gc", "dump_state", "expert_parallel",
+    "flops_profiler", "fp16", "gradient_accumulation_steps", "gradient_allreduce_op", "gradient_clipping",
+    "gradient_predivide_factor", "hybrid_engine", "log_level", "managed_gradient_accumulation", "memory_breakdown",
+    "optimizer", "pipeline", "prescale_gradients", "scheduler", "seq_parallel_communication_data_type",
+    "sequence_parallel_size", "steps_per_print", "tensor_parallel", "tensorboard", "timers", "torch_autocast",
+    "train_batch_size", "train_micro_batch_size_per_gpu", "use_data_before_expert_parallelism", "vocabulary_size",
+    "wall_clock_breakdown", "wandb", "weight_quantization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
+    "zero_optimization",
+})  # fmt: skip
+
+IGNORES_OTHERS: Mapping[str, frozenset[str]] = {
+    "optimizer": frozenset({"type", "params", "legacy_fusion"}),
+    "scheduler": frozenset({"type", "params"}),
+    "activation_checkpointing": frozenset({
+        "partition_activations", "number_checkpoints", "contiguous_memory_optimization", "synchronize_checkpoint_boundary",
+        "profile", "cpu_checkpointing",
+    }),
+    "pipeline": frozenset({
+        "stages", "partition", "seed_layers", "activation_checkpoint_interval", "pipe_partitioned", "grad_partitioned",
+        "use_reentrant",
+    }),
+    "data_types": frozenset({"grad_accum_dtype", "param_dtype", "buffer_dtype", "keep_in_fp32_modules"}),
+    "flops_profiler": frozenset({
+        "enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed", "output_file",
+    }),
+    "aio": frozenset({
+        "block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events", "use_gds",
+    }),
+    "timers": frozenset({"throughput"}),
+}  # fmt: skip
+"""Sections in which DeepSpeed ignores an unlisted key."""

@@ -2,7 +2,6 @@
 
 import json
 import re
-from collections.abc import Sequence
 from typing import Any
 
 SPACE = re.compile(r"(?:\s|#[^\n]*|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
@@ -62,58 +61,49 @@ class HjsonReader:
         self._position += len(line)
         return line.strip()
 
-    def _quoted(self) -> str:
-        match = QUOTED.match(self._text, self._position)
+    def _matched(self, pattern: re.Pattern[str], expected: str) -> str:
+        match = pattern.match(self._text, self._position)
         if match is None:
-            raise self._error("the end of a text")
+            raise self._error(expected)
         self._position = match.end()
-        text = match[0]
+        return match[0]
+
+    def _quoted(self) -> str:
+        text = self._matched(QUOTED, "the end of a text")
         if text.startswith("'"):
             text = '"' + text[1:-1].replace("\\'", "'").replace('"', '\\"') + '"'
         return str(json.loads(text, strict=False))
 
     def _list(self) -> list[Any]:
         items: list[Any] = []
-        while (first := self._skip()) != "]":
-            if first == "":
-                raise self._error("]")
+        first = self._skip()
+        while first != "]":
             items.append(self._value())
-            self._comma()
+            first = self._next_item()
         self._position += 1
         return items
 
     def _table(self, end: str) -> dict[str, Any]:
         pairs: list[tuple[str, Any]] = []
-        while (first := self._skip()) != end:
-            if first == "":
-                raise self._error(end)
-            key = self._quoted() if first in ('"', "'") else self._bare_key()
+        first = self._skip()
+        while first != end:
+            key = self._quoted() if first in ('"', "'") else self._matched(BARE_KEY, "a key")
             if self._skip() != ":":
                 raise self._error(":")
             self._position += 1
             pairs.append((key, self._value()))
-            self._comma()
+            first = self._next_item()
         self._position += len(end)
-        self.repeated += repeated_names(pairs)
+        names = [name for name, _ in pairs]
+        self.repeated += [name for name in dict.fromkeys(names) if names.count(name) > 1]
         return dict(pairs)
 
-    def _bare_key(self) -> str:
-        match = BARE_KEY.match(self._text, self._position)
-        if match is None:
-            raise self._error("a key")
-        self._position = match.end()
-        return match[0]
-
-    def _comma(self) -> None:
+    def _next_item(self) -> str:
+        """Skip a comma, which is optional, and return the next character."""
         if self._skip() == ",":
             self._position += 1
+        return self._skip()
 
     def _error(self, expected: str) -> ValueError:
         line = self._text.count("\n", 0, self._position) + 1
         return ValueError(f"line {line}: expected {expected}")
-
-
-def repeated_names(pairs: Sequence[tuple[str, Any]]) -> list[str]:
-    """Keys that occur twice."""
-    names = [name for name, _ in pairs]
-    return [name for name in dict.fromkeys(names) if names.count(name) > 1]

@@ -43,6 +43,8 @@ class Imported:
     """Settings that were not read as knobs, one line each."""
     assumed: Mapping[str, Value] = field(default_factory=dict)
     """Knob -> its value in predictions, of those that the file leaves to the program that trains."""
+    of_hidden_size: Mapping[str, Callable[[int], int]] = field(default_factory=dict)
+    """Knob that the program sets by the model's hidden size -> its value."""
     undecided: Mapping[str, str] = field(default_factory=dict)
     """Setting whose value is decided when the file runs -> what decides it."""
     model: ModelSpec | None = None
@@ -53,6 +55,8 @@ class Imported:
     """Knob -> the setting of the file that states it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Every setting of the file, with flat keys."""
+    beside: "Imported | None" = None
+    """The configuration that the file names, of which the knobs are too; None: it names none."""
     repeated: tuple[str, ...] = ()
     """Keys that the file states twice, of which a tolerant reader takes the last value."""
     unreadable: RequestError | None = None
@@ -71,6 +75,7 @@ class FlatTable:
         self.notes: list[str] = []
         self.knobs: dict[str, Value] = {}
         self.assumed: dict[str, Value] = {}
+        self.of_hidden_size: dict[str, Callable[[int], int]] = {}
         self.keys: dict[str, str] = {}
         self.settings: dict[str, Any] = dict(flat(content))
         self._unread = dict(self.settings)
@@ -208,7 +213,8 @@ class FlatTable:
         knobs = {name: self.knobs[name] for name in KNOBS if name in self.knobs}
         assumed = {name: value for name, value in self.assumed.items() if name not in knobs}
         return Imported(
-            knobs=knobs, assumed=assumed, notes=tuple(self.notes), keys=self.keys, settings=self.settings, **fields
+            knobs=knobs, assumed=assumed, of_hidden_size=self.of_hidden_size, notes=tuple(self.notes), keys=self.keys,
+            settings=self.settings, **fields,
         )  # fmt: skip
 
 

@@ -30,6 +30,8 @@ FRAMEWORKS: Mapping[str, Framework] = {
     framework.name: framework for framework in (DEEPSPEED, TORCHTITAN, MEGATRON, MEGATRON_BRIDGE, ACCELERATE)
 }
 FORMATS = tuple(FRAMEWORKS)
+MOST_HINTED = 500_000
+"""Characters of a file whose suffix names no table; a longer one is a script or a log."""
 TABLES = (".json", ".yaml", ".yml", ".toml")
 
 
@@ -140,7 +142,7 @@ def _table_of(path: Path, format_name: str) -> tuple[Mapping[str, Any], tuple[st
         return read_table_and_repeated(path)
     of_tables = format_name in (DEEPSPEED.name, ACCELERATE.name)
     text = read_text(path).lstrip()
-    if text.startswith("#!") and not of_tables:
+    if (text.startswith("#!") or len(text) > MOST_HINTED) and not of_tables:
         return None
     try:
         content, repeated = read_table_and_repeated(path)

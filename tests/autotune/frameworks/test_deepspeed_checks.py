@@ -227,6 +227,7 @@ def test_ranks_that_share_a_sample_are_one_replica() -> None:
     [
         (zero(3, zenflow={"topk_ratio": 0.2}), "0.17.4", "0.17.5"),
         ({**BATCH, "fp16": {"enabled": True, "opt_level": "O2"}}, "0.17.1", "0.17.0"),
+        ({**BATCH, "bf16": {"enabled": True, "later": True}}, "0.19.8", "0.20.0"),
         ({**BATCH, "communication_data_type": "bfp16"}, "0.14.1", "0.14.0"),
         ({**BATCH, "communication_data_type": "bf16"}, "0.14.0", "0.14.1"),
     ],
