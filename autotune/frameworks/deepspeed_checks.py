@@ -247,7 +247,9 @@ def _batch_of_ranks(config: Config, world_size: int) -> Iterator[Finding]:
     sharing = config.get("sequence_parallel_size", 1)
     if not isinstance(sharing, int) or sharing < 1 or world_size % sharing:
         problem = f"{json.dumps(sharing, default=str)} does not divide {world_size} ranks"
-        yield _refused("sequence-ranks", "sequence_parallel_size", problem, "give a divisor of the ranks")
+        # The configuration takes a part of a replica; the groups of ranks do not.
+        effect = Effect.FAILS if isinstance(sharing, int) and sharing > 0 else Effect.REFUSED
+        yield _make("sequence-ranks", "sequence_parallel_size", effect, problem, "give a divisor of the ranks")
         return
     sizes = [config.get(name) for name in BATCH_SIZES]
     batch, micro, steps = sizes
