@@ -31,7 +31,7 @@ from autotune.frameworks.peft import ADAPTER_KNOBS, peft_notes
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
 
-PRECISIONS: Mapping[str, Value] = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16"}
+PRECISIONS: Mapping[str, Value] = {"no": "fp32", "false": "fp32", "bf16": "bf16", "fp16": "fp16", "fp8": "fp8"}
 SHARDING: Mapping[str, Value] = {
     "full_shard": 3, "1": 3, "shard_grad_op": 2, "2": 2, "no_shard": 0, "3": 0, "hybrid_shard": 3, "4": 3,
     "hybrid_shard_zero2": 3, "5": 3,
@@ -39,6 +39,8 @@ SHARDING: Mapping[str, Value] = {
 """FSDP1's strategies, by name and by number -> ZeRO stage. Only stage 3 supports copies on a part of the ranks."""
 HYBRID_ZERO2 = ("hybrid_shard_zero2", "5")
 """The hybrid strategy that keeps parameters gathered until backward."""
+CHECKED = "1.15.0"
+"""The version whose source the reading and the checks were compared with."""
 FILE, INIT_FLAG = "deepspeed_config.deepspeed_config_file", "deepspeed_config.zero3_init_flag"
 PROCESSES, MACHINES = "num_processes", "num_machines"
 
@@ -46,6 +48,11 @@ PROCESSES, MACHINES = "num_processes", "num_machines"
 def fsdp(name: str) -> str:
     """A setting of FSDP."""
     return f"fsdp_config.fsdp_{name}"
+
+
+def megatron(name: str) -> str:
+    """A setting of the Megatron-LM plug-in."""
+    return f"megatron_lm_config.megatron_lm_{name}"
 
 
 def mesh(name: str) -> str:
@@ -60,7 +67,9 @@ SETUP = (
     "compute_environment", "debug", "machine_rank", "main_process_ip", "main_process_port", "main_training_function",
     "rdzv_backend", "same_network", "use_cpu", "gpu_ids", "downcast_bf16", "enable_cpu_affinity", "tpu_env", "tpu_use_cluster",
     "tpu_use_sudo", VERSION, WRAP, STATE_DICT, INIT_FLAG, "deepspeed_config.zero3_save_16bit_model",
-    "deepspeed_config.deepspeed_multinode_launcher", *map(fsdp, (
+    *(f"deepspeed_config.deepspeed_{name}" for name in (
+        "multinode_launcher", "hostfile", "exclusion_filter", "inclusion_filter", "moe_layer_cls_names",
+    )), *map(fsdp, (
         "cpu_ram_efficient_loading", "transformer_layer_cls_to_wrap", "sync_module_states", "use_orig_params",
     )),
 )  # fmt: skip
@@ -73,8 +82,22 @@ OPTIONS = (
     Option(ZERO_STAGE, "zero_stage"),
     Option("deepspeed_config.offload_optimizer_device", "offload_optimizer"),
     Option(OFFLOAD_PARAM, "offload_param", changes=False),
+    Option(megatron("tp_degree"), "tensor_parallel_size", changes=False),
+    Option(megatron("pp_degree"), "pipeline_parallel_size", changes=False),
+    Option(megatron("context_parallel_size"), "context_parallel_size", changes=False),
+    Option(megatron("expert_model_parallel_size"), "expert_parallel_size", changes=False),
+    Option(megatron("recompute_granularity"), "activation_checkpointing", changes=False),
+    *(Option(megatron(name)) for name in (
+        "use_custom_fsdp", "no_load_optim", "eod_mask_loss", "no_save_optim", "optimizer_cpu_offload", "num_micro_batches",
+        "overlap_cpu_optimizer_d2h_h2d", "use_precision_aware_optimizer", "decoder_last_pipeline_num_layers",
+        "sequence_parallelism", "use_distributed_optimizer", "gradient_clipping", "recompute_activations", "recompute_method",
+        "recompute_num_layers",
+        "attention_backend", "attention_dropout", "hidden_dropout", "attention_softmax_in_fp32", "expert_tensor_parallel_size",
+        "calculate_per_token_loss", "use_rotary_position_embeddings",
+    )),
     *map(Option, SETUP),
     *map(Option, (
+        FILE, "deepspeed_config.gradient_accumulation_steps", "deepspeed_config.gradient_clipping",
         "distributed_type", "mixed_precision", PROCESSES, MACHINES, "fp8_config", "megatron_lm_config", "mpirun_config",
         "tpu_name", "tpu_zone", "command_file", "commands", "tpu_vm", "dynamo_config", "fp16", "dynamo_backend", RESHARD,
         STRATEGY,
@@ -108,13 +131,18 @@ def from_accelerate(content: Mapping[str, Any], source: str) -> Imported:
     kind = str(table.take("distributed_type") or "NO").upper()
     ranks, machines = table.whole(PROCESSES), table.whole(MACHINES) or 1
     table.drop(*SETUP)
-    if kind == "DEEPSPEED" and (beside := table.take(FILE)) is not None:
+    if kind == "DEEPSPEED" and (name := table.take(FILE)) is not None:
         table.drop("mixed_precision")
-        inner_path = path.parent / str(beside)
+        inner_path = named_file(path, str(name))
         inner = from_deepspeed(read_table(inner_path), inner_path.name)
-        notes, settings = (*table.imported().notes, *inner.notes), {**table.settings, **inner.settings}
-        return dataclasses.replace(inner, ranks=ranks, notes=notes, settings=settings)
-    table.set("precision", table.choice("mixed_precision", PRECISIONS))
+        _read_mesh(table)
+        outer = table.imported(ranks=ranks)
+        return dataclasses.replace(
+            inner, ranks=ranks, notes=(*outer.notes, *inner.notes), settings=outer.settings, beside=inner,
+            knobs={**inner.knobs, **outer.knobs}, keys={**inner.keys, **outer.keys},
+        )  # fmt: skip
+    table.set("precision", table.choice("mixed_precision", PRECISIONS), "mixed_precision")
+    table.drop_tables("fp8_config.")
     match kind:
         case "DEEPSPEED":
             _read_deepspeed(table)
@@ -123,16 +151,20 @@ def from_accelerate(content: Mapping[str, Any], source: str) -> Imported:
         case "MEGATRON_LM":
             _read_megatron(table)
         case _:
-            table.set("zero_stage", 0)
+            table.set("zero_stage", 0, "distributed_type")
     _read_mesh(table)
     steps = table.whole("gradient_accumulation_steps") or table.whole("deepspeed_config.gradient_accumulation_steps")
     if steps is not None:
         table.notes.append(f"gradient_accumulation_steps={steps}: follows from the batches; give --global-batch-size")
-    baseline = 'for a sweep add --baseline FILE with {"micro_batch_size": N}'
-    table.notes.append(f"micro_batch_size: the file does not state it, so it is 1; {baseline}")
     table.assumed |= {"micro_batch_size": 1, "activation_checkpointing": "none"}
-    clip = table.quantity("deepspeed_config.gradient_clipping", "megatron_lm_config.megatron_lm_gradient_clipping")
+    clip = table.quantity("deepspeed_config.gradient_clipping", megatron("gradient_clipping"))
     return table.imported(ranks=ranks, hyperparameters=Stated(clip=clip))
+
+
+def named_file(path: Path, name: str) -> Path:
+    """The file that a file names: Accelerate looks in the folder in which it is started, which may be any folder above."""
+    folders = [path.parent, Path(), *path.absolute().parent.parents]
+    return next((folder / name for folder in folders if (folder / name).is_file()), path.parent / name)
 
 
 def _read_deepspeed(table: FlatTable) -> None:
@@ -148,14 +180,14 @@ def _read_fsdp(table: FlatTable, ranks: int | None, machines: int) -> None:
     reduces_as_it_computes(table)
     strategy, reshard = _strategy(table)
     stage = 3 if strategy is None else int(SHARDING[strategy])
-    table.set("zero_stage", stage)
-    table.set("reshard_after_forward", False if strategy in HYBRID_ZERO2 else reshard)
+    table.set("zero_stage", stage, "distributed_type" if strategy is None else STRATEGY)
+    table.set("reshard_after_forward", False if strategy in HYBRID_ZERO2 else reshard, STRATEGY if strategy else RESHARD)
     if strategy in ("hybrid_shard", "4", *HYBRID_ZERO2) and ranks is not None and machines > 1:
-        table.set("hsdp_shard_size", ranks // machines)
+        table.set("hsdp_shard_size", ranks // machines, STRATEGY)
     if table.switch(fsdp("offload_params")):
         _offload(table, stage)
     if table.switch(fsdp("activation_checkpointing")):
-        table.set("activation_checkpointing", "full")
+        table.set("activation_checkpointing", "full", fsdp("activation_checkpointing"))
 
 
 def _strategy(table: FlatTable) -> tuple[str | None, bool | None]:
@@ -176,28 +208,38 @@ def _strategy(table: FlatTable) -> tuple[str | None, bool | None]:
 def _offload(table: FlatTable, stage: int) -> None:
     """FSDP offloads parameters and optimizer state together; in trials below stage 3, parameters stay on the device."""
     if stage > 0:
-        table.set("offload_optimizer", "cpu")
+        table.set("offload_optimizer", "cpu", fsdp("offload_params"))
     if stage == 3:
-        table.set("offload_param", "cpu")
+        table.set("offload_param", "cpu", fsdp("offload_params"))
     else:
         offload_note = "parameters stay on the device" if stage else "nothing is offloaded"
         table.notes.append(f"fsdp_config.fsdp_offload_params=true: at stage {stage} {offload_note} in trials")
 
 
 def _read_megatron(table: FlatTable) -> None:
-    table.knob("megatron_lm_config.megatron_lm_tp_degree", "tensor_parallel_size")
-    table.knob("megatron_lm_config.megatron_lm_pp_degree", "pipeline_parallel_size")
-    table.set("sequence_parallel", table.switch("megatron_lm_config.megatron_lm_sequence_parallelism"))
-    table.set("zero_stage", 1 if table.switch("megatron_lm_config.megatron_lm_use_distributed_optimizer") else 0)
-    if table.switch("megatron_lm_config.megatron_lm_recompute_activations"):
-        table.set("activation_checkpointing", "selective")
+    table.knob(megatron("tp_degree"), "tensor_parallel_size")
+    table.knob(megatron("pp_degree"), "pipeline_parallel_size")
+    table.knob(megatron("expert_model_parallel_size"), "expert_parallel_size")
+    table.set("sequence_parallel", table.switch(megatron("sequence_parallelism")), megatron("sequence_parallelism"))
+    sharded = table.switch(megatron("use_distributed_optimizer"))
+    table.set("zero_stage", 1 if sharded else 0, megatron("use_distributed_optimizer"))
+    for key, knob, default in (("context_parallel_size", "context_parallel_size", 2),
+                               ("recompute_granularity", "activation_checkpointing", "full")):  # fmt: skip
+        table.knob(megatron(key), knob)
+        if knob not in table.knobs:
+            table.set(knob, default)
+            table.notes.append(f"{megatron(key)}: not stated; the plug-in of Accelerate {CHECKED} takes {default}")
 
 
 def _read_mesh(table: FlatTable) -> None:
-    sizes = {name: table.whole(mesh(name)) or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp")}
-    for name, knob in (("tp", "tensor_parallel_size"), ("cp", "context_parallel_size")):
+    """Degrees of the mesh. Sequences are divided by keys and values (cp), or by heads, with DeepSpeed alone (sp)."""
+    sizes = {name: table.whole(mesh(name)) or 1 for name in ("dp_replicate", "dp_shard", "tp", "cp", "sp")}
+    for name, knob in (("tp", "tensor_parallel_size"), ("cp", "context_parallel_size"), ("sp", "context_parallel_size")):
         if sizes[name] > 1:
             table.set(knob, sizes[name], mesh(name))
+    if sizes["sp"] > 1:
+        table.set("context_parallel_method", "ulysses", mesh("sp"))
+        table.drop(*(f"parallelism_config.parallelism_config_sp_{name}" for name in ("backend", "seq_length_is_variable")))
     if sizes["dp_replicate"] > 1 and sizes["dp_shard"] * sizes["cp"] > 1 and table.knobs.get("zero_stage") == 3:
         table.set("hsdp_shard_size", sizes["dp_shard"] * sizes["cp"], mesh("dp_shard"))
 
@@ -205,7 +247,7 @@ def _read_mesh(table: FlatTable) -> None:
 FSDP = ExportTarget(
     format="accelerate-fsdp",
     name="an Accelerate file for FSDP",
-    expressed=knobs_of(OPTIONS) | ADAPTER_KNOBS | {
+    expressed=knobs_of(OPTIONS) - {"pipeline_parallel_size", "expert_parallel_size"} | ADAPTER_KNOBS | {
         "precision", "reshard_after_forward", "micro_batch_size", "reduce_dtype", "compile_blocks",
     },
     elsewhere={

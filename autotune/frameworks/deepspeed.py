@@ -1,11 +1,12 @@
 """DeepSpeed's configuration (0.19.8): read as knobs, and written with the schedules of its data efficiency library."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import Stated, Winner
+from autotune.frameworks.deepspeed_sections import section_keys
 from autotune.frameworks.export import Checkpoints, Export, ExportTarget, remarks, unplaced_notes, unstated_note
 from autotune.frameworks.framework import BATCH, Option, knobs_of
 from autotune.frameworks.imported import AUTO, FlatTable, Imported
@@ -22,6 +23,7 @@ OPTIONS = (
       for knob, key in KEYS.items()),
     Option("train_batch_size", BATCH),
     Option("tensor_parallel.autotp_size", "tensor_parallel_size"),
+    Option("sequence_parallel_size", "context_parallel_size", changes=False),
 )  # fmt: skip
 EITHER = (
     "prefetch_bucket_size", "param_persistence_threshold", "model_persistence_threshold", "max_live_parameters",
@@ -30,7 +32,15 @@ EITHER = (
 """Keys of `zero_optimization` for stage 3 that DeepSpeed accepts with and without the prefix `stage3_`."""
 OPTIMIZER_TYPES = {"adam": "adamw", "adamw": "adamw", "sgd": "sgd", "lamb": "lamb", "muon": "muon"}
 """Optimizer type in lower case -> our name. DeepSpeed's Adam applies decoupled weight decay, as AdamW does."""
-DTYPES = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bfp16": "bf16", "bfloat16": "bf16"}
+DTYPES = {"fp32": "fp32", "fp16": "fp16", "bf16": "bf16", "bfp16": "bf16"}
+OF_HIDDEN_SIZE: Mapping[str, Callable[[int], int]] = {
+    "reduce_bucket_size": lambda hidden_size: hidden_size * hidden_size,
+    "prefetch_bucket_size": lambda hidden_size: int(0.9 * hidden_size * hidden_size),
+    "param_persistence_threshold": lambda hidden_size: 10 * hidden_size,
+}
+"""Knob -> the value that Accelerate and the Trainer write for "auto"."""
+OLDER_SWITCHES = {f"{ZERO}cpu_offload": "offload_optimizer", f"{ZERO}cpu_offload_param": "offload_param"}
+"""Older switch that DeepSpeed still maps -> the knob that it sets to `cpu`."""
 
 
 def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
@@ -45,15 +55,18 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
     """
     table = FlatTable(content, source)
     for name, key in KEYS.items():
-        table.knob(key, name)
-    for name in EITHER:
-        if name in KEYS:
-            table.knob(f"{ZERO}{name}", name)
+        _knob(table, key, name)
+        if name in EITHER:
+            _knob(table, f"{ZERO}{name}", name)
     key = "tensor_parallel.autotp_size"
     if (size := table.number(key, default=0)) > 1:  # 0 and 1 switch it off
         if size != int(size):
             raise RequestError(key, f"{size:g} in {source} is not a whole number", "give a whole number")
         table.set("tensor_parallel_size", int(size), key)
+    for switch, knob in OLDER_SWITCHES.items():
+        table.set(knob, "cpu" if table.switch(switch) else None, switch)
+    if table.size("sequence_parallel_size", "context_parallel_size") > 1:
+        table.set("context_parallel_method", "ulysses", "sequence_parallel_size")
     table.assumed |= {"micro_batch_size": 1, "activation_checkpointing": "none"}
     as_deepspeed_does(table)
     _reuse(table)
@@ -67,6 +80,28 @@ def from_deepspeed(content: Mapping[str, Any], source: str) -> Imported:
         )
     samples = int(micro) * steps if micro is not None and steps is not None else None
     return table.imported(global_batch_size=batch, samples_per_rank=samples, hyperparameters=hyperparameters)
+
+
+def _knob(table: FlatTable, key: str, name: str) -> None:
+    """Read a knob. A legal value that is none of the knob's leaves it at the default, with a note.
+
+    Raises:
+        RequestError: DeepSpeed does not accept the value.
+    """
+    value = table.settings.get(key)
+    if value == AUTO and name in OF_HIDDEN_SIZE:
+        table.drop(key)
+        table.of_hidden_size[name] = OF_HIDDEN_SIZE[name]
+        table.notes.append(f"{key}=auto: the program takes it from the model's hidden size, and so do predictions")
+        return
+    try:
+        table.knob(key, name)
+    except RequestError:
+        section, _, last = key.rpartition(".")
+        declared = section_keys().get(section, {}).get(last)
+        if declared is None or not declared.takes(value):
+            raise
+        table.notes.append(f"{key}={value_text(value)}: no value of {name}, which was left at the default")
 
 
 def as_deepspeed_does(table: FlatTable) -> None:
@@ -87,7 +122,9 @@ def as_deepspeed_does(table: FlatTable) -> None:
             table.notes.append(f"{name}={value_text(value)}: {why}; it was left at the default")
     if stage in (1, 2):
         table.knobs.setdefault("overlap_comm", False)
-    if stage:
+    if stage != 3:
+        table.of_hidden_size = {name: size for name, size in table.of_hidden_size.items() if stage and name in REDUCTION}
+    if stage and "reduce_bucket_size" not in table.of_hidden_size:
         table.knobs.setdefault("reduce_bucket_size", 500_000_000)  # DeepSpeed's default
 
 
@@ -105,7 +142,7 @@ def _reuse(table: FlatTable) -> None:
     key = f"{ZERO}stage3_max_reuse_distance"
     distance = table.number(key, f"{ZERO}max_reuse_distance", default=1e9)  # DeepSpeed's default
     if distance in (0, KEEP_ALL):
-        table.set("reshard_after_forward", distance == 0)
+        table.set("reshard_after_forward", distance == 0, key)
         return
     table.notes.append(
         f"{key}={distance:g}: DeepSpeed keeps parameters that it reuses within this distance, trials keep none; for a "
@@ -130,13 +167,13 @@ def _precision(table: FlatTable) -> None:
     if (older := table.switch("bfloat16.enabled")) is not None:
         bf16 = older
     if bf16 or fp16:
-        table.set("precision", "bf16" if bf16 else "fp16")
+        table.set("precision", "bf16" if bf16 else "fp16", "bf16.enabled" if bf16 else "fp16.enabled")
     elif auto:
         table.assumed |= {"precision": precision, "reduce_dtype": precision}
         table.keys["precision"] = auto[0]
     elif bf16 is False or fp16 is False:
-        table.set("precision", "fp32")
-    table.set("reduce_dtype", table.choice("communication_data_type", DTYPES))
+        table.set("precision", "fp32", "bf16.enabled" if bf16 is False else "fp16.enabled")
+    table.set("reduce_dtype", table.choice("communication_data_type", DTYPES), "communication_data_type")
     reduces_as_it_computes(table)
 
 
@@ -150,7 +187,7 @@ def _stated(table: FlatTable) -> Stated:
             f"optimizer.type={kind}: not among {optimizer_names}; trials train with their default, and exports leave it out"
         )
     if table.switch("optimizer.params.torch_adam"):
-        table.set("fused_optimizer", bool(table.switch("optimizer.params.fused")))
+        table.set("fused_optimizer", bool(table.switch("optimizer.params.fused")), "optimizer.params.torch_adam")
     rate = table.quantity("optimizer.params.lr")
     if rate == 0:
         table.notes.append("optimizer.params.lr=0: this would train nothing; it was left out")
@@ -228,7 +265,7 @@ def _routing(winner: Winner) -> dict[str, Any]:
 TARGET = ExportTarget(
     format="deepspeed",
     name="a DeepSpeed configuration",
-    expressed=knobs_of(OPTIONS) - {"allgather_bucket_size"} | ADAPTER_KNOBS | {
+    expressed=knobs_of(OPTIONS) - {"allgather_bucket_size", "context_parallel_size"} | ADAPTER_KNOBS | {
         "reduce_dtype", "precision", "fused_optimizer", "hsdp_shard_size", "reshard_after_forward", "accumulation_dtype",
         "optimizer", "onebit_warmup_steps", "gather_dtype", "secondary_shard_size", "activation_checkpointing",
         "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",

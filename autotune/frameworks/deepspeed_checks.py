@@ -1,10 +1,10 @@
 """Which keys of a configuration DeepSpeed reads, and which it refuses, or silently ignores or changes, by version.
 
-DeepSpeed checks the batch sizes and the keys of some sections; it accepts everything else. Checked against the source of 0.19.8
-and, if it is installed, by tests against its classes. "auto" values are not checked.
+DeepSpeed checks the batch sizes, some words and the closed sections (`deepspeed_sections`); it accepts everything else. Checked
+against the source of 0.19.8 and, if it is installed, by tests against its classes. "auto" values are not checked.
 """
 
-import difflib
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -13,6 +13,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.frameworks.deepspeed import EITHER, OPTIONS, from_deepspeed
+from autotune.frameworks.deepspeed_sections import section_at, section_findings, unknown_keys, version_numbers
 from autotune.frameworks.framework import Framework, LintCase, Settings
 from autotune.frameworks.imported import Imported, flat, nested
 from executor.engines.deepspeed.capability import installed_version
@@ -28,35 +29,21 @@ def findings(config: Config, version: str, world_size: int | None = None) -> lis
 
     `world_size`: ranks of the run; None: checks that depend on it are skipped.
     """
-    rules = (_removed_keys, _unknown_keys, _sections, _batch, _types, _stage, _offload, _tensor, _dead_keys)
-    rule_findings = [finding for rule in rules for finding in rule(config, _numbers(version))]
+    numbers = version_numbers(version)
+    rules = (_removed_keys, _sections, _batch, _words, _types, _stage, _offload, _tensor, _dead_keys)
+    rule_findings = [*unknown_keys(config, REMOVED), *section_findings(config, numbers, REMOVED)]
+    rule_findings += [finding for rule in rules for finding in rule(config, numbers)]
     return rule_findings if world_size is None else [*rule_findings, *_ranks(config, world_size)]
 
 
-def _unknown_keys(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
-    """Keys that DeepSpeed never reads; the finding suggests the closest known key."""
-    removed = {path for path in REMOVED if "." not in path}
-    for key in config:
-        if key not in TOP_LEVEL and key not in removed:
-            yield _ignored("unknown-key", key, "no part of DeepSpeed reads this key", _meant(key, TOP_LEVEL))
-    for path, allowed in IGNORES_OTHERS.items():
-        for key in _section(config, path):
-            if key not in allowed:
-                yield _ignored("unknown-key", f"{path}.{key}", "no part of DeepSpeed reads this key", _meant(key, allowed))
-    for path, allowed in FORBIDS_OTHERS.items():
-        for key in _section(config, path):
-            if key not in allowed and f"{path}.{key}" not in REMOVED:
-                yield _refused("unknown-key", f"{path}.{key}", "the section has no such key", _meant(key, allowed))
-
-
 def _removed_keys(config: Config, version: tuple[int, ...]) -> Iterator[Finding]:
-    if version < _numbers(REMOVED_VERSION):
+    if version < version_numbers(REMOVED_VERSION):
         return
     for path, instead in REMOVED.items():
         section, _, key = path.rpartition(".")
-        if key in (_section(config, section) if section else config):
+        if key in (section_at(config, section) if section else config):
             yield _refused("removed-key", path, "DeepSpeed has removed it", f"leave it out: {instead}")
-    kind = _section(config, "optimizer").get("type")
+    kind = section_at(config, "optimizer").get("type")
     if isinstance(kind, str) and kind.lower() in ("onebitadam", "zerooneadam", "onebitlamb"):
         yield _make("removed-key", "optimizer.type", Effect.FAILS, f"DeepSpeed has removed {kind}", "use AdamW or Lamb")
 
@@ -64,7 +51,7 @@ def _removed_keys(config: Config, version: tuple[int, ...]) -> Iterator[Finding]
 def _dead_keys(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
     for path, instead in NEVER_READ.items():
         section, _, key = path.rpartition(".")
-        if key in (_section(config, section) if section else config):
+        if key in (section_at(config, section) if section else config):
             yield _ignored("never-read", path, f"it is never read: {instead}", "leave it out")
 
 
@@ -119,9 +106,9 @@ def _stage_0(config: Config, zero: Config) -> Iterator[Finding]:
 
 
 def _offload(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
-    zero, optimizer = _section(config, "zero_optimization"), _section(config, "zero_optimization.offload_optimizer")
+    zero, optimizer = section_at(config, "zero_optimization"), section_at(config, "zero_optimization.offload_optimizer")
     for name in ("offload_param", "offload_optimizer"):
-        if _device(config, name) == "nvme" and not _section(config, f"zero_optimization.{name}").get("nvme_path"):
+        if _device(config, name) == "nvme" and not section_at(config, f"zero_optimization.{name}").get("nvme_path"):
             path = f"zero_optimization.{name}.nvme_path"
             yield _make("nvme-path", path, Effect.FAILS, "nvme needs a folder, and none is given", "give nvme_path")
     ratio = optimizer.get("ratio", 1.0)
@@ -129,7 +116,7 @@ def _offload(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
         path = "zero_optimization.offload_optimizer.ratio"
         if zero.get("stage") != 3:
             yield _refused("offload-ratio-stage", path, "only stage 3 offloads a part", "use stage 3, or leave it out")
-        elif _section(config, "optimizer.params").get("torch_adam"):
+        elif section_at(config, "optimizer.params").get("torch_adam"):
             problem = "only DeepSpeed's own Adam can offload a part"
             yield _make("offload-ratio-optimizer", path, Effect.FAILS, problem, "leave out torch_adam")
     if (
@@ -141,44 +128,85 @@ def _offload(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
         yield _ignored("offload-contiguous", "zero_optimization.contiguous_gradients", problem, "leave it out")
 
 
+def _words(config: Config, version: tuple[int, ...]) -> Iterator[Finding]:
+    """Settings that take some words only, in any case."""
+    for path, words in WORDS.items():
+        section, _, key = path.rpartition(".")
+        table = section_at(config, section) if section else config
+        if key not in table or (table[key] is None and path in DTYPE_KEYS):
+            continue
+        if path in DTYPE_KEYS and version < BF16_SPELLED:
+            words = ("fp16", "bfp16", "fp32")
+        if not isinstance(table[key], str) or table[key].lower() not in words:
+            problem = f"{json.dumps(table[key], default=str)} is not one of {', '.join(words)}"
+            yield _refused("word", path, problem, f"use {' or '.join(words)}")
+
+
 def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
-    if _section(config, "bf16").get("enabled") is True and _section(config, "fp16").get("enabled") is True:
+    zero, fp16, bf16 = (section_at(config, name) for name in ("zero_optimization", "fp16", "bf16"))
+    stage = zero.get("stage", 0)
+    if bf16.get("enabled") is True and fp16.get("enabled") is True:
         yield _refused("two-precisions", "fp16.enabled", "bf16 and fp16 exclude each other", "enable one of them")
-    if "max_grad_norm" in _section(config, "optimizer.params"):
+    if "max_grad_norm" in section_at(config, "optimizer.params"):
         problem = "an optimizer has no such parameter"
         yield _make("max-grad-norm", "optimizer.params.max_grad_norm", Effect.FAILS, problem, "set gradient_clipping")
-    size = _section(config, "zero_optimization").get("allgather_bucket_size", 0)
-    if isinstance(size, int) and size % 2 and _section(config, "zero_optimization").get("stage") in (1, 2):
+    size = zero.get("allgather_bucket_size", 0)
+    if isinstance(size, int) and size % 2 and stage in (1, 2):
         path = "zero_optimization.allgather_bucket_size"
         yield _make("odd-bucket", path, Effect.FAILS, "it must be even, though it is never read", "leave it out")
+    for section, key in NEED_ZERO:
+        if section_at(config, section).get(key) is True and stage not in (1, 2, 3):
+            yield _refused("master-stage", f"{section}.{key}", "it needs ZeRO", "set zero_optimization.stage to 1, 2 or 3")
+    if bf16.get("bf16_optimizer_states") is True and bf16.get("bf16_master_weights_and_grads") is not True:
+        problem = "it needs bf16_master_weights_and_grads"
+        yield _refused("bf16-states", "bf16.bf16_optimizer_states", problem, "set bf16_master_weights_and_grads to true")
+    if zero.get("compute_grad_norm") is False and stage not in (1, 2):
+        path = "zero_optimization.compute_grad_norm"
+        yield _refused("norm-stage", path, "only stages 1 and 2 can leave the norm out", "leave it out")
+    if str(config.get("gradient_allreduce_op")).lower() == "sum" and (stage == 3 or zero.get("zenflow") is not None):
+        problem = "stage 3 and ZenFlow take the mean only"
+        yield _refused("sum-stage", "gradient_allreduce_op", problem, "leave it out")
+    for key in ("loss_scale", "loss_scale_window", "min_loss_scale"):
+        value = fp16.get(key, 1)
+        least = 0 if key == "loss_scale" else 1
+        dynamic = least == 0 or (fp16.get("enabled") is True and fp16.get("loss_scale", 0) == 0)
+        if isinstance(value, bool) or (isinstance(value, int | float) and value < least and dynamic):
+            problem = f"{json.dumps(value)} is not a number of at least {least}"
+            yield _refused("loss-scale", f"fp16.{key}", problem, f"give a number of at least {least}")
 
 
 def _sections(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
     """Sections that are not objects."""
-    for path in ("optimizer", *FORBIDS_OTHERS):
-        section, dot, key = path.rpartition(".")
-        value = (_section(config, section) if dot else config).get(key)
+    for path in SECTIONS:
+        value = config.get(path, {})
         as_flag = path == "zero_optimization" and isinstance(value, bool)
-        if not (value in (None, "auto") or isinstance(value, Mapping) or as_flag):
-            yield _refused("section-type", path, f"{value!r} is not an object", 'write its keys, as in {"enabled": true}')
+        if not (isinstance(value, Mapping) or as_flag or (value is None and path in ("aio", "bf16", "checkpoint"))):
+            problem = f"{json.dumps(value, default=str)} is not an object"
+            yield _refused("section-type", path, problem, 'write its keys, as in {"enabled": true}')
+    for path, kinds in SCALARS.items():
+        section, _, key = path.rpartition(".")
+        table = section_at(config, section) if section else config
+        value = table.get(key, "auto") if key != "params" or table.get("type") is not None else "auto"
+        if value != "auto" and not isinstance(value, kinds):
+            yield _refused("value", path, f"{json.dumps(value, default=str)} is of another type", "leave it out")
 
 
 def _batch(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
-    names = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
-    for name in names:
+    for name in BATCH_SIZES:
         value = config.get(name)
-        if isinstance(value, int) and value < 1:
-            yield _refused("batch-positive", name, f"{value} is not a count", "give a whole number of at least 1")
-    if config.get(names[0]) is None and config.get(names[1]) is None:
-        yield _refused("batch-missing", names[0], "neither it nor the micro-batch is given", f"give {names[1]}")
-    divided = _section(config, "tensor_parallel").get("autotp_size", 0)
-    if isinstance(divided, int) and divided > 1 and all(isinstance(config.get(name), int) for name in names):
+        if value not in (None, "auto") and not (isinstance(value, int | float) and value > 0):
+            problem = f"{json.dumps(value, default=str)} is not a count"
+            yield _refused("batch-positive", name, problem, "give a whole number of at least 1")
+    if config.get(BATCH_SIZES[0]) is None and config.get(BATCH_SIZES[1]) is None:
+        yield _refused("batch-missing", BATCH_SIZES[0], "neither it nor the micro-batch is given", f"give {BATCH_SIZES[1]}")
+    divided = section_at(config, "tensor_parallel").get("autotp_size", 0)
+    if isinstance(divided, int) and divided > 1 and all(isinstance(config.get(name), int) for name in BATCH_SIZES):
         problem = "with AutoTP DeepSpeed still counts every rank as a replica, and refuses the product of the three"
-        yield _refused("autotp-batch", names[0], problem, f"leave {names[0]} out")
+        yield _refused("autotp-batch", BATCH_SIZES[0], problem, f"leave {BATCH_SIZES[0]} out")
 
 
 def _tensor(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
-    section = _section(config, "tensor_parallel")
+    section = section_at(config, "tensor_parallel")
     size = section.get("autotp_size")
     if not section or size is None or size in (0, 1):
         inert = [key for key in section if key not in ("autotp_size", "dtype")]
@@ -198,45 +226,49 @@ def _tensor(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
 
 def _ranks(config: Config, world_size: int) -> Iterator[Finding]:
     """Checks against the number of ranks that DeepSpeed does not make."""
-    size = _section(config, "tensor_parallel").get("autotp_size") or 1
+    size = section_at(config, "tensor_parallel").get("autotp_size") or 1
     if isinstance(size, int) and world_size % size:
         path = "tensor_parallel.autotp_size"
         yield _make(
             "autotp-ranks", path, Effect.FAILS, f"{size} does not divide {world_size} ranks", "give a divisor of the ranks"
         )
         return
-    hpz = _section(config, "zero_optimization").get("zero_hpz_partition_size", 1)
+    hpz = section_at(config, "zero_optimization").get("zero_hpz_partition_size", 1)
     if isinstance(hpz, int) and hpz > 1 and world_size % min(hpz, world_size):
         path = "zero_optimization.zero_hpz_partition_size"
         yield _make("hpz-ranks", path, Effect.FAILS, f"{hpz} does not divide {world_size} ranks", "give a divisor of the ranks")
-    batch, micro = config.get("train_batch_size"), config.get("train_micro_batch_size_per_gpu")
-    if isinstance(batch, int) and isinstance(micro, int) and min(batch, micro) > 0 and size == 1:
-        steps = config.get("gradient_accumulation_steps")
-        steps = steps if isinstance(steps, int) else batch // (micro * world_size)
-        if micro * steps * world_size != batch:
-            problem = f"{batch} is not {micro} samples x {steps} micro-batches x {world_size} ranks"
-            yield _refused("batch-product", "train_batch_size", problem, "give two of the three")
+    if size == 1:
+        yield from _batch_of_ranks(config, world_size)
 
 
-def _section(config: Config, path: str) -> Config:
-    """The section at a dotted path; empty if there is none."""
-    section: Any = config
-    for name in path.split("."):
-        section = section.get(name) if isinstance(section, Mapping) else None
-    return section if isinstance(section, Mapping) else {}
+def _batch_of_ranks(config: Config, world_size: int) -> Iterator[Finding]:
+    """The product of the three sizes, of which DeepSpeed computes those that are not stated; the ranks that share the tokens of
+    a sample are one replica."""
+    sharing = config.get("sequence_parallel_size", 1)
+    if not isinstance(sharing, int) or sharing < 1 or world_size % sharing:
+        problem = f"{json.dumps(sharing, default=str)} does not divide {world_size} ranks"
+        # The configuration takes a part of a replica; the groups of ranks do not.
+        effect = Effect.FAILS if isinstance(sharing, int) and sharing > 0 else Effect.REFUSED
+        yield _make("sequence-ranks", "sequence_parallel_size", effect, problem, "give a divisor of the ranks")
+        return
+    sizes = [config.get(name) for name in BATCH_SIZES]
+    batch, micro, steps = sizes
+    if batch is None or not all(size is None or (isinstance(size, int | float) and size > 0) for size in sizes):
+        return
+    replicas = world_size // sharing
+    if micro is None:
+        micro = batch // replicas // (steps or 1)
+    if steps is None:
+        steps = batch // micro // replicas if micro else 0
+    if micro * steps * replicas != batch:
+        ranks = f"{replicas} ranks" if sharing == 1 else f"{replicas} replicas of {sharing} ranks"
+        problem = f"{batch} is not {micro:g} samples x {steps:g} micro-batches x {ranks}"
+        remedy = "give two of the three" if None not in sizes else "give a multiple of the replicas' samples"
+        yield _refused("batch-product", "train_batch_size", problem, remedy)
 
 
 def _device(config: Config, name: str) -> str:
-    return str(_section(config, f"zero_optimization.{name}").get("device", "none"))
-
-
-def _meant(key: str, allowed: frozenset[str]) -> str:
-    close = difflib.get_close_matches(key, sorted(allowed), n=1)
-    return f"did you mean {close[0]}?" if close else "leave it out"
-
-
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(map(int, re.findall(r"\d+", version)[:3]))
+    return str(section_at(config, f"zero_optimization.{name}").get("device", "none"))
 
 
 def _make(rule: str, key: str, effect: Effect, problem: str, remedy: str) -> Finding:
@@ -251,76 +283,31 @@ def _ignored(rule: str, key: str, problem: str, remedy: str) -> Finding:
     return _make(rule, key, Effect.IGNORED, problem, remedy)
 
 
-TOP_LEVEL = frozenset({
-    "activation_checkpointing", "aio", "autotuning", "bf16", "bfloat16", "checkpoint", "comet", "comms_logger",
-    "communication_data_type", "compile", "csv_monitor", "data_efficiency", "data_parallel_size", "data_types",
-    "dataloader_drop_last", "datastates_ckpt", "disable_allgather", "disable_python_gc", "dump_state", "expert_parallel",
-    "flops_profiler", "fp16", "gradient_accumulation_steps", "gradient_allreduce_op", "gradient_clipping",
-    "gradient_predivide_factor", "hybrid_engine", "log_level", "managed_gradient_accumulation", "memory_breakdown",
-    "optimizer", "pipeline", "prescale_gradients", "scheduler", "seq_parallel_communication_data_type",
-    "sequence_parallel_size", "steps_per_print", "tensor_parallel", "tensorboard", "timers", "torch_autocast",
-    "train_batch_size", "train_micro_batch_size_per_gpu", "use_data_before_expert_parallelism", "vocabulary_size",
-    "wall_clock_breakdown", "wandb", "weight_quantization", "zero_allow_untested_optimizer", "zero_force_ds_cpu_optimizer",
-    "zero_optimization",
-})  # fmt: skip
-
-FORBIDS_OTHERS: Mapping[str, frozenset[str]] = {
-    "zero_optimization": frozenset({
-        "stage", "contiguous_gradients", "reduce_scatter", "reduce_bucket_size", "use_multi_rank_bucket_allreduce",
-        "allgather_partitions", "allgather_bucket_size", "overlap_comm", "compute_grad_norm", "load_from_fp32_weights",
-        "elastic_checkpoint", "offload_param", "offload_optimizer", "zenflow", "sub_group_size", "cpu_offload_param",
-        "cpu_offload_use_pin_memory", "cpu_offload", *EITHER, *(f"stage3_{name}" for name in EITHER),
-        "gather_16bit_weights_on_model_save", "stage3_gather_16bit_weights_on_model_save",
-        "stage3_gather_fp16_weights_on_model_save", "ignore_unused_parameters", "legacy_stage1", "round_robin_gradients",
-        "parameter_alignment", "zero_hpz_partition_size", "zero_quantized_weights", "zero_quantized_nontrainable_weights",
-        "zero_quantized_gradients", "memory_efficient_linear", "pipeline_loading_checkpoint", "override_module_apply",
-        "log_trace_cache_warnings", "enable_sanity_checks", "save_muon_momentum_buffer_in_memory", "leaf_module",
-    }),
-    "zero_optimization.offload_param": frozenset({
-        "device", "nvme_path", "buffer_count", "buffer_size", "max_in_cpu", "pin_memory",
-    }),
-    "zero_optimization.offload_optimizer": frozenset({
-        "device", "nvme_path", "buffer_count", "pin_memory", "pipeline_read", "pipeline_write", "fast_init", "ratio",
-        "super_offload", "cpuadam_cores_perc",
-    }),
-    "bf16": frozenset({
-        "enabled", "immediate_grad_update", "check_grad_overflow", "bf16_master_weights_and_grads", "bf16_optimizer_states",
-    }),
-    "fp16": frozenset({
-        "enabled", "auto_cast", "loss_scale", "initial_scale_power", "loss_scale_window", "hysteresis",
-        "consecutive_hysteresis", "min_loss_scale", "fp16_master_weights_and_grads",
-    }),
-    "tensor_parallel": frozenset({
-        "dtype", "autotp_size", "tp_overlap_comm", "vocab_parallel_lm_head", "vocab_parallel_ce_backend", "tp",
-        "tensor_parallel", "injection_policy_tuple", "partition_config", "preset_model", "keep_module_on_host",
-        "replace_with_kernel_inject", "kernel_inject",
-    }),
-    "comms_logger": frozenset({"enabled", "prof_all", "prof_ops", "verbose", "debug"}),
+BATCH_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
+SECTIONS = (
+    "optimizer", "scheduler", "zero_optimization", "bf16", "fp16", "tensor_parallel", "comms_logger", "hybrid_engine",
+    "compile", "weight_quantization", "tensorboard", "wandb", "csv_monitor", "comet", "activation_checkpointing",
+    "flops_profiler", "autotuning", "pipeline", "data_efficiency", "checkpoint", "data_types", "aio", "torch_autocast",
+    "timers",
+)  # fmt: skip
+SCALARS: Mapping[str, tuple[type, ...]] = {
+    "wall_clock_breakdown": (int,), "optimizer.type": (str, type(None)), "optimizer.params": (Mapping, type(None)),
 }  # fmt: skip
-"""Sections in which an unlisted key stops DeepSpeed."""
-
-IGNORES_OTHERS: Mapping[str, frozenset[str]] = {
-    "optimizer": frozenset({"type", "params", "legacy_fusion"}),
-    "scheduler": frozenset({"type", "params"}),
-    "activation_checkpointing": frozenset({
-        "partition_activations", "number_checkpoints", "contiguous_memory_optimization", "synchronize_checkpoint_boundary",
-        "profile", "cpu_checkpointing",
-    }),
-    "pipeline": frozenset({
-        "stages", "partition", "seed_layers", "activation_checkpoint_interval", "pipe_partitioned", "grad_partitioned",
-        "use_reentrant",
-    }),
-    "data_types": frozenset({"grad_accum_dtype", "param_dtype", "buffer_dtype", "keep_in_fp32_modules"}),
-    "flops_profiler": frozenset({
-        "enabled", "recompute_fwd_factor", "profile_step", "module_depth", "top_modules", "detailed", "output_file",
-    }),
-    "aio": frozenset({
-        "block_size", "queue_depth", "intra_op_parallelism", "single_submit", "overlap_events", "use_gds",
-    }),
-    "timers": frozenset({"throughput"}),
+"""Settings outside the closed sections whose values DeepSpeed uses while it reads the configuration -> their types."""
+DTYPE_KEYS = ("communication_data_type", "seq_parallel_communication_data_type")
+BF16_SPELLED = (0, 14, 1)
+"""Older versions spell bf16 bfp16 in `DTYPE_KEYS`."""
+WORDS: Mapping[str, tuple[str, ...]] = {
+    **dict.fromkeys(DTYPE_KEYS, ("fp16", "bf16", "fp32")),
+    "gradient_allreduce_op": ("mean", "sum"),
+    "checkpoint.tag_validation": ("warn", "ignore", "fail"),
+    "torch_autocast.dtype": ("bf16", "fp16", "fp32", "bfloat16", "float16", "float32", "half", "float", "int8",
+                             "torch.bfloat16", "torch.float16", "torch.float32", "torch.int8"),
 }  # fmt: skip
-"""Sections in which DeepSpeed ignores an unlisted key."""
-
+NEED_ZERO = (
+    ("fp16", "fp16_master_weights_and_grads"), ("bf16", "bf16_master_weights_and_grads"), ("bf16", "bf16_optimizer_states"),
+)  # fmt: skip
+"""Sections and their switches that DeepSpeed refuses without ZeRO."""
 REMOVED_VERSION = "0.19.8"
 REMOVED: Mapping[str, str] = {
     "nebula": "checkpoints are written by torch.save",
@@ -369,19 +356,22 @@ def version_of(stated_version: str) -> str:
 
 def _findings_of_table(case: LintCase) -> list[Finding]:
     table_findings = findings(nested(case.imported.settings), version_of(case.around.version), case.ranks)
-    error = case.imported.unreadable
-    # DeepSpeed takes 0 and 1 for switches and allows 0 for sizes, and does not check the clipping.
-    if error is not None and error.field not in ("gradient_clipping", *(finding.key for finding in table_findings)):
-        value = Finding(rule="value", key=error.field, effect=Effect.REFUSED, problem=error.problem, remedy=error.remedy)
-        table_findings += [] if case.get(error.field) in (0, 1) else [value]
-    return [replace(finding, fix=_fix(case, finding)) for finding in table_findings]
+    return [replace(finding, fix=_fix(case, finding)) for finding in [*repeated_keys(case.imported), *table_findings]]
+
+
+def repeated_keys(imported: Imported) -> Iterator[Finding]:
+    """Keys that the file states twice, which DeepSpeed's reader refuses."""
+    for key in imported.repeated:
+        yield _refused("repeated-key", key, "the file states it twice", "state it once")
 
 
 def _fix(case: LintCase, finding: Finding) -> Settings:
     """The change that the table's remedy describes, where it is one of settings."""
     if finding.rule == "batch-product":
+        if case.get(KEYS["micro_batch_size"]) is None:
+            return {}
         steps = case.get("gradient_accumulation_steps") or 1
-        return {finding.key: case.get(KEYS["micro_batch_size"]) * steps * case.ranks}
+        return {finding.key: case.get(KEYS["micro_batch_size"]) * steps * (case.ranks // case.get("sequence_parallel_size", 1))}
     if finding.rule == "offload-param-stage":
         return {finding.key: None, f"{finding.key}.device": None}
     meant = re.fullmatch(r"did you mean (\w+)\?", finding.remedy)

@@ -48,7 +48,9 @@ class LintCase:
     @property
     def config(self) -> TrialConfig:
         """The configuration as knobs, with what is assumed of those that the file does not state."""
-        return TrialConfig().replace({**self.assumed, **self.imported.knobs})
+        hidden_size = self.model.hidden_size if isinstance(self.model, ModelSpec) else None
+        sizes = {name: size(hidden_size) for name, size in self.imported.of_hidden_size.items()} if hidden_size else {}
+        return TrialConfig().replace({**self.assumed, **self.imported.knobs, **sizes})
 
     @property
     def assumed(self) -> Mapping[str, Value]:

@@ -1,10 +1,9 @@
 """Another framework's file as a table, the table of its keys and what is read of it, and our preset of a model by its name."""
 
-import json
 import math
 import re
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -14,6 +13,7 @@ import yaml
 
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import Stated
+from autotune.frameworks.hjson import SPACE, HjsonReader
 from search_spaces.errors import KnobValueError
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, check_value, parse_value, value_text
@@ -44,6 +44,8 @@ class Imported:
     """Settings that were not read as knobs, one line each."""
     assumed: Mapping[str, Value] = field(default_factory=dict)
     """Knob -> its value in predictions, of those that the file leaves to the program that trains."""
+    of_hidden_size: Mapping[str, Callable[[int], int]] = field(default_factory=dict)
+    """Knob that the program sets by the model's hidden size -> its value."""
     undecided: Mapping[str, str] = field(default_factory=dict)
     """Setting whose value is decided when the file runs -> what decides it."""
     model: ModelSpec | None = None
@@ -54,6 +56,10 @@ class Imported:
     """Knob -> the setting of the file that states it."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Every setting of the file, with flat keys."""
+    beside: "Imported | None" = None
+    """The configuration that the file names, of which the knobs are too; None: it names none."""
+    repeated: tuple[str, ...] = ()
+    """Keys that the file states twice, of which a tolerant reader takes the last value."""
     unreadable: RequestError | None = None
     """Why there are no knobs: the first value that is none; None: they were read."""
 
@@ -70,6 +76,7 @@ class FlatTable:
         self.notes: list[str] = []
         self.knobs: dict[str, Value] = {}
         self.assumed: dict[str, Value] = {}
+        self.of_hidden_size: dict[str, Callable[[int], int]] = {}
         self.keys: dict[str, str] = {}
         self.settings: dict[str, Any] = dict(flat(content))
         self._unread = dict(self.settings)
@@ -207,7 +214,8 @@ class FlatTable:
         knobs = {name: self.knobs[name] for name in KNOBS if name in self.knobs}
         assumed = {name: value for name, value in self.assumed.items() if name not in knobs}
         return Imported(
-            knobs=knobs, assumed=assumed, notes=tuple(self.notes), keys=self.keys, settings=self.settings, **fields
+            knobs=knobs, assumed=assumed, of_hidden_size=self.of_hidden_size, notes=tuple(self.notes), keys=self.keys,
+            settings=self.settings, **fields,
         )  # fmt: skip
 
 
@@ -291,32 +299,45 @@ def read_text(path: Path) -> str:
 
 
 def read_table(path: Path) -> Mapping[str, Any]:
-    """Return the file's table: JSON or TOML by the suffix, else YAML.
+    """Return the file's table: JSON with or without comments, TOML or YAML. Its suffix says what is tried first.
 
     Raises:
         RequestError: the file cannot be read, or does not hold a table.
     """
+    return read_table_and_repeated(path)[0]
+
+
+def read_table_and_repeated(path: Path) -> tuple[Mapping[str, Any], tuple[str, ...]]:
+    """As `read_table`, with the keys that one table of a JSON file states twice."""
     text = read_text(path)
-    try:
-        match path.suffix:
-            case ".json":
-                content = json.loads(text)
-            case ".toml":
-                content = tomllib.loads(text)
-            case _:
-                content = yaml_value(text)
-    except RecursionError:
-        raise RequestError("from", f"{path} is nested too deeply", REMEDY) from None
-    except OverflowError:
-        raise RequestError("from", f"{path} has more than {MOST_VALUES:,} values", REMEDY) from None
-    except (ValueError, yaml.YAMLError) as error:
-        reason = " ".join(str(error).split())
-        syntax_problem = "not TOML" if path.suffix == ".toml" else "neither JSON nor YAML"
-        raise RequestError("from", f"{path} is {syntax_problem} ({reason})", REMEDY) from error
-    if not isinstance(content, Mapping):
+    readers: list[Callable[[str], Any]] = [yaml_value, _toml] if path.suffix != ".toml" else [_toml, yaml_value]
+    if SPACE.sub("", text, count=1).startswith("{"):
+        # YAML's tables have braces too, and less in them than people write in JSON.
+        readers = [yaml_value, HjsonReader] if path.suffix in (".yaml", ".yml") else [HjsonReader]
+    problems: list[str] = []
+    for reader in readers:
+        try:
+            content = reader(text)
+        except RecursionError:
+            raise RequestError("from", f"{path} is nested too deeply", REMEDY) from None
+        except OverflowError:
+            raise RequestError("from", f"{path} has more than {MOST_VALUES:,} values", REMEDY) from None
+        except (ValueError, yaml.YAMLError) as error:
+            problems.append(" ".join(str(error).split()))
+            continue
+        problems.append("")
+        table, repeated = (content.content, tuple(content.repeated)) if isinstance(content, HjsonReader) else (content, ())
+        if isinstance(table, Mapping):
+            _require_small(path, table)
+            return {str(key): value for key, value in table.items()}, repeated
+    if not problems[0]:
         raise RequestError("from", f"{path} does not hold a table", REMEDY)
-    _require_small(path, content)
-    return {str(key): value for key, value in content.items()}
+    syntax_problem = "not TOML" if path.suffix == ".toml" else "neither JSON nor YAML"
+    raise RequestError("from", f"{path} is {syntax_problem} ({problems[0]})", REMEDY)
+
+
+def _toml(text: str) -> dict[str, Any]:
+    return tomllib.loads(text)
 
 
 def _require_small(path: Path, content: object) -> None:

@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from autotune.frameworks.accelerate_checks import ACCELERATE
 from autotune.frameworks.best_config import request_of, require_schema_version, stated_of
 from autotune.frameworks.deepspeed_checks import DEEPSPEED
 from autotune.frameworks.framework import Framework
-from autotune.frameworks.imported import REMEDY, Imported, flat, read_table, read_text, yaml_value
+from autotune.frameworks.imported import REMEDY, Imported, flat, read_table, read_table_and_repeated, read_text, yaml_value
 from autotune.frameworks.megatron import REMOVED
 from autotune.frameworks.megatron_checks import MEGATRON, MEGATRON_BRIDGE
 from autotune.frameworks.shell import decided_by, read_options
@@ -30,6 +30,8 @@ FRAMEWORKS: Mapping[str, Framework] = {
     framework.name: framework for framework in (DEEPSPEED, TORCHTITAN, MEGATRON, MEGATRON_BRIDGE, ACCELERATE)
 }
 FORMATS = tuple(FRAMEWORKS)
+MOST_HINTED = 500_000
+"""Characters of a file whose suffix names no table; a longer one is a script or a log."""
 TABLES = (".json", ".yaml", ".yml", ".toml")
 
 
@@ -48,6 +50,8 @@ class Written:
     """Setting whose value is decided when the file runs -> what decides it."""
     sourced: tuple[str, ...] = ()
     """Files that a script sources, which are not read: they may set and export variables."""
+    repeated: tuple[str, ...] = ()
+    """Keys that one table of a JSON file states twice."""
     lines: Mapping[str, int] = field(default_factory=dict)
     """Setting -> the line where it is looked for first; empty: anywhere."""
 
@@ -59,7 +63,7 @@ class Written:
         """
         # The DeepSpeed file that a file of Accelerate names is looked for beside it.
         source = str(self.path) if self.format == ACCELERATE.name else self.name
-        return FRAMEWORKS[self.format].read(self.content, source)
+        return replace(FRAMEWORKS[self.format].read(self.content, source), repeated=self.repeated)
 
     def imported(self) -> Imported:
         """Read it as knobs.
@@ -110,20 +114,44 @@ def read_written(path: Path, format_name: str = "", alone: bool = False) -> list
         raise UnknownFormatError("format", f"{format_name!r} is not known", f"use auto, {', '.join(FORMATS)}")
     if path.suffix == ".py":
         recipes = _python(path, format_name)
-    elif path.suffix not in TABLES:
+    elif (table := _table_of(path, format_name)) is None:
         recipes = [_script(path, format_name, alone)]
     else:
-        content = read_table(path)
+        content, repeated = table
         table_format = _format_of_table(content)
         if format_name and table_format not in ("", format_name):
             raise RequestError("format", f"{path} is of {table_format}, not of {format_name}", f"give {table_format}, or auto")
-        recipes = [Written(format=format_name or table_format, name=path.name, path=path, content=content)]
+        recipes = [
+            Written(format=format_name or table_format, name=path.name, path=path, content=content, repeated=repeated)
+        ]  # fmt: skip
     for recipe in recipes:
         if format_name:
             _require_settings(recipe)
         if alone and any("config_file" in key for key, _ in flat(recipe.content)):
             raise _names_another_file()
     return recipes
+
+
+def _table_of(path: Path, format_name: str) -> tuple[Mapping[str, Any], tuple[str, ...]] | None:
+    """The file's table and its repeated keys; None: it is a script. A suffix that names no table is a hint only.
+
+    Raises:
+        RequestError: as `read_table`, of a file whose suffix or given format says that it is a table.
+    """
+    if path.suffix in TABLES:
+        return read_table_and_repeated(path)
+    of_tables = format_name in (DEEPSPEED.name, ACCELERATE.name)
+    text = read_text(path).lstrip()
+    if (text.startswith("#!") or len(text) > MOST_HINTED) and not of_tables:
+        return None
+    try:
+        content, repeated = read_table_and_repeated(path)
+    except RequestError:
+        if of_tables or text.startswith("{"):
+            raise
+        return None
+    known = of_tables or _format_of_table(content) or (not format_name and text.startswith("{"))
+    return (content, repeated) if known else None
 
 
 def _require_settings(written: Written) -> None:
@@ -152,7 +180,8 @@ def _format_of_table(content: Mapping[str, Any]) -> str:
         return ""
     if content.keys() & {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config", "megatron_lm_config"}:
         return ACCELERATE.name
-    if content.keys() & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"}:
+    sections = {name for name in ("bf16", "fp16") if isinstance(content.get(name), Mapping)}  # other formats have switches
+    if sections or content.keys() & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu"}:
         return DEEPSPEED.name
     return _format_of_keys(dict(flat(content)))
 

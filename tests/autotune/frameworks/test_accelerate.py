@@ -9,9 +9,14 @@ import exported
 import pytest
 
 from autotune.errors import RequestError
+from autotune.frameworks.accelerate_checks import SAGEMAKER
+from autotune.frameworks.check import legality
 from autotune.frameworks.exporters import exporter
+from autotune.frameworks.framework import LintCase, Surroundings
 from autotune.frameworks.imported import Imported
-from autotune.frameworks.read import read_imported
+from autotune.frameworks.read import read_imported, read_written
+from autotune.recipes.lint import case_of
+from search_spaces.finding import Effect
 
 START = """compute_environment: LOCAL_MACHINE
 debug: false
@@ -52,10 +57,9 @@ fsdp_config:
         "activation_checkpointing": "full", "reduce_dtype": "bf16",
     }  # fmt: skip
     assert (found.ranks, found.global_batch_size) == (16, None)
-    assert [note.partition(":")[0] for note in found.notes] == [
-        "micro_batch_size",
-        "fsdp_config.fsdp_backward_prefetch=BACKWARD_PRE",
-    ]
+    assert [note.partition(":")[0] for note in found.notes] == ["fsdp_config.fsdp_backward_prefetch=BACKWARD_PRE"]
+    assert found.assumed["micro_batch_size"] == 1
+    assert set(found.knobs) - {"reduce_dtype"} <= set(found.keys)
 
 
 @pytest.mark.parametrize(
@@ -149,9 +153,16 @@ megatron_lm_config:
   megatron_lm_tp_degree: 2
   megatron_lm_use_distributed_optimizer: true
 """
-    assert read(tmp_path, text).knobs == {
-        "zero_stage": 1, "tensor_parallel_size": 2, "sequence_parallel": True, "pipeline_parallel_size": 2,
-        "activation_checkpointing": "selective", "precision": "bf16",
+    knobs = {
+        "zero_stage": 1, "tensor_parallel_size": 2, "sequence_parallel": True, "pipeline_parallel_size": 2, "precision": "bf16",
+    }  # fmt: skip
+    found = read(tmp_path, text)
+    # Accelerate never hands recompute_activations to Megatron-LM, and its plug-in has defaults of its own.
+    assert found.knobs == {**knobs, "activation_checkpointing": "full", "context_parallel_size": 2}
+    assert sum("the plug-in of Accelerate 1.15.0 takes" in note for note in found.notes) == 2
+    stated = "  megatron_lm_context_parallel_size: 1\n  megatron_lm_recompute_granularity: selective\n"
+    assert read(tmp_path, text + stated).knobs == {
+        **knobs, "activation_checkpointing": "selective", "context_parallel_size": 1,
     }  # fmt: skip
 
 
@@ -172,6 +183,131 @@ megatron_lm_config:
 def test_a_value_that_cannot_be_names_its_key(tmp_path: Path, text: str, says: str) -> None:
     with pytest.raises(RequestError, match=says):
         read(tmp_path, text)
+
+
+def test_sequences_that_deepspeed_divides(tmp_path: Path) -> None:
+    sizes = {"train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 3, "zero_optimization": {"stage": 3}}
+    (tmp_path / "ds.json").write_text(json.dumps(sizes))
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: ds.json\nparallelism_config:\n  "
+    found = linted(tmp_path, text + "parallelism_config_sp_size: 4\n  parallelism_config_sp_backend: deepspeed\n")
+    assert (found.config.context_parallel_size, found.config.context_parallel_method) == (4, "ulysses")
+    assert (found.replicas, found.batch) == (2, 12)
+
+
+def test_fp8_is_a_precision(tmp_path: Path) -> None:
+    found = read(tmp_path, "distributed_type: MULTI_GPU\nmixed_precision: fp8\nfp8_config:\n  backend: TE\n")
+    assert found.knobs["precision"] == "fp8"
+
+
+def linted(folder: Path, text: str) -> LintCase:
+    path = folder / "accelerate.yaml"
+    path.write_text(START.format(machines=1, processes=8) + text)
+    (written,) = read_written(path)
+    return case_of(written, Surroundings())
+
+
+FSDP_2 = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\n  fsdp_auto_wrap_policy: SIZE_BASED_WRAP\n"
+NESTED = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  zero_stage: 2\n  "
+MEGATRON = "distributed_type: MEGATRON_LM\nmegatron_lm_config:\n  megatron_lm_tp_degree: 2\n  "
+REFUSED = {
+    "a type in lower case": ("distributed_type: fsdp\n", "type", "distributed_type"),
+    "a precision that is none": ("distributed_type: MULTI_GPU\nmixed_precision: tf32\n", "precision", "mixed_precision"),
+    "a no that YAML reads as false": ("distributed_type: MULTI_GPU\nmixed_precision: no\n", "precision", "mixed_precision"),
+    "one GPU for all processes": ("distributed_type: MULTI_GPU\ngpu_ids: '3'\n", "one-gpu", "gpu_ids"),
+    "a number of a GPU": ("distributed_type: FSDP\ngpu_ids: 3\n", "gpu-text", "gpu_ids"),
+    "a field that it has not": ("distributed_type: MULTI_GPU\nnum_nodes: 1\n", "unknown-key", "num_nodes"),
+    "a strategy that FSDP has not": (
+        f"{FSDP}fsdp_sharding_strategy: FULL\n", "strategy", "fsdp_config.fsdp_sharding_strategy",
+    ),
+    "a version that FSDP has not": (FSDP_2.replace("2\n", "3\n", 1), "version", "fsdp_config.fsdp_version"),
+    "a switch that is none": (f"{FSDP_2}  fsdp_offload_params: cpu\n", "switch", "fsdp_config.fsdp_offload_params"),
+    "weights on one rank, not sent": (
+        f"{FSDP_2}  fsdp_sync_module_states: false\n", "loading-needs-sync", "fsdp_config.fsdp_cpu_ram_efficient_loading",
+    ),
+    "inputs offloaded without recomputation": (
+        f"{FSDP_2}  fsdp_activation_checkpointing_offload: true\n", "offloaded-inputs",
+        "fsdp_config.fsdp_activation_checkpointing_offload",
+    ),
+    "a mesh without shards": (
+        f"{FSDP_2}parallelism_config:\n  parallelism_config_tp_size: 8\n", "mesh-without-shards",
+        "parallelism_config.parallelism_config_dp_shard_size",
+    ),
+    "a degree that is none": (
+        f"{FSDP_2}parallelism_config:\n  parallelism_config_dp_shard_size: half\n", "whole-number",
+        "parallelism_config.parallelism_config_dp_shard_size",
+    ),
+    "a stage that is none": (NESTED.replace("2", "5"), "stage", "deepspeed_config.zero_stage"),
+    "a device that is none": (
+        f"{NESTED}offload_optimizer_device: disk\n", "device", "deepspeed_config.offload_optimizer_device",
+    ),
+    "a text for DeepSpeed's table": (
+        "distributed_type: DEEPSPEED\ndeepspeed_config: ds.json\n", "table-of-deepspeed", "deepspeed_config",
+    ),
+    "a text for a switch of Megatron-LM": (
+        f"{MEGATRON}megatron_lm_sequence_parallelism: all\n", "switch", "megatron_lm_config.megatron_lm_sequence_parallelism",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_it_refuses_is_refused(tmp_path: Path, name: str) -> None:
+    text, rule, key = REFUSED[name]
+    found = [one for one in legality(linted(tmp_path, text)) if one.effect is Effect.REFUSED]
+    assert [(one.rule, one.key) for one in found] == [(rule, key)]
+
+
+@pytest.mark.parametrize("environment", ["MANY_MACHINES", "AMAZON_SAGEMAKER"])
+def test_a_file_for_another_environment(tmp_path: Path, environment: str) -> None:
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(START.format(machines=2, processes=16).replace("LOCAL_MACHINE", environment) + "distributed_type: 'NO'\n")
+    (written,) = read_written(path)
+    keys = {one.key for one in legality(case_of(written, Surroundings())) if one.effect is Effect.REFUSED}
+    assert ("compute_environment" in keys, "num_processes" in keys) == (environment != SAGEMAKER, environment == SAGEMAKER)
+
+
+@pytest.mark.parametrize(
+    ("text", "key"),
+    [
+        (f"{NESTED}overlap_comm: true\n", "deepspeed_config.overlap_comm"),
+        (f"{NESTED}fp16:\n    enabled: true\n", "deepspeed_config.fp16.enabled"),
+        (f"{MEGATRON}megatron_lm_recompute_activations: true\n", "megatron_lm_config.megatron_lm_recompute_activations"),
+        (f"{MEGATRON}megatron_lm_cp_degree: 2\n", "megatron_lm_config.megatron_lm_cp_degree"),
+    ],
+)
+def test_what_it_copies_and_never_reads_is_ignored(tmp_path: Path, text: str, key: str) -> None:
+    assert [(one.key, one.effect) for one in legality(linted(tmp_path, text))] == [(key, Effect.IGNORED)]
+
+
+@pytest.mark.parametrize(
+    ("launcher", "said"),
+    [("", True), ("  deepspeed_multinode_launcher: standard\n", False), ("  deepspeed_hostfile: hosts\n", False)],
+)
+def test_machines_that_deepspeed_does_not_know(tmp_path: Path, launcher: str, said: bool) -> None:
+    path = tmp_path / "accelerate.yaml"
+    path.write_text(START.format(machines=2, processes=16) + NESTED.rstrip(" ") + launcher)
+    (written,) = read_written(path)
+    rules = [one.rule for one in legality(case_of(written, Surroundings()))]
+    assert rules == ["machines-without-hosts"] * said
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"zero_optimization": {"stage": 2}}', []),
+        ('{"bf16": {"enabled": true}}', ["file-without-zero"]),
+        ('{"zero_optimization": {"stage": 2},}', ["plain-json"]),
+        ('{"zero_optimization": {"stages": 2, "stage": 1}}', ["unknown-key"]),
+    ],
+)
+def test_the_deepspeed_file_that_it_names(tmp_path: Path, content: str, said: list[str]) -> None:
+    folder = tmp_path / "configs"
+    folder.mkdir()
+    (folder / "ds.json").write_text(content)
+    # The path is that from the folder in which Accelerate is started.
+    text = "distributed_type: DEEPSPEED\ndeepspeed_config:\n  deepspeed_config_file: configs/ds.json\n"
+    case = linted(folder, text)
+    assert [one.rule for one in legality(case) if one.effect is Effect.REFUSED] == said
+    assert case.imported.beside is not None
 
 
 def test_what_is_exported_comes_back(tmp_path: Path) -> None:

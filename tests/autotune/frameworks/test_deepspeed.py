@@ -9,8 +9,11 @@ import pytest
 
 from autotune.errors import RequestError
 from autotune.frameworks.exporters import exporter
-from autotune.frameworks.read import read_imported
+from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.read import read_imported, read_written
+from autotune.recipes.lint import case_of
 from search_spaces.deepspeed import KEEP_ALL
+from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial_config import TrialConfig
 
 PRESENT: dict[str, Any] = {
@@ -59,7 +62,8 @@ def test_all_of_it_may_be_auto(tmp_path: Path) -> None:
         "optimizer": {"type": "AdamW", "params": {"lr": "auto", "weight_decay": "auto"}},
     }  # fmt: skip
     found = read(tmp_path, automatic)
-    assert found.knobs == {"zero_stage": 2, "overlap_comm": False, "reduce_bucket_size": 500_000_000}
+    assert found.knobs == {"zero_stage": 2, "overlap_comm": False}
+    assert set(found.of_hidden_size) == {"reduce_bucket_size"}
     assert (found.global_batch_size, found.samples_per_rank) == (None, None)
     assert len(found.notes) == 7
 
@@ -206,3 +210,33 @@ def test_what_is_exported_comes_back(tmp_path: Path, layout: dict[str, Any]) -> 
         assert (found.global_batch_size, found.samples_per_rank) == (None, 8)
     else:
         assert found.global_batch_size == session.request.global_batch_size
+
+
+def test_sizes_that_the_trainer_takes_from_the_model(tmp_path: Path) -> None:
+    sizes = {"reduce_bucket_size": "auto", "stage3_param_persistence_threshold": "auto", "stage3_prefetch_bucket_size": 7}
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 3, **sizes}}))
+    (written,) = read_written(path)
+    model = resolve_model("llama-3-8b")
+    config = case_of(written, Surroundings(model=model)).config
+    assert (config.reduce_bucket_size, config.param_persistence_threshold) == (4096 * 4096, 40960)
+    assert config.prefetch_bucket_size == 7
+    assert "reduce_bucket_size" not in case_of(written, Surroundings()).imported.knobs
+
+
+def test_older_switches_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"zero_optimization": {"stage": 3, "cpu_offload": True, "cpu_offload_param": False}}))
+    found = read_imported(path)
+    assert (found.knobs["offload_optimizer"], found.keys["offload_optimizer"]) == ("cpu", "zero_optimization.cpu_offload")
+    assert "offload_param" not in found.knobs
+
+
+def test_a_legal_value_that_trials_do_not_have_hides_no_other_one(tmp_path: Path) -> None:
+    path = tmp_path / "ds.json"
+    path.write_text(json.dumps({"bf16": {"enabled": True}, "zero_optimization": {"stage": 3, "max_live_parameters": 0}}))
+    found = read_imported(path)
+    assert (found.knobs["zero_stage"], found.knobs["precision"]) == (3, "bf16")
+    assert (
+        "zero_optimization.max_live_parameters=0: no value of max_live_parameters, which was left at the default" in found.notes
+    )

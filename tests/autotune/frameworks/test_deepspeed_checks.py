@@ -91,6 +91,51 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, str, Effect]]] = {
     "a place for a section": (
         zero(3, offload_optimizer="cpu"), ("section-type", "zero_optimization.offload_optimizer", REFUSED),
     ),
+    "a comment at the top": ({**BATCH, "_about": "two nodes"}, ("unknown-key", "_about", IGNORED)),
+    "a typo in a monitor": (
+        {**BATCH, "tensorboard": {"enabled": True, "folder": "logs"}}, ("unknown-key", "tensorboard.folder", REFUSED),
+    ),
+    "a typo in a section of a section": (
+        zero(3, leaf_module={"klasses": ["Block"]}), ("unknown-key", "zero_optimization.leaf_module.klasses", REFUSED),
+    ),
+    "an unknown key that is auto": (zero(2, bucket="auto"), ("unknown-key", "zero_optimization.bucket", IGNORED)),
+    "a number as people write it": (
+        zero(2, reduce_bucket_size="2e8"), ("value", "zero_optimization.reduce_bucket_size", REFUSED),
+    ),
+    "a stage that is none": (zero(4), ("value", "zero_optimization.stage", REFUSED)),
+    "a size out of bounds": (
+        zero(3, offload_optimizer={"device": "cpu", "ratio": 1.5}),
+        ("value", "zero_optimization.offload_optimizer.ratio", REFUSED),
+    ),
+    "an older switch beside the section of today": (
+        zero(2, cpu_offload=True, offload_optimizer={"device": "cpu"}),
+        ("two-spellings", "zero_optimization.cpu_offload", REFUSED),
+    ),
+    "both spellings of a key": (
+        zero(3, prefetch_bucket_size=1, stage3_prefetch_bucket_size=2),
+        ("two-spellings", "zero_optimization.prefetch_bucket_size", REFUSED),
+    ),
+    "a word of torch for a type": (
+        {**BATCH, "communication_data_type": "bfloat16"}, ("word", "communication_data_type", REFUSED),
+    ),
+    "a sum at stage 3": ({**zero(3), "gradient_allreduce_op": "sum"}, ("sum-stage", "gradient_allreduce_op", REFUSED)),
+    "master weights without ZeRO": (
+        {**BATCH, "fp16": {"enabled": True, "fp16_master_weights_and_grads": True}},
+        ("master-stage", "fp16.fp16_master_weights_and_grads", REFUSED),
+    ),
+    "states in bf16 alone": (
+        {**zero(2), "bf16": {"enabled": True, "bf16_optimizer_states": True}},
+        ("bf16-states", "bf16.bf16_optimizer_states", REFUSED),
+    ),
+    "a window that divides by zero": (
+        {**BATCH, "fp16": {"enabled": True, "loss_scale_window": 0}}, ("loss-scale", "fp16.loss_scale_window", REFUSED),
+    ),
+    "no norm at stage 3": (
+        zero(3, compute_grad_norm=False), ("norm-stage", "zero_optimization.compute_grad_norm", REFUSED),
+    ),
+    "a batch in quotes": ({"train_batch_size": "8"}, ("batch-positive", "train_batch_size", REFUSED)),
+    "nothing for a section": ({**BATCH, "fp16": None}, ("section-type", "fp16", REFUSED)),
+    "a text for the breakdown": ({**BATCH, "wall_clock_breakdown": "yes"}, ("value", "wall_clock_breakdown", REFUSED)),
     "AutoTP with the whole triple": (
         {
             "train_batch_size": 8, "train_micro_batch_size_per_gpu": 2, "gradient_accumulation_steps": 4,
@@ -114,6 +159,10 @@ CLEAN: dict[str, dict[str, Any]] = {
         "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
         "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, "bf16": {"enabled": "auto"},
     },
+    "older spellings, and values that mean the same": zero(
+        3, cpu_offload=True, cpu_offload_param=1, stage3_gather_fp16_weights_on_model_save="true", reduce_bucket_size=2e8,
+        stage3_max_live_parameters="1000000", overlap_comm=None,
+    ),
     "AutoTP": {**BATCH, "tensor_parallel": {"autotp_size": 2, "preset_model": "llama"}},
 }  # fmt: skip
 
@@ -156,11 +205,37 @@ def test_an_older_version_still_has_what_was_removed() -> None:
         (zero(3, zero_hpz_partition_size=3), "hpz-ranks"),
         ({"train_batch_size": 9, "train_micro_batch_size_per_gpu": 1}, "batch-product"),
         ({"train_batch_size": 8, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 2}, "batch-product"),
+        ({"train_batch_size": 9}, "batch-product"),
+        ({"train_batch_size": 8, "gradient_accumulation_steps": 2}, "batch-product"),
+        ({**BATCH, "sequence_parallel_size": 3}, "sequence-ranks"),
     ],
 )
 def test_sizes_are_held_against_the_ranks(config: dict[str, Any], rule: str) -> None:
     assert findings(config, "0.19.8") == []
     assert [one.rule for one in findings(config, "0.19.8", 8)] == [rule]
+
+
+def test_ranks_that_share_a_sample_are_one_replica() -> None:
+    sizes = {"train_batch_size": 6, "train_micro_batch_size_per_gpu": 1, "gradient_accumulation_steps": 3}
+    assert findings({**sizes, "sequence_parallel_size": 4}, "0.19.8", 8) == []
+    (found,) = findings({**sizes, "sequence_parallel_size": 2}, "0.19.8", 8)
+    assert found.problem == "6 is not 1 samples x 3 micro-batches x 4 replicas of 2 ranks"
+
+
+@pytest.mark.parametrize(
+    ("config", "refusing", "taking"),
+    [
+        (zero(3, zenflow={"topk_ratio": 0.2}), "0.17.4", "0.17.5"),
+        ({**BATCH, "fp16": {"enabled": True, "opt_level": "O2"}}, "0.17.1", "0.17.0"),
+        ({**BATCH, "bf16": {"enabled": True, "later": True}}, "0.19.8", "0.20.0"),
+        ({**BATCH, "communication_data_type": "bfp16"}, "0.14.1", "0.14.0"),
+        ({**BATCH, "communication_data_type": "bf16"}, "0.14.0", "0.14.1"),
+    ],
+)
+def test_what_depends_on_the_version(config: dict[str, Any], refusing: str, taking: str) -> None:
+    (found,) = [one for one in findings(config, refusing) if one.effect is REFUSED]
+    assert found.remedy
+    assert [one for one in findings(config, taking) if one.effect is REFUSED] == []
 
 
 def test_sizes_that_fit_the_ranks_are_let_pass() -> None:
