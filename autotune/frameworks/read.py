@@ -15,9 +15,9 @@ from autotune.frameworks.best_config import request_of, require_schema_version, 
 from autotune.frameworks.deepspeed_checks import DEEPSPEED
 from autotune.frameworks.framework import Framework
 from autotune.frameworks.imported import REMEDY, Imported, flat, read_table, read_text, yaml_value
-from autotune.frameworks.megatron import REMOVED
 from autotune.frameworks.megatron_checks import MEGATRON, MEGATRON_BRIDGE
-from autotune.frameworks.shell import decided_by, read_options
+from autotune.frameworks.shell import read_options
+from autotune.frameworks.shell_values import decided_by, is_open
 from autotune.frameworks.torchtitan_checks import TORCHTITAN
 from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.file_kinds import kind_of
@@ -48,6 +48,8 @@ class Written:
     """Setting whose value is decided when the file runs -> what decides it."""
     sourced: tuple[str, ...] = ()
     """Files that a script sources, which are not read: they may set and export variables."""
+    stated: Mapping[str, str] = field(default_factory=dict)
+    """Variables and arguments of a script, with the user's values."""
     lines: Mapping[str, int] = field(default_factory=dict)
     """Setting -> the line where it is looked for first; empty: anywhere."""
 
@@ -80,26 +82,30 @@ class Written:
         yield from (f"{file} is sourced and not read: variables that it sets are not known" for file in self.sourced)
 
 
-def read_imported(path: Path) -> Imported:
+def read_imported(path: Path, stated: Mapping[str, str] | None = None) -> Imported:
     """Read the file's only configuration; its keys decide the format.
 
     Raises:
         RequestError: the file cannot be read, has none of the formats, has several configurations, or has an invalid value.
     """
-    recipes = read_written(path)
+    recipes = read_written(path, stated=stated)
     if len(recipes) > 1:
         names = ", ".join(recipe.name for recipe in recipes[:5])
         raise RequestError("from", f"{path} has several recipes ({names} …)", "give a file with one of them")
     return recipes[0].imported()
 
 
-def read_written(path: Path, format_name: str = "", alone: bool = False) -> list[Written]:
+def read_written(
+    path: Path, format_name: str = "", alone: bool = False, stated: Mapping[str, str] | None = None, beside: Path | None = None
+) -> list[Written]:
     """The configurations of a file: one, but for a Python file with several functions.
 
     Args:
         path: the file.
         format_name: one of `FORMATS`; empty: the file's content decides.
         alone: refuse a file that names another one, so that no other is read.
+        stated: variables and arguments of a script, with the user's values.
+        beside: the script whose neighbours it may source, if that is another one.
 
     Raises:
         RequestError: the file cannot be read, or is neither a table, nor a script with options of a known framework, or has
@@ -108,10 +114,12 @@ def read_written(path: Path, format_name: str = "", alone: bool = False) -> list
     """
     if format_name and format_name not in FORMATS:
         raise UnknownFormatError("format", f"{format_name!r} is not known", f"use auto, {', '.join(FORMATS)}")
+    if stated and path.suffix in (".py", *TABLES):
+        raise RequestError("set", f"{path} is no launch script", "leave it out")
     if path.suffix == ".py":
         recipes = _python(path, format_name)
     elif path.suffix not in TABLES:
-        recipes = [_script(path, format_name, alone)]
+        recipes = [_script(path, format_name, None if alone else beside or path, stated or {})]
     else:
         content = read_table(path)
         table_format = _format_of_table(content)
@@ -150,6 +158,8 @@ def named(error: AutotuneError | SearchSpaceError, field: str) -> AutotuneError 
 def _format_of_table(content: Mapping[str, Any]) -> str:
     if content.keys() >= BEST_CONFIG:
         return ""
+    if "trainer" in content and "model" in content and kind_of(content):  # NeMo 1 spells some settings as Megatron-Bridge does
+        return ""
     if content.keys() & {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config", "megatron_lm_config"}:
         return ACCELERATE.name
     if content.keys() & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"}:
@@ -162,7 +172,7 @@ def _format_of_keys(settings: Collection[str]) -> str:
     tables = ("training.", "parallelism.", "activation_checkpoint.")
     if any(key.startswith(tables) for key in settings):
         return TORCHTITAN.name
-    if {"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size", *REMOVED} & set(settings):
+    if {"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size", "--model-parallel-size"} & set(settings):
         return MEGATRON.name
     if any(re.fullmatch(r"model\.(\w+_parallel_size|recompute_\w+)|train\.(micro|global)_batch_size", key) for key in settings):
         return MEGATRON_BRIDGE.name
@@ -206,15 +216,23 @@ def _python(path: Path, format_name: str) -> list[Written]:
     return written_recipes
 
 
-def _script(path: Path, format_name: str, alone: bool) -> Written:
+def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[str, str]) -> Written:
     text = read_text(path)
-    script = read_options(text)
+    try:
+        script = read_options(text, beside, stated)
+    except RecursionError:
+        raise RequestError("from", f"{path} is nested too deeply", REMEDY) from None
+    if script.unused and beside == path:
+        names = ", ".join(script.unused)
+        raise RequestError("set", f"{path.name} does not read {names}, or sets it itself", "state what the script leaves open")
     settings: dict[str, Any] = script.settings
     # Overrides of Megatron-Bridge: `model.tensor_model_parallel_size=4`.
     matches = (re.fullmatch(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.+)", word, re.DOTALL) for word in script.words)
     overrides = {match[1]: _override(match[2]) for match in matches if match}
+    if any(key.startswith("trainer.") for key in overrides):
+        raise RequestError("from", f"{path} starts a program of NeMo, which is not read", REMEDY)
     undecided = {key: by for key, by in script.open.items() if not key.startswith("$")}
-    for key in [key for key, value in overrides.items() if isinstance(value, str) and "$" in value]:
+    for key in [key for key, value in overrides.items() if isinstance(value, str) and is_open(value)]:
         undecided[key] = decided_by(overrides.pop(key))
     tables = {_tyro(key): value for key, value in settings.items() if key.startswith("--")}
     settings_tables = [settings, tables, overrides]
@@ -232,7 +250,7 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
             content: Mapping[str, Any] = overrides
         case "torchtitan":
             table_settings = {key: value for key, value in settings.items() if not key.startswith("--")}
-            base = _base(path, tables, alone)  # takes its own options out of `tables`, so it comes first
+            base = _base(path, tables, beside is None)  # takes its own options out of `tables`, so it comes first
             switched = {  # by tyro's switches: `--compile.no_enable` means `compile.enable = false`
                 key.replace(".no_", "."): False if ".no_" in key and value is True else value for key, value in tables.items()
             }
@@ -247,7 +265,7 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
         raise _without_setting(path, kind)
     undecided |= {key: by for key, by in script.open.items() if key.startswith("$")}
     return Written(
-        format=kind, name=path.name, path=path, content=content, open=undecided, sourced=tuple(script.sourced)
+        format=kind, name=path.name, path=path, content=content, open=undecided, sourced=tuple(script.sourced), stated=stated
     )  # fmt: skip
 
 
