@@ -58,6 +58,7 @@ ARGUMENTS = (
     Argument("cp_comm_type", "context_parallel_method", guarded=False, changes=False),
     Argument("attention_backend", "attention_backend", guarded=False, changes=False),
     Argument("use_tp_pp_dp_mapping", "rank_order", "dist", guarded=False, changes=False),
+    Argument("expert_tensor_parallel_size", "expert_tensor_parallel_size", changes=False),
     Argument("mtp_num_layers", "mtp_layers"),
     Argument("mtp_loss_scaling_factor", "mtp_loss_weight", guarded=False),
     Argument("num_moe_experts", option="num-experts"),
@@ -65,7 +66,7 @@ ARGUMENTS = (
     Argument("num_layers_in_first_pipeline_stage", option="decoder-first-pipeline-num-layers"),
     Argument("num_layers_in_last_pipeline_stage", option="decoder-last-pipeline-num-layers"),
     *map(Argument, (
-        "expert_tensor_parallel_size", "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
+        "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
         "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout", "seq_length", "max_position_embeddings",
         "recompute_method", "recompute_num_layers", "recompute_modules", "moe_router_topk", "moe_token_dispatcher_type",
         "moe_flex_dispatcher_backend", "num_query_groups", "group_query_attention", "num_layers",
@@ -173,6 +174,9 @@ class _MegatronReading:
         pipeline = self.degree("pipeline_model_parallel_size", "pipeline_parallel_size")
         self.degree("context_parallel_size", "context_parallel_size")
         self.degree("expert_model_parallel_size", "expert_parallel_size")
+        expert_tensor = self.whole("expert_tensor_parallel_size")
+        if expert_tensor and expert_tensor != tensor:
+            table.set("expert_tensor_parallel_size", expert_tensor, key("expert_tensor_parallel_size"))
         table.set("micro_batch_size", self.whole("micro_batch_size"), key("micro_batch_size"))
         if modules := self.whole("mtp_num_layers"):
             table.set("mtp_layers", modules, key("mtp_num_layers"))
@@ -187,7 +191,8 @@ class _MegatronReading:
             table.set("sequence_parallel", True, key("sequence_parallel"))
         if self.switch("moe_shared_expert_overlap"):
             table.set("shared_expert_overlap", True, key("moe_shared_expert_overlap"))
-        model, tokens = self._model(), self.whole("seq_length")
+        lengths = [table.whole(f"dataset.{name}") for name in ("seq_length", "sequence_length")] if bridge else []
+        model, tokens = self._model(), self.whole("seq_length") or next(filter(None, lengths), None)
         if pipeline > 1:
             self._pipeline(model, pipeline)
         self._states()
@@ -297,7 +302,7 @@ class _MegatronReading:
             raise RequestError(
                 key("recompute_granularity"), f"{kind!r} in {table.source} is not known", "use selective or full"
             )
-        modules = str(table.take(key("recompute_modules")) or "").strip("[]").replace(",", " ").split()
+        modules = names_in(table.take(key("recompute_modules")))
         if kind == "selective" and set(modules) - {"core_attn"}:
             # More or less is kept than with the attention alone, which predictions know: the knob is not decided.
             table.assumed["activation_checkpointing"] = "selective"
@@ -337,12 +342,12 @@ class _MegatronReading:
         rope = self.word("position_embedding_type") == "rope" or self.switch("use_rotary_position_embeddings")
         tied = not self.switch("untie_embeddings_and_output_weights")
         positions = whole("max_position_embeddings") or 1
-        latent, latent_head = self._latent()
+        (latent, latent_head), channels = self._latent(), whole("kv_channels")
         try:
             return ModelSpec(
                 name="the described model", family="megatron", num_layers=layers, hidden_size=hidden, num_attention_heads=heads,
                 num_key_value_heads=heads if groups is None or latent else groups,
-                head_dim=latent_head or whole("kv_channels") or max(hidden // heads, 1), latent=latent,
+                head_dim=latent_head or channels or max(hidden // heads, 1), latent=latent,
                 ffn_hidden_size=whole("moe_ffn_hidden_size") or ffn if experts else ffn,
                 vocab_size=vocabulary or ASSUMED_VOCABULARY,
                 sequence_length=positions, tied_embeddings=tied, gated_mlp=gated, activation="silu" if gated else "gelu",
@@ -382,6 +387,11 @@ class _MegatronReading:
             return {}
         dense = tuple(not has_experts for has_experts in pattern)
         return {"dense_layers": dense, "dense_ffn_size": ffn} if any(dense) else {}
+
+
+def names_in(value: Any) -> list[str]:
+    """The names of a list, or of a text with blanks or commas between them."""
+    return [str(name) for name in value] if isinstance(value, list | tuple) else re.findall(r"\w+", str(value or ""))
 
 
 def layer_pattern(value: Any, layers: int) -> list[int] | None:

@@ -9,7 +9,17 @@ import re
 from collections.abc import Callable, Iterator
 
 from autotune.frameworks.framework import BATCH, MOST, Check, Framework, LintCase, Settings, unknown
-from autotune.frameworks.megatron import ARGUMENTS, BRIDGE, LM, Dialect, from_megatron, layer_pattern, layout_stages, options_of
+from autotune.frameworks.megatron import (
+    ARGUMENTS,
+    BRIDGE,
+    LM,
+    Dialect,
+    from_megatron,
+    layer_pattern,
+    layout_stages,
+    names_in,
+    options_of,
+)
 from autotune.frameworks.megatron_parser_checks import PARSER_CHECKS
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from search_spaces.finding import Effect, Finding
@@ -138,7 +148,7 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         return None if case.get(QUEUES) == 1 else "tensor and context parallelism need it to be 1 before Blackwell"
 
     def recomputed_modules(case: LintCase) -> str | None:
-        modules = str(case.get(key("recompute_modules"), "")).strip("[]").replace(",", " ").split()
+        modules = names_in(case.get(key("recompute_modules")))
         if str(case.get(granularity)) != "selective" and not case.on("--recompute-activations"):
             return None
         if unknown_modules := set(modules) - RECOMPUTED:
@@ -330,7 +340,8 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
             name="query-groups", key=key("num_query_groups"), effect=Effect.REFUSED, remedy="give a multiple or a divisor",
             problem=lambda case: f"{case.get(key('num_query_groups'))} groups of queries are no multiple or divisor of "
             f"{case.config.tensor_parallel_size} tensor-parallel ranks",
-            holds=lambda case: isinstance(groups := case.get(key("num_query_groups")), int) and groups > 0
+            # Of a model whose sizes fit together, a rule finds it.
+            holds=lambda case: case.model is None and isinstance(groups := case.get(key("num_query_groups")), int) and groups
             and (not script or case.on(key("group_query_attention"))) and groups % case.config.tensor_parallel_size
             and case.config.tensor_parallel_size % groups,
         ),

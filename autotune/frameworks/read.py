@@ -31,6 +31,8 @@ FRAMEWORKS: Mapping[str, Framework] = {
 }
 FORMATS = tuple(FRAMEWORKS)
 TABLES = (".json", ".yaml", ".yml", ".toml")
+DEGREES = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--sequence-parallel")
+"""Options of Megatron-LM that a file with none of the degrees leaves to the script that launches it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +52,8 @@ class Written:
     """Files that a script sources, which are not read: they may set and export variables."""
     stated: Mapping[str, str] = field(default_factory=dict)
     """Variables and arguments of a script, with the user's values."""
+    stray: tuple[str, ...] = ()
+    """Options of a script that are no part of its launch."""
     lines: Mapping[str, int] = field(default_factory=dict)
     """Setting -> the line where it is looked for first; empty: anywhere."""
 
@@ -79,6 +83,7 @@ class Written:
     def notes(self) -> Iterator[str]:
         """A line for everything that is decided when the file runs."""
         yield from (f"{name} ({by}): decided when the script runs" for name, by in self.open.items())
+        yield from (f"{option}: bash takes it for a command: a comment or an end of line before it" for option in self.stray)
         yield from (f"{file} is sourced and not read: variables that it sets are not known" for file in self.sourced)
 
 
@@ -247,7 +252,8 @@ def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[s
     )
     match kind:
         case "megatron-bridge":
-            content: Mapping[str, Any] = overrides
+            recipe = str(settings.get("--recipe", "")).split()[:1]  # overrides follow it
+            content: Mapping[str, Any] = {**({"recipe": recipe[0]} if recipe else {}), **overrides}
         case "torchtitan":
             table_settings = {key: value for key, value in settings.items() if not key.startswith("--")}
             base = _base(path, tables, beside is None)  # takes its own options out of `tables`, so it comes first
@@ -258,6 +264,8 @@ def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[s
             undecided = {_tyro(key): by for key, by in undecided.items()}
         case "megatron":
             content = settings
+            if not script.modules and not set(DEGREES[:2]) & {*settings, *undecided}:  # a part of a launch
+                undecided |= {key: "what launches these options" for key in DEGREES if key not in {*settings, *undecided}}
         case _:
             raise RequestError("from", f"{path} has no options of a known framework", REMEDY)
     has_settings = "recipe" in content or _format_of_keys([*content, *undecided]) == kind
@@ -265,7 +273,8 @@ def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[s
         raise _without_setting(path, kind)
     undecided |= {key: by for key, by in script.open.items() if key.startswith("$")}
     return Written(
-        format=kind, name=path.name, path=path, content=content, open=undecided, sourced=tuple(script.sourced), stated=stated
+        format=kind, name=path.name, path=path, content=content, open=undecided, sourced=tuple(script.sourced), stated=stated,
+        stray=script.stray,
     )  # fmt: skip
 
 

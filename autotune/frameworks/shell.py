@@ -57,13 +57,15 @@ DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 SLURM: Mapping[str, tuple[str, ...]] = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
     "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",), "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-    "gpus": ("SLURM_GPUS",), "gpus-per-task": ("SLURM_GPUS_PER_TASK",), "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
+    "gres": ("SLURM_GPUS_ON_NODE",), "gpus": ("SLURM_GPUS",), "gpus-per-task": ("SLURM_GPUS_PER_TASK",),
+    "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
 }  # fmt: skip
 """Option of sbatch -> the variables of the job that have its value [sbatch(1), output environment variables]."""
 COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
 }  # fmt: skip
 MOST_COMMANDS, MOST_ROUNDS, DEEPEST_CALL = 20_000, 256, 20
+"""After so many commands loops end; a script may have ten times as many."""
 
 
 class ShellFlow(StrEnum):
@@ -116,23 +118,25 @@ def read_options(text: str, path: Path | None = None, stated: Mapping[str, str] 
     fragments = [list(value) if isinstance(value, tuple) else value.split() for value in variables.values.values()
                  if isinstance(value, str | tuple)]  # fmt: skip
     script.words += [word for words in fragments for word in words]
-    starting = [words for words in launches if any(PROGRAM.fullmatch(word) for word in words)]
-    if starting:
-        chosen = max(starting, key=len)
-    else:  # arguments that another script, or a job that this one submits, launches
-        options = [words for words in (*launches, *fragments) if any(word.startswith("--") for word in words)]
-        lists = [words for words in options if words not in launches or words[0].startswith("--")]
-        chosen = [word for words in lists or options for word in words]
-    if not chosen:
-        return script
-    if starting:
-        script.stray = tuple(words[0] for words in launches if words[0].startswith("--"))
     for name in sorted(variables.exported):
         value = variables.values.get(name)
         if value is not None:
             _take_variable(script, name, value if isinstance(value, str) else " ".join(value))
+    starting = sorted((words for words in launches if any(map(PROGRAM.fullmatch, words))), key=_options_in)
+    options = [words for words in (*launches, *fragments) if _options_in(words)[0]]
+    if starting and (_options_in(starting[-1])[0] or not options):
+        chosen = starting[-1]
+        script.stray = tuple(words[0] for words in launches if words[0].startswith("--"))
+    else:  # arguments that another script, or a job that this one submits, launches
+        lists = [words for words in options if words not in launches or words[0].startswith("--")]
+        chosen = [word for words in lists or options for word in words]
     _options(chosen, script)
     return script
+
+
+def _options_in(words: Sequence[str]) -> tuple[int, int]:
+    """The number of options, and that of words."""
+    return sum(word.startswith("--") for word in words), len(words)
 
 
 class _ScriptRun:
@@ -168,8 +172,7 @@ class _ScriptRun:
             values |= {name: str(value) for name, value in _pairs([word.removesuffix("=") for word in short])}
         for part in values.pop("--export", "").split(","):
             _take_environment(self.script, part, "#SBATCH --export")
-        # `--gpus-per-node=h100:4` and `--gres=gpu:4` are counts of devices too.
-        values.setdefault("--gpus-per-node", next(iter(re.findall(r"gpu(?::\w+)?:(\d+)", values.get("--gres", ""))), ""))
+        # Counts may follow a type: `--gpus-per-node=h100:4`, `--gres=gpu:h100:4`.
         texts = {name: values.get(f"--{name}", "").rpartition(":")[2] for name in SLURM}
         counts = {name: int(number) for name, number in texts.items() if number.isdecimal()}
         if "nodes" in counts and "ntasks-per-node" in counts:
@@ -182,7 +185,7 @@ class _ScriptRun:
         """Carry out commands one after the other."""
         for command in commands:
             self._commands += 1
-            flow = self._command(command) if self._commands < MOST_COMMANDS else ShellFlow.EXITED
+            flow = self._command(command) if self._commands < 10 * MOST_COMMANDS else ShellFlow.EXITED
             if flow is not ShellFlow.NORMAL:
                 return flow
         return ShellFlow.NORMAL
@@ -326,15 +329,14 @@ class _ScriptRun:
                 return self._maybe([partial(self.run, loop.body)], skipped=False)
             for text in fields:
                 self.variables.set(loop.name, text)
-                flow = self.run(loop.body)
-                if flow is ShellFlow.EXITED:
-                    return flow
+                if self._commands < MOST_COMMANDS and self.run(loop.body) is ShellFlow.EXITED:
+                    return ShellFlow.EXITED
             return ShellFlow.NORMAL
         for _ in range(MOST_ROUNDS):
             truth = self._condition(loop.condition)
             if truth is None:
                 return self._maybe([partial(self.run, loop.body)], skipped=True)
-            if truth is loop.ends_when or flow is ShellFlow.LEFT:
+            if truth is loop.ends_when or flow is ShellFlow.LEFT or self._commands > MOST_COMMANDS:
                 break
             flow = self.run(loop.body)
             if flow is ShellFlow.EXITED:
@@ -495,7 +497,7 @@ class _ScriptRun:
                 self.take_sbatch(document)
                 self._nested(document, [])
         self.script.words += words
-        if any(word.startswith("--") for word in words):
+        if any(word.startswith("--") or PROGRAM.fullmatch(word) for word in words):
             self._launches.setdefault(id(command), []).append([*self._before_launch, *words])
             self._conditional[id(command)] = self._doubt > 0
 
@@ -531,6 +533,8 @@ class _ScriptRun:
                 self._empty = text[1:-1] if is_unset(text) and sign == "-z" else ""
                 content = REFERENCE.sub("", text)
                 return None if is_open(text) and not content else bool(content) is (sign == "-n")
+            case ["-e" | "-f" | "-r" | "-s" | "-d", name] if self.path is not None and not is_open(name):
+                return True if (self.path.parent / name).exists() else None
             case ["-z" | "-n" as sign]:
                 return sign == "-z"
             case [text]:
@@ -627,7 +631,7 @@ def _take_environment(script: Script, part: str, source: str) -> None:
     name, separator, value = part.partition("=")
     if separator and name.isidentifier():
         _take_variable(script, name, value)
-    elif name.isidentifier() and name not in ("ALL", "NONE", "NIL"):
+    elif name.isidentifier() and name not in ("ALL", "NONE", "NIL") and f"{ENVIRONMENT}{name}" not in script.settings:
         script.open[f"{ENVIRONMENT}{name}"] = source
 
 

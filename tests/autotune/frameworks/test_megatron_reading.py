@@ -68,8 +68,10 @@ def test_a_layout_of_stages() -> None:
         ("--decoder-first-pipeline-num-layers 8", {"pipeline_layout": "8-8-8-8"}),
         ("--decoder-first-pipeline-num-layers 7 --decoder-last-pipeline-num-layers 5", {"pipeline_layout": "7-10-10-5"}),
         (
-            "--num-layers 30 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split "
-            "--num-layers-per-virtual-pipeline-stage 4",
+            (
+                "--num-layers 30 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split "
+                "--num-layers-per-virtual-pipeline-stage 4"
+            ),
             {"pipeline_layout": "3-4-4-4-4-4-4-3", "virtual_stages": 2, "pipeline_schedule": "interleaved_1f1b"},
         ),
         ("--num-virtual-stages-per-pipeline-rank 2", {"virtual_stages": 2, "pipeline_split": "even"}),
@@ -141,10 +143,10 @@ REFUSED = (
     ("--cpu-offloading-num-layers 4 --recompute-granularity selective", "--cpu-offloading-num-layers"),
     ("--cpu-offloading-num-layers 4 --pipeline-model-parallel-size 2", "--cpu-offloading-num-layers"),
     ("--ckpt-format torch_dcp", "--ckpt-format"),
-    ("--use-torch-fsdp2 --no-gradient-accumulation-fusion", "--untie-embeddings-and-output-weights"),
+    ("--use-torch-fsdp2 --no-gradient-accumulation-fusion", "--use-torch-fsdp2"),
     ("--save out", "--save"),
     ("--train-iters 10 --lr-decay-samples 10", "--train-iters"),
-    ("--train-samples 10 --lr-warmup-iters 3", "--train-iters"),
+    ("--train-samples 10 --lr-warmup-iters 3", "--train-samples"),
     ("--train-iters 10 --lr-warmup-iters 3 --lr-warmup-fraction 0.1", "--lr-warmup-fraction"),
     ("--mock-data --data-path x", "--mock-data"),
     ("--context-parallel-size 4 --cp-comm-type a2a+p2p", "--hierarchical-context-parallel-sizes"),
@@ -158,8 +160,10 @@ ACCEPTED = (
     "--recompute-modules attention",
     "--recompute-granularity selective --recompute-modules core_attn mlp",
     "--num-layers 30 --pipeline-model-parallel-size 4 --decoder-first-pipeline-num-layers 6",
-    "--num-layers 30 --pipeline-model-parallel-size 4 --account-for-embedding-in-pipeline-split "
-    "--account-for-loss-in-pipeline-split --num-layers-per-virtual-pipeline-stage 4",
+    (
+        "--num-layers 30 --pipeline-model-parallel-size 4 --account-for-embedding-in-pipeline-split "
+        "--account-for-loss-in-pipeline-split --num-layers-per-virtual-pipeline-stage 4"
+    ),
     "--pipeline-model-parallel-size 4 --pipeline-model-parallel-layout 'E(t*4|)*7t*4L'",
     "--train-iters 10 --lr-decay-iters 5 --lr-warmup-iters 3",
     "--save out --save-interval 5",
@@ -184,14 +188,38 @@ def test_what_its_parser_accepts(options: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("group", "batch", "refused"), [("", 48, True), ("", 64, False), (6, 96, False), (2, 64, True), (6, 80, True)]
+    ("group", "micro_batches", "refused"),
+    [("", 10, True), ("", 12, False), (6, 10, False), (6, 8, True), (2, 8, True), (6, 5, True)],
 )
-def test_groups_of_micro_batches_of_interleaved_stages(group: str | int, batch: int, refused: bool, tmp_path: Path) -> None:
+def test_groups_of_micro_batches_of_interleaved_stages(
+    group: str | int, micro_batches: int, refused: bool, tmp_path: Path
+) -> None:
     size = f"--microbatch-group-size-per-virtual-pipeline-stage {group}" if group else ""
-    options = (
-        f"--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 --global-batch-size {batch - 8} {size}"
-    )
+    stages = "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2"
+    options = f"{stages} --global-batch-size {4 * micro_batches} {size}"
     assert bool(refusals(tmp_path, options)) is refused
+
+
+def test_a_launch_of_megatron_bridge_names_its_recipe_and_length(tmp_path: Path) -> None:
+    (tmp_path / "run.sh").write_text(
+        "torchrun run_recipe.py --recipe llama3_8b_pretrain_config dataset.sequence_length=4096 train.micro_batch_size=2\n"
+    )
+    imported = read_written(tmp_path / "run.sh")[0].imported()
+    assert imported.model is not None and imported.model.name == "llama-3-8b"
+    assert (imported.sequence_length, imported.knobs["micro_batch_size"]) == (4096, 2)
+
+
+def test_ranks_of_experts_of_their_own_are_read(tmp_path: Path) -> None:
+    options = "--num-experts 8 --tensor-model-parallel-size 2 --sequence-parallel --expert-model-parallel-size 4"
+    assert read(tmp_path, f"{options} --expert-tensor-parallel-size 1").knobs["expert_tensor_parallel_size"] == 1
+    assert "expert_tensor_parallel_size" not in read(tmp_path, f"{options} --expert-tensor-parallel-size 2").knobs
+
+
+def test_a_file_without_degrees_leaves_them_to_what_launches_it(tmp_path: Path) -> None:
+    (tmp_path / "model.sh").write_text('MODEL_ARGS="--num-layers 8 --hidden-size 512 --num-attention-heads 8"\n')
+    assert read_written(tmp_path / "model.sh")[0].open["--tensor-model-parallel-size"] == "what launches these options"
+    (tmp_path / "model.sh").write_text("--num-layers 8 --tensor-model-parallel-size 2\n")
+    assert read_written(tmp_path / "model.sh")[0].open == {}
 
 
 @pytest.mark.parametrize(
