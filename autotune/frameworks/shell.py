@@ -65,15 +65,16 @@ COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
 }  # fmt: skip
 MOST_COMMANDS, MOST_ROUNDS, DEEPEST_CALL = 20_000, 256, 20
-"""After so many commands loops end; a script may have ten times as many."""
+"""After so many commands loops end; a script may have five times as many."""
 
 
 class ShellFlow(StrEnum):
-    """How a command ends."""
+    """How a command ends: normally, or by the command of this name."""
 
     NORMAL = "normal"
-    LEFT = "left"
-    """By `return`, `break` or `continue`."""
+    CONTINUED = "continue"
+    BROKEN = "break"
+    RETURNED = "return"
     EXITED = "exited"
 
 
@@ -185,7 +186,7 @@ class _ScriptRun:
         """Carry out commands one after the other."""
         for command in commands:
             self._commands += 1
-            flow = self._command(command) if self._commands < 10 * MOST_COMMANDS else ShellFlow.EXITED
+            flow = self._command(command) if self._commands < 5 * MOST_COMMANDS else ShellFlow.EXITED
             if flow is not ShellFlow.NORMAL:
                 return flow
         return ShellFlow.NORMAL
@@ -306,12 +307,14 @@ class _ScriptRun:
         self._empty = ""
         if not ends:
             return ShellFlow.EXITED
-        merged: dict[str, ShellValue] = {}
-        for name in dict.fromkeys(name for end in ends for name in end):
+        merged = dict(before)
+        for name in dict.fromkeys(name for end in ends for name in (*end, *before) if end.get(name) is not before.get(name)):
             values = [end.get(name) for end in ends]
             default = values[0] is not None and asked and all(value in (None, reference(asked)) for value in values[1:])
             if all(value == values[0] for value in values) or (default and (name == asked or None not in values)):
-                merged[name] = values[0]  # type: ignore[assignment]
+                merged.pop(name, None)
+                if values[0] is not None:
+                    merged[name] = values[0]
             else:
                 merged[name] = _either(values)
                 if name in self.variables.stated:
@@ -321,26 +324,23 @@ class _ScriptRun:
         return ShellFlow.NORMAL
 
     def _loop(self, loop: ShellLoop) -> ShellFlow:
-        flow = ShellFlow.NORMAL
         if loop.name:
             fields = [field for word in loop.words for field in self.variables.fields(word)]
             if len(fields) > MOST_ROUNDS or any(map(is_open, fields)):
                 self.variables.set(loop.name, BRANCH)
-                return self._maybe([partial(self.run, loop.body)], skipped=False)
-            for text in fields:
-                self.variables.set(loop.name, text)
-                if self._commands < MOST_COMMANDS and self.run(loop.body) is ShellFlow.EXITED:
-                    return ShellFlow.EXITED
-            return ShellFlow.NORMAL
-        for _ in range(MOST_ROUNDS):
-            truth = self._condition(loop.condition)
-            if truth is None:
                 return self._maybe([partial(self.run, loop.body)], skipped=True)
-            if truth is loop.ends_when or flow is ShellFlow.LEFT or self._commands > MOST_COMMANDS:
+        for text in fields if loop.name else [""] * MOST_ROUNDS:
+            if loop.name:
+                self.variables.set(loop.name, text)
+            elif (truth := self._condition(loop.condition)) is None:
+                return self._maybe([partial(self.run, loop.body)], skipped=True)
+            elif truth is loop.ends_when:
                 break
             flow = self.run(loop.body)
-            if flow is ShellFlow.EXITED:
+            if flow in (ShellFlow.RETURNED, ShellFlow.EXITED):
                 return flow
+            if flow is ShellFlow.BROKEN or self._commands > MOST_COMMANDS:
+                break
         return ShellFlow.NORMAL
 
     def _simple(self, command: SimpleCommand) -> ShellFlow:
@@ -366,10 +366,8 @@ class _ScriptRun:
             return flow
         if fields[0] in self._functions:
             return self._call(self._functions[fields[0]], fields[1:])
-        temporary = [
-            f"{match[1]}={self.variables.text(match[4])}" for word in assignments if (match := ASSIGNMENT.fullmatch(word))
-        ]
-        self._external(command, temporary + fields)
+        temporary = [word.partition("=") for word in assignments]  # `NAME=value program`
+        self._external(command, [f"{name}={self.variables.text(value)}" for name, _, value in temporary] + fields)
         return ShellFlow.NORMAL
 
     def _declare(self, words: Sequence[str]) -> ShellFlow:
@@ -402,8 +400,8 @@ class _ScriptRun:
                 return self.run(self._tree(" ".join(parts)))
             case ["exit", *_]:
                 return ShellFlow.EXITED
-            case ["return" | "break" | "continue", *_]:
-                return ShellFlow.LEFT
+            case ["return" | "break" | "continue" as name, *_]:
+                return ShellFlow(name)
             case ["shift", *count]:
                 steps = int(count[0]) if count and count[0].isdecimal() else 1
                 variables.shifted += steps if variables.arguments is None else 0
@@ -437,7 +435,7 @@ class _ScriptRun:
         flow = self._command(body)
         self._depth -= 1
         variables.arguments, variables.shifted = before, shifted
-        return ShellFlow.NORMAL if flow is ShellFlow.LEFT else flow
+        return ShellFlow.EXITED if flow is ShellFlow.EXITED else ShellFlow.NORMAL
 
     def _source(self, name: str, arguments: Sequence[str]) -> ShellFlow:
         """Carry out a sourced file, if it is there: beside the script, or in the working directory."""
@@ -458,7 +456,7 @@ class _ScriptRun:
         flow = self.run(self._tree(text))
         self._depth -= 1
         self.variables.arguments = before
-        return ShellFlow.NORMAL if flow is ShellFlow.LEFT else flow
+        return ShellFlow.EXITED if flow is ShellFlow.EXITED else ShellFlow.NORMAL
 
     def _tree(self, text: str) -> Commands:
         return self._trees.setdefault(text, parse_commands(text))
@@ -484,13 +482,16 @@ class _ScriptRun:
 
     def _external(self, command: SimpleCommand, words: list[str]) -> None:
         """Take the words of a program, and the scripts among its arguments and its input."""
+        shell = False
         for index, word in enumerate(words):
-            inside = re.fullmatch(r"-\w*c", words[index - 1]) and any(
-                part.rsplit("/", 1)[-1] in ("bash", "sh") for part in words[:index]
-            )
-            if index and (inside or (LAUNCH.search(word) and re.search(r"\s", word) and not word.startswith("-"))):
+            if PROGRAM.fullmatch(word):
+                break
+            if (shell and re.fullmatch(r"-\w*c", words[index - 1])) or (
+                index and not word.startswith("-") and LAUNCH.search(word)
+            ):
                 self._nested(word, words[:index])
                 return
+            shell = shell or word.rsplit("/", 1)[-1] in ("bash", "sh")
         for text, replaced in command.inputs:
             document = self.variables.text(text, quoted=True) if replaced else text
             if LAUNCH.search(document):
@@ -544,11 +545,10 @@ class _ScriptRun:
                     self._empty = text[1:-1] if is_unset(text) and not pattern and sign != "!=" else ""
                     return None
                 return (text == pattern if split else fnmatch.fnmatchcase(text, pattern)) is (sign != "!=")
-            case [text, "=~", pattern] if not is_open(text + pattern) and len(text) < 200:
-                try:
-                    return re.search(pattern, text) is not None
-                except re.error:
-                    return None
+            case [text, "=~", pattern] if not is_open(text) and re.fullmatch(
+                r"\^?[\w.-]*(\[[\w-]+\][+*]?)?[\w.-]*\$?", pattern
+            ):
+                return re.search(pattern, text[:1000]) is not None
             case [left, sign, right] if sign in COMPARISONS:
                 numbers = self.variables.arithmetic(left), self.variables.arithmetic(right)
                 return None if None in numbers else COMPARISONS[sign](*numbers)  # type: ignore[arg-type]
@@ -601,9 +601,8 @@ def _by_option(words: Sequence[str]) -> dict[str, list[str]]:
 
 def _options(words: list[str], script: Script) -> None:
     if "--" in words and any(PROGRAM.fullmatch(word) for word in words[words.index("--") :]):
-        words = words[
-            words.index("--") + 1 :
-        ]  # what another launcher starts: `mason.py --gpus 8 -- accelerate launch train.py`
+        # What another launcher starts: `mason.py --gpus 8 -- accelerate launch train.py`.
+        words = words[words.index("--") + 1 :]
     start = next((position for position, word in enumerate(words) if PROGRAM.fullmatch(word)), -1)
     launched = any(word.rsplit("/", 1)[-1] in LAUNCHERS for word in words[: start + 1])
     script.modules = tuple(word for word in words[: start + 1] if PROGRAM.fullmatch(word))
@@ -612,10 +611,9 @@ def _options(words: list[str], script: Script) -> None:
         for part in word.removeprefix("--export=").split(",") if "=" in word or before in ("-x", "-e") else ():
             _take_environment(script, part, before or word)
     if launched:
-        for name, value in _pairs(words[:start]):
-            script.settings[LAUNCHER + name.lstrip("-").replace("-", "_")] = _value(
-                plain(value) if isinstance(value, str) else value
-            )
+        for option, value in _pairs(words[:start]):
+            name = LAUNCHER + option.lstrip("-").replace("-", "_")
+            script.settings[name] = _value(plain(value) if isinstance(value, str) else value)
     for name, value in _pairs(words[start + 1 :]):
         if is_open(name) or (isinstance(value, str) and is_open(value)):
             script.open[plain(name)] = decided_by(f"{name}{value}")

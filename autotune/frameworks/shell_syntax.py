@@ -95,7 +95,11 @@ Commands = tuple[ShellCommand, ...]
 
 
 def parse_commands(text: str) -> Commands:
-    """The commands of a script."""
+    """The commands of a script.
+
+    Raises:
+        RecursionError: they are nested too deeply.
+    """
     parser = _ShellParser(text)
     commands: list[ShellCommand] = []
     while parser.position < len(text):
@@ -177,8 +181,8 @@ def array_words(text: str) -> list[str]:
 
 def _bracketed(text: str, position: int, end: int) -> int:
     """The end of a word of an associative array: `[a key]=value`."""
-    key = closing(text, position) if text[position] == "[" else 0
-    return word_end(text, key) if text[key : key + 1] == "=" else end
+    key = re.compile(r"\[[^\]\n]{0,200}\]=").match(text, position)
+    return word_end(text, key.end()) if key else end
 
 
 def _array_end(text: str, position: int) -> int:
@@ -241,17 +245,14 @@ class _ShellParser:
         """The commands before one of the words or operators."""
         result: list[ShellCommand] = []
         self.depth += 1
+        if self.depth > DEEPEST:
+            raise RecursionError
         while True:
             self._lines()
             start = self.position
-            if (
-                start >= len(self.text)
-                or self.depth > DEEPEST
-                or self._peek() in ends
-                or self.operator() in (")", ";;", ";&", ";;&")
-            ):
+            if start >= len(self.text) or self.operator() in (")", ";;", ";&", ";;&"):
                 break
-            if self._peek() in ("done", "fi", "esac", "then", "else", "elif", "do", "}"):
+            if self._peek() in (*ends, "done", "fi", "esac", "then", "else", "elif", "do", "}"):
                 break
             if (command := self._and_or()) is not None:
                 result.append(command)
@@ -297,8 +298,8 @@ class _ShellParser:
     def _compound(self) -> ShellCommand | None:
         sign, word = self.operator(), self._peek()
         if sign == "(":
-            end = closing(self.text, self.position)
-            if self.text.startswith("((", self.position) and self.text.endswith("))", self.position, end):
+            end = closing(self.text, self.position) if self.text.startswith("((", self.position) else 0
+            if self.text.endswith("))", self.position, end):
                 expression = self.text[self.position + 2 : end - 2]
                 self.position = end
                 return ShellArithmetic(expression)

@@ -100,9 +100,7 @@ class ShellVariables:
         name, index, adds, text = match.groups()
         before = self.values.get(name)
         if index is not None:
-            self._assign_element(
-                name, index, f"{self._element(name, index) or ''}{self.text(text)}" if adds else self.text(text)
-            )
+            self._assign_element(name, index, (self._element(name, index) or "" if adds else "") + self.text(text))
         elif text.startswith("(") and closing(text, 0) == len(text):
             self._assign_array(name, array_words(text[1:-1]), before if adds else None)
         elif adds and isinstance(before, tuple):
@@ -123,10 +121,10 @@ class ShellVariables:
         self.values[name] = value
 
     def _assign_array(self, name: str, words: Sequence[str], before: ShellValue | None) -> None:
-        keyed = [match for word in words if (match := re.fullmatch(r"\[(.*?)\]=(.*)", word, re.DOTALL))]
         if isinstance(self.values.get(name), dict):
+            pairs = [match for word in words if (match := re.fullmatch(r"\[(.*?)\]=(.*)", word, re.DOTALL))]
             table = dict(before) if isinstance(before, dict) else {}
-            self.values[name] = table | {self.text(match[1]): self.text(match[2]) for match in keyed}
+            self.values[name] = table | {self.text(pair[1]): self.text(pair[2]) for pair in pairs}
             return
         elements = [before] if isinstance(before, str) and before else before if isinstance(before, tuple) else ()
         self.values[name] = (*elements, *(field for word in words for field in self.fields(word)))
@@ -248,14 +246,8 @@ class ShellVariables:
                 self.read.add(number)
             return [self.stated[number] if number in self.stated else reference(number)]
         value = self.values.get(name)
-        if index in ("@", "*"):
-            return (
-                [value]
-                if isinstance(value, str)
-                else None
-                if value is None
-                else list(value.values() if isinstance(value, dict) else value)
-            )
+        if index in ("@", "*") and value is not None and not isinstance(value, str):
+            return list(value.values() if isinstance(value, dict) else value)
         element = self._element(name, index or "0")
         return None if element is None else [element]
 
@@ -265,11 +257,7 @@ class ShellVariables:
             return value
         if isinstance(value, dict):
             key = self.text(index)
-            return (
-                (BRANCH if len(set(value.values())) > 1 else next(iter(value.values()), ""))
-                if is_open(key)
-                else value.get(key, "")
-            )
+            return BRANCH if is_open(key) else value.get(key, "")
         position = self.arithmetic(index)
         if position is None:
             return BRANCH
@@ -327,7 +315,7 @@ class ShellVariables:
         sign, double = edit[0], edit[1:2] == edit[0]
         argument = edit[1 + double :]
         if is_open(value):
-            return "".join(f"\ue000{name}\ue001" for name in dict.fromkeys(REFERENCE.findall(value)))
+            return "".join(map(reference, dict.fromkeys(REFERENCE.findall(value))))
         if sign in "^,":
             change = str.upper if sign == "^" else str.lower
             return change(value) if double else change(value[:1]) + value[1:]
@@ -358,13 +346,9 @@ class ShellVariables:
         value = self.arithmetic(text)
         if value is not None:
             return str(value)
-        names = [
-            name
-            for name in re.findall(r"[A-Za-z_]\w*", REFERENCE.sub("", text))
-            if is_open(str(self.values.get(name, reference(name))))
-        ]
-        parts = REFERENCE.findall(text + "".join(str(self.values.get(name, reference(name))) for name in names))
-        return "".join(map(reference, dict.fromkeys(parts))) or COMPUTED
+        names = re.findall(r"[A-Za-z_]\w*", REFERENCE.sub("", text))
+        values = "".join(str(self.values.get(name, reference(name))) for name in names)
+        return "".join(map(reference, dict.fromkeys(REFERENCE.findall(text + values)))) or COMPUTED
 
     def arithmetic(self, expression: str) -> int | None:
         """The value of an expression of whole numbers, whose assignments are carried out; None: not known."""

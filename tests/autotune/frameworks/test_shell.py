@@ -164,6 +164,16 @@ def test_launches_of_which_one_runs_agree_or_are_undecided() -> None:
     assert (found.settings, found.open) == ({"--a": 7}, {"--t": "a branch"})
 
 
+def test_a_text_that_looks_like_a_launch_is_a_value() -> None:
+    found = read_options("python train.py --name 'run old.py again' --size 2\n")
+    assert found.settings == {"--name": "run old.py again", "--size": 2}
+
+
+def test_options_after_a_comment_are_named() -> None:
+    found = read_options("torchrun train.py --a 1 \\\n  # why \\\n  --b 2 --c 3\n")
+    assert (found.settings, found.stray) == ({"--a": 1}, ("--b",))
+
+
 def test_a_sourced_file_is_read_where_it_is_there(tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text("export QUEUES=1\nTP=4\n")
     script = '. "$(dirname "$0")/env.sh"\nsource ./other.sh\ntorchrun train.py --tp $TP\n'

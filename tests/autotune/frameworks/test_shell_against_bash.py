@@ -68,6 +68,13 @@ SCRIPTS = {
         "until [ $i -le 1 ]; do ((i--)); done\n"
         "torchrun train.py $A --i $i"
     ),
+    "ends of loops": (
+        "f() { for i in 1 2; do R=$i; if [ $i = 1 ]; then return; fi; done; }\nf\n"
+        "for i in 1 2 3; do if [ $i = 2 ]; then continue; fi; A=$A$i; done\n"
+        "for i in 1 2 3; do B=$i; [ $i -ge 2 ] && break; done\n"
+        "while true; do C=$((C+1)); if [ $C -eq 1 ]; then continue; fi; break; done\n"
+        "torchrun train.py --r $R --a $A --b $B"
+    ),
     "functions": (
         'opts() { local t=$1; shift; ARGS="--t $t $*"; }\n'
         'function run { torchrun train.py --n $# "$@" $ARGS; }\n'
