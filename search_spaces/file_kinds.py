@@ -23,6 +23,8 @@ KINDS: tuple[tuple[str, frozenset[str]], ...] = (
     (DEEPSPEED, frozenset({"train_micro_batch_size_per_gpu"})),
     ("a file of `accelerate config`", frozenset({"distributed_type"})),
     (CLUSTER_FILE, frozenset({"devices_per_node"})),
+    ("a configuration of NeMo 1, which is not read", frozenset({"trainer", "exp_manager"})),
+    ("a configuration of NeMo 1, which is not read", frozenset({"trainer", "model"})),
     (SPACE_FILE, frozenset({"domains"})),
     (SPACE_FILE, frozenset({"extends"})),
     (REQUEST_FILE, frozenset({"model"})),

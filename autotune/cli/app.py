@@ -12,7 +12,7 @@ from autotune.cli import options, planning_app, service_app
 from autotune.cli.command_words import command_of, without_command
 from autotune.cli.database import database_app, study_app
 from autotune.cli.jobs import jobs_app
-from autotune.cli.options import Database, Job, Json, Url
+from autotune.cli.options import SET, Database, Job, Json, Url
 from autotune.cli.overview import OverviewGroup
 from autotune.cli.question_options import QuestionCommand, asked_values, given_fields
 from autotune.cli.request_app import request_app
@@ -194,6 +194,9 @@ app.add_typer(database_app, name="db")
 app.add_typer(study_app, name="study")
 
 
+Set = Annotated[list[str] | None, typer.Option("--set", **SET)]
+
+
 @app.command(cls=QuestionCommand)
 def lint(
     context: typer.Context,
@@ -208,6 +211,7 @@ def lint(
         str | None,
         typer.Option("--for", metavar="VERSION", help="DeepSpeed version. [default: the installed one, else 0.19.8]"),
     ] = None,
+    set_: Set = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compute the memory exactly, by a dry run.")] = False,
     json: Json = False,
     sarif: Annotated[bool, typer.Option("--sarif", help="Print SARIF 2.1.0, for code scanning.")] = False,
@@ -221,6 +225,7 @@ def lint(
         words=tuple(words),
         asked=QuestionFields(**given_fields(context)),
         version=version,
+        stated=tuple(set_ or ()),
         dry_run=dry_run,
         json=json,
         sarif=sarif,
@@ -252,6 +257,7 @@ def carry(
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of candidates to show.")] = 5,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the target's recipe. [default: printed]")] = None,
+    set_: Set = None,
     url: Url = None,
     db: Database = None,
     json: Json = False,
@@ -261,7 +267,14 @@ def carry(
     from autotune.cli.carry import CarryOptions, RecipeOptions, carry_command
     from autotune.question.question import QuestionFields
 
-    source = RecipeOptions(recipe=recipe, source=from_, asked=QuestionFields(**given_fields(context)), url=url, database=db)
+    source = RecipeOptions(
+        recipe=recipe,
+        source=from_,
+        asked=QuestionFields(**given_fields(context)),
+        stated=tuple(set_ or ()),
+        url=url,
+        database=db,
+    )
     end(
         lambda: carry_command(
             CarryOptions(recipe=source, to=to, batch=batch, target_batch=target_batch, top=top, out=out, json=json)

@@ -12,6 +12,7 @@ from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status, write_document
 from autotune.errors import RequestError
 from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.shell_values import stated_variables
 from autotune.ops.output import require_writable, write_whole
 from autotune.prediction.planning.estimate import StepEstimate
 from autotune.prediction.planning.question import cluster_of
@@ -38,6 +39,8 @@ class RecipeOptions:
     """The cluster that it is for."""
     asked: QuestionFields
     """What the recipe does not say, or says otherwise."""
+    stated: tuple[str, ...] = ()
+    """NAME=VALUE of variables and arguments of a launch script."""
     url: str | None
     database: str | None
 
@@ -53,6 +56,7 @@ class RecipeOptions:
             cluster=cluster_of(self.source, None, None) if self.source else None,
             global_batch_size=self.asked.global_batch_size,
             sequence_length=self.asked.sequence_length,
+            variables=stated_variables(self.stated),
         )
         return recipe_of(self.recipe, around, job)
 

@@ -1,11 +1,12 @@
 """`--from`: use a configuration of another framework as the baseline of a sweep."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.frameworks.imported import Imported
 from autotune.frameworks.read import read_imported
+from autotune.frameworks.shell_values import stated_variables
 from autotune.outcome.verification import LAYOUT
 from autotune.request.engines import capability_of
 from autotune.request.field_forms import with_command
@@ -20,7 +21,9 @@ from search_spaces.trial_config import TrialConfig
 Report = Callable[[str], None]
 
 
-def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...], report: Report) -> dict[str, Any]:
+def with_imported(
+    fields: Mapping[str, Any], path: Path, stated: Sequence[str], ranks: tuple[int, ...], report: Report
+) -> dict[str, Any]:
     """The fields completed from the file; settings that are not knobs are reported.
 
     Knobs that change results (precision, the type of reductions) are pinned too, so that every trial computes like the user's
@@ -29,7 +32,7 @@ def with_imported(fields: Mapping[str, Any], path: Path, ranks: tuple[int, ...],
     Raises:
         RequestError: the file cannot be read, or has an invalid value.
     """
-    return with_found(fields, read_imported(path), path.name, ranks, report)
+    return with_found(fields, read_imported(path, stated_variables(stated)), path.name, ranks, report)
 
 
 def with_found(

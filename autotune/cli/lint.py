@@ -8,6 +8,7 @@ from autotune.errors import AutotuneError, RequestError, UnknownFormatError
 from autotune.frameworks.deepspeed_checks import version_of
 from autotune.frameworks.framework import Surroundings
 from autotune.frameworks.read import FORMATS, FRAMEWORKS, Written, named, read_written
+from autotune.frameworks.shell_values import stated_variables
 from autotune.prediction.planning.question import cluster_of
 from autotune.question.question import QuestionFields
 from autotune.recipes.lint import STOPS, Linted, checked_version, document, lint, sarif, text_lines
@@ -29,6 +30,8 @@ class LintOptions:
     version: str | None
     asked: QuestionFields
     """What the files do not say, or say otherwise."""
+    stated: tuple[str, ...]
+    """NAME=VALUE of variables and arguments of launch scripts."""
     dry_run: bool
     json: bool
     sarif: bool
@@ -45,7 +48,9 @@ def lint_command(options: LintOptions) -> Status:
     unread: list[str] = []
     for path in paths:
         try:
-            linted += [_checked(recipe, around, options.dry_run) for recipe in read_written(path, format_name)]
+            linted += [
+                _checked(recipe, around, options.dry_run) for recipe in read_written(path, format_name, stated=around.variables)
+            ]
         except UnknownFormatError:
             raise
         except (AutotuneError, SearchSpaceError) as caught:
@@ -84,6 +89,7 @@ def _surroundings(options: LintOptions, format_name: str) -> Surroundings:
         ranks=asked.ranks,
         global_batch_size=asked.global_batch_size,
         sequence_length=asked.sequence_length,
+        variables=stated_variables(options.stated),
         version=options.version or "",
     )
 

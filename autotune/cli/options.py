@@ -107,6 +107,8 @@ TrialSeconds = Annotated[
         metavar="SECONDS", help="Maximum seconds of timed steps in a trial. [default: 5]", rich_help_panel=Panel.TRIALS.value
     ),
 ]
+SET = {"metavar": "NAME=VALUE", "help": "A variable of a launch script, or an argument by its number. May be repeated."}
+Set = Annotated[list[str] | None, typer.Option("--set", rich_help_panel=Panel.SEARCH.value, **SET)]
 From = Annotated[
     Path | None,
     typer.Option(
@@ -216,6 +218,8 @@ class SweepOptions:
     """Options of a series of jobs: price, rate, step."""
     imported: Path | None
     """A configuration of another framework that becomes the baseline."""
+    stated: tuple[str, ...] = ()
+    """NAME=VALUE of variables and arguments of a script that is imported."""
     out: Path
     config: Path | None
     resume: str | None

@@ -25,6 +25,7 @@ def sweep(
     step: options.Step = None,
     trial_seconds: options.TrialSeconds = None,
     from_: options.From = None,
+    set_: options.Set = None,
     out: Out = DEFAULT_OUT,
     pass_environment: options.PassEnvironment = None,
     config: options.Config = None,
@@ -49,6 +50,7 @@ def sweep(
                 fields=given_fields(context) | options.given(fidelity=fidelity),
                 series=options.given(price=price, rate=rate, step=step),
                 imported=from_,
+                stated=tuple(set_ or ()),
                 out=out,
                 pass_environment=tuple(pass_environment or ()),
                 config=config,
@@ -100,6 +102,7 @@ def scale(
 def submit(
     context: typer.Context,
     from_: options.From = None,
+    set_: options.Set = None,
     config: options.Config = None,
     priority: Annotated[
         int,
@@ -120,7 +123,7 @@ def submit(
     end(
         lambda: submit_command(
             SubmitOptions(
-                fields=given_fields(context), imported=from_,
+                fields=given_fields(context), imported=from_, stated=tuple(set_ or ()),
                 config=config, priority=priority, watch=watch, url=url, database=db, json=json,
             )
         )

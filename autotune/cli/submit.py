@@ -21,6 +21,8 @@ class SubmitOptions:
     """Request fields that were given as options."""
     imported: Path | None
     """A configuration of another framework that becomes the baseline."""
+    stated: tuple[str, ...]
+    """NAME=VALUE of variables and arguments of a script that is imported."""
     config: Path | None
     priority: int
     watch: bool
@@ -38,7 +40,9 @@ def submit_command(options: SubmitOptions) -> Status:
         from autotune.cli.imported import with_imported
 
         ranks = () if fields.get("ranks") is None else (int(fields["ranks"]),)
-        fields = with_imported(fields, options.imported, ranks, lambda line: print(line, file=sys.stderr))  # noqa: T201
+        fields = with_imported(
+            fields, options.imported, options.stated, ranks, lambda line: print(line, file=sys.stderr)  # noqa: T201
+        )  # fmt: skip
     if isinstance(fields.get("knowledge"), str):
         from autotune.session.knowledge import knowledge_content
 

@@ -47,7 +47,7 @@ def sweep_command(options: SweepOptions) -> Status:
         if options.imported is not None:
             from autotune.cli.imported import with_imported
 
-            fields = with_imported(fields, options.imported, ranks, lambda line: print_line(console, line))
+            fields = with_imported(fields, options.imported, options.stated, ranks, lambda line: print_line(console, line))
         if fields.get("objective") in SERIES:
             if fields.get("knowledge") is not None:
                 problem = "applies to one job, but this is a series of jobs"

@@ -31,6 +31,8 @@ class Surroundings:
     ranks: int | None = None
     global_batch_size: int | None = None
     sequence_length: int | None = None
+    variables: Mapping[str, str] = field(default_factory=dict)
+    """Variables of a launch script, and its arguments by their numbers."""
     version: str = ""
     """The framework's version; empty: the one that the checks were written for."""
 
@@ -50,7 +52,8 @@ class LintCase:
         """The configuration as knobs, with what is assumed of those that the file does not state."""
         hidden_size = self.model.hidden_size if isinstance(self.model, ModelSpec) else None
         sizes = {name: size(hidden_size) for name, size in self.imported.of_hidden_size.items()} if hidden_size else {}
-        return TrialConfig().replace({**self.assumed, **self.imported.knobs, **sizes})
+        assumed = {name: value for name, value in self.assumed.items() if name in KNOBS}
+        return TrialConfig().replace({**assumed, **self.imported.knobs, **sizes})
 
     @property
     def assumed(self) -> Mapping[str, Value]:

@@ -1,7 +1,8 @@
 """Reads Megatron-LM's arguments, and the settings of Megatron-Bridge, which have the same meanings, as knobs."""
 
+import ast
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +12,7 @@ from autotune.frameworks.framework import BATCH, Option
 from autotune.frameworks.imported import FlatTable, Imported, model_named
 from autotune.frameworks.shell import LAUNCHER
 from search_spaces.errors import ModelFormatError
-from search_spaces.models.model import ModelSpec, Norm, Position
+from search_spaces.models.model import Latent, ModelSpec, Norm, Position
 from search_spaces.trial_config import TrialConfig
 
 LM, BRIDGE = "megatron", "megatron-bridge"
@@ -57,13 +58,24 @@ ARGUMENTS = (
     Argument("cp_comm_type", "context_parallel_method", guarded=False, changes=False),
     Argument("attention_backend", "attention_backend", guarded=False, changes=False),
     Argument("use_tp_pp_dp_mapping", "rank_order", "dist", guarded=False, changes=False),
+    Argument("expert_tensor_parallel_size", "expert_tensor_parallel_size", changes=False),
+    Argument("vocab_size", "vocab_size", changes=False),
+    Argument("mtp_num_layers", "mtp_layers"),
+    Argument("mtp_loss_scaling_factor", "mtp_loss_weight", guarded=False),
     Argument("num_moe_experts", option="num-experts"),
+    Argument("microbatch_group_size_per_vp_stage", option="microbatch-group-size-per-virtual-pipeline-stage"),
+    Argument("num_layers_in_first_pipeline_stage", option="decoder-first-pipeline-num-layers"),
+    Argument("num_layers_in_last_pipeline_stage", option="decoder-last-pipeline-num-layers"),
     *map(Argument, (
-        "expert_tensor_parallel_size", "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
+        "num_layers_per_virtual_pipeline_stage", "num_virtual_stages_per_pipeline_rank",
         "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout", "seq_length", "max_position_embeddings",
         "recompute_method", "recompute_num_layers", "recompute_modules", "moe_router_topk", "moe_token_dispatcher_type",
         "moe_flex_dispatcher_backend", "num_query_groups", "group_query_attention", "num_layers",
-        "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels",
+        "hidden_size", "ffn_hidden_size", "num_attention_heads", "kv_channels", "account_for_embedding_in_pipeline_split",
+        "account_for_loss_in_pipeline_split", "multi_latent_attention", "q_lora_rank", "kv_lora_rank", "qk_head_dim",
+        "qk_pos_emb_head_dim", "v_head_dim", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_layer_freq",
+        "moe_router_num_groups", "moe_router_group_topk", "swiglu", "normalization", "position_embedding_type",
+        "untie_embeddings_and_output_weights", "padded_vocab_size", "make_vocab_size_divisible_by",
     )),
     *(Argument(name, table="ddp") for name in ("use_megatron_fsdp", "data_parallel_sharding_strategy")),
     Argument("num_distributed_optimizer_instances", table="ddp", guarded=False),
@@ -85,6 +97,8 @@ REMOVED: Mapping[str, str] = {
     "--warmup": "--lr-warmup-fraction",
     "--checkpoint-activations": "--recompute-granularity",
 }
+TOKENIZERS = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
+"""Type of tokenizer -> its tokens."""
 """Options of Megatron-LM before core -> those of today."""
 SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 """ZeRO stage -> Megatron-FSDP's sharding strategy."""
@@ -92,6 +106,14 @@ ATTENTION = {"flash": "flash", "cudnn": "fused", "math": "unfused"}
 """Attention kernel -> its name in Transformer Engine, which runs attention there."""
 NAMES = ("recipe", "--tokenizer-model", "model.hf_model_id", "tokenizer.tokenizer_model", "--hf-model-id")
 """Settings that name a model, or that of its tokenizer."""
+DESCRIBING = (
+    "num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels", "num_query_groups",
+    "group_query_attention", "swiglu", "gated_linear_unit", "normalization", "position_embedding_type", "vocab_size",
+    "use_rotary_position_embeddings", "untie_embeddings_and_output_weights", "max_position_embeddings", "num_moe_experts",
+    "moe_router_topk", "moe_ffn_hidden_size", "moe_shared_expert_intermediate_size", "moe_layer_freq", "multi_latent_attention",
+    "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim",
+)  # fmt: skip
+"""Settings that only describe the model."""
 ASSUMED_VOCABULARY = 128_256
 
 
@@ -153,7 +175,14 @@ class _MegatronReading:
         pipeline = self.degree("pipeline_model_parallel_size", "pipeline_parallel_size")
         self.degree("context_parallel_size", "context_parallel_size")
         self.degree("expert_model_parallel_size", "expert_parallel_size")
+        expert_tensor = self.whole("expert_tensor_parallel_size")
+        if expert_tensor and expert_tensor != tensor:
+            table.set("expert_tensor_parallel_size", expert_tensor, key("expert_tensor_parallel_size"))
         table.set("micro_batch_size", self.whole("micro_batch_size"), key("micro_batch_size"))
+        if modules := self.whole("mtp_num_layers"):
+            table.set("mtp_layers", modules, key("mtp_num_layers"))
+            weight = table.quantity(key("mtp_loss_scaling_factor"))
+            table.set("mtp_loss_weight", 0.1 if weight is None else weight, key("mtp_loss_scaling_factor"))
         table.assumed |= {
             argument.knob: getattr(TrialConfig(), argument.knob)
             for argument in ARGUMENTS
@@ -163,7 +192,8 @@ class _MegatronReading:
             table.set("sequence_parallel", True, key("sequence_parallel"))
         if self.switch("moe_shared_expert_overlap"):
             table.set("shared_expert_overlap", True, key("moe_shared_expert_overlap"))
-        model, tokens = self._model(), self.whole("seq_length")
+        lengths = [table.whole(f"dataset.{name}") for name in ("seq_length", "sequence_length")] if bridge else []
+        model, tokens = self._model(), self.whole("seq_length") or next(filter(None, lengths), None)
         if pipeline > 1:
             self._pipeline(model, pipeline)
         self._states()
@@ -192,20 +222,42 @@ class _MegatronReading:
     def _pipeline(self, model: ModelSpec | None, ranks: int) -> None:
         key = self.dialect.key
         stage_layers, layout = self.whole("num_layers_per_virtual_pipeline_stage"), self.word("pipeline_model_parallel_layout")
-        # Stages of `Et|(tt|)*30mL`: parts between bars, with repeated groups.
-        repeated = re.sub(r"\(([^()]*)\)\*(\d+)", lambda group: group[1] * int(group[2]), layout)
+        parts = layout_stages(layout) if layout else []
+        first, last = (self.whole(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
+        embedding, loss = (self.switch(f"account_for_{part}_in_pipeline_split") for part in ("embedding", "loss"))
+        layers = model.num_layers + embedding + loss if model else 0
         counts = {
             "virtual_pipeline_model_parallel_size": self.whole("virtual_pipeline_model_parallel_size"),
             "num_virtual_stages_per_pipeline_rank": self.whole("num_virtual_stages_per_pipeline_rank"),
-            "num_layers_per_virtual_pipeline_stage": max(model.num_layers // ranks // stage_layers, 1)
-            if stage_layers and model
+            "num_layers_per_virtual_pipeline_stage": max(layers // ranks // stage_layers, 1)
+            if stage_layers and layers
             else None,
-            "pipeline_model_parallel_layout": max((repeated.count("|") + 1) // ranks, 1) if layout else None,
+            "pipeline_model_parallel_layout": max(len(parts) // ranks, 1) if layout else None,
         }
         name, stages = next(((name, count) for name, count in counts.items() if count), ("", 1))
         if name:
             self.table.set("virtual_stages", stages, key(name))
         self.table.set("pipeline_schedule", "interleaved_1f1b" if stages > 1 else "1f1b")
+        if parts:
+            name, per_stage = "pipeline_model_parallel_layout", [part.count("t") for part in parts]
+        elif model and (first or last):
+            name = "num_layers_in_first_pipeline_stage" if first else "num_layers_in_last_pipeline_stage"
+            ends = [count for count in (first, last) if count]
+            between = (model.num_layers - sum(ends)) // max(ranks - len(ends), 1)
+            per_rank = [first or between, *[between] * (ranks - 2), last or between]
+            per_stage = [count // stages for _ in range(stages) for count in per_rank]
+        elif model and (embedding or loss):
+            name = f"account_for_{'embedding' if embedding else 'loss'}_in_pipeline_split"
+            per_stage = [layers // (ranks * stages)] * (ranks * stages)
+            per_stage[0], per_stage[-1] = per_stage[0] - embedding, per_stage[-1] - loss
+        else:
+            self.table.set("pipeline_split", "even")
+            return
+        if all(count > 0 for count in per_stage) and (model is None or sum(per_stage) == model.num_layers):
+            self.table.set("pipeline_layout", "-".join(map(str, per_stage)), key(name))
+        else:
+            stages_text = ", ".join(map(str, per_stage))
+            self.table.notes.append(f"{key(name)}: stages of {stages_text} layers are predicted as equal ones")
 
     def _states(self) -> None:
         table, key = self.table, self.dialect.key
@@ -251,8 +303,15 @@ class _MegatronReading:
             raise RequestError(
                 key("recompute_granularity"), f"{kind!r} in {table.source} is not known", "use selective or full"
             )
-        if kind in ("selective", "full"):
+        modules = names_in(table.take(key("recompute_modules")))
+        if kind == "selective" and set(modules) - {"core_attn"}:
+            # More or less is kept than with the attention alone, which predictions know: the knob is not decided.
+            table.assumed["activation_checkpointing"] = "selective"
+            table.notes.append(f"{key('recompute_modules')}={' '.join(modules)}: predictions take core_attn")
+        elif kind in ("selective", "full"):
             table.set("activation_checkpointing", kind, key("recompute_granularity"))
+        if kind == "full" and method == "uniform" and (layers or 1) > 1:
+            table.notes.append(f"{key('recompute_num_layers')}={layers}: predictions recompute each layer on its own")
         if kind == "full" and method == "block" and layers and model:
             stages = ranks * int(table.knobs.get("virtual_stages", 1))
             table.set("checkpoint_every_k", max(-(-model.num_layers // stages) // layers, 1), key("recompute_num_layers"))
@@ -263,6 +322,7 @@ class _MegatronReading:
         sizes = {name: whole(name) for name in ("num_layers", "hidden_size", "num_attention_heads")}
         model_names = [str(table.take(key) or "") for key in NAMES]
         if not all(sizes.values()):
+            table.drop(*map(self.dialect.key, DESCRIBING))
             return next((model for name in model_names if name and (model := model_named(name)) is not None), None)
         return self._described({name: size for name, size in sizes.items() if size}, model_names)
 
@@ -275,16 +335,20 @@ class _MegatronReading:
         groups = whole("num_query_groups") if self.switch("group_query_attention") or bridge else None
         tokenizer = next((model for name in model_names if name and (model := model_named(name)) is not None), None)
         vocabulary = whole("padded_vocab_size") or whole("vocab_size") or (tokenizer.vocab_size if tokenizer else None)
+        vocabulary = vocabulary or TOKENIZERS.get(str(self.table.settings.get("--tokenizer-type")))
+        step = whole("make_vocab_size_divisible_by") or 1
+        vocabulary = vocabulary and -(-vocabulary // step) * step
         if vocabulary is None:
-            self.table.notes.append(f"the vocabulary is not stated; predictions take {ASSUMED_VOCABULARY:,} tokens")
+            self.table.assumed["vocab_size"] = ASSUMED_VOCABULARY
         rope = self.word("position_embedding_type") == "rope" or self.switch("use_rotary_position_embeddings")
         tied = not self.switch("untie_embeddings_and_output_weights")
         positions = whole("max_position_embeddings") or 1
+        (latent, latent_head), channels = self._latent(), whole("kv_channels")
         try:
             return ModelSpec(
                 name="the described model", family="megatron", num_layers=layers, hidden_size=hidden, num_attention_heads=heads,
-                num_key_value_heads=heads if groups is None else groups,
-                head_dim=whole("kv_channels") or max(hidden // heads, 1),
+                num_key_value_heads=heads if groups is None or latent else groups,
+                head_dim=latent_head or channels or max(hidden // heads, 1), latent=latent,
                 ffn_hidden_size=whole("moe_ffn_hidden_size") or ffn if experts else ffn,
                 vocab_size=vocabulary or ASSUMED_VOCABULARY,
                 sequence_length=positions, tied_embeddings=tied, gated_mlp=gated, activation="silu" if gated else "gelu",
@@ -292,19 +356,76 @@ class _MegatronReading:
                 position=Position.ROTARY if rope else Position.LEARNED, num_experts=experts,
                 experts_per_token=(whole("moe_router_topk") or 2) if experts else 0,
                 shared_expert_size=whole("moe_shared_expert_intermediate_size") or 0 if experts else 0,
-                **self._dense(layers, ffn, experts),
+                router_groups=whole("moe_router_num_groups") or 1 if experts else 1,
+                router_groups_kept=whole("moe_router_group_topk") or 1 if experts else 1, **self._dense(layers, ffn, experts),
             )  # fmt: skip
         except ModelFormatError as error:
             # Megatron-LM reports sizes that do not belong together itself; the table of rules names them.
             self.table.notes.append(f"the described model is not used: {error}")
             return None
 
+    def _latent(self) -> tuple[Latent | None, int]:
+        """Latent attention, and the size of a head's query; defaults as in the two frameworks."""
+        bridge = self.dialect.format == BRIDGE
+        defaults = {"q_lora_rank": 512 if bridge else 0, "kv_lora_rank": 512 if bridge else 32, "qk_head_dim": 128,
+                    "qk_pos_emb_head_dim": 64, "v_head_dim": 128}  # fmt: skip
+        sizes = {name: self.whole(name) or default for name, default in defaults.items()}
+        if not self.switch("multi_latent_attention"):
+            return None, 0
+        latent = Latent(
+            key_value_rank=sizes["kv_lora_rank"], rotated=sizes["qk_pos_emb_head_dim"], value_size=sizes["v_head_dim"],
+            query_rank=sizes["q_lora_rank"],
+        )  # fmt: skip
+        return latent, sizes["qk_head_dim"] + sizes["qk_pos_emb_head_dim"]
+
     def _dense(self, layers: int, ffn: int, experts: int) -> dict[str, Any]:
-        match = re.fullmatch(r"\(?\[0\]\*(\d+)\+\[1\]\*(\d+)\)?", self.word("moe_layer_freq"))
-        if not experts or match is None or int(match[1]) + int(match[2]) != layers:
+        key = self.dialect.key("moe_layer_freq")
+        value = self.table.take(key)
+        pattern = [1] * layers if value is None else layer_pattern(value, layers)
+        if not experts or pattern is None or len(pattern) != layers:
+            if experts:  # a wrong length is refused by a check
+                self.table.notes.append(f"{key}={value}: not read; predictions have experts in every layer")
             return {}
-        dense = (True,) * int(match[1]) + (False,) * int(match[2])
-        return {"dense_layers": dense, "dense_ffn_size": ffn}
+        dense = tuple(not has_experts for has_experts in pattern)
+        return {"dense_layers": dense, "dense_ffn_size": ffn} if any(dense) else {}
+
+
+def names_in(value: Any) -> list[str]:
+    """The names of a list, or of a text with blanks or commas between them."""
+    return [str(name) for name in value] if isinstance(value, list | tuple) else re.findall(r"\w+", str(value or ""))
+
+
+def layer_pattern(value: Any, layers: int) -> list[int] | None:
+    """The layers that `moe_layer_freq` means, 1 for one with experts: every N-th from the first on, or a list, which may be
+    written with + and *; None: it is neither."""
+    try:
+        root = ast.parse(str(value), mode="eval").body
+        numbers = list(_numbers(root)) if not isinstance(root, ast.Constant) else None
+        return numbers if numbers is not None else [int(index % int(value) == 0) for index in range(layers)]
+    except (SyntaxError, ValueError, TypeError, ZeroDivisionError, RecursionError):
+        return None
+
+
+def _numbers(node: ast.expr) -> Iterator[int]:
+    """The numbers of a list that is written with + and *."""
+    match node:
+        case ast.List(elts=elements):
+            yield from (int(ast.literal_eval(element)) for element in elements)
+        case ast.BinOp(left=left, op=ast.Add(), right=right):
+            yield from _numbers(left)
+            yield from _numbers(right)
+        case ast.BinOp(left=part, op=ast.Mult(), right=ast.Constant(int() as count)) if count <= 1024:
+            for _ in range(count):
+                yield from _numbers(part)
+        case _:
+            raise ValueError("not a list")
+
+
+def layout_stages(text: str) -> list[str]:
+    """The stages of a layout such as `Et|(tt|)*30mL`: E is the embedding, t a layer, m a module and L the loss."""
+    for pattern in (r"\(([^)]+)\)\*(\d{1,4})", r"(.)\*(\d{1,4})"):
+        text = re.sub(pattern, lambda group: group[1] * int(group[2]), text.replace(",", ""))
+    return text.split("|")
 
 
 def _launched(table: FlatTable) -> int | None:

@@ -9,7 +9,18 @@ import re
 from collections.abc import Callable, Iterator
 
 from autotune.frameworks.framework import BATCH, MOST, Check, Framework, LintCase, Settings, unknown
-from autotune.frameworks.megatron import ARGUMENTS, BRIDGE, LM, Dialect, from_megatron, options_of
+from autotune.frameworks.megatron import (
+    ARGUMENTS,
+    BRIDGE,
+    LM,
+    Dialect,
+    from_megatron,
+    layer_pattern,
+    layout_stages,
+    names_in,
+    options_of,
+)
+from autotune.frameworks.megatron_parser_checks import PARSER_CHECKS
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
@@ -19,11 +30,14 @@ from search_spaces.trial_config import TrialConfig
 QUEUES = f"{ENVIRONMENT}CUDA_DEVICE_MAX_CONNECTIONS"
 NEAR = 0.94
 """Likeness from which an unknown option is a misspelling of a known one: Megatron-LM has options that are not listed here."""
-UNEVEN = (
-    "pipeline_model_parallel_layout", "decoder_first_pipeline_num_layers", "decoder_last_pipeline_num_layers",
-    "num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage", "hybrid_layer_pattern",
-)  # fmt: skip
+ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
+UNEVEN = ("pipeline_model_parallel_layout", *ENDS, "hybrid_layer_pattern", "hybrid_override_pattern")
 """Settings with which stages have different numbers of layers."""
+RECOMPUTED = frozenset({
+    "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out", "gdp_in_proj",
+    "gdp_qkv", "mhc",
+})  # fmt: skip
+"""Modules that selective recomputation knows."""
 
 
 def _checks(dialect: Dialect) -> tuple[Check, ...]:
@@ -40,6 +54,7 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
     pipeline, experts = (key(f"{name}_model_parallel_size") for name in ("pipeline", "expert"))
     tokens, positions, batch = key("seq_length"), key("max_position_embeddings"), key("global_batch_size")
     fsdp2, checkpoints = key("use_torch_fsdp2"), key("ckpt_format")
+    latent, experts_key, layout = key("multi_latent_attention"), key("num_moe_experts"), key("pipeline_model_parallel_layout")
 
     def layers_of(case: LintCase) -> int | None:
         # Recipes of Megatron-Bridge state neither layers nor their layout: both are in the recipes that they begin with.
@@ -48,13 +63,26 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
 
     def uneven_layers(case: LintCase) -> str | None:
         count, ranks = layers_of(case), case.config.pipeline_parallel_size
-        if count is None or ranks == 1 or any(case.get(key(name)) for name in UNEVEN):
+        if count is None or ranks == 1:
             return None
-        ends = sum(case.on(key(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
-        return f"{ranks} ranks do not divide {count + ends} layers" if (count + ends) % ranks else None
+        if isinstance(case.get(layout), str):
+            layers = sum(stage.count("t") for stage in layout_stages(case.get(layout)))
+            return f"the layout has {layers} layers, the model {count}" if layers != count else None
+        ends = [case.get(key(name)) for name in ENDS if isinstance(case.get(key(name)), int)]
+        if ends and len(ends) < ranks and (count - sum(ends)) % (ranks - len(ends)):
+            return f"the {ranks - len(ends)} other ranks do not divide {count - sum(ends)} layers"
+        if any(case.get(key(name)) for name in UNEVEN):
+            return None
+        return f"{ranks} ranks do not divide {count + halves(case)} layers" if (count + halves(case)) % ranks else None
+
+    def halves(case: LintCase) -> int:
+        """The embedding and the loss, as far as they count as layers."""
+        return sum(case.on(key(f"account_for_{end}_in_pipeline_split")) for end in ("embedding", "loss"))
 
     def fewer_ranks(case: LintCase) -> Settings:
         count, ranks = layers_of(case) or 1, case.config.pipeline_parallel_size
+        if any(case.get(key(name)) for name in UNEVEN):
+            return {}
         options = [
             size for size in range(1, min(count, MOST) + 1) if count % size == 0 and (not case.ranks or case.ranks % size == 0)
         ]
@@ -64,12 +92,12 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         count, ranks = layers_of(case), case.config.pipeline_parallel_size
         stage_layers = case.get(key("num_layers_per_virtual_pipeline_stage"))
         stages = case.get(key("virtual_pipeline_model_parallel_size"))
-        if count is None or ranks == 1 or count % ranks:
+        if count is None or ranks == 1 or (count + halves(case)) % ranks:
             return None
+        count += halves(case)
         if isinstance(stage_layers, int) and (count // ranks) % stage_layers:
             return f"{stage_layers} layers a virtual stage do not divide the {count // ranks} layers of a rank"
-        ends = any(case.get(key(f"num_layers_in_{end}_pipeline_stage")) for end in ("first", "last"))
-        plain = not ends and not case.get(key("pipeline_model_parallel_layout"))
+        plain = not any(case.get(key(name)) for name in (*ENDS, "pipeline_model_parallel_layout"))
         if plain and isinstance(stages, int) and (count // ranks) % stages:
             return f"{stages} virtual stages do not divide the {count // ranks} layers of a rank"
         return None
@@ -93,8 +121,13 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         if ranks == 1 or config.virtual_stages == 1 or case.batch is None or not case.replicas:
             return None
         count = config.gradient_accumulation_steps(case.batch, case.ranks or 1)
-        if count < ranks or count % ranks:
-            return f"interleaved stages on {ranks} ranks need a multiple of {ranks} micro-batches, not {count}"
+        group = case.get(key("microbatch_group_size_per_vp_stage"), ranks)
+        if not isinstance(group, int):
+            return None
+        if group < ranks or count < group:
+            return f"interleaved stages need groups of {ranks} micro-batches or more, up to the {count} of a step, not {group}"
+        if 0 < count % group < ranks:
+            return f"the last group of micro-batches has {count % group} of {count}, fewer than the {ranks} pipeline ranks"
         return None
 
     def round_fix(case: LintCase) -> Settings:
@@ -113,6 +146,29 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         if not (script and launched and divided) or sharded or case.on("--overlap-moe-expert-parallel-comm"):
             return None
         return None if case.get(QUEUES) == 1 else "tensor and context parallelism need it to be 1 before Blackwell"
+
+    def recomputed_modules(case: LintCase) -> str | None:
+        modules = names_in(case.get(key("recompute_modules")))
+        if str(case.get(granularity)) != "selective" and not case.on("--recompute-activations"):
+            return None
+        if unknown_modules := set(modules) - RECOMPUTED:
+            return f"{', '.join(sorted(unknown_modules))} is none of {', '.join(sorted(RECOMPUTED))}"
+        if "moe_act" in modules and script and not case.on("--moe-grouped-gemm"):
+            return "moe_act needs grouped matrix products of experts (moe-grouped-gemm)"
+        if "mla_up_proj" in modules and script and not case.on(latent):
+            return "mla_up_proj needs latent attention"
+        shared = case.get(key("moe_shared_expert_intermediate_size")) and case.on(key("moe_shared_expert_overlap"))
+        return (
+            "shared_experts overlap the exchange, so they are not recomputed"
+            if "shared_experts" in modules and shared
+            else None
+        )
+
+    def layers_with_experts(case: LintCase) -> str | None:
+        count, value = layers_of(case), case.get(key("moe_layer_freq"))
+        pattern = layer_pattern(value, count or 1) if value is not None and case.get(experts_key) else None
+        wrong = count is not None and pattern is not None and len(pattern) != count
+        return f"{value} has {len(pattern)} layers, not {count}" if wrong and pattern is not None else None
 
     def without_fsdp2(name: str, feature: str, holds: Callable[[LintCase], bool], fix: Settings) -> Check:
         return Check(
@@ -281,6 +337,35 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
             remedy="correct the sizes, or state kv-channels",
         ),
         Check(
+            name="query-groups", key=key("num_query_groups"), effect=Effect.REFUSED, remedy="give a multiple or a divisor",
+            problem=lambda case: f"{case.get(key('num_query_groups'))} groups of queries are no multiple or divisor of "
+            f"{case.config.tensor_parallel_size} tensor-parallel ranks",
+            # Of a model whose sizes fit together, a rule finds it.
+            holds=lambda case: case.model is None and isinstance(groups := case.get(key("num_query_groups")), int) and groups
+            and (not script or case.on(key("group_query_attention"))) and groups % case.config.tensor_parallel_size
+            and case.config.tensor_parallel_size % groups,
+        ),
+        Check(
+            name="layout-divides", key=layout, effect=Effect.REFUSED, remedy="give a multiple of the ranks",
+            problem=lambda case: f"{len(layout_stages(case.get(layout)))} stages on {case.config.pipeline_parallel_size} ranks",
+            holds=lambda case: isinstance(case.get(layout), str)
+            and len(layout_stages(case.get(layout))) % case.config.pipeline_parallel_size,
+        ),
+        Check(
+            name="uneven-twice", key=key(ENDS[0]), effect=Effect.REFUSED, remedy="state one of the two",
+            problem="layers of the first or last stage exclude the embedding and the loss as layers",
+            holds=lambda case: halves(case) and any(case.get(key(name)) for name in ENDS),
+            fix={key(f"account_for_{end}_in_pipeline_split"): None for end in ("embedding", "loss")},
+        ),
+        Check(
+            name="recompute-modules", key=key("recompute_modules"), effect=Effect.REFUSED, problem=recomputed_modules,
+            remedy="name modules that the model has",
+        ),
+        Check(
+            name="layers-with-experts", key=key("moe_layer_freq"), effect=Effect.REFUSED, problem=layers_with_experts,
+            remedy="give a value for each layer",
+        ),
+        Check(
             name="dispatcher-backend", key=key("moe_flex_dispatcher_backend"), effect=Effect.IGNORED,
             problem="only the flex dispatcher has backends",
             holds=lambda case: case.get(key("moe_flex_dispatcher_backend")) is not None
@@ -359,7 +444,8 @@ def _hybrid(case: LintCase) -> str | None:
 
 def _framework(dialect: Dialect, title: str, checked: str) -> Framework:
     return Framework(
-        name=dialect.format, title=title, checked=checked, options=options_of(dialect), checks=_checks(dialect),
+        name=dialect.format, title=title, checked=checked, options=options_of(dialect),
+        checks=(*_checks(dialect), *(PARSER_CHECKS if dialect.format == LM else ())),
         read=lambda settings, source: from_megatron(settings, source, dialect), rewrite=_rewrite,
         sizes=lambda case, _config, batch: {case.key_of(BATCH): batch},
         prefixes=("--",) if dialect.format == LM

@@ -15,9 +15,9 @@ from autotune.frameworks.best_config import request_of, require_schema_version, 
 from autotune.frameworks.deepspeed_checks import DEEPSPEED
 from autotune.frameworks.framework import Framework
 from autotune.frameworks.imported import REMEDY, Imported, flat, read_table, read_table_and_repeated, read_text, yaml_value
-from autotune.frameworks.megatron import REMOVED
 from autotune.frameworks.megatron_checks import MEGATRON, MEGATRON_BRIDGE
-from autotune.frameworks.shell import decided_by, read_options
+from autotune.frameworks.shell import read_options
+from autotune.frameworks.shell_values import decided_by, is_open
 from autotune.frameworks.torchtitan_checks import TORCHTITAN
 from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.file_kinds import kind_of
@@ -33,6 +33,8 @@ FORMATS = tuple(FRAMEWORKS)
 MOST_HINTED = 500_000
 """Characters of a file whose suffix names no table; a longer one is a script or a log."""
 TABLES = (".json", ".yaml", ".yml", ".toml")
+DEGREES = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--sequence-parallel")
+"""Options of Megatron-LM that a file with none of the degrees leaves to the script that launches it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +54,10 @@ class Written:
     """Files that a script sources, which are not read: they may set and export variables."""
     repeated: tuple[str, ...] = ()
     """Keys that one table of a JSON file states twice."""
+    stated: Mapping[str, str] = field(default_factory=dict)
+    """Variables and arguments of a script, with the user's values."""
+    stray: tuple[str, ...] = ()
+    """Options of a script that are no part of its launch."""
     lines: Mapping[str, int] = field(default_factory=dict)
     """Setting -> the line where it is looked for first; empty: anywhere."""
 
@@ -81,29 +87,34 @@ class Written:
     def notes(self) -> Iterator[str]:
         """A line for everything that is decided when the file runs."""
         yield from (f"{name} ({by}): decided when the script runs" for name, by in self.open.items())
+        yield from (f"{option}: bash takes it for a command: a comment or an end of line before it" for option in self.stray)
         yield from (f"{file} is sourced and not read: variables that it sets are not known" for file in self.sourced)
 
 
-def read_imported(path: Path) -> Imported:
+def read_imported(path: Path, stated: Mapping[str, str] | None = None) -> Imported:
     """Read the file's only configuration; its keys decide the format.
 
     Raises:
         RequestError: the file cannot be read, has none of the formats, has several configurations, or has an invalid value.
     """
-    recipes = read_written(path)
+    recipes = read_written(path, stated=stated)
     if len(recipes) > 1:
         names = ", ".join(recipe.name for recipe in recipes[:5])
         raise RequestError("from", f"{path} has several recipes ({names} …)", "give a file with one of them")
     return recipes[0].imported()
 
 
-def read_written(path: Path, format_name: str = "", alone: bool = False) -> list[Written]:
+def read_written(
+    path: Path, format_name: str = "", alone: bool = False, stated: Mapping[str, str] | None = None, beside: Path | None = None
+) -> list[Written]:
     """The configurations of a file: one, but for a Python file with several functions.
 
     Args:
         path: the file.
         format_name: one of `FORMATS`; empty: the file's content decides.
         alone: refuse a file that names another one, so that no other is read.
+        stated: variables and arguments of a script, with the user's values.
+        beside: the script whose neighbours it may source, if that is another one.
 
     Raises:
         RequestError: the file cannot be read, or is neither a table, nor a script with options of a known framework, or has
@@ -112,10 +123,12 @@ def read_written(path: Path, format_name: str = "", alone: bool = False) -> list
     """
     if format_name and format_name not in FORMATS:
         raise UnknownFormatError("format", f"{format_name!r} is not known", f"use auto, {', '.join(FORMATS)}")
+    if stated and path.suffix in (".py", *TABLES):
+        raise RequestError("set", f"{path} is no launch script", "leave it out")
     if path.suffix == ".py":
         recipes = _python(path, format_name)
     elif (table := _table_of(path, format_name)) is None:
-        recipes = [_script(path, format_name, alone)]
+        recipes = [_script(path, format_name, None if alone else beside or path, stated or {})]
     else:
         content, repeated = table
         table_format = _format_of_table(content)
@@ -178,6 +191,8 @@ def named(error: AutotuneError | SearchSpaceError, field: str) -> AutotuneError 
 def _format_of_table(content: Mapping[str, Any]) -> str:
     if content.keys() >= BEST_CONFIG:
         return ""
+    if "trainer" in content and "model" in content and kind_of(content):  # NeMo 1 spells some settings as Megatron-Bridge does
+        return ""
     if content.keys() & {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config", "megatron_lm_config"}:
         return ACCELERATE.name
     sections = {name for name in ("bf16", "fp16") if isinstance(content.get(name), Mapping)}  # other formats have switches
@@ -191,7 +206,7 @@ def _format_of_keys(settings: Collection[str]) -> str:
     tables = ("training.", "parallelism.", "activation_checkpoint.")
     if any(key.startswith(tables) for key in settings):
         return TORCHTITAN.name
-    if {"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size", *REMOVED} & set(settings):
+    if {"--tensor-model-parallel-size", "--num-layers", "--micro-batch-size", "--model-parallel-size"} & set(settings):
         return MEGATRON.name
     if any(re.fullmatch(r"model\.(\w+_parallel_size|recompute_\w+)|train\.(micro|global)_batch_size", key) for key in settings):
         return MEGATRON_BRIDGE.name
@@ -235,15 +250,23 @@ def _python(path: Path, format_name: str) -> list[Written]:
     return written_recipes
 
 
-def _script(path: Path, format_name: str, alone: bool) -> Written:
+def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[str, str]) -> Written:
     text = read_text(path)
-    script = read_options(text)
+    try:
+        script = read_options(text, beside, stated)
+    except RecursionError:
+        raise RequestError("from", f"{path} is nested too deeply", REMEDY) from None
+    if script.unused and beside == path:
+        names = ", ".join(script.unused)
+        raise RequestError("set", f"{path.name} does not read {names}, or sets it itself", "state what the script leaves open")
     settings: dict[str, Any] = script.settings
     # Overrides of Megatron-Bridge: `model.tensor_model_parallel_size=4`.
     matches = (re.fullmatch(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.+)", word, re.DOTALL) for word in script.words)
     overrides = {match[1]: _override(match[2]) for match in matches if match}
+    if any(key.startswith("trainer.") for key in overrides):
+        raise RequestError("from", f"{path} starts a program of NeMo, which is not read", REMEDY)
     undecided = {key: by for key, by in script.open.items() if not key.startswith("$")}
-    for key in [key for key, value in overrides.items() if isinstance(value, str) and "$" in value]:
+    for key in [key for key, value in overrides.items() if isinstance(value, str) and is_open(value)]:
         undecided[key] = decided_by(overrides.pop(key))
     tables = {_tyro(key): value for key, value in settings.items() if key.startswith("--")}
     settings_tables = [settings, tables, overrides]
@@ -258,10 +281,11 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
     )
     match kind:
         case "megatron-bridge":
-            content: Mapping[str, Any] = overrides
+            recipe = str(settings.get("--recipe", "")).split()[:1]  # overrides follow it
+            content: Mapping[str, Any] = {**({"recipe": recipe[0]} if recipe else {}), **overrides}
         case "torchtitan":
             table_settings = {key: value for key, value in settings.items() if not key.startswith("--")}
-            base = _base(path, tables, alone)  # takes its own options out of `tables`, so it comes first
+            base = _base(path, tables, beside is None)  # takes its own options out of `tables`, so it comes first
             switched = {  # by tyro's switches: `--compile.no_enable` means `compile.enable = false`
                 key.replace(".no_", "."): False if ".no_" in key and value is True else value for key, value in tables.items()
             }
@@ -269,6 +293,8 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
             undecided = {_tyro(key): by for key, by in undecided.items()}
         case "megatron":
             content = settings
+            if not script.modules and not set(DEGREES[:2]) & {*settings, *undecided}:  # a part of a launch
+                undecided |= {key: "what launches these options" for key in DEGREES if key not in {*settings, *undecided}}
         case _:
             raise RequestError("from", f"{path} has no options of a known framework", REMEDY)
     has_settings = "recipe" in content or _format_of_keys([*content, *undecided]) == kind
@@ -276,7 +302,8 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
         raise _without_setting(path, kind)
     undecided |= {key: by for key, by in script.open.items() if key.startswith("$")}
     return Written(
-        format=kind, name=path.name, path=path, content=content, open=undecided, sourced=tuple(script.sourced)
+        format=kind, name=path.name, path=path, content=content, open=undecided, sourced=tuple(script.sourced), stated=stated,
+        stray=script.stray,
     )  # fmt: skip
 
 

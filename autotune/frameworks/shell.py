@@ -1,67 +1,81 @@
-"""Reads the options of a launch script without running it: variables, arrays and simple arithmetic are replaced.
+"""Reads the options of a launch script without running it: its assignments, conditions, loops and functions are carried out.
 
 What the script decides when it runs stays undecided: its arguments, variables that nothing sets, outputs of commands, and what
 differs between the branches of a condition that is not known.
 """
 
-import ast
 import fnmatch
 import itertools
 import operator
 import re
-import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
+from functools import partial
+from pathlib import Path
 from typing import Any, Literal
 
-from autotune.errors import RequestError
+from autotune.frameworks.shell_syntax import (
+    AndOr,
+    Commands,
+    Conditional,
+    Piped,
+    Selection,
+    ShellArithmetic,
+    ShellCommand,
+    ShellFunction,
+    ShellGroup,
+    ShellLoop,
+    SimpleCommand,
+    parse_commands,
+)
+from autotune.frameworks.shell_values import (
+    ASSIGNMENT,
+    BRANCH,
+    COMPUTED,
+    REFERENCE,
+    ShellValue,
+    ShellVariables,
+    decided_by,
+    is_open,
+    is_unset,
+    output_of,
+    plain,
+    reference,
+)
 
 LAUNCHER = "launcher."
 """Prefix of the launcher's own options, such as `launcher.nproc_per_node`."""
 ENVIRONMENT = "env."
 """Prefix of exported variables."""
-LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
-PROGRAM = re.compile(r".*\.py|torchtitan\.\S+")
+LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
+PROGRAM = re.compile(r".*\.py|torchtitan\.\S+|axolotl\.cli\.train|(?:.*/)?(?:llamafactory-cli|axolotl|trl)")
 """The word after which options are the program's."""
-VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|[1-9])(?:\[[@*]\])?(?::?[-=]([^}]{0,1000}))?\}|\$([A-Za-z_]\w*)")
-COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
-REFERENCE = re.compile(r"\$(?:\w+|[@*#]|\{[^}\s]*\}?)")
-BRANCH, COMPUTED = "$_BRANCH", "$_COMPUTED"
-"""Values that differ between branches, and those of commands and of arithmetic with what is not known."""
-SEPARATOR = re.compile(r"\s(&&|\|\||[;|&])(?=\s|$)|(;)(?=\s|$)")
+LAUNCH = re.compile(r"(?:^|\s)(?:torchrun|accelerate|deepspeed|\S+\.py|torchtitan\.\S+|axolotl|trl|llamafactory-cli)\s")
+"""In a text that is a script of its own: an argument of `bash -c`, or a here-document."""
+DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 SLURM: Mapping[str, tuple[str, ...]] = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
     "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",), "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
-    "gpus": ("SLURM_GPUS",), "gpus-per-task": ("SLURM_GPUS_PER_TASK",), "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
+    "gres": ("SLURM_GPUS_ON_NODE",), "gpus": ("SLURM_GPUS",), "gpus-per-task": ("SLURM_GPUS_PER_TASK",),
+    "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
 }  # fmt: skip
 """Option of sbatch -> the variables of the job that have its value [sbatch(1), output environment variables]."""
 COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
     "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
 }  # fmt: skip
-OPERATORS = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.floordiv,
-             ast.FloorDiv: operator.floordiv}  # fmt: skip
-MOST_CHARACTERS = 1_000_000
-"""That all variables of a script may be replaced by: a few lines could double their text until the memory is full."""
+MOST_COMMANDS, MOST_ROUNDS, DEEPEST_CALL = 20_000, 256, 20
+"""After so many commands loops end; a script may have five times as many."""
 
 
-class _Variables(dict[str, str]):
-    """The values of a script's variables."""
+class ShellFlow(StrEnum):
+    """How a command ends: normally, or by the command of this name."""
 
-    characters_left = MOST_CHARACTERS
-
-    def value(self, reference: re.Match[str]) -> str:
-        """What a reference is replaced by: the value, else the default in it, else the reference itself.
-
-        Raises:
-            RequestError: all replacements together are too long.
-        """
-        default = reference[0] if reference[2] is None else reference[2]
-        text = self.get(reference[1] or reference[3], default) or default * (reference[2] is not None)
-        self.characters_left -= len(text)
-        if self.characters_left < 0:
-            problem = f"its variables have more than {MOST_CHARACTERS:,} characters when they are replaced"
-            raise RequestError("from", problem, "write the values out")
-        return text
+    NORMAL = "normal"
+    CONTINUED = "continue"
+    BROKEN = "break"
+    RETURNED = "return"
+    EXITED = "exited"
 
 
 @dataclass(slots=True)
@@ -75,57 +89,77 @@ class Script:
     open: dict[str, str] = field(default_factory=dict)
     """Option, or variable of further options, whose value is decided when the script runs -> what decides it."""
     sourced: list[str] = field(default_factory=list)
-    """Files that the script sources, which are not read: they may set and export variables."""
+    """Files that the script sources and that are not there: they may set and export variables."""
     modules: tuple[str, ...] = ()
     """The launched programs: files or modules."""
+    unused: tuple[str, ...] = ()
+    """Stated variables and arguments that the script does not read, or sets itself."""
+    stray: tuple[str, ...] = ()
+    """Options that bash takes for a command, because a comment or a line without a backslash ends the launch before."""
 
 
-def read_options(text: str) -> Script:
-    """Read the launch with the most options in a script, or in a plain list of options."""
-    run = _ScriptRun()
+def read_options(text: str, path: Path | None = None, stated: Mapping[str, str] | None = None) -> Script:
+    """Read the launch with the most options in a script, or in a plain list of options.
+
+    Args:
+        text: the script.
+        path: its file, beside which sourced files are looked for; None: none is read.
+        stated: variables, and arguments by their numbers, with the user's values.
+
+    Raises:
+        RequestError: its values are too long.
+        RecursionError: it is nested too deeply.
+    """
+    run = _ScriptRun(path, stated or {})
     run.take_sbatch(text)
-    for connective, words in _statements(text):
-        run.step(connective, words)
-    script, launches = run.script, run.launches
-    script.words += [word for value in run.variables.values() for word in _words(value)]
-    if not launches:  # a file of arguments that another script launches
-        launches = [_words(value) for value in run.variables.values() if "--" in value]
-    if not launches:
-        return script
-    starting = [words for words in launches if any(PROGRAM.fullmatch(word) for word in words)]
-    chosen = max(starting, key=len) if starting else [word for words in launches for word in words]
-    for name, value in run.exported.items():
-        _take_variable(script, name, value)
+    run.run(parse_commands(text.replace("\r\n", "\n")))
+    script, variables = run.script, run.variables
+    script.unused = tuple(name for name in run.variables.stated if name not in variables.read)
+    launches = run.merged_launches()
+    fragments = [list(value) if isinstance(value, tuple) else value.split() for value in variables.values.values()
+                 if isinstance(value, str | tuple)]  # fmt: skip
+    script.words += [word for words in fragments for word in words]
+    for name in sorted(variables.exported):
+        value = variables.values.get(name)
+        if value is not None:
+            _take_variable(script, name, value if isinstance(value, str) else " ".join(value))
+    starting = sorted((words for words in launches if any(map(PROGRAM.fullmatch, words))), key=_options_in)
+    options = [words for words in (*launches, *fragments) if _options_in(words)[0]]
+    if starting and (_options_in(starting[-1])[0] or not options):
+        chosen = starting[-1]
+        script.stray = tuple(words[0] for words in launches if words[0].startswith("--"))
+    else:  # arguments that another script, or a job that this one submits, launches
+        lists = [words for words in options if words not in launches or words[0].startswith("--")]
+        chosen = [word for words in lists or options for word in words]
     _options(chosen, script)
     return script
 
 
-@dataclass(slots=True)
-class _Choice:
-    """An `if` or a `case` that is being read."""
-
-    before: dict[str, str]
-    """Variables before it."""
-    runs: bool | None
-    """Whether the present branch runs; None: not known."""
-    subject: str | None = None
-    """The word of a `case`; None: it is an `if`."""
-    ends: list[dict[str, str]] = field(default_factory=list)
-    """Variables after each branch that may run."""
-    settled: bool = False
-    """Whether a branch before certainly runs, so that none after it does."""
-    in_condition: bool = True
+def _options_in(words: Sequence[str]) -> tuple[int, int]:
+    """The number of options, and that of words."""
+    return sum(word.startswith("--") for word in words), len(words)
 
 
 class _ScriptRun:
-    """Carries out the assignments of a script, statement by statement."""
+    """Carries out a script, command by command."""
 
-    def __init__(self) -> None:
-        self.variables, self.exported, self.script = _Variables(), dict[str, str](), Script()
-        self.launches: list[list[str]] = []
-        self._choices: list[_Choice] = []
-        self._last: bool | None = True
-        """Whether the last command succeeds, as far as it is a test."""
+    def __init__(self, path: Path | None, stated: Mapping[str, str]) -> None:
+        self.variables, self.script, self.path = ShellVariables(stated, self._output), Script(), path
+        if path is not None:
+            self.variables.values |= {"0": str(path), "BASH_SOURCE": (str(path),)}
+        self._functions: dict[str, ShellCommand] = {}
+        self._launches: dict[int, list[list[str]]] = {}
+        """Command -> its words, at each time that it runs."""
+        self._conditional: dict[int, bool] = {}
+        """Launching command -> whether it may not run."""
+        self._trees: dict[str, Commands] = {}
+        self._before_launch: list[str] = []
+        """Words of the command that runs this text."""
+        self._truth: bool | None = True
+        """Whether the last command succeeds; None: not known."""
+        self._empty = ""
+        """The variable that the last test asked about, if it was whether it is empty."""
+        self._commands = self._depth = self._doubt = 0
 
     def take_sbatch(self, text: str) -> None:
         """Set the variables that Slurm sets for the `#SBATCH` lines before the first command."""
@@ -134,261 +168,441 @@ class _ScriptRun:
         for line in text.splitlines():
             if line.strip() and not line.startswith("#"):
                 break
-            words = _words(_without_comment(line.removeprefix("#SBATCH"))) if line.startswith("#SBATCH ") else []
+            words = re.sub(r"\s#.*", "", line.removeprefix("#SBATCH")).split() if line.startswith("#SBATCH ") else []
             short = [re.sub(r"^-([NnGc])(?=\d|$)", lambda match: f"--{long_names[match[1]]}=", word) for word in words]
             values |= {name: str(value) for name, value in _pairs([word.removesuffix("=") for word in short])}
         for part in values.pop("--export", "").split(","):
             _take_environment(self.script, part, "#SBATCH --export")
-        counts = {name: int(values[f"--{name}"]) for name in SLURM if values.get(f"--{name}", "").isdecimal()}
+        # Counts may follow a type: `--gpus-per-node=h100:4`, `--gres=gpu:h100:4`.
+        texts = {name: values.get(f"--{name}", "").rpartition(":")[2] for name in SLURM}
+        counts = {name: int(number) for name, number in texts.items() if number.isdecimal()}
         if "nodes" in counts and "ntasks-per-node" in counts:
             counts.setdefault("ntasks", counts["nodes"] * counts["ntasks-per-node"])
-        self.variables.update({variable: str(count) for name, count in counts.items() for variable in SLURM[name]})
+        for name, count in counts.items():
+            for variable in SLURM[name]:
+                self.variables.values.setdefault(variable, str(count))
 
-    def step(self, connective: str, words: list[str]) -> None:
-        """Carry out one statement; `connective`: `&&`, `||`, or empty."""
-        choice = self._choices[-1] if self._choices else None
+    def run(self, commands: Sequence[ShellCommand]) -> ShellFlow:
+        """Carry out commands one after the other."""
+        for command in commands:
+            self._commands += 1
+            flow = self._command(command) if self._commands < 5 * MOST_COMMANDS else ShellFlow.EXITED
+            if flow is not ShellFlow.NORMAL:
+                return flow
+        return ShellFlow.NORMAL
+
+    def merged_launches(self) -> list[list[str]]:
+        """The words of each command that has options. Where one of several may run, what differs is undecided."""
+        launches = {key: _either_words(variants) for key, variants in self._launches.items()}
+        by_program: dict[str, list[int]] = {}
+        for key, words in launches.items():
+            program = next((word for word in words if PROGRAM.fullmatch(word)), "")
+            if self._conditional[key] and program:
+                by_program.setdefault(program, []).append(key)
+        for keys in by_program.values():
+            words = _either_words([launches[key] for key in keys])
+            for key in keys[1:]:
+                del launches[key]
+            launches[keys[0]] = words
+        return list(launches.values())
+
+    def _command(self, command: ShellCommand) -> ShellFlow:
+        match command:
+            case SimpleCommand():
+                return self._simple(command)
+            case ShellArithmetic(expression):
+                value = self.variables.arithmetic(expression)
+                self._truth = None if value is None else value != 0
+                return ShellFlow.NORMAL
+            case AndOr(commands):
+                return self._and_or(commands)
+            case Piped(commands, negated):
+                for part in commands:
+                    flow = self._subshell([part]) if len(commands) > 1 else self._command(part)
+                self._truth = None if len(commands) > 1 else self._truth
+                self._truth = not self._truth if negated and self._truth is not None else self._truth
+                return ShellFlow.NORMAL if len(commands) > 1 else flow
+            case Conditional(branches):
+                return self._branches([(partial(self._condition, test), body) for test, body in branches])
+            case Selection(subject, cases):
+                text = self.variables.text(subject)
+                return self._branches([(partial(self._fits, text, patterns), body) for patterns, body in cases])
+            case ShellLoop():
+                return self._loop(command)
+            case ShellFunction(name, body):
+                self._functions[name] = body
+                return ShellFlow.NORMAL
+            case ShellGroup(body, subshell):
+                return self._subshell(body) if subshell else self.run(body)
+
+    def _subshell(self, commands: Sequence[ShellCommand]) -> ShellFlow:
+        before, arguments = dict(self.variables.values), self.variables.arguments
+        self.run(commands)
+        self.variables.values, self.variables.arguments = before, arguments
+        return ShellFlow.NORMAL
+
+    def _and_or(self, commands: Sequence[tuple[str, ShellCommand]]) -> ShellFlow:
+        truth: bool | None = True
+        for connective, command in commands:
+            runs = True if not connective else truth if connective == "&&" or truth is None else not truth
+            if runs is False:
+                continue
+            self._empty = "" if runs else self._empty
+            flow = self._command(command) if runs else self._maybe([partial(self._command, command)], skipped=True)
+            truth = self._truth if runs else None
+            if flow is not ShellFlow.NORMAL:
+                return flow
+        self._truth = truth
+        return ShellFlow.NORMAL
+
+    def _condition(self, commands: Commands) -> bool | None:
+        if not commands:
+            return True
+        self._empty = ""
+        self.run(commands)
+        return self._truth
+
+    def _fits(self, text: str, patterns: Sequence[str]) -> bool | None:
+        """Whether the word of a `case` has one of the patterns."""
+        if "*" in patterns:
+            return True
+        texts = [self.variables.text(pattern) for pattern in patterns]
+        if is_open(text) or any(map(is_open, texts)):
+            return None
+        return any(fnmatch.fnmatchcase(text, pattern) for pattern in texts)
+
+    def _branches(self, branches: Sequence[tuple[Callable[[], bool | None], Commands]]) -> ShellFlow:
+        """Run the first branch that holds; of those that may hold, each one."""
+        possible: list[Commands] = []
+        asked, settled = "", False
+        for holds, body in branches:
+            truth = holds()
+            asked = asked or (self._empty if not possible else "")
+            if truth is not False:
+                possible.append(body)
+            if truth:
+                settled = True
+                break
+        if settled and len(possible) == 1:
+            return self.run(possible[0])
+        self._empty = asked
+        self._truth = None
+        return self._maybe([partial(self.run, body) for body in possible], skipped=not settled)
+
+    def _maybe(self, alternatives: Sequence[Callable[[], ShellFlow]], *, skipped: bool) -> ShellFlow:
+        """Run alternatives of which one happens; `skipped`: or none. What differs after them is undecided.
+
+        A first alternative for an empty variable states its default: it holds where the others leave the variable as it is.
+        """
+        before, asked = dict(self.variables.values), self._empty
+        ends: list[dict[str, ShellValue]] = []
+        self._doubt += 1
+        for alternative in alternatives:
+            self.variables.values = dict(before)
+            if alternative() is not ShellFlow.EXITED:
+                ends.append(self.variables.values)
+        self._doubt -= 1
+        if skipped:
+            ends.append(before)
+        self._empty = ""
+        if not ends:
+            return ShellFlow.EXITED
+        merged = dict(before)
+        for name in dict.fromkeys(name for end in ends for name in (*end, *before) if end.get(name) is not before.get(name)):
+            values = [end.get(name) for end in ends]
+            default = values[0] is not None and asked and all(value in (None, reference(asked)) for value in values[1:])
+            if all(value == values[0] for value in values) or (default and (name == asked or None not in values)):
+                merged.pop(name, None)
+                if values[0] is not None:
+                    merged[name] = values[0]
+            else:
+                merged[name] = _either(values)
+                if name in self.variables.stated:
+                    self.variables.set(name, BRANCH)
+                    merged[name] = self.variables.values[name]
+        self.variables.values = merged
+        return ShellFlow.NORMAL
+
+    def _loop(self, loop: ShellLoop) -> ShellFlow:
+        if loop.name:
+            fields = [field for word in loop.words for field in self.variables.fields(word)]
+            if len(fields) > MOST_ROUNDS or any(map(is_open, fields)):
+                self.variables.set(loop.name, BRANCH)
+                return self._maybe([partial(self.run, loop.body)], skipped=True)
+        for text in fields if loop.name else [""] * MOST_ROUNDS:
+            if loop.name:
+                self.variables.set(loop.name, text)
+            elif (truth := self._condition(loop.condition)) is None:
+                return self._maybe([partial(self.run, loop.body)], skipped=True)
+            elif truth is loop.ends_when:
+                break
+            flow = self.run(loop.body)
+            if flow in (ShellFlow.RETURNED, ShellFlow.EXITED):
+                return flow
+            if flow is ShellFlow.BROKEN or self._commands > MOST_COMMANDS:
+                break
+        return ShellFlow.NORMAL
+
+    def _simple(self, command: SimpleCommand) -> ShellFlow:
+        """Carry out a command without further ones in it."""
+        words = list(command.words)
+        assignments = list(itertools.takewhile(lambda word: ASSIGNMENT.fullmatch(word), words))
+        words = words[len(assignments) :]
+        if words and words[0] == "[[":
+            self._truth = self._test([self.variables.text(word) for word in words[1:] if word != "]]"])
+            return ShellFlow.NORMAL
+        if words and words[0] in DECLARATIONS:
+            return self._declare(words)
+        fields = [field for word in words for field in self.variables.fields(word)]
+        self._truth = None if fields else True
+        if not fields:
+            for word in assignments:
+                self.variables.assign(word)
+            if any("$(" in word or "`" in word for word in assignments):
+                self._truth = None
+            return ShellFlow.NORMAL
+        flow = self._built_in(fields)
+        if flow is not None:
+            return flow
+        if fields[0] in self._functions:
+            return self._call(self._functions[fields[0]], fields[1:])
+        temporary = [word.partition("=") for word in assignments]  # `NAME=value program`
+        self._external(command, [f"{name}={self.variables.text(value)}" for name, _, value in temporary] + fields)
+        return ShellFlow.NORMAL
+
+    def _declare(self, words: Sequence[str]) -> ShellFlow:
+        options = [word for word in words[1:] if word.startswith("-")]
+        for word in words[1:]:
+            match = ASSIGNMENT.fullmatch(word)
+            name = match[1] if match else word
+            if "-A" in options and name.isidentifier():
+                self.variables.values[name] = {}
+            if match:
+                self.variables.assign(word)
+            if (words[0] == "export" or "-x" in options) and name.isidentifier():
+                self.variables.exported.add(name)
+        self._truth = True
+        return ShellFlow.NORMAL
+
+    def _built_in(self, fields: list[str]) -> ShellFlow | None:
+        """Carry out a command of the shell itself; None: it is none."""
+        variables, self._truth = self.variables, True
+        match fields:
+            case [":" | "true" | "echo" | "printf" | "cd" | "trap" | "ulimit" | "pushd" | "popd", *_]:
+                self._truth = True
+            case ["false"]:
+                self._truth = False
+            case ["[" | "test", *operands]:
+                self._truth = self._test([word for word in operands if word != "]"], split=True)
+            case ["source" | ".", name, *arguments]:
+                return self._source(name, arguments)
+            case ["eval", *parts]:
+                return self.run(self._tree(" ".join(parts)))
+            case ["exit", *_]:
+                return ShellFlow.EXITED
+            case ["return" | "break" | "continue" as name, *_]:
+                return ShellFlow(name)
+            case ["shift", *count]:
+                steps = int(count[0]) if count and count[0].isdecimal() else 1
+                variables.shifted += steps if variables.arguments is None else 0
+                variables.arguments = None if variables.arguments is None else variables.arguments[steps:]
+            case ["set", *options]:
+                if "--" in options:
+                    variables.arguments = tuple(options[options.index("--") + 1 :])
+            case ["unset", *names]:
+                for name in names:
+                    variables.values.pop(name, None)
+            case ["read" | "mapfile" | "readarray" | "getopts", *names]:
+                self._truth = None
+                for name in [*names, *(["OPTARG"] if fields[0] == "getopts" else [])]:
+                    if name.isidentifier():
+                        variables.set(name, COMPUTED)
+            case ["let", *expressions]:
+                for expression in expressions:
+                    variables.arithmetic(expression)
+            case _:
+                self._truth = None
+                return None
+        return ShellFlow.NORMAL
+
+    def _call(self, body: ShellCommand, arguments: Sequence[str]) -> ShellFlow:
+        variables = self.variables
+        before, shifted = variables.arguments, variables.shifted
+        if self._depth >= DEEPEST_CALL:
+            return ShellFlow.NORMAL
+        variables.arguments = None if arguments == [reference("@")] else tuple(arguments)
+        self._depth += 1
+        flow = self._command(body)
+        self._depth -= 1
+        variables.arguments, variables.shifted = before, shifted
+        return ShellFlow.EXITED if flow is ShellFlow.EXITED else ShellFlow.NORMAL
+
+    def _source(self, name: str, arguments: Sequence[str]) -> ShellFlow:
+        """Carry out a sourced file, if it is there: beside the script, or in the working directory."""
+        tail = name.rpartition("\ue001")[2].lstrip("/") if name.startswith(COMPUTED) else name
+        folders = [self.path.parent, Path()] if self.path is not None and tail and not is_open(tail) else []
+        file = next((folder / tail for folder in folders if (folder / tail).is_file()), None)
+        try:
+            text = file.read_text(encoding="utf-8") if file is not None and self._depth < DEEPEST_CALL else None
+        except (OSError, UnicodeDecodeError):
+            text = None
+        if text is None:
+            self.script.sourced.append(plain(name))
+            self._truth = None
+            return ShellFlow.NORMAL
+        before = self.variables.arguments
+        self.variables.arguments = tuple(arguments) or before
+        self._depth += 1
+        flow = self.run(self._tree(text))
+        self._depth -= 1
+        self.variables.arguments = before
+        return ShellFlow.EXITED if flow is ShellFlow.EXITED else ShellFlow.NORMAL
+
+    def _tree(self, text: str) -> Commands:
+        return self._trees.setdefault(text, parse_commands(text))
+
+    def _output(self, text: str) -> str:
+        """The output of `$(text)`."""
+        commands = self._tree(text)
+        match commands:
+            case (AndOr((("", SimpleCommand(("cd", folder))), ("&&", SimpleCommand(("pwd", *_))))),):
+                return self.variables.text(folder)
+            case (Piped((SimpleCommand(("echo", *expression)), SimpleCommand(("bc", *_)))),):
+                return self.variables.computed(" ".join(map(self.variables.text, expression)))
+            case (SimpleCommand(("expr", *expression)),):
+                return self.variables.computed(" ".join(map(self.variables.text, expression)))
+            case (SimpleCommand(words),):
+                fields = [field for word in words for field in self.variables.fields(word)]
+                output = output_of(fields)
+                if fields[:1] != ["echo"] and any(map(is_open, fields)):
+                    return "".join(map(reference, dict.fromkeys(REFERENCE.findall("".join(fields)))))
+                return COMPUTED if output is None else output
+            case _:
+                return COMPUTED
+
+    def _external(self, command: SimpleCommand, words: list[str]) -> None:
+        """Take the words of a program, and the scripts among its arguments and its input."""
+        shell = False
+        for index, word in enumerate(words):
+            if PROGRAM.fullmatch(word):
+                break
+            if (shell and re.fullmatch(r"-\w*c", words[index - 1])) or (
+                index and not word.startswith("-") and LAUNCH.search(word)
+            ):
+                self._nested(word, words[:index])
+                return
+            shell = shell or word.rsplit("/", 1)[-1] in ("bash", "sh")
+        for text, replaced in command.inputs:
+            document = self.variables.text(text, quoted=True) if replaced else text
+            if LAUNCH.search(document):
+                self.take_sbatch(document)
+                self._nested(document, [])
+        self.script.words += words
+        if any(word.startswith("--") or PROGRAM.fullmatch(word) for word in words):
+            self._launches.setdefault(id(command), []).append([*self._before_launch, *words])
+            self._conditional[id(command)] = self._doubt > 0
+
+    def _nested(self, text: str, before: list[str]) -> None:
+        """Carry out a text in a shell of its own, which has the exported variables."""
+        if self._depth >= DEEPEST_CALL:
+            return
+        variables, prefix = self.variables, self._before_launch
+        values, arguments = variables.values, variables.arguments
+        variables.values = {
+            name: value for name, value in values.items() if name in variables.exported or name.startswith("SLURM_")
+        }
+        self._before_launch = [*prefix, *before]
+        self._depth += 1
+        self.run(self._tree(text))
+        self._depth -= 1
+        variables.values, variables.arguments, self._before_launch = values, arguments, prefix
+
+    def _test(self, words: Sequence[str], *, split: bool = False) -> bool | None:
+        """Whether a test holds; None: it is not known. `split`: values are split at blanks, so that empty ones are no words."""
+        for connectives, result in ((("||", "-o"), True), (("&&", "-a"), False)):
+            for index, word in enumerate(words):
+                if word in connectives and 0 < index < len(words) - 1:
+                    sides = (self._test(words[:index], split=split), self._test(words[index + 1 :], split=split))
+                    return result if result in sides else None if None in sides else not result
         match words:
-            case ["if", *condition]:
-                self._choices.append(_Choice(before=dict(self.variables), runs=self._truth(condition)))
-            case ["case", subject, "in", *rest]:
-                text = " ".join(_expanded(subject, self.variables))
-                self._choices.append(_Choice(dict(self.variables), runs=False, subject=text, in_condition=False))
-                self.step("", rest)
-            case ["fi" | "esac", *_] if choice is not None:
-                self._leave(choice)
-            case ["elif", *condition] if choice is not None:
-                self._branch(choice, self._truth(condition))
-                choice.in_condition = True
-            case ["else", *rest] if choice is not None:
-                self._branch(choice, True)
-                self.step("", rest)
-            case [";;"] if choice is not None:
-                self._branch(choice, False)
-            case [pattern, *rest] if choice is not None and choice.subject is not None and pattern.endswith(")"):
-                self._branch(choice, _matches(choice.subject, pattern.strip("()").split("|")))
-                self.step("", rest)
-            case ["then", *rest]:
-                if choice is not None:
-                    choice.in_condition = False
-                self.step("", rest)
-            case ["do" | "{", *rest]:
-                self.step("", rest)
-            case _ if choice is not None and choice.subject is None and choice.in_condition:
-                further = self._truth(words)
-                choice.runs = _both(choice.runs, further) if connective == "&&" else None
-            case ["for", name, *_] if name.isidentifier():
-                self.variables[name] = BRANCH
-            case [_, *_]:
-                self._command(connective, words)
-
-    def _command(self, connective: str, words: list[str]) -> None:
-        runs = all(choice.runs is not False for choice in self._choices)
-        last = self._last if connective else True
-        if connective == "||":
-            last = None if last is None else not last
-        if not runs or last is False:
-            return
-        if words[0] in ("[", "[[", "test"):
-            self._last = _both(last, self._truth(words)) if connective != "||" else None
-            return
-        before = dict(self.variables)
-        self._simple(words)
-        if connective and last is None:
-            self._merge([before, dict(self.variables)])
-        else:
-            self._last = True
-
-    def _simple(self, words: list[str]) -> None:
-        """Carry out a command without conditions."""
-        if words[0] in ("source", ".") and len(words) > 1:
-            self.script.sourced.append(words[1])
-        parts = [(item, _expanded(item, self.variables)) for item in _assigned(words, self.variables, self.exported)]
-        expanded = [word for _, item_words in parts for word in item_words]
-        if any(word.startswith("--") for word in expanded):
-            self.launches.append(expanded)
-        self.script.words += [word for item, item_words in parts for word in (item_words if VARIABLE.search(item) else [item])]
-
-    def _truth(self, words: Sequence[str]) -> bool | None:
-        """Whether a test holds; None: it is not known, or no comparison of words or whole numbers."""
-        if words[:1] == ["!"]:
-            inner = self._truth(words[1:])
-            return None if inner is None else not inner
-        if not words or words[0] not in ("[", "[[", "test"):
-            return None
-        inside = [" ".join(_expanded(word, self.variables)) for word in words[1:] if word not in ("]", "]]")]
-        if any("$" in word for word in inside):
-            return None
-        match inside:
             case ["!", *rest]:
-                return self._truth(["!", "[", *rest])
-            case ["-z", text]:
-                return not text
-            case ["-n", text]:
-                return bool(text)
+                truth = self._test(rest, split=split)
+                return None if truth is None else not truth
+            case ["(", *rest, ")"]:
+                return self._test(rest, split=split)
+            case ["-z" | "-n" as sign, text]:
+                self._empty = text[1:-1] if is_unset(text) and sign == "-z" else ""
+                content = REFERENCE.sub("", text)
+                return None if is_open(text) and not content else bool(content) is (sign == "-n")
+            case ["-e" | "-f" | "-r" | "-s" | "-d", name] if self.path is not None and not is_open(name):
+                return True if (self.path.parent / name).exists() else None
+            case ["-z" | "-n" as sign]:
+                return sign == "-z"
+            case [text]:
+                return None if is_open(text) else bool(text)
             case [text, "=" | "==" | "!=" as sign, pattern]:
-                return fnmatch.fnmatchcase(text, pattern) is (sign != "!=")
-            case [left, sign, right] if sign in COMPARISONS and left.isdecimal() and right.isdecimal():
-                return COMPARISONS[sign](int(left), int(right))
+                if is_open(text + pattern):
+                    self._empty = text[1:-1] if is_unset(text) and not pattern and sign != "!=" else ""
+                    return None
+                return (text == pattern if split else fnmatch.fnmatchcase(text, pattern)) is (sign != "!=")
+            case [text, "=~", pattern] if not is_open(text) and re.fullmatch(
+                r"\^?[\w.-]*(\[[\w-]+\][+*]?)?[\w.-]*\$?", pattern
+            ):
+                return re.search(pattern, text[:1000]) is not None
+            case [left, sign, right] if sign in COMPARISONS:
+                numbers = self.variables.arithmetic(left), self.variables.arithmetic(right)
+                return None if None in numbers else COMPARISONS[sign](*numbers)  # type: ignore[arg-type]
             case _:
                 return None
 
-    def _branch(self, choice: _Choice, runs: bool | None) -> None:
-        """End the present branch and begin another one, which runs if no branch before did."""
-        if choice.runs is not False:
-            choice.ends.append(dict(self.variables))
-        choice.settled = choice.settled or choice.runs is True
-        choice.runs = False if choice.settled else runs
-        self._set(choice.before)
 
-    def _leave(self, choice: _Choice) -> None:
-        self._branch(choice, False)
-        self._choices.pop()
-        self._merge(choice.ends if choice.settled else [*choice.ends, choice.before])
-
-    def _merge(self, ends: Sequence[Mapping[str, str]]) -> None:
-        """The variables after branches of which one runs."""
-        names = dict.fromkeys(name for end in ends for name in end)
-        values = {name: [end.get(name) for end in ends] for name in names}
-        self._set({name: texts[0] if texts.count(texts[0]) == len(texts) else _either(texts) for name, texts in values.items()})
-
-    def _set(self, variables: Mapping[str, str | None]) -> None:
-        self.variables.clear()
-        self.variables.update({name: value for name, value in variables.items() if value is not None})
+def _either(values: Sequence[ShellValue | None]) -> ShellValue:
+    """A variable that has one of several values: options that all of them state stay, what differs is undecided."""
+    lists = [
+        list(value) if isinstance(value, tuple) else (value or "").split() if isinstance(value, str | None) else []
+        for value in values
+    ]
+    if any(isinstance(value, dict) for value in values) or not any(word.startswith("--") for words in lists for word in words):
+        return (BRANCH,) if any(isinstance(value, tuple) for value in values) else BRANCH
+    words = _either_words(lists)
+    return tuple(words) if any(isinstance(value, tuple) for value in values) else " ".join(words)
 
 
-def _both(first: bool | None, second: bool | None) -> bool | None:
-    """Whether both hold."""
-    if first is False or second is False:
-        return False
-    return None if first is None or second is None else True
+def _either_words(lists: Sequence[list[str]]) -> list[str]:
+    """The words of a launch that has one of several forms. Options before the program are the launcher's."""
+    if all(words == lists[0] for words in lists):
+        return lists[0]
+    starts = [next((index + 1 for index, word in enumerate(words) if PROGRAM.fullmatch(word)), 0) for words in lists]
+    if all(starts):
+        programs = [words[start - 1] for words, start in zip(lists, starts, strict=True)]
+        launchers = _either_words([words[: start - 1] for words, start in zip(lists, starts, strict=True)])
+        return [*launchers, programs[0], *_either_words([words[start:] for words, start in zip(lists, starts, strict=True)])]
+    forms = [_by_option(words) for words in lists]
+    result: list[str] = []
+    for name in dict.fromkeys(name for form in forms for name in form):
+        values = [form.get(name) for form in forms]
+        same = all(value == values[0] for value in values)
+        result += [*([name] if name else []), *((values[0] or []) if same or not name else [BRANCH])]
+    return result
 
 
-def _matches(subject: str, patterns: Sequence[str]) -> bool | None:
-    """Whether the word of a `case` has one of the patterns; None: not known."""
-    if "*" in patterns:
-        return True
-    if "$" in subject or any("$" in pattern for pattern in patterns):
-        return None
-    return any(fnmatch.fnmatchcase(subject, pattern) for pattern in patterns)
-
-
-def _either(values: Sequence[str | None]) -> str:
-    """A variable that has one of several values: options that all of them state stay, the others are undecided."""
-    texts = [_words(value) for value in values if value]
-    if not any(word.startswith("--") for words in texts for word in words):
-        return BRANCH
-    options_by_branch = [dict(_pairs(words)) for words in texts]
-    options = []
-    for name in dict.fromkeys(name for branch_options in options_by_branch for name in branch_options):
-        value = options_by_branch[0].get(name)
-        if len(texts) < len(values) or any(branch_options.get(name) != value for branch_options in options_by_branch):
-            value = BRANCH
-        options.append(name if value is True else f"{name}={value}")
-    before = itertools.takewhile(lambda word: not word.startswith("--"), texts[-1])
-    return " ".join([*before, *options])
-
-
-def _statements(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each statement: `&&` or `||` before it, and its words; an array is one word `NAME=WORD WORD …`."""
-    text = "\n".join(map(_without_comment, text.split("\n"))).replace("\\\n", " ")
-    arithmetic = r"\$\(\(([^()]*(?:\([^()]*\)[^()]*)*)\)\)"
-    text = re.sub(arithmetic, lambda match: "@" + re.sub(r"\s|\$|[{}]", "", match[1]) + "@", text)
-    text = COMMAND.sub(COMPUTED, text)
-    text = re.sub(
-        r"(?<!\w)([A-Za-z_]\w*\+?=)\(([^()]*)\)", lambda match: match[1] + shlex.quote(" ".join(_words(match[2]))), text
-    )
-    text = re.sub(r";;&?", "\n;;\n", text)
-    statement, quote = "", ""
-    for line in text.split("\n"):
-        statement += line
-        quote = _open_quote(line, quote)
-        if quote:
-            statement += "\n"
-            continue
-        connective = ""
-        for part in SEPARATOR.split(statement) if statement != ";;" else [statement]:
-            if part in (None, ";", "|", "&", "&&", "||"):
-                connective = part if part in ("&&", "||") else connective if part is None else ""
-            else:
-                yield connective, _words(part)
-        statement = ""
-    if statement:
-        yield "", _words(statement)
-
-
-def _without_comment(line: str) -> str:
-    quote = before = ""
-    for position, letter in enumerate(line):
-        if letter == "#" and not quote and (not before or before.isspace()):
-            return line[:position]
-        quote, before = _open_quote(letter, quote, before), letter
-    return line
-
-
-def _open_quote(text: str, quote: str = "", last: str = "") -> str:
-    """The quote that is open after the text, if `quote` was before it, whose last character is `last`."""
-    for before, letter in zip((last or " ") + text, text, strict=False):
-        if letter in "'\"" and before != "\\":
-            quote = "" if letter == quote else quote or letter
-    return quote
-
-
-def _words(text: str) -> list[str]:
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
-
-
-def _assigned(words: list[str], variables: _Variables, exported: dict[str, str]) -> list[str]:
-    """Carry out the assignments at the start; return the other words."""
-    export = bool(words) and words[0] in ("export", "declare", "local")
-    remaining = words[1:] if export else list(words)
-    assigned: list[str] = []
-    while remaining and (assignment := re.fullmatch(r"([A-Za-z_]\w*)(\+?)=(.*)", remaining[0], re.DOTALL)) is not None:
-        name, adds, value = assignment.groups()
-        text = " ".join(_expanded(value, variables))
-        variables[name] = f"{variables.get(name, '')} {text}".strip() if adds else text
-        assigned.append(name)
-        remaining.pop(0)
-    if export or remaining:  # `NAME=value program` is exported to the program
-        exported.update({name: variables[name] for name in assigned})
-    return remaining if not export else []
-
-
-def _expanded(word: str, variables: _Variables) -> list[str]:
-    """The words that a word stands for; unknown variables stay."""
-    for _ in range(8):  # depth to which variables may refer to variables
-        replaced = VARIABLE.sub(variables.value, word)
-        if replaced == word:
-            break
-        word = replaced
-    word = re.sub(r"@([^@]+)@", lambda match: _computed(match[1], variables), word)
-    return word.split() if re.search(r"\s", word) else [word] * (word != "")
-
-
-def _computed(expression: str, variables: Mapping[str, str]) -> str:
-    if len(expression) > 200:
-        return COMPUTED
-    try:
-        return str(_evaluated(ast.parse(expression, mode="eval").body, variables))
-    except (SyntaxError, ValueError, KeyError, ZeroDivisionError):
-        return COMPUTED
-
-
-def _evaluated(node: ast.expr, variables: Mapping[str, str]) -> int:
-    match node:
-        case ast.Constant(value=int() as value):
-            return value
-        case ast.Name(id=name):
-            return int(variables[name])
-        case ast.BinOp(left=left, op=kind, right=right) if type(kind) in OPERATORS:
-            return int(OPERATORS[type(kind)](_evaluated(left, variables), _evaluated(right, variables)))
-        case _:
-            raise ValueError("not arithmetic of whole numbers")
+def _by_option(words: Sequence[str]) -> dict[str, list[str]]:
+    """Option -> its words; those before the first option under an empty name."""
+    form: dict[str, list[str]] = {"": []}
+    name = ""
+    for word in words:
+        if word.startswith("--"):
+            name, separator, value = word.partition("=")
+            form[name] = [value] if separator else []
+        else:
+            form[name].append(word)
+    return form
 
 
 def _options(words: list[str], script: Script) -> None:
+    if "--" in words and any(PROGRAM.fullmatch(word) for word in words[words.index("--") :]):
+        # What another launcher starts: `mason.py --gpus 8 -- accelerate launch train.py`.
+        words = words[words.index("--") + 1 :]
     start = next((position for position, word in enumerate(words) if PROGRAM.fullmatch(word)), -1)
     launched = any(word.rsplit("/", 1)[-1] in LAUNCHERS for word in words[: start + 1])
     script.modules = tuple(word for word in words[: start + 1] if PROGRAM.fullmatch(word))
@@ -397,16 +611,17 @@ def _options(words: list[str], script: Script) -> None:
         for part in word.removeprefix("--export=").split(",") if "=" in word or before in ("-x", "-e") else ():
             _take_environment(script, part, before or word)
     if launched:
-        for name, value in _pairs(words[:start]):
-            script.settings[LAUNCHER + name.lstrip("-").replace("-", "_")] = _value(value)
+        for option, value in _pairs(words[:start]):
+            name = LAUNCHER + option.lstrip("-").replace("-", "_")
+            script.settings[name] = _value(plain(value) if isinstance(value, str) else value)
     for name, value in _pairs(words[start + 1 :]):
-        if isinstance(value, str) and "$" in value:
-            script.open[name] = decided_by(value)
+        if is_open(name) or (isinstance(value, str) and is_open(value)):
+            script.open[plain(name)] = decided_by(f"{name}{value}")
         else:
             script.settings[name] = _value(value)
             script.open.pop(name, None)
     further = [word for word in words[start + 1 :] if REFERENCE.fullmatch(word) and word not in (BRANCH, COMPUTED)]
-    script.open |= {word: "further options" for word in further if word not in script.open.values()}
+    script.open |= {plain(word): "further options" for word in further if plain(word) not in script.open.values()}
 
 
 def _take_environment(script: Script, part: str, source: str) -> None:
@@ -414,34 +629,26 @@ def _take_environment(script: Script, part: str, source: str) -> None:
     name, separator, value = part.partition("=")
     if separator and name.isidentifier():
         _take_variable(script, name, value)
-    elif name.isidentifier() and name not in ("ALL", "NONE", "NIL"):
+    elif name.isidentifier() and name not in ("ALL", "NONE", "NIL") and f"{ENVIRONMENT}{name}" not in script.settings:
         script.open[f"{ENVIRONMENT}{name}"] = source
 
 
 def _take_variable(script: Script, name: str, value: str) -> None:
-    if "$" in value:
+    if is_open(value):
         script.open[f"{ENVIRONMENT}{name}"] = decided_by(value)
     else:
         script.settings[f"{ENVIRONMENT}{name}"] = _value(value)
 
 
-def decided_by(value: str) -> str:
-    """What decides a value, for people."""
-    names = {BRANCH: "a branch", COMPUTED: "a command"}
-    return ", ".join(dict.fromkeys(names.get(word, word) for word in REFERENCE.findall(value))) or value
-
-
 def _pairs(words: list[str]) -> Iterator[tuple[str, str | Literal[True]]]:
     """Each option with the text of its value. Variables after a value, and all arguments, are further options, not values."""
     name, values = "", list[str]()
-    words = [word for before, word in itertools.pairwise(["", *words])
-             if not re.fullmatch(r"\d?[<>].*", word) and before not in (">", ">>", "2>", "&>", "<")]  # fmt: skip
     for word in [*words, "--"]:
         if (command := re.fullmatch(r"activation-checkpoint:(\w+)", word)) is not None:  # torchtitan's subcommand
             yield "--activation_checkpoint.mode", command[1]
             continue
         if not word.startswith("--"):
-            further = word.lstrip("${").startswith(("@", "*")) or (values and "$" not in values[0])
+            further = word == reference("@") or (values and not is_open(values[0]))
             if not (REFERENCE.fullmatch(word) and further):
                 values.append(word)
             continue

@@ -75,7 +75,7 @@ def _lost(text: str, name: str, recipe: Written, settings: Settings) -> list[str
         path = Path(folder) / name
         path.write_text(text, encoding="utf-8")
         try:
-            recipes = read_written(path, recipe.format)
+            recipes = read_written(path, recipe.format, stated=recipe.stated, beside=recipe.path)
         except AutotuneError:
             return list(settings)
     written_recipe = next((item for item in recipes if item.name == recipe.name), recipes[0])
@@ -297,7 +297,11 @@ def recipe_of(name: str, around: Surroundings, find_job: Callable[[str], Mapping
         return _of_document(find_job(name), f"job {name}", around)
     if path.suffix == ".json" and path.exists() and read_table(path).keys() >= BEST_CONFIG_KEYS:
         return _of_document(read_table(path), path.name, around)
-    recipes = [recipe for recipe in read_written(path) if not function or recipe.name == f"{path.name}:{function}"]
+    recipes = [
+        recipe
+        for recipe in read_written(path, stated=around.variables)
+        if not function or recipe.name == f"{path.name}:{function}"
+    ]
     if len(recipes) != 1:
         names = ", ".join(recipe.name for recipe in (recipes or read_written(path))[:5])
         raise RequestError("recipe", f"{path} has the recipes {names}", f"name one of them, as {path}:FUNCTION")

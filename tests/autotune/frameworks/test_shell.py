@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.errors import RequestError
 from autotune.frameworks.read import read_imported
 from autotune.frameworks.shell import read_options
 
@@ -39,7 +40,7 @@ def test_arrays_variables_and_arithmetic() -> None:
     assert found.settings == {
         "--num-layers": 32, "--norm-epsilon": 1e-5, "--hidden-size": 4096, "--micro-batch-size": 2,
         "--global-batch-size": 128, "launcher.nproc_per_node": 8, "launcher.nnodes": 4,
-        "launcher.master_addr": "${MASTER_ADDR}",
+        "launcher.master_addr": "$MASTER_ADDR",
         "env.CUDA_DEVICE_MAX_CONNECTIONS": 1,
     }  # fmt: skip
     assert found.open == {"--save": "a command", "--swiglu": "a branch", "--data-path": "$DATA_PATH"}
@@ -132,3 +133,64 @@ def test_what_names_a_torchtitan_recipe_is_no_setting(tmp_path: Path) -> None:
     assert not {"module", "config", "job.config_file"} & imported.settings.keys()
     assert not [note for note in imported.notes if note.startswith(("module", "config"))]
     assert imported.knobs["micro_batch_size"] == 2
+
+
+@pytest.mark.parametrize(
+    ("script", "settings", "undecided"),
+    [
+        ("if [ $# -lt 1 ]; then exit 1; fi\nA=$1", {}, {"--a": "$1"}),
+        ('if [ -z "$A" ]; then A=4; fi', {"--a": 4}, {}),
+        ('if [ -z "$1" ]; then A=4; else A=$1; fi', {"--a": 4}, {}),
+        ("A=1\nwhile [ $# -gt 0 ]; do A=$1; shift; done", {}, {"--a": "a branch"}),
+        ("A=$(nproc)", {}, {"--a": "a command"}),
+        ("A=$(($2 * 4))", {}, {"--a": "$2"}),
+        ("A=${M%%-*}", {}, {"--a": "$M"}),
+        ("declare -A T=([x]=1 [y]=2)\nA=${T[$1]}", {}, {"--a": "a branch"}),
+        ("read A", {}, {"--a": "a command"}),
+        ("false && A=1 || A=2", {"--a": 2}, {}),
+        ("x | read A\nA=3", {"--a": 3}, {}),
+    ],
+)
+def test_what_stays_undecided(script: str, settings: dict[str, object], undecided: dict[str, str]) -> None:
+    found = read_options(f"{script}\ntorchrun train.py --a $A\n")
+    assert (found.settings, found.open) == (settings, undecided)
+
+
+def test_launches_of_which_one_runs_agree_or_are_undecided() -> None:
+    script = "if [ $1 = one ]; then torchrun t.py --a 1 --b 2; else torchrun t.py --a 1 --b 3 --c; fi\n"
+    found = read_options(script)
+    assert (found.settings, found.open) == ({"--a": 1}, {"--b": "a branch", "--c": "a branch"})
+    found = read_options("for T in 1 2; do torchrun t.py --a 7 --t $T; done\n")
+    assert (found.settings, found.open) == ({"--a": 7}, {"--t": "a branch"})
+
+
+def test_a_text_that_looks_like_a_launch_is_a_value() -> None:
+    found = read_options("python train.py --name 'run old.py again' --size 2\n")
+    assert found.settings == {"--name": "run old.py again", "--size": 2}
+
+
+def test_options_after_a_comment_are_named() -> None:
+    found = read_options("torchrun train.py --a 1 \\\n  # why \\\n  --b 2 --c 3\n")
+    assert (found.settings, found.stray) == ({"--a": 1}, ("--b",))
+
+
+def test_a_sourced_file_is_read_where_it_is_there(tmp_path: Path) -> None:
+    (tmp_path / "env.sh").write_text("export QUEUES=1\nTP=4\n")
+    script = '. "$(dirname "$0")/env.sh"\nsource ./other.sh\ntorchrun train.py --tp $TP\n'
+    found = read_options(script, tmp_path / "run.sh")
+    assert (found.settings, found.sourced) == ({"env.QUEUES": 1, "--tp": 4}, ["./other.sh"])
+    assert read_options(script).sourced == ["$0/env.sh", "./other.sh"]
+
+
+def test_a_value_that_the_script_sets_itself_is_not_stated() -> None:
+    script = "TP=4\nPP=$2\ntorchrun train.py --tp $TP --pp $PP\n"
+    found = read_options(script, None, {"PP": "8", "TP": "2", "NONE": "1"})
+    assert (found.settings, found.unused) == ({"--tp": 4, "--pp": 8}, ("TP", "NONE"))
+
+
+def test_values_are_limited_and_real_scripts_are_not() -> None:
+    doubling = "A=aaaaaaaaaa\n" + "A=$A$A\n" * 30 + "torchrun train.py --a $A\n"
+    with pytest.raises(RequestError, match="more than 1,000,000 characters"):
+        read_options(doubling)
+    long = f'DATA="{"1.0 /data/part " * 400}"\n' + "for i in {1..200}; do echo $DATA; done\n" + "torchrun train.py --a 1\n"
+    assert read_options(long).settings == {"--a": 1}
