@@ -19,6 +19,7 @@ from autotune.frameworks.megatron import REMOVED
 from autotune.frameworks.megatron_checks import MEGATRON, MEGATRON_BRIDGE
 from autotune.frameworks.shell import decided_by, read_options
 from autotune.frameworks.torchtitan_checks import TORCHTITAN
+from autotune.frameworks.trainer_launch import TRAINERS, launched, names_file, trainer_format
 from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.file_kinds import kind_of
 from search_spaces.knob_values import check_value
@@ -27,7 +28,8 @@ from search_spaces.trial_config import TrialConfig
 
 BEST_CONFIG = frozenset({"schema_version", "best"})
 FRAMEWORKS: Mapping[str, Framework] = {
-    framework.name: framework for framework in (DEEPSPEED, TORCHTITAN, MEGATRON, MEGATRON_BRIDGE, ACCELERATE)
+    **{framework.name: framework for framework in (DEEPSPEED, TORCHTITAN, MEGATRON, MEGATRON_BRIDGE, ACCELERATE)},
+    **TRAINERS,
 }
 FORMATS = tuple(FRAMEWORKS)
 TABLES = (".json", ".yaml", ".yml", ".toml")
@@ -57,8 +59,8 @@ class Written:
         Raises:
             RequestError: it is of no readable version, or has an invalid value.
         """
-        # The DeepSpeed file that a file of Accelerate names is looked for beside it.
-        source = str(self.path) if self.format == ACCELERATE.name else self.name
+        # Files that these name are looked for beside them.
+        source = str(self.path) if self.format in (ACCELERATE.name, *TRAINERS) else self.name
         return FRAMEWORKS[self.format].read(self.content, source)
 
     def imported(self) -> Imported:
@@ -121,7 +123,7 @@ def read_written(path: Path, format_name: str = "", alone: bool = False) -> list
     for recipe in recipes:
         if format_name:
             _require_settings(recipe)
-        if alone and any("config_file" in key for key, _ in flat(recipe.content)):
+        if alone and (any("config_file" in key for key, _ in flat(recipe.content)) or names_file(recipe.content)):
             raise _names_another_file()
     return recipes
 
@@ -150,6 +152,8 @@ def named(error: AutotuneError | SearchSpaceError, field: str) -> AutotuneError 
 def _format_of_table(content: Mapping[str, Any]) -> str:
     if content.keys() >= BEST_CONFIG:
         return ""
+    if kind := trainer_format(content):
+        return kind
     if content.keys() & {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config", "megatron_lm_config"}:
         return ACCELERATE.name
     if content.keys() & {"zero_optimization", "train_batch_size", "train_micro_batch_size_per_gpu", "bf16", "fp16"}:
@@ -227,9 +231,15 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
         ),
         "",
     )
+    content: Mapping[str, Any]
+    if kind in ("", *TRAINERS):
+        kind, content = launched(script, path, kind, alone)
     match kind:
+        case _ if kind in TRAINERS:
+            stating = {option.key for option in FRAMEWORKS[kind].options}
+            undecided = {_tyro(key): by for key, by in undecided.items() if _tyro(key) in stating or not key.startswith("-")}
         case "megatron-bridge":
-            content: Mapping[str, Any] = overrides
+            content = overrides
         case "torchtitan":
             table_settings = {key: value for key, value in settings.items() if not key.startswith("--")}
             base = _base(path, tables, alone)  # takes its own options out of `tables`, so it comes first
@@ -242,7 +252,7 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
             content = settings
         case _:
             raise RequestError("from", f"{path} has no options of a known framework", REMEDY)
-    has_settings = "recipe" in content or _format_of_keys([*content, *undecided]) == kind
+    has_settings = "recipe" in content or kind in TRAINERS or _format_of_keys([*content, *undecided]) == kind
     if format_name and not has_settings:
         raise _without_setting(path, kind)
     undecided |= {key: by for key, by in script.open.items() if key.startswith("$")}
@@ -357,8 +367,7 @@ def _settings(node: ast.FunctionDef, functions: dict[str, ast.FunctionDef], with
                     variable = name
                 elif base.endswith(("_config", "_pretrain", "_recipe")):
                     variable = name
-                if base == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
-                    settings["model.flavor"] = call.args[0].value
+                settings |= dict(_registry(call))
             case ast.Assign(targets=[ast.Attribute() as target], value=value):
                 path = _path(target)
                 if path and path[0] == (variable or path[0]):
@@ -381,6 +390,7 @@ def _arguments(call: ast.Call, before: str) -> Iterator[tuple[str, Any]]:
 
 def _value(node: ast.expr, key: str) -> Iterator[tuple[str, Any]]:
     if isinstance(node, ast.Call):
+        yield from _registry(node)
         name = next((part for part in _path(node.func) if part in CHECKPOINTS), "")
         if name:
             yield f"{key}.mode", CHECKPOINTS[name]
@@ -394,6 +404,17 @@ def _value(node: ast.expr, key: str) -> Iterator[tuple[str, Any]]:
     value = _literal(node)
     if value is not _MISSING:
         yield key, value
+
+
+def _registry(call: ast.Call) -> Iterator[tuple[str, Any]]:
+    """The flavour and the converters of torchtitan's `model_registry("8B", converters=[Float8LinearConverter.Config()])`."""
+    if _path(call.func)[-1:] != ["model_registry"]:
+        return
+    if call.args and isinstance(call.args[0], ast.Constant):
+        yield "model.flavor", call.args[0].value
+    converters = [ast.unparse(argument.value) for argument in call.keywords if argument.arg == "converters"]
+    if converters:
+        yield "model.converters", ["float8"] if "Float8" in converters[0] else re.findall(r"(\w+)Converter", converters[0])
 
 
 def _literal(node: ast.expr) -> Any:

@@ -20,8 +20,8 @@ LAUNCHER = "launcher."
 """Prefix of the launcher's own options, such as `launcher.nproc_per_node`."""
 ENVIRONMENT = "env."
 """Prefix of exported variables."""
-LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
-PROGRAM = re.compile(r".*\.py|torchtitan\.\S+")
+LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
+PROGRAM = re.compile(r".*\.py|torchtitan\.\S+|axolotl\.cli\.train|(?:.*/)?(?:llamafactory-cli|axolotl|trl)")
 """The word after which options are the program's."""
 VARIABLE = re.compile(r"\$\{([A-Za-z_]\w*|[1-9])(?:\[[@*]\])?(?::?[-=]([^}]{0,1000}))?\}|\$([A-Za-z_]\w*)")
 COMMAND = re.compile(r"\$\([^()]*\)|`[^`]*`")
@@ -389,6 +389,10 @@ def _evaluated(node: ast.expr, variables: Mapping[str, str]) -> int:
 
 
 def _options(words: list[str], script: Script) -> None:
+    if "--" in words and any(PROGRAM.fullmatch(word) for word in words[words.index("--") :]):
+        words = words[
+            words.index("--") + 1 :
+        ]  # what another launcher starts: `mason.py --gpus 8 -- accelerate launch train.py`
     start = next((position for position, word in enumerate(words) if PROGRAM.fullmatch(word)), -1)
     launched = any(word.rsplit("/", 1)[-1] in LAUNCHERS for word in words[: start + 1])
     script.modules = tuple(word for word in words[: start + 1] if PROGRAM.fullmatch(word))

@@ -1,0 +1,239 @@
+"""What the Trainer and TRL do with the settings of a recipe, and what all programs that train with the Trainer share."""
+
+import re
+import tomllib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from autotune.frameworks.framework import Check, Framework, LintCase, Option, Settings, unknown
+from autotune.frameworks.imported import AUTO, Imported
+from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
+from autotune.frameworks.trainer import TrainerTable, TrainingProgram, read_trainer
+from search_spaces.finding import Effect, Finding
+from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig
+
+RULES = frozenset({"world-divides", "tensor-divides", "sequence-divides"})
+"""The rules that hold for every program that trains with the Trainer."""
+STEPS = "gradient_accumulation_steps"
+OF_TRAINER = (
+    Option("per_device_train_batch_size", "micro_batch_size"),
+    Option("per_gpu_train_batch_size", "micro_batch_size"),
+    Option(STEPS, field=STEPS),
+    Option("model_name_or_path", field="model"),
+    Option("bf16", field="bf16"), Option("fp16", field="fp16"),
+    Option("torch_dtype", field="dtype"), Option("dtype", field="dtype"),
+    Option("deepspeed", field="deepspeed"), Option("fsdp", field="fsdp"), Option("fsdp_config", field="fsdp_config"),
+    Option("optim", "optimizer", changes=False), Option("torch_compile", "compile_blocks"),
+    Option("learning_rate", field="lr"), Option("weight_decay", field="weight_decay"), Option("max_grad_norm", field="clip"),
+)  # fmt: skip
+"""Arguments of the Trainer, which TRL and LLaMA-Factory have too."""
+OPTIONS = (
+    *OF_TRAINER,
+    Option("gradient_checkpointing", "activation_checkpointing", words={"none": False, "full": True}),
+    Option("activation_checkpointing", "activation_checkpointing", words={"none": False, "full": True}),
+    *(Option(key, field="sequence_length") for key in (
+        "max_length", "max_seq_length", "block_size", "max_seq_len", "model_max_length", "max_source_length",
+    )),
+    Option("use_liger_kernel", "fused_kernels", words={"none": False, "liger": True}),
+    Option("attn_implementation", "attention_backend", words={"best": "sdpa", "flash": "flash_attention_2", "math": "eager"}),
+    Option("packing", "pack_sequences"),
+    Option("use_peft", field="adapter"), Option("use_lora", field="adapter"), Option("use_qlora", field="load_in_4bit"),
+    Option("lora_r", "lora_rank"), Option("lora_rank", "lora_rank"),
+    Option("lora_target_modules", "lora_targets", changes=False),
+    Option("load_in_4bit", field="load_in_4bit"), Option("load_in_8bit", field="load_in_8bit"),
+    Option("zero_stage", "zero_stage", changes=False), Option("activation_offloading", "offload_activations"),
+    Option("accelerate_config", field="accelerate_config"),
+)  # fmt: skip
+NOTED = ("auto_find_batch_size", "use_dora", "lora_modules_to_save", "lora_target_parameters", "padding_free")
+"""Those that are not read, of TRL and of the Trainer."""
+DEFAULTS: Mapping[str, Any] = {
+    "per_device_train_batch_size": 8, STEPS: 1, "gradient_checkpointing": False, "bf16": False,
+    "optim": "adamw_torch_fused", "lora_r": 16,
+}  # fmt: skip
+TRANSFORMERS = TrainingProgram(
+    title="transformers 5.23.0",
+    options=OPTIONS,
+    noted=NOTED,
+    methods=("parallelism_config",),
+    defaults=DEFAULTS,
+    launches=False,
+)
+TRL = replace(
+    TRANSFORMERS,
+    title="TRL 1.16.0",
+    defaults={**DEFAULTS, "gradient_checkpointing": True, "bf16": True, "max_length": 1024},
+)
+COMMAND = "launcher.command"
+"""The command of TRL that a script starts, as a setting."""
+STARTED = "launcher.program"
+"""The name of the program that a script starts, as a setting."""
+OF_TRL = ("dataset_mixture", "use_peft", "completion_only_loss", "assistant_only_loss", "dataset_text_field")
+"""Settings that TRL's commands have and the Trainer has not."""
+METHODS = re.compile(r"dpo|kto|grpo|rloo|orpo|cpo|ppo|gkd|nash|xpo|reward|rm(?=_|$)")
+"""Names of methods in TRL's commands and in names of programs."""
+OF_PREFERENCES: Mapping[str, str] = {
+    "beta": "dpo", "rpo_alpha": "dpo", "max_prompt_length": "dpo", "max_completion_length": "grpo", "num_generations": "grpo",
+    "dpo_loss_type": "dpo", "ref_model": "dpo",
+}  # fmt: skip
+"""Settings that only methods with a second model or with generated samples have -> such a method."""
+
+
+@cache
+def fields_of(*programs: str) -> frozenset[str]:
+    """The settings that some version of each of the programs has."""
+    content = tomllib.loads(files("autotune.frameworks").joinpath("trainer_keys.toml").read_text(encoding="utf-8"))
+    tables = {**content, **content["commands"]}
+    return frozenset(name for program in programs for name in tables[program].split())
+
+
+def set_aside(key: str) -> bool:
+    """Whether a setting is not the program's own: the launcher's, or an exported variable."""
+    return key.startswith((LAUNCHER, ENVIRONMENT))
+
+
+def method_of(settings: Mapping[str, Any]) -> str:
+    """The method of training that TRL's command or the settings name; empty: next tokens of given samples."""
+    if named := METHODS.search(str(settings.get(COMMAND, settings.get(STARTED, "")))):
+        return named[0]
+    return (
+        ""
+        if COMMAND in settings
+        else next((method for key, method in OF_PREFERENCES.items() if settings.get(key) is not None), "")
+    )
+
+
+def from_trainer(content: Mapping[str, Any], source: str) -> Imported:
+    """Read a command line or a YAML file of the Trainer or of TRL.
+
+    Raises:
+        RequestError: a value is not valid.
+    """
+    of_trl = COMMAND in content or any(key in content for key in OF_TRL)
+    table = TrainerTable(content, source, TRL if of_trl else TRANSFORMERS)
+    if method := method_of(table.settings):
+        refuse_method(table, next((key for key in OF_PREFERENCES if key in table.settings), "model_name_or_path"), method)
+    return read_trainer(table)
+
+
+def refuse_method(table: TrainerTable, key: str, method: str) -> None:
+    """State that a method of training is not predicted."""
+    needs = "scores pairs" if method in ("rm", "reward", "reward_model") else "has a second model or samples of its own"
+    table.unpredicted(key, f"{method} {needs}, which predictions do not have", "predict pre-training or sft")
+
+
+def sizes_of(case: LintCase, config: TrialConfig, batch: int) -> Settings:
+    """The micro-batch, the accumulation and the processes of a case whose layout is written."""
+    steps, cluster = max(batch // (config.micro_batch_size * (case.replicas or 1)), 1), case.around.cluster
+    settings: dict[str, Any] = {case.key_of("micro_batch_size"): config.micro_batch_size, STEPS: steps}
+    counts = {"num_processes": case.ranks, "num_machines": cluster.nodes if cluster else None}
+    counts |= {"num_nodes": cluster.nodes, "num_gpus": cluster.devices_per_node} if cluster else {}
+    launch = {f"{LAUNCHER}{name}": count for name, count in counts.items()}
+    return settings | {key: count for key, count in launch.items() if key in case.imported.settings}
+
+
+def both_on(case: LintCase, *keys: str) -> bool:
+    """Whether all these switches are on."""
+    return all(map(case.on, keys))
+
+
+def strategies_differ(case: LintCase) -> str | None:
+    """Why the best checkpoint cannot be loaded at the end; None: it can."""
+    evaluation = str(case.get("eval_strategy", case.get("evaluation_strategy", "no"))).lower()
+    saving = str(case.get("save_strategy", "steps")).lower()
+    if not case.on("load_best_model_at_end") or saving in (evaluation, "best"):
+        return None
+    return f"the best model is loaded, and eval_strategy={evaluation} differs from save_strategy={saving}"
+
+
+def save_steps_differ(case: LintCase) -> str | None:
+    """Why the best checkpoint is not among those saved; None: it is."""
+    evaluation, saving = case.get("eval_steps", case.get("logging_steps", 500)), case.get("save_steps", 500)
+    by_steps = str(case.get("eval_strategy", case.get("evaluation_strategy", "no"))).lower() == "steps"
+    whole = all(isinstance(value, int) and value > 0 for value in (evaluation, saving))
+    if not (case.on("load_best_model_at_end") and by_steps and whole) or strategies_differ(case) or saving % evaluation == 0:
+        return None
+    return f"save_steps={saving} is not a multiple of eval_steps={evaluation}, and the best model is loaded"
+
+
+def _stated_otherwise(case: LintCase) -> str | None:
+    """The first value of the DeepSpeed file that differs from the recipe's."""
+    table = TrainerTable(case.imported.settings, case.source, TRANSFORMERS)
+    deepspeed = table.inner_table("deepspeed") or {}
+    expected = {
+        "train_micro_batch_size_per_gpu": case.config.micro_batch_size, STEPS: case.get(STEPS, 1),
+        "gradient_clipping": case.get("max_grad_norm", 1.0), "bf16.enabled": case.on("bf16"), "fp16.enabled": case.on("fp16"),
+    }  # fmt: skip
+    for key, value in expected.items():
+        stated_value = deepspeed.get(key)
+        both_bool = isinstance(stated_value, bool) is isinstance(value, bool)
+        if stated_value not in (None, AUTO) and both_bool and stated_value != value:
+            return f"its {key}={str(stated_value).lower()} differs from the Trainer's {str(value).lower()}"
+    return None
+
+
+BOTH_PRECISIONS = Check(
+    name="two-precisions", key="fp16", effect=Effect.REFUSED, problem="bf16 and fp16 exclude each other", fix={"fp16": False},
+    holds=lambda case: both_on(case, "bf16", "fp16"), remedy="use one of them",
+)  # fmt: skip
+OF_EVERY_TRAINER = (
+    BOTH_PRECISIONS,
+    Check(
+        name="best-model-strategies", key="save_strategy", effect=Effect.REFUSED, problem=strategies_differ,
+        remedy="give save_strategy and eval_strategy the same value",
+    ),
+    Check(
+        name="best-model-steps", key="save_steps", effect=Effect.REFUSED, problem=save_steps_differ,
+        remedy="give save_steps a multiple of eval_steps",
+    ),
+    Check(
+        name="deepspeed-differs", key="deepspeed", effect=Effect.REFUSED, problem=_stated_otherwise,
+        holds=lambda case: case.get("deepspeed") is not None, remedy='write "auto" there',
+    ),
+    Check(
+        name="prefetch-without-workers", key="dataloader_prefetch_factor", effect=Effect.REFUSED,
+        problem="it needs workers that load data", holds=lambda case: case.get("dataloader_prefetch_factor") is not None
+        and case.get("dataloader_num_workers", 0) == 0, fix={"dataloader_num_workers": 1}, remedy="set dataloader_num_workers",
+    ),
+    Check(
+        name="checkpointing-twice", key="gradient_checkpointing", effect=Effect.REFUSED,
+        problem="FSDP's activation_checkpointing is on too", fix={"gradient_checkpointing": False}, remedy="use FSDP's",
+        holds=lambda case: case.on("gradient_checkpointing")
+        and any(both_on(case, f"fsdp_config.{name}") for name in ("activation_checkpointing", "fsdp_activation_checkpointing")),
+    ),
+    Check(
+        name="fsdp-beside-deepspeed", key="fsdp", effect=Effect.REFUSED, problem="DeepSpeed is on too", fix={"fsdp": None},
+        holds=lambda case: case.get("fsdp") not in (None, "", False, []) and case.get("deepspeed") is not None,
+        remedy="use one of them",
+    ),
+)  # fmt: skip
+"""What transformers' TrainingArguments and Trainer raise for, that users meet."""
+
+
+def unknown_fields(case: LintCase, known_fields: frozenset[str], effect: Effect) -> Iterator[Finding]:
+    """A finding about each setting that the program does not know."""
+    for key in dict.fromkeys(key.partition(".")[0] for key in case.imported.settings if not set_aside(key)):
+        if key not in known_fields:
+            yield unknown(case, key, known_fields, effect, cutoff=0.8)
+
+
+def _unknown_fields(case: LintCase) -> Sequence[Finding]:
+    """Of TRL's own commands alone: another program may have arguments of its own."""
+    command = str(case.get(COMMAND, ""))
+    if not command:
+        return ()
+    return [*unknown_fields(case, fields_of("transformers", "trl", command) | {"env"}, Effect.REFUSED)]
+
+
+def _rewrite(case: LintCase, knob: str, value: Value) -> Settings | None:
+    """The stage is an argument of programs that make DeepSpeed's configuration themselves."""
+    return {knob: value} if knob == "zero_stage" and knob in case.imported.settings else None
+
+
+TRAINER = Framework(
+    name="trainer", title="the Trainer", checked="transformers 5.23.0, TRL 1.16.0", options=OPTIONS, read=from_trainer,
+    checks=OF_EVERY_TRAINER, rules=RULES, sizes=sizes_of, rewrite=_rewrite, undeclared_findings=_unknown_fields,
+)  # fmt: skip
