@@ -6,10 +6,22 @@ from typing import Any
 
 from autotune.frameworks.framework import Check, Framework, LintCase, Option, Settings
 from autotune.frameworks.imported import Imported, flat
-from autotune.frameworks.trainer import TrainerTable, TrainingProgram, read_trainer
-from autotune.frameworks.trainer_checks import RULES, STEPS, both_on, fields_of, refuse_method, sizes_of, unknown_fields
+from autotune.frameworks.trainer import read_trainer
+from autotune.frameworks.trainer_checks import (
+    RULES,
+    STEPS,
+    exclude,
+    fields_of,
+    is_set,
+    refuse_method,
+    refused,
+    sizes_of,
+    unknown_fields,
+)
+from autotune.frameworks.trainer_table import TrainerTable, TrainingProgram
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
+from search_spaces.trial_config import TrialConfig
 
 VERSION, SHARD, REPLICATE = "fsdp_version", "dp_shard_size", "dp_replicate_size"
 ATTENTION_FLAGS: Mapping[str, str] = {
@@ -80,19 +92,27 @@ def from_axolotl(content: Mapping[str, Any], source: str) -> Imported:
     ranks = imported.ranks
     if ranks is None and settings.get(SHARD) and all(isinstance(degree, int) for degree in degrees):
         ranks = degrees[0] * degrees[1] * degrees[2] * degrees[3]
-    return replace(imported, settings=dict(flat(content)), ranks=ranks)
+    shards = settings.get(SHARD)
+    knobs = (
+        {"hsdp_shard_size": shards} if isinstance(shards, int) and shards > 1 and imported.knobs.get("zero_stage") == 3 else {}
+    )
+    return replace(imported, settings=dict(flat(content)), ranks=ranks, knobs={**imported.knobs, **knobs})
 
 
 def _version(case: LintCase) -> str:
-    return str(case.get(VERSION) or case.get(f"fsdp_config.{VERSION}") or case.get("fsdp_config.version") or 1)
+    """FSDP's version; empty: the file has no fsdp_config."""
+    version = case.get(VERSION) or case.get(f"fsdp_config.{VERSION}") or case.get("fsdp_config.version") or 1
+    return str(version) if is_set(case, "fsdp_config") else ""
 
 
-def _is_fsdp(case: LintCase) -> bool:
-    return any(key.startswith("fsdp_config.") for key in case.imported.settings)
-
-
-def _optimizer(case: LintCase) -> str:
-    return str(case.get("optimizer", ""))
+def _product(case: LintCase) -> str | None:
+    """Why the degrees do not make the ranks; without dp_replicate_size the groups of dp_shard_size are as many as there fit."""
+    product, ranks = case.imported.ranks, case.ranks
+    if not is_set(case, SHARD) or product is None or ranks is None:
+        return None
+    if ranks % product if not is_set(case, REPLICATE) else ranks != product:
+        return f"the degrees multiply to {product} ranks, and there are {ranks}"
+    return None
 
 
 def _implementation(case: LintCase) -> str:
@@ -100,114 +120,59 @@ def _implementation(case: LintCase) -> str:
     return str(case.get("attn_implementation") or next(flags, ""))
 
 
-def _exclusive(name: str, first: str, second: str) -> Check:
-    return Check(
-        name=name, key=second, effect=Effect.REFUSED, problem=f"{first} and {second} exclude each other", fix={second: None},
-        holds=lambda case: all(case.get(key) not in (None, False, 0, "") for key in (first, second)), remedy="leave one out",
-    )  # fmt: skip
-
-
-def _steps_word(name: str) -> Check:
-    """`save_steps` and `eval_steps` need the strategy `steps`."""
+def _needs_steps(name: str) -> Check:
     strategy, steps = f"{name}_strategy", f"{name}_steps"
-    return Check(
-        name=f"{name}-strategy", key=steps, effect=Effect.REFUSED, fix={strategy: "steps"},
-        problem=lambda case: f"{strategy}={case.get(strategy)} takes no {steps}", remedy=f"set {strategy}=steps",
-        holds=lambda case: case.get(steps) and case.get(strategy) not in (None, "steps"),
-    )  # fmt: skip
+    return refused(f"{name}-strategy", steps, lambda case: f"{strategy}={case.get(strategy)} takes no {steps}",
+                   lambda case: case.get(steps) and case.get(strategy) not in (None, "steps"), {strategy: "steps"})  # fmt: skip
 
 
 EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
+SHORT = {"flash": "flash_attention_2", "flex": "flex_attention", "sdp": "sdpa"}
 CHECKS = (
-    Check(
-        name="batch-fields", key="micro_batch_size", effect=Effect.REFUSED, remedy=f"state micro_batch_size and {STEPS}",
-        problem=f"at least two of micro_batch_size, {STEPS} and batch_size must be stated",
-        holds=lambda case: sum(bool(case.get(key)) for key in ("micro_batch_size", STEPS, "batch_size")) < 2,
-        fix=lambda case: {key: 1 for key in ("micro_batch_size", STEPS) if not case.get(key)},
-    ),
-    _exclusive("two-batches", STEPS, "batch_size"),
-    _exclusive("two-warm-ups", "warmup_steps", "warmup_ratio"),
-    _exclusive("two-save-intervals", "saves_per_epoch", "save_steps"),
-    _exclusive("two-evaluation-intervals", "evals_per_epoch", "eval_steps"),
-    _exclusive("deepspeed-and-fsdp", "deepspeed", "fsdp"),
-    _steps_word("save"),
-    _steps_word("eval"),
-    Check(
-        name="packing-preferences", key="sample_packing", effect=Effect.REFUSED, problem="it does not work with rl",
-        holds=lambda case: case.on("sample_packing") and case.get("rl"), fix={"sample_packing": False}, remedy="switch it off",
-    ),
-    Check(
-        name="bits-without-adapter", key="load_in_4bit", effect=Effect.REFUSED, remedy="set adapter=qlora",
-        problem="weights of 4 or 8 bits need an adapter", fix={"load_in_4bit": False, "load_in_8bit": False},
-        holds=lambda case: not case.get("adapter") and (case.on("load_in_4bit") or case.on("load_in_8bit")),
-    ),
-    Check(
-        name="qlora-in-8-bits", key="load_in_8bit", effect=Effect.REFUSED, problem="qlora has weights of 4 bits",
-        holds=lambda case: case.get("adapter") == "qlora" and case.on("load_in_8bit"),
-        fix={"load_in_8bit": False, "load_in_4bit": True}, remedy="use 4 bits",
-    ),
-    Check(
-        name="qlora-without-bits", key="adapter", effect=Effect.REFUSED, problem="qlora needs load_in_4bit",
-        holds=lambda case: case.get("adapter") == "qlora" and not case.on("load_in_4bit") and not case.on("load_in_8bit"),
-        fix={"load_in_4bit": True}, remedy="set load_in_4bit=true",
-    ),
-    Check(
-        name="offloading-without-checkpointing", key="activation_offloading", effect=Effect.REFUSED,
-        problem="it needs gradient_checkpointing", fix={"gradient_checkpointing": True}, remedy="switch it on",
-        holds=lambda case: case.get("activation_offloading") and not case.get("gradient_checkpointing"),
-    ),
-    Check(
-        name="fsdp2-8-bit-optimizer", key="optimizer", effect=Effect.REFUSED, fix={"optimizer": "adamw_torch_8bit"},
-        problem=lambda case: f"FSDP2 does not work with {_optimizer(case)}", remedy="use adamw_torch_8bit",
-        holds=lambda case: _is_fsdp(case) and _version(case) == "2" and _optimizer(case) in EIGHT_BITS[:2],
-    ),
-    Check(
-        name="fsdp-offload-8-bit-optimizer", key="optimizer", effect=Effect.REFUSED, fix={"optimizer": "adamw_torch_fused"},
-        problem=lambda case: f"FSDP with offload_params does not work with {_optimizer(case)}", remedy="use adamw_torch_fused",
-        holds=lambda case: _is_fsdp(case) and _version(case) != "2" and "8bit" in _optimizer(case)
-        and (case.on("fsdp_config.offload_params") or case.on("fsdp_config.fsdp_offload_params")),
-    ),
-    Check(
-        name="tensor-8-bit-optimizer", key="optimizer", effect=Effect.REFUSED, fix={"optimizer": "adamw_torch_8bit"},
-        problem=lambda case: f"tensor parallelism does not work with {_optimizer(case)}", remedy="use adamw_torch_8bit",
-        holds=lambda case: case.config.tensor_parallel_size > 1 and _optimizer(case) in EIGHT_BITS,
-    ),
-    Check(
-        name="muon-sharding", key="optimizer", effect=Effect.REFUSED, fix={"optimizer": "adamw_torch_fused"},
-        problem="muon works with FSDP2 or without sharding", remedy="use FSDP2",
-        holds=lambda case: _optimizer(case) == "muon"
-        and (case.get("deepspeed") is not None or (_is_fsdp(case) and _version(case) != "2")),
-    ),
-    Check(
-        name="context-attention", key="context_parallel_size", effect=Effect.REFUSED,
-        problem="context parallelism needs flash attention", fix={"attn_implementation": "flash_attention_2"},
-        holds=lambda case: case.config.context_parallel_size > 1 and "flash" not in _implementation(case),
-        remedy="set attn_implementation=flash_attention_2",
-    ),
-    Check(
-        name="context-packing", key="micro_batch_size", effect=Effect.REFUSED, fix={"micro_batch_size": 1},
-        problem="context parallelism with sample_packing takes micro-batches of 1 sample", remedy="set it to 1",
-        holds=lambda case: case.config.context_parallel_size > 1 and case.on("sample_packing")
-        and case.config.micro_batch_size > 1,
-    ),
-    Check(
-        name="attention-word", key="attn_implementation", effect=Effect.REFUSED,
-        problem=lambda case: f"{case.get('attn_implementation')} is a short form",
-        holds=lambda case: case.get("attn_implementation") in ("flash", "flex", "sdp"),
-        fix=lambda case: {"attn_implementation": {"flash": "flash_attention_2", "flex": "flex_attention", "sdp": "sdpa"}[
-            case.get("attn_implementation")]}, remedy="use the full name",
-    ),
-    Check(
-        name="lora-kernels-8-bits", key="load_in_8bit", effect=Effect.REFUSED,
-        problem="LoRA kernels do not work with weights of 8 bits", remedy="switch the kernels off",
-        fix=lambda case: {key: False for key in ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel") if case.on(key)},
-        holds=lambda case: case.get("adapter") == "lora" and case.on("load_in_8bit")
-        and any(map(case.on, ("lora_mlp_kernel", "lora_qkv_kernel", "lora_o_kernel"))),
-    ),
-    Check(
-        name="two-precisions", key="fp16", effect=Effect.CHANGED, problem="bf16 switches fp16 off", fix={"fp16": False},
-        holds=lambda case: both_on(case, "bf16", "fp16"), remedy="use one of them",
-    ),
+    refused("batch-fields", "micro_batch_size", f"at least two of micro_batch_size, {STEPS} and batch_size must be stated",
+            lambda case: sum(is_set(case, key) for key in ("micro_batch_size", STEPS, "batch_size")) < 2,
+            lambda case: {key: 1 for key in ("micro_batch_size", STEPS) if not is_set(case, key)}),
+    exclude(STEPS, "batch_size"), exclude("warmup_steps", "warmup_ratio"), exclude("saves_per_epoch", "save_steps"),
+    exclude("evals_per_epoch", "eval_steps"), exclude("deepspeed", "fsdp"), _needs_steps("save"), _needs_steps("eval"),
+    refused("packing-preferences", "sample_packing", "it does not work with rl",
+            lambda case: case.on("sample_packing") and is_set(case, "rl"), {"sample_packing": False}),
+    refused("bits-without-adapter", "load_in_4bit", "weights of 4 or 8 bits need an adapter",
+            lambda case: not is_set(case, "adapter") and (case.on("load_in_4bit") or case.on("load_in_8bit")),
+            {"load_in_4bit": False, "load_in_8bit": False}),
+    refused("qlora-in-8-bits", "load_in_8bit", "qlora has weights of 4 bits",
+            lambda case: case.get("adapter") == "qlora" and case.on("load_in_8bit"),
+            {"load_in_8bit": False, "load_in_4bit": True}),
+    refused("qlora-without-bits", "adapter", "qlora needs load_in_4bit", lambda case: case.get("adapter") == "qlora"
+            and not case.on("load_in_4bit") and not case.on("load_in_8bit"), {"load_in_4bit": True}),
+    refused("offloading-without-checkpointing", "activation_offloading", "it needs gradient_checkpointing",
+            lambda case: is_set(case, "activation_offloading") and not is_set(case, "gradient_checkpointing"),
+            {"gradient_checkpointing": True}),
+    refused("fsdp2-8-bit-optimizer", "optimizer", lambda case: f"FSDP2 does not work with {case.get('optimizer')}",
+            lambda case: _version(case) == "2" and case.get("optimizer") in EIGHT_BITS[:2], {"optimizer": "adamw_torch_8bit"}),
+    refused("fsdp-offload-8-bit-optimizer", "optimizer",
+            lambda case: f"FSDP with offload_params does not work with {case.get('optimizer')}",
+            lambda case: _version(case) == "1" and "8bit" in str(case.get("optimizer"))
+            and any(case.on(f"fsdp_config.{name}offload_params") for name in ("", "fsdp_")),
+            {"optimizer": "adamw_torch_fused"}),
+    refused("tensor-8-bit-optimizer", "optimizer",
+            lambda case: f"tensor parallelism does not work with {case.get('optimizer')}",
+            lambda case: case.config.tensor_parallel_size > 1 and case.get("optimizer") in EIGHT_BITS,
+            {"optimizer": "adamw_torch_8bit"}),
+    refused("muon-sharding", "optimizer", "muon works with FSDP2 or without sharding", lambda case: _version(case) != "2"
+            and case.get("optimizer") == "muon" and (is_set(case, "deepspeed") or _version(case)),
+            {"optimizer": "adamw_torch_fused"}),
+    refused("degrees-product", SHARD, _product, bool, {SHARD: None}),
+    refused("shards-without-fsdp", SHARD, "it needs fsdp_config", lambda case: case.get(SHARD, 1) != 1 and not _version(case),
+            {VERSION: 2, "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}),
+    refused("context-attention", "context_parallel_size", "context parallelism needs flash attention",
+            lambda case: case.config.context_parallel_size > 1 and "flash" not in _implementation(case),
+            {"attn_implementation": "flash_attention_2"}),
+    refused("context-packing", "micro_batch_size", "context parallelism with sample_packing takes one sample",
+            lambda case: case.config.context_parallel_size > 1 and case.on("sample_packing")
+            and case.config.micro_batch_size > 1, {"micro_batch_size": 1}),
+    refused("attention-word", "attn_implementation", lambda case: f"{case.get('attn_implementation')} is a short form",
+            lambda case: case.get("attn_implementation") in SHORT,
+            lambda case: {"attn_implementation": SHORT[case.get("attn_implementation")]}),
 )  # fmt: skip
 """What Axolotl's schemas raise for, that users meet [src/axolotl/utils/schemas/validation.py and peft.py]."""
 
@@ -222,14 +187,24 @@ def _unknown_fields(case: LintCase) -> Iterator[Finding]:
 def _rewrite(case: LintCase, knob: str, value: Value) -> Settings | None:
     """FSDP2 divides everything; other stages are those of a DeepSpeed file."""
     if knob == "zero_stage":
-        shards = value == 3 and case.config.zero_stage == 0 and not _is_fsdp(case) and case.get("deepspeed") is None
+        shards = value == 3 and case.config.zero_stage == 0 and not _version(case) and not is_set(case, "deepspeed")
         return {VERSION: 2, "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP"} if shards else {}
-    if knob == "tensor_parallel_size" and not (_is_fsdp(case) and _version(case) == "2"):
+    if knob == "tensor_parallel_size" and _version(case) != "2":
         return {}
     return None
 
 
+def _sizes(case: LintCase, config: TrialConfig, batch: int) -> Settings:
+    settings = dict(sizes_of(case, config, batch))
+    if is_set(case, SHARD):
+        replicas = case.replicas or 1
+        settings[SHARD] = config.hsdp_shard_size or replicas
+        if is_set(case, REPLICATE):
+            settings[REPLICATE] = max(replicas // int(settings[SHARD]), 1)
+    return settings
+
+
 AXOLOTL = Framework(
     name="axolotl", title="Axolotl", checked="067b021c", options=OPTIONS, read=from_axolotl, checks=CHECKS, rules=RULES,
-    rewrite=_rewrite, sizes=sizes_of, undeclared_findings=_unknown_fields,
+    rewrite=_rewrite, sizes=_sizes, undeclared_findings=_unknown_fields,
 )  # fmt: skip

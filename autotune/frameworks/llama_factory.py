@@ -5,17 +5,20 @@ from typing import Any
 
 from autotune.frameworks.framework import Check, Framework, LintCase, Option
 from autotune.frameworks.imported import Imported
-from autotune.frameworks.trainer import TrainerTable, TrainingProgram, read_trainer
+from autotune.frameworks.trainer import read_trainer
 from autotune.frameworks.trainer_checks import (
     OF_EVERY_TRAINER,
     OF_TRAINER,
     RULES,
     STEPS,
     fields_of,
+    is_set,
     refuse_method,
+    refused,
     sizes_of,
     unknown_fields,
 )
+from autotune.frameworks.trainer_table import TrainerTable, TrainingProgram
 from search_spaces.finding import Effect, Finding
 
 OPTIONS = (
@@ -54,80 +57,52 @@ def from_llama_factory(content: Mapping[str, Any], source: str) -> Imported:
     return read_trainer(table)
 
 
+WORDS = {
+    "finetuning_type": ("lora", "oft", "freeze", "full"), "stage": ("sft", "pt", "rm", "ppo", "dpo", "kto"),
+}  # fmt: skip
+
+
 def _method(case: LintCase) -> str:
     return str(case.get("finetuning_type", "lora"))
 
 
+def _word(key: str) -> Check:
+    words = WORDS[key]
+    return refused(key.replace("_", "-"), key, lambda case: f"{case.get(key)!r} is not one of {', '.join(words)}",
+                   lambda case: case.get(key, words[0]) not in words, {}, f"use {words[0]}")  # fmt: skip
+
+
 def _needs_sft(key: str) -> Check:
-    return Check(
-        name=f"sft-{key.replace('_', '-')}", key=key, effect=Effect.REFUSED, problem="only the stage sft has it",
-        holds=lambda case: case.on(key) and case.get("stage", "sft") != "sft", fix={key: False}, remedy="switch it off",
-    )  # fmt: skip
+    return refused(f"sft-{key.replace('_', '-')}", key, "only the stage sft has it",
+                   lambda case: case.on(key) and case.get("stage", "sft") != "sft", {key: False})  # fmt: skip
 
 
 def _needs_lora(key: str) -> Check:
-    return Check(
-        name=f"lora-{key.replace('_', '-')}", key=key, effect=Effect.REFUSED, problem="only finetuning_type=lora has it",
-        holds=lambda case: case.get(key) not in (None, False) and _method(case) != "lora", fix={key: None},
-        remedy="leave it out",
-    )  # fmt: skip
+    return refused(f"lora-{key.replace('_', '-')}", key, "only finetuning_type=lora has it",
+                   lambda case: is_set(case, key) and _method(case) != "lora", {key: None})  # fmt: skip
 
 
+LOW_RANK = ("use_galore", "use_apollo", "use_badam")
 CHECKS = (
     *OF_EVERY_TRAINER,
-    Check(
-        name="method", key="finetuning_type", effect=Effect.REFUSED,
-        problem=lambda case: f"{_method(case)!r} is not one of lora, oft, freeze and full",
-        holds=lambda case: _method(case) not in ("lora", "oft", "freeze", "full"), remedy="use lora or full",
-    ),
-    Check(
-        name="stage", key="stage", effect=Effect.REFUSED,
-        problem=lambda case: f"{case.get('stage')!r} is not one of pt, sft, rm, ppo, dpo and kto",
-        holds=lambda case: case.get("stage", "sft") not in ("pt", "sft", "rm", "ppo", "dpo", "kto"), fix={"stage": "sft"},
-        remedy="use sft",
-    ),
-    Check(
-        name="bits-of-a-full-model", key="quantization_bit", effect=Effect.REFUSED,
-        problem=lambda case: f"finetuning_type={_method(case)} does not train a model of {case.get('quantization_bit')} bits",
-        holds=lambda case: case.get("quantization_bit") and _method(case) not in ("lora", "oft"),
-        fix={"quantization_bit": None}, remedy="use lora",
-    ),
-    Check(
-        name="adapter-of-a-full-model", key="adapter_name_or_path", effect=Effect.REFUSED,
-        problem="only finetuning_type=lora continues an adapter", remedy="use lora",
-        holds=lambda case: case.get("adapter_name_or_path") and _method(case) != "lora",
-    ),
+    *map(_word, WORDS),
     *map(_needs_sft, ("neat_packing", "predict_with_generate", "train_on_prompt", "mask_history")),
-    *map(_needs_lora, ("loraplus_lr_ratio", "use_rslora", "use_dora", "pissa_init")),
-    Check(
-        name="low-rank-optimizers", key="finetuning_type", effect=Effect.REFUSED,
-        problem="GaLore, APOLLO and BAdam do not train adapters", fix={"finetuning_type": "full"}, remedy="use full",
-        holds=lambda case: _method(case) == "lora" and any(map(case.on, ("use_galore", "use_apollo", "use_badam"))),
-    ),
-    Check(
-        name="low-rank-deepspeed", key="deepspeed", effect=Effect.REFUSED, remedy="leave DeepSpeed out",
-        problem="GaLore and APOLLO do not work with DeepSpeed",
-        holds=lambda case: case.get("deepspeed") is not None and any(map(case.on, ("use_galore", "use_apollo"))),
-    ),
-    Check(
-        name="pure-bf16-stage-3", key="pure_bf16", effect=Effect.REFUSED, problem="it does not work with ZeRO stage 3",
-        holds=lambda case: case.on("pure_bf16") and case.get("deepspeed") is not None and case.config.zero_stage == 3,
-        fix={"pure_bf16": None, "bf16": True}, remedy="use bf16",
-    ),
-    Check(
-        name="llama-pro-of-a-full-model", key="use_llama_pro", effect=Effect.REFUSED, problem="it needs freeze or lora",
-        holds=lambda case: case.on("use_llama_pro") and _method(case) == "full", fix={"use_llama_pro": False},
-        remedy="leave it out",
-    ),
-    Check(
-        name="streaming-steps", key="max_steps", effect=Effect.REFUSED, problem="streaming needs the number of steps",
-        holds=lambda case: case.on("streaming") and case.get("max_steps", -1) == -1, remedy="state max_steps",
-    ),
-    Check(
-        name="no-evaluation-data", key="do_eval", effect=Effect.REFUSED, problem="evaluation needs eval_dataset or val_size",
-        holds=lambda case: any(map(case.on, ("do_eval", "do_predict", "predict_with_generate")))
-        and not case.get("eval_dataset") and not case.get("val_size"), fix={"val_size": 0.1}, remedy="state one of them",
-    ),
+    *map(_needs_lora, ("loraplus_lr_ratio", "use_rslora", "use_dora", "pissa_init", "adapter_name_or_path")),
+    refused("bits-of-a-full-model", "quantization_bit",
+            lambda case: f"finetuning_type={_method(case)} does not train weights of {case.get('quantization_bit')} bits",
+            lambda case: is_set(case, "quantization_bit") and _method(case) not in ("lora", "oft"), {"quantization_bit": None}),
+    refused("low-rank-optimizers", "finetuning_type", "GaLore, APOLLO and BAdam do not train adapters",
+            lambda case: _method(case) == "lora" and any(map(case.on, LOW_RANK)), {"finetuning_type": "full"}),
+    refused("low-rank-deepspeed", "deepspeed", "GaLore and APOLLO do not work with DeepSpeed",
+            lambda case: is_set(case, "deepspeed") and any(map(case.on, LOW_RANK[:2])), {"deepspeed": None}),
+    refused("pure-bf16-stage-3", "pure_bf16", "it does not work with ZeRO stage 3",
+            lambda case: case.on("pure_bf16") and is_set(case, "deepspeed") and case.config.zero_stage == 3,
+            {"pure_bf16": None, "bf16": True}),
+    refused("streaming-steps", "max_steps", "streaming needs the number of steps",
+            lambda case: case.on("streaming") and case.get("max_steps", -1) == -1, {}, "state it"),
+    refused("no-evaluation-data", "do_eval", "evaluation needs eval_dataset or val_size",
+            lambda case: any(map(case.on, ("do_eval", "do_predict", "predict_with_generate")))
+            and not is_set(case, "eval_dataset") and not is_set(case, "val_size"), {"val_size": 0.1}),
 )  # fmt: skip
 """What LLaMA-Factory's parser raises for, that users meet [src/llamafactory/hparams]."""
 

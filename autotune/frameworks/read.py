@@ -21,7 +21,7 @@ from autotune.frameworks.shell import decided_by, read_options
 from autotune.frameworks.torchtitan_checks import TORCHTITAN
 from autotune.frameworks.trainer_launch import TRAINERS, launched, names_file, trainer_format
 from search_spaces.errors import KnobValueError, SearchSpaceError
-from search_spaces.file_kinds import kind_of
+from search_spaces.file_kinds import LLAMA_FACTORY_1, kind_of
 from search_spaces.knob_values import check_value
 from search_spaces.plugins import PluginGroup, load_plugins
 from search_spaces.trial_config import TrialConfig
@@ -150,7 +150,7 @@ def named(error: AutotuneError | SearchSpaceError, field: str) -> AutotuneError 
 
 
 def _format_of_table(content: Mapping[str, Any]) -> str:
-    if content.keys() >= BEST_CONFIG:
+    if content.keys() >= BEST_CONFIG or kind_of(content) == LLAMA_FACTORY_1:
         return ""
     if kind := trainer_format(content):
         return kind

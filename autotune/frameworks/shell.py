@@ -88,14 +88,14 @@ def read_options(text: str) -> Script:
         run.step(connective, words)
     script, launches = run.script, run.launches
     script.words += [word for value in run.variables.values() for word in _words(value)]
+    for name, value in run.exported.items():
+        _take_variable(script, name, value)
     if not launches:  # a file of arguments that another script launches
         launches = [_words(value) for value in run.variables.values() if "--" in value]
     if not launches:
         return script
     starting = [words for words in launches if any(PROGRAM.fullmatch(word) for word in words)]
     chosen = max(starting, key=len) if starting else [word for words in launches for word in words]
-    for name, value in run.exported.items():
-        _take_variable(script, name, value)
     _options(chosen, script)
     return script
 

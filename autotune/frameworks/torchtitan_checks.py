@@ -78,11 +78,11 @@ def _nearest_batch(case: LintCase) -> Settings:
     return _spelled(case, {GLOBAL: max((2 * batch + step) // (2 * step), 1) * step}) if step and batch else {}
 
 
-def _spelled(case: LintCase, settings: Settings) -> Settings:
-    """Settings of 0.3 in the spelling of the case's version."""
+def _spelled(case: LintCase, settings: Settings, micro: int | None = None) -> Settings:
+    """Settings of 0.3 in the spelling of the case's version; `micro`: samples of a micro-batch; None: the case's."""
     if not counts_tokens(case.imported.settings):
         return settings
-    return in_tokens(settings, case.tokens or 2048, case.config.micro_batch_size)
+    return in_tokens(settings, case.tokens or 2048, micro or case.config.micro_batch_size)
 
 
 def _pipeline_batch(case: LintCase) -> str | None:
@@ -290,7 +290,7 @@ def _sizes(case: LintCase, config: TrialConfig, batch: int) -> Settings:
     stated_batch = case.get(STEP_TOKENS if counts_tokens(case.imported.settings) else GLOBAL)
     if stated_batch not in (None, -1) or local * replicas != batch:
         settings[GLOBAL] = batch
-    return _spelled(case, settings)
+    return _spelled(case, settings, config.micro_batch_size)
 
 
 TORCHTITAN = Framework(

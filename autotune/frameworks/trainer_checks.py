@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -11,7 +11,8 @@ from typing import Any
 from autotune.frameworks.framework import Check, Framework, LintCase, Option, Settings, unknown
 from autotune.frameworks.imported import AUTO, Imported
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
-from autotune.frameworks.trainer import TrainerTable, TrainingProgram, read_trainer
+from autotune.frameworks.trainer import read_trainer
+from autotune.frameworks.trainer_table import TrainerTable, TrainingProgram
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
@@ -135,11 +136,6 @@ def sizes_of(case: LintCase, config: TrialConfig, batch: int) -> Settings:
     return settings | {key: count for key, count in launch.items() if key in case.imported.settings}
 
 
-def both_on(case: LintCase, *keys: str) -> bool:
-    """Whether all these switches are on."""
-    return all(map(case.on, keys))
-
-
 def strategies_differ(case: LintCase) -> str | None:
     """Why the best checkpoint cannot be loaded at the end; None: it can."""
     evaluation = str(case.get("eval_strategy", case.get("evaluation_strategy", "no"))).lower()
@@ -175,40 +171,41 @@ def _stated_otherwise(case: LintCase) -> str | None:
     return None
 
 
-BOTH_PRECISIONS = Check(
-    name="two-precisions", key="fp16", effect=Effect.REFUSED, problem="bf16 and fp16 exclude each other", fix={"fp16": False},
-    holds=lambda case: both_on(case, "bf16", "fp16"), remedy="use one of them",
-)  # fmt: skip
+def refused(
+    name: str, key: str, problem: str | Callable[[LintCase], str | None], holds: Callable[[LintCase], Any],
+    fix: Settings | Callable[[LintCase], Settings], remedy: str = "change it",
+) -> Check:  # fmt: skip
+    """Something that a program refuses: where both hold and there is a problem; `remedy`: where no fix says it."""
+    return Check(name=name, key=key, effect=Effect.REFUSED, problem=problem, holds=holds, fix=fix, remedy=remedy)
+
+
+def exclude(first: str, second: str) -> Check:
+    """Two settings of which a program takes one."""
+    return refused(f"{first}-beside-{second}".replace("_", "-"), second, f"{first} and {second} exclude each other",
+                   lambda case: is_set(case, first) and is_set(case, second), {second: None})  # fmt: skip
+
+
+def is_set(case: LintCase, key: str) -> bool:
+    """Whether a setting has a value, or is a table."""
+    inside = any(name.startswith(f"{key}.") for name in case.imported.settings)
+    return inside or case.get(key) not in (None, False, 0, "", [])
+
+
 OF_EVERY_TRAINER = (
-    BOTH_PRECISIONS,
-    Check(
-        name="best-model-strategies", key="save_strategy", effect=Effect.REFUSED, problem=strategies_differ,
-        remedy="give save_strategy and eval_strategy the same value",
-    ),
-    Check(
-        name="best-model-steps", key="save_steps", effect=Effect.REFUSED, problem=save_steps_differ,
-        remedy="give save_steps a multiple of eval_steps",
-    ),
-    Check(
-        name="deepspeed-differs", key="deepspeed", effect=Effect.REFUSED, problem=_stated_otherwise,
-        holds=lambda case: case.get("deepspeed") is not None, remedy='write "auto" there',
-    ),
-    Check(
-        name="prefetch-without-workers", key="dataloader_prefetch_factor", effect=Effect.REFUSED,
-        problem="it needs workers that load data", holds=lambda case: case.get("dataloader_prefetch_factor") is not None
-        and case.get("dataloader_num_workers", 0) == 0, fix={"dataloader_num_workers": 1}, remedy="set dataloader_num_workers",
-    ),
-    Check(
-        name="checkpointing-twice", key="gradient_checkpointing", effect=Effect.REFUSED,
-        problem="FSDP's activation_checkpointing is on too", fix={"gradient_checkpointing": False}, remedy="use FSDP's",
-        holds=lambda case: case.on("gradient_checkpointing")
-        and any(both_on(case, f"fsdp_config.{name}") for name in ("activation_checkpointing", "fsdp_activation_checkpointing")),
-    ),
-    Check(
-        name="fsdp-beside-deepspeed", key="fsdp", effect=Effect.REFUSED, problem="DeepSpeed is on too", fix={"fsdp": None},
-        holds=lambda case: case.get("fsdp") not in (None, "", False, []) and case.get("deepspeed") is not None,
-        remedy="use one of them",
-    ),
+    refused("two-precisions", "fp16", "bf16 and fp16 exclude each other",
+            lambda case: case.on("bf16") and case.on("fp16"), {"fp16": False}),
+    refused("best-model-strategies", "save_strategy", strategies_differ, bool, {}, "give it the value of eval_strategy"),
+    refused("best-model-steps", "save_steps", save_steps_differ, bool, {}, "give a multiple of eval_steps"),
+    refused("deepspeed-differs", "deepspeed", _stated_otherwise, lambda case: is_set(case, "deepspeed"), {},
+            'write "auto" there'),
+    refused("prefetch-without-workers", "dataloader_prefetch_factor", "it needs workers that load data",
+            lambda case: is_set(case, "dataloader_prefetch_factor") and not is_set(case, "dataloader_num_workers"),
+            {"dataloader_num_workers": 1}),
+    refused("checkpointing-twice", "gradient_checkpointing", "FSDP's activation_checkpointing is on too",
+            lambda case: case.on("gradient_checkpointing")
+            and any(case.on(f"fsdp_config.{name}activation_checkpointing") for name in ("", "fsdp_")),
+            {"gradient_checkpointing": False}),
+    exclude("deepspeed", "fsdp"),
 )  # fmt: skip
 """What transformers' TrainingArguments and Trainer raise for, that users meet."""
 
