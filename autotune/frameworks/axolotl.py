@@ -13,6 +13,8 @@ from autotune.frameworks.trainer_checks import (
     exclude,
     fields_of,
     is_set,
+    needs,
+    one_of,
     refuse_method,
     refused,
     sizes_of,
@@ -85,8 +87,10 @@ def from_axolotl(content: Mapping[str, Any], source: str) -> Imported:
     if isinstance(plugins, list):
         unread = [name for name in plugins if not str(name).endswith("LigerPlugin")]
         table.settings["plugins"] = unread
+    if "learning_rate" not in settings:
+        table.notes.append("learning_rate: not stated, which Axolotl refuses")
     if not any(key.startswith(("datasets", "pretraining_dataset")) for key in settings):
-        table.notes.append("datasets: not stated, and Axolotl trains on nothing else")
+        table.notes.append("datasets: not stated, which Axolotl refuses")
     imported = read_trainer(table)
     degrees = [settings.get(key) or 1 for key in (SHARD, REPLICATE, "tensor_parallel_size", "context_parallel_size")]
     ranks = imported.ranks
@@ -127,6 +131,7 @@ def _needs_steps(name: str) -> Check:
 
 
 EIGHT_BITS = ("adamw_8bit", "adamw_bnb_8bit", "paged_adamw_8bit")
+ADAPTERS = ("lora", "qlora", "llama-adapter")
 SHORT = {"flash": "flash_attention_2", "flex": "flex_attention", "sdp": "sdpa"}
 CHECKS = (
     refused("batch-fields", "micro_batch_size", f"at least two of micro_batch_size, {STEPS} and batch_size must be stated",
@@ -134,6 +139,29 @@ CHECKS = (
             lambda case: {key: 1 for key in ("micro_batch_size", STEPS) if not is_set(case, key)}),
     exclude(STEPS, "batch_size"), exclude("warmup_steps", "warmup_ratio"), exclude("saves_per_epoch", "save_steps"),
     exclude("evals_per_epoch", "eval_steps"), exclude("deepspeed", "fsdp"), _needs_steps("save"), _needs_steps("eval"),
+    exclude("test_datasets", "val_set_size"), exclude("pretraining_dataset", "val_set_size"),
+    exclude("max_memory", "gpu_memory_limit"), *(exclude("attn_implementation", flag) for flag in ATTENTION_FLAGS),
+    needs("relora", "jagged_restart_steps"), needs("deepcompile", "deepspeed"), needs("streaming", "max_steps"),
+    needs("early_stopping_patience", "save_steps"), needs("peft_layers_pattern", "peft_layers_to_transform"),
+    one_of("fsdp_config.auto_wrap_policy", ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP")),
+    one_of("fsdp_config.state_dict_type", ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT")),
+    refused("adapter-word", "adapter", lambda case: f"{case.get('adapter')!r} is none of Axolotl's, and no plug-in has it",
+            lambda case: case.get("adapter", "lora") not in (*ADAPTERS, "", False) and not case.get("plugins"), {},
+            f"use one of {', '.join(ADAPTERS)}"),
+    refused("attention-name", "attn_implementation", lambda case: f"{case.get('attn_implementation')!r} is not known",
+            lambda case: not {str(case.get("attn_implementation", "sdpa"))} & {*ATTENTION_FLAGS.values(), *SHORT, "fp8",
+            "flash_attention_3"} and "/" not in str(case.get("attn_implementation")), {}, "use flash_attention_2"),
+    refused("tokens-list", "tokens", "it is a list of tokens; those with a role belong to special_tokens",
+            lambda case: any(key.startswith("tokens.") for key in case.imported.settings), {}, "rename it"),
+    refused("whole-warmup-steps", "warmup_steps", "it is a whole number; warmup_ratio is a part of all steps",
+            lambda case: isinstance(case.get("warmup_steps"), float) and case.get("warmup_steps") % 1 != 0,
+            lambda case: {"warmup_steps": None, "warmup_ratio": case.get("warmup_steps")}),
+    refused("best-without-metric", "save_strategy", "the best checkpoint needs metric_for_best_model",
+            lambda case: case.get("save_strategy") == "best" and not is_set(case, "metric_for_best_model"),
+            {"metric_for_best_model": "eval_loss"}),
+    refused("evaluation-strategy", "eval_strategy", "evals_per_epoch needs the strategy steps",
+            lambda case: is_set(case, "evals_per_epoch") and case.get("eval_strategy", "steps") != "steps",
+            {"eval_strategy": "steps"}),
     refused("packing-preferences", "sample_packing", "it does not work with rl",
             lambda case: case.on("sample_packing") and is_set(case, "rl"), {"sample_packing": False}),
     refused("bits-without-adapter", "load_in_4bit", "weights of 4 or 8 bits need an adapter",
@@ -154,15 +182,12 @@ CHECKS = (
             lambda case: _version(case) == "1" and "8bit" in str(case.get("optimizer"))
             and any(case.on(f"fsdp_config.{name}offload_params") for name in ("", "fsdp_")),
             {"optimizer": "adamw_torch_fused"}),
-    refused("tensor-8-bit-optimizer", "optimizer",
-            lambda case: f"tensor parallelism does not work with {case.get('optimizer')}",
-            lambda case: case.config.tensor_parallel_size > 1 and case.get("optimizer") in EIGHT_BITS,
-            {"optimizer": "adamw_torch_8bit"}),
     refused("muon-sharding", "optimizer", "muon works with FSDP2 or without sharding", lambda case: _version(case) != "2"
             and case.get("optimizer") == "muon" and (is_set(case, "deepspeed") or _version(case)),
             {"optimizer": "adamw_torch_fused"}),
     refused("degrees-product", SHARD, _product, bool, {SHARD: None}),
-    refused("shards-without-fsdp", SHARD, "it needs fsdp_config", lambda case: case.get(SHARD, 1) != 1 and not _version(case),
+    refused("shards-without-fsdp", SHARD, "it needs fsdp_config", lambda case: (case.ranks or 2) > 1
+            and case.get(SHARD, 1) != 1 and not _version(case),
             {VERSION: 2, "fsdp_config.auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}),
     refused("context-attention", "context_parallel_size", "context parallelism needs flash attention",
             lambda case: case.config.context_parallel_size > 1 and "flash" not in _implementation(case),

@@ -11,8 +11,10 @@ from autotune.frameworks.trainer_checks import (
     OF_TRAINER,
     RULES,
     STEPS,
+    exclude,
     fields_of,
     is_set,
+    one_of,
     refuse_method,
     refused,
     sizes_of,
@@ -36,7 +38,8 @@ PROGRAM = TrainingProgram(
     title="LLaMA-Factory ff6d4d12", options=OPTIONS,
     noted=("use_dora", "additional_target", "use_unsloth", "use_unsloth_gc", "resize_vocab"),
     methods=("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro", "use_kt", "use_asft_loss",
-             "mixture_of_depths", "shift_attn", "sequence_parallel_size"),
+             "mixture_of_depths", "shift_attn", "sequence_parallel_size", "tensor_model_parallel_size",
+             "pipeline_model_parallel_size", "expert_model_parallel_size"),
     defaults={
         "per_device_train_batch_size": 8, STEPS: 1, "cutoff_len": 2048, "finetuning_type": "lora", "lora_rank": 8,
         "lora_target": "all", "optim": "adamw_torch_fused", "disable_gradient_checkpointing": False,
@@ -51,25 +54,21 @@ def from_llama_factory(content: Mapping[str, Any], source: str) -> Imported:
         RequestError: a value is not valid.
     """
     table = TrainerTable(content, source, PROGRAM)
+    if table.settings.get("stage") == "pt" and table.settings.get("packing") is None:
+        table.set("pack_sequences", True, "stage")
     stage = str(table.settings.get("stage", "sft"))
     if stage not in ("pt", "sft"):
         refuse_method(table, "stage", stage)
     return read_trainer(table)
 
 
-WORDS = {
-    "finetuning_type": ("lora", "oft", "freeze", "full"), "stage": ("sft", "pt", "rm", "ppo", "dpo", "kto"),
-}  # fmt: skip
-
-
 def _method(case: LintCase) -> str:
     return str(case.get("finetuning_type", "lora"))
 
 
-def _word(key: str) -> Check:
-    words = WORDS[key]
-    return refused(key.replace("_", "-"), key, lambda case: f"{case.get(key)!r} is not one of {', '.join(words)}",
-                   lambda case: case.get(key, words[0]) not in words, {}, f"use {words[0]}")  # fmt: skip
+def _evaluates(case: LintCase) -> bool:
+    by_strategy = str(case.get("eval_strategy", "no")).lower() in ("steps", "epoch")
+    return by_strategy or any(map(case.on, ("do_eval", "do_predict", "predict_with_generate")))
 
 
 def _needs_sft(key: str) -> Check:
@@ -85,7 +84,8 @@ def _needs_lora(key: str) -> Check:
 LOW_RANK = ("use_galore", "use_apollo", "use_badam")
 CHECKS = (
     *OF_EVERY_TRAINER,
-    *map(_word, WORDS),
+    one_of("finetuning_type", ("lora", "oft", "freeze", "full")), one_of("stage", ("sft", "pt", "rm", "ppo", "dpo", "kto")),
+    one_of("flash_attn", ("auto", "disabled", "sdpa", "fa2", "fa3")),
     *map(_needs_sft, ("neat_packing", "predict_with_generate", "train_on_prompt", "mask_history")),
     *map(_needs_lora, ("loraplus_lr_ratio", "use_rslora", "use_dora", "pissa_init", "adapter_name_or_path")),
     refused("bits-of-a-full-model", "quantization_bit",
@@ -98,11 +98,14 @@ CHECKS = (
     refused("pure-bf16-stage-3", "pure_bf16", "it does not work with ZeRO stage 3",
             lambda case: case.on("pure_bf16") and is_set(case, "deepspeed") and case.config.zero_stage == 3,
             {"pure_bf16": None, "bf16": True}),
+    exclude("val_size", "eval_dataset"), exclude("streaming", "max_samples"), exclude("train_on_prompt", "mask_history"),
+    refused("use-llama-pro", "use_llama_pro", "it needs freeze or lora",
+            lambda case: case.on("use_llama_pro") and _method(case) == "full", {"use_llama_pro": False}),
     refused("streaming-steps", "max_steps", "streaming needs the number of steps",
             lambda case: case.on("streaming") and case.get("max_steps", -1) == -1, {}, "state it"),
     refused("no-evaluation-data", "do_eval", "evaluation needs eval_dataset or val_size",
-            lambda case: any(map(case.on, ("do_eval", "do_predict", "predict_with_generate")))
-            and not is_set(case, "eval_dataset") and not is_set(case, "val_size"), {"val_size": 0.1}),
+            lambda case: _evaluates(case) and not is_set(case, "eval_dataset") and not is_set(case, "val_size"),
+            {"val_size": 0.1}),
 )  # fmt: skip
 """What LLaMA-Factory's parser raises for, that users meet [src/llamafactory/hparams]."""
 

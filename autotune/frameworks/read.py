@@ -238,6 +238,7 @@ def _script(path: Path, format_name: str, alone: bool) -> Written:
         case _ if kind in TRAINERS:
             stating = {option.key for option in FRAMEWORKS[kind].options}
             undecided = {_tyro(key): by for key, by in undecided.items() if _tyro(key) in stating or not key.startswith("-")}
+            content = {**dict.fromkeys(stating & undecided.keys()), **content}  # not stated, and not left to a default either
         case "megatron-bridge":
             content = overrides
         case "torchtitan":

@@ -51,7 +51,7 @@ def read_trainer(table: TrainerTable) -> Imported:
     length = table.size("sequence_length", least=0) or None
     precision = _precision(table)
     ranks = read_sharding(table, model, precision, micro, steps)
-    _adapters(table)
+    _adapters(table, model)
     _computation(table)
     optimizer = _optimizer(table)
     stated = Stated(lr=table.rate("lr"), weight_decay=table.rate("weight_decay"), clip=table.rate("clip"), optimizer=optimizer)
@@ -97,17 +97,14 @@ def _model(table: TrainerTable) -> ModelSpec | None:
 def _precision(table: TrainerTable) -> Value | None:
     """The precision that the recipe states; None: neither it nor a default does."""
     for name in ("fp8", "bf16", "fp16"):
-        value = table.field(name)
-        if name == "bf16" and value == AUTO and not table.on("fp16"):
-            value = True  # on devices that have it
-        if str(value).lower() in ("true", "1"):
+        if table.on(name) and not (table.field(name) == AUTO and table.on("fp16")):  # `auto`: on devices that have it
             return name
     words = {"bfloat16": "bf16", "float16": "fp16"}
     return words.get(str(table.field("dtype")).removeprefix("torch."))
 
 
-def _adapters(table: TrainerTable) -> None:
-    """Read LoRA and the bits of the frozen weights."""
+def _adapters(table: TrainerTable, model: ModelSpec | None) -> None:
+    """Read LoRA and the bits of the frozen weights, which a quantised model has without a setting of the recipe."""
     kind = str(table.field("adapter") or "").lower()
     if kind in ("", "false", "none", "full"):
         return
@@ -116,13 +113,13 @@ def _adapters(table: TrainerTable) -> None:
         return
     table.set("lora_rank", table.size("lora_rank"), table.keys.get("lora_rank", ""))
     table.set("lora_targets", _targets(table), table.keys.get("lora_targets", ""))
-    bits = table.size("frozen_bits", least=0)
+    bits = table.size("frozen_bits", least=0) or (model.frozen_bits if model is not None and model.frozen_bits < 16 else 0)
     if table.on("load_in_4bit") or bits == 4:
         table.set("frozen_dtype", "nf4", table.keys.get("load_in_4bit", ""))
     elif table.on("load_in_8bit") or bits == 8:
         table.set("frozen_dtype", "int8", table.keys.get("load_in_8bit", ""))
     elif bits:
-        key = table.keys["frozen_bits"]
+        key = table.keys.get("frozen_bits", "model")
         table.unpredicted(key, f"weights of {bits} bits are not among those of predictions", "predict 4 or 8")
 
 
@@ -149,12 +146,12 @@ def _targets(table: TrainerTable) -> str:
 def _computation(table: TrainerTable) -> None:
     """Read recomputation and kernels."""
     option = next(option for option in table.program.options if option.knob == "activation_checkpointing")
-    value = table.field("activation_checkpointing")
     negated = option.words is not None and option.words["full"] is False
-    is_on = str(value).lower() in (("false", "none") if negated else ("true", "1", "offload", "offload_disk"))
+    offloads = str(table.field("activation_checkpointing")).startswith(("offload", "unsloth"))
+    is_on = offloads or table.on("activation_checkpointing") is not negated
     if is_on or table.knobs.get("activation_checkpointing") is None:
         table.set("activation_checkpointing", "full" if is_on else "none", table.keys.get("activation_checkpointing", ""))
-    if str(value).startswith("offload") or table.on("offload_activations"):
+    if offloads or str(table.field("offload_activations")).lower() not in ("none", "false"):
         table.set("offload_activations", True, table.keys.get("offload_activations", ""))
     attention = str(table.field("attention_backend") or "sdpa")
     backend = ATTENTION.get(attention) or ("flash" if "flash" in attention else None)
@@ -170,7 +167,7 @@ def _computation(table: TrainerTable) -> None:
 
 
 def _optimizer(table: TrainerTable) -> str | None:
-    """Read the optimizer; returns its name; None: it is none of ours."""
+    """Read the optimizer; returns its name; None: the recipe does not state it, or it is none of ours."""
     name = str(table.field("optimizer"))
     optimizer = OPTIMIZERS.get(name)
     if optimizer is None:
@@ -182,4 +179,4 @@ def _optimizer(table: TrainerTable) -> str | None:
         table.notes.append(f"{table.keys['optimizer']}={name}: its pages are counted as memory of the device")
     if name == "adamw_torch":
         table.set("fused_optimizer", False, table.keys.get("optimizer", ""))
-    return optimizer
+    return optimizer if "optimizer" in table.keys else None

@@ -1,5 +1,6 @@
 """What the Trainer and TRL do with the settings of a recipe, and what all programs that train with the Trainer share."""
 
+import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -86,9 +87,13 @@ OF_PREFERENCES: Mapping[str, str] = {
 @cache
 def fields_of(*programs: str) -> frozenset[str]:
     """The settings that some version of each of the programs has."""
-    content = tomllib.loads(files("autotune.frameworks").joinpath("trainer_keys.toml").read_text(encoding="utf-8"))
-    tables = {**content, **content["commands"]}
+    tables = {**_classes(), **_classes()["commands"]}
     return frozenset(name for program in programs for name in tables[program].split())
+
+
+@cache
+def _classes() -> dict[str, Any]:
+    return tomllib.loads(files("autotune.frameworks").joinpath("trainer_keys.toml").read_text(encoding="utf-8"))
 
 
 def set_aside(key: str) -> bool:
@@ -185,13 +190,41 @@ def exclude(first: str, second: str) -> Check:
                    lambda case: is_set(case, first) and is_set(case, second), {second: None})  # fmt: skip
 
 
+def needs(key: str, other: str) -> Check:
+    """A setting that a program takes beside another one alone."""
+    return refused(f"{key}-without-{other}".replace("_", "-"), key, f"it needs {other}",
+                   lambda case: is_set(case, key) and not is_set(case, other), {key: None})  # fmt: skip
+
+
+def one_of(key: str, words: Sequence[str], default: Any = None) -> Check:
+    """A setting of which a program takes some words; `default`: where it is not stated."""
+    name, choices = key.rpartition(".")[2].replace("_", "-"), ", ".join(words)
+    return refused(f"word-of-{name}", key, lambda case: f"{case.get(key)!r} is not one of {choices}",
+                   lambda case: case.get(key, default or words[0]) not in words, {}, f"use {words[0]}")  # fmt: skip
+
+
 def is_set(case: LintCase, key: str) -> bool:
     """Whether a setting has a value, or is a table."""
     inside = any(name.startswith(f"{key}.") for name in case.imported.settings)
     return inside or case.get(key) not in (None, False, 0, "", [])
 
 
+def word(key: str) -> Check:
+    """A setting whose words are an enumeration of transformers."""
+
+    def unknown_word(case: LintCase) -> str | None:
+        words, value = _classes()["words"][key].split(), str(case.get(key, "")).lower()
+        close = difflib.get_close_matches(value, words, n=1)
+        meant = f"; did you mean {close[0]}?" if close else ""
+        # YAML reads `no` as false. An optimizer may have its arguments beside it, as in `torchao:…`.
+        is_known = value in ("", "false", *words) or (key == "optim" and ":" in value)
+        return None if is_known else f"{case.get(key)!r} is none of transformers' words{meant}"
+
+    return refused(f"word-of-{key.replace('_', '-')}", key, unknown_word, bool, {}, "use one that it has")
+
+
 OF_EVERY_TRAINER = (
+    *map(word, ("optim", "lr_scheduler_type", "save_strategy", "eval_strategy", "evaluation_strategy", "logging_strategy")),
     refused("two-precisions", "fp16", "bf16 and fp16 exclude each other",
             lambda case: case.on("bf16") and case.on("fp16"), {"fp16": False}),
     refused("best-model-strategies", "save_strategy", strategies_differ, bool, {}, "give it the value of eval_strategy"),
@@ -212,7 +245,8 @@ OF_EVERY_TRAINER = (
 
 def unknown_fields(case: LintCase, known_fields: frozenset[str], effect: Effect) -> Iterator[Finding]:
     """A finding about each setting that the program does not know."""
-    for key in dict.fromkeys(key.partition(".")[0] for key in case.imported.settings if not set_aside(key)):
+    stated_keys = (key for key, value in case.imported.settings.items() if value is not None and not set_aside(key))
+    for key in dict.fromkeys(key.partition(".")[0] for key in stated_keys):
         if key not in known_fields:
             yield unknown(case, key, known_fields, effect, cutoff=0.8)
 

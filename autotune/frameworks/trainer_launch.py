@@ -41,7 +41,8 @@ def trainer_format(keys: Collection[str]) -> str:
 
 def names_file(settings: Mapping[str, Any]) -> bool:
     """Whether a recipe of a trainer names a file that reading it would open."""
-    words = (settings.get(key) for key in ("deepspeed", "fsdp_config", "config", "accelerate_config"))
+    naming = ("deepspeed", "fsdp_config", "config", "accelerate_config")
+    words = (value for key, value in settings.items() if key.rpartition(".")[2] in naming)
     return any(isinstance(word, str) and not word.lstrip().startswith("{") for word in words)
 
 

@@ -58,8 +58,15 @@ class TrainerTable(FlatTable):
         return None
 
     def on(self, name: str) -> bool:
-        """Whether a field is switched on."""
-        return str(self.field(name)).lower() in ("true", "1", "yes")
+        """Whether a field is switched on.
+
+        Raises:
+            RequestError: the value is no switch.
+        """
+        word = str(self.field(name)).lower()
+        if word not in ("true", "1", "yes", "auto", "false", "0", "no", "none"):
+            raise RequestError(self.keys[name], f"{word!r} in {self.source} is not a boolean", "give true or false")
+        return word in ("true", "1", "yes", "auto")
 
     def size(self, name: str, least: int = 1) -> int:  # type: ignore[override]
         """A field that counts something; `least`: it is not stated, or smaller.

@@ -97,7 +97,9 @@ def test_its_fsdp_section_does_not_make_it_a_file_of_accelerate(tmp_path: Path) 
         ({"save_strategy": "epoch", "save_steps": 50}, "save-strategy"),
         ({"attn_implementation": "flash", "flash_attention": None}, "attention-word"),
         ({"dp_shard_size": 2}, "shards-without-fsdp"),
-        ({"tensor_parallel_size": 2, "optimizer": "adamw_8bit"}, "tensor-8-bit-optimizer"),
+        ({"test_datasets": [{"path": "own"}], "val_set_size": 0.1}, "test-datasets-beside-val-set-size"),
+        ({"streaming": True}, "streaming-without-max-steps"),
+        ({"attn_implementation": "sdpa"}, "attn-implementation-beside-flash-attention"),
     ],
 )
 def test_what_axolotl_refuses_is_refused_and_the_fix_is_accepted(changes: dict[str, Any], rule: str, tmp_path: Path) -> None:
@@ -132,6 +134,12 @@ def test_llama_factory_is_read_with_the_deepspeed_file_of_a_folder_above(tmp_pat
     assert not legality(case)
 
 
+@pytest.mark.parametrize(("key", "value"), [("bf16", "perhaps"), ("micro_batch_size", "two"), ("sequence_len", 1.5)])
+def test_a_value_that_cannot_be_read_is_not_replaced(key: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(RequestError, match=key):
+        _case(_file(tmp_path, {**AXOLOTL, key: value}))
+
+
 def test_a_file_that_is_not_there_leaves_no_prediction(tmp_path: Path) -> None:
     path = _file(tmp_path, LLAMA_FACTORY)
     linted = lint(read_written(path)[0], Surroundings(cluster=resolve_cluster("dgx-h100")))
@@ -144,7 +152,7 @@ def test_a_file_that_is_not_there_leaves_no_prediction(tmp_path: Path) -> None:
     ("changes", "rule"),
     [
         ({"quantization_bit": 4}, "bits-of-a-full-model"),
-        ({"finetuning_type": "loraa"}, "finetuning-type"),
+        ({"finetuning_type": "loraa"}, "word-of-finetuning-type"),
         ({"stage": "dpo", "neat_packing": True}, "sft-neat-packing"),
         ({"use_dora": True}, "lora-use-dora"),
         ({"fp16": True}, "two-precisions"),
@@ -152,6 +160,8 @@ def test_a_file_that_is_not_there_leaves_no_prediction(tmp_path: Path) -> None:
         ({"bf16": None, "pure_bf16": True}, "pure-bf16-stage-3"),
         ({"streaming": True}, "streaming-steps"),
         ({"do_eval": True}, "no-evaluation-data"),
+        ({"optim": "adamw_trch"}, "word-of-optim"),
+        ({"save_strategy": "sometimes"}, "word-of-save-strategy"),
         ({"cutof_len": 12}, "unknown-key"),
         ({"load_best_model_at_end": True, "eval_strategy": "epoch"}, "best-model-strategies"),
         ({"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 300}, "best-model-steps"),
@@ -187,6 +197,14 @@ def test_a_command_line_of_the_trainer_is_read_with_what_accelerate_is_told(tmp_
     assert (case.framework.name, case.ranks, case.batch, case.tokens) == ("trainer", 16, 2 * 8 * 16, 2048)
     assert (read["zero_stage"], read["precision"], read["activation_checkpointing"]) == (2, "bf16", "full")
     assert read["attention_backend"] == "flash" and not case.assumed
+
+
+def test_a_value_that_the_script_decides_is_no_default(tmp_path: Path) -> None:
+    linted = _linted(
+        _file(tmp_path, f"accelerate launch --num_processes 8 t.py {SFT} --per_device_train_batch_size $1\n", "t.sh")
+    )
+    assert isinstance(linted.outlook, str) and "per_device_train_batch_size ($1)" in linted.outlook
+    assert not any("per_device_train_batch_size=" in note for note in linted.case.imported.notes)
 
 
 def test_torchrun_alone_divides_nothing(tmp_path: Path) -> None:
@@ -306,8 +324,10 @@ def test_a_command_line_is_edited_in_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize("key", ["deepspeed", "fsdp_config"])
 def test_no_file_is_opened_where_none_may_be(key: str, tmp_path: Path) -> None:
     path = _file(tmp_path, {**AXOLOTL, key: "beside.json"})
-    with pytest.raises(RequestError, match="names another file"):
-        read_written(path, alone=True)
+    script = f"trl sft {SFT} --accelerate_config own.yaml --per_device_train_batch_size 2\n"
+    for recipe in (path, _file(tmp_path, script, "sft.sh"), _file(tmp_path, "llamafactory-cli train own.yaml\n", "train.sh")):
+        with pytest.raises(RequestError, match="names another file"):
+            read_written(recipe, alone=True)
 
 
 def test_the_first_version_of_llama_factorys_new_form_is_refused_by_name(tmp_path: Path) -> None:
