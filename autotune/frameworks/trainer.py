@@ -54,8 +54,12 @@ def read_trainer(table: TrainerTable) -> Imported:
     _adapters(table, model)
     _computation(table)
     optimizer = _optimizer(table)
-    stated = Stated(lr=table.rate("lr"), weight_decay=table.rate("weight_decay"), clip=table.rate("clip"), optimizer=optimizer)
-    switched = {key: value for key, value in table.settings.items() if value not in (None, False, "", [])}
+    rates = {"lr": table.rate("lr") or None, "weight_decay": table.rate("weight_decay"), "clip": table.rate("clip")}
+    hyperparameters = Stated(**rates, optimizer=optimizer)
+    off = (None, False, "", [])
+    switched = {
+        key: value for key, value in table.settings.items() if value not in off and not (key.endswith("_size") and value == 1)
+    }
     for key in table.program.methods:
         if key in switched:
             table.unpredicted(key, "predictions do not have this method of training", "predict full or lora")
@@ -66,8 +70,8 @@ def read_trainer(table: TrainerTable) -> Imported:
     table.drop(*table.settings)
     table.notes += unread + taken
     return table.imported(
-        model=model, ranks=ranks, samples_per_rank=micro * steps, sequence_length=length, hyperparameters=stated,
-        unreadable=table.problem,
+        model=model, ranks=ranks, samples_per_rank=micro * steps, sequence_length=length,
+        hyperparameters=hyperparameters, unreadable=table.problem,
     )  # fmt: skip
 
 

@@ -224,7 +224,7 @@ def word(key: str) -> Check:
 
 
 OF_EVERY_TRAINER = (
-    *map(word, ("optim", "lr_scheduler_type", "save_strategy", "eval_strategy", "evaluation_strategy", "logging_strategy")),
+    *map(word, _classes()["words"]),
     refused("two-precisions", "fp16", "bf16 and fp16 exclude each other",
             lambda case: case.on("bf16") and case.on("fp16"), {"fp16": False}),
     refused("best-model-strategies", "save_strategy", strategies_differ, bool, {}, "give it the value of eval_strategy"),

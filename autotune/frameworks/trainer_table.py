@@ -86,12 +86,16 @@ class TrainerTable(FlatTable):
         return max(int(float(value)), least)
 
     def rate(self, name: str) -> float | None:
-        """A field that is a positive number; None: it is not stated, or something else."""
+        """A field that is a number; None: it is not stated.
+
+        Raises:
+            RequestError: the value is no number.
+        """
+        value = self.field(name)
         try:
-            value = float(self.field(name))
+            return None if value is None else float(value)
         except (TypeError, ValueError):
-            return None
-        return value if value > 0 else None
+            raise RequestError(self.keys[name], f"{value!r} in {self.source} is not a number", "give a number") from None
 
     def inner_table(self, name: str) -> Mapping[str, Any] | None:
         """The table that a field is, or that is in the file which it names; None: it is not stated, or is not there."""

@@ -25,7 +25,7 @@ AXOLOTL = {
     "base_model": "Qwen/Qwen3-14B", "datasets": [{"path": "own/data"}], "adapter": "qlora", "load_in_4bit": True,
     "lora_r": 64, "lora_target_linear": True, "sequence_len": 3072, "sample_packing": True, "micro_batch_size": 3,
     "gradient_accumulation_steps": 5, "gradient_checkpointing": True, "optimizer": "adamw_torch_8bit", "learning_rate": 1e-4,
-    "bf16": "auto", "flash_attention": True,
+    "weight_decay": 0.0, "bf16": "auto", "flash_attention": True,
 }  # fmt: skip
 LLAMA_FACTORY = {
     "model_name_or_path": "meta-llama/Llama-3.2-3B-Instruct", "stage": "sft", "do_train": True, "finetuning_type": "full",
@@ -63,7 +63,8 @@ def test_axolotl_is_read_with_its_adapter_and_its_batch(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {name: case.imported.knobs.get(name) for name in expected} == expected
     assert case.model is not None and case.model.name == "qwen3-14b"
-    assert (case.tokens, case.batch, case.imported.hyperparameters.lr) == (3072, 3 * 5 * 8, 1e-4)
+    assert (case.tokens, case.batch) == (3072, 3 * 5 * 8)
+    assert case.imported.hyperparameters.values() == {"lr": 1e-4, "weight_decay": 0.0, "optimizer": "adamw8bit"}
     assert not legality(case)
 
 
@@ -134,7 +135,9 @@ def test_llama_factory_is_read_with_the_deepspeed_file_of_a_folder_above(tmp_pat
     assert not legality(case)
 
 
-@pytest.mark.parametrize(("key", "value"), [("bf16", "perhaps"), ("micro_batch_size", "two"), ("sequence_len", 1.5)])
+@pytest.mark.parametrize(
+    ("key", "value"), [("bf16", "perhaps"), ("micro_batch_size", "two"), ("sequence_len", 1.5), ("learning_rate", "fast")]
+)
 def test_a_value_that_cannot_be_read_is_not_replaced(key: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=key):
         _case(_file(tmp_path, {**AXOLOTL, key: value}))
