@@ -124,6 +124,21 @@ def _implementation(case: LintCase) -> str:
     return str(case.get("attn_implementation") or next(flags, ""))
 
 
+REMOVED = (
+    "max_packed_sequence_len", "rope_scaling", "s2_attention", "flash_attn_rms_norm", "dpo_norm_loss", "rpo_alpha",
+    "dpo_use_logits_to_keep", "dpo_generate_during_eval", *(f"unsloth_{name}" for name in (
+        "cross_entropy_loss", "lora_mlp", "lora_qkv", "lora_o", "rms_norm", "rope",
+    )),
+)  # fmt: skip
+"""Settings of earlier versions."""
+
+
+def _removed(key: str) -> Check:
+    return refused(
+        f"removed-{key.replace('_', '-')}", key, "Axolotl has it no more", lambda case: is_set(case, key), {key: None}
+    )
+
+
 def _needs_steps(name: str) -> Check:
     strategy, steps = f"{name}_strategy", f"{name}_steps"
     return refused(f"{name}-strategy", steps, lambda case: f"{strategy}={case.get(strategy)} takes no {steps}",
@@ -143,6 +158,7 @@ CHECKS = (
     exclude("max_memory", "gpu_memory_limit"), *(exclude("attn_implementation", flag) for flag in ATTENTION_FLAGS),
     needs("relora", "jagged_restart_steps"), needs("deepcompile", "deepspeed"), needs("streaming", "max_steps"),
     needs("early_stopping_patience", "save_steps"), needs("peft_layers_pattern", "peft_layers_to_transform"),
+    *map(_removed, REMOVED),
     one_of("fsdp_config.auto_wrap_policy", ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP")),
     one_of("fsdp_config.state_dict_type", ("FULL_STATE_DICT", "SHARDED_STATE_DICT", "LOCAL_STATE_DICT")),
     refused("adapter-word", "adapter", lambda case: f"{case.get('adapter')!r} is none of Axolotl's, and no plug-in has it",

@@ -95,6 +95,9 @@ CHECKS = (
             lambda case: _method(case) == "lora" and any(map(case.on, LOW_RANK)), {"finetuning_type": "full"}),
     refused("low-rank-deepspeed", "deepspeed", "GaLore and APOLLO do not work with DeepSpeed",
             lambda case: is_set(case, "deepspeed") and any(map(case.on, LOW_RANK[:2])), {"deepspeed": None}),
+    refused("layerwise-ranks", "finetuning_type", "layer-wise GaLore and APOLLO run on one rank",
+            lambda case: (case.ranks or 1) > 1 and any(case.on(key) and case.on(f"{key.removeprefix('use_')}_layerwise")
+                                                       for key in LOW_RANK[:2]), {}, "switch galore_layerwise off"),
     refused("pure-bf16-stage-3", "pure_bf16", "it does not work with ZeRO stage 3",
             lambda case: case.on("pure_bf16") and is_set(case, "deepspeed") and case.config.zero_stage == 3,
             {"pure_bf16": None, "bf16": True}),

@@ -92,6 +92,14 @@ def _pipeline_batch(case: LintCase) -> str | None:
     return f"a local batch of {local} is not divided by micro-batches of {micro}"
 
 
+def _few_passes(case: LintCase) -> str | None:
+    """Schedules of one stage a rank need a micro-batch for each; with known ranks a rule says so."""
+    passes, stages = (case.imported.samples_per_rank or 0) // case.config.micro_batch_size, case.config.pipeline_parallel_size
+    if case.replicas is not None or case.config.pipeline_schedule not in ONE_STAGE_SCHEDULES or passes >= stages:
+        return None
+    return f"{passes} micro-batches are fewer than {stages} stages"
+
+
 def _lower_micro(case: LintCase) -> Settings:
     local, micro = case.imported.samples_per_rank or 1, case.config.micro_batch_size
     return {MICRO: max(size for size in range(1, min(micro, local, MOST) + 1) if local % size == 0)}
@@ -178,6 +186,10 @@ CHECKS = (
     Check(
         name="local-batch", key=MICRO, effect=Effect.REFUSED, problem=_pipeline_batch, fix=_lower_micro,
         remedy="give a divisor of the local batch",
+    ),
+    Check(
+        name="few-passes", key=MICRO, effect=Effect.FAILS, problem=_few_passes, remedy="give a larger local batch",
+        fix=lambda case: _spelled(case, {LOCAL: case.config.micro_batch_size * case.config.pipeline_parallel_size}),
     ),
     Check(
         name="kv-heads", key=TENSOR, effect=Effect.REFUSED, problem=_kv_heads,

@@ -56,7 +56,7 @@ def read_trainer(table: TrainerTable) -> Imported:
     optimizer = _optimizer(table)
     rates = {"lr": table.rate("lr") or None, "weight_decay": table.rate("weight_decay"), "clip": table.rate("clip")}
     hyperparameters = Stated(**rates, optimizer=optimizer)
-    off = (None, False, "", [])
+    off: tuple[Any, ...] = (None, False, "", [])
     switched = {
         key: value for key, value in table.settings.items() if value not in off and not (key.endswith("_size") and value == 1)
     }

@@ -118,7 +118,8 @@ def from_trainer(content: Mapping[str, Any], source: str) -> Imported:
     Raises:
         RequestError: a value is not valid.
     """
-    of_trl = COMMAND in content or any(key in content for key in OF_TRL)
+    program = str(content.get(STARTED, ""))  # TRL's own programs have the names of its commands
+    of_trl = COMMAND in content or any(key in content for key in OF_TRL) or bool(re.match(rf"sft|{METHODS.pattern}", program))
     table = TrainerTable(content, source, TRL if of_trl else TRANSFORMERS)
     if method := method_of(table.settings):
         refuse_method(table, next((key for key in OF_PREFERENCES if key in table.settings), "model_name_or_path"), method)

@@ -31,17 +31,17 @@ def read_sharding(table: TrainerTable, model: ModelSpec | None, precision: Value
     content, deepspeed = _accelerate(table, launch), table.inner_table("deepspeed")
     inner_file = content.get("deepspeed_config.deepspeed_config_file")
     if deepspeed is None and inner_file is not None and content.get("distributed_type") == "DEEPSPEED":
-        file = table.file(str(inner_file))
-        if file is None:
-            table.unpredicted(f"{LAUNCHER}config_file", f"{inner_file} is not here", "put it where the file names it")
-        else:
-            deepspeed = dict(flat(read_table(file)))
+        file = table.file(str(inner_file), f"{LAUNCHER}config_file")
+        deepspeed = None if file is None else dict(flat(read_table(file)))
     words = {"no": "fp32", "fp16": "fp16", "bf16": "bf16", "fp8": "fp8"}
-    precision = precision or words.get(str(content.get("mixed_precision", "no")).lower(), "fp32")
+    stated_precision = precision or words.get(str(content.get("mixed_precision")).lower())
+    precision = stated_precision or "fp32"
     ranks, base = _ranks(table, launch, content), None
     if deepspeed is not None:
         filled = _filled(deepspeed, model, precision, micro, steps)
         base = _read_by(table, "deepspeed", lambda: from_deepspeed(nested(filled), table.source))
+    elif "zero_stage" in table.assumed:  # by the name of a file that is not there
+        pass
     elif (fsdp := _fsdp(table)) or content.get("distributed_type") in ("FSDP", "DEEPSPEED", "MEGATRON_LM"):
         mixed = {"mixed_precision": {"fp32": "no", "fp8": "bf16"}.get(str(precision), precision)}
         settings = nested({**content, **fsdp, **mixed})
@@ -55,12 +55,16 @@ def read_sharding(table: TrainerTable, model: ModelSpec | None, precision: Value
         table.notes += [note for note in base.notes if not note.startswith(follows) and "is not a knob" not in note]
     elif (stage := table.field("zero_stage")) is not None:
         table.set("zero_stage", table.size("zero_stage", least=0) if stage else 0, table.keys["zero_stage"])
-    elif table.problem is None and not table.program.launches and not launch:
+    elif table.problem is None and not (table.program.launches or launch or table.assumed):
         table.assumed["zero_stage"] = 0  # the file of the launch, which is not known here, decides it
-    elif table.problem is None:
+    elif table.problem is None and "zero_stage" not in table.assumed:
         table.set("zero_stage", 0)
+    if stated_precision is None and "zero_stage" in table.assumed and "bf16" not in table.keys:
+        table.assumed |= {"precision": "bf16", "reduce_dtype": "bf16"}  # the same file decides it
+        return ranks
     key = next((table.keys[name] for name in (str(precision), "dtype") if name in table.keys), "")
-    table.set("precision", table.knobs.get("precision", precision) if deepspeed is not None else precision, key)
+    keeps = deepspeed is None or precision == "fp8"  # else the DeepSpeed file has the last word
+    table.set("precision", precision if keeps else table.knobs.get("precision", precision), key)
     loaded = table.program.loads_in_precision or table.field("dtype") is not None
     if base is None and loaded and precision != "fp32" and "zero_stage" in table.knobs and not table.field("adapter"):
         problem = f"parameters and states are {precision} without a copy in fp32, which predictions do not have"
@@ -88,14 +92,12 @@ def _accelerate(table: TrainerTable, launch: Mapping[str, Any]) -> dict[str, Any
     content: dict[str, Any] = {}
     name = launch.get("config_file", launch.get("accelerate_config"))
     preset = re.fullmatch(r"(zero|fsdp)([123])|(multi|single)_gpu", str(name))
-    if name is not None and (file := table.file(str(name))) is not None:
-        content = dict(flat(read_table(file)))
-    elif "accelerate_config" in launch and preset is not None:  # of trl.accelerate_configs
+    if "accelerate_config" in launch and preset is not None:  # of trl.accelerate_configs
         kind = {"zero": "DEEPSPEED", "fsdp": "FSDP", None: "MULTI_GPU"}[preset[1]]
         setting = "deepspeed_config.zero_stage" if kind == "DEEPSPEED" else "fsdp_config.fsdp_version"
         content = {"distributed_type": kind, "mixed_precision": "bf16", "num_processes": 8, setting: int(preset[2] or 1)}
-    elif name is not None:
-        table.unpredicted(f"{LAUNCHER}config_file", f"{name} is not beside {table.source}", "put it where the recipe names it")
+    elif name is not None and (file := table.file(str(name), f"{LAUNCHER}config_file")) is not None:
+        content = dict(flat(read_table(file)))
     for option, kind in {"use_deepspeed": "DEEPSPEED", "use_fsdp": "FSDP", "use_megatron_lm": "MEGATRON_LM"}.items():
         if launch.get(option):
             content["distributed_type"] = kind
@@ -124,8 +126,8 @@ def _ranks(table: TrainerTable, launch: Mapping[str, Any], content: Mapping[str,
 def _filled(deepspeed: Mapping[str, Any], model: ModelSpec | None, precision: Value, micro: int, steps: int) -> dict[str, Any]:
     """DeepSpeed's settings with the Trainer's in the place of `auto`; what has none is left to DeepSpeed."""
     values: dict[str, Any] = {
-        "train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps, "bf16.enabled": precision == "bf16",
-        "fp16.enabled": precision == "fp16", "bfloat16.enabled": precision == "bf16",
+        "train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps, "fp16.enabled": precision == "fp16",
+        **dict.fromkeys(("bf16.enabled", "bfloat16.enabled"), precision in ("bf16", "fp8")),
     }  # fmt: skip
     if model is not None:
         sizes = {name: int(part * model.hidden_size**2) for name, part in BUCKETS.items()}

@@ -1,6 +1,7 @@
 """A recipe of a program that trains with Hugging Face's Trainer as a table, read by the fields that its settings state."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -109,12 +110,24 @@ class TrainerTable(FlatTable):
             return dict(flat(json.loads(value)))
         if not isinstance(value, str):
             return None
-        file = self.file(value)
-        if file is None:
-            self.unpredicted(self.keys[name], f"{value} is not beside {self.source}", "put it where the recipe names it")
+        file = self.file(value, self.keys[name])
         return None if file is None else dict(flat(read_table(file)))
 
-    def file(self, name: str) -> Path | None:
-        """The file of this name, seen from the recipe's folder or from one above it, as repositories have it."""
-        folders = self.path.absolute().parents
-        return next((folder / name for folder in folders if (folder / name).is_file()), None)
+    def file(self, name: str, key: str) -> Path | None:
+        """The file that a setting names, seen from the recipe's folder or from one above it, as repositories have it.
+
+        If it is not there, its name may still say how it divides the states, which is assumed then; else nothing is predicted.
+        """
+        for folder in self.path.absolute().parents:
+            if (folder / name).is_file():
+                return folder / name
+        word = re.search(r"(?:zero|stage|ds_z)_?-?([0-3])|(fsdp)|ddp|multi_gpu", name.lower())
+        if word is None:
+            self.unpredicted(key, f"{name} is not beside {self.source}", "put it where the recipe names it")
+            return None
+        self.assumed["zero_stage"] = int(word[1]) if word[1] else 3 if word[2] else 0
+        if "offload" in name:
+            self.assumed["offload_optimizer"] = "cpu"
+        taken = f"predicted with zero_stage={self.assumed['zero_stage']}, as its name says"
+        self.notes.append(f"{key}={name}: not beside {self.source}, {taken}")
+        return None

@@ -101,6 +101,12 @@ def test_passes_of_a_pipeline_multiply_the_samples_of_a_rank(tmp_path: Path) -> 
     assert (case.config.micro_batch_size, case.imported.samples_per_rank) == (2, 8)
 
 
+def test_fewer_micro_batches_than_stages_fail_whatever_the_ranks(tmp_path: Path) -> None:
+    case = case_of(read_written(_toml(tmp_path, parallelism="pipeline_parallel_degree = 4"))[0], Surroundings())
+    (finding,) = legality(case)
+    assert finding.rule == "few-passes" and not legality(case.changed(finding.fix))
+
+
 def test_a_step_that_is_no_multiple_is_mended_in_tokens(tmp_path: Path) -> None:
     case = _case(_python(tmp_path, "tensor_parallel_degree=2", step=", num_tokens_per_train_step=40 * 4096"))
     (finding,) = [finding for finding in legality(case) if finding.rule == "global-batch"]

@@ -100,6 +100,7 @@ def test_its_fsdp_section_does_not_make_it_a_file_of_accelerate(tmp_path: Path) 
         ({"dp_shard_size": 2}, "shards-without-fsdp"),
         ({"test_datasets": [{"path": "own"}], "val_set_size": 0.1}, "test-datasets-beside-val-set-size"),
         ({"streaming": True}, "streaming-without-max-steps"),
+        ({"flash_attn_rms_norm": True}, "removed-flash-attn-rms-norm"),
         ({"attn_implementation": "sdpa"}, "attn-implementation-beside-flash-attention"),
     ],
 )
@@ -143,12 +144,25 @@ def test_a_value_that_cannot_be_read_is_not_replaced(key: str, value: Any, tmp_p
         _case(_file(tmp_path, {**AXOLOTL, key: value}))
 
 
-def test_a_file_that_is_not_there_leaves_no_prediction(tmp_path: Path) -> None:
-    path = _file(tmp_path, LLAMA_FACTORY)
-    linted = lint(read_written(path)[0], Surroundings(cluster=resolve_cluster("dgx-h100")))
-    assert not linted.findings and isinstance(linted.outlook, str) and "stage3.json is not beside" in linted.outlook
-    with pytest.raises(RequestError, match=r"stage3\.json"):
+def test_a_file_that_is_not_there_leaves_no_prediction_unless_its_name_says_how_it_divides(tmp_path: Path) -> None:
+    path = _file(tmp_path, {**LLAMA_FACTORY, "deepspeed": "own.json"})
+    outlook = _linted(path).outlook
+    assert isinstance(outlook, str) and "own.json is not beside" in outlook
+    with pytest.raises(RequestError, match=r"own\.json"):
         read_imported(path)
+    for name, stage in (("ds_z2_config.json", 2), ("configs/zero3_bf16_offload.json", 3), ("stage1.json", 1)):
+        linted = _linted(_file(tmp_path, {**LLAMA_FACTORY, "deepspeed": name}))
+        assert linted.case.assumed["zero_stage"] == stage and "zero_stage" not in linted.case.imported.knobs
+        assert ("offload_optimizer" in linted.case.assumed) is ("offload" in name)
+        assert any(f"deepspeed={name}: not beside" in note for note in linted.case.imported.notes)
+        assert {finding.effect for finding in linted.findings} <= {"may not fit"}
+
+
+def test_the_file_of_a_launch_that_is_not_there_leaves_the_precision_open_too(tmp_path: Path) -> None:
+    start = f"accelerate launch --config_file fsdp.yaml train.py {SFT} --per_device_train_batch_size 2"
+    assumed = _case(_file(tmp_path, f"{start}\n", "run.sh")).assumed
+    assert assumed == {"zero_stage": 3, "precision": "bf16", "reduce_dtype": "bf16"}
+    assert _case(_file(tmp_path, f"{start} --fp16\n", "run.sh")).imported.knobs["precision"] == "fp16"
 
 
 @pytest.mark.parametrize(
@@ -208,6 +222,16 @@ def test_a_value_that_the_script_decides_is_no_default(tmp_path: Path) -> None:
     )
     assert isinstance(linted.outlook, str) and "per_device_train_batch_size ($1)" in linted.outlook
     assert not any("per_device_train_batch_size=" in note for note in linted.case.imported.notes)
+
+
+def test_trls_own_programs_have_the_defaults_of_its_commands(tmp_path: Path) -> None:
+    case = _case(_file(tmp_path, f"python trl/scripts/sft.py {SFT} --per_device_train_batch_size 2\n", "run.sh"))
+    assert (case.tokens, case.config.precision, case.config.activation_checkpointing) == (1024, "bf16", "full")
+
+
+def test_fp8_is_not_lost_in_deepspeeds_automatic_values(tmp_path: Path) -> None:
+    _file(tmp_path, json.dumps(STAGE_3), "stage3.json")
+    assert _case(_file(tmp_path, {**LLAMA_FACTORY, "fp8": True})).imported.knobs["precision"] == "fp8"
 
 
 def test_torchrun_alone_divides_nothing(tmp_path: Path) -> None:
