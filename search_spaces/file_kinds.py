@@ -10,6 +10,7 @@ from typing import Any
 BEST_CONFIG = "a best-config.json"
 MODEL_CONFIG = "a Hugging Face config.json"
 DEEPSPEED = "a DeepSpeed configuration"
+LLAMA_FACTORY_1 = "a recipe of LLaMA-Factory's v1, which is not read"
 CLUSTER_FILE = "a description of a cluster"
 SPACE_FILE = "a description of a space"
 REQUEST_FILE = "a request (--config)"
@@ -18,6 +19,8 @@ KINDS: tuple[tuple[str, frozenset[str]], ...] = (
     ("an adapter_config.json", frozenset({"peft_type"})),
     (MODEL_CONFIG, frozenset({"model_type"})),
     (MODEL_CONFIG, frozenset({"architectures"})),
+    (LLAMA_FACTORY_1, frozenset({"model", "dist_config"})),
+    (LLAMA_FACTORY_1, frozenset({"model", "train_dataset"})),
     (DEEPSPEED, frozenset({"zero_optimization"})),
     (DEEPSPEED, frozenset({"train_batch_size"})),
     (DEEPSPEED, frozenset({"train_micro_batch_size_per_gpu"})),

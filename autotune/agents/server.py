@@ -186,8 +186,8 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
     ) -> list[dict[str, Any]]:
         """Check a training recipe: what the framework would refuse, ignore or do wrong, whether it fits, and the smallest fix.
 
-        recipe: its text. format: auto, deepspeed, torchtitan, megatron, megatron-bridge or accelerate. language: json, toml,
-        yaml, sh or py (which is read, never run). model: a preset, if the recipe does not name it.
+        recipe: its text. format: auto, deepspeed, torchtitan, megatron, megatron-bridge, accelerate, axolotl, llama-factory or
+        trainer. language: json, toml, yaml, sh or py (read, never run). model: a preset, if the recipe does not name it.
         """
         if model:
             _require_preset("model", model, model_names(), known_model(model) is not None)

@@ -204,7 +204,7 @@ def lint(
         list[str],
         typer.Argument(
             metavar="[FORMAT] FILE...",
-            help="auto, deepspeed, torchtitan, megatron, megatron-bridge or accelerate; configurations or launch scripts.",
+            help="auto, deepspeed, torchtitan, megatron, megatron-bridge, accelerate, axolotl, llama-factory or trainer.",
         ),
     ],
     version: Annotated[

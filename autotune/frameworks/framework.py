@@ -153,6 +153,8 @@ class Option:
     """Its keys in versions that are no longer read."""
     after: str = ""
     """Its key in a later version that is not read yet; empty: the same."""
+    field: str = ""
+    """What it states to the reader of trainers (`autotune.frameworks.trainer`), if that is no knob."""
 
     def written(self, value: Value) -> Settings:
         """The setting that gives the knob a value; empty: the framework has no word for it."""

@@ -283,7 +283,7 @@ def _names() -> dict[str, str]:
 
 REMEDY = (
     "give a DeepSpeed configuration (JSON), a file of `accelerate config` (YAML), a torchtitan TOML file, a launch script of "
-    "Megatron-LM, settings of Megatron-Bridge (YAML), or a best-config.json"
+    "Megatron-LM, settings of Megatron-Bridge (YAML), a recipe of Axolotl, LLaMA-Factory or TRL, or a best-config.json"
 )
 MOST_VALUES, DEEPEST = 100_000, 100
 """Values of a file, and tables within tables. A file that refers to its own parts stands for more than fit into memory."""

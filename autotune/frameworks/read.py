@@ -19,15 +19,17 @@ from autotune.frameworks.megatron_checks import MEGATRON, MEGATRON_BRIDGE
 from autotune.frameworks.shell import read_options
 from autotune.frameworks.shell_values import decided_by, is_open
 from autotune.frameworks.torchtitan_checks import TORCHTITAN
+from autotune.frameworks.trainer_launch import TRAINERS, launched, names_file, trainer_format
 from search_spaces.errors import KnobValueError, SearchSpaceError
-from search_spaces.file_kinds import kind_of
+from search_spaces.file_kinds import LLAMA_FACTORY_1, kind_of
 from search_spaces.knob_values import check_value
 from search_spaces.plugins import PluginGroup, load_plugins
 from search_spaces.trial_config import TrialConfig
 
 BEST_CONFIG = frozenset({"schema_version", "best"})
 FRAMEWORKS: Mapping[str, Framework] = {
-    framework.name: framework for framework in (DEEPSPEED, TORCHTITAN, MEGATRON, MEGATRON_BRIDGE, ACCELERATE)
+    **{framework.name: framework for framework in (DEEPSPEED, TORCHTITAN, MEGATRON, MEGATRON_BRIDGE, ACCELERATE)},
+    **TRAINERS,
 }
 FORMATS = tuple(FRAMEWORKS)
 MOST_HINTED = 500_000
@@ -67,8 +69,8 @@ class Written:
         Raises:
             RequestError: it is of no readable version, or has an invalid value.
         """
-        # The DeepSpeed file that a file of Accelerate names is looked for beside it.
-        source = str(self.path) if self.format == ACCELERATE.name else self.name
+        # Files that these name are looked for beside them.
+        source = str(self.path) if self.format in (ACCELERATE.name, *TRAINERS) else self.name
         return replace(FRAMEWORKS[self.format].read(self.content, source), repeated=self.repeated)
 
     def imported(self) -> Imported:
@@ -140,7 +142,7 @@ def read_written(
     for recipe in recipes:
         if format_name:
             _require_settings(recipe)
-        if alone and any("config_file" in key for key, _ in flat(recipe.content)):
+        if alone and (any("config_file" in key for key, _ in flat(recipe.content)) or names_file(recipe.content)):
             raise _names_another_file()
     return recipes
 
@@ -189,10 +191,12 @@ def named(error: AutotuneError | SearchSpaceError, field: str) -> AutotuneError 
 
 
 def _format_of_table(content: Mapping[str, Any]) -> str:
-    if content.keys() >= BEST_CONFIG:
+    if content.keys() >= BEST_CONFIG or kind_of(content) == LLAMA_FACTORY_1:
         return ""
     if "trainer" in content and "model" in content and kind_of(content):  # NeMo 1 spells some settings as Megatron-Bridge does
         return ""
+    if kind := trainer_format(content):
+        return kind
     if content.keys() & {"distributed_type", "compute_environment", "fsdp_config", "deepspeed_config", "megatron_lm_config"}:
         return ACCELERATE.name
     sections = {name for name in ("bf16", "fp16") if isinstance(content.get(name), Mapping)}  # other formats have switches
@@ -279,10 +283,17 @@ def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[s
         ),
         "",
     )
+    content: Mapping[str, Any]
+    if kind in ("", *TRAINERS):
+        kind, content = launched(script, path, kind, alone)
     match kind:
+        case _ if kind in TRAINERS:
+            stating = {option.key for option in FRAMEWORKS[kind].options}
+            undecided = {_tyro(key): by for key, by in undecided.items() if _tyro(key) in stating or not key.startswith("-")}
+            content = {**dict.fromkeys(stating & undecided.keys()), **content}  # not stated, and not left to a default either
         case "megatron-bridge":
             recipe = str(settings.get("--recipe", "")).split()[:1]  # overrides follow it
-            content: Mapping[str, Any] = {**({"recipe": recipe[0]} if recipe else {}), **overrides}
+            content = {**({"recipe": recipe[0]} if recipe else {}), **overrides}
         case "torchtitan":
             table_settings = {key: value for key, value in settings.items() if not key.startswith("--")}
             base = _base(path, tables, beside is None)  # takes its own options out of `tables`, so it comes first
@@ -297,7 +308,7 @@ def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[s
                 undecided |= {key: "what launches these options" for key in DEGREES if key not in {*settings, *undecided}}
         case _:
             raise RequestError("from", f"{path} has no options of a known framework", REMEDY)
-    has_settings = "recipe" in content or _format_of_keys([*content, *undecided]) == kind
+    has_settings = "recipe" in content or kind in TRAINERS or _format_of_keys([*content, *undecided]) == kind
     if format_name and not has_settings:
         raise _without_setting(path, kind)
     undecided |= {key: by for key, by in script.open.items() if key.startswith("$")}
@@ -413,8 +424,7 @@ def _settings(node: ast.FunctionDef, functions: dict[str, ast.FunctionDef], with
                     variable = name
                 elif base.endswith(("_config", "_pretrain", "_recipe")):
                     variable = name
-                if base == "model_registry" and call.args and isinstance(call.args[0], ast.Constant):
-                    settings["model.flavor"] = call.args[0].value
+                settings |= dict(_registry(call))
             case ast.Assign(targets=[ast.Attribute() as target], value=value):
                 path = _path(target)
                 if path and path[0] == (variable or path[0]):
@@ -437,6 +447,7 @@ def _arguments(call: ast.Call, before: str) -> Iterator[tuple[str, Any]]:
 
 def _value(node: ast.expr, key: str) -> Iterator[tuple[str, Any]]:
     if isinstance(node, ast.Call):
+        yield from _registry(node)
         name = next((part for part in _path(node.func) if part in CHECKPOINTS), "")
         if name:
             yield f"{key}.mode", CHECKPOINTS[name]
@@ -450,6 +461,17 @@ def _value(node: ast.expr, key: str) -> Iterator[tuple[str, Any]]:
     value = _literal(node)
     if value is not _MISSING:
         yield key, value
+
+
+def _registry(call: ast.Call) -> Iterator[tuple[str, Any]]:
+    """The flavour and the converters of torchtitan's `model_registry("8B", converters=[Float8LinearConverter.Config()])`."""
+    if _path(call.func)[-1:] != ["model_registry"]:
+        return
+    if call.args and isinstance(call.args[0], ast.Constant):
+        yield "model.flavor", call.args[0].value
+    converters = [ast.unparse(argument.value) for argument in call.keywords if argument.arg == "converters"]
+    if converters:
+        yield "model.converters", ["float8"] if "Float8" in converters[0] else re.findall(r"(\w+)Converter", converters[0])
 
 
 def _literal(node: ast.expr) -> Any:

@@ -1,6 +1,7 @@
-"""torchtitan's options: TOML files (0.1 to 0.2), options and recipes in Python (0.3) read, and its command line written."""
+"""torchtitan's options: TOML files (0.1 to 0.2), options and Python (0.3 and after) read, and its command line written."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from autotune.errors import RequestError
@@ -19,7 +20,7 @@ from autotune.frameworks.export import (
 )
 from autotune.frameworks.framework import BATCH, Option, knobs_of
 from autotune.frameworks.fsdp2 import fsdp2_notes, state_copies
-from autotune.frameworks.imported import FlatTable, Imported, model_named
+from autotune.frameworks.imported import FlatTable, Imported, flat, model_named
 from autotune.frameworks.launch import environment, torchrun_words
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
@@ -36,7 +37,7 @@ SCHEDULE, MICRO = f"{SPLIT}pipeline_parallel_schedule", f"{SPLIT}pipeline_parall
 RESHARD, STAGE_LAYERS = f"{SPLIT}fsdp_reshard_after_forward", f"{SPLIT}pipeline_parallel_layers_per_stage"
 LESS_LAYERS = tuple(f"{SPLIT}pipeline_parallel_{end}_stage_less_layers" for end in ("first", "last"))
 CHECKPOINTS, SELECTIVE = "activation_checkpoint.mode", "activation_checkpoint.selective_ac_option"
-COMPILE, COMPONENTS = "compile.enable", "compile.components"
+COMPILE, COMPONENTS, OLD_COMPILE = "compile.enable", "compile.components", f"{TRAIN}compile"
 ASYNC = (f"{SPLIT}enable_async_tensor_parallel", "compile.enable_async_tensor_parallel")
 SCHEDULES = {
     "gpipe": "GPipe", "1f1b": "1F1B", "interleaved_1f1b": "Interleaved1F1B", "looped_bfs": "LoopedBFS",
@@ -61,12 +62,12 @@ OPTIONS = (
     Option(CHECKPOINTS, "activation_checkpointing"),
     Option(OFFLOAD, "offload_optimizer", words={"none": False, "cpu": True}),
     Option(PRECISION, "precision", changes=False),
-    Option(COMPILE, "compile_blocks", changes=False),
+    Option(COMPILE, "compile_blocks", changes=False), Option(OLD_COMPILE, "compile_blocks", changes=False),
     *(Option(key, "async_tensor_parallel", changes=False) for key in ASYNC),
     *map(Option, (GRAPHS, EXPERT_TENSOR, STAGE_LAYERS, *LESS_LAYERS, SELECTIVE, COMPONENTS, f"{TRAIN}max_norm")),
     *(Option(f"{TRAIN}{name}") for name in (
         "dataset", "dataset_path", "steps", "dtype", "mixed_precision_reduce", "gc_freq", "gc_debug", "dataloader", "seed",
-        "deterministic", "debug_moe_force_load_balance", "compile",
+        "deterministic", "debug_moe_force_load_balance",
     )),
     *(Option(f"{SPLIT}{name}") for name in (
         "enable_compiled_autograd", "disable_loss_parallel", "pipeline_parallel_split_points", "module_fqns_per_model_part",
@@ -81,7 +82,9 @@ OPTIONS = (
     Option("compile.backend"),
 )  # fmt: skip
 """Every field of the tables that decide a layout, of 0.1 to 0.3; torchtitan refuses others, unless a module extends them.
-`before`: keys before 0.1; `after`: keys after 0.3, which counts tokens instead of samples."""
+`before`: keys before 0.1; `after`: keys after 0.3 (b5bcd76c), which count tokens instead of samples."""
+AFTER = {option.key: option.after for option in OPTIONS if option.after}
+LOCAL_TOKENS, STEP_TOKENS, PASSES = AFTER[LOCAL], AFTER[GLOBAL], AFTER[MICRO]
 UNREAD = ("job.", "profiling.", "metrics.", "checkpoint.", "comm.", "validation.", "debug.", "lr_scheduler.", "quantize.",
           "memory_estimation.", "fault_tolerance.", "experimental.", "float8.", "mx.", "launcher.", "env.",
           "dataloader.")  # fmt: skip
@@ -210,6 +213,37 @@ def _notes(winner: Winner) -> list[str]:
     return notes + TARGET.unexpressed(config)
 
 
+def counts_tokens(settings: Mapping[str, Any]) -> bool:
+    """Whether the settings are those after 0.3."""
+    return any(key in settings for key in AFTER.values())
+
+
+def in_samples(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that count tokens as those of 0.3."""
+    tokens = settings.get(AFTER[TOKENS], 2048)
+    micro = max(settings.get(LOCAL_TOKENS, 16384) // tokens, 1)
+    passes = settings.get(PASSES, 1) if settings.get(PIPELINE, 1) > 1 else 1
+    step = settings.get(STEP_TOKENS, -1)
+    samples = {LOCAL: micro * passes, MICRO: micro, TOKENS: tokens, GLOBAL: step if step == -1 else step // tokens}
+    return {**{key: value for key, value in settings.items() if key not in AFTER.values()}, **samples}
+
+
+def in_tokens(settings: Mapping[str, Any], tokens: int, micro: int) -> dict[str, Any]:
+    """Changed settings of 0.3 as those that count tokens; `micro`: samples of a micro-batch."""
+    changed = {key: value for key, value in settings.items() if key not in AFTER}
+    tokens = settings.get(TOKENS, tokens)
+    micro = settings.get(MICRO, micro)
+    if MICRO in settings or (LOCAL in settings and PIPELINE not in settings):
+        changed[LOCAL_TOKENS] = micro * tokens
+    if LOCAL in settings:
+        changed |= {LOCAL_TOKENS: micro * tokens, PASSES: max(settings[LOCAL] // micro, 1)}
+    if GLOBAL in settings:
+        changed[STEP_TOKENS] = settings[GLOBAL] if settings[GLOBAL] in (None, -1) else settings[GLOBAL] * tokens
+    if TOKENS in settings:
+        changed[AFTER[TOKENS]] = tokens
+    return changed
+
+
 def from_torchtitan(content: Mapping[str, Any], source: str) -> Imported:
     """Read the configuration.
 
@@ -221,6 +255,14 @@ def from_torchtitan(content: Mapping[str, Any], source: str) -> Imported:
         RequestError: the file is for another version of torchtitan, torchtitan does not accept a value, or a value is outside
             its knob's domain.
     """
+    settings = dict(flat(content))
+    if counts_tokens(settings):
+        try:
+            imported = from_torchtitan(in_samples(settings), source)
+        except (TypeError, ZeroDivisionError):
+            raise RequestError(LOCAL_TOKENS, f"numbers of tokens in {source} are not whole", "give whole numbers") from None
+        keys = {knob: AFTER.get(key, key) for knob, key in imported.keys.items()}
+        return replace(imported, settings=settings, keys=keys)
     table = FlatTable(content, source)
     _require_version(table)
     model = _model(table)
@@ -259,17 +301,14 @@ def _require_version(table: FlatTable) -> None:
         for key in option.before:
             if key in table.settings:
                 raise RequestError(key, f"{table.source} is for a torchtitan before 0.1", f"rename the key to {option.key}")
-    for option in OPTIONS:
-        if option.after and option.after in table.settings:
-            problem = f"{table.source} is for a torchtitan after 0.3, which counts tokens"
-            raise RequestError(option.after, problem, f"state the samples of 0.3 as {option.key}")
 
 
 def _model(table: FlatTable) -> ModelSpec | None:
     name, flavor, recipe = (table.take(key) for key in ("model.name", "model.flavor", "recipe"))
     table.drop_tables(*UNREAD)
     table.drop("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "training.dataset",
-               "training.dataset_path", "training.steps", "training.gc_freq", "training.seed")  # fmt: skip
+               "training.dataset_path", "training.steps", "training.gc_freq", "training.seed", "optimizer.eps",
+               "optimizer.beta1", "optimizer.beta2", "optimizer.early_step_in_backward")  # fmt: skip
     return model_named(f"{name}-{flavor or ''}" if name is not None else str(recipe or ""))
 
 
@@ -303,8 +342,7 @@ def _read_pipeline(table: FlatTable, model: ModelSpec | None, ranks: int) -> Non
 
 
 def _computation(table: FlatTable) -> None:
-    mode = table.choice(CHECKPOINTS, MODES)
-    table.set("activation_checkpointing", "selective" if mode is None else mode, CHECKPOINTS)
+    _recomputation(table)
     precision = table.choice(PRECISION, PRECISIONS) or "bf16"
     converters = table.take("model.converters") or ()
     if precision == "bf16" and "float8" in str(converters):
@@ -317,12 +355,35 @@ def _computation(table: FlatTable) -> None:
     if table.switch(OFFLOAD):
         table.set("offload_optimizer", "cpu", OFFLOAD)
         table.set("offload_param", "cpu", OFFLOAD)
-    components = table.take(COMPONENTS)
-    if table.switch(COMPILE) and (components is None or "model" in str(components)):
-        table.set("compile_blocks", True, COMPILE)
-        old, new = map(table.switch, ASYNC)
-        if (old or new) and table.knobs.get("tensor_parallel_size", 1) != 1:
+    components, of_version_1 = table.take(COMPONENTS), table.switch(OLD_COMPILE)
+    compiled = bool(table.switch(COMPILE)) and (components is None or "model" in str(components))
+    asynchronous = [table.switch(key) for key in ASYNC]
+    if compiled or of_version_1:
+        table.set("compile_blocks", True, COMPILE if compiled else OLD_COMPILE)
+        if any(asynchronous) and table.knobs.get("tensor_parallel_size", 1) != 1:
             table.set("async_tensor_parallel", True, ASYNC[0])
+    implementation = table.take("optimizer.implementation")
+    if implementation is not None:
+        table.set("fused_optimizer", implementation == "fused", "optimizer.implementation")
+
+
+def _recomputation(table: FlatTable) -> None:
+    """Files of 0.1 and 0.2 recompute every layer, every second one or, with `op`, some operators; 0.3 recomputes operators."""
+    mode = table.choice(CHECKPOINTS, MODES)
+    if table.settings.get("activation_checkpoint", "") is None:  # after 0.3: `activation_checkpoint=None`
+        mode = "none"
+        table.drop("activation_checkpoint")
+    every = table.take(SELECTIVE)
+    if every is None:
+        every = "2" if "model.name" in table.settings else "op"
+    budget = table.take("activation_checkpoint.memory_budget")
+    if table.settings.get(CHECKPOINTS) == "memory_budget":
+        table.notes.append(f"memory_budget={0.5 if budget is None else budget}: predicted as selective recomputation")
+    elif mode in (None, "selective") and str(every).isdigit():
+        table.set("activation_checkpointing", "full", CHECKPOINTS)
+        table.set("checkpoint_every_k", max(int(every), 1), SELECTIVE)
+        return
+    table.set("activation_checkpointing", "selective" if mode is None else mode, CHECKPOINTS)
 
 
 def _stated(table: FlatTable) -> Stated:

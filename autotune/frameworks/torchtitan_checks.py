@@ -1,9 +1,9 @@
-"""What torchtitan does with its settings: TOML files of 0.1 to 0.2.2, options and recipes of 0.3.0."""
+"""What torchtitan does with its settings: TOML files of 0.1 to 0.2.2, options and recipes of 0.3.0 and of b5bcd76c."""
 
 import math
 from collections.abc import Iterator, Mapping
 
-from autotune.frameworks.framework import MOST, Check, Framework, LintCase, Settings, unknown
+from autotune.frameworks.framework import BATCH, MOST, Check, Framework, LintCase, Settings, unknown
 from autotune.frameworks.torchtitan import (
     ASYNC,
     CHECKPOINTS,
@@ -16,23 +16,27 @@ from autotune.frameworks.torchtitan import (
     LESS_LAYERS,
     LOCAL,
     MICRO,
+    OLD_COMPILE,
     OPTIONS,
     PIPELINE,
     REPLICATE,
     SELECTIVE,
     SHARD,
     STAGE_LAYERS,
+    STEP_TOKENS,
     TENSOR,
     TOKENS,
     UNREAD,
+    counts_tokens,
     from_torchtitan,
+    in_tokens,
 )
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.models.pipeline import ONE_STAGE_SCHEDULES
 from search_spaces.trial_config import TrialConfig
 
-KNOWN = {option.key for option in OPTIONS}
+KNOWN = {key for option in OPTIONS for key in (option.key, option.after) if key}
 KV_HEADS: Mapping[str, tuple[int, int]] = {
     "qwen3_535ba3b": (16, 2), "qwen35_35b_a3b": (16, 2), "qwen3_5122ba10b": (32, 2), "qwen35_122b_a10b": (32, 2),
     "qwen3_5397ba17b": (32, 2), "qwen35_397b_a17b": (32, 2),
@@ -71,7 +75,14 @@ def _global_batch(case: LintCase) -> str | None:
 
 def _nearest_batch(case: LintCase) -> Settings:
     step, batch = _batch_step(case), case.imported.global_batch_size
-    return {GLOBAL: max((2 * batch + step) // (2 * step), 1) * step} if step and batch else {}
+    return _spelled(case, {GLOBAL: max((2 * batch + step) // (2 * step), 1) * step}) if step and batch else {}
+
+
+def _spelled(case: LintCase, settings: Settings, micro: int | None = None) -> Settings:
+    """Settings of 0.3 in the spelling of the case's version; `micro`: samples of a micro-batch; None: the case's."""
+    if not counts_tokens(case.imported.settings):
+        return settings
+    return in_tokens(settings, case.tokens or 2048, micro or case.config.micro_batch_size)
 
 
 def _pipeline_batch(case: LintCase) -> str | None:
@@ -79,6 +90,14 @@ def _pipeline_batch(case: LintCase) -> str | None:
     if case.config.pipeline_parallel_size == 1 or local % micro == 0:
         return None
     return f"a local batch of {local} is not divided by micro-batches of {micro}"
+
+
+def _few_passes(case: LintCase) -> str | None:
+    """Schedules of one stage a rank need a micro-batch for each; with known ranks a rule says so."""
+    passes, stages = (case.imported.samples_per_rank or 0) // case.config.micro_batch_size, case.config.pipeline_parallel_size
+    if case.replicas is not None or case.config.pipeline_schedule not in ONE_STAGE_SCHEDULES or passes >= stages:
+        return None
+    return f"{passes} micro-batches are fewer than {stages} stages"
 
 
 def _lower_micro(case: LintCase) -> Settings:
@@ -169,13 +188,17 @@ CHECKS = (
         remedy="give a divisor of the local batch",
     ),
     Check(
+        name="few-passes", key=MICRO, effect=Effect.FAILS, problem=_few_passes, remedy="give a larger local batch",
+        fix=lambda case: _spelled(case, {LOCAL: case.config.micro_batch_size * case.config.pipeline_parallel_size}),
+    ),
+    Check(
         name="kv-heads", key=TENSOR, effect=Effect.REFUSED, problem=_kv_heads,
         fix=lambda case: {TENSOR: math.gcd(*KV_HEADS[_recipe_name(case)], case.config.tensor_parallel_size)},
         remedy="give a divisor of the key-value heads",
     ),
     Check(
         name="sequence-product", key=TOKENS, effect=Effect.REFUSED, problem=_sequence,
-        fix=lambda case: {TOKENS: max(round((case.tokens or 1) / _divisor(case)), 1) * _divisor(case)},
+        fix=lambda case: _spelled(case, {TOKENS: max(round((case.tokens or 1) / _divisor(case)), 1) * _divisor(case)}),
         remedy="give a multiple",
     ),
     Check(
@@ -192,10 +215,17 @@ CHECKS = (
         holds=lambda case: case.config.expert_parallel_size > 1, remedy="leave it out",
     ),
     Check(
+        name="two-versions", key=OLD_COMPILE, effect=Effect.REFUSED, fix={OLD_COMPILE: None, COMPILE: True},
+        problem="0.1 alone has it, and the table compile is of later versions", remedy="use one of them",
+        holds=lambda case: OLD_COMPILE in case.imported.settings
+        and any(key.startswith("compile.") for key in case.imported.settings),
+    ),
+    Check(
         name="async-tensor-compiled", key=ASYNC[0], effect=Effect.REFUSED,
         problem="asynchronous tensor parallelism needs a compiled model",
         holds=lambda case: any(map(case.on, ASYNC)) and case.config.tensor_parallel_size > 1 and not case.config.compile_blocks,
-        fix=lambda case: {COMPONENTS: ["model", "loss"]} if case.on(COMPILE) else {COMPILE: True},
+        fix=lambda case: {COMPONENTS: ["model", "loss"]} if case.on(COMPILE)
+        else {OLD_COMPILE if OLD_COMPILE in case.imported.settings else COMPILE: True},
         remedy="enable compile with the component model",
     ),
     Check(
@@ -237,8 +267,14 @@ RULES = frozenset({
 
 def _rewrite(case: LintCase, knob: str, value: Value) -> Settings | None:
     pipelined = case.config.pipeline_parallel_size > 1
-    if knob == "micro_batch_size" and pipelined:
-        return {MICRO: value}
+    if knob == "micro_batch_size" and (pipelined or counts_tokens(case.imported.settings)):
+        return _spelled(case, {MICRO: value})
+    if knob == BATCH:
+        return _spelled(case, {GLOBAL: value})
+    if knob == "activation_checkpointing" and "model.name" in case.imported.settings:
+        return {CHECKPOINTS: value, SELECTIVE: "op" if value == "selective" else None}
+    if knob == "checkpoint_every_k":
+        return {CHECKPOINTS: "selective", SELECTIVE: str(value)} if "model.name" in case.imported.settings else {}
     if knob == "pipeline_parallel_size" and value != 1 and not pipelined:
         # Without a pipeline the local batch is one micro-batch; in one it is divided, one sample at a time.
         return {PIPELINE: value, **({} if "model.name" in case.imported.settings else {GRAPHS: True})}
@@ -263,9 +299,10 @@ def _sizes(case: LintCase, config: TrialConfig, batch: int) -> Settings:
     local = config.micro_batch_size
     if config.pipeline_parallel_size > 1:
         local = settings[LOCAL] = max(batch // replicas, 1)
-    if case.get(GLOBAL) not in (None, -1) or local * replicas != batch:
+    stated_batch = case.get(STEP_TOKENS if counts_tokens(case.imported.settings) else GLOBAL)
+    if stated_batch not in (None, -1) or local * replicas != batch:
         settings[GLOBAL] = batch
-    return settings
+    return _spelled(case, settings, config.micro_batch_size)
 
 
 TORCHTITAN = Framework(

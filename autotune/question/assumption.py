@@ -71,6 +71,8 @@ PLAUSIBLE: Mapping[str, tuple[Value, ...]] = {
     "precision": ("bf16", "fp32"),
     "accumulation_dtype": ("bf16", "fp32"),
     "reduce_dtype": ("bf16", "fp32"),
+    "optimizer": ("adamw", "adamw8bit", "sgd"),
+    "zero_stage": (0, 3),
 }
 """Name -> values that users' runs commonly have. Lengths are those of published fine-tuning and pre-training recipes."""
 

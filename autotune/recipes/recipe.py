@@ -20,6 +20,7 @@ from autotune.frameworks.read import BEST_CONFIG as BEST_CONFIG_KEYS
 from autotune.frameworks.read import TABLES, Written, read_written
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from autotune.frameworks.torchtitan_checks import TORCHTITAN
+from autotune.frameworks.trainer_launch import TRAINERS
 from autotune.prediction.planning.estimate import StepEstimate
 from autotune.recipes.candidates import LEVERS
 from autotune.recipes.lint import case_of
@@ -103,6 +104,8 @@ def _anew(recipe: Written, settings: Settings) -> tuple[str, str]:
     """All settings, and the suffix of a file with them."""
     if recipe.path.suffix in TABLES:
         return (_toml("", settings), ".toml") if recipe.path.suffix == ".toml" else (yaml_text(nested(settings)), ".yaml")
+    if recipe.format in TRAINERS:
+        raise RequestError("recipe", f"{recipe.name} takes settings from another file", "carry the file that it names")
     if recipe.format == MEGATRON_BRIDGE.name:
         return "\n".join(f"{key}={_word(value)}" for key, value in settings.items()) + "\n", ".args"
     return _launch(recipe, settings), ".sh"
@@ -202,8 +205,12 @@ def _python(source: str, changes: Settings, first: int) -> str:
     body = "".join(lines[first - 1 : last])
     added = []
     for key, value in changes.items():
-        assignment = re.compile(rf"(\b{re.escape(key.rpartition('.')[2])}\s*=\s*)(-?[\w.]+|\"[^\"]*\")")
+        table, _, name = key.rpartition(".")
+        assignment = re.compile(rf"(\b{re.escape(name)}\s*=\s*)(-?[\w.]+(?:\s*[*+]\s*[\w.]+)*|\"[^\"]*\")")
         body, count = assignment.subn(r"\g<1>" + repr(value).replace("\\", r"\\"), body)
+        if not count and value is not None:
+            call = re.compile(rf"(\b{re.escape(table.rpartition('.')[2])}\s*=\s*[\w.]+\()")
+            body, count = call.subn(rf"\g<1>{name}={value!r}, ", body, count=1)
         added += [f".{key} = {value!r}\n"] if not count and value is not None else []
     assigned = list(re.finditer(r"^(\s+\w+)\.[\w.]+ = .*\n", body, re.MULTILINE))
     if assigned:
@@ -215,7 +222,8 @@ def _python(source: str, changes: Settings, first: int) -> str:
 def _script(source: str, changes: Settings) -> str:
     """Replace the values of options and overrides, or of the variables that they are; new ones stand beside the last one."""
     # An option or override, with its value, beside which others can stand.
-    option = re.search(r"(?<!\S)(?:--(?:micro-batch-size|training\.\w+|parallelism\.\w+)(?:[ =]\S+)|model\.\w+=\S+)", source)
+    options = r"micro-batch-size|per_device_train_batch_size|training\.\w+|parallelism\.\w+"
+    option = re.search(rf"(?<!\S)(?:--(?:{options})(?:[ =]\S+)|model\.\w+=\S+)", source)
     text, anchor = source, option[0] if option else ""
     for key, value in changes.items():
         text, done = _replaced(text, key, value)

@@ -1,0 +1,133 @@
+"""A recipe of a program that trains with Hugging Face's Trainer as a table, read by the fields that its settings state."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from autotune.errors import RequestError
+from autotune.frameworks.framework import Option
+from autotune.frameworks.imported import FlatTable, flat, read_table
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingProgram:
+    """A program that trains with the Trainer."""
+
+    title: str
+    """With the version whose defaults it has."""
+    options: tuple[Option, ...]
+    defaults: Mapping[str, Any]
+    """Setting -> its value where a file does not state it."""
+    noted: tuple[str, ...]
+    """Settings that change memory or speed a little, and are not read."""
+    methods: tuple[str, ...]
+    """Settings that switch on a method of training which predictions do not have."""
+    launches: bool = True
+    """Whether it starts its own processes, so that without a sharding framework in the file there is none."""
+    loads_in_precision: bool = False
+    """Whether parameters have the precision's type where nothing divides them, without a copy in fp32."""
+
+
+class TrainerTable(FlatTable):
+    """A recipe's settings, read by the fields that a program's options state."""
+
+    def __init__(self, content: Mapping[str, Any], source: str, program: TrainingProgram) -> None:
+        self.path, self.program = Path(source), program
+        self.problem: RequestError | None = None
+        self.defaults_taken: dict[str, Any] = {}
+        super().__init__(content, self.path.name)
+
+    def unpredicted(self, key: str, problem: str, remedy: str) -> None:
+        """State why there is no prediction, unless something else is the reason already."""
+        self.problem = self.problem or RequestError(key, problem, remedy)
+
+    def field(self, name: str) -> Any:
+        """What states a field, else the program's default; None: neither."""
+        options = [option for option in self.program.options if name in (option.field, option.knob)]
+        for option in options:
+            value = self.settings.get(option.key)
+            if value not in (None, ""):
+                self.keys[name] = option.key
+                return value
+        for option in options:
+            if (default := self.program.defaults.get(option.key)) is not None:
+                self.defaults_taken[option.key] = default
+                return default
+        return None
+
+    def on(self, name: str) -> bool:
+        """Whether a field is switched on.
+
+        Raises:
+            RequestError: the value is no switch.
+        """
+        word = str(self.field(name)).lower()
+        if word not in ("true", "1", "yes", "auto", "false", "0", "no", "none"):
+            raise RequestError(self.keys[name], f"{word!r} in {self.source} is not a boolean", "give true or false")
+        return word in ("true", "1", "yes", "auto")
+
+    def size(self, name: str, least: int = 1) -> int:  # type: ignore[override]
+        """A field that counts something; `least`: it is not stated, or smaller.
+
+        Raises:
+            RequestError: the value is not a whole number.
+        """
+        value = self.field(name)
+        if value is None:
+            return least
+        try:
+            if isinstance(value, bool) or float(value) != int(float(value)):
+                raise ValueError
+        except (TypeError, ValueError, OverflowError):
+            problem = f"{value!r} in {self.source} is not a whole number"
+            raise RequestError(self.keys.get(name, name), problem, "give a whole number") from None
+        return max(int(float(value)), least)
+
+    def rate(self, name: str) -> float | None:
+        """A field that is a number; None: it is not stated.
+
+        Raises:
+            RequestError: the value is no number.
+        """
+        value = self.field(name)
+        try:
+            return None if value is None else float(value)
+        except (TypeError, ValueError):
+            raise RequestError(self.keys[name], f"{value!r} in {self.source} is not a number", "give a number") from None
+
+    def inner_table(self, name: str) -> Mapping[str, Any] | None:
+        """The table that a field is, or that is in the file which it names; None: it is not stated, or is not there."""
+        keys = [option.key for option in self.program.options if option.field == name]
+        inside = {key.removeprefix(f"{begin}."): value for key, value in self.settings.items()
+                  for begin in keys if key.startswith(f"{begin}.")}  # fmt: skip
+        if inside:
+            return inside
+        value = self.field(name)
+        if isinstance(value, str) and value.lstrip().startswith("{"):
+            return dict(flat(json.loads(value)))
+        if not isinstance(value, str):
+            return None
+        file = self.file(value, self.keys[name])
+        return None if file is None else dict(flat(read_table(file)))
+
+    def file(self, name: str, key: str) -> Path | None:
+        """The file that a setting names, seen from the recipe's folder or from one above it, as repositories have it.
+
+        If it is not there, its name may still say how it divides the states, which is assumed then; else nothing is predicted.
+        """
+        for folder in self.path.absolute().parents:
+            if (folder / name).is_file():
+                return folder / name
+        word = re.search(r"(?:zero|stage|ds_z)_?-?([0-3])|(fsdp)|ddp|multi_gpu", name.lower())
+        if word is None:
+            self.unpredicted(key, f"{name} is not beside {self.source}", "put it where the recipe names it")
+            return None
+        self.assumed["zero_stage"] = int(word[1]) if word[1] else 3 if word[2] else 0
+        if "offload" in name:
+            self.assumed["offload_optimizer"] = "cpu"
+        taken = f"predicted with zero_stage={self.assumed['zero_stage']}, as its name says"
+        self.notes.append(f"{key}={name}: not beside {self.source}, {taken}")
+        return None
