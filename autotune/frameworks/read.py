@@ -285,7 +285,7 @@ def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[s
     )
     content: Mapping[str, Any]
     if kind in ("", *TRAINERS):
-        kind, content = launched(script, path, kind, alone)
+        kind, content = launched(script, path, kind, beside is None)
     match kind:
         case _ if kind in TRAINERS:
             stating = {option.key for option in FRAMEWORKS[kind].options}
