@@ -34,9 +34,12 @@ GONE = (
 """Options of Megatron-core 0.6 to 0.16 that the parser no longer has."""
 
 
-def _check(option: str, problem: str, holds: Callable[[LintCase], Any], remedy: str, fix: Settings | None = None) -> Check:
+def _check(
+    option: str, problem: str, holds: Callable[[LintCase], Any], remedy: str, fix: Settings | None = None, other: str = ""
+) -> Check:
+    """`other`: the other option of a pair."""
     return Check(
-        name=f"parser{option[1:]}",
+        name=f"parser{option[1:]}{other[1:]}",
         key=option,
         effect=Effect.REFUSED,
         problem=problem,
@@ -67,8 +70,8 @@ def _undividable(case: LintCase) -> bool:
 
 PARSER_CHECKS = (
     *(_check(option, f"it and {other} exclude each other", partial(_states, (option, other), ""), "leave one of them out",
-             {option: None}) for option, other in EXCLUSIVE),
-    *(_check(option, f"it needs {needed}", partial(_states, (option,), needed), "", {needed: True})
+             {option: None}, other) for option, other in EXCLUSIVE),
+    *(_check(option, f"it needs {needed}", partial(_states, (option,), needed), "", {needed: True}, needed)
       for option, needed in NEEDED),
     *(_check(option, "the parser has no such option; earlier versions had it",
              partial(_is_stated, option), "", {option: None}) for option in GONE),

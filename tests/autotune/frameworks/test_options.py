@@ -4,6 +4,7 @@ import pytest
 
 from autotune.frameworks.framework import BATCH, Framework
 from autotune.frameworks.read import FRAMEWORKS
+from autotune.question.assumption import VOCABULARY
 from search_spaces.knob_values import KNOBS
 
 EACH = pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=FRAMEWORKS)
@@ -13,7 +14,7 @@ EACH = pytest.mark.parametrize("framework", FRAMEWORKS.values(), ids=FRAMEWORKS)
 def test_a_setting_is_one_row_and_states_a_knob_or_nothing(framework: Framework) -> None:
     keys = [option.key for option in framework.options]
     assert len(keys) == len(set(keys))
-    assert {option.knob for option in framework.options} <= {"", BATCH, *KNOBS}
+    assert {option.knob for option in framework.options} <= {"", BATCH, VOCABULARY, *KNOBS}
 
 
 @EACH
