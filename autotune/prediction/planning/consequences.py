@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -48,9 +48,12 @@ class Consequence:
     """By how much the answer changes: of two consequences the greater is listed first."""
 
 
-def consequences(
-    question: Question, config: TrialConfig, assumed: Sequence[Assumption], answer: StepEstimate
-) -> list[Consequence]:
+EstimateAt = Callable[[Mapping[str, Value]], StepEstimate | None]
+"""The prediction with other values of what is assumed, computed as the answer itself was (`estimate_with` for a question);
+None: a rule refuses them."""
+
+
+def consequences(assumed: Sequence[Assumption], answer: StepEstimate, estimate_at: EstimateAt) -> list[Consequence]:
     """The prediction at every alternative of every assumption, one at a time; most consequential first.
 
     Alternatives that the rules refuse with the rest of the configuration are left out.
@@ -59,25 +62,28 @@ def consequences(
         _consequence(assumption, value, estimate, answer)
         for assumption in assumed
         for value in assumption.alternatives
-        if (estimate := estimate_with(question, config, {assumption.name: value})) is not None
+        if (estimate := estimate_at({assumption.name: value})) is not None
     ]
     return sorted(results, key=lambda item: -item.weight)
 
 
 def most_favourable(
-    question: Question, config: TrialConfig, assumed: Sequence[Assumption], answer: StepEstimate
-) -> StepEstimate:
-    """The prediction with the least memory that the assumptions allow: what does not fit with it certainly does not fit."""
+    results: Sequence[Consequence], answer: StepEstimate, estimate_at: EstimateAt
+) -> tuple[Mapping[str, Value], StepEstimate]:
+    """The values with the least memory that the assumptions allow, and the prediction with them: what does not fit with it
+    certainly does not fit. No values: the answer's own are those.
+
+    `results`: those of `consequences`.
+    """
     values: dict[str, Value] = {}
-    for item in assumed:
-        singles = [estimate_with(question, config, {item.name: value}) for value in item.alternatives]
-        least = min(
-            ((estimate.fullest.needed, index) for index, estimate in enumerate(singles) if estimate is not None), default=None
-        )
-        if least is not None and least[0] < answer.fullest.needed:
-            values[item.name] = item.alternatives[least[1]]
-    best = estimate_with(question, config, values) if values else None
-    return answer if best is None else best
+    for item in sorted(results, key=lambda item: -item.estimate.fullest.needed):
+        if item.estimate.fullest.needed < answer.fullest.needed:
+            values[item.assumption.name] = item.value
+    while values:
+        if (best := estimate_at(values)) is not None:
+            return values, best
+        values.popitem()
+    return values, answer
 
 
 def estimate_with(question: Question, config: TrialConfig, values: Mapping[str, Value]) -> StepEstimate | None:
