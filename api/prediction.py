@@ -150,7 +150,7 @@ def _shown(question: Question) -> dict[str, Any]:
         "engine": question.engine,
         "global_batch_size": question.global_batch_size,
         "sequence_length": question.sequence_length,
-        "assumed": question.assumed,
+        "assumed": tuple(map(str, question.assumed)),
         "calibration_source": question.calibration_source,
     }
 
@@ -161,7 +161,7 @@ def resolve_draft(body: JobSubmission, settings: Settings) -> Draft:
     return Draft(
         model=session.model.name,
         parameter_count=session.model.parameter_count,
-        assumed=assumed_of(session),
+        assumed=tuple(map(str, assumed_of(session))),
         cluster=session.cluster.name,
         world_size=session.world_size,
         request=shown_fields(request_to_row(session.request)),

@@ -9,8 +9,8 @@ from autotune.cli.fields import read_fields
 from autotune.cli.predict import asked_question, question_document
 from autotune.cli.status import Status, write_document
 from autotune.prediction.planning.capacity import Capacity, Remedy, ShardingLevel, ShardingLevelAnswer, Way, capacity
+from autotune.prediction.planning.conditional import Conditions, capacity_conditions
 from autotune.prediction.planning.memory_fit import PROBABILITY
-from autotune.prediction.planning.question import assumed_line
 from autotune.question.question import PlanningFields
 from autotune.text.console import Console
 from autotune.text.prediction_table import trained_text
@@ -23,25 +23,27 @@ def capacity_command(options: Mapping[str, Any], database: str | None, *, json: 
     """Resolve the question, compute the capacity and print it."""
     inputs = PlanningFields(**read_fields(options))
     probability = PROBABILITY if inputs.fit_probability is None else inputs.fit_probability
-    result = capacity(asked_question(inputs, database), probability)
+    question = asked_question(inputs, database)
+    result = capacity(question, probability)
+    conditions = capacity_conditions(question, result)
     if json:
-        write_document({**question_document(result.question), **result.document()})
+        write_document({**question_document(result.question, conditions), **result.document()})
     else:
-        print_capacity(result, Console())
-    return Status.OK if result.needed else Status.NOTHING_FEASIBLE
+        print_capacity(result, conditions, Console())
+    certain = not any(item.changes_verdict for item in conditions.results)
+    return Status.NOTHING_FEASIBLE if result.needed is None and certain else Status.OK
 
 
-def print_capacity(result: Capacity, console: Console) -> None:
+def print_capacity(result: Capacity, conditions: Conditions, console: Console) -> None:
     """Print the answers, followed by a table of every level."""
 
     def print_line(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
 
-    # It answers with the largest batch itself.
-    if assumed := [text for text in result.question.assumed if "--global-batch-size" not in text]:
-        print_line(assumed_line(assumed))
+    for line in conditions.lines():
+        print_line(line)
     print_line(_question_text(result))
-    for line in _answers(result):
+    for line in _answers(result, conditions):
         print_line(line, "bold")
     print_line("")
     console.print(_table(result), highlight=False)
@@ -115,13 +117,16 @@ def _question_text(result: Capacity) -> str:
     )
 
 
-def _answers(result: Capacity) -> list[str]:
+def _answers(result: Capacity, conditions: Conditions) -> list[str]:
     needed, most, longest = result.needed, result.most_samples, result.longest
     if needed is None:
         nearest = result.nearest
         remedies = "; or ".join(way_text(remedy) for remedy in result.ways_out)
+        length = result.question.sequence_length
+        fitting = [item.value for item in conditions.results if item.changes_verdict]
+        condition = f" with the assumed {length:,} tokens, but {max(fitting):,} fit" if fitting else ""
         return [
-            f"nothing fits: the nearest is {config_text(nearest.estimate.config)}, which {lacks_text(nearest)}",
+            f"nothing fits{condition}: the nearest is {config_text(nearest.estimate.config)}, which {lacks_text(nearest)}",
             f"possible remedies: {remedies}" if remedies else "none of the tried remedies suffices; choose a smaller model",
         ]
     limit, host = needed.estimate.memory_limit_bytes, needed.estimate.host_memory_bytes

@@ -10,10 +10,11 @@ from autotune.cli.predict import asked_question, question_document
 from autotune.cli.status import Status, write_document
 from autotune.goodput.choice import RunChoice
 from autotune.goodput.terms import parse_terms
+from autotune.prediction.planning.conditional import plan_conditions, planned
 from autotune.prediction.planning.largest import Dimension, Largest, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
-from autotune.prediction.planning.plan import SHARE, PlanObjective, PlanOptions, RankedPlan, RankedPlans, plan
-from autotune.prediction.planning.question import Question, assumed_line
+from autotune.prediction.planning.plan import SHARE, PlanObjective, PlanOptions, RankedPlan, RankedPlans
+from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.ties import PLAIN, certain_gain
 from autotune.question.question import PlanningFields
 from autotune.text.console import Console
@@ -40,10 +41,12 @@ def plan_command(options: Mapping[str, Any], database: str | None, *, ties: bool
     question = asked_question(asked, database)
     biggest = largest(question, asked.max, plan_options.fit_probability) if asked.max else None
     question = biggest.question if biggest else question
-    plans = plan(question, plan_options)
+    asked_length = question.sequence_length
+    question, plans = planned(question, plan_options)
+    conditions = plan_conditions(question, plans, plan_options)
     if json:
         document: dict[str, Any] = {
-            **question_document(question),
+            **question_document(question, conditions),
             "space": question.space,
             "objective": plan_options.objective.value,
         }
@@ -54,6 +57,14 @@ def plan_command(options: Mapping[str, Any], database: str | None, *, ties: bool
     console = Console()
     if biggest:
         print_largest(biggest, console)
+    if question.sequence_length != asked_length:
+        console.print(
+            f"nothing fits with samples of {asked_length:,} tokens, which nobody stated: planned for the longest shorter "
+            f"alternative that fits, {question.sequence_length:,} (--sequence-length)",
+            style="bold", highlight=False, soft_wrap=True,
+        )  # fmt: skip
+    for line in conditions.lines():
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
     print_plans(question, plans, plan_options, console, ties)
     return Status.OK
 
@@ -76,8 +87,6 @@ def print_plans(question: Question, plans: RankedPlans, options: PlanOptions, co
     def print_line(text: str, style: str = "") -> None:
         console.print(text, style=style, highlight=False, soft_wrap=True)
 
-    if question.assumed:
-        print_line(assumed_line(question.assumed))
     print_line(asked_text(question))
     print_line(
         f"space {question.space}: {plans.configurations:,} configurations and {plans.bucket_settings:,} bucket settings "

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from autotune.cli.fields import import_folders, read_fields
 from autotune.cli.status import Status, print_note, write_document
 from autotune.installed import WHOLE, has
-from autotune.prediction.planning.estimate import estimates
+from autotune.prediction.planning.conditional import Conditions, predicted
 from autotune.prediction.planning.question import Question, cluster_of, described_model, precisions_of, question_about
 from autotune.question.question import PlanningFields
 from autotune.ray_cluster import asked_cluster
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 def predict_command(options: Mapping[str, Any], database: str | None, *, stages: bool, json: bool) -> Status:
     """Resolve the question, predict and print; with `stages` also the memory of every pipeline rank."""
     question = asked_question(PlanningFields(**read_fields(options)), database)
-    estimate = estimates(question, [question.config()])[0]
+    answer = predicted(question)
     if json:
-        write_document({**question_document(question), **estimate.document()})
+        write_document({**question_document(question, answer.conditions), **answer.estimate.document()})
     else:
-        print_estimate(question, estimate, Console(), stages=stages)
+        print_estimate(question, answer, Console(), stages=stages)
     return Status.OK
 
 
@@ -89,8 +89,8 @@ def _borrowed(question: Question, store: "Store | None", knowledge: str, databas
     return learned_from(collected.measurements, store, question.cluster, question.engine)
 
 
-def question_document(question: Question) -> Mapping[str, Any]:
-    """The question, with the keys of a best-config.json."""
+def question_document(question: Question, conditions: Conditions) -> Mapping[str, Any]:
+    """The question, with the keys of a best-config.json, and what was assumed for its answer."""
     return {
         "model": {
             "name": question.model.name,
@@ -102,6 +102,7 @@ def question_document(question: Question) -> Mapping[str, Any]:
         "world_size": question.cluster.world_size,
         "global_batch_size": question.global_batch_size,
         "sequence_length": question.sequence_length,
-        "assumed": list(question.assumed),
+        "assumed": conditions.document(),
+        "origins": to_plain(question.origins),
         "calibration_source": question.calibration_source,
     }

@@ -10,7 +10,8 @@ from autotune.errors import RequestError
 from autotune.frameworks.best_config import SCHEMA_VERSION
 from autotune.frameworks.exporters import EXPORTERS
 from autotune.frameworks.launch import FILE_FORMATS
-from autotune.prediction.planning.question import assumed_line, assumed_texts
+from autotune.prediction.planning.question import WORKLOAD, assumptions
+from autotune.question.assumption import Assumption, assumed_lines
 from autotune.ray_cluster import address_of
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
@@ -97,19 +98,17 @@ def _files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]
     return tuple((FILES[name], _rendered(session, command, config, FILE_FORMATS[name])) for name in files_read(command))
 
 
-def assumed_of(session: Session) -> tuple[str, ...]:
-    """What nobody stated and was assumed, in words with the option that states it."""
+def assumed_of(session: Session) -> tuple[Assumption, ...]:
+    """What nobody stated and was assumed."""
     request = session.request
-    return assumed_texts(
-        session.model, session.cluster, request.resolved_defaults, request.global_batch_size, request.sequence_length
-    )
+    workload = {name: getattr(request, name) for name in WORKLOAD}
+    return assumptions(session.model, session.cluster, request.resolved_defaults, workload)
 
 
 def notes_of(session: Session) -> list[str]:
     """Return notes for the user before the first trial, one line each."""
     command = session.model
-    assumed = assumed_of(session)
-    notes = [assumed_line(assumed)] if assumed else []
+    notes = assumed_lines(assumed_of(session))
     if not isinstance(command, CommandModel):
         return notes
     space = session.space

@@ -2,8 +2,9 @@
 
 from rich.table import Table
 
+from autotune.prediction.planning.conditional import ConditionalEstimate
 from autotune.prediction.planning.estimate import PointEstimate, RankEstimate, StepEstimate
-from autotune.prediction.planning.question import Question, assumed_line
+from autotune.prediction.planning.question import Question
 from autotune.text.console import Console
 from autotune.text.rows import bytes_text
 from search_spaces.knob_values import value_text
@@ -23,14 +24,15 @@ SPENT_ON = {
 }
 
 
-def print_estimate(question: Question, estimate: StepEstimate, console: Console, stages: bool) -> None:
-    """Print the step time by activity and the memory by content, each with its band."""
+def print_estimate(question: Question, answer: ConditionalEstimate, console: Console, stages: bool) -> None:
+    """Print what was assumed, the step time by activity and the memory by content, each with its band."""
+    estimate = answer.estimate
 
     def say(text: str, style: str = "") -> None:
         console.print(text, style=style, soft_wrap=True)
 
-    if question.assumed:
-        say(assumed_line(question.assumed))
+    for line in answer.conditions.lines():
+        say(line)
     say(asked_text(question))
     say("  " + config_text(question, estimate.config))
     step, rate = estimate.step_seconds, estimate.samples_per_second
@@ -49,7 +51,10 @@ def print_estimate(question: Question, estimate: StepEstimate, console: Console,
     band = f"{bytes_text(peak.low)} to {bytes_text(peak.high)}"
     say(f"\nmemory {bytes_text(peak.mean)} a rank{rank_text}   nine times in ten {band}", "bold")
     console.print(_memory_table(estimate, fullest))
-    say("  " + fit_text(estimate), "" if estimate.fit_probability >= 0.5 else "yellow")
+    say(
+        "  " + " ".join(filter(None, (fit_text(estimate), answer.condition))),
+        "" if estimate.fit_probability >= 0.5 else "yellow",
+    )
     for point in estimate.schedule:
         say("  " + point_text(point))
     if estimate.host_memory_bytes:

@@ -5,17 +5,22 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 from autotune.errors import AutotuneError
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.memory_fit import PROBABILITY
-from autotune.prediction.planning.question import Question
-from autotune.question.assumption import LINK, VOCABULARY, Assumption
+from autotune.prediction.planning.question import WORKLOAD, Question, default_batch
+from autotune.question.assumption import LINK, VOCABULARY, AnswerAt, Assumption, assumption
 from search_spaces.errors import SearchSpaceError
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.model import ModelSpec
+from search_spaces.spaces import settled
 from search_spaces.trial_config import TrialConfig
+
+PREDICTED_KNOBS = ("micro_batch_size", "activation_checkpointing", "precision", "reduce_dtype", "accumulation_dtype")
+"""Knobs that decide memory or rate in every run: a prediction without a value for them assumes the device's default."""
 
 
 class Verdict(StrEnum):
@@ -34,18 +39,10 @@ def verdict_of(estimate: StepEstimate) -> Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Consequence:
+class Consequence(AnswerAt):
     """The prediction at another value of what is assumed."""
 
-    assumption: Assumption
-    value: Value
     estimate: StepEstimate
-    changes_verdict: bool
-    """Whether the verdict is another one."""
-    changes_rate: bool
-    """Whether the tokens/s are outside the band of the answer."""
-    weight: float
-    """By how much the answer changes: of two consequences the greater is listed first."""
 
 
 EstimateAt = Callable[[Mapping[str, Value]], StepEstimate | None]
@@ -86,26 +83,46 @@ def most_favourable(
     return values, answer
 
 
-def estimate_with(question: Question, config: TrialConfig, values: Mapping[str, Value]) -> StepEstimate | None:
-    """The prediction with other values of what is assumed; None: a rule refuses them."""
+def assumed_knobs(question: Question) -> tuple[Assumption, ...]:
+    """The knobs without a pin that decide memory or rate in every run, for a prediction."""
+    config = question.config()
+    return tuple(
+        assumption(name, getattr(config, name), f"--pin {name}") for name in PREDICTED_KNOBS if name not in question.pins
+    )
+
+
+def estimate_with(question: Question, config: TrialConfig | None, values: Mapping[str, Value]) -> StepEstimate | None:
+    """The prediction with other values of what is assumed; None: a rule refuses them.
+
+    `config`: the configuration of the answer; None: that of the question's pins.
+    """
     try:
-        changed = _changed(question, values)
-        changed_config = config.replace({name: value for name, value in values.items() if name in KNOBS})
-        micro_batches = changed_config.micro_batch_size * changed.cluster.world_size // changed_config.model_parallel_size
-        if changed.global_batch_size < micro_batches:
-            return None
+        changed, knobs = question_with(question, values), {name: value for name, value in values.items() if name in KNOBS}
+        if config is None:
+            changed_config = changed.config()
+        else:
+            space = changed.space_around(config.replace(knobs))
+            changed_config = space.canonical(settled(space.base, space.context, knobs))
+            refused_before = {refusal.rule for refusal in question.space_around(config).check(config)}
+            if any(refusal.rule not in refused_before for refusal in space.check(changed_config)):
+                return None
         return estimates(changed, [changed_config])[0]
     except (AutotuneError, SearchSpaceError):
         return None
 
 
-def _changed(question: Question, values: Mapping[str, Value]) -> Question:
-    fields = {name: value for name, value in values.items() if name in ("sequence_length", "global_batch_size")}
+def question_with(question: Question, values: Mapping[str, Value]) -> Question:
+    """The question with other values of what is assumed; a global batch that nobody stated follows the micro-batch."""
+    fields: dict[str, Any] = {name: value for name, value in values.items() if name in WORKLOAD}
     if VOCABULARY in values and isinstance(question.model, ModelSpec):
-        fields["model"] = dataclasses.replace(question.model, vocab_size=values[VOCABULARY])  # type: ignore[assignment,arg-type]
+        fields["model"] = dataclasses.replace(question.model, vocab_size=values[VOCABULARY])  # type: ignore[arg-type]
     if LINK in values:
-        fields["cluster"] = dataclasses.replace(question.cluster, intra_node_bandwidth=values[LINK])  # type: ignore[assignment,arg-type]
-    return dataclasses.replace(question, **fields) if fields else question  # type: ignore[arg-type]
+        fields["cluster"] = dataclasses.replace(question.cluster, intra_node_bandwidth=values[LINK])  # type: ignore[arg-type]
+    if knobs := {name: value for name, value in values.items() if name in KNOBS}:
+        fields["pins"] = {**question.pins, **{name: (value,) for name, value in knobs.items()}}
+        if any(item.name == "global_batch_size" for item in question.assumed) and "global_batch_size" not in fields:
+            fields["global_batch_size"] = default_batch(question.cluster, fields["pins"])
+    return dataclasses.replace(question, **fields) if fields else question
 
 
 def _consequence(assumption: Assumption, value: Value, estimate: StepEstimate, answer: StepEstimate) -> Consequence:
@@ -114,20 +131,16 @@ def _consequence(assumption: Assumption, value: Value, estimate: StepEstimate, a
         answer.tokens_per_second * answer.step_seconds.mean / answer.step_seconds.high,
         answer.tokens_per_second * answer.step_seconds.mean / answer.step_seconds.low,
     )
-    changes_verdict, changes_rate = verdict_of(estimate) is not verdict_of(answer), not low <= rate <= high
     faster = abs(math.log(rate / answer.tokens_per_second))
     larger = abs(math.log(estimate.fullest.needed / answer.fullest.needed))
     return Consequence(
-        assumption=assumption, value=value, estimate=estimate, changes_verdict=changes_verdict, changes_rate=changes_rate,
-        weight=100.0 * changes_verdict + 10.0 * changes_rate + faster + larger,
+        assumption=assumption, value=value, estimate=estimate, verdict=verdict_of(estimate).value,
+        peak_memory_bytes=estimate.peak_memory_bytes.mean, tokens_per_second=rate,
+        changes_verdict=verdict_of(estimate) is not verdict_of(answer), changes_rate=not low <= rate <= high,
+        distance=faster + larger,
     )  # fmt: skip
 
 
 def conditions(results: Sequence[Consequence]) -> Iterator[str]:
-    """For each assumption on which the verdict or the rate hangs, one clause: `with NAME=VALUE: VERDICT (34 GiB)`."""
-    for item in results:
-        if item.changes_verdict or item.changes_rate:
-            gib = item.estimate.peak_memory_bytes.mean / 2**30
-            alternative = dataclasses.replace(item.assumption, value=item.value, text="", stated_by="")
-            rate = f", {item.estimate.tokens_per_second:,.0f} tokens/s" if item.changes_rate else ""
-            yield f"with {alternative}: {verdict_of(item.estimate)} ({gib:.0f} GiB{rate})"
+    """A clause for each consequence that changes the answer: `with NAME=VALUE: VERDICT (34 GiB)`."""
+    return (str(item) for item in results if item.changes_answer)

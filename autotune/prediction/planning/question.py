@@ -1,6 +1,7 @@
 """The input of a prediction or plan: a model on a cluster under a workload, and the space to choose from."""
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -8,16 +9,19 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.fitting.residuals import EarlierResidual
+from autotune.question.assumption import LINK, Assumption, Origin, Source, assumption
+from autotune.question.field import declared_fields, option_name
 from autotune.question.question import SIMPLE_TARGETS, PlanningFields, QuestionFields
 from autotune.request.engines import capability_of
 from executor.detect import local_gpus
-from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.presets import link_text, local_cluster, resolve_cluster
+from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
+from search_spaces.clusters.presets import device_family, link_bandwidth, link_text, local_cluster, resolve_cluster
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
 from search_spaces.models.model import FactoryModel, Model, ModelSpec, Position
 from search_spaces.models.module_profile import traced_precision
+from search_spaces.preset_files import preset_tables
 from search_spaces.space import SearchSpace, parse_domain
 from search_spaces.spaces import Pin, device_defaults, settled
 from search_spaces.training.data_schedule import documents_problem
@@ -28,7 +32,9 @@ SHIPPED = "shipped coefficients; `autotune calibrate` measures this cluster's ow
 MODULE_SEQUENCE = 128
 """Tokens per sample of a user's module if none are given: of the batches of `hf:CONFIG`; elsewhere only a unit of rates."""
 SMALL_BATCH = 8
-"""Default samples per step on clusters with fewer devices than this."""
+"""Least default samples per step."""
+WORKLOAD = ("global_batch_size", "sequence_length")
+"""Fields of the workload that have defaults."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,8 +75,10 @@ class Question:
     """Residuals of earlier trials on this cluster relative to `coefficients`."""
     calibration_source: str = SHIPPED
     """The source of the coefficients, in words."""
-    assumed: tuple[str, ...] = ()
-    """What nobody stated and was assumed, in words with the option that states it."""
+    assumed: tuple[Assumption, ...] = ()
+    """What nobody stated, besides knobs."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """Field or pinned knob -> where its value comes from."""
 
     def __post_init__(self) -> None:
         for name in ("global_batch_size", "sequence_length", "training_steps"):
@@ -127,18 +135,21 @@ class Question:
             RequestError: a pin has several values.
             IllegalConfigError: a rule refuses it.
         """
-        capability = capability_of(self.engine)
         pinned = single_values(self.pins)
         module = self.model if isinstance(self.model, FactoryModel) else None
-        base = device_defaults(self.cluster, capability, module).replace(pinned)
-        space = SearchSpace(
-            model=self.model, cluster=self.cluster, workload=self.workload, world_size=self.cluster.world_size, domains={},
-            base=base, capability=capability,
-        )  # fmt: skip
+        base = device_defaults(self.cluster, capability_of(self.engine), module).replace(pinned)
+        space = self.space_around(base)
         base = settled(base, space.context, pinned)
         if refusals := space.check(base):
             raise IllegalConfigError(refusals[0].rule, refusals[0].message, refusals[0].remedy)
         return space.canonical(base)
+
+    def space_around(self, config: TrialConfig) -> SearchSpace:
+        """The space of one configuration, for its rules and its canonical form."""
+        return SearchSpace(
+            model=self.model, cluster=self.cluster, workload=self.workload, world_size=self.cluster.world_size, domains={},
+            base=config, capability=capability_of(self.engine),
+        )  # fmt: skip
 
 
 def question_about(
@@ -150,18 +161,37 @@ def question_about(
     `assumed`.
     """
     capability_of(inputs.engine)
-    sizes = {name: getattr(inputs, name) for name in ("global_batch_size", "sequence_length")}
+    sizes = {name: getattr(inputs, name) for name in WORKLOAD}
+    defaults = dict(zip(WORKLOAD, default_workload(model, cluster, inputs.pins), strict=True))
     unstated = [name for name, value in sizes.items() if value is None]
-    batch, length = (
-        default if value is None else value
-        for value, default in zip(sizes.values(), default_workload(model, cluster), strict=True)
-    )
+    workload: dict[str, Any] = {name: defaults[name] if value is None else value for name, value in sizes.items()}
+    assumed = assumptions(model, cluster, unstated, workload)
     return Question(
-        model=model, cluster=cluster, engine=inputs.engine, global_batch_size=batch, sequence_length=length,
-        assumed=assumed_texts(model, cluster, unstated, batch, length), most_steps=most_steps, space=inputs.space,
-        pins=inputs.pins, simple=inputs.simple, nvme_path=inputs.nvme_path, training_steps=inputs.training_steps,
+        model=model, cluster=cluster, engine=inputs.engine, **workload, assumed=assumed,
+        origins=_origins(inputs, model, assumed), most_steps=most_steps, space=inputs.space, pins=inputs.pins,
+        simple=inputs.simple, nvme_path=inputs.nvme_path, training_steps=inputs.training_steps,
         document_lengths=tuple(inputs.document_lengths),
     )  # fmt: skip
+
+
+def _origins(inputs: QuestionFields, model: Model, assumed: Sequence[Assumption]) -> Mapping[str, Origin]:
+    """Where the values of a question come from; a field that has the default of `PlanningFields` counts as not stated."""
+    origins = {
+        name: Origin(Source.FRAMEWORK, "default of Autotune")
+        if getattr(inputs, name) == default
+        else Origin(Source.STATED, option_name(name))
+        for name, _, _, default in declared_fields(PlanningFields)
+        if name in Question.__dataclass_fields__ and getattr(inputs, name) and name != "pins"
+    }
+    origins["model"] = Origin(Source.STATED, "MODEL")
+    origins["cluster"] = Origin(Source.MEASURED, "this machine") if inputs.cluster in (None, "local", "ray") else Origin(
+        Source.STATED, "--cluster"
+    )  # fmt: skip
+    origins[LINK] = Origin(Source.DERIVED, f"--cluster {inputs.cluster}") if inputs.cluster else origins["cluster"]
+    if isinstance(model, FactoryModel) and inputs.sequence_length is None:
+        origins["sequence_length"] = Origin(Source.DERIVED, model.name)
+    origins |= {name: Origin(Source.STATED, f"--pin {name}") for name in inputs.pins}
+    return origins | {item.name: Origin(Source.ASSUMED, item.stated_by) for item in assumed if item.stated_by}
 
 
 def question_of(
@@ -185,35 +215,52 @@ def model_of(text: str | None, lora_rank: int | None, lora_targets: Iterable[str
     return with_adapters(resolve_model(text), lora_rank, lora_targets, frozen_bits)
 
 
-def default_workload(model: Model, cluster: ClusterSpec) -> tuple[int, int]:
+def default_workload(model: Model, cluster: ClusterSpec, pins: Mapping[str, Pin] | None = None) -> tuple[int, int]:
     """The default samples per optimizer step, and tokens per sample, of every sweep, plan and prediction."""
-    batch = max(SMALL_BATCH, cluster.world_size)
-    if isinstance(model, FactoryModel):
-        return batch, (model.profile.sequence_length if model.profile else 0) or MODULE_SEQUENCE
+    return default_batch(cluster, pins or {}), default_length(model, cluster)
+
+
+def default_batch(cluster: ClusterSpec, pins: Mapping[str, Pin]) -> int:
+    """At least `SMALL_BATCH` samples, and whole micro-batches on every rank."""
+    pin = pins.get("micro_batch_size", 1)
+    values = parse_domain("micro_batch_size", pin) if isinstance(pin, str) else pin
+    sizes = [size for size in (values if isinstance(values, list | tuple) else (values,)) if isinstance(size, int)]
+    samples = cluster.world_size * max(sizes, default=1)
+    return samples * -(-SMALL_BATCH // samples)
+
+
+def default_length(model: Model, cluster: ClusterSpec) -> int:
+    """128 tokens on CPUs, 4,096 on GPUs, at most those that the model takes; of a user's module those of its batches."""
     if not isinstance(model, ModelSpec):
-        return batch, MODULE_SEQUENCE
-    return batch, min(model.sequence_length, 128 if cluster.device.kind == "cpu" else 4096)
+        profile = model.profile if isinstance(model, FactoryModel) else None
+        return (profile.sequence_length if profile else 0) or MODULE_SEQUENCE
+    return min(model.sequence_length, 128 if cluster.device.kind == "cpu" else 4096)
 
 
-def assumed_texts(model: Model, cluster: ClusterSpec, names: Collection[str], batch: int, length: int) -> tuple[str, ...]:
-    """What was assumed of the model, and on clusters of GPUs of the workload, with the option that states it.
+def assumptions(
+    model: Model, cluster: ClusterSpec, names: Collection[str], workload: Mapping[str, int]
+) -> tuple[Assumption, ...]:
+    """What was assumed of the workload, the model and the cluster.
 
-    `names`: those of `global_batch_size` and `sequence_length` that nobody stated.
+    `names`: those of `WORKLOAD` that nobody stated. A user's module has batches of its own length.
     """
+    most = model.sequence_length if isinstance(model, ModelSpec) else None
+    of_module = ("sequence_length",) if isinstance(model, FactoryModel) else ()
+    sizes = [
+        assumption(name, workload[name], option_name(name), most=most if name == "sequence_length" else None)
+        for name in ("sequence_length", "global_batch_size")
+        if name in names and name not in of_module
+    ]
     notes = model.notes if isinstance(model, ModelSpec) else ()
-    if cluster.device.kind == "cpu":
-        return notes
-    texts = {
-        "sequence_length": f"samples of {length:,} tokens (--sequence-length)",
-        "global_batch_size": f"global batch of {batch:,} (--global-batch-size)",
-    }
-    link = link_text(cluster)
-    return (*notes, *(text for name, text in texts.items() if name in names), *([link] if link else []))
+    of_model = [Assumption(name="model", value=model.name, stated_by="", text=note) for note in notes]
+    link = [assumption(LINK, cluster.intra_node_bandwidth, "--cluster FILE.toml", further=links_of(cluster.device))]
+    return (*sizes, *(link if link_text(cluster) else ()), *of_model)
 
 
-def assumed_line(assumed: Sequence[str]) -> str:
-    """One line about what was assumed; empty: nothing was."""
-    return f"assumed, since it was not stated: {'; '.join(assumed)}" if assumed else ""
+def links_of(device: DeviceSpec) -> list[float]:
+    """Bytes/s between cards, of the boards of this name in clusters and data sheets."""
+    words = {*re.findall(r"[a-z0-9]+", device.name.lower())}
+    return sorted({link_bandwidth(board) for board in preset_tables("devices") if device_family(board) <= words})
 
 
 def described_model(

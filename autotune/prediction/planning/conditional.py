@@ -1,0 +1,182 @@
+"""Predictions, plans and capacities with what follows from the values that nobody stated."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from autotune.errors import NothingFeasibleError
+from autotune.prediction.planning.capacity import Capacity, ShardingLevels
+from autotune.prediction.planning.consequences import (
+    Consequence,
+    Verdict,
+    assumed_knobs,
+    consequences,
+    estimate_with,
+    most_favourable,
+    verdict_of,
+)
+from autotune.prediction.planning.estimate import StepEstimate, estimates
+from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlans, plan
+from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.scan import Bounds
+from autotune.question.assumption import LINK, Assumption, assumed_document, assumed_lines
+from search_spaces.knob import Value
+from search_spaces.knob_values import value_text
+from search_spaces.trial_config import TrialConfig
+
+ONLY_IF_TELLING = ("reduce_dtype", "accumulation_dtype")
+"""Knobs that are not named where nothing follows from them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Conditions:
+    """What was assumed for an answer, and what the answer is at the alternatives."""
+
+    assumed: tuple[Assumption, ...]
+    results: tuple[Consequence, ...]
+    """Most consequential first."""
+
+    def lines(self) -> list[str]:
+        """The printed block."""
+        return assumed_lines(self.assumed, self.results)
+
+    def document(self) -> list[dict[str, Any]]:
+        """The JSON representation."""
+        return assumed_document(self.assumed, self.results)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConditionalEstimate:
+    """The prediction for the configuration of a question's pins."""
+
+    estimate: StepEstimate
+    conditions: Conditions
+    most_favourable: StepEstimate
+    """With the least memory that the assumptions allow."""
+    favourable_values: Mapping[str, Value]
+    """The values that lead to it."""
+
+    @property
+    def condition(self) -> str:
+        """`as assumed; fits if activation_checkpointing=full (34 GiB)`; empty: the verdict hangs on no assumption."""
+        verdict, results = verdict_of(self.estimate), self.conditions.results
+        if verdict is Verdict.FITS:
+            return "as assumed" if any(item.changes_verdict for item in results) else ""
+        fitting = [item for item in results if verdict_of(item.estimate) is Verdict.FITS]
+        if fitting:
+            nearest = min(fitting, key=lambda item: item.distance)
+            values, estimate = {nearest.assumption.name: nearest.value}, nearest.estimate
+        elif verdict_of(self.most_favourable) is Verdict.FITS:
+            values, estimate = dict(self.favourable_values), self.most_favourable
+        else:
+            return ""
+        words = " and ".join(f"{name}={value_text(value)}" for name, value in values.items())
+        return f"as assumed; fits if {words} ({estimate.peak_memory_bytes.mean / 2**30:.3g} GiB)"
+
+
+def predicted(question: Question) -> ConditionalEstimate:
+    """Predict the configuration of the pins, as assumed and at the alternatives. Raises as `Question.config`."""
+    (estimate,) = estimates(question, [question.config()])
+    assumed, estimate_at = (*question.assumed, *assumed_knobs(question)), partial(estimate_with, question, None)
+    results = consequences(assumed, estimate, estimate_at)
+    telling = {item.assumption.name for item in results if item.changes_answer}
+    assumed = tuple(item for item in assumed if item.name not in ONLY_IF_TELLING or item.name in telling)
+    results = [item for item in results if item.assumption in assumed]
+    values, best = most_favourable(results, estimate, estimate_at)
+    return ConditionalEstimate(
+        estimate=estimate, conditions=Conditions(assumed=assumed, results=tuple(results)), most_favourable=best,
+        favourable_values=values,
+    )  # fmt: skip
+
+
+def planned(question: Question, options: PlanOptions, bounds: Bounds | None = None) -> tuple[Question, RankedPlans]:
+    """`plan`, and the question that it answers: where nothing fits into memory with a sequence length that nobody stated, with
+    the longest shorter alternative with which something fits.
+
+    Raises as `plan`.
+    """
+    try:
+        return question, plan(question, options, bounds)
+    except NothingFeasibleError as error:
+        length = next((item for item in question.assumed if item.name == "sequence_length"), None)
+        if error.field != "memory" or length is None:
+            raise
+        shorter = [value for value in length.alternatives if isinstance(value, int) and value < question.sequence_length]
+        for value in sorted(shorter, reverse=True):
+            assumed = dataclasses.replace(
+                length, value=value, alternatives=(*(other for other in length.alternatives if other != value), length.value)
+            )
+            others = (item for item in question.assumed if item is not length)
+            changed = dataclasses.replace(question, sequence_length=value, assumed=(assumed, *others))
+            try:
+                return changed, plan(changed, options, bounds)
+            except NothingFeasibleError:
+                continue
+        raise
+
+
+def plan_conditions(question: Question, plans: RankedPlans, options: PlanOptions) -> Conditions:
+    """What the first plan is at the alternatives, and whether another of the plans is the best there."""
+    first, others = plans.plans[0].estimate, [item.estimate.config for item in plans.plans[1:]]
+    sized = dataclasses.replace(question, cluster=plans.plans[0].cluster)
+    results = consequences(sized.assumed, first, partial(estimate_with, sized, first.config))
+    if options.objective is PlanObjective.THROUGHPUT:
+        results = [_with_choice(sized, item, others, plans.resolution) for item in results]
+    return Conditions(assumed=sized.assumed, results=tuple(sorted(results, key=lambda item: -item.weight)))
+
+
+def _with_choice(question: Question, item: Consequence, others: list[TrialConfig], resolution: float) -> Consequence:
+    """The consequence, with the plan that is the best at the alternative if the first is not, nor ties with it."""
+    values = {item.assumption.name: item.value}
+    rivals = [rival for config in others if (rival := estimate_with(question, config, values)) is not None]
+    fitting = [rival for rival in rivals if verdict_of(rival) is Verdict.FITS]
+    if not fitting:
+        return item
+    best = max(fitting, key=lambda rival: rival.tokens_per_second)
+    ties = best.tokens_per_second <= item.tokens_per_second * (1 + resolution)
+    if verdict_of(item.estimate) is Verdict.FITS and ties:
+        return item
+    return dataclasses.replace(item, choice=_knobs_text(best.config, item.estimate.config))
+
+
+def capacity_conditions(question: Question, result: Capacity) -> Conditions:
+    """The first way that fits at other lengths of samples, if nobody stated one.
+
+    A capacity chooses batches itself, and does not depend on links.
+    """
+    assumed = tuple(item for item in question.assumed if item.name not in ("global_batch_size", LINK))
+    answer = (result.needed or result.nearest).estimate
+    levels = ShardingLevels(question, result.probability)
+    first_ways: dict[Value, TrialConfig | None] = {
+        value: next(
+            filter(None, (levels.first_way(item.level, result.micro_batch_size, value) for item in result.levels)), None
+        )
+        for item in assumed
+        if item.name == "sequence_length"
+        for value in item.alternatives
+        if isinstance(value, int)
+    }
+    ways = {value: config or result.nearest.estimate.config for value, config in first_ways.items()}
+
+    def estimate_at(values: Mapping[str, Value]) -> StepEstimate | None:
+        (value,) = values.values()
+        if (config := ways.get(value)) is None:
+            return None
+        return estimates(levels.question_at(config, int(value)), [config])[0]
+
+    results = [
+        dataclasses.replace(
+            item, verdict=Verdict.FITS if first_ways[item.value] else Verdict.DOES_NOT_FIT, changes_rate=False,
+            changes_verdict=(first_ways[item.value] is None) is (result.needed is not None),
+            choice=_knobs_text(item.estimate.config, answer.config) if first_ways[item.value] else "",
+        )
+        for item in consequences(assumed, answer, estimate_at)
+    ]  # fmt: skip
+    return Conditions(assumed=assumed, results=tuple(results))
+
+
+def _knobs_text(config: TrialConfig, other: TrialConfig) -> str:
+    """The knobs in which a configuration differs from another."""
+    return " ".join(f"{name}={value_text(getattr(config, name))}" for name in config.differences(other))
