@@ -178,6 +178,12 @@ app.add_typer(database_app, name="db")
 app.add_typer(study_app, name="study")
 
 
+Assume = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="A knob or size that the program that trains decides. May be repeated."),
+]
+
+
 @app.command(cls=QuestionCommand)
 def lint(
     context: typer.Context,
@@ -192,6 +198,7 @@ def lint(
         str | None,
         typer.Option("--for", metavar="VERSION", help="DeepSpeed version. [default: the installed one, else 0.19.8]"),
     ] = None,
+    assume: Assume = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compute the memory exactly, by a dry run.")] = False,
     json: Json = False,
     sarif: Annotated[bool, typer.Option("--sarif", help="Print SARIF 2.1.0, for code scanning.")] = False,
@@ -205,6 +212,7 @@ def lint(
         words=tuple(words),
         asked=QuestionFields(**given_fields(context)),
         version=version,
+        assume=tuple(assume or ()),
         dry_run=dry_run,
         json=json,
         sarif=sarif,
@@ -236,6 +244,7 @@ def carry(
     ] = None,
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of candidates to show.")] = 5,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the target's recipe. [default: printed]")] = None,
+    assume: Assume = None,
     url: Url = None,
     db: Database = None,
     json: Json = False,
@@ -245,7 +254,10 @@ def carry(
     from autotune.cli.carry import CarryOptions, RecipeOptions, carry_command
     from autotune.question.question import QuestionFields
 
-    source = RecipeOptions(recipe=recipe, source=from_, asked=QuestionFields(**given_fields(context)), url=url, database=db)
+    source = RecipeOptions(
+        recipe=recipe, source=from_, asked=QuestionFields(**given_fields(context)), assume=tuple(assume or ()), url=url,
+        database=db,
+    )  # fmt: skip
     end(
         lambda: carry_command(
             CarryOptions(recipe=source, to=to, batch=batch, target_batch=target_batch, top=top, out=out, json=json)
@@ -260,6 +272,7 @@ def challenge(
     predict_only: Annotated[bool, typer.Option("--predict-only", help="Decide by predictions; run nothing.")] = False,
     rivals: Annotated[int, typer.Option(min=1, max=50, metavar="N", help="Number of rivals.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Rounds of finalists and recipe, at most.")] = 5,
+    assume: Assume = None,
     url: Url = None,
     db: Database = None,
     json: Json = False,
@@ -272,7 +285,9 @@ def challenge(
 
     fields = given_fields(context)
     stated = {name: fields.pop(name) for name in ("model", "global_batch_size", "sequence_length") if name in fields}
-    source = RecipeOptions(recipe=recipe, source=None, asked=QuestionFields(**stated), url=url, database=db)
+    source = RecipeOptions(
+        recipe=recipe, source=None, asked=QuestionFields(**stated), assume=tuple(assume or ()), url=url, database=db
+    )
     end(
         lambda: challenge_command(
             ChallengeOptions(

@@ -128,8 +128,6 @@ def from_accelerate(content: Mapping[str, Any], source: str) -> Imported:
     steps = table.whole("gradient_accumulation_steps") or table.whole("deepspeed_config.gradient_accumulation_steps")
     if steps is not None:
         table.notes.append(f"gradient_accumulation_steps={steps}: follows from the batches; give --global-batch-size")
-    baseline = 'for a sweep add --baseline FILE with {"micro_batch_size": N}'
-    table.notes.append(f"micro_batch_size: the file does not state it, so it is 1; {baseline}")
     table.assumed |= {"micro_batch_size": 1, "activation_checkpointing": "none"}
     clip = table.quantity("deepspeed_config.gradient_clipping", "megatron_lm_config.megatron_lm_gradient_clipping")
     return table.imported(ranks=ranks, hyperparameters=Stated(clip=clip))

@@ -68,12 +68,12 @@ class ConditionalEstimate:
         if fitting:
             nearest = min(fitting, key=lambda item: item.distance)
             values, estimate = {nearest.assumption.name: nearest.value}, nearest.estimate
-        elif verdict_of(self.most_favourable) is Verdict.FITS:
+        elif verdict_of(self.most_favourable) is not verdict:
             values, estimate = dict(self.favourable_values), self.most_favourable
         else:
             return ""
         words = " and ".join(f"{name}={value_text(value)}" for name, value in values.items())
-        return f"as assumed; fits if {words} ({estimate.peak_memory_bytes.mean / 2**30:.3g} GiB)"
+        return f"as assumed; {verdict_of(estimate)} if {words} ({estimate.peak_memory_bytes.mean / 2**30:.3g} GiB)"
 
 
 def predicted(question: Question) -> ConditionalEstimate:

@@ -53,7 +53,6 @@ fsdp_config:
     }  # fmt: skip
     assert (found.ranks, found.global_batch_size) == (16, None)
     assert [note.partition(":")[0] for note in found.notes] == [
-        "micro_batch_size",
         "fsdp_config.fsdp_backward_prefetch=BACKWARD_PRE",
     ]
 
