@@ -11,6 +11,8 @@ from autotune.cli.fields import import_folders
 from autotune.cli.profile import configuration, single_values
 from autotune.cli.status import Status, write_document
 from autotune.errors import RequestError
+from autotune.prediction.planning.question import WORKLOAD, assumptions, default_length
+from autotune.question.assumption import assumed_lines
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import resolve
 from autotune.session.session import Session
@@ -22,6 +24,7 @@ from executor.runners.one_process import dry_run_model
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 
@@ -37,7 +40,7 @@ class DryRunOptions:
     global_batch_size: int | None
     """Samples per step; None: one micro-batch per replica, in a pipeline two for each of its ranks."""
     sequence_length: int | None
-    """Tokens per sample; None: the model's maximum, at most 128 for `local`."""
+    """Tokens per sample; None: `default_length`."""
     timeout: float
     json: bool
 
@@ -51,22 +54,36 @@ def dry_run_command(options: DryRunOptions) -> Status:
     backend = "gloo" if session.cluster.device.kind == "cpu" else "nccl"
     with Console(stderr=True).status(f"dry run of {session.model.name} on {session.world_size} ranks"):
         dry_run = dry_run_model(request, backend=backend, python_path=session.request.python_path)
+    assumed_length = options.sequence_length is None and isinstance(session.model, ModelSpec)
     if options.json:
         write_document(_document(session, config, dry_run))
     else:
-        print_dry_run(session, config, dry_run, Console())
-    return Status.OK if dry_run.peak_memory_bytes <= session.cluster.device.memory_bytes else Status.NOTHING_FEASIBLE
+        unstated = [name for name in WORKLOAD if getattr(options, name) is None]
+        workload = {name: getattr(session.request, name) for name in WORKLOAD}
+        for line in assumed_lines(assumptions(session.model, session.cluster, unstated, workload)):
+            Console().print(line, soft_wrap=True, highlight=False)
+        print_dry_run(session, config, dry_run, Console(), assumed_length)
+    return (
+        Status.OK if _least_bytes(dry_run, assumed_length) <= session.cluster.device.memory_bytes else Status.NOTHING_FEASIBLE
+    )
+
+
+def _least_bytes(dry_run: DryRun, assumed_length: bool) -> int:
+    """Bytes that are needed in any case: the peak, or if nobody stated the length of samples, the model's states."""
+    if not assumed_length:
+        return dry_run.peak_memory_bytes
+    states = ("parameters", "gradients", "optimizer_state")
+    return max(sum(rank.memory_by_tag[tag] for tag in states) for rank in dry_run.ranks)
 
 
 def _fields(options: DryRunOptions, values: Mapping[str, Value]) -> dict[str, Any]:
     if not options.model:
         raise RequestError("model", "is missing", "give a preset, a config.json or module:factory")
-    local, factory = options.cluster == "local", is_factory_reference(options.model)
-    ranks = options.ranks or (2 if local else None)
+    factory = is_factory_reference(options.model)
+    ranks = options.ranks or (2 if options.cluster == "local" else None)
     tokens = options.sequence_length
     if tokens is None and not factory:
-        longest = resolve_model(options.model).sequence_length
-        tokens = min(longest, 128) if local else longest
+        tokens = default_length(resolve_model(options.model), resolve_cluster(options.cluster, ranks))
     fields: dict[str, Any] = {
         "model": options.model,
         "cluster": options.cluster,
@@ -110,7 +127,9 @@ def _document(session: Session, config: TrialConfig, dry_run: DryRun) -> dict[st
     }
 
 
-def print_dry_run(session: Session, config: TrialConfig, dry_run: DryRun, console: Console) -> None:
+def print_dry_run(
+    session: Session, config: TrialConfig, dry_run: DryRun, console: Console, assumed_length: bool = False
+) -> None:
     """Print the configuration, and memory, FLOPs and communication of each pipeline rank."""
     for line in (_heading(session, config, dry_run), "Figures are per optimizer step and rank."):
         console.print(line, soft_wrap=True)
@@ -118,7 +137,7 @@ def print_dry_run(session: Session, config: TrialConfig, dry_run: DryRun, consol
     console.width = max(console.width, 120)
     console.print(_memory_table(dry_run, memory))
     console.print(_traffic_table(dry_run))
-    for line in _verdict(session, dry_run, memory):
+    for line in _verdict(session, dry_run, memory, assumed_length):
         console.print(line, soft_wrap=True)
 
 
@@ -169,7 +188,9 @@ def _flops(rank: DryRank) -> str:
     return "-" if rank.flops_per_step is None else f"{rank.flops_per_step / 1e12:,.4g}"
 
 
-def _verdict(session: Session, dry_run: DryRun, memory: int) -> list[str]:
+def _verdict(session: Session, dry_run: DryRun, memory: int, assumed_length: bool) -> list[str]:
     fits = "fits" if dry_run.peak_memory_bytes <= memory else "does not fit"
+    if _least_bytes(dry_run, assumed_length) <= memory < dry_run.peak_memory_bytes:
+        fits = "with samples of the assumed length does not fit"
     peak = f"peak {dry_run.peak_memory_bytes:,} bytes {fits} in {memory:,} of {session.cluster.device.name}"
     return [f"{peak}; dry run of {len(dry_run.ranks)} of {session.world_size} ranks in {dry_run.seconds:.1f} s"]

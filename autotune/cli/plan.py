@@ -111,7 +111,11 @@ def print_plans(question: Question, plans: RankedPlans, options: PlanOptions, co
             print_line(f"    {'' if position == 0 else 'or '}{goodput_text(choice)}", "dim" if number > 1 or position else "")
         if (simplest := ranked.simplest) is not None:
             rate = question.global_batch_size / simplest.seconds
-            print_line(f"    simplest: {number_text(rate)} samples/s  {_config_text(ranked, simplest.config, question)}")
+            slower = simplest.seconds / ranked.estimate.step_seconds.mean - 1
+            print_line(
+                f"    simplest tie, {slower:.1%} slower: {number_text(rate)} samples/s  "
+                f"{_config_text(ranked, simplest.config, question)}"
+            )
         for tie in ranked.ties if ties else ():
             rate = question.global_batch_size / tie.seconds
             print_line(f"      = {number_text(rate)} samples/s  {_config_text(ranked, tie.config, question)}", "dim")
@@ -220,7 +224,7 @@ def _figures(number: int, plan: RankedPlan, question: Question) -> Text:
     if plan.cost_per_million_tokens is not None:
         line.append(f"  {plan.cost_per_million_tokens:.3g} per million tokens")
     if plan.tied:
-        line.append(f"  {plan.tied:,} tie{'s' * (plan.tied == 1)}", style="dim")
+        line.append(f"  ties with {plan.tied:,}", style="dim")
     if number == 1:
         line.stylize("bold")
     return line
@@ -229,8 +233,9 @@ def _figures(number: int, plan: RankedPlan, question: Question) -> Text:
 def _config_text(plan: RankedPlan, config: TrialConfig, question: Question) -> str:
     """All knobs that differ from the device's defaults."""
     changed = config.differences(plan.base)
-    shown = [f"{name}={value_text(getattr(config, name))}" for name in dict.fromkeys((*ALWAYS, *changed))]
     world = plan.cluster.world_size
+    always = ALWAYS if config.zero_ranks(world) > 1 else ("micro_batch_size",)
+    shown = [f"{name}={value_text(getattr(config, name))}" for name in dict.fromkeys((*always, *changed))]
     data, count = config.data_parallel_size(world), config.gradient_accumulation_steps(question.global_batch_size, world)
     return f"{' '.join(shown)}  ({data} data-parallel, {count} micro-batch{'es' if count > 1 else ''})"
 

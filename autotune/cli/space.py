@@ -6,8 +6,9 @@ from rich.table import Table
 
 from autotune.cli.status import Status, write_document
 from autotune.errors import RequestError
-from autotune.prediction.planning.question import SMALL_BATCH
+from autotune.prediction.planning.question import WORKLOAD, assumptions, default_workload
 from autotune.prediction.planning.question_space import layouts_of
+from autotune.question.assumption import assumed_lines
 from autotune.ray_cluster import asked_cluster
 from autotune.request.engines import capability_of
 from autotune.session.feasible import require_positions
@@ -51,6 +52,11 @@ def space_command(options: SpaceOptions) -> Status:
         }  # fmt: skip
         write_document(document)
         return Status.OK if census.legal else Status.NOTHING_FEASIBLE
+    workload = space.context.workload
+    unstated = [name for name in WORKLOAD if getattr(options, name) is None]
+    assumed = assumptions(space.model, space.cluster, unstated, {name: getattr(workload, name) for name in WORKLOAD})
+    for line in assumed_lines(assumed):
+        Console().print(line, soft_wrap=True, highlight=False)
     _print(space, examples)
     return Status.OK if census.legal else Status.NOTHING_FEASIBLE
 
@@ -83,13 +89,13 @@ def _resolve(options: SpaceOptions) -> SearchSpace:
     name, live = asked_cluster(options.cluster, options.ray_address)
     ranks = options.ranks or (2 if name == "local" else None)
     cluster = resolve_cluster(name, ranks, options.memory_limit, live)
-    longest = min(model.sequence_length, 128) if name == "local" else model.sequence_length
-    batch = options.global_batch_size or max(SMALL_BATCH, cluster.world_size)
-    workload = Workload(global_batch_size=batch, sequence_length=options.sequence_length or longest)
+    pins = parse_pins(options.pins)
+    batch, length = default_workload(model, cluster, pins)
+    workload = Workload(global_batch_size=options.global_batch_size or batch, sequence_length=options.sequence_length or length)
     require_positions(model, workload.sequence_length)
     capability = None if options.engine == "any" else capability_of(options.engine)
     layouts = None if options.engine == "any" else layouts_of(options.engine)
-    return resolve_space(options.space, model, cluster, workload, capability, parse_pins(options.pins), layouts=layouts)
+    return resolve_space(options.space, model, cluster, workload, capability, pins, layouts=layouts)
 
 
 def _why(space: SearchSpace, rule: str) -> str:

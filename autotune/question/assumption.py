@@ -50,11 +50,11 @@ class Assumption:
 
     def words(self, value: Value) -> str:
         """`NAME=VALUE`, for this value or an alternative."""
-        shown = f"{float(value) / 1e9:g} GB/s" if self.name == LINK else value_text(value)
+        shown = f"{float(value) / 1e9:g} GB/s" if self.name.endswith("bandwidth") else value_text(value)
         return f"{self.name}={shown}"
 
 
-LINK = "link"
+LINK = "intra_node_bandwidth"
 """Bytes/s between the cards of a machine."""
 VOCABULARY = "vocab_size"
 """Tokens of the model's vocabulary."""

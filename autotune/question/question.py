@@ -138,9 +138,10 @@ class QuestionFields:
         label="Global batch size",
         section="workload",
         measure="samples",
-        shown_default="8, or one for each rank if there are more",
+        shown_default="at least 8 and a micro-batch for each rank; a job on GPUs must state it",
         helps=(
-            ("form", "Per optimizer step, over all ranks; by default 8, or one for each rank if there are more."),
+            ("form", "Per optimizer step, over all ranks; on CPUs by default 8, or one for each rank if there are more."),
+            ("predict plan space", "Samples per optimizer step. [default: at least 8 and a micro-batch for each rank]"),
             ("lint carry challenge", "Samples per optimizer step. [default: as in the recipe]"),
             ("dry-run", "Samples per optimizer step. [default: one micro-batch per replica]"),
             ("profile", "Samples per optimizer step. [default: one micro-batch]"),
@@ -158,11 +159,14 @@ class QuestionFields:
         label="Sequence length",
         section="workload",
         measure="tokens",
-        shown_default="128 on CPUs; on GPUs as many as the model takes, at most 4,096",
+        shown_default="128 on CPUs; a job on GPUs must state it",
         helps=(
-            ("form", "By default 128 on CPUs; on GPUs as many as the model takes, at most 4,096."),
+            ("form", "By default 128 on CPUs; a job on GPUs must state it."),
+            (
+                "predict plan capacity space dry-run",
+                "Tokens per sample. [default: 128 on CPUs, 4,096 on GPUs, at most those of the model]",
+            ),
             ("lint carry challenge", "Tokens per sample. [default: as in the recipe]"),
-            ("dry-run", "Tokens per sample. [default: the model's maximum; 128 for local]"),
             ("profile", "Tokens per sample. [default: 128]"),
         ),
     )

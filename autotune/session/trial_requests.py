@@ -108,7 +108,8 @@ def assumed_of(session: Session) -> tuple[Assumption, ...]:
 def notes_of(session: Session) -> list[str]:
     """Return notes for the user before the first trial, one line each."""
     command = session.model
-    notes = assumed_lines(assumed_of(session))
+    assumed = assumed_lines(assumed_of(session))
+    notes = ["\n".join(assumed)] if assumed else []
     if not isinstance(command, CommandModel):
         return notes
     space = session.space

@@ -20,6 +20,11 @@ from search_spaces.knob_values import KNOBS
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
+TRAFFIC = (
+    "reduce_bucket_size", "allgather_bucket_size", "prefetch_bucket_size", "param_persistence_threshold", "max_live_parameters",
+    "overlap_comm", "overlap_param_gather",
+)  # fmt: skip
+"""Buckets of gradients and parameters, which do nothing where these stay on one device."""
 WORTH = 1e-3
 """Relative gain below which a bucket keeps its value unless another saves memory: the equations cannot resolve less."""
 
@@ -104,7 +109,11 @@ class _Work:
         numbers = np.array([float(value) for value in values])
         condition, context = KNOBS[name].condition, self.space.context
         for group, (everyone, cases) in enumerate(self.groups):
-            matters = [condition is None or condition.holds(self.leaders[at].config, context) for at in everyone]
+            matters = [
+                (condition is None or condition.holds(self.leaders[at].config, context))
+                and (name not in TRAFFIC or _has_traffic(self.leaders[at].config, context.world_size))
+                for at in everyone
+            ]
             rows = np.flatnonzero(matters)
             if not len(rows) or not values:
                 continue
@@ -153,6 +162,11 @@ class _Work:
             np.broadcast_to(column, shape[0] * shape[1]) for column in (prediction.seconds, usage.needed, usage.host)
         )
         return seconds.reshape(shape), memory.reshape(shape), limits.holds(memory, host).reshape(shape)
+
+
+def _has_traffic(config: TrialConfig, world_size: int) -> bool:
+    """Whether gradients or parameters are moved: between ranks, or to and from the host."""
+    return config.zero_ranks(world_size) > 1 or config.offload_optimizer != "none" or config.offload_param != "none"
 
 
 def _best(first: Array, second: Array, fits: NDArray[np.bool_], now: Array, other: Array) -> NDArray[np.int64]:

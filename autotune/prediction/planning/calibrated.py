@@ -14,6 +14,7 @@ from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.fitting.residuals import EarlierResidual, earlier_residuals
 from autotune.prediction.fitting.trial_fit import Runs, fit_runs, hardware_key, trial_history
 from autotune.prediction.planning.question import SHIPPED, Question
+from autotune.question.assumption import Origin, Source
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.trial_config import stable_hash
 from storage.records import CalibrationRecord
@@ -106,9 +107,11 @@ def asked_here(store: "Store | None", question: Question, borrowed: Borrowed | N
     users."""
     shipped = rates_for(question.cluster, question.engine)
     calibration = calibrated(store, question.cluster, question.engine, shipped, borrowed=borrowed)
+    source = Source.FRAMEWORK if calibration.source == SHIPPED else Source.MEASURED
     return dataclasses.replace(
-        question, coefficients=calibration.rates, residuals=calibration.residuals, calibration_source=calibration.source
-    )
+        question, coefficients=calibration.rates, residuals=calibration.residuals, calibration_source=calibration.source,
+        origins={**question.origins, "coefficients": Origin(source, calibration.source)},
+    )  # fmt: skip
 
 
 def fingerprint(cluster: ClusterSpec) -> str:

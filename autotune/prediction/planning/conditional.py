@@ -1,7 +1,7 @@
 """Predictions, plans and capacities with what follows from the values that nobody stated."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,15 +12,18 @@ from autotune.prediction.planning.consequences import (
     Consequence,
     Verdict,
     assumed_knobs,
+    config_with,
     consequences,
     estimate_with,
     most_favourable,
+    question_with,
     verdict_of,
 )
 from autotune.prediction.planning.estimate import StepEstimate, estimates
-from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlans, plan
+from autotune.prediction.planning.memory_fit import memory_limits_of
+from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlans, costs_of, plan
 from autotune.prediction.planning.question import Question
-from autotune.prediction.planning.scan import Bounds
+from autotune.prediction.planning.scan import NOT_SCANNED, Bounds
 from autotune.question.assumption import LINK, Assumption, assumed_document, assumed_lines
 from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
@@ -119,26 +122,35 @@ def planned(question: Question, options: PlanOptions, bounds: Bounds | None = No
 
 def plan_conditions(question: Question, plans: RankedPlans, options: PlanOptions) -> Conditions:
     """What the first plan is at the alternatives, and whether another of the plans is the best there."""
-    first, others = plans.plans[0].estimate, [item.estimate.config for item in plans.plans[1:]]
-    sized = dataclasses.replace(question, cluster=plans.plans[0].cluster)
-    results = consequences(sized.assumed, first, partial(estimate_with, sized, first.config))
+    first = plans.plans[0]
+    question = dataclasses.replace(question, cluster=first.cluster)
+    results = consequences(question.assumed, first.estimate, partial(estimate_with, question, first.estimate.config))
     if options.objective is PlanObjective.THROUGHPUT:
-        results = [_with_choice(sized, item, others, plans.resolution) for item in results]
-    return Conditions(assumed=sized.assumed, results=tuple(sorted(results, key=lambda item: -item.weight)))
+        rivals = [item.estimate.config for item in plans.plans]
+        rivals += [item.simplest.config for item in plans.plans if item.simplest is not None]
+        tie, probability = 1 + plans.resolution, options.fit_probability
+        results = [
+            dataclasses.replace(item, choice=_choice(question, item, first.base, rivals, tie, probability)) for item in results
+        ]
+    return Conditions(assumed=question.assumed, results=tuple(sorted(results, key=lambda item: -item.weight)))
 
 
-def _with_choice(question: Question, item: Consequence, others: list[TrialConfig], resolution: float) -> Consequence:
-    """The consequence, with the plan that is the best at the alternative if the first is not, nor ties with it."""
+def _choice(
+    question: Question, item: Consequence, base: TrialConfig, configs: Sequence[TrialConfig], tie: float, probability: float
+) -> str:
+    """The best of the plans at an alternative, in the knobs that are ranked; empty: the first, or a tie with it."""
     values = {item.assumption.name: item.value}
-    rivals = [rival for config in others if (rival := estimate_with(question, config, values)) is not None]
-    fitting = [rival for rival in rivals if verdict_of(rival) is Verdict.FITS]
+    changed = question_with(question, values)
+    legal = [config for config in configs if config_with(question, config, values) is not None]
+    costs = costs_of(changed, memory_limits_of(changed, probability), legal)
+    fitting = {config: cost.seconds for config, cost in costs.items() if cost.fits}
     if not fitting:
-        return item
-    best = max(fitting, key=lambda rival: rival.tokens_per_second)
-    ties = best.tokens_per_second <= item.tokens_per_second * (1 + resolution)
-    if verdict_of(item.estimate) is Verdict.FITS and ties:
-        return item
-    return dataclasses.replace(item, choice=_knobs_text(best.config, item.estimate.config))
+        return ""
+    best = min(fitting, key=lambda config: fitting[config])
+    if configs[0] in fitting and fitting[configs[0]] <= fitting[best] * tie:
+        return ""
+    ranked = (name for name in ("zero_stage", *best.differences(base)) if name not in NOT_SCANNED)
+    return " ".join(f"{name}={value_text(getattr(best, name))}" for name in dict.fromkeys(ranked))
 
 
 def capacity_conditions(question: Question, result: Capacity) -> Conditions:
@@ -170,13 +182,13 @@ def capacity_conditions(question: Question, result: Capacity) -> Conditions:
         dataclasses.replace(
             item, verdict=Verdict.FITS if first_ways[item.value] else Verdict.DOES_NOT_FIT, changes_rate=False,
             changes_verdict=(first_ways[item.value] is None) is (result.needed is not None),
-            choice=_knobs_text(item.estimate.config, answer.config) if first_ways[item.value] else "",
+            choice=_changes_text(item.estimate.config, answer.config) if first_ways[item.value] else "",
         )
         for item in consequences(assumed, answer, estimate_at)
     ]  # fmt: skip
     return Conditions(assumed=assumed, results=tuple(results))
 
 
-def _knobs_text(config: TrialConfig, other: TrialConfig) -> str:
+def _changes_text(config: TrialConfig, other: TrialConfig) -> str:
     """The knobs in which a configuration differs from another."""
     return " ".join(f"{name}={value_text(getattr(config, name))}" for name in config.differences(other))

@@ -11,7 +11,8 @@ from autotune.errors import AutotuneError
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import WORKLOAD, Question, default_batch
-from autotune.question.assumption import LINK, VOCABULARY, AnswerAt, Assumption, assumption
+from autotune.question.assumption import VOCABULARY, AnswerAt, Assumption, assumption
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.errors import SearchSpaceError
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
@@ -97,18 +98,22 @@ def estimate_with(question: Question, config: TrialConfig | None, values: Mappin
     `config`: the configuration of the answer; None: that of the question's pins.
     """
     try:
-        changed, knobs = question_with(question, values), {name: value for name, value in values.items() if name in KNOBS}
-        if config is None:
-            changed_config = changed.config()
-        else:
-            space = changed.space_around(config.replace(knobs))
-            changed_config = space.canonical(settled(space.base, space.context, knobs))
-            refused_before = {refusal.rule for refusal in question.space_around(config).check(config)}
-            if any(refusal.rule not in refused_before for refusal in space.check(changed_config)):
-                return None
-        return estimates(changed, [changed_config])[0]
+        changed = question_with(question, values)
+        changed_config = changed.config() if config is None else config_with(question, config, values)
+        return None if changed_config is None else estimates(changed, [changed_config])[0]
     except (AutotuneError, SearchSpaceError):
         return None
+
+
+def config_with(question: Question, config: TrialConfig, values: Mapping[str, Value]) -> TrialConfig | None:
+    """The configuration with other values of what is assumed; None: a rule refuses it that did not refuse it before."""
+    knobs = {name: value for name, value in values.items() if name in KNOBS}
+    space = question_with(question, values).space_around(config.replace(knobs))
+    changed = space.canonical(settled(space.base, space.context, knobs))
+    refusals = {refusal.rule for refusal in space.check(changed)}
+    if refusals and refusals - {refusal.rule for refusal in question.space_around(config).check(config)}:
+        return None
+    return changed
 
 
 def question_with(question: Question, values: Mapping[str, Value]) -> Question:
@@ -116,8 +121,8 @@ def question_with(question: Question, values: Mapping[str, Value]) -> Question:
     fields: dict[str, Any] = {name: value for name, value in values.items() if name in WORKLOAD}
     if VOCABULARY in values and isinstance(question.model, ModelSpec):
         fields["model"] = dataclasses.replace(question.model, vocab_size=values[VOCABULARY])  # type: ignore[arg-type]
-    if LINK in values:
-        fields["cluster"] = dataclasses.replace(question.cluster, intra_node_bandwidth=values[LINK])  # type: ignore[arg-type]
+    if of_cluster := {name: value for name, value in values.items() if name in ClusterSpec.__dataclass_fields__}:
+        fields["cluster"] = dataclasses.replace(question.cluster, **of_cluster)  # type: ignore[arg-type]
     if knobs := {name: value for name, value in values.items() if name in KNOBS}:
         fields["pins"] = {**question.pins, **{name: (value,) for name, value in knobs.items()}}
         if any(item.name == "global_batch_size" for item in question.assumed) and "global_batch_size" not in fields:

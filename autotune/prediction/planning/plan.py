@@ -239,11 +239,14 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
         groups = grouped(chosen, space, question.rates.time_spread, options.top)
     goal = Goal(
         by_memory=by_memory, limits=limits, limit=question.cluster.device.memory_bytes,
-        resolution=resolution(question.rates.time_spread),
+        resolution=resolution(question.rates.time_spread), simple=question.simple,
+        on_failing_nodes=options.objective is PlanObjective.GOODPUT,
     )  # fmt: skip
     shown = [group.first for group in groups]
-    costs = _costs(question, limits, [config for item in shown for config in single_knob_changes(item, scanned.at_best, space)])
-    why = [reasons_of(item, scanned.at_best, best, space.context, goal, costs) for item in shown]
+    costs = costs_of(
+        question, limits, [config for item in shown for config in single_knob_changes(item, scanned.at_best, space)]
+    )
+    why = [reasons_of(item, scanned.at_best, chosen, space.context, goal, costs) for item in shown]
     predicted = estimates(question, [item.config for item in shown])
     return [
         _plan(question, space, estimate, group, reasons, goal, options, choices_of.get(estimate.config, ()))
@@ -251,7 +254,7 @@ def _plans_of(question: Question, options: PlanOptions, bounds: Bounds, counted:
     ]
 
 
-def _costs(question: Question, limits: MemoryLimits, configs: Sequence[TrialConfig]) -> dict[TrialConfig, Cost]:
+def costs_of(question: Question, limits: MemoryLimits, configs: Sequence[TrialConfig]) -> dict[TrialConfig, Cost]:
     """The predicted costs of configurations."""
     unique = list(dict.fromkeys(configs))
     costs: dict[TrialConfig, Cost] = {}

@@ -18,9 +18,11 @@ from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.clusters.presets import device_family, link_bandwidth, link_text, local_cluster, resolve_cluster
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
-from search_spaces.models.huggingface import is_factory_reference, resolve_model
+from search_spaces.models.command import CommandModel
+from search_spaces.models.huggingface import BUILT, is_factory_reference, resolve_model
 from search_spaces.models.model import FactoryModel, Model, ModelSpec, Position
 from search_spaces.models.module_profile import traced_precision
+from search_spaces.placeholders import names_in
 from search_spaces.preset_files import preset_tables
 from search_spaces.space import SearchSpace, parse_domain
 from search_spaces.spaces import Pin, device_defaults, settled
@@ -242,14 +244,18 @@ def assumptions(
 ) -> tuple[Assumption, ...]:
     """What was assumed of the workload, the model and the cluster.
 
-    `names`: those of `WORKLOAD` that nobody stated. A user's module has batches of its own length.
+    `names`: those of `WORKLOAD` that nobody stated. A user's module has batches of its own length, and a script its own samples
+    if its command receives no length.
     """
     most = model.sequence_length if isinstance(model, ModelSpec) else None
-    of_module = ("sequence_length",) if isinstance(model, FactoryModel) else ()
+    if isinstance(model, CommandModel):
+        has_length = "sequence_length" in names_in(model.arguments)
+    else:
+        has_length = isinstance(model, ModelSpec) or model.reference.startswith(BUILT)
     sizes = [
         assumption(name, workload[name], option_name(name), most=most if name == "sequence_length" else None)
         for name in ("sequence_length", "global_batch_size")
-        if name in names and name not in of_module
+        if name in names and (has_length or name != "sequence_length")
     ]
     notes = model.notes if isinstance(model, ModelSpec) else ()
     of_model = [Assumption(name="model", value=model.name, stated_by="", text=note) for note in notes]

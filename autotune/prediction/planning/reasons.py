@@ -38,6 +38,10 @@ class Goal:
     """Memory of a device, or its limit, in bytes."""
     resolution: float = 0.0
     """Relative difference of step times up to which plans tie."""
+    simple: str | None = None
+    """The framework that must express a plan; None: any configuration is a plan."""
+    on_failing_nodes: bool = False
+    """Whether plans are ranked by goodput, so that a faster step may be worse."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +116,14 @@ class Reason:
     alternatives: tuple[Alternative, ...]
     """Nearest first; only values that are legal somewhere."""
 
+    def matters(self, goal: Goal) -> bool:
+        """Whether another value changes anything."""
+        cause = self.cause is not None and bool(self.cause.text(self.knob))
+        return cause or any(
+            item.change is None or abs(item.change) >= ALIKE or (not goal.by_memory and _more_memory(item.more_memory_bytes))
+            for item in self.alternatives
+        )
+
     def text(self, goal: Goal, most: int | None = None) -> str:
         """One line: `overlap_comm=true: hides 0.4 s of gradient and parameter traffic behind compute; false is 11% slower`."""
         texts = [_alternative_text(item, goal) for item in self.alternatives[:most]]
@@ -155,7 +167,7 @@ def reasons_of(
         if condition is None or condition.holds(plan.config, context):
             reasons.append(_of_knob(knob, values, plan, candidates, goal, costs))
     reasons += [_of_bucket(knob, settings, plan, goal, costs) for knob, settings in plan.settings.items()]
-    return tuple(reason for reason in reasons if reason.alternatives)
+    return tuple(reason for reason in reasons if reason.matters(goal))
 
 
 def _of_knob(
@@ -215,12 +227,12 @@ def _alternative(
     value: Value, goal: Goal, plan: Tuned, seconds: float | None, memory: float, fits: bool = False
 ) -> Alternative:
     """`seconds`: None: nothing with the value qualifies, because it needs too much of the device, comes too close to its limit,
-    needs too much of the host, or (`fits`) is too slow."""
+    needs too much of the host, or (`fits`) is too slow or not expressed."""
     change, refused = None, ""
     if seconds is not None:
         change = memory / plan.memory - 1 if goal.by_memory else seconds / plan.seconds - 1
     elif fits:
-        refused = "is too slow"
+        refused = "is too slow" if goal.simple is None else f"is in no good plan that {goal.simple} expresses"
     elif memory > goal.limit:
         refused = f"needs {_gib(memory)}"
     elif memory > goal.limits.device:
@@ -243,7 +255,8 @@ def _alternative_text(item: Alternative, goal: Goal) -> str:
     share = f"{abs(item.change):.1%}" if abs(item.change) < 0.1 else f"{abs(item.change):.0%}"
     if goal.by_memory:
         return f"{name} needs {share} {'more' if item.change > 0 else 'less'}"
-    return f"{name} is {share} {'slower' if item.change > 0 else 'faster'}{tie}"
+    before_failures = " without failures" if goal.on_failing_nodes else ""
+    return f"{name} is {share} {'slower' if item.change > 0 else 'faster'}{before_failures}{tie}"
 
 
 def _seconds(seconds: float) -> str:

@@ -70,7 +70,8 @@ def test_the_table(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "dry_run_model", lambda *_, **__: DryRun(ranks=(rank,), backend="gloo", seconds=1.0))
     answer = command("dry-run", "config.json", "--cluster", "dgx-a100", "--pin", "zero_stage=2", "--sequence-length", 32)
     assert answer.status == 0, answer.err
-    lines = [line.split() for line in answer.out.splitlines()]
+    assumed, lines = answer.out.splitlines()[:2], [line.split() for line in answer.out.splitlines()[2:]]
+    assert assumed == ["assumed, because it was not stated:", "  global_batch_size=8 (--global-batch-size)"]
     assert lines[2][:4] == ["rank", "stages", "peak", "of"]
     assert lines[3][:6] == ["0", "0,", "1", "3", "GiB", "3.8%"]
     assert lines[3][-1] == "2"
@@ -101,3 +102,19 @@ def test_bad_input_is_one_line_and_starts_nothing(command: Command, monkeypatch:
     assert (answer.status, answer.out, len(lines)) == (2, "", 1), answer.err
     for part in BAD[words]:
         assert part in lines[0]
+
+
+def test_what_fits_with_shorter_samples_than_the_assumed_ones_is_not_refused(
+    command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tags = {"parameters": 2**30, "gradients": 2**30, "optimizer_state": 2**30, "activations": 90 * 2**30, "buffers": 0}
+    rank = DryRank(
+        rank=0, coordinates={}, stages=(0,), micro_batches=1, peak_memory_bytes=93 * 2**30, memory_by_tag=tags,
+        tag_peak_bytes=tags, host_memory_bytes=0, flops_per_step=2 * 10**12, collectives=(),
+    )  # fmt: skip
+    monkeypatch.setattr(dry_run, "dry_run_model", lambda *_, **__: DryRun(ranks=(rank,), backend="gloo", seconds=1.0))
+    words = ("dry-run", "config.json", "--cluster", "dgx-a100")
+    assumed, stated = command(*words), command(*words, "--sequence-length", 32)
+    assert (assumed.status, stated.status) == (0, 3)
+    assert "bytes with samples of the assumed length does not fit in 85,899,345,920" in assumed.out
+    assert "sequence_length=" in assumed.out and "bytes does not fit in" in stated.out

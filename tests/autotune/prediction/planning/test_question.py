@@ -24,6 +24,7 @@ def test_what_a_model_s_file_leaves_out_is_assumed_on_every_cluster(tmp_path: Pa
     file.write_text(json.dumps({"model_type": "gemma3", "text_config": text, "vision_config": {}}))
     model = model_of(str(file), None, None, None)
     for cluster in ("dgx-h100:1", "2x24GB", "local"):
-        left_out, sizes, *_ = question_of(model, resolve_cluster(cluster, 2 if cluster == "local" else None)).assumed
+        assumed = question_of(model, resolve_cluster(cluster, 2 if cluster == "local" else None)).assumed
+        left_out, sizes = (item.text for item in assumed if item.name == "model")
         assert left_out == "the text model alone, without vision_config"
         assert all(size in sizes for size in ("max_position_embeddings 131,072", "num_attention_heads 8", "vocab_size 262,208"))
