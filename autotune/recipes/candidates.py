@@ -177,7 +177,8 @@ def faster(case: LintCase, present: StepEstimate) -> str:
     best = nearest[0].outlook
     if best.samples_per_second.mean < present.samples_per_second.mean * certain_gain(case):
         return ""
-    changes = written(changed_settings(case, nearest[0].case))
+    same = realised(case, case.config, case.batch) or case  # with the settings of the cluster's size
+    changes = written(changed_settings(same, nearest[0].case))
     rates = f"{best.tflops_per_device:.0f} instead of {present.tflops_per_device:.0f} TFLOP/s a device"
     return f"faster by prediction: {changes}: {rates}, {best.peak_memory_bytes.mean / GIB:.0f} GiB"
 

@@ -52,7 +52,7 @@ def _with_settings(text: str, changes: Settings, through_variables: bool) -> str
             text = re.sub(rf"(torchrun|torch\.distributed\.(?:run|launch)){ENDS}", rf"\1 {_option(key, value)}", text, count=1)
             continue
         anchors = (
-            r"--(?:micro-batch-size|tensor-model-parallel-size)",
+            r"--(?:micro-batch-size|tensor-model-parallel-size|per_device_train_batch_size)",
             r"--(?:num-layers|training\.\w+|parallelism\.\w+)",
             r"model\.\w+",
         )
@@ -211,5 +211,8 @@ def unkept(text: str, cluster: ClusterSpec, source: ClusterSpec | None) -> Itera
         }
     for pattern, meaning in patterns.items():
         yield from (f"{match[0].strip()}: {meaning}" for match in re.finditer(pattern, text))
+    if re.search(r"\bsrun\b", text) and not re.search(r"--n(?:odes|tasks)|(?:srun|#SBATCH).*\s-[Nn]", text):
+        tasks = f"--ntasks-per-node={cluster.devices_per_node} (1 where torchrun starts the ranks)"
+        yield f"srun: its tasks are stated elsewhere: give --nodes={nodes} {tasks}"
     if nodes > 1 and "torchrun" in text and not re.search(r"--(node[_-]rank|rdzv[_-])", text):
         yield "torchrun: on several nodes give each its --node_rank, and all of them --master_addr"

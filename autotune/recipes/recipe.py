@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.errors import AutotuneError, BestConfigError, RequestError
 from autotune.frameworks.best_config import best_config_text, request_of
-from autotune.frameworks.check import undecided_settings
+from autotune.frameworks.check import undecided_settings, without_idle_settings
 from autotune.frameworks.export import yaml_text
 from autotune.frameworks.framework import BATCH, Framework, LintCase, Option, Settings, Surroundings
 from autotune.frameworks.imported import Imported, flat, nested, read_table
@@ -65,7 +65,7 @@ def rewritten(
     """
     name = recipe.path.name
     source = recipe.path.read_text(encoding="utf-8")
-    present, notes = dict(flat(recipe.content)), list[str]()
+    present, notes, counts = dict(flat(recipe.content)), list[str](), dict[str, int]()
     if cluster is not None and recipe.path.suffix not in (*TABLES, ".py"):
         source, notes = relaunched(source, cluster)
         before, present = present, _read_back(source, name, recipe)
@@ -75,12 +75,13 @@ def rewritten(
         notes += unkept(source, cluster, source_cluster)
         if re.search(r"\btorchrun\b", source):  # it starts one rank on one node if nothing else is stated
             counts = {f"{LAUNCHER}nproc_per_node": cluster.devices_per_node, f"{LAUNCHER}nnodes": cluster.nodes}
-            settings = {**settings, **{key: count for key, count in counts.items()
-                                       if count > 1 and key not in {**present, **recipe.open}}}  # fmt: skip
+            counts = {key: count for key, count in counts.items() if count > 1 and key not in present}
+            settings = {**settings, **counts}
     changes = {key: settings.get(key) for key in {**present, **settings} if present.get(key) != settings.get(key)}
     for text in _edited(recipe, source, changes):
-        if not _lost(text, name, recipe, settings):
-            return Rewritten(text=text, name=name, notes=tuple(notes))
+        # A script may have another launch besides, whose counts are not read.
+        if all(key in counts and key.removeprefix(LAUNCHER) in text for key in _lost(text, name, recipe, settings)):
+            return Rewritten(text=text, name=name, notes=tuple(note for note in notes if note.partition(": ")[0] in text))
     text, suffix = _anew(recipe, source, settings, cluster)
     name = f"{recipe.path.stem}{suffix}"
     lost = [key for key in _lost(text, name, recipe, settings) if not key.startswith(LAUNCHER)]
@@ -258,6 +259,7 @@ def recipe_of(name: str, around: Surroundings, find_job: Callable[[str], Mapping
     if undecided := undecided_settings(case):
         problem = f"{path} decides {', '.join(undecided)} when it runs"
         raise RequestError("recipe", problem, "give --set NAME=VALUE, --assume KNOB=VALUE, or write the values into it")
+    case = without_idle_settings(case)
     return Recipe(name=recipes[0].name, case=case, document=None, written=recipes[0], cluster=around.cluster)
 
 

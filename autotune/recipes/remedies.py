@@ -22,8 +22,9 @@ from search_spaces.knob import Value
 
 RULE = "memory"
 LEVERS = (
-    "activation_checkpointing", "micro_batch_size", "zero_stage", "reshard_after_forward", "expert_parallel_size",
-    "sequence_parallel", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size", "offload_optimizer",
+    "activation_checkpointing", "checkpoint_every_k", "micro_batch_size", "zero_stage", "reshard_after_forward",
+    "expert_parallel_size", "sequence_parallel", "tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size",
+    "offload_optimizer",
 )  # fmt: skip
 """Knobs that save memory, in the order in which people try them."""
 FRUGAL: Mapping[str, Value] = {"activation_checkpointing": "full", "micro_batch_size": 1}

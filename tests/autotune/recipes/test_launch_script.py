@@ -152,3 +152,21 @@ def test_one_task_a_node_that_starts_torchrun_stays_one() -> None:
         "#SBATCH -N 2\n#SBATCH -n 2\nsrun torchrun --nproc_per_node=8 --nnodes=2 a.py\n", resolve_cluster("dgx-h100:4")
     )
     assert text == "#SBATCH -N 4\n#SBATCH -n 4\nsrun torchrun --nproc_per_node=8 --nnodes=4 a.py\n" and not notes
+
+
+def test_another_launch_in_a_branch_is_edited_too(tmp_path: Path) -> None:
+    """Where two branches launch, the settings are read of one, and both start on the target."""
+    script = f"""\
+OPTIONS=" \\
+    {MODEL} {LAYOUT} \\
+    "
+if [[ $INTERACTIVE -eq 1 ]]; then
+    torchrun --nproc_per_node 8 pretrain_gpt.py ${{OPTIONS}}
+else
+    srun --label sh -c "python -u pretrain_gpt.py ${{OPTIONS}}"
+fi
+"""
+    target = carried(script, "dgx-h100:2", tmp_path).target
+    assert not target.anew and "torchrun --nnodes 2 --nproc_per_node 8 " in target.text
+    assert any("--nodes=2 --ntasks-per-node=8" in note for note in target.notes)
+    assert any("--node_rank" in note for note in target.notes)
