@@ -195,6 +195,10 @@ app.add_typer(study_app, name="study")
 
 
 Set = Annotated[list[str] | None, typer.Option("--set", **SET)]
+Assume = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=VALUE", help="A knob or size that the program that trains decides. May be repeated."),
+]
 
 
 @app.command(cls=QuestionCommand)
@@ -212,6 +216,7 @@ def lint(
         typer.Option("--for", metavar="VERSION", help="DeepSpeed version. [default: the installed one, else 0.19.8]"),
     ] = None,
     set_: Set = None,
+    assume: Assume = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compute the memory exactly, by a dry run.")] = False,
     json: Json = False,
     sarif: Annotated[bool, typer.Option("--sarif", help="Print SARIF 2.1.0, for code scanning.")] = False,
@@ -226,6 +231,7 @@ def lint(
         asked=QuestionFields(**given_fields(context)),
         version=version,
         stated=tuple(set_ or ()),
+        assume=tuple(assume or ()),
         dry_run=dry_run,
         json=json,
         sarif=sarif,
@@ -258,6 +264,7 @@ def carry(
     top: Annotated[int, typer.Option(min=1, metavar="N", help="Number of candidates to show.")] = 5,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the target's recipe. [default: printed]")] = None,
     set_: Set = None,
+    assume: Assume = None,
     url: Url = None,
     db: Database = None,
     json: Json = False,
@@ -272,6 +279,7 @@ def carry(
         source=from_,
         asked=QuestionFields(**given_fields(context)),
         stated=tuple(set_ or ()),
+        assume=tuple(assume or ()),
         url=url,
         database=db,
     )
@@ -289,6 +297,7 @@ def challenge(
     predict_only: Annotated[bool, typer.Option("--predict-only", help="Decide by predictions; run nothing.")] = False,
     rivals: Annotated[int, typer.Option(min=1, max=50, metavar="N", help="Number of rivals.")] = 5,
     rounds: Annotated[int, typer.Option(min=1, max=100, metavar="N", help="Rounds of finalists and recipe, at most.")] = 5,
+    assume: Assume = None,
     url: Url = None,
     db: Database = None,
     json: Json = False,
@@ -301,7 +310,9 @@ def challenge(
 
     fields = given_fields(context)
     stated = {name: fields.pop(name) for name in ("model", "global_batch_size", "sequence_length") if name in fields}
-    source = RecipeOptions(recipe=recipe, source=None, asked=QuestionFields(**stated), url=url, database=db)
+    source = RecipeOptions(
+        recipe=recipe, source=None, asked=QuestionFields(**stated), assume=tuple(assume or ()), url=url, database=db
+    )
     end(
         lambda: challenge_command(
             ChallengeOptions(

@@ -17,9 +17,10 @@ from autotune.ops.output import require_writable, write_whole
 from autotune.prediction.planning.estimate import StepEstimate
 from autotune.prediction.planning.question import cluster_of
 from autotune.question.question import QuestionFields
-from autotune.recipes.candidates import LEVERS, Candidate
+from autotune.recipes.assumed import surroundings_with
+from autotune.recipes.candidates import LEVERS, Candidate, certain_gain, tie_ratio
 from autotune.recipes.carry import BatchRule, Carried, carry, document
-from autotune.recipes.lint import grouped, notes_of, outlook_text
+from autotune.recipes.lint import assumed_lines, grouped, outlook_text
 from autotune.recipes.outlook import GIB
 from autotune.recipes.recipe import Recipe, recipe_of
 from autotune.request.field_forms import reshaped
@@ -41,6 +42,8 @@ class RecipeOptions:
     """What the recipe does not say, or says otherwise."""
     stated: tuple[str, ...] = ()
     """NAME=VALUE of variables and arguments of a launch script."""
+    assume: tuple[str, ...] = ()
+    """NAME=VALUE of what the program that trains decides."""
     url: str | None
     database: str | None
 
@@ -58,7 +61,7 @@ class RecipeOptions:
             sequence_length=self.asked.sequence_length,
             variables=stated_variables(self.stated),
         )
-        return recipe_of(self.recipe, around, job)
+        return recipe_of(self.recipe, surroundings_with(around, self.assume), job)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +120,7 @@ def _print(carried: Carried, out: Path | None, console: Console) -> None:
     for finding in carried.problems:
         say(f"  {finding}")
     say(f"  {carried.same_outlook if isinstance(carried.same_outlook, str) else outlook_text(carried.same_outlook)}")
-    for note in grouped(notes_of(carried.same)):
+    for note in grouped(carried.same.imported.notes):
         say(f"  note: {note}")
     say("\nchanges", "bold")
     for change in carried.changes:
@@ -130,7 +133,14 @@ def _print(carried: Carried, out: Path | None, console: Console) -> None:
     say("  " + (", ".join(f"{name}={value_text(value)}" for name, value in carried.stays.items()) or "nothing"))
     say("\npredicted, best first", "bold")
     console.print(_table(carried), highlight=False)
-    say("Layouts within the predictions' error of each other are ordered by how little they change.", "dim")
+    tie = tie_ratio(carried.same) - 1
+    say(f"Of layouts up to {tie:.0%} slower than the fastest that remains, those with fewer changes come first.", "dim")
+    if not carried.candidates[0].distance:
+        say(f"The unchanged layout leads: no other is {certain_gain(carried.same):.2f} times as fast, which is certain.", "dim")
+    for line in assumed_lines(carried.conditional):
+        say(line)
+    for note in carried.target.notes:
+        say(f"note: {note}")
     if carried.target.anew:
         say("note: the file was written anew: its own form has no place for these settings")
     if carried.target.lost:
@@ -148,7 +158,7 @@ def _table(carried: Carried) -> Table:
         table.add_column(name, justify="right" if name in ("samples/s", "GiB", "fits") else "left", overflow="fold")
     for number, candidate in enumerate(carried.candidates, 1):
         table.add_row(str(number), *_figures(candidate.outlook), _differences(carried, candidate))
-    if isinstance(carried.same_outlook, StepEstimate):
+    if isinstance(carried.same_outlook, StepEstimate) and carried.candidates[0].distance:
         table.add_row("=", *_figures(carried.same_outlook), "only the number of replicas")
     return table
 

@@ -16,6 +16,7 @@ from autotune.frameworks.framework import LintCase, Surroundings
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.prediction.planning.question import cluster_of
 from autotune.ray_cluster import with_address
+from autotune.recipes.assumed import conditional
 from autotune.recipes.candidates import shortage
 from autotune.recipes.challenge import (
     Challenged,
@@ -27,7 +28,7 @@ from autotune.recipes.challenge import (
     nominate,
     rival_text,
 )  # fmt: skip
-from autotune.recipes.lint import outlook_text
+from autotune.recipes.lint import assumed_lines, outlook_text
 from autotune.recipes.outlook import fits
 from autotune.recipes.recipe import Recipe
 from autotune.request.rows import request_from_fields
@@ -150,7 +151,9 @@ def _report(recipe: Recipe, nomination: Nomination, challenged: Challenged | Non
         console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     outlook = nomination.outlook
-    say(f"{recipe.name}: {outlook if isinstance(outlook, str) else outlook_text(outlook, nomination.case)}")
+    answer = None if isinstance(outlook, str) else conditional(nomination.case, outlook)
+    for line in (f"{recipe.name}: {outlook_text(answer or outlook)}", *assumed_lines(answer)):
+        say(line)
     if rivals:
         console.print(_table(rivals), highlight=False)
     say(_verdict(result, nomination, challenged))
@@ -210,5 +213,6 @@ def _document(recipe: Recipe, nomination: Nomination, challenged: Challenged | N
         "message": "" if challenged is None else challenged.message,
         "predicted": predicted,
         "not_predicted": outlook if isinstance(outlook, str) else None,
+        "assumed": [] if isinstance(outlook, str) else conditional(nomination.case, outlook).conditions.document(),
         "rivals": [to_plain(rival) for rival in (nomination.rivals if challenged is None else challenged.rivals)],
     }

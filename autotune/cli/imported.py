@@ -45,7 +45,14 @@ def with_found(
     hyperparameters, unused = _stated(imported, fields)
     if "optimizer" in fields:
         knobs.pop("optimizer", None)
-    for note in (*imported.notes, *knob_notes, *unused):
+    stated = {**fields.get("pins", {}), **(fields.get("baseline") or {}), **knobs}
+    assumed = [
+        f"{name}={value_text(value)}: assumed, because the file leaves it to the program that trains (--pin {name}=VALUE)"
+        for name, value in imported.assumed.items() if name in KNOBS and name not in stated
+    ]  # fmt: skip
+    if _capability(fields).engine == COMMAND:  # it is that program
+        assumed = []
+    for note in (*imported.notes, *assumed, *knob_notes, *unused):
         report(f"{source}: {note}")
     if hyperparameters:
         values = " ".join(f"{name}={value_text(value)}" for name, value in hyperparameters.items())

@@ -11,8 +11,10 @@ from autotune.frameworks.read import FORMATS, FRAMEWORKS, Written, named, read_w
 from autotune.frameworks.shell_values import stated_variables
 from autotune.prediction.planning.question import cluster_of
 from autotune.question.question import QuestionFields
-from autotune.recipes.lint import STOPS, Linted, checked_version, document, lint, sarif, text_lines
-from autotune.recipes.outlook import dry_run, exact
+from autotune.recipes.assumed import surroundings_with
+from autotune.recipes.lint import Linted, checked_version, document, lint, sarif, text_lines
+from autotune.recipes.outlook import STOPS, dry_run
+from autotune.recipes.remedies import exact
 from autotune.text.console import Console
 from search_spaces.errors import SearchSpaceError
 from search_spaces.finding import Effect
@@ -32,6 +34,8 @@ class LintOptions:
     """What the files do not say, or say otherwise."""
     stated: tuple[str, ...]
     """NAME=VALUE of variables and arguments of launch scripts."""
+    assume: tuple[str, ...]
+    """NAME=VALUE of what the program that trains decides."""
     dry_run: bool
     json: bool
     sarif: bool
@@ -83,7 +87,7 @@ def _surroundings(options: LintOptions, format_name: str) -> Surroundings:
         raise RequestError("for", f"{framework.title} is checked as of {framework.checked}", "leave it out")
     version_of(options.version or "")
     asked = options.asked
-    return Surroundings(
+    around = Surroundings(
         model=resolve_model(asked.model) if asked.model else None,
         cluster=cluster_of(asked.cluster, asked.ranks, None) if asked.cluster else None,
         ranks=asked.ranks,
@@ -92,6 +96,7 @@ def _surroundings(options: LintOptions, format_name: str) -> Surroundings:
         variables=stated_variables(options.stated),
         version=options.version or "",
     )
+    return surroundings_with(around, options.assume)
 
 
 def _checked(recipe: Written, around: Surroundings, dry: bool) -> Linted:

@@ -392,8 +392,9 @@ def _rewrite(case: LintCase, knob: str, value: Value) -> Settings | None:
             return None
         case "offload_optimizer" if is_fsdp and value == "cpu":
             return {fsdp("offload_params"): True}
-        case "zero_stage" if _kind(case) == "MULTI_GPU" and value == 3:
-            return {"distributed_type": "FSDP", VERSION: 2, WRAP: "TRANSFORMER_BASED_WRAP"}
+        case "zero_stage" if _kind(case) in ("MULTI_GPU", "NO") and value == 3 and (case.ranks or 1) > 1:
+            processes = {PROCESSES: case.ranks} if case.get(PROCESSES) in (None, 1) else {}
+            return {"distributed_type": "FSDP", VERSION: 2, WRAP: "TRANSFORMER_BASED_WRAP", **processes}
         case "zero_stage" | "offload_optimizer" if _kind(case) == "DEEPSPEED" and not case.get(FILE):
             return None
         case _:

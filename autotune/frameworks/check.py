@@ -1,5 +1,6 @@
 """Findings that need no prediction (a framework's table, our rules, expert groups), and the smallest change without them."""
 
+import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
@@ -75,6 +76,18 @@ def undecided_settings(case: LintCase) -> dict[str, str]:
                 ):
                     deciders[key] = by
     return deciders
+
+
+def without_idle_settings(case: LintCase) -> LintCase:
+    """The case without the undecided settings that change no finding: each is tried anew for every variant of a case."""
+    rules, deciders = {finding.rule for finding in _findings(case)}, {}
+    for key, by in case.imported.undecided.items():
+        for value in PROBES:
+            with suppress(AutotuneError, SearchSpaceError):
+                if {finding.rule for finding in _findings(case.changed({key: value}))} != rules:
+                    deciders[key] = by
+                    break
+    return dataclasses.replace(case, imported=dataclasses.replace(case.imported, undecided=deciders))
 
 
 def undecided_findings(case: LintCase, certain: Iterable[Finding]) -> list[str]:

@@ -4,10 +4,12 @@ import dataclasses
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from autotune.frameworks.imported import Imported
 from autotune.frameworks.shell import LAUNCHER
+from autotune.question.assumption import VOCABULARY
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
@@ -33,6 +35,9 @@ class Surroundings:
     sequence_length: int | None = None
     variables: Mapping[str, str] = field(default_factory=dict)
     """Variables of a launch script, and its arguments by their numbers."""
+    vocab_size: int | None = None
+    knobs: Mapping[str, Value] = field(default_factory=dict)
+    """Knob -> its value in the program that trains, of those that the file leaves to it."""
     version: str = ""
     """The framework's version; empty: the one that the checks were written for."""
 
@@ -49,24 +54,28 @@ class LintCase:
 
     @property
     def config(self) -> TrialConfig:
-        """The configuration as knobs, with what is assumed of those that the file does not state."""
+        """The configuration as knobs, with what the user says, or else is assumed, of those that the file does not state."""
         hidden_size = self.model.hidden_size if isinstance(self.model, ModelSpec) else None
         sizes = {name: size(hidden_size) for name, size in self.imported.of_hidden_size.items()} if hidden_size else {}
         assumed = {name: value for name, value in self.assumed.items() if name in KNOBS}
-        return TrialConfig().replace({**assumed, **self.imported.knobs, **sizes})
+        return TrialConfig().replace({**assumed, **self.around.knobs, **self.imported.knobs, **sizes})
 
     @property
     def assumed(self) -> Mapping[str, Value]:
-        """Knob -> its value, of those that the file leaves to the program that trains. Such programs take fp32 on CPUs."""
-        assumed, cluster = self.imported.assumed, self.around.cluster
-        if "precision" in assumed and cluster is not None and cluster.device.kind == "cpu":
-            return {**assumed, "precision": "fp32", "reduce_dtype": "fp32"}
-        return assumed
+        """Knob, or size of the model, -> its value, of those that the file leaves to the program that trains and the user does
+        not state. Such programs take fp32 on CPUs."""
+        around, assumed = self.around, dict(self.imported.assumed)
+        if "precision" in assumed and around.cluster is not None and around.cluster.device.kind == "cpu":
+            assumed |= {"precision": "fp32", "reduce_dtype": "fp32"}
+        if around.model is not None or around.vocab_size is not None:
+            assumed.pop(VOCABULARY, None)
+        return {name: value for name, value in assumed.items() if name not in around.knobs}
 
     @property
     def model(self) -> ModelSpec | None:
         """The model; None: unknown."""
-        return self.around.model or self.imported.model
+        model, vocabulary = self.around.model or self.imported.model, self.around.vocab_size
+        return model if model is None or vocabulary is None else dataclasses.replace(model, vocab_size=vocabulary)
 
     @property
     def ranks(self) -> int | None:
@@ -235,12 +244,18 @@ class Framework:
         return option.written(value) if option is not None and option.changes else {}
 
 
+@cache
+def _closest(key: str, known_keys: tuple[str, ...], cutoff: float) -> list[str]:
+    """The closest known setting, if one is close: asked for each variant of a case, and slow."""
+    return difflib.get_close_matches(key, known_keys, n=1, cutoff=cutoff)
+
+
 def unknown(case: LintCase, key: str, known_keys: Iterable[str], effect: Effect, cutoff: float = 0.6) -> Finding:
     """The finding about a setting that the framework does not know, with the closest one that it knows.
 
     `known_keys`: whole settings, as `key`.
     """
-    close = difflib.get_close_matches(key, sorted(known_keys), n=1, cutoff=cutoff)
+    close = _closest(key, tuple(sorted(known_keys)), cutoff)
     meant = next((name for name in close if name not in case.imported.settings), None)
     remedy = f"did you mean {meant}?" if meant else f"leave {key} out"
     return Finding(

@@ -2,20 +2,21 @@
 
 import itertools
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from autotune.errors import AutotuneError
-from autotune.frameworks.check import legality
+from autotune.frameworks.check import legality, written
 from autotune.frameworks.framework import LintCase, Settings
 from autotune.prediction.equations.step import Z90, predict
 from autotune.prediction.planning.estimate import StepEstimate, alike, learned
 from autotune.prediction.planning.memory_fit import memory_limits_of
 from autotune.prediction.planning.ties import RESOLUTION, resolution
-from autotune.recipes.lint import STOPS
-from autotune.recipes.outlook import GIB, fits, outlooks, question_about, unpredictable
+from autotune.recipes.outlook import GIB, STOPS, fits, outlooks, question_about, unpredictable
 from search_spaces.errors import SearchSpaceError
 from search_spaces.finding import Finding
 from search_spaces.knob import Value
@@ -84,6 +85,8 @@ def realised(case: LintCase, config: TrialConfig, batch: int) -> LintCase | None
                     continue
                 return None
             changed = changed.changed(settings)
+        if config.sequence_parallel and not changed.config.sequence_parallel and changed.config.tensor_parallel_size > 1:
+            changed = changed.changed(case.framework.write(changed, "sequence_parallel", True))
         changed = changed.changed(changed.sized(config, batch))
     except (AutotuneError, SearchSpaceError, ZeroDivisionError):
         return None
@@ -122,11 +125,11 @@ def judged(case: LintCase) -> StepEstimate | Refused:
 
 def is_divisible(case: LintCase, batch: int) -> bool:
     """Whether any layout of the settings divides the batch, whether it fits or not."""
-    return next(_layouts(case, batch, offloads=False), None) is not None
+    return next(_layouts(case, batch, offloads=False, most_changes=len(LEVERS)), None) is not None
 
 
-def candidates(case: LintCase, batch: int, top: int) -> list[Candidate]:
-    """The layouts that are predicted to fit, best first.
+def candidates(case: LintCase, batch: int, top: int, most_changes: int = len(LEVERS)) -> list[Candidate]:
+    """The layouts that are predicted to fit, best first; `most_changes`: the largest distance from the recipe.
 
     1. All combinations of the values that the framework can state, without those whose arithmetic is impossible.
     2. Predict them at once. Those that fit, the fastest first, are written as settings, read back as the framework reads them,
@@ -137,7 +140,7 @@ def candidates(case: LintCase, batch: int, top: int) -> list[Candidate]:
     Offloading is tried only if nothing fits without it.
     """
     for offloads in (False, True):
-        ranked = _ranked(case, batch, offloads)[:40]  # those that are written as settings, read back and checked
+        ranked = _ranked(case, batch, offloads, most_changes)[:40]  # those that are written as settings, read back and checked
         written = [candidate for candidate in (realised(case, config, batch) for config in ranked) if candidate is not None]
         if predicted := _predicted(case, [candidate for candidate in written if refused(candidate) is None]):
             return _in_order(predicted)[:top]
@@ -162,6 +165,30 @@ def _predicted(source: LintCase, cases: Sequence[LintCase]) -> list[Candidate]:
     ]
 
 
+def faster(case: LintCase, present: StepEstimate) -> str:
+    """A legal layout near the recipe that is certainly faster by prediction, with its rate; empty: there is none, or the
+    program that trains decides a part of the layout.
+    """
+    if case.batch is None or case.tokens is None or case.assumed.keys() & {*LEVERS}:
+        return ""
+    nearest = candidates(case, case.batch, 1, most_changes=2)
+    if not nearest:
+        return ""
+    best = nearest[0].outlook
+    if best.samples_per_second.mean < present.samples_per_second.mean * certain_gain(case):
+        return ""
+    same = realised(case, case.config, case.batch) or case  # with the settings of the cluster's size
+    changes = written(changed_settings(same, nearest[0].case))
+    rates = f"{best.tflops_per_device:.0f} instead of {present.tflops_per_device:.0f} TFLOP/s a device"
+    return f"faster by prediction: {changes}: {rates}, {best.peak_memory_bytes.mean / GIB:.0f} GiB"
+
+
+def changed_settings(source: LintCase, case: LintCase) -> dict[str, Any]:
+    """Setting -> its value in a case, of those that differ from the source's; None: left out."""
+    present, settings = source.imported.settings, case.imported.settings
+    return {key: settings.get(key) for key in {**present, **settings} if settings.get(key) != present.get(key)}
+
+
 def certain_gain(case: LintCase) -> float:
     """Ratio of predicted rates from which one layout is faster with a probability of 95 %."""
     question = question_about(case)
@@ -170,13 +197,18 @@ def certain_gain(case: LintCase) -> float:
     return math.exp(Z90 * spread)
 
 
+def tie_ratio(case: LintCase) -> float:
+    """Ratio of predicted rates up to which two layouts tie."""
+    question = question_about(case)
+    return 1 + resolution(question.rates.time_spread if question else 0.0)
+
+
 def _in_order(unordered: Sequence[Candidate]) -> list[Candidate]:
     """Groups of ties, the fastest group first; in a group the nearest first."""
     remaining = sorted(unordered, key=lambda item: -item.outlook.samples_per_second.mean)
     ordered: list[Candidate] = []
     while remaining:
-        question = question_about(remaining[0].case)
-        tie = 1 + resolution(question.rates.time_spread if question else 0.0)
+        tie = tie_ratio(remaining[0].case)
         group = [
             item
             for item in remaining
@@ -187,11 +219,11 @@ def _in_order(unordered: Sequence[Candidate]) -> list[Candidate]:
     return ordered
 
 
-def _ranked(case: LintCase, batch: int, offloads: bool) -> list[TrialConfig]:
+def _ranked(case: LintCase, batch: int, offloads: bool, most_changes: int) -> list[TrialConfig]:
     """Layouts that are predicted to fit, the fastest first."""
     groups: dict[ModelSpec, list[TrialConfig]] = {}
     assert case.model is not None
-    for config in itertools.islice(_layouts(case, batch, offloads), MOST):
+    for config in itertools.islice(_layouts(case, batch, offloads, most_changes), MOST):
         try:
             groups.setdefault(case.framework.as_run(case.model, config), []).append(config)
         except SearchSpaceError:
@@ -211,12 +243,15 @@ def _ranked(case: LintCase, batch: int, offloads: bool) -> list[TrialConfig]:
     return [config for _, _, config in sorted(scored, key=lambda item: item[:2])]
 
 
-def _layouts(case: LintCase, batch: int, offloads: bool) -> Iterator[TrialConfig]:
+def _layouts(case: LintCase, batch: int, offloads: bool, most_changes: int) -> Iterator[TrialConfig]:
     """Combinations whose arithmetic is possible, near ones first."""
     model, ranks, config, tokens = case.model, case.ranks or 1, case.config, case.tokens or 1
     assert model is not None
     values = {name: _values(case, name, offloads) for name in LEVERS if name not in ("virtual_stages", "hsdp_shard_size")}
+    recipe_point = tuple(options[0] for options in values.values())
     for point in itertools.product(*values.values()):
+        if sum(map(operator.ne, point, recipe_point)) > most_changes:
+            continue
         chosen = dict(zip(values, point, strict=True))
         tensor, pipeline, context, experts = (int(chosen[name]) for name in DEGREES)
         if ranks % (tensor * pipeline * context):
@@ -230,13 +265,15 @@ def _layouts(case: LintCase, batch: int, offloads: bool) -> Iterator[TrialConfig
         # Samples are divided over ranks only if each keeps at least 8192 tokens, or the recipe divides them already.
         if context > max(config.context_parallel_size, tokens // 8192):
             continue
-        chosen["sequence_parallel"] = (config.sequence_parallel or config.tensor_parallel_size == 1) and tensor > 1
-        for stages in _stages(case, pipeline):
-            for shards in _shards(case, chosen, replicas * context):
-                yield config.replace(
-                    chosen | {"virtual_stages": stages, "hsdp_shard_size": shards}
-                    | ({} if pipeline > 1 else {"pipeline_schedule": TrialConfig().pipeline_schedule})
-                )  # fmt: skip
+        sequences = [(config.sequence_parallel or config.tensor_parallel_size == 1) and tensor > 1]
+        if tensor > 1 and not sequences[0] and _states(case, "sequence_parallel", True):
+            sequences.append(True)
+        shard_sizes = _shards(case, chosen, replicas * context)
+        for stages, shards, sequence in itertools.product(_stages(case, pipeline), shard_sizes, sequences):
+            yield config.replace(
+                chosen | {"virtual_stages": stages, "hsdp_shard_size": shards, "sequence_parallel": sequence}
+                | ({} if pipeline > 1 else {"pipeline_schedule": TrialConfig().pipeline_schedule})
+            )  # fmt: skip
 
 
 def _stages(case: LintCase, pipeline: int) -> list[int]:

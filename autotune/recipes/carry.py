@@ -11,21 +11,24 @@ from autotune.frameworks.accelerate import MACHINES, PROCESSES
 from autotune.frameworks.check import legality
 from autotune.frameworks.framework import LintCase
 from autotune.frameworks.shell import LAUNCHER
+from autotune.prediction.planning.conditional import ConditionalEstimate
+from autotune.prediction.planning.consequences import Verdict, verdict_of
 from autotune.prediction.planning.estimate import StepEstimate
+from autotune.recipes.assumed import assumptions, conditional
 from autotune.recipes.candidates import (
     LEVERS,
     Candidate,
     Refused,
     candidates,
     certain_gain,
+    changed_settings,
     is_divisible,
     judged,
     realised,
     refused,
     shortage,
 )
-from autotune.recipes.lint import notes_of
-from autotune.recipes.outlook import GIB, assumptions, fits, outlook
+from autotune.recipes.outlook import GIB, fits, outlook
 from autotune.recipes.recipe import Recipe, Rewritten
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.finding import Finding
@@ -73,6 +76,8 @@ class Carried:
     """How it runs; else why it is not predicted."""
     candidates: tuple[Candidate, ...]
     """Best first; never empty."""
+    conditional: ConditionalEstimate
+    """The prediction of the best, with what it assumes."""
     changes: tuple[Change, ...]
     """From the recipe to the best."""
     stays: Mapping[str, Any]
@@ -118,7 +123,7 @@ def carry(recipe: Recipe, cluster: ClusterSpec, rule: BatchRule, batch: int | No
         recipe=recipe, cluster=cluster, batch_before=before, batch=after, batch_rule=rule, same=same, problems=problems,
         same_outlook=present, candidates=tuple(ranked), changes=tuple(_changes(target, best, after)),
         stays={name: value for name, value in _knobs(source, best).items() if getattr(best.config, name) == value},
-        target=recipe.text(best.case, best.outlook),
+        target=recipe.text(best.case, best.outlook), conditional=conditional(best.case, best.outlook),
     )  # fmt: skip
 
 
@@ -135,7 +140,7 @@ def _with_unchanged(source: LintCase, same: LintCase, present: StepEstimate | st
         and present.peak_memory_bytes.mean <= before.peak_memory_bytes.mean
         and before.memory_limit_bytes <= present.memory_limit_bytes
     )
-    if not (fits(present) or ran):
+    if verdict_of(present) is Verdict.DOES_NOT_FIT or not (fits(present) or ran):
         return ranked
     changed = [candidate for candidate in ranked if candidate.distance]
     fastest = max((candidate.outlook.samples_per_second.mean for candidate in changed), default=0.0)
@@ -195,7 +200,7 @@ def _reason(target: LintCase, best: Candidate, name: str, batch: int) -> tuple[b
     """Whether the best needs the new value of a knob, and why: what the old value would mean there."""
     old = getattr(target.config, name)
     old_text = f"{name}={value_text(old)}"
-    if name == "sequence_parallel":
+    if name == "sequence_parallel" and best.config.tensor_parallel_size != target.config.tensor_parallel_size:
         return True, "goes with tensor_parallel_size"
     if name == "hsdp_shard_size" and old and best.config.zero_ranks(target.ranks or 1) % old:
         return True, f"{old} does not divide the {best.config.zero_ranks(target.ranks or 1)} ranks of a stage"
@@ -237,7 +242,7 @@ def _nothing(target: LintCase, batch: int) -> RequestError | NothingFeasibleErro
     memory = cluster.device.memory_bytes / GIB if cluster else 0
     problem = f"no layout that {title}'s settings can state is predicted to fit {ranks} devices of {memory:.0f} GiB"
     if assumed := assumptions(target):
-        problem += f" with {', '.join(assumed)}, not stated in the recipe"
+        problem += f" with {', '.join(map(str, assumed))}, not stated in the recipe"
     larger = -(-batch // ranks) * ranks
     if batch < ranks and candidates(_with_batch(target, larger), larger, 1):
         problem = f"a batch of {batch} allows at most {batch} data-parallel replicas, and {problem}"
@@ -281,15 +286,16 @@ def document(carried: Carried) -> dict[str, Any]:
             }
             for candidate in carried.candidates
         ],
-        "notes": notes_of(carried.recipe.case),
-        "target": {"file": target.name, "anew": target.anew, "lost": list(target.lost), "text": target.text},
+        "notes": list(carried.recipe.case.imported.notes),
+        "assumed": carried.conditional.conditions.document(),
+        "target": {
+            "file": target.name,
+            "anew": target.anew,
+            "lost": list(target.lost),
+            "notes": list(target.notes),
+            "text": target.text,
+        },
     }
-
-
-def changed_settings(source: LintCase, case: LintCase) -> dict[str, Any]:
-    """Setting -> its value in a case, of those that differ from the source's; None: left out."""
-    present, settings = source.imported.settings, case.imported.settings
-    return {key: settings.get(key) for key in {**present, **settings} if settings.get(key) != present.get(key)}
 
 
 def _predicted(outlook: StepEstimate) -> dict[str, Any]:

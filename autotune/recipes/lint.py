@@ -17,15 +17,19 @@ from autotune.frameworks.check import (
     written,
 )
 from autotune.frameworks.deepspeed_checks import version_of
-from autotune.frameworks.framework import LintCase, Surroundings
+from autotune.frameworks.framework import BATCH, LintCase, Surroundings
 from autotune.frameworks.imported import REMEDY
 from autotune.frameworks.read import FRAMEWORKS, Written, unknown_kind
+from autotune.prediction.planning.conditional import ConditionalEstimate
+from autotune.prediction.planning.consequences import Verdict, verdict_of
 from autotune.prediction.planning.estimate import StepEstimate
-from autotune.recipes.outlook import GIB, UNLIKELY, assumptions, fit, fits, outlook, outlooks
+from autotune.recipes.assumed import assumptions, conditional, origins, require_unstated, with_values
+from autotune.recipes.candidates import faster
+from autotune.recipes.outlook import GIB, STOPS, outlook
+from autotune.recipes.remedies import Variant, fastest, fit
 from search_spaces.finding import Effect, Finding
+from search_spaces.knob_values import KNOBS
 from search_spaces.plain import to_plain
-
-STOPS = (Effect.REFUSED, Effect.FAILS)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,20 +41,30 @@ class Linted:
     findings: tuple[Finding, ...]
     outlook: StepEstimate | str
     """The prediction, or why there is none."""
+    conditional: ConditionalEstimate | None = None
+    """The prediction with what it assumes, and what follows from that; None: there is none."""
 
 
 def case_of(recipe: Written, around: Surroundings) -> LintCase:
     """The configuration, read as knobs.
 
     Raises:
-        RequestError: it is of no known format or version, or has an invalid value.
+        RequestError: it is of no known format or version, has an invalid value, or states what the user says of the program.
     """
     if not recipe.format:
         raise RequestError("file", unknown_kind(recipe), REMEDY)
     framework, imported = FRAMEWORKS[recipe.format], recipe.read()
     variables = {name: file for file in recipe.sourced for name in framework.variables if name not in imported.settings}
-    imported = dataclasses.replace(imported.noted(*recipe.notes()), undecided={**variables, **recipe.open})
-    return LintCase(framework=framework, imported=imported, around=around, source=str(recipe.path))
+    imported = dataclasses.replace(imported, undecided={**variables, **recipe.open})
+    case = LintCase(framework=framework, imported=imported, around=around, source=str(recipe.path))
+    require_unstated(case)
+    for name, value in around.knobs.items():  # of a setting that is decided when the script runs
+        settings = framework.write(case, name, value)
+        if open_settings := {key: settings[key] for key in settings if key in case.imported.undecided}:
+            case = case.changed(open_settings)
+    remaining = {key: by for key, by in recipe.open.items() if key in case.imported.undecided}
+    notes = dataclasses.replace(recipe, open=remaining).notes()
+    return dataclasses.replace(case, imported=case.imported.noted(*notes))
 
 
 def lint(recipe: Written, around: Surroundings) -> Linted:
@@ -67,20 +81,42 @@ def lint(recipe: Written, around: Surroundings) -> Linted:
     """
     case = case_of(recipe, around)
     certain = legality(case)
-    findings = [_with_fix(case, finding) for finding in certain]
+    # Variants are judged by what is decided: nothing that is predicted depends on the rest.
+    decided = dataclasses.replace(case, imported=dataclasses.replace(case.imported, undecided={}))
+    hanging = _hanging(decided, certain)
+    findings = [_with_fix(decided, finding) for finding in certain if finding.rule not in hanging]
     present: StepEstimate | str = "not predicted, because the configuration does not run"
+    answer = None
     if not any(finding.effect in STOPS for finding in findings):
         if undecided := undecided_settings(case):
             names = ", ".join(f"{key} ({by})" for key, by in undecided.items())
-            options = "--model, --global-batch-size and --sequence-length state theirs"
-            present = f"not predicted: the script decides {names} when it runs; write the values into it ({options})"
+            options = "--set NAME=VALUE, --assume KNOB=VALUE, --model, --global-batch-size or --sequence-length"
+            present = f"not predicted: the script decides {names} when it runs; give {options}"
         else:
             present = outlook(case)
-            findings += beyond_links(case)
+            findings += beyond_links(decided)
         if isinstance(present, StepEstimate):
-            findings += fit(case, present)
-    case = dataclasses.replace(case, imported=case.imported.noted(*undecided_findings(case, certain)))
-    return Linted(written=recipe, case=case, findings=tuple(findings), outlook=present)
+            answer = conditional(decided, present)
+            findings += fit(decided, answer)
+            if not findings and (advice := faster(decided, present)):
+                case = dataclasses.replace(case, imported=case.imported.noted(advice))
+    notes = list(undecided_findings(case, certain))
+    notes += [f"{finding.key}: {finding.problem}; not with {hanging[finding.rule]}" for finding in certain
+              if finding.rule in hanging]  # fmt: skip
+    if case.imported.ranks not in (None, case.ranks):
+        notes.append(f"the file states {case.imported.ranks} as the number of ranks: checked on {case.ranks}, as you state")
+    case = dataclasses.replace(case, imported=case.imported.noted(*notes))
+    return Linted(written=recipe, case=case, findings=tuple(findings), outlook=present, conditional=answer)
+
+
+def _hanging(case: LintCase, findings: Sequence[Finding]) -> dict[str, str]:
+    """Rule of a finding that hangs on an assumed knob -> the plausible value at which it is not there."""
+    hanging: dict[str, str] = {}
+    for item in assumptions(case) if findings else ():
+        for value in item.alternatives if item.name in KNOBS else ():
+            remaining = {finding.rule for finding in legality(with_values(case, {item.name: value}))}
+            hanging = {finding.rule: item.words(value) for finding in findings if finding.rule not in remaining} | hanging
+    return hanging
 
 
 def _with_fix(case: LintCase, finding: Finding) -> Finding:
@@ -128,24 +164,16 @@ def beyond_links(case: LintCase) -> Iterator[Finding]:
     yield from _faster(case, key, problem, inside)
 
 
-def _faster(case: LintCase, key: str, problem: str, inside: Sequence[tuple[object, LintCase]]) -> Iterator[Finding]:
-    present = outlook(case)
-    if not isinstance(present, StepEstimate) or not inside:
+def _faster(case: LintCase, key: str, problem: str, inside: Sequence[Variant]) -> Iterator[Finding]:
+    present, best = outlook(case), fastest(case, inside)
+    if isinstance(present, str) or best is None:
         return
-    predictions = outlooks(case, [changed for _, changed in inside])
-    fitting = [
-        (prediction.samples_per_second.mean, changes)
-        for prediction, (changes, _) in zip(predictions, inside, strict=True)
-        if prediction is not None and fits(prediction)
-    ]
-    if not fitting:
-        return
-    rate, changes = max(fitting, key=lambda item: item[0])
-    ratio = rate / present.samples_per_second.mean
+    ratio = best.estimate.samples_per_second.mean / present.samples_per_second.mean
     if ratio >= GAIN:
-        assert isinstance(changes, dict)
         slower = f"{problem}; groups within one are predicted {ratio:.2f} times as fast"
-        yield Finding(rule=RULE, key=key, effect=Effect.SLOW, problem=slower, remedy=written(changes), fix=changes)
+        yield Finding(
+            rule=RULE, key=key, effect=Effect.SLOW, problem=slower, remedy=written(best.changes), fix=best.changes
+        )  # fmt: skip
 
 
 SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
@@ -156,34 +184,36 @@ LEVELS = {
 """Effect -> level of a SARIF result."""
 
 
-def line_of(linted: Linted, key: str) -> int:
+def line_of(recipe: Written, key: str) -> int:
     """The line of the file that states a setting; where none does, the first line that could."""
     try:
-        lines = linted.written.path.read_text(encoding="utf-8").splitlines()
+        lines = recipe.path.read_text(encoding="utf-8").splitlines()
     except (OSError, ValueError):
         return 1
-    first = linted.written.lines.get("recipe", 1)
+    first = recipe.lines.get("recipe", 1)
     name = key.rsplit(".", 1)[-1]
     spelled = re.compile(rf"(?<![\w-]){re.escape(name)}(?![\w-])")
     return next((number for number, line in enumerate(lines, 1) if number >= first and spelled.search(line)), first)
 
 
 def text_lines(linted: Linted, version: str) -> list[str]:
-    """One line for each finding, or one if nothing was found, one for each note, and one for the prediction."""
+    """One line for each finding, or one if nothing was found, one for each note, one for the prediction, and one for each value
+    that it assumes."""
     path, title = linted.written.path, linted.case.framework.title
     location = path if linted.written.name == path.name else f"{path}:{linted.written.name.partition(':')[2]}"
-    lines = [f"{path}:{line_of(linted, finding.key)}: {finding}" for finding in linted.findings]
+    lines = [f"{path}:{line_of(linted.written, finding.key)}: {finding}" for finding in linted.findings]
     if not lines:
         lines = [f"{location}: nothing that {title} {version} would refuse, ignore or change"]
     reported_keys = {finding.key for finding in linted.findings}
     other_notes = [note for note in linted.case.imported.notes if note.partition("=")[0] not in reported_keys]
     notes = [f"{location}: note: {note}" for note in grouped(other_notes)]
-    return [*lines, *notes, f"{location}: {outlook_text(linted.outlook, linted.case)}"]
+    assumed = [f"{location}: {line}" for line in assumed_lines(linted.conditional)]
+    return [*lines, *notes, f"{location}: {outlook_text(linted.conditional or linted.outlook)}", *assumed]
 
 
-def notes_of(case: LintCase) -> list[str]:
-    """Everything that was not read as the file states it, and what predictions take instead."""
-    return [*case.imported.notes, *(f"{line}: taken, because it is not stated" for line in assumptions(case))]
+def assumed_lines(answer: ConditionalEstimate | None) -> list[str]:
+    """A line for each value that a prediction assumes, most consequential first."""
+    return [] if answer is None else [f"assumed: {line.strip()}" for line in answer.conditions.lines()[1:]]
 
 
 def grouped(notes: Iterable[str]) -> list[str]:
@@ -195,18 +225,18 @@ def grouped(notes: Iterable[str]) -> list[str]:
     return [": ".join(filter(None, (", ".join(filter(None, texts)), reason))) for reason, texts in subjects.items()]
 
 
-def outlook_text(outlook: StepEstimate | str, case: LintCase | None = None) -> str:
-    """The prediction in one line, with what it takes of the case that nothing states."""
-    if isinstance(outlook, str):
-        return outlook
-    assumed = assumptions(case) if case is not None else []
+def outlook_text(answer: ConditionalEstimate | StepEstimate | str) -> str:
+    """The prediction in one line, with the values on which the verdict hangs."""
+    if isinstance(answer, str):
+        return answer
+    outlook, condition = (answer, "") if isinstance(answer, StepEstimate) else (answer.estimate, answer.condition)
     rate, peak = outlook.samples_per_second, outlook.peak_memory_bytes
     return (
         f"predicted {rate.mean:.3g} samples/s ({rate.low:.3g} to {rate.high:.3g}), {peak.mean / GIB:.0f} of "
         f"{outlook.memory_limit_bytes / GIB:.0f} GiB on the fullest device, "
         f"fits with probability {outlook.fit_probability:.2f}"
-        + (" (it may not fit)" if outlook.fit_probability >= UNLIKELY and not fits(outlook) else "")
-        + (f"; taken, because it is not stated: {', '.join(assumed)}" if assumed else "")
+        + (" (it may not fit)" if verdict_of(outlook) is Verdict.MAY_FIT else "")
+        + (f" {condition}" if condition else "")
     )
 
 
@@ -219,6 +249,9 @@ def checked_version(linted: Linted, requested_version: str = "") -> str:
 def document(linted: Linted, version: str) -> dict[str, Any]:
     """The document of `--json` for one configuration."""
     model, outlook = linted.case.model, linted.outlook
+    imported, path = linted.case.imported, linted.written.path
+    keys = {linted.case.key_of(name) for name in (*imported.knobs, BATCH)} & imported.settings.keys()
+    places = {key: f"{path}:{line_of(linted.written, key)} {key}" for key in keys}
     return {
         "file": str(linted.written.path),
         "recipe": linted.written.name,
@@ -226,11 +259,13 @@ def document(linted: Linted, version: str) -> dict[str, Any]:
         "version": version,
         "model": model.name if model else None,
         "ranks": linted.case.ranks,
-        "knobs": dict(linted.case.imported.knobs),
+        "knobs": dict(imported.knobs),
         "global_batch_size": linted.case.batch,
         "sequence_length": linted.case.tokens,
-        "findings": [{**to_plain(finding), "line": line_of(linted, finding.key)} for finding in linted.findings],
-        "notes": notes_of(linted.case),
+        "findings": [{**to_plain(finding), "line": line_of(linted.written, finding.key)} for finding in linted.findings],
+        "notes": list(imported.notes),
+        "assumed": linted.conditional.conditions.document() if linted.conditional else [],
+        "origins": {name: to_plain(origin) for name, origin in origins(linted.case, places, version).items()},
         "predicted": None if isinstance(outlook, str) else outlook.document(every_rank=False)["predicted"],
         "not_predicted": outlook if isinstance(outlook, str) else None,
     }
@@ -253,7 +288,12 @@ def sarif(linted: Sequence[Linted], unread: Sequence[str]) -> dict[str, Any]:
         for configuration in linted
         for finding in configuration.findings
     ]
-    notifications = [{"level": "error", "message": {"text": line}} for line in unread]
+    notifications: list[dict[str, Any]] = [{"level": "error", "message": {"text": line}} for line in unread]
+    notifications += [
+        {"level": "note", "message": {"text": line}, "locations": [_location(configuration, 1)]}
+        for configuration in linted
+        for line in assumed_lines(configuration.conditional)
+    ]
     invocation = {"executionSuccessful": not unread, "toolExecutionNotifications": notifications}
     return {
         "$schema": SCHEMA,
@@ -263,15 +303,16 @@ def sarif(linted: Sequence[Linted], unread: Sequence[str]) -> dict[str, Any]:
 
 
 def _result(linted: Linted, finding: Finding, rule_index: int) -> dict[str, Any]:
-    location = {
-        "artifactLocation": {"uri": linted.written.path.as_posix()},
-        "region": {"startLine": line_of(linted, finding.key)},
-    }
     return {
         "ruleId": f"{linted.written.format}/{finding.rule}",
         "ruleIndex": rule_index,
         "level": LEVELS[finding.effect],
         "message": {"text": str(finding)},
-        "locations": [{"physicalLocation": location}],
+        "locations": [_location(linted, line_of(linted.written, finding.key))],
         "properties": {"key": finding.key, "effect": finding.effect.value, "fix": to_plain(finding.fix)},
     }
+
+
+def _location(linted: Linted, line: int) -> dict[str, Any]:
+    artifact = {"uri": linted.written.path.as_posix()}
+    return {"physicalLocation": {"artifactLocation": artifact, "region": {"startLine": line}}}

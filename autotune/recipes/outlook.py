@@ -1,41 +1,26 @@
-"""Whether a configuration fits and how fast it is, by prediction or a dry run, and the smallest change that makes it fit."""
+"""Whether a configuration fits and how fast it is, by prediction or a dry run."""
 
 import dataclasses
-import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 
 from autotune.errors import AutotuneError, RequestError
-from autotune.frameworks.check import legality, single_changes, undecided_settings, written
-from autotune.frameworks.framework import LintCase, Settings
+from autotune.frameworks.check import undecided_settings
+from autotune.frameworks.framework import LintCase
 from autotune.prediction.equations.software import NATIVE_FRAMEWORK_CHECKPOINTING
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import Question, question_of
 from executor.dry.result import DryRun
 from executor.runners.one_process import dry_run_model
-from search_spaces.errors import ModelFormatError, SearchSpaceError
-from search_spaces.finding import Effect, Finding
-from search_spaces.knob import Value
-from search_spaces.knob_values import value_text
+from search_spaces.errors import ModelFormatError
+from search_spaces.finding import Effect
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 
-RULE = "memory"
-UNLIKELY = 1 - PROBABILITY
-"""Predicted probability below which a configuration counts as not fitting."""
-LEAST: Mapping[str, Value] = {
-    "micro_batch_size": 1, "activation_checkpointing": "full", "accumulation_dtype": "bf16", "precision": "bf16",
-    "reduce_dtype": "bf16",
-}  # fmt: skip
-"""Values with which a configuration needs least memory, of knobs that a file may leave to the program that trains."""
 GIB = 2**30
-LEVERS = (
-    "activation_checkpointing", "micro_batch_size", "zero_stage", "tensor_parallel_size", "pipeline_parallel_size",
-    "context_parallel_size", "expert_parallel_size", "reshard_after_forward", "offload_optimizer",
-)  # fmt: skip
-"""Knobs that save memory."""
-MOST_SINGLES = 120
+STOPS = (Effect.REFUSED, Effect.FAILS)
+"""Effects with which a configuration does not run."""
 
 
 def fits(estimate: StepEstimate) -> bool:
@@ -113,86 +98,6 @@ def as_predicted(case: LintCase) -> TrialConfig:
     return case.config.replace(case.framework.predicted)
 
 
-def fit(case: LintCase, estimate: StepEstimate) -> Iterator[Finding]:
-    """The finding that the configuration does not fit; not an error if it may fit with other values of what is not stated."""
-    if estimate.fit_probability >= UNLIKELY:
-        return
-    needed, limit = estimate.peak_memory_bytes.mean / GIB, estimate.memory_limit_bytes / GIB
-    changes = smaller(case)
-    chance = f"fits with probability {estimate.fit_probability:.2f}"
-    problem = f"predicted {needed:.0f} GiB of {limit:.0f} GiB on the fullest device ({chance})"
-    yield lacking(case, problem, changes)
-
-
-def lacking(case: LintCase, problem: str, changes: Settings) -> Finding:
-    """The finding that the configuration lacks memory, with the changes that make it fit; empty: there are none."""
-    key, effect = next(iter(changes), case.key_of("micro_batch_size")), Effect.DOES_NOT_FIT
-    more = "use more devices, or a smaller model" if case.config.zero_stage else "divide its states (ZeRO, FSDP) or the model"
-    remedy = written(changes) or f"no change of one or two settings fits; {more}"
-    if rests_on_assumptions(case):
-        effect, problem = Effect.MAY_NOT_FIT, f"{problem} with {', '.join(assumptions(case))}, not stated in the file"
-        remedy = f"state these, or {remedy}" if changes else "state these"
-    return Finding(rule=RULE, key=key, effect=effect, problem=problem, remedy=remedy, fix=changes)
-
-
-def assumptions(case: LintCase) -> list[str]:
-    """What a prediction takes because neither the file nor the user states it, as `NAME=VALUE`, with what states it."""
-    question = question_about(case)
-    sizes = {} if question is None else {
-        name: getattr(question, name)
-        for name, stated_value in (("sequence_length", case.tokens), ("global_batch_size", case.batch)) if stated_value is None
-    }  # fmt: skip
-    lines, options = [], {"sequence_length": "--sequence-length", "global_batch_size": "--global-batch-size"}
-    for name, value in {**case.assumed, **sizes}.items():
-        by = options.get(name) or case.imported.keys.get(name) or next(iter(case.framework.write(case, name, value)), "")
-        lines.append(f"{name}={value_text(value)}{f' ({by})' if by else ''}")
-    return lines
-
-
-def rests_on_assumptions(case: LintCase) -> bool:
-    """Whether the configuration may fit with the values of what is not stated that need least memory."""
-    if not assumptions(case):
-        return False
-    if any(name not in LEAST for name in case.assumed):
-        return True
-    least = {name: LEAST[name] for name in case.assumed}
-    around = dataclasses.replace(case.around, sequence_length=case.tokens or 128)
-    prediction = outlook(dataclasses.replace(case, imported=dataclasses.replace(case.imported, assumed=least), around=around))
-    return isinstance(prediction, str) or prediction.fit_probability >= UNLIKELY
-
-
-def smaller(case: LintCase) -> Settings:
-    """The smallest change that fits: the fastest of the single changes, else of the pairs; empty: none fits."""
-    rules_before = {finding.rule for finding in legality(case)}
-
-    def legal(variant: LintCase) -> bool:
-        return {finding.rule for finding in legality(variant)} <= rules_before
-
-    singles = list(itertools.islice(single_changes(case, LEVERS), MOST_SINGLES))
-    best = _fastest(case, [(changes, changed) for changes, changed in singles if legal(changed)])
-    if best:
-        return best
-    pairs = []
-    for changes, changed in singles:
-        for further, changed_again in itertools.islice(single_changes(changed, LEVERS), MOST_SINGLES // 3):
-            if not set(further) & set(changes) and legal(changed_again):
-                pairs.append(({**changes, **further}, changed_again))
-    return _fastest(case, pairs)
-
-
-def _fastest(case: LintCase, changes: Sequence[tuple[Settings, LintCase]]) -> Settings:
-    try:
-        predictions = outlooks(case, [changed for _, changed in changes])
-    except SearchSpaceError:
-        return {}
-    fitting = [
-        (prediction.samples_per_second.mean, index)
-        for index, prediction in enumerate(predictions)
-        if prediction is not None and fits(prediction)
-    ]
-    return dict(changes[max(fitting)[1]][0]) if fitting else {}
-
-
 TIMEOUT_SECONDS = 300.0
 
 
@@ -223,14 +128,3 @@ def dry_run(case: LintCase) -> DryRun:
         timeout_seconds=TIMEOUT_SECONDS,
     )
     return dry_run_model(request, backend="gloo" if cluster.device.kind == "cpu" else "nccl", python_path=())
-
-
-def exact(case: LintCase, run: DryRun) -> Iterator[Finding]:
-    """The finding that the peak of the dry run exceeds the device's memory."""
-    assert case.around.cluster is not None
-    limit = case.around.cluster.device.memory_bytes
-    if run.peak_memory_bytes <= limit:
-        return
-    changes = smaller(case)
-    problem = f"a dry run needs {run.peak_memory_bytes / GIB:.1f} GiB of {limit / GIB:.1f} GiB on the fullest device"
-    yield lacking(case, problem, changes)

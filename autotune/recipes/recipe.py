@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.errors import AutotuneError, BestConfigError, RequestError
 from autotune.frameworks.best_config import best_config_text, request_of
-from autotune.frameworks.check import undecided_settings
+from autotune.frameworks.check import undecided_settings, without_idle_settings
 from autotune.frameworks.export import yaml_text
 from autotune.frameworks.framework import BATCH, Framework, LintCase, Option, Settings, Surroundings
 from autotune.frameworks.imported import Imported, flat, nested, read_table
@@ -19,10 +19,10 @@ from autotune.frameworks.megatron_checks import MEGATRON_BRIDGE
 from autotune.frameworks.read import BEST_CONFIG as BEST_CONFIG_KEYS
 from autotune.frameworks.read import TABLES, Written, read_written
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
-from autotune.frameworks.torchtitan_checks import TORCHTITAN
 from autotune.frameworks.trainer_launch import TRAINERS
 from autotune.prediction.planning.estimate import StepEstimate
 from autotune.recipes.candidates import LEVERS
+from autotune.recipes.launch_script import edited_scripts, launch_anew, relaunched, unkept, word
 from autotune.recipes.lint import case_of
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
@@ -49,39 +49,62 @@ class Rewritten:
     """Whether the text is written anew, without the recipe's comments and variables."""
     lost: tuple[str, ...] = ()
     """Settings that the text does not state as they are wanted."""
+    notes: tuple[str, ...] = ()
+    """What of the launch is of the recipe's old nodes, one line each."""
 
 
-def rewritten(recipe: Written, settings: Settings) -> Rewritten:
-    """The recipe with these settings, which are all of it.
+def rewritten(
+    recipe: Written, settings: Settings, cluster: ClusterSpec | None, source_cluster: ClusterSpec | None
+) -> Rewritten:
+    """The recipe with these settings, which are all of it, for the nodes of a cluster.
 
     Args:
         recipe: the recipe as it is.
         settings: the wanted ones, with flat keys.
+        cluster: None: its launch stays.
+        source_cluster: that of the recipe; None: not known.
     """
-    present = dict(flat(recipe.content))
-    changes = {key: settings.get(key) for key in {**present, **settings} if present.get(key) != settings.get(key)}
     name = recipe.path.name
     source = recipe.path.read_text(encoding="utf-8")
+    present, notes, counts = dict(flat(recipe.content)), list[str](), dict[str, int]()
+    if cluster is not None and recipe.path.suffix not in (*TABLES, ".py"):
+        source, notes = relaunched(source, cluster)
+        before, present = present, _read_back(source, name, recipe)
+        # An exported variable may be one of the counts.
+        settings = {key: present.get(key) if key.startswith(ENVIRONMENT) and value == before.get(key) else value
+                    for key, value in settings.items()}  # fmt: skip
+        notes += unkept(source, cluster, source_cluster)
+        if re.search(r"\btorchrun\b", source):  # it starts one rank on one node if nothing else is stated
+            counts = {f"{LAUNCHER}nproc_per_node": cluster.devices_per_node, f"{LAUNCHER}nnodes": cluster.nodes}
+            counts = {key: count for key, count in counts.items() if count > 1 and key not in present}
+            settings = {**settings, **counts}
+    changes = {key: settings.get(key) for key in {**present, **settings} if present.get(key) != settings.get(key)}
     for text in _edited(recipe, source, changes):
-        if not _lost(text, name, recipe, settings):
-            return Rewritten(text=text, name=name)
-    text, suffix = _anew(recipe, settings)
+        # A script may have another launch besides, whose counts are not read.
+        if all(key in counts and key.removeprefix(LAUNCHER) in text for key in _lost(text, name, recipe, settings)):
+            return Rewritten(text=text, name=name, notes=tuple(note for note in notes if note.partition(": ")[0] in text))
+    text, suffix = _anew(recipe, source, settings, cluster)
     name = f"{recipe.path.stem}{suffix}"
-    return Rewritten(text=text, name=name, anew=True, lost=tuple(_lost(text, name, recipe, settings)))
+    lost = [key for key in _lost(text, name, recipe, settings) if not key.startswith(LAUNCHER)]
+    return Rewritten(text=text, name=name, anew=True, lost=tuple(lost), notes=tuple(notes))
 
 
 def _lost(text: str, name: str, recipe: Written, settings: Settings) -> list[str]:
     """The settings that the text states otherwise, or not at all."""
+    read = _read_back(text, name, recipe)
+    return [key for key in {**settings, **read} if read.get(key) != settings.get(key)]
+
+
+def _read_back(text: str, name: str, recipe: Written) -> dict[str, Any]:
+    """The settings that the text states; none if it cannot be read."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / name
         path.write_text(text, encoding="utf-8")
         try:
             recipes = read_written(path, recipe.format, stated=recipe.stated, beside=recipe.path)
         except AutotuneError:
-            return list(settings)
-    written_recipe = next((item for item in recipes if item.name == recipe.name), recipes[0])
-    read = dict(flat(written_recipe.content))
-    return [key for key in {**settings, **read} if read.get(key) != settings.get(key)]
+            return {}
+    return dict(flat(next((item for item in recipes if item.name == recipe.name), recipes[0]).content))
 
 
 def _edited(recipe: Written, source: str, changes: Settings) -> Iterator[str]:
@@ -97,41 +120,18 @@ def _edited(recipe: Written, source: str, changes: Settings) -> Iterator[str]:
         case ".py":
             yield _python(source, changes, recipe.lines.get("recipe", 1))
         case _:
-            yield _script(source, changes)
+            yield from edited_scripts(source, changes)
 
 
-def _anew(recipe: Written, settings: Settings) -> tuple[str, str]:
+def _anew(recipe: Written, source: str, settings: Settings, cluster: ClusterSpec | None) -> tuple[str, str]:
     """All settings, and the suffix of a file with them."""
     if recipe.path.suffix in TABLES:
         return (_toml("", settings), ".toml") if recipe.path.suffix == ".toml" else (yaml_text(nested(settings)), ".yaml")
     if recipe.format in TRAINERS:
         raise RequestError("recipe", f"{recipe.name} takes settings from another file", "carry the file that it names")
     if recipe.format == MEGATRON_BRIDGE.name:
-        return "\n".join(f"{key}={_word(value)}" for key, value in settings.items()) + "\n", ".args"
-    return _launch(recipe, settings), ".sh"
-
-
-def _launch(recipe: Written, settings: Settings) -> str:
-    """A launch script of Megatron-LM or torchtitan."""
-    exports = [f"export {key.removeprefix(ENVIRONMENT)}={_word(value)}" for key, value in settings.items()
-               if key.startswith(ENVIRONMENT)]  # fmt: skip
-    launcher = [f"--{key.removeprefix(LAUNCHER)} {_word(value)}" for key, value in settings.items() if key.startswith(LAUNCHER)]
-    titan = recipe.format == TORCHTITAN.name
-    words = ["torchrun", *launcher, "-m torchtitan.train" if titan else "pretrain_gpt.py"]
-    for key, value in settings.items():
-        if key.startswith((ENVIRONMENT, LAUNCHER)) or key == "activation_checkpoint.mode":
-            continue
-        option = {"recipe": "--config"}.get(key, key if key.startswith("--") else f"--{key}")
-        words.append(option if value is True and not titan else f"{option} {_word(value)}")
-    if mode := settings.get("activation_checkpoint.mode"):
-        words.append(f"activation-checkpoint:{mode}")
-    return "\n".join(["#!/bin/bash", *exports, " \\\n  ".join(words)]) + "\n"
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, list | tuple | dict):
-        return json.dumps(value, separators=(",", ":"))
-    return str(value).lower() if isinstance(value, bool) else str(value)
+        return "\n".join(f"{key}={word(value)}" for key, value in settings.items()) + "\n", ".args"
+    return launch_anew(recipe, source, settings, cluster), ".sh"
 
 
 def _toml(source: str, changes: Settings) -> str:
@@ -219,53 +219,6 @@ def _python(source: str, changes: Settings, first: int) -> str:
     return "".join(lines[: first - 1]) + body + "".join(lines[last:])
 
 
-def _script(source: str, changes: Settings) -> str:
-    """Replace the values of options and overrides, or of the variables that they are; new ones stand beside the last one."""
-    # An option or override, with its value, beside which others can stand.
-    options = r"micro-batch-size|per_device_train_batch_size|training\.\w+|parallelism\.\w+"
-    option = re.search(rf"(?<!\S)(?:--(?:{options})(?:[ =]\S+)|model\.\w+=\S+)", source)
-    text, anchor = source, option[0] if option else ""
-    for key, value in changes.items():
-        text, done = _replaced(text, key, value)
-        if not done and value is not None and anchor:
-            text = text.replace(anchor, f"{anchor} {_option(key, value, anchor)}", 1)
-    return text
-
-
-def _option(key: str, value: Any, anchor: str) -> str:
-    if not anchor.startswith("--"):
-        return f"{key}={_word(value)}"
-    option = key if key.startswith("--") else f"--{key}"
-    return option if value is True and key.startswith("--") else f"{option} {_word(value)}"
-
-
-def _replaced(text: str, key: str, value: Any) -> tuple[str, bool]:
-    """The text with another value of a setting, and whether the text states it."""
-    if key == "activation_checkpoint.mode":
-        return re.subn(r"activation-checkpoint:\w+", f"activation-checkpoint:{value}", text)[:2]  # type: ignore[return-value]
-    if key.startswith(ENVIRONMENT):
-        name = re.escape(key.removeprefix(ENVIRONMENT))
-        new, count = re.subn(rf"(export\s+{name}=)\S+", lambda assignment: f"{assignment[1]}{_word(value)}", text)
-        return new, bool(count)
-    option = "--" + key.removeprefix(LAUNCHER) if key.startswith(LAUNCHER) else key if key.startswith("--") else f"(?:--)?{key}"
-    spelled = re.compile(rf"(?<!\S)({option})(?:([ =])(?!--)([^\s\\)]+))?(?=[\s\\)]|$)")
-    match = spelled.search(text)
-    if match is None:
-        return text, False
-    if value is None:
-        return spelled.sub("", text, count=1), True
-    stated_value = match[3] or ""
-    variable = re.fullmatch(r"\"?\$\{?(\w+)\}?\"?", stated_value)
-    if variable:
-        assigned = re.compile(rf"^(\s*{variable[1]}=)(\$\{{\w+:-)?([^\s}}#]+)", re.MULTILINE)
-        new, count = assigned.subn(lambda assignment: f"{assignment[1]}{assignment[2] or ''}{_word(value)}", text, count=1)
-        if count:
-            return new, True
-    if value is True and not match[2]:
-        return text, True
-    return f"{text[: match.start()]}{match[1]}{match[2] or ' '}{_word(value)}{text[match.end() :]}", True
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
     """A recipe as it is."""
@@ -283,7 +236,7 @@ class Recipe:
         if self.document is not None:
             return Rewritten(text=best_config_text(document_for(self.document, case, outlook)), name="best-config.json")
         assert self.written is not None
-        return rewritten(self.written, case.imported.settings)
+        return rewritten(self.written, case.imported.settings, case.around.cluster, self.cluster)
 
 
 def recipe_of(name: str, around: Surroundings, find_job: Callable[[str], Mapping[str, Any]]) -> Recipe:
@@ -316,7 +269,8 @@ def recipe_of(name: str, around: Surroundings, find_job: Callable[[str], Mapping
     case = case_of(recipes[0], around)
     if undecided := undecided_settings(case):
         problem = f"{path} decides {', '.join(undecided)} when it runs"
-        raise RequestError("recipe", problem, "write the values into it, or give --global-batch-size and --sequence-length")
+        raise RequestError("recipe", problem, "give --set NAME=VALUE, --assume KNOB=VALUE, or write the values into it")
+    case = without_idle_settings(case)
     return Recipe(name=recipes[0].name, case=case, document=None, written=recipes[0], cluster=around.cluster)
 
 

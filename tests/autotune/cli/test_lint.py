@@ -98,12 +98,90 @@ def test_what_is_not_stated_is_said_and_is_no_error(command: Command, folder: Pa
                                      "  fsdp_version: 2\n  fsdp_auto_wrap_policy: TRANSFORMER_BASED_WRAP\n")  # fmt: skip
     words = ("lint", "acc.yaml", "--model", "qwen2.5-7b", "--cluster", "dgx-h100:1")
     long = command(*words, "--sequence-length", 16384)
-    assert long.status == 0 and ": may not fit: " in long.out
-    assert long.out.splitlines()[-1].endswith(
-        "taken, because it is not stated: micro_batch_size=1, activation_checkpointing=none "
-        "(fsdp_config.fsdp_activation_checkpointing), global_batch_size=8 (--global-batch-size)"
+    assert long.status == 0
+    assert (
+        "may not fit: fits if activation_checkpointing=full (49.1 GiB); with activation_checkpointing=none 134 GiB" in long.out
     )
-    assert "sequence_length=" in command(*words).out.splitlines()[-1]
+    assumed = [line.partition("assumed: ")[2] for line in long.out.splitlines() if ": assumed: " in line]
+    assert assumed[0].startswith("activation_checkpointing=none (")
+    assert {line.partition(" (")[0] for line in assumed} == {
+        "activation_checkpointing=none", "micro_batch_size=1", "global_batch_size=8"
+    }  # fmt: skip
+    short = command(*words).out
+    assert (
+        "assumed: sequence_length=4096 (--sequence-length): with" in short and "fits with probability 1.00 as assumed" in short
+    )
+
+
+def test_an_alternative_is_what_the_answer_says_when_it_is_stated(command: Command, folder: Path) -> None:
+    """Every consequence of an assumption is that of the command with the value as an option."""
+    (folder / "acc.yaml").write_text("distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n"
+                                     "deepspeed_config:\n  zero_stage: 2\n")  # fmt: skip
+    words = ("lint", "acc.yaml", "--model", "llama-3-8b", "--cluster", "dgx-h100:1", "--json")
+
+    def linted(*more: str) -> tuple[int, dict[str, Any]]:
+        answer = command(*words, *more)
+        (document,) = json.loads(answer.out)["files"]
+        return answer.status, document
+
+    status, document = linted()
+    assert {item["name"] for item in document["assumed"]} == {
+        "micro_batch_size", "activation_checkpointing", "sequence_length", "global_batch_size"
+    }  # fmt: skip
+    verdicts = set()
+    for item in document["assumed"]:
+        for alternative in item["alternatives"]:
+            changed_status, changed = linted("--assume", f"{item['name']}={alternative['value']}")
+            predicted = changed["predicted"]
+            assert predicted["tokens_per_second"] == pytest.approx(alternative["tokens_per_second"])
+            probability = predicted["fit_probability"]
+            assert alternative["verdict"] == (
+                "fits" if probability >= 0.95 else "may fit" if probability > 0.05 else "does not fit"
+            )
+            verdicts.add(alternative["verdict"])
+            assert changed_status == status == 0  # a shorter sequence may fit
+    assert verdicts == {"fits", "may fit", "does not fit"}
+
+
+def test_what_the_program_decides_is_stated_once(command: Command, folder: Path) -> None:
+    (folder / "acc.yaml").write_text("distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n"
+                                     "deepspeed_config:\n  zero_stage: 3\n")  # fmt: skip
+    words = ("lint", "acc.yaml", "--model", "qwen2.5-7b", "--cluster", "dgx-h100:1", "--assume")
+    answer = command(*words, "zero_stage=2")
+    assert answer.status == 2
+    assert "assume: acc.yaml decides zero_stage itself by deepspeed_config.zero_stage, which is 3" in answer.err
+    for text, says in (
+        ("micro_batch=2", "micro_batch_size"),
+        ("micro_batch_size", "is not NAME=VALUE"),
+        ("vocab_size=9", "own"),
+    ):
+        answer = command(*words, text)
+        assert answer.status == 2 and says in answer.err and answer.err.count("\n") == 1
+    more = ("micro_batch_size=4", "--assume", "activation_checkpointing=full", "--assume", "sequence_length=4096", "--json")
+    (document,) = json.loads(command(*words, *more).out)["files"]
+    assert [item["name"] for item in document["assumed"]] == ["global_batch_size"]
+    assert document["origins"]["micro_batch_size"] == {"source": "stated", "by": "--assume"}
+    assert document["origins"]["zero_stage"] == {"source": "stated", "by": "acc.yaml:5 deepspeed_config.zero_stage"}
+    assert document["origins"]["global_batch_size"]["source"] == "assumed"
+
+
+def test_a_finding_that_hangs_on_an_assumption_is_a_note(command: Command, folder: Path) -> None:
+    overrides = "model.hf_model_id=Qwen/Qwen3-30B-A3B model.sequence_parallel=true train.global_batch_size=512\n"
+    (folder / "run.args").write_text(overrides)
+    words = ("lint", "megatron-bridge", "run.args", "--cluster", "dgx-h100:2")
+    answer = command(*words)
+    assert answer.status == 0 and "assumed: tensor_parallel_size=1" in answer.out
+    assert "note: model.sequence_parallel: sequence parallelism needs several tensor-parallel ranks; not with " in answer.out
+    certain = command(*words, "--assume", "tensor_parallel_size=1")
+    assert certain.status == 1 and "model.sequence_parallel: refused: " in certain.out
+
+
+def test_a_script_s_open_degree_can_be_stated(command: Command, folder: Path) -> None:
+    (folder / "run.sh").write_text(f"{SCRIPT} --micro-batch-size 1 --tensor-model-parallel-size $1\n")
+    assert "not predicted: the script decides" in command("lint", "run.sh", "--cluster", "dgx-h100:1").out
+    answer = command("lint", "run.sh", "--cluster", "dgx-h100:1", "--assume", "tensor_parallel_size=1")
+    assert answer.status == 1 and "--sequence-parallel: ignored" in answer.out and "predicted" in answer.out
+    assert "decided when the script runs" not in answer.out
 
 
 def test_data_parallelism_that_does_not_fit_is_to_be_sharded(command: Command, folder: Path) -> None:
@@ -129,7 +207,7 @@ def test_auto_is_no_fp32(command: Command, folder: Path, switches: str, precisio
         (folder / name).write_text(f'{{"train_micro_batch_size_per_gpu": 1, "zero_optimization": {{"stage": 3}}, {text}}}')
         answer = command("lint", name, *words)
         rates.append(answer.out.partition("predicted ")[2].partition(" samples/s")[0])
-        assert (f"precision={precision}" in answer.out.splitlines()[-1]) == (name == "auto.json")
+        assert (f"assumed: precision={precision} " in answer.out) == (name == "auto.json")
     assert rates[0] == rates[1] != ""
 
 

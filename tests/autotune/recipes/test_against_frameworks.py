@@ -12,7 +12,7 @@ from lint_recipes import ACCELERATE_CASES, RECIPES, RecipeCase
 
 from autotune.frameworks.accelerate import OPTIONS
 from autotune.frameworks.torchtitan_checks import KNOWN
-from autotune.recipes.lint import STOPS
+from autotune.recipes.outlook import STOPS
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 

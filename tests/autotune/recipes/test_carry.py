@@ -15,8 +15,8 @@ from autotune.frameworks.framework import Surroundings
 from autotune.frameworks.read import read_written
 from autotune.recipes.candidates import LEVERS, certain_gain
 from autotune.recipes.carry import BatchRule, Carried, carry, document
-from autotune.recipes.lint import STOPS, lint
-from autotune.recipes.outlook import fits
+from autotune.recipes.lint import lint
+from autotune.recipes.outlook import STOPS, fits
 from autotune.recipes.recipe import Recipe, recipe_of
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model

@@ -1,0 +1,138 @@
+"""What a recipe leaves open: the values that are assumed, what follows from each, and where the others come from."""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from autotune.errors import RequestError
+from autotune.frameworks.check import legality
+from autotune.frameworks.framework import BATCH, LintCase, Surroundings
+from autotune.prediction.planning.conditional import ConditionalEstimate, Conditions
+from autotune.prediction.planning.consequences import consequences, most_favourable
+from autotune.prediction.planning.estimate import StepEstimate
+from autotune.question.assumption import LINK, VOCABULARY, Assumption, Origin, Source, assumption
+from autotune.recipes.outlook import outlook, question_about
+from search_spaces.knob import Value
+from search_spaces.knob_values import KNOBS, parse_value, value_text
+from search_spaces.preset_files import unknown_name
+
+SIZES = ("sequence_length", BATCH, VOCABULARY)
+"""Fields of `Surroundings` that `--assume` states beside knobs."""
+DEGREES = ("tensor_parallel_size", "pipeline_parallel_size")
+"""Knobs that an override of Megatron-Bridge leaves to the recipe that it begins with."""
+
+
+def surroundings_with(around: Surroundings, texts: Sequence[str]) -> Surroundings:
+    """What the user says, with what `--assume NAME=VALUE` states.
+
+    Raises:
+        RequestError: a text is not of this form.
+        SearchSpaceError: there is no such knob, or the value is not in its domain.
+    """
+    values: dict[str, Value] = {}
+    for text in texts:
+        name, separator, value = text.partition("=")
+        if name not in KNOBS and name not in SIZES:
+            raise unknown_name("knob or size", name, (*SIZES, *KNOBS))
+        if not separator or (name in SIZES and (not value.isdecimal() or int(value) < 1)):
+            raise RequestError("assume", f"{text!r} is not NAME=VALUE", "write for instance micro_batch_size=4")
+        values[name] = int(value) if name in SIZES else parse_value(name, value)
+    return _with_values(around, values)
+
+
+def _with_values(around: Surroundings, values: Mapping[str, Value]) -> Surroundings:
+    sizes: dict[str, Any] = {name: value for name, value in values.items() if name in SIZES}
+    knobs = {name: value for name, value in values.items() if name in KNOBS}
+    if LINK in values and around.cluster is not None:
+        sizes["cluster"] = dataclasses.replace(around.cluster, intra_node_bandwidth=float(values[LINK]))
+    return dataclasses.replace(around, knobs={**around.knobs, **knobs}, **sizes)
+
+
+def with_values(case: LintCase, values: Mapping[str, Value]) -> LintCase:
+    """The case as if the user stated these values; the type of reductions follows the precision."""
+    if "precision" in values and "reduce_dtype" in case.assumed:
+        values = {**values, "reduce_dtype": values["precision"]}
+    return dataclasses.replace(case, around=_with_values(case.around, values))
+
+
+def require_unstated(case: LintCase) -> None:
+    """Refuse what the user says of the program that trains if the file states it.
+
+    Raises:
+        RequestError: it does.
+    """
+    around, imported = case.around, case.imported
+    for name in around.knobs:
+        if name in imported.knobs:
+            by = f"{imported.keys.get(name, name)}, which is {value_text(imported.knobs[name])}"
+            raise RequestError("assume", f"{case.source} decides {name} itself by {by}", "change the file, or leave it out")
+    describes = around.model is not None or (imported.model is not None and VOCABULARY not in imported.assumed)
+    if around.vocab_size is not None and describes:
+        raise RequestError("assume", f"the model has its own {VOCABULARY}", "leave it out")
+
+
+def assumptions(case: LintCase) -> tuple[Assumption, ...]:
+    """What a prediction takes because neither the file nor the user states it."""
+    question = question_about(case)
+    assumed: list[Assumption] = []
+    for name, value in case.assumed.items():
+        if name == "reduce_dtype" and "precision" in case.assumed:
+            continue
+        setting = case.imported.keys.get(name) or next(iter(case.framework.write(case, name, value)), "")
+        degrees = [size for size in (1, 2, 4, 8) if name in DEGREES and case.ranks and case.ranks % size == 0]
+        assumed.append(assumption(name, value, f"{setting} or --assume" if setting else "--assume", further=degrees))
+    if question is not None:
+        if case.batch is None:
+            assumed.append(assumption(BATCH, question.global_batch_size, "--global-batch-size"))
+        assumed += question.assumed
+    return tuple(assumed)
+
+
+def conditional(case: LintCase, answer: StepEstimate) -> ConditionalEstimate:
+    """The prediction of a case, with what it is at the alternatives of what it assumes: each as if the user stated it."""
+    assumed, rules_before = assumptions(case), {finding.rule for finding in legality(case)}
+
+    def estimate_at(values: Mapping[str, Value]) -> StepEstimate | None:
+        changed = with_values(case, values)
+        if not {finding.rule for finding in legality(changed)} <= rules_before:
+            return None
+        prediction = outlook(changed)
+        return None if isinstance(prediction, str) else prediction
+
+    results = consequences(assumed, answer, estimate_at)
+    values, best = most_favourable(results, answer, estimate_at)
+    return ConditionalEstimate(
+        estimate=answer, conditions=Conditions(assumed=assumed, results=tuple(results)), most_favourable=best,
+        favourable_values=values,
+    )  # fmt: skip
+
+
+def origins(case: LintCase, places: Mapping[str, str], version: str) -> dict[str, Origin]:
+    """Where each value of a case comes from.
+
+    Args:
+        case: the configuration.
+        places: setting of the file -> `FILE:LINE SETTING`.
+        version: the framework's version.
+    """
+    around, imported = case.around, case.imported
+
+    def stated(key: str, option: str = "") -> Origin:
+        return Origin(Source.STATED, option or places.get(key, case.source))
+
+    values: dict[str, Origin] = {}
+    for name in imported.knobs:
+        key = case.key_of(name)
+        values[name] = stated(key) if key in places else Origin(Source.FRAMEWORK, f"{case.framework.title} {version}".strip())
+    values |= {name: stated("", "--assume") for name in around.knobs if name not in imported.knobs}
+    if case.model is not None:
+        values["model"] = stated("", "--model" if around.model else "")
+    if case.ranks is not None:
+        values["ranks"] = stated("", "--ranks" if around.ranks else "--cluster" if around.cluster else "")
+    if case.tokens is not None:
+        values["sequence_length"] = stated("", "--sequence-length" if around.sequence_length else "")
+    if around.global_batch_size is not None or case.key_of(BATCH) in places:
+        values[BATCH] = stated(case.key_of(BATCH), "--global-batch-size" if around.global_batch_size else "")
+    elif case.batch is not None:
+        values[BATCH] = Origin(Source.DERIVED, "micro-batch, accumulation and ranks")
+    return values | {item.name: Origin(Source.ASSUMED, item.stated_by) for item in assumptions(case)}
