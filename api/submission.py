@@ -32,6 +32,7 @@ from autotune.session.resolved import Resolver
 from autotune.session.session import Session
 from search_spaces.clusters.presets import is_cluster_name, unknown_cluster
 from search_spaces.environment import MOST_SETTINGS
+from search_spaces.errors import ClusterFormatError
 from search_spaces.knob import Value
 from search_spaces.knob_values import check_value
 from search_spaces.models.huggingface import is_factory_reference, known_model, model_spec_from_config
@@ -287,6 +288,8 @@ def require_preset_names(cluster: str, space: str) -> None:
         UnknownNameError: a name is not a preset.
     """
     if not is_cluster_name(cluster):
-        raise unknown_cluster(cluster)
+        error = unknown_cluster(cluster)
+        names = ("local", *preset_tables("clusters"))
+        raise error if isinstance(error, ClusterFormatError) else unknown_name("cluster", cluster, names)
     if space not in preset_tables("spaces"):
         raise unknown_name("space", space, preset_tables("spaces"))

@@ -38,7 +38,7 @@ def _parsed(parse: Callable[[str, str], int], text: str | int) -> int:
     try:
         return parse("", str(text))
     except RequestError as error:
-        raise typer.BadParameter(f"{error.problem}; {error.remedy}") from None
+        raise typer.BadParameter(f"{error.problem}; {error.remedy}") from error
 
 
 Database = Annotated[

@@ -13,6 +13,7 @@ from typing import Any, ParamSpec
 
 import typer
 
+from autotune.errors import RequestError
 from autotune.installed import missing_line
 from autotune.text.visible_text import visible, visible_line
 from search_spaces.plain import finite
@@ -145,7 +146,13 @@ class UsageError(Exception):
 def _wrong_value(error: typer.TyperException) -> UsageError | None:
     """The usage error with field, problem and remedy, if it is a value of the wrong type or beyond a limit."""
     parameter, read_errors = getattr(error, "param", None), getattr(error.__cause__, "errors", None)
-    if parameter is None or read_errors is None:
+    if parameter is None:
+        return None
+    name = next((word for word in parameter.opts if word.startswith("--")), str(parameter.name))
+    field = name.removeprefix("--").replace("-", "_")
+    if isinstance(error.__cause__, RequestError):
+        return UsageError(field, error.__cause__.problem, error.__cause__.remedy)
+    if read_errors is None:
         return None
     first = read_errors()[0]
     kind = {"int": "a whole number", "float": "a number", "bool": "true or false"}.get(str(first["type"]).partition("_")[0])
@@ -158,10 +165,7 @@ def _wrong_value(error: typer.TyperException) -> UsageError | None:
     if expected is None:
         return None
     path = getattr(getattr(error, "ctx", None), "command_path", PROGRAM)
-    name = next((word for word in parameter.opts if word.startswith("--")), str(parameter.name))
-    return UsageError(
-        name.removeprefix("--").replace("-", "_"), f"{first['input']!r} is not {expected}", f"see `{path} --help`"
-    )
+    return UsageError(field, f"{first['input']!r} is not {expected}", f"see `{path} --help`")
 
 
 def _usage_text(error: typer.TyperException) -> str:

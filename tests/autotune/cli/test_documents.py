@@ -29,7 +29,7 @@ def test_every_schema_is_of_a_command() -> None:
         ("plan no-such-model --json", "UnknownNameError", "no-such-model"),
         ("plan llama-tiny --cluster dgx-h100:1 --pin zero_stage=9 --json", "KnobValueError", "zero_stage"),
         ("plan --json --no-such-option", "UsageError", None),
-        ("plan gpt2 --cluster dgx-h100:1 --sequence-length 8k --json", "UsageError", "sequence_length"),
+        ("plan gpt2 --cluster dgx-h100:1 --sequence-length 8x --json", "UsageError", "sequence_length"),
         ("space --knobs --json", "RequestError", "json"),
         ("lint deepspeed none.json --json --sarif", "RequestError", "sarif"),
         ("label latest --json", "RequestError", "name"),

@@ -45,6 +45,8 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "reproduce": (Place.HERE, []),
     "verify": (Place.HERE, []),
     "space": (Place.HERE, []),
+    "models": (Place.HERE, []),
+    "clusters": (Place.HERE, []),
     "engines": (Place.HERE, []),
     "profile": (Place.HERE, []),
     "predict": (Place.HERE, []),

@@ -177,7 +177,7 @@ BAD = {
     "config.json --pin tensor_parallel_size=2": ("tensor_parallel_size: 2 ranks would divide", "leave it at 1"),
     "config.json --pin micro_batch_size=3 --global-batch-size 4": ("micro_batch_size=3", "; "),
     "config.json --depth -1": ("depth: '-1' is not at least 0", "see `autotune profile --help`"),
-    "config.json --sequence-length 0": ("sequence_length: '0' is not at least 1", "see `autotune profile --help`"),
+    "config.json --sequence-length 0": ("sequence_length: '0' is not a length", "write a number of tokens"),
     "gpt2 --sequence-length 1025": ("sequence_length: 1025", "give at most 1024"),
     "config.json --data-path none": ("data_path: ", "does not exist; give"),
     "config.json --timeout 0": ("trial_timeout: 0.0", "give seconds above 0"),
