@@ -22,3 +22,20 @@ def test_the_fastest_plan_is_first_and_values_that_are_rarely_used_are_named(com
         "NVLink, 450 GB/s between the cards of a machine (--cluster FILE.toml)",
         "global_batch_size=8 (--global-batch-size)",
     ]
+
+
+def test_a_plan_for_one_device_names_no_knob_of_traffic_between_devices(command: Command) -> None:
+    words = ("plan", "gpt2", "--sequence-length", "512", "--global-batch-size", "8", "--pin", "offload_param=none")
+    words = (*words, "--pin", "offload_optimizer=none", "--cluster")
+    alone, several = command(*words, "1xh100").out, command(*words, "2xh100").out
+    for name in ("zero_stage=", "reduce_bucket_size=", "overlap_comm="):
+        assert name not in alone and name in several
+
+
+def test_a_plan_is_for_shorter_samples_if_nothing_fits_with_those_that_nobody_stated(command: Command) -> None:
+    words = ("plan", "llama-3-8b", "--cluster", "1x24GB", "--lora-rank", "16", "--pin", "offload_param=none")
+    words = (*words, "--pin", "offload_optimizer=none", "--top", "1")
+    assumed, stated = command(*words), command(*words, "--sequence-length", "4096")
+    assert (assumed.status, stated.status) == (0, 3)
+    assert assumed.out.startswith("nothing fits with samples of 4,096 tokens, which nobody stated: planned for the longest")
+    assert "sequence_length=1024 (--sequence-length): with sequence_length=" in assumed.out
