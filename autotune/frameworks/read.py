@@ -3,7 +3,7 @@
 import ast
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +52,8 @@ class Written:
     """Files that a script sources, which are not read: they may set and export variables."""
     stated: Mapping[str, str] = field(default_factory=dict)
     """Variables and arguments of a script, with the user's values."""
+    ranks: int | None = None
+    """Ranks that a script starts without a launcher; None: not known."""
     stray: tuple[str, ...] = ()
     """Options of a script that are no part of its launch."""
     lines: Mapping[str, int] = field(default_factory=dict)
@@ -65,7 +67,8 @@ class Written:
         """
         # The DeepSpeed file that a file of Accelerate names is looked for beside it.
         source = str(self.path) if self.format == ACCELERATE.name else self.name
-        return FRAMEWORKS[self.format].read(self.content, source)
+        imported = FRAMEWORKS[self.format].read(self.content, source)
+        return imported if self.ranks is None else replace(imported, ranks=imported.ranks or self.ranks)
 
     def imported(self) -> Imported:
         """Read it as knobs.
@@ -274,7 +277,7 @@ def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[s
     undecided |= {key: by for key, by in script.open.items() if key.startswith("$")}
     return Written(
         format=kind, name=path.name, path=path, content=content, open=undecided, sourced=tuple(script.sourced), stated=stated,
-        stray=script.stray,
+        stray=script.stray, ranks=script.ranks,
     )  # fmt: skip
 
 
