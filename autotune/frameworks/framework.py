@@ -125,7 +125,9 @@ class LintCase:
         settings = {**self.imported.settings, **changes}
         settings = {key: value for key, value in settings.items() if value is not None}
         undecided = {key: by for key, by in self.imported.undecided.items() if key not in settings}
-        imported = dataclasses.replace(self.framework.read(settings, self.source), undecided=undecided)
+        read = self.framework.read(settings, self.source)
+        # Ranks that no setting states, but the script's own job.
+        imported = dataclasses.replace(read, undecided=undecided, ranks=read.ranks or self.imported.ranks)
         return dataclasses.replace(self, imported=imported)
 
     def sized(self, config: TrialConfig, batch: int) -> Settings:

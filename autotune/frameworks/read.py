@@ -58,6 +58,8 @@ class Written:
     """Keys that one table of a JSON file states twice."""
     stated: Mapping[str, str] = field(default_factory=dict)
     """Variables and arguments of a script, with the user's values."""
+    ranks: int | None = None
+    """Ranks that a script starts without a launcher; None: not known."""
     stray: tuple[str, ...] = ()
     """Options of a script that are no part of its launch."""
     lines: Mapping[str, int] = field(default_factory=dict)
@@ -71,7 +73,8 @@ class Written:
         """
         # Files that these name are looked for beside them.
         source = str(self.path) if self.format in (ACCELERATE.name, *TRAINERS) else self.name
-        return replace(FRAMEWORKS[self.format].read(self.content, source), repeated=self.repeated)
+        imported = FRAMEWORKS[self.format].read(self.content, source)
+        return replace(imported, repeated=self.repeated, ranks=imported.ranks or self.ranks)
 
     def imported(self) -> Imported:
         """Read it as knobs.
@@ -314,7 +317,7 @@ def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[s
     undecided |= {key: by for key, by in script.open.items() if key.startswith("$")}
     return Written(
         format=kind, name=path.name, path=path, content=content, open=undecided, sourced=tuple(script.sourced), stated=stated,
-        stray=script.stray,
+        stray=script.stray, ranks=script.ranks,
     )  # fmt: skip
 
 

@@ -92,6 +92,8 @@ class Script:
     """Files that the script sources and that are not there: they may set and export variables."""
     modules: tuple[str, ...] = ()
     """The launched programs: files or modules."""
+    ranks: int | None = None
+    """Tasks that srun starts as `#SBATCH` lines state, each a rank; None: not known, or a launcher starts further ones."""
     unused: tuple[str, ...] = ()
     """Stated variables and arguments that the script does not read, or sets itself."""
     stray: tuple[str, ...] = ()
@@ -132,6 +134,11 @@ def read_options(text: str, path: Path | None = None, stated: Mapping[str, str] 
         lists = [words for words in options if words not in launches or words[0].startswith("--")]
         chosen = [word for words in lists or options for word in words]
     _options(chosen, script)
+    before = list(itertools.takewhile(lambda word: not PROGRAM.fullmatch(word), chosen))
+    tasks = str(variables.values.get("SLURM_NTASKS"))
+    counted = any(word.startswith(("-n", "-N", "--ntasks", "--nodes")) for word in before)
+    if "srun" in before and not counted and tasks.isdecimal() and not {Path(word).name for word in before} & {*LAUNCHERS}:
+        script.ranks = int(tasks)
     return script
 
 

@@ -169,6 +169,23 @@ def test_a_text_that_looks_like_a_launch_is_a_value() -> None:
     assert found.settings == {"--name": "run old.py again", "--size": 2}
 
 
+@pytest.mark.parametrize(
+    ("launch", "ranks"),
+    [
+        ("srun -l python", 32),
+        ("srun bash -c 'python", 32),
+        ("srun -n 4 python", None),
+        ("srun torchrun", None),
+        ("python", None),
+    ],
+)
+def test_tasks_of_a_job_are_ranks_without_a_launcher(launch: str, ranks: int | None) -> None:
+    quote = "'" * launch.count("'")
+    script = f"#SBATCH --nodes=4\n#SBATCH --ntasks-per-node=8\n{launch} train.py --a 1{quote}\n"
+    found = read_options(script)
+    assert (found.settings["--a"], found.ranks) == (1, ranks)
+
+
 def test_options_after_a_comment_are_named() -> None:
     found = read_options("torchrun train.py --a 1 \\\n  # why \\\n  --b 2 --c 3\n")
     assert (found.settings, found.stray) == ({"--a": 1}, ("--b",))
