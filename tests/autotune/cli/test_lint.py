@@ -284,7 +284,6 @@ def test_one_unreadable_file_does_not_hide_the_others(command: Command, folder: 
         (("auto", "empty.py"), "file: empty.py is Python source without a function that returns a configuration"),
         (("auto", "bytes.sh"), "file: bytes.sh is not a text"),
         (("auto", "degree.toml"), "parallelism.tensor_parallel_degree: 'two' in degree.toml is not a whole number"),
-        (("auto", "newer.toml"), "training.max_context_length: newer.toml is for a torchtitan after 0.3"),
     ],
 )  # fmt: skip
 @pytest.mark.usefixtures("file")
@@ -294,7 +293,6 @@ def test_what_is_no_configuration(command: Command, folder: Path, words: tuple[s
     (folder / "empty.py").write_text("x = 1\n")
     (folder / "bytes.sh").write_bytes(b"\xff\xfe\x00")
     (folder / "degree.toml").write_text('[parallelism]\ntensor_parallel_degree = "two"\n')
-    (folder / "newer.toml").write_text("[training]\nmax_context_length = 4096\n[parallelism]\ntensor_parallel_degree = 1\n")
     answer = command("lint", *words)
     assert (answer.status, answer.out) == (2, "")
     assert says in answer.err and answer.err.count("\n") == 1
