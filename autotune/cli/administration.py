@@ -15,7 +15,7 @@ import typer
 
 from autotune.cli.database import open_database
 from autotune.cli.options import Database, Json, only_database, parse_bytes
-from autotune.cli.status import Status, ends, print_line, write_document
+from autotune.cli.status import Status, print_line, write_document
 from autotune.errors import RequestError
 from autotune.ops.output import require_writable, write_whole
 from search_spaces.plain import to_plain
@@ -34,7 +34,6 @@ keys_app = typer.Typer(help="Create, list and revoke API keys.", no_args_is_help
 
 
 @keys_app.command("create")
-@ends
 def create_key(
     owner: Annotated[str, typer.Argument(metavar="OWNER", help="Owner of the key and of jobs submitted with it.")],
     scope: Annotated[
@@ -64,7 +63,6 @@ def create_key(
 
 
 @keys_app.command("list")
-@ends
 def list_keys(db: Database = None, json: Json = False) -> Status:
     """Show all keys, without their secrets."""
     with open_database(only_database("keys list", db)) as store:
@@ -80,7 +78,6 @@ def list_keys(db: Database = None, json: Json = False) -> Status:
 
 
 @keys_app.command("quota")
-@ends
 def quota(
     owner: Annotated[str | None, typer.Argument(metavar="OWNER", help="Owner. [default: show all owners]")] = None,
     limits: Annotated[
@@ -130,7 +127,6 @@ def quota(
 
 
 @keys_app.command("revoke")
-@ends
 def revoke_key(
     key: Annotated[str, typer.Argument(metavar="KEY", help="The key's id, as shown by `autotune keys list`.")],
     db: Database = None,
@@ -178,7 +174,6 @@ class AuditFormat(StrEnum):
     CSV = "csv"
 
 
-@ends
 def audit(
     limit: Annotated[int | None, typer.Option(min=1, metavar="N", help="Maximum number of entries. [default: all]")] = None,
     since: Annotated[str | None, typer.Option(metavar="TIME", help="Earliest time: ISO 8601 with a time zone.")] = None,

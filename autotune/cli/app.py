@@ -16,7 +16,7 @@ from autotune.cli.options import SET, Database, Job, Json, Url
 from autotune.cli.overview import OverviewGroup
 from autotune.cli.question_options import QuestionCommand, asked_values, given_fields
 from autotune.cli.request_app import request_app
-from autotune.cli.status import PROGRAM, Status, end, ends, exit_status
+from autotune.cli.status import PROGRAM, Status, exit_status
 
 app = typer.Typer(
     name=PROGRAM,
@@ -68,11 +68,11 @@ def reproduce(
         Path | None, typer.Option(metavar="DIR", help="Write every rank's profiler trace of one more step into this folder.")
     ] = None,
     json: Json = False,
-) -> None:
+) -> Status:
     """Repeat a best configuration and check that it is inside its interval; exit status 1 if it is not."""
     from autotune.cli.reproduce import reproduce_command
 
-    end(lambda: reproduce_command(path, runner, ray_address, repeats, trace, json))
+    return reproduce_command(path, runner, ray_address, repeats, trace, json)
 
 
 @app.command()
@@ -90,7 +90,7 @@ def verify(
     rounds: Annotated[int, typer.Option(min=1, metavar="N", help="Trials of the best and of the baseline, alternating.")] = 3,
     write: Annotated[bool, typer.Option("--write", help="Write the result into FILE.")] = False,
     json: Json = False,
-) -> None:
+) -> Status:
     """Run a best configuration on another engine and compare samples/s and gain with the promised ones. For your own script,
     use --engine command and add its command after --."""
     from autotune.cli.reproduce import verify_command
@@ -98,7 +98,7 @@ def verify(
     command = command_of(
         context, launcher=launcher, plugin=plugin, folder=folder, pattern=pattern, report_seconds=report_seconds
     )
-    end(lambda: verify_command(path, engine, command, runner, ray_address, rounds, write, json))
+    return verify_command(path, engine, command, runner, ray_address, rounds, write, json)
 
 
 @app.command(cls=QuestionCommand)
@@ -106,43 +106,42 @@ def space(
     context: typer.Context,
     knobs: Annotated[bool, typer.Option("--knobs", help="List all knobs instead.")] = False,
     json: Json = False,
-) -> None:
+) -> Status:
     """Count the configurations of a space: how many are legal, and which rules refuse the others and why."""
     from autotune.cli.space import SpaceOptions, knobs_command, space_command
 
     if knobs:
-        end(lambda: knobs_command(json))
-    end(lambda: space_command(SpaceOptions(**asked_values(context), json=json)))
+        return knobs_command(json)
+    return space_command(SpaceOptions(**asked_values(context), json=json))
 
 
 @app.command()
-def models(json: Json = False) -> None:
+def models(json: Json = False) -> Status:
     """List the models that are known by name: size, shape and source; also those in the Hugging Face hub's cache here."""
     from autotune.cli.names import models_command
 
-    end(lambda: models_command(json))
+    return models_command(json)
 
 
 @app.command()
-def clusters(json: Json = False) -> None:
+def clusters(json: Json = False) -> Status:
     """List the machines, cloud instances and devices that are known by name."""
     from autotune.cli.names import clusters_command
 
-    end(lambda: clusters_command(json))
+    return clusters_command(json)
 
 
 @app.command()
 def engines(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/engines.md.")] = False,
-) -> None:
+) -> Status:
     """Show the values of each knob that the engines honour, and the combinations that they refuse and why."""
     from autotune.cli.engines import engines_command
 
-    end(lambda: engines_command(markdown))
+    return engines_command(markdown)
 
 
 @app.command()
-@ends
 def weights(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A preset, or a Hugging Face config.json.")],
     source: Annotated[
@@ -179,13 +178,13 @@ def profile(
     ] = False,
     timeout: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which the profile is killed.")] = 300.0,
     json: Json = False,
-) -> None:
+) -> Status:
     """Show the cost of each module in a step: parameters, FLOPs, forward and backward time, share."""
     from autotune.cli.profile import ProfileOptions, profile_command
 
     # A job's default is no profile's: one micro-batch.
     asked = asked_values(context) | {"global_batch_size": given_fields(context).get("global_batch_size")}
-    end(lambda: profile_command(ProfileOptions(**asked, depth=depth, every_block=every_block, timeout=timeout, json=json)))
+    return profile_command(ProfileOptions(**asked, depth=depth, every_block=every_block, timeout=timeout, json=json))
 
 
 app.registered_commands += planning_app.app.registered_commands
@@ -220,7 +219,7 @@ def lint(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Compute the memory exactly, by a dry run.")] = False,
     json: Json = False,
     sarif: Annotated[bool, typer.Option("--sarif", help="Print SARIF 2.1.0, for code scanning.")] = False,
-) -> None:
+) -> Status:
     """Check configurations of other frameworks: what is refused, ignored or changed, whether it fits, and the smallest fix.
     Exit status 1: findings; 2: a file that cannot be read."""
     from autotune.cli.lint import LintOptions, lint_command
@@ -236,7 +235,7 @@ def lint(
         json=json,
         sarif=sarif,
     )
-    end(lambda: lint_command(checked))
+    return lint_command(checked)
 
 
 RecipeFile = Annotated[
@@ -268,7 +267,7 @@ def carry(
     url: Url = None,
     db: Database = None,
     json: Json = False,
-) -> None:
+) -> Status:
     """Carry a recipe over to more, fewer or other nodes: what stays, what must change and why, the best layouts by prediction,
     and the recipe for the target. Nothing is run."""
     from autotune.cli.carry import CarryOptions, RecipeOptions, carry_command
@@ -283,10 +282,8 @@ def carry(
         url=url,
         database=db,
     )
-    end(
-        lambda: carry_command(
-            CarryOptions(recipe=source, to=to, batch=batch, target_batch=target_batch, top=top, out=out, json=json)
-        )
+    return carry_command(
+        CarryOptions(recipe=source, to=to, batch=batch, target_batch=target_batch, top=top, out=out, json=json)
     )
 
 
@@ -301,7 +298,7 @@ def challenge(
     url: Url = None,
     db: Database = None,
     json: Json = False,
-) -> None:
+) -> Status:
     """Challenge a recipe: predictions nominate rivals, and interleaved trials decide whether it is beaten, not beaten, or
     undecided. Exit status 1: beaten, or the recipe does not run."""
     from autotune.cli.carry import RecipeOptions
@@ -313,14 +310,12 @@ def challenge(
     source = RecipeOptions(
         recipe=recipe, source=None, asked=QuestionFields(**stated), assume=tuple(assume or ()), url=url, database=db
     )
-    end(
-        lambda: challenge_command(
+    return challenge_command(
             ChallengeOptions(
                 recipe=source, cluster=fields.pop("cluster", None), ranks=fields.pop("ranks", None), rivals=rivals,
                 rounds=rounds, predict_only=predict_only, json=json, fields=fields,
             )
-        )
-    )  # fmt: skip
+        )  # fmt: skip
 
 
 @app.command()
@@ -329,12 +324,12 @@ def cluster(
     ray_address: options.RayToInspect = None,
     db: Database = None,
     json: Json = False,
-) -> None:
+) -> Status:
     """Show a Ray cluster: nodes, devices, links, quarantine; compare Ray's figures with a calibration's measurements."""
     from autotune.cli.cluster import cluster_command, release_command
 
     database = options.only_database("cluster", db)
-    end(lambda: cluster_command(ray_address, database, json) if release is None else release_command(release, database))
+    return cluster_command(ray_address, database, json) if release is None else release_command(release, database)
 
 
 @app.command()
@@ -345,11 +340,11 @@ def doctor(
     ray_address: options.RayToInspect = None,
     db: Database = None,
     json: Json = False,
-) -> None:
+) -> Status:
     """Check this installation and this machine; exit status 1 if something would prevent a sweep."""
     from autotune.cli.doctor import DoctorOptions, doctor_command
 
-    end(lambda: doctor_command(DoctorOptions(cluster=cluster, ray_address=ray_address, database=db, json=json)))
+    return doctor_command(DoctorOptions(cluster=cluster, ray_address=ray_address, database=db, json=json))
 
 
 @app.command()
@@ -358,8 +353,8 @@ def clean(
     all_: Annotated[bool, typer.Option("--all", help="Every job.")] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Remove; without this option only show what would be removed.")] = False,
     db: Database = None,
-) -> None:
+) -> Status:
     """Remove a job, or all jobs, from the database."""
     from autotune.cli.database import clean_command
 
-    end(lambda: clean_command(job, all_, yes, options.only_database("clean", db)))
+    return clean_command(job, all_, yes, options.only_database("clean", db))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from autotune.cli.options import Database, Job, Url, only_database
-from autotune.cli.status import Status, ends, print_line
+from autotune.cli.status import Status, print_line
 from autotune.errors import AutotuneError, OutputError, RequestError
 from autotune.ops.output import require_writable
 from autotune.text.visible_text import visible
@@ -35,14 +35,12 @@ database_app = typer.Typer(help="Move jobs between databases, back up, restore, 
 
 
 @database_app.command("export")
-@ends
 def export_job(job: Job = None, out: Out = None, db: Database = None) -> Status:
     """Write a job with its trials, attempts, measurements and events as JSON Lines."""
     return _dump(job, False, out, only_database("db export", db))
 
 
 @database_app.command("import")
-@ends
 def import_job(
     file: In,
     owner: Annotated[str, typer.Option(metavar="NAME", help="Owner of the job in this database. [default: none]")] = "",
@@ -57,14 +55,12 @@ def import_job(
 
 
 @database_app.command()
-@ends
 def backup(out: Out = None, db: Database = None) -> Status:
     """Write a consistent snapshot of the database while it is in use. It contains key hashes and encrypted secrets."""
     return _dump(None, True, out, only_database("db backup", db))
 
 
 @database_app.command()
-@ends
 def restore(file: In, db: Database = None) -> Status:
     """Restore a backup into a database of either kind without jobs; the next worker resumes jobs that were running."""
     database = only_database("db restore", db)
@@ -75,7 +71,6 @@ def restore(file: In, db: Database = None) -> Status:
 
 
 @database_app.command()
-@ends
 def check(db: Database = None) -> Status:
     """List the rows that cannot be read. Other jobs are not affected."""
     with open_database(only_database("db check", db)) as store:
@@ -90,7 +85,6 @@ def check(db: Database = None) -> Status:
 
 
 @database_app.command()
-@ends
 def prune(
     days: Annotated[float, typer.Option(min=0, metavar="N", help="Keep the logs of jobs that ended within this many days.")],
     db: Database = None,
@@ -233,7 +227,6 @@ study_app = typer.Typer(help="Export jobs as Optuna studies.", no_args_is_help=T
 
 
 @study_app.command("export")
-@ends
 def export_study(
     storage: Annotated[str, typer.Option(metavar="URL", help="Optuna storage, such as sqlite:///studies.db.")],
     job: Job = None,

@@ -10,7 +10,7 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.options import Database, Job, Json, OneJob, Url
-from autotune.cli.status import Status, ends, print_line, write_document
+from autotune.cli.status import Status, print_line, write_document
 from autotune.errors import RequestError
 from search_spaces.outcome import JobState
 
@@ -30,7 +30,6 @@ jobs_app = typer.Typer()
 
 
 @jobs_app.command()
-@ends
 def jobs(
     state: Annotated[
         list[str] | None,
@@ -78,7 +77,6 @@ def jobs(
 
 
 @jobs_app.command()
-@ends
 def watch(job: Job = None, url: Url = None, db: Database = None) -> Status:
     """Follow a job until it ends: finished trials and the best so far. Ctrl-C detaches; the job continues."""
     from autotune.cli.open_backend import open_backend
@@ -89,7 +87,6 @@ def watch(job: Job = None, url: Url = None, db: Database = None) -> Status:
 
 
 @jobs_app.command()
-@ends
 def show(
     job: Job = None,
     top: Annotated[
@@ -115,7 +112,6 @@ def show(
 
 
 @jobs_app.command()
-@ends
 def logs(
     job: OneJob,
     trial: Annotated[int, typer.Argument(metavar="TRIAL", min=0, max=2**31 - 1, help="A trial's number.")],
@@ -135,7 +131,6 @@ def logs(
 
 
 @jobs_app.command()
-@ends
 def explain(
     job: Job = None,
     markdown: Annotated[
@@ -152,7 +147,6 @@ def explain(
 
 
 @jobs_app.command()
-@ends
 def report(
     job: Job = None,
     out: Annotated[
@@ -171,7 +165,6 @@ def report(
 
 
 @jobs_app.command()
-@ends
 def export(
     job: Job = None,
     format_: Annotated[str, typer.Option("--format", metavar="NAME", help=f"{', '.join(FORMATS)}.")] = "json",
@@ -186,14 +179,12 @@ def export(
 
 
 @jobs_app.command()
-@ends
 def pause(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> Status:
     """Pause a job after its running trials have ended, until it is resumed."""
     return _ask("pause", job, url, db, json)
 
 
 @jobs_app.command()
-@ends
 def resume(
     job: OneJob,
     trials: options.AllTrials = None,
@@ -208,21 +199,18 @@ def resume(
 
 
 @jobs_app.command()
-@ends
 def stop(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> Status:
     """Stop a job after its running trials have ended; the answer is the best so far."""
     return _ask("stop", job, url, db, json)
 
 
 @jobs_app.command()
-@ends
 def cancel(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> Status:
     """Kill a job's running trials and end the job."""
     return _ask("cancel", job, url, db, json)
 
 
 @jobs_app.command()
-@ends
 def clone(job: OneJob, url: Url = None, db: Database = None, json: Json = False) -> Status:
     """Submit a job's request again; prints the new id to standard output."""
     from autotune.cli.open_backend import open_backend
@@ -233,7 +221,6 @@ def clone(job: OneJob, url: Url = None, db: Database = None, json: Json = False)
 
 
 @jobs_app.command()
-@ends
 def extend(
     job: OneJob,
     trials: options.AllTrials = None,
@@ -258,7 +245,6 @@ def extend(
 
 
 @jobs_app.command()
-@ends
 def label(
     job: OneJob,
     name: Annotated[str | None, typer.Option(metavar="TEXT", help="Name of the job; '' removes it.")] = None,

@@ -6,7 +6,7 @@ import typer
 
 from autotune.cli.options import Database, Json
 from autotune.cli.question_options import QuestionCommand, asked_values, given_fields
-from autotune.cli.status import end
+from autotune.cli.status import Status
 
 app = typer.Typer()
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")]
@@ -18,11 +18,11 @@ def predict(
     stages: Annotated[bool, typer.Option("--stages", help="Also show the memory of every pipeline rank.")] = False,
     db: Database = None,
     json: Json = False,
-) -> None:
+) -> Status:
     """Predict step time and memory of one configuration, without running it."""
     from autotune.cli.predict import predict_command
 
-    end(lambda: predict_command(given_fields(context), db, stages=stages, json=json))
+    return predict_command(given_fields(context), db, stages=stages, json=json)
 
 
 @app.command(cls=QuestionCommand)
@@ -31,19 +31,19 @@ def plan(
     ties: Annotated[bool, typer.Option("--ties", help="Also show the configurations that tie with each plan.")] = False,
     db: Database = None,
     json: Json = False,
-) -> None:
+) -> Status:
     """Rank all configurations of a space by predictions, with the reason for each knob, without running them."""
     from autotune.cli.plan import plan_command
 
-    end(lambda: plan_command(given_fields(context), db, ties=ties, json=json))
+    return plan_command(given_fields(context), db, ties=ties, json=json)
 
 
 @app.command(cls=QuestionCommand)
-def capacity(context: typer.Context, db: Database = None, json: Json = False) -> None:
+def capacity(context: typer.Context, db: Database = None, json: Json = False) -> Status:
     """Predict the ZeRO stage and offloading that a model needs, and the largest micro-batch and sequence that then fit."""
     from autotune.cli.capacity import capacity_command
 
-    end(lambda: capacity_command(given_fields(context), db, json=json))
+    return capacity_command(given_fields(context), db, json=json)
 
 
 @app.command(cls=QuestionCommand)
@@ -55,19 +55,19 @@ def calibrate(
     force: Annotated[bool, typer.Option("--force", help="Measure even if this cluster was measured before.")] = False,
     db: Database = None,
     json: Json = False,
-) -> None:
+) -> Status:
     """Measure this cluster for predictions: matrix products, memory, collectives. The measurement is reused afterwards."""
     from autotune.cli.calibrate import calibrate_command
 
     asked = asked_values(context)
-    end(lambda: calibrate_command(db, json, **asked, runner=runner, seconds=seconds, timeout=timeout, force=force))
+    return calibrate_command(db, json, **asked, runner=runner, seconds=seconds, timeout=timeout, force=force)
 
 
 @app.command("dry-run", cls=QuestionCommand)
-def dry_run(context: typer.Context, timeout: Timeout = 300.0, json: Json = False) -> None:
+def dry_run(context: typer.Context, timeout: Timeout = 300.0, json: Json = False) -> Status:
     """Compute memory, FLOPs and traffic of a configuration on any cluster, without its hardware; status 3: does not fit."""
     from autotune.cli.dry_run import DryRunOptions, dry_run_command
 
     values = asked_values(context)
     asked = values | {"cluster": values["cluster"] or "local"}
-    end(lambda: dry_run_command(DryRunOptions(**asked, timeout=timeout, json=json)))
+    return dry_run_command(DryRunOptions(**asked, timeout=timeout, json=json))

@@ -8,7 +8,7 @@ import typer
 from autotune.cli import options
 from autotune.cli.options import DEFAULT_OUT, Database, Json, SweepOptions, Url
 from autotune.cli.question_options import QuestionCommand, given_fields
-from autotune.cli.status import end
+from autotune.cli.status import Status
 from autotune.question.field import Panel
 
 request_app = typer.Typer()
@@ -39,25 +39,23 @@ def sweep(
     ] = None,
     db: Database = None,
     json: Json = False,
-) -> None:
+) -> Status:
     """Tune a model by real trials and write the best configuration as JSON. For your own script, add its command after --."""
     from autotune.cli.sweep import sweep_command
 
     fidelity = None if trial_seconds is None else {"max_seconds": trial_seconds}
-    end(
-        lambda: sweep_command(
-            SweepOptions(
-                fields=given_fields(context) | options.given(fidelity=fidelity),
-                series=options.given(price=price, rate=rate, step=step),
-                imported=from_,
-                stated=tuple(set_ or ()),
-                out=out,
-                pass_environment=tuple(pass_environment or ()),
-                config=config,
-                resume=resume,
-                database=options.only_database("sweep", db, "submit the job with `autotune submit`, "),
-                json=json,
-            )
+    return sweep_command(
+        SweepOptions(
+            fields=given_fields(context) | options.given(fidelity=fidelity),
+            series=options.given(price=price, rate=rate, step=step),
+            imported=from_,
+            stated=tuple(set_ or ()),
+            out=out,
+            pass_environment=tuple(pass_environment or ()),
+            config=config,
+            resume=resume,
+            database=options.only_database("sweep", db, "submit the job with `autotune submit`, "),
+            json=json,
         )
     )
 
@@ -78,22 +76,20 @@ def scale(
     config: options.Config = None,
     db: Database = None,
     json: Json = False,
-) -> None:
+) -> Status:
     """Sweep a model on 1, 2, 4 ranks: samples/s and efficiency of each size, and where more ranks reduce throughput."""
     from autotune.cli.sweep import sweep_command
 
-    end(
-        lambda: sweep_command(
-            SweepOptions(
-                fields=given_fields(context) | {"ranks": ranks, "objective": "scale"},
-                series={},
-                out=out,
-                config=config,
-                resume=None,
-                imported=None,
-                database=options.only_database("scale", db),
-                json=json,
-            )
+    return sweep_command(
+        SweepOptions(
+            fields=given_fields(context) | {"ranks": ranks, "objective": "scale"},
+            series={},
+            out=out,
+            config=config,
+            resume=None,
+            imported=None,
+            database=options.only_database("scale", db),
+            json=json,
         )
     )
 
@@ -116,15 +112,13 @@ def submit(
     url: Url = None,
     db: Database = None,
     json: Json = False,
-) -> None:
+) -> Status:
     """Submit a tuning job to the workers; prints its id to standard output."""
     from autotune.cli.submit import SubmitOptions, submit_command
 
-    end(
-        lambda: submit_command(
+    return submit_command(
             SubmitOptions(
                 fields=given_fields(context), imported=from_, stated=tuple(set_ or ()),
                 config=config, priority=priority, watch=watch, url=url, database=db, json=json,
             )
-        )
-    )  # fmt: skip
+        )  # fmt: skip

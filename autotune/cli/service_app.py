@@ -7,7 +7,7 @@ import typer
 
 from autotune.cli.administration import audit, keys_app
 from autotune.cli.options import Database, Logs, PassEnvironment, RayAddress
-from autotune.cli.status import Status, ends
+from autotune.cli.status import Status
 from autotune.cli.worker import AllowCommand, AllowFactory, worker
 from autotune.errors import MissingPackageError, RequestError
 from autotune.installed import install_line
@@ -26,7 +26,6 @@ def register(app: typer.Typer) -> None:
     app.command()(audit)
 
 
-@ends
 def serve(
     host: Annotated[str, typer.Option(metavar="NAME", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, metavar="N", help="Port to listen on.")] = 8000,
@@ -97,7 +96,6 @@ def serve(
     )  # fmt: skip
 
 
-@ends
 def mcp(
     http: Annotated[
         str | None,

@@ -1,7 +1,6 @@
 """Exit statuses, errors as one line on standard error, and the documents of `--json`."""
 
 import errno
-import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -9,7 +8,7 @@ from contextlib import suppress
 from enum import IntEnum
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 import typer
 
@@ -79,28 +78,6 @@ def _status(app: typer.Typer, arguments: Sequence[str], further: dict[str, Any])
     if result == Status.INTERRUPTED and not isinstance(result, Status):
         return _fail("interrupted", Status.INTERRUPTED, as_json, "Interrupted")  # before the command began: it says so itself
     return result if isinstance(result, int) else Status.OK
-
-
-def end(command: Callable[[], Status]) -> None:
-    """Run a command and exit with its status. Ctrl-C aborts, unless the command handles it."""
-    try:
-        status = command()
-    except KeyboardInterrupt:
-        raise typer.Abort from None
-    raise typer.Exit(status)
-
-
-P = ParamSpec("P")
-
-
-def ends(command: Callable[P, Status]) -> Callable[P, None]:
-    """Make a command of a function that returns its status: see `end`."""
-
-    @functools.wraps(command)
-    def ended(*arguments: P.args, **options: P.kwargs) -> None:
-        end(lambda: command(*arguments, **options))
-
-    return ended
 
 
 def status_of(error: Exception) -> Status | None:

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from autotune.cli.options import Database, Logs, PassEnvironment, RayAddress
-from autotune.cli.status import Status, ends
+from autotune.cli.status import Status
 from autotune.errors import RequestError
 from autotune.ops.logs import LogFormat, set_up_logs, traces
 from executor.runners.rank_process import PASSED_VARIABLE, passed_names
@@ -32,7 +32,6 @@ AllowCommand = Annotated[
 ]
 
 
-@ends
 def worker(
     running_jobs: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Maximum concurrent jobs of one submitter. [default: no limit]")
