@@ -19,20 +19,20 @@ from api.submission import (
     checked,
     declared_body,
     require_preset_names,
-    session_of_submission,
+    session_of_job,
     shown_fields,
     uploaded_or_named,
 )
-from api.views import checked_view
+from api.views import assumed_views, checked_view
 from autotune.client.fields import PLAN, PREDICTION
 from autotune.forecast import expected
 from autotune.goodput.terms import terms_of
 from autotune.prediction.planning import estimate as planning
 from autotune.prediction.planning.calibrated import asked_here
-from autotune.prediction.planning.estimate import estimates
+from autotune.prediction.planning.conditional import Conditions, plan_conditions, planned, predicted
 from autotune.prediction.planning.largest import Dimension, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
-from autotune.prediction.planning.plan import PlanObjective, PlanOptions, plan
+from autotune.prediction.planning.plan import PlanObjective, PlanOptions
 from autotune.prediction.planning.question import (
     Question,
     cluster_of,
@@ -42,11 +42,11 @@ from autotune.prediction.planning.question import (
     with_adapters,
 )
 from autotune.prediction.planning.scan import Bounds
+from autotune.question.assumption import assumed_document
 from autotune.question.question import PlanningFields
 from autotune.request.field_forms import with_loads
 from autotune.request.rows import request_to_row
 from autotune.session.knowledge import learned_of
-from autotune.session.trial_requests import assumed_of
 from autotune.wire.plans import Plans
 from autotune.wire.predictions import ConfigEstimate, Draft, Estimate, Prediction, Range
 from search_spaces.clusters.cluster import ClusterSpec
@@ -87,9 +87,9 @@ class PlanRequest(_PlanFields):  # type: ignore[misc]
 def predict_config(body: PredictionRequest, settings: Settings, store: Store) -> Prediction:
     """Predict one configuration. Errors name the field and the remedy."""
     question = _question(_asked(body, "config", pins=checked(body.config)), body, settings, store)
-    (estimate,) = estimates(question, [question.config()])
+    answer = predicted(question)
     fields = {"world_size": question.cluster.world_size}
-    return checked_view(Prediction, {**_shown(question), **fields, **estimate.document()})
+    return checked_view(Prediction, {**_shown(question, answer.conditions), **fields, **answer.estimate.document()})
 
 
 def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
@@ -104,13 +104,14 @@ def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
     bounds = Bounds(configurations=settings.plan_configurations, until=time.monotonic() + settings.plan_seconds)
     biggest = None if inputs.max is None else largest(question, Dimension(inputs.max), options.fit_probability, bounds)
     question = biggest.question if biggest else question
-    ranked = plan(question, options, bounds)
+    question, ranked = planned(question, options, bounds)
+    conditions = plan_conditions(question, ranked, options)
     fields = {
         "space": question.space,
         "objective": options.objective,
         "max": {"dimension": biggest.dimension, "value": biggest.value, "next": biggest.next} if biggest else None,
     }
-    return checked_view(Plans, {**_shown(question), **fields, **ranked.document()})
+    return checked_view(Plans, {**_shown(question, conditions), **fields, **ranked.document()})
 
 
 def _asked(body: Body, *left_out: str, **further: Any) -> PlanningFields:
@@ -142,7 +143,7 @@ def _model(
     return described_model(name, *adapters, sequence_length=inputs.sequence_length, precisions=precisions)
 
 
-def _shown(question: Question) -> dict[str, Any]:
+def _shown(question: Question, conditions: Conditions) -> dict[str, Any]:
     return {
         "model": question.model.name,
         "parameter_count": question.model.parameter_count,
@@ -150,18 +151,18 @@ def _shown(question: Question) -> dict[str, Any]:
         "engine": question.engine,
         "global_batch_size": question.global_batch_size,
         "sequence_length": question.sequence_length,
-        "assumed": tuple(map(str, question.assumed)),
+        "assumed": conditions.document(),
         "calibration_source": question.calibration_source,
     }
 
 
 def resolve_draft(body: JobSubmission, settings: Settings) -> Draft:
     """Resolve and check the body like a submission. Raises what a submission raises."""
-    session = session_of_submission(body, settings, settings.submission_steps)
+    session = session_of_job(body, settings)
     return Draft(
         model=session.model.name,
         parameter_count=session.model.parameter_count,
-        assumed=tuple(map(str, assumed_of(session))),
+        assumed=assumed_views(assumed_document(session.request.resolved_assumed)),
         cluster=session.cluster.name,
         world_size=session.world_size,
         request=shown_fields(request_to_row(session.request)),
@@ -172,7 +173,7 @@ def resolve_draft(body: JobSubmission, settings: Settings) -> Draft:
 
 def estimate_draft(body: JobSubmission, settings: Settings, store: Store) -> Estimate:
     """Predict the job's result within the limits of the settings. Raises what a submission raises."""
-    session = session_of_submission(body, settings, settings.submission_steps)
+    session = session_of_job(body, settings)
     bounds = Bounds(configurations=settings.plan_configurations, until=time.monotonic() + settings.plan_seconds)
     expectation = expected(session, store, bounds)
     rates = [
@@ -191,6 +192,7 @@ def estimate_draft(body: JobSubmission, settings: Settings, store: Store) -> Est
         device_hours=_range(expectation.seconds, hours),
         calibration_source=expectation.calibration_source,
         note=expectation.note,
+        assumed=assumed_views(assumed_document(session.request.resolved_assumed, expectation.consequences)),
     )
 
 

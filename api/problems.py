@@ -11,7 +11,7 @@ from starlette.exceptions import HTTPException
 from starlette.routing import Match
 
 from api.refusals import refusals
-from autotune.errors import AutotuneError, JobNotResumableError, NoBestError, UnknownFormatError
+from autotune.errors import AutotuneError, JobNotResumableError, NoBestError, UnknownFormatError, UnstatedError
 from autotune.wire.problems import FieldProblem, Problem
 from search_spaces.errors import SearchSpaceError
 from search_spaces.plain import to_plain
@@ -51,7 +51,11 @@ def install(app: FastAPI) -> None:
             JobNotResumableError: HTTPStatus.CONFLICT,
         }
         status = statuses.get(type(error), HTTPStatus.UNPROCESSABLE_ENTITY)
-        return problem(status, str(error), [FieldProblem(field=error.field, message=error.problem, remedy=error.remedy)])
+        remedies = {error.field: error.remedy}
+        if isinstance(error, UnstatedError):
+            remedies = {name: f"give {meaning}" for name, meaning in error.meanings.items()}
+        errors = [FieldProblem(field=name, message=error.problem, remedy=remedy) for name, remedy in remedies.items()]
+        return problem(status, str(error), errors)
 
     @app.exception_handler(JobStateError)
     def misfit(_request: Request, error: JobStateError) -> JSONResponse:

@@ -27,15 +27,16 @@ from autotune.request.checks import LONGEST, MOST_TAGS, TAG
 from autotune.request.job_fields import FIELDS
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_fields, request_to_row
-from autotune.session.resolve import resolve
+from autotune.session.resolve import require_workload, resolve
 from autotune.session.resolved import Resolver
 from autotune.session.session import Session
-from search_spaces.clusters.presets import is_cluster_name
+from search_spaces.clusters.presets import is_cluster_name, unknown_cluster
 from search_spaces.environment import MOST_SETTINGS
 from search_spaces.knob import Value
 from search_spaces.knob_values import check_value
-from search_spaces.models.huggingface import is_factory_reference, model_spec_from_config
+from search_spaces.models.huggingface import is_factory_reference, known_model, model_spec_from_config
 from search_spaces.models.model import ModelSpec
+from search_spaces.models.named import model_names
 from search_spaces.preset_files import preset_tables, unknown_name
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
@@ -161,6 +162,18 @@ def session_of_submission(body: JobSubmission, settings: Settings, most_steps: i
     return resolve(*_request(body, settings), most_steps)
 
 
+def session_of_job(body: JobSubmission, settings: Settings) -> Session:
+    """As `session_of_submission`, of a job that is about to be opened.
+
+    Raises:
+        UnstatedError: a job on GPUs states no sequence length or global batch.
+    """
+    request, model = _request(body, settings)
+    session = resolve(request, model, settings.submission_steps)
+    require_workload(request, session)
+    return session
+
+
 @dataclass(frozen=True, slots=True)
 class Resolved:
     """A resolved submission, in the form of a job's row."""
@@ -255,9 +268,8 @@ def _allowed_model(name: str, settings: Settings) -> str:
     if is_factory_reference(name):
         settings.allow_list.require_factory(name)
         return name
-    presets = preset_tables("models")
-    if name not in presets:
-        raise unknown_name("model preset", name, presets, "or give {config: …} with the content of a config.json")
+    if known_model(name) is None:
+        raise unknown_name("model preset", name, model_names(), "or give {config: …} with the content of a config.json")
     return name
 
 
@@ -275,6 +287,6 @@ def require_preset_names(cluster: str, space: str) -> None:
         UnknownNameError: a name is not a preset.
     """
     if not is_cluster_name(cluster):
-        raise unknown_name("cluster", cluster, ("local", *preset_tables("clusters")))
+        raise unknown_cluster(cluster)
     if space not in preset_tables("spaces"):
         raise unknown_name("space", space, preset_tables("spaces"))

@@ -1,13 +1,16 @@
 """Makes the answers of the service (`autotune.wire`) from records."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 
 from api.submission import shown_fields
+from autotune.question.assumption import assumed_document
+from autotune.request.rows import assumed_of_row
 from autotune.wire.jobs import Answer, Job, JobSummary
+from autotune.wire.predictions import AssumedValue
 from autotune.wire.trials import Attempt
 from search_spaces.plain import to_plain
 from storage.records import AttemptRecord, JobRecord
@@ -35,7 +38,13 @@ def _adapter(kind: type[Any]) -> TypeAdapter[Any]:
 
 def job_view(job: JobRecord) -> Job:
     """The job, without the resolved request, which is large and internal to the server."""
-    return Job(**_job_fields(job), message=_message(job), request=shown_fields(dict(job.request)))
+    assumed = assumed_views(assumed_document(assumed_of_row(job.request)))
+    return Job(**_job_fields(job), message=_message(job), request=shown_fields(dict(job.request)), assumed=assumed)
+
+
+def assumed_views(documents: Sequence[Mapping[str, Any]]) -> tuple[AssumedValue, ...]:
+    """What `assumed_document` returns, as the service shows it."""
+    return tuple(checked_view(AssumedValue, item) for item in documents)
 
 
 def job_summary(job: JobRecord) -> JobSummary:

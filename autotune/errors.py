@@ -2,6 +2,7 @@
 
 AutotuneError
 ├── RequestError          (ValueError)   a field of a request is missing, unknown or outside its range
+├── UnstatedError         (RequestError) fields without a default are not stated
 ├── DoesNotFitError       (RequestError) the model's states exceed the host's memory in every configuration
 ├── NothingFeasibleError  (ValueError)   no configuration of the space fits the stated limit
 ├── JobNotResumableError  (RuntimeError) the job has ended, or was made by another version
@@ -17,6 +18,8 @@ AutotuneError
 
 DecisionAbandonedError    (Exception)    a decision is no longer needed; never leaves the loop
 """
+
+from collections.abc import Mapping
 
 
 class AutotuneError(Exception):
@@ -34,6 +37,22 @@ class AutotuneError(Exception):
 
 class RequestError(AutotuneError, ValueError):
     """A field of a request is missing, unknown or outside its range."""
+
+
+class UnstatedError(RequestError):
+    """Fields without a default are not stated.
+
+    Args:
+        meanings: field -> what to give, in words.
+    """
+
+    def __init__(self, meanings: Mapping[str, str]) -> None:
+        options = (f"--{name.replace('_', '-')} ({meaning})" for name, meaning in meanings.items())
+        super().__init__(
+            ", ".join(meanings), "not stated, and without a default for a job on GPUs", f"give {' and '.join(options)}"
+        )
+        self.args = (meanings,)
+        self.meanings = meanings
 
 
 class DoesNotFitError(RequestError):

@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,7 @@ from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.step import predict
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.planning.calibrated import asked_here, benchmark_text, fingerprint
+from autotune.prediction.planning.consequences import Consequence, consequences, estimate_with
 from autotune.prediction.planning.estimate import StepEstimate, alike, estimates, learned
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, plan
 from autotune.prediction.planning.question import Question
@@ -139,6 +141,8 @@ class JobExpectation:
     """The data behind the predictions, in words; empty: there are no predictions."""
     note: str
     """Why predictions, or that of the best, are missing; empty: none is."""
+    consequences: tuple[Consequence, ...] = ()
+    """What the best, or the baseline if there is no best, is at other values of what nobody stated."""
 
 
 def expected(session: Session, store: "Store", bounds: Bounds) -> JobExpectation:
@@ -161,7 +165,8 @@ def expected(session: Session, store: "Store", bounds: Bounds) -> JobExpectation
     question = asked_here(store, _narrowed(question, session), borrowed)
     (baseline,) = estimates(question, session.baselines[:1])
     best, note = _best(question, session, bounds)
-    bands = [trial_seconds_band(estimate.step_seconds.mean, request.fidelity) for estimate in (best or baseline, baseline)]
+    answer = best or baseline
+    bands = [trial_seconds_band(estimate.step_seconds.mean, request.fidelity) for estimate in (answer, baseline)]
     trial_seconds = min(low for low, _ in bands), max(high for _, high in bands)
     return JobExpectation(
         trials=trials,
@@ -171,6 +176,7 @@ def expected(session: Session, store: "Store", bounds: Bounds) -> JobExpectation
         seconds=job_seconds(request, session.world_size, trial_seconds),
         calibration_source=question.calibration_source,
         note=note,
+        consequences=tuple(consequences(request.resolved_assumed, answer, partial(estimate_with, question, answer.config))),
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from search_spaces.errors import KnobValueError
 from search_spaces.knob import Knob, Value, ValueKind, knobs_of
 from search_spaces.preset_files import unknown_name
+from search_spaces.quantities import Quantity, read_quantity
 from search_spaces.trial_config import TrialConfig
 
 KNOBS: Mapping[str, Knob] = knobs_of(TrialConfig)
@@ -29,7 +30,7 @@ def knob(name: str) -> Knob:
 
 
 def parse_value(name: str, text: str) -> Value:
-    """Parse a value that a user wrote for a knob: 5e8, 1_000_000, true, off, bf16.
+    """Parse a value that a user wrote for a knob: 5e8, 1_000_000, true, off, bf16, and 4k tokens.
 
     Raises:
         UnknownNameError: there is no such knob.
@@ -41,6 +42,8 @@ def parse_value(name: str, text: str) -> Value:
         return spelled.lower() in _TRUE
     if kind in (ValueKind.INT, ValueKind.FLOAT) and _NUMBER.fullmatch(spelled):
         return check_value(name, int(spelled) if _WHOLE.fullmatch(spelled) else float(spelled))
+    if knob(name).unit == "tokens" and (tokens := read_quantity(Quantity.LENGTH, spelled)) is not None:
+        return check_value(name, tokens)
     return check_value(name, spelled.lower() if kind is ValueKind.CHOICE and knob(name).choices else spelled)
 
 

@@ -12,6 +12,7 @@ class Quantity(StrEnum):
     RATE = "bytes/s, or a number with GB/s, GiB/s or Gbit/s"
     FLOPS = "FLOP/s, or a number with GFLOP/s, TFLOP/s or PFLOP/s"
     COUNT = "a number, or one with K, M, B or T"
+    LENGTH = "a number of tokens, or one with k or M (8k = 8192, 1M = 1048576)"
 
 
 def _factors(unit: str, share: float = 1) -> dict[str, float]:
@@ -29,6 +30,7 @@ _FACTORS: Mapping[Quantity, Mapping[str, float]] = {
     },
     Quantity.FLOPS: {f"{name}{per}": factor for per in ("/S", "S") for name, factor in _factors("FLOP").items()},
     Quantity.COUNT: {"K": 1e3, "M": 1e6, "B": 1e9, "T": 1e12},
+    Quantity.LENGTH: {"K": 2**10, "KI": 2**10, "M": 2**20, "MI": 2**20},  # as in the names of models: 128k is 131072
 }
 """Unit in capitals -> factor to the base unit. `Gb/s` is ambiguous: a lower-case b means bits, a capital B bytes
 (`read_quantity`)."""

@@ -47,7 +47,7 @@ function Form({ from, choices, knobs, start }) {
     event.preventDefault();
     if (problem ? true : !(await submission.send())) setTimeout(() => form.current?.querySelector("[aria-invalid]")?.focus());
   };
-  const shared = { choices, values: state.values, problems, onChange: (name, value) => put({ values: { ...state.values, [name]: value } }) };
+  const shared = { choices, values: state.values, problems, model: state.model, cluster: state.cluster, onChange: (name, value) => put({ values: { ...state.values, [name]: value } }) };
   const isUploaded = from && state.model.kind === "config" && !state.model.config;
   return html`<${Heading}>${from ? "Clone of a job" : "New job"}<//>
     ${from && html`<p class="soft">The fields are those of <a href=${jobLink(from)}>${from}</a>. ${isUploaded && "Its model was uploaded: choose the file again."}</p>`}
@@ -80,7 +80,7 @@ function Form({ from, choices, knobs, start }) {
       <aside class="card before" aria-label="Before anything runs">
         <h2>Before anything runs</h2>
         <${Standing} problem=${problem} problems=${problems} isCurrent=${isCurrent} />
-        <${Outlook} verdict=${verdict} isCurrent=${isCurrent} />
+        <${Outlook} verdict=${verdict} isCurrent=${isCurrent} choices=${choices} knobs=${knobs} />
         <p class="actions"><button type="submit" class="primary" disabled=${submission.isBusy || !choices.may_submit}>${submission.isBusy ? "Submitting …" : "Submit"}</button></p>
       </aside>
     </form>`;

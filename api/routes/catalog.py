@@ -12,6 +12,7 @@ from api.computing import Computing
 from api.settings import Settings
 from api.submission import HIDDEN, UNSHOWN, JobSubmission, KnobName, KnobValue, checked, session_of_submission
 from autotune.frameworks.exporters import EXPORTERS
+from autotune.prediction.planning.question import cluster_of
 from autotune.question.field import FORM, RequestField, declared_fields, plain_type
 from autotune.request.component_names import PREDICTING, strategy_names
 from autotune.request.engines import CAPABILITIES, why_unusable
@@ -19,7 +20,17 @@ from autotune.request.field_forms import parse_allowed
 from autotune.request.job_fields import Objective
 from autotune.request.request import PREDICTION_FIELDS, JobRequest
 from autotune.request.rows import request_to_row
-from autotune.wire.choices import Choice, Choices, CommandChoice, FormField, FormOption, Space, Validation
+from autotune.wire.choices import (
+    Choice,
+    Choices,
+    ClusterChoice,
+    CommandChoice,
+    FormField,
+    FormOption,
+    ModelChoice,
+    Space,
+    Validation,
+)
 from autotune.wire.service import Descriptions, Names
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.knob_values import KNOBS, domain_text
@@ -153,14 +164,14 @@ def _form_fields(settings: Settings) -> tuple[FormField, ...]:
         FormField(
             name=name, label=declared.label, section=declared.section, kind=_kind(name, kind, declared, options),
             measure=declared.measure, hint=declared.help_of(FORM), options=options.get(name, ()),
-            foresees=name in PREDICTION_FIELDS,
+            foresees=name in PREDICTION_FIELDS, required_on=declared.required_on,
         )
         for name, declared, kind, _ in declared_fields(JobRequest)
         if declared.label
     ]  # fmt: skip
     priority = FormField(
         name="priority", label="Priority", section="search", kind="number", measure="",
-        hint="-100 to 100; higher ones go first.", options=(), foresees=False,
+        hint="-100 to 100; higher ones go first.", options=(), foresees=False, required_on="",
     )  # fmt: skip
     return (*form_fields, priority)
 
@@ -188,18 +199,23 @@ def _labelled(engine: str) -> str:
 
 
 @cache
-def _models() -> tuple[Choice, ...]:
+def _models() -> tuple[ModelChoice, ...]:
     models = [resolve_model(name) for name in preset_tables("models")]
-    return tuple(Choice(name=model.name, note=f"{_short(model.parameter_count)} parameters") for model in models)
+    return tuple(
+        ModelChoice(name=model.name, note=f"{_short(model.parameter_count)} parameters", sequence_length=model.sequence_length)
+        for model in models
+    )
 
 
 @cache
-def _clusters() -> tuple[Choice, ...]:
-    cluster_choices = [Choice(name="local", note="this server's own devices")]
+def _clusters() -> tuple[ClusterChoice, ...]:
+    local = cluster_of("local", None, None).device
+    cluster_choices = [ClusterChoice(name="local", note="this server's own devices", device_kind=local.kind)]
     for name in preset_tables("clusters"):
         node = resolve_cluster(name)
         linked = f", {node.link_domain_size} in a link domain" if node.nodes_per_link_domain > 1 else ""
-        cluster_choices.append(Choice(name=name, note=f"{node.devices_per_node} x {node.device.name} a node{linked}"))
+        note = f"{node.devices_per_node} x {node.device.name} a node{linked}"
+        cluster_choices.append(ClusterChoice(name=name, note=note, device_kind=node.device.kind))
     return tuple(cluster_choices)
 
 

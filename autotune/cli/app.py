@@ -116,6 +116,22 @@ def space(
 
 
 @app.command()
+def models(json: Json = False) -> None:
+    """List the models that are known by name: size, shape and source; also those in the Hugging Face hub's cache here."""
+    from autotune.cli.names import models_command
+
+    end(lambda: models_command(json))
+
+
+@app.command()
+def clusters(json: Json = False) -> None:
+    """List the machines, cloud instances and devices that are known by name."""
+    from autotune.cli.names import clusters_command
+
+    end(lambda: clusters_command(json))
+
+
+@app.command()
 def engines(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/engines.md.")] = False,
 ) -> None:

@@ -16,7 +16,7 @@ from autotune.outcome.job_snapshot import read_snapshot
 from autotune.reports.report import report_text
 from autotune.request.checks import checked_labels
 from autotune.request.rows import request_from_fields, request_to_row
-from autotune.session.resolve import resolve, session_of
+from autotune.session.resolve import require_workload, resolve, session_of
 from search_spaces.shared_records import AttemptProgress, JobEvent, LogPart
 from storage.address import default_database_url
 from storage.records import ENDED, Ask, JobFilter, JobRecord, Submission, TrialRecord
@@ -41,7 +41,9 @@ class DatabaseBackend(JobBackend):
         for name in ("data_path", "nvme_path"):
             if path := request_fields.get(name):
                 request_fields[name] = str(Path(path).expanduser().absolute())
-        session = resolve(request_from_fields(request_fields))
+        request = request_from_fields(request_fields)
+        session = resolve(request)
+        require_workload(request, session)
         return self._store.queue.submit(request_to_row(session.request), Submission(priority=priority))[0]
 
     def job(self, job: str | None) -> JobRecord:

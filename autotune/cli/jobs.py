@@ -337,11 +337,19 @@ def _ask(
 
 
 def print_submitted(job: "JobRecord", as_json: bool) -> None:
-    """Print only the job's id to standard output, for scripts; the rest goes to standard error."""
+    """Print only the job's id to standard output, for scripts; the rest, such as what was assumed, goes to standard error."""
+    from autotune.question.assumption import assumed_document, assumed_lines
+    from autotune.request.rows import assumed_of_row
+
+    assumed = assumed_of_row(job.request)
+    if as_json:
+        write_document(job_document(job) | {"assumed": assumed_document(assumed)})
+        return
+    for line in assumed_lines(assumed):
+        print_line(line)
     _print_job(job, as_json, _state_and_next(job))
-    if not as_json:
-        sys.stdout.write(job.id + "\n")
-        sys.stdout.flush()
+    sys.stdout.write(job.id + "\n")
+    sys.stdout.flush()
 
 
 def job_document(job: "JobRecord") -> dict[str, Any]:

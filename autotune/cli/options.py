@@ -1,6 +1,7 @@
 """Options shared by several commands."""
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ import typer
 from autotune.errors import RequestError
 from autotune.ops.logs import LogFormat
 from autotune.question.field import Panel
-from autotune.question.sizes import parse_size
+from autotune.question.sizes import parse_length, parse_size
 
 DEFAULT_OUT = Path("best-config.json")
 
@@ -21,8 +22,21 @@ def parse_bytes(text: str | int) -> int:
     Raises:
         typer.BadParameter: the text is not a size, or out of range.
     """
+    return _parsed(parse_size, text)
+
+
+def parse_tokens(text: str | int) -> int:
+    """The value of an option as tokens; see `parse_length`.
+
+    Raises:
+        typer.BadParameter: the text is not a length.
+    """
+    return _parsed(parse_length, text)
+
+
+def _parsed(parse: Callable[[str, str], int], text: str | int) -> int:
     try:
-        return parse_size("", str(text))
+        return parse("", str(text))
     except RequestError as error:
         raise typer.BadParameter(f"{error.problem}; {error.remedy}") from None
 

@@ -25,6 +25,8 @@ OVERVIEW: Mapping[str, Mapping[str, str]] = {
         "calibrate": "autotune calibrate --cluster ray",
         "profile": "autotune profile llama-tiny --depth 2",
         "engines": "autotune engines",
+        "models": "autotune models",
+        "clusters": "autotune clusters",
     },
     "Recipes": {
         "lint": "autotune lint deepspeed ds_config.json --model llama-3-8b --cluster dgx-h100",

@@ -10,6 +10,7 @@ from autotune.cli.predict import asked_question, question_document
 from autotune.cli.status import Status, write_document
 from autotune.goodput.choice import RunChoice
 from autotune.goodput.terms import parse_terms
+from autotune.prediction.planning.buckets import TRAFFIC, has_traffic
 from autotune.prediction.planning.conditional import plan_conditions, planned
 from autotune.prediction.planning.largest import Dimension, Largest, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
@@ -235,7 +236,8 @@ def _config_text(plan: RankedPlan, config: TrialConfig, question: Question) -> s
     changed = config.differences(plan.base)
     world = plan.cluster.world_size
     always = ALWAYS if config.zero_ranks(world) > 1 else ("micro_batch_size",)
-    shown = [f"{name}={value_text(getattr(config, name))}" for name in dict.fromkeys((*always, *changed))]
+    names = (name for name in dict.fromkeys((*always, *changed)) if name not in TRAFFIC or has_traffic(config, world))
+    shown = [f"{name}={value_text(getattr(config, name))}" for name in names]
     data, count = config.data_parallel_size(world), config.gradient_accumulation_steps(question.global_batch_size, world)
     return f"{' '.join(shown)}  ({data} data-parallel, {count} micro-batch{'es' if count > 1 else ''})"
 

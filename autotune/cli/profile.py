@@ -23,7 +23,7 @@ from executor.measurement.flops import ModelProfile, ModuleCost, Phases, flops_u
 from executor.runners.one_process import profile_model
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
-from search_spaces.models.huggingface import is_factory_reference
+from search_spaces.models.huggingface import is_factory_reference, resolve_model
 from search_spaces.space import parse_domain
 from search_spaces.spaces import parse_pins
 from search_spaces.trial import Fidelity
@@ -344,13 +344,18 @@ def _fields(options: ProfileOptions, values: Mapping[str, Value]) -> dict[str, A
         "runner": "local",
         "pins": {name: [value] for name, value in values.items()},
         "global_batch_size": options.global_batch_size or values.get("micro_batch_size", TrialConfig().micro_batch_size),
-        "sequence_length": options.sequence_length,
+        "sequence_length": options.sequence_length or _length(options.model),
         "data_path": str(options.data_path) if options.data_path else None,
         "trial_timeout": options.timeout,
     }
     if is_factory_reference(options.model):
         fields["python_path"] = import_folders()
     return {name: value for name, value in fields.items() if value is not None}
+
+
+def _length(model: str) -> int | None:
+    """The default tokens per sample; None: those of the module's own batches."""
+    return None if is_factory_reference(model) else min(resolve_model(model).sequence_length, 128)
 
 
 def configuration(session: Session, values: Mapping[str, Value]) -> TrialConfig:

@@ -124,6 +124,8 @@ def _annotation(name: str, declared: RequestField, kind: Any, default: Any, comm
         plain = str
     elif declared.unit == "BYTES":
         shown["parser"] = options.parse_bytes
+    elif declared.unit == "TOKENS":
+        shown["parser"] = options.parse_tokens
     elif plain is int and command not in EVERY and declared.least is not None:
         shown["min"] = int(declared.least)
     option = declared.option or (list[str] if name in ONE_AT_A_TIME else plain)

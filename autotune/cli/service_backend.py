@@ -179,13 +179,17 @@ def _translated(error: NotFoundError) -> Exception:
 
 
 def _job(job: JobSummary) -> JobRecord:
+    request = job.request
+    if isinstance(job, Job):
+        assumed = [{**to_plain(item), "alternatives": ()} for item in job.assumed]
+        request = {**request, "resolved_assumed": assumed}
     try:
         state = JobState(job.state)
     except ValueError:
         raise ServiceError(f"state: {job.state!r} of job {job.id} is not known here; {NEWER}") from None
     return JobRecord(
         id=job.id, created=job.created, updated=job.updated, state=state, reason=job.reason, message=job.message,
-        request=job.request, reference_losses=(), active_seconds=job.active_seconds, owner=None, submitter=job.submitter,
+        request=request, reference_losses=(), active_seconds=job.active_seconds, owner=None, submitter=job.submitter,
         priority=job.priority, version=job.version, answer=None if job.answer is None else to_plain(job.answer),
     )  # fmt: skip
 

@@ -13,7 +13,9 @@ from autotune.errors import NoBestError, RequestError
 from autotune.explain.findings import Explanation
 from autotune.objective.ranking import peak_bytes, rate
 from autotune.ops.output import require_writable, write_whole
+from autotune.question.assumption import assumed_document, assumed_lines
 from autotune.request.job_fields import Objective
+from autotune.request.rows import assumed_of_row
 from autotune.text.console import Console
 from autotune.text.explain_sections import SectionTable, head_lines, markdown_of, sections_of
 from autotune.text.result import print_result
@@ -67,6 +69,8 @@ def show_command(
         console.print(f"  {labels}", soft_wrap=True)
     if job.message:
         console.print(f"  {job.message}", soft_wrap=True)
+    for line in assumed_lines(assumed_of_row(job.request)):
+        console.print(f"  {line}", soft_wrap=True)
     _print_trials(trials, chosen, console, best, running)
     _print_causes(job, chosen, console)
     print_result(best, console)
@@ -130,6 +134,7 @@ def _document(job: JobRecord, trials: Sequence[TrialRecord], best: dict[str, Any
         "job": {
             "id": job.id, "state": job.state.value, "reason": job.reason, "message": job.message,
             "created": job.created.isoformat(), "active_seconds": job.active_seconds, "request": dict(job.request),
+            "assumed": assumed_document(assumed_of_row(job.request)),
         },
         "trials": [
             {

@@ -17,8 +17,9 @@ from autotune.frameworks.best_config import Stated
 from search_spaces.errors import KnobValueError
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, check_value, parse_value, value_text
-from search_spaces.models.huggingface import model_preset_names, plain_name, resolve_model
+from search_spaces.models.huggingface import model_preset_names, resolve_model
 from search_spaces.models.model import ModelSpec
+from search_spaces.preset_files import plain_name
 
 AUTO = "auto"
 """Value that Hugging Face's integration replaces when a run begins."""
@@ -248,8 +249,17 @@ def model_named(text: str) -> ModelSpec | None:
     for prefix in ("meta", "nvidia"):
         words = words.removeprefix(prefix)
     names = _names()
-    fitting = [name for name in names if words.startswith(name) and FURTHER.fullmatch(words[len(name) :])]
+    fitting = [
+        name
+        for name in names
+        if words.startswith(name) and FURTHER.fullmatch(words[len(name) :]) and _has_sizes(text.lower(), names[name])
+    ]
     return resolve_model(names[max(fitting, key=len)]) if fitting else None
+
+
+def _has_sizes(text: str, preset: str) -> bool:
+    """Whether the text has the preset's sizes as words: `Qwen2-57B` is not `qwen2.5-7b`."""
+    return all(re.search(rf"(?<![\d.]){re.escape(size)}", text) for size in re.findall(r"\d+(?:\.\d+)?[bm]\b", preset))
 
 
 @cache

@@ -270,7 +270,7 @@ def _model(table: FlatTable) -> ModelSpec | None:
     table.drop_tables(*UNREAD)
     table.drop("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "training.dataset",
                "training.dataset_path", "training.steps", "training.gc_freq", "training.seed")  # fmt: skip
-    return model_named(f"{name}{flavor or ''}" if name is not None else str(recipe or ""))
+    return model_named(f"{name}-{flavor or ''}" if name is not None else str(recipe or ""))
 
 
 def _data(table: FlatTable, pipeline: int, tensor: int, context: int) -> int | None:

@@ -11,10 +11,10 @@ from typing import Any
 
 from autotune.knowledge.row import TableRow
 from search_spaces.clusters.cluster import DeviceSpec
-from search_spaces.clusters.presets import device_family, device_preset
-from search_spaces.models.huggingface import model_preset_names, plain_name, resolve_model
+from search_spaces.clusters.devices import device_family, device_preset
+from search_spaces.models.huggingface import model_preset_names, resolve_model
 from search_spaces.models.model import ModelSpec
-from search_spaces.preset_files import preset_tables
+from search_spaces.preset_files import plain_name, preset_tables
 
 _RATE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([TtGg])(?:(b(?:it)?(?:/s|ps)|bE\b|igabit|\b)|B(?:/s|ps))")
 """400 Gb/s, 400Gbps, 3.2 Tb/s, 400G, 100GbE, or bytes: 50 GB/s."""
@@ -64,7 +64,7 @@ def find_device(name: str) -> tuple[str, DeviceSpec] | None:
     right = [key for key in candidates if ("pcie" in key) == pcie] or candidates
     memory_sizes = [float(size) for size in re.findall(r"(\d{2,3})\s*G(?:i?B)?\b", name, re.IGNORECASE)]
     if not memory_sizes:
-        return family, device_preset(right[-1] if family == "a100" else right[0])
+        return family, device_preset(right[0])
     nearest = min(right, key=lambda key: abs(device_preset(key).memory_bytes / 2**30 - memory_sizes[0]))
     return family, device_preset(nearest)
 

@@ -14,6 +14,7 @@ from autotune.objective.ranking import peak_bytes, rate
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.standings import Standings, with_whole_result
 from autotune.outcome.verdict import JobVerdict, answer_document, decide
+from autotune.question.assumption import assumed_document
 from autotune.request.job_fields import Objective
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
@@ -138,6 +139,7 @@ def _job(session: Session, snapshot: JobSnapshot, verdict: JobVerdict) -> dict[s
         "trials": snapshot.spent,
         "tie": verdict.tie,
         "spent": spent(session, snapshot, verdict),
+        "assumed": assumed_document(session.request.resolved_assumed),
         "runner_up": verdict.runner_up.config.values() if verdict.runner_up else None,
         "reference_losses": list(snapshot.job.reference_losses),
         # The measurements by others are in the job's prior, and are not this result's to pass on.

@@ -1,6 +1,6 @@
 """Where the values of a question come from, and which of them nobody stated."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -35,7 +35,7 @@ class Assumption:
     """A value that nobody stated."""
 
     name: str
-    """A knob, a field of the question, or one of `LINK`, `VOCABULARY`."""
+    """A knob, a field of the question, or a figure of the cluster, or `VOCABULARY`."""
     value: Value
     stated_by: str
     """The option or setting that states it."""
@@ -50,12 +50,16 @@ class Assumption:
 
     def words(self, value: Value) -> str:
         """`NAME=VALUE`, for this value or an alternative."""
-        shown = f"{float(value) / 1e9:g} GB/s" if self.name.endswith("bandwidth") else value_text(value)
+        shown = value_text(value)
+        if self.name.endswith("bandwidth"):
+            shown = f"{float(value) / 1e9:g} GB/s"
+        elif self.name.endswith("bytes"):
+            shown = f"{float(value) / 2**30:,.0f} GiB"
         return f"{self.name}={shown}"
 
 
-LINK = "intra_node_bandwidth"
-"""Bytes/s between the cards of a machine."""
+LINKS = ("intra_node_bandwidth", "inter_node_bandwidth")
+"""Bytes/s between the cards of a machine, and from a machine to the others."""
 VOCABULARY = "vocab_size"
 """Tokens of the model's vocabulary."""
 
@@ -64,20 +68,16 @@ PLAUSIBLE: Mapping[str, tuple[Value, ...]] = {
     VOCABULARY: (32_000, 50_304, 128_256, 151_936, 256_000),
     "micro_batch_size": (1, 2, 4, 8),
     "activation_checkpointing": ("none", "selective", "full"),
-    LINK: (25e9, 50e9),
     "precision": ("bf16", "fp32"),
     "accumulation_dtype": ("bf16", "fp32"),
     "reduce_dtype": ("bf16", "fp32"),
 }
-"""Name -> values that users' runs commonly have. Lengths are those of published fine-tuning and pre-training recipes; links
-those of PCIe 4.0 and 5.0 with 16 lanes."""
+"""Name -> values that users' runs commonly have. Lengths are those of published fine-tuning and pre-training recipes."""
 
 
-def assumption(
-    name: str, value: Value, stated_by: str, *, most: int | None = None, text: str = "", further: Iterable[Value] = ()
-) -> Assumption:
-    """An assumed value with its plausible alternatives; `most`: the largest possible number; `further`: more of them."""
-    values = tuple(dict.fromkeys((*PLAUSIBLE.get(name, ()), *further)))
+def assumption(name: str, value: Value, stated_by: str, *, most: int | None = None, text: str = "") -> Assumption:
+    """An assumed value with its plausible alternatives; `most`: the largest possible number."""
+    values = PLAUSIBLE.get(name, ())
     if name == "global_batch_size" and isinstance(value, int):
         values = tuple(value * factor for factor in (1, 4, 16, 64))
     possible = (other for other in values if other != value and (most is None or not isinstance(other, int) or other <= most))

@@ -84,6 +84,8 @@ class RequestField:
     """Section of the form: workload, machine, goal, search or labels."""
     measure: str = ""
     """Unit after the label of the form's input."""
+    required_on: str = ""
+    """The kind of devices on which a job must state it; empty: it has a default on each."""
     service: bool = True
     """Whether a service accepts it. False: it names paths or hosts of the server, or affects the cost of trials."""
 

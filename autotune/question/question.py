@@ -30,30 +30,30 @@ class QuestionFields:
 
     model: str = request_field(
         "",
-        "A preset, a Hugging Face config.json, hf:CONFIG, or module:factory.",
+        "A name (autotune models) or Hugging Face id, a config.json, hf:CONFIG, or module:factory.",
         Panel.BASIC,
         "MODEL",
         commands=(*EVERY, *PLANNED, "space", "dry-run", "profile", "lint", "carry", "challenge"),
         helps=(
-            ("space weights", "A preset or a Hugging Face config.json."),
-            ("profile", "A preset, a Hugging Face config.json, or module:factory."),
-            ("lint", "A preset or a Hugging Face config.json. [default: the one that the file names]"),
-            ("carry challenge", "A preset or a Hugging Face config.json. [default: as in the recipe]"),
+            ("space weights", "A name (autotune models) or Hugging Face id, or a config.json."),
+            ("profile", "A name (autotune models) or Hugging Face id, a config.json, or module:factory."),
+            ("lint", "A name, a Hugging Face id or a config.json. [default: the one that the file names]"),
+            ("carry challenge", "A name, a Hugging Face id or a config.json. [default: as in the recipe]"),
         ),
     )
-    """A preset's name, the path of a Hugging Face config.json, `module:factory`, or the name of the program in a command."""
+    """A preset's name, a Hugging Face id, a config.json's path, `module:factory`, or the name of the program in a command."""
     cluster: str | None = request_field(
         None,
-        "local, ray, a preset as NAME:NODES, or a TOML file.",
+        "8xh100, local, ray, a name (autotune clusters) as NAME:NODES, or a TOML file.",
         Panel.BASIC,
         "NAME",
         shown_default="local",
         commands=(*EVERY, *PLANNED, "calibrate", "space", "dry-run", "lint", "challenge"),
         helps=(
-            ("capacity", "2x24GB, 8xa100-80gb, local, ray, a preset as NAME:NODES, or a TOML file."),
-            ("lint", "The cluster of the run: local, ray, a preset as NAME:NODES, or a TOML file."),
-            ("dry-run", "local, a preset as NAME:NODES, or a TOML file."),
-            (SERVICE, "`local`, or a preset as NAME:NODES."),
+            ("capacity", "2x24GB, 8xh100, local, ray, a name (autotune clusters) as NAME:NODES, or a TOML file."),
+            ("lint", "The cluster of the run: 8xh100, local, ray, a name as NAME:NODES, or a TOML file."),
+            ("dry-run", "8xh100, local, a name (autotune clusters) as NAME:NODES, or a TOML file."),
+            (SERVICE, "`local`, a number of cards (8xh100), or a preset as NAME:NODES."),
         ),
     )
     """None: local, or `ray` if a Ray address is given."""
@@ -136,11 +136,13 @@ class QuestionFields:
         most=2**32,
         commands=(*EVERY, *ASKED, "space", "dry-run", "profile", *RECIPE),
         label="Global batch size",
+        required_on="cuda",
         section="workload",
         measure="samples",
         shown_default="at least 8 and a micro-batch for each rank; a job on GPUs must state it",
         helps=(
-            ("form", "Per optimizer step, over all ranks; on CPUs by default 8, or one for each rank if there are more."),
+            ("form", "Per optimizer step, over all ranks. On CPUs 8 by default, or one for each rank if there are more."),
+            ("sweep scale submit", "Samples per optimizer step, over all ranks. [default: on CPUs 8, or one for each rank]"),
             ("predict plan space", "Samples per optimizer step. [default: at least 8 and a micro-batch for each rank]"),
             ("lint carry challenge", "Samples per optimizer step. [default: as in the recipe]"),
             ("dry-run", "Samples per optimizer step. [default: one micro-batch per replica]"),
@@ -150,18 +152,20 @@ class QuestionFields:
     """Samples per optimizer step, over all ranks. None: the default for the cluster."""
     sequence_length: int | None = request_field(
         None,
-        "Tokens per sample.",
+        "Tokens per sample, such as 8k.",
         Panel.BASIC,
-        "N",
+        "TOKENS",
         least=1,
         most=2**32,
         commands=(*EVERY, *PLANNED, "space", "dry-run", "profile", *RECIPE),
         label="Sequence length",
+        required_on="cuda",
         section="workload",
         measure="tokens",
         shown_default="128 on CPUs; a job on GPUs must state it",
         helps=(
-            ("form", "By default 128 on CPUs; a job on GPUs must state it."),
+            ("form", "On CPUs 128 by default."),
+            ("sweep scale submit", "Tokens per sample. [default: on CPUs 128]"),
             (
                 "predict plan capacity space dry-run",
                 "Tokens per sample. [default: 128 on CPUs, 4,096 on GPUs, at most those of the model]",

@@ -1,4 +1,4 @@
-"""Parse sizes in bytes."""
+"""Parse sizes in bytes and lengths in tokens."""
 
 from autotune.errors import RequestError
 from search_spaces.quantities import Quantity, read_quantity
@@ -16,3 +16,15 @@ def parse_size(field: str, text: str) -> int:
     if not 1 <= size < 2**63:
         raise RequestError(field, f"{text!r} is out of range", "give at least one byte, and less than 8 EiB")
     return int(size)
+
+
+def parse_length(field: str, text: str) -> int:
+    """`8192`, `8k`, `1M` as tokens.
+
+    Raises:
+        RequestError: the text is not a whole, positive number of tokens; the message names `field`.
+    """
+    length = read_quantity(Quantity.LENGTH, text)
+    if length is None or length != int(length) or length < 1:
+        raise RequestError(field, f"{text!r} is not a length", f"write {Quantity.LENGTH}")
+    return int(length)

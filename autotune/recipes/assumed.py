@@ -8,10 +8,11 @@ from autotune.errors import RequestError
 from autotune.frameworks.check import legality
 from autotune.frameworks.framework import BATCH, LintCase, Surroundings
 from autotune.prediction.planning.conditional import ConditionalEstimate, Conditions
-from autotune.prediction.planning.consequences import consequences, most_favourable
+from autotune.prediction.planning.consequences import consequences, most_favourable, question_with
 from autotune.prediction.planning.estimate import StepEstimate
-from autotune.question.assumption import LINK, VOCABULARY, Assumption, Origin, Source, assumption
+from autotune.question.assumption import VOCABULARY, Assumption, Origin, Source, assumption
 from autotune.recipes.outlook import outlook, question_about
+from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, parse_value, value_text
 from search_spaces.preset_files import unknown_name
@@ -43,8 +44,6 @@ def surroundings_with(around: Surroundings, texts: Sequence[str]) -> Surrounding
 def _with_values(around: Surroundings, values: Mapping[str, Value]) -> Surroundings:
     sizes: dict[str, Any] = {name: value for name, value in values.items() if name in SIZES}
     knobs = {name: value for name, value in values.items() if name in KNOBS}
-    if LINK in values and around.cluster is not None:
-        sizes["cluster"] = dataclasses.replace(around.cluster, intra_node_bandwidth=float(values[LINK]))
     return dataclasses.replace(around, knobs={**around.knobs, **knobs}, **sizes)
 
 
@@ -52,7 +51,11 @@ def with_values(case: LintCase, values: Mapping[str, Value]) -> LintCase:
     """The case as if the user stated these values; the type of reductions follows the precision."""
     if "precision" in values and "reduce_dtype" in case.assumed:
         values = {**values, "reduce_dtype": values["precision"]}
-    return dataclasses.replace(case, around=_with_values(case.around, values))
+    around, question = _with_values(case.around, values), question_about(case)
+    if question is not None:  # figures of a cluster that is named by its cards
+        figures = {name: value for name, value in values.items() if name in ClusterSpec.__dataclass_fields__}
+        around = dataclasses.replace(around, cluster=question_with(question, figures).cluster)
+    return dataclasses.replace(case, around=around)
 
 
 def require_unstated(case: LintCase) -> None:
@@ -79,8 +82,11 @@ def assumptions(case: LintCase) -> tuple[Assumption, ...]:
         if name == "reduce_dtype" and "precision" in case.assumed:
             continue
         setting = case.imported.keys.get(name) or next(iter(case.framework.write(case, name, value)), "")
-        degrees = [size for size in (1, 2, 4, 8) if name in DEGREES and case.ranks and case.ranks % size == 0]
-        assumed.append(assumption(name, value, f"{setting} or --assume" if setting else "--assume", further=degrees))
+        item = assumption(name, value, f"{setting} or --assume" if setting else "--assume")
+        if name in DEGREES and case.ranks:
+            degrees = tuple(size for size in (1, 2, 4, 8) if size != value and case.ranks % size == 0)
+            item = dataclasses.replace(item, alternatives=degrees)
+        assumed.append(item)
     if question is not None:
         if case.batch is None:
             assumed.append(assumption(BATCH, question.global_batch_size, "--global-batch-size"))

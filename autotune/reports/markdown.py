@@ -16,6 +16,8 @@ MOST_ROWS = 50
 def markdown_of(report: Report) -> str:
     """The whole report."""
     parts = [f"# {escaped(report.title)}", f"Job {code(report.job)}. {escaped(report.headline)}", pairs(report.facts)]
+    if report.assumed:
+        parts += ["## Assumed, because it was not stated", "\n".join(f"- {escaped(text)}" for text in report.assumed)]
     if report.results:
         parts += ["## The best", pairs(report.results)]
     if report.knobs:

@@ -11,6 +11,7 @@ from autotune.explain.figures.all_figures import NAMES, figure_of
 from autotune.explain.figures.source import FigureSource, bytes_text, rate_text, seconds_text, share_text
 from autotune.objective.intervals import CONFIDENCE
 from autotune.outcome.best_config import build_best_config
+from autotune.request.rows import assumed_of_row
 from autotune.session.placement import launch_line
 from autotune.text.explain_sections import Section, sections_of
 from autotune.text.result import way_text
@@ -49,6 +50,8 @@ class Report:
     """The job: state, strategy, trials, time."""
     headline: str
     """The answer in one sentence."""
+    assumed: tuple[str, ...]
+    """What nobody stated when the job was opened."""
     results: Pairs
     """Results of the best, a name and a value each; empty: there is no best."""
     knobs: tuple[KnobRow, ...]
@@ -78,6 +81,7 @@ def report_of(store: "Store", job: str | None, has_points: bool = True) -> Repor
         job=source.job.id,
         facts=tuple(_facts(source)),
         headline=_headline(source, document),
+        assumed=tuple(map(str, assumed_of_row(source.job.request))),
         results=tuple(_results(document)) if document else (),
         knobs=tuple(_knobs(document)) if document else (),
         figures=tuple(figure_of(source, name) for name in NAMES),

@@ -6,6 +6,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.goodput.terms import parse_terms
+from autotune.question.assumption import Assumption
 from autotune.question.field import RequestField, redeclared
 from autotune.question.sizes import parse_size
 from autotune.request.checks import (
@@ -60,6 +61,8 @@ class JobRequest(JobFields):
     """The values of the knobs that are not searched."""
     resolved_environments: tuple[str, ...] = ()
     """Values of the knob `environment` in the last stage: `environment_settings` merged with the base's."""
+    resolved_assumed: tuple[Assumption, ...] = ()
+    """What nobody stated when the job was opened."""
     resolved_history: tuple[EarlierTrial, ...] = ()
     """Trials from outside the database, with the same model, batch and hardware, from which predictions learn."""
 

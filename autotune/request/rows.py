@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.errors import JobNotResumableError, RequestError
+from autotune.question.assumption import Assumption
 from autotune.request.checks import ENVIRONMENT_SETTINGS
 from autotune.request.failures_field import read_failures, with_failures
 from autotune.request.field_forms import read_lengths, read_loads, with_command, with_load_rows
@@ -73,6 +74,14 @@ def request_from_row(row: Mapping[str, Any]) -> JobRequest:
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         problem = f"its request cannot be read by this version ({error})"
         raise JobNotResumableError("job", problem, "resume it with the version that opened it") from error
+
+
+def assumed_of_row(row: Mapping[str, Any]) -> tuple[Assumption, ...]:
+    """What nobody stated when the job of this row was opened; empty also if it cannot be read."""
+    try:
+        return tuple(from_plain(Assumption, item) for item in row.get("resolved_assumed", ()))
+    except (TypeError, ValueError, AttributeError, LookupError):
+        return ()
 
 
 def request_of(job: JobRecord) -> JobRequest:

@@ -20,6 +20,7 @@ from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.scan import Bounds
 from autotune.ray_cluster import with_address
 from autotune.request.job_fields import Objective
+from autotune.request.rows import request_from_fields
 from autotune.series.series import (
     STEP,
     SeriesEntry,
@@ -34,6 +35,7 @@ from autotune.series.series import (
     sizes,
     skipped,
 )
+from autotune.session.resolve import resolve
 from autotune.session.session import Session
 from autotune.text.rows import rate_text
 from autotune.tuning import run_new_job
@@ -194,9 +196,11 @@ def _message(bracket: Bracket, step: int) -> str:
 
 
 def _session(series: SeriesRequest, tokens: int | None) -> Session:
-    changes = {"ranks": series.ranks[0]} if series.ranks else {}
-    length = {} if tokens is None else {"sequence_length": tokens}
-    return series.session(objective=Objective.MEMORY, stop_at_first=True, confirm_repeats=0, **changes, **length)
+    changes: dict[str, Any] = {"ranks": series.ranks[0]} if series.ranks else {}
+    changes |= {"objective": Objective.MEMORY, "stop_at_first": True, "confirm_repeats": 0}
+    if tokens is None:  # the length is what is searched for, so that nobody need state one
+        return resolve(request_from_fields({**series.fields, **changes}))
+    return series.session(**changes, sequence_length=tokens)
 
 
 def _most(session: Session) -> int:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from autotune.errors import JobNotResumableError, RequestError
+from autotune.errors import JobNotResumableError, RequestError, UnstatedError
 from autotune.objective.intervals import CPU_SPREAD, Spread
 from autotune.objective.ranking import Ranking
-from autotune.prediction.planning.question import default_workload, precisions_of
+from autotune.prediction.planning.question import WORKLOAD, assumptions, default_workload, precisions_of
 from autotune.prediction.planning.question_space import layouts_of, nothing_legal
 from autotune.ray_cluster import address_of, cluster_of, found_cluster, require_here, require_text
 from autotune.request.component_names import PREDICTING, require_installed
@@ -29,9 +29,11 @@ from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
-from search_spaces.models.huggingface import is_factory_reference, resolve_model
+from search_spaces.models.command import CommandModel
+from search_spaces.models.huggingface import BUILT, is_factory_reference, resolve_model
 from search_spaces.models.model import MOST_LAYERS, FactoryModel, Model, ModelSpec
 from search_spaces.models.module_profile import traced_precision
+from search_spaces.placeholders import names_in
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults, resolve_space
@@ -57,6 +59,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
 
     Raises:
         RunnerError: no Ray answers at the request's address.
+        UnstatedError: see `require_workload`.
         RequestError: a path does not exist, the engine is unknown or its package not installed, the baseline is illegal, the
             cluster is not here, the samples are longer than the text or the model's positions, or models with fewer layers are
             predicted to rank configurations differently.
@@ -77,6 +80,7 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     require_installed(request.trackers)
     live = live or found_cluster(request)
     session = _resolve(request, live)
+    require_workload(request, session)
     if live is None:
         require_here(session.cluster, address_of(request))
         require_folder(request)
@@ -157,6 +161,9 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         resolved_cluster=cluster,
         resolved_domains=dict(space.domains),
         resolved_base=space.base,
+        resolved_assumed=request.resolved_assumed
+        if request.resolved_domains is not None
+        else assumptions(model, cluster, _unstated(request, model), {name: getattr(request, name) for name in WORKLOAD}),
         resolved_environments=request.resolved_environments or environments_of(request, space, baselines),
     )
     return Session(
@@ -264,6 +271,40 @@ def resolve(request: JobRequest, model: ModelSpec | None = None, most_steps: int
     session = _resolve(model_request, found_cluster(model_request), most_steps)
     require_positions(session.model, session.request.sequence_length)
     return session
+
+
+def require_workload(request: JobRequest, session: Session) -> None:
+    """Refuse a new job on GPUs whose request states no sequence length or global batch: what is tuned for another workload
+    than the user's is of no use.
+
+    Args:
+        request: as it was given.
+        session: what it resolves to.
+
+    Raises:
+        UnstatedError: it lacks some of them.
+    """
+    model, meanings = session.model, dict[str, str]()
+    if request.resolved_domains is not None or session.cluster.device.kind == "cpu":
+        return
+    unstated = _unstated(request, model)
+    if "sequence_length" in unstated:
+        most = f", up to {model.sequence_length:,} for {model.name}" if isinstance(model, ModelSpec) else ""
+        meanings["sequence_length"] = f"tokens per sample{most}"
+    if "global_batch_size" in unstated:
+        meanings["global_batch_size"] = "samples per optimizer step, over all ranks"
+    if meanings:
+        raise UnstatedError(meanings)
+
+
+def _unstated(request: JobRequest, model: Model) -> tuple[str, ...]:
+    """Fields of the workload that nobody stated and that trials depend on: a user's module has batches of its own length, and
+    a script has unless its command receives the length."""
+    if isinstance(model, CommandModel):
+        has_length = "sequence_length" in names_in(model.arguments)
+    else:
+        has_length = isinstance(model, ModelSpec) or request.model.startswith(BUILT)
+    return tuple(name for name in request.resolved_defaults if has_length or name != "sequence_length")
 
 
 def require_startable(session: Session) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from autotune.request.request import JobRequest
-from autotune.session.resolve import resolve
+from autotune.session.resolve import require_workload, resolve
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.models.model import ModelSpec
 from search_spaces.plain import to_plain
@@ -50,7 +50,8 @@ class Resolver:
         return None if cached is None or cached.until <= self._clock() else _filled(request, cached.request)
 
     def resolved(self, request: JobRequest, model: ModelSpec | None = None, most_steps: int | None = None) -> JobRequest:
-        """Return the request with its resolved fields filled in, checked like `resolve`. Raises what `resolve` raises.
+        """Return the request with its resolved fields filled in, checked like `resolve`. Raises what `resolve` and
+        `require_workload` raise.
 
         Args:
             request: the request.
@@ -60,7 +61,9 @@ class Resolver:
         cached = self.known(request, model)
         if cached is not None:
             return cached
-        resolved_request = resolve(request, model, most_steps).request
+        session = resolve(request, model, most_steps)
+        require_workload(request, session)
+        resolved_request = session.request
         if not is_factory_reference(request.model):  # a factory's code may change
             text = _text(request, model)
             size = len(text) + len(json.dumps(to_plain(resolved_request)))
@@ -79,7 +82,8 @@ class Resolver:
 
 
 def _filled(request: JobRequest, resolved_request: JobRequest) -> JobRequest:
-    names = [item.name for item in dataclasses.fields(JobRequest) if item.name.startswith("resolved_")]
+    resolved_names = (item.name for item in dataclasses.fields(JobRequest) if item.name.startswith("resolved_"))
+    names = (*resolved_names, *request.resolved_defaults)
     return dataclasses.replace(request, **{name: getattr(resolved_request, name) for name in names})
 
 

@@ -10,8 +10,7 @@ from autotune.errors import RequestError
 from autotune.frameworks.best_config import SCHEMA_VERSION
 from autotune.frameworks.exporters import EXPORTERS
 from autotune.frameworks.launch import FILE_FORMATS
-from autotune.prediction.planning.question import WORKLOAD, assumptions
-from autotune.question.assumption import Assumption, assumed_lines
+from autotune.question.assumption import assumed_lines
 from autotune.ray_cluster import address_of
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
@@ -98,17 +97,10 @@ def _files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]
     return tuple((FILES[name], _rendered(session, command, config, FILE_FORMATS[name])) for name in files_read(command))
 
 
-def assumed_of(session: Session) -> tuple[Assumption, ...]:
-    """What nobody stated and was assumed."""
-    request = session.request
-    workload = {name: getattr(request, name) for name in WORKLOAD}
-    return assumptions(session.model, session.cluster, request.resolved_defaults, workload)
-
-
 def notes_of(session: Session) -> list[str]:
     """Return notes for the user before the first trial, one line each."""
     command = session.model
-    assumed = assumed_lines(assumed_of(session))
+    assumed = assumed_lines(session.request.resolved_assumed)
     notes = ["\n".join(assumed)] if assumed else []
     if not isinstance(command, CommandModel):
         return notes

@@ -17,6 +17,22 @@ class Choice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ModelChoice(Choice):
+    """A model."""
+
+    sequence_length: int
+    """Most tokens per sample that it is made for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterChoice(Choice):
+    """A cluster."""
+
+    device_kind: str
+    """cpu or cuda."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CommandChoice:
     """An allowed command: its required first words, and its folder."""
 
@@ -55,18 +71,20 @@ class FormField:
     """The values of a choice. Empty: the entry is not a choice."""
     foresees: bool
     """Whether the field only applies to strategies of `Choices.foreseeing`."""
+    required_on: str
+    """The kind of devices on which a submission must state it. Empty: it has a default on each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choices:
     """The values that a submission's fields may have on this server, and their defaults."""
 
-    models: tuple[Choice, ...]
+    models: tuple[ModelChoice, ...]
     factories: tuple[str, ...]
     """`module:factory` models that the server allows."""
     commands: tuple[CommandChoice, ...]
     """Commands that the server allows. Empty if the key lacks the scope `submit`."""
-    clusters: tuple[Choice, ...]
+    clusters: tuple[ClusterChoice, ...]
     spaces: tuple[Choice, ...]
     engines: tuple[Choice, ...]
     """If an engine cannot run on the server's machine, the note says what is missing."""

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from autotune.wire.plans import PlanGoodput
-from autotune.wire.predictions import Interval
+from autotune.wire.predictions import AssumedValue, Interval
 from search_spaces.outcome import JobState
 from search_spaces.shared_records import AttemptProgress, JobEvent, LogPart
 
@@ -190,6 +190,9 @@ class JobSummary:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job(JobSummary):
     """A tuning job with its whole request."""
+
+    assumed: tuple[AssumedValue, ...]
+    """What nobody stated when the job was opened."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

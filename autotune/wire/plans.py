@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.wire.predictions import Predicted
+from autotune.wire.predictions import AssumedValue, Predicted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,8 +136,8 @@ class Plans:
     """Samples per optimizer step, over all ranks."""
     sequence_length: int
     """Tokens per sample."""
-    assumed: tuple[str, ...]
-    """What nobody stated and was assumed, in words with the option that states it."""
+    assumed: tuple[AssumedValue, ...]
+    """What nobody stated, most consequential first: alternatives are for the first plan."""
     calibration_source: str
     """The source of the predictions, in words."""
     space: str

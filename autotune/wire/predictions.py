@@ -27,6 +27,40 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AlternativeAnswer:
+    """The prediction at another plausible value of what was assumed."""
+
+    value: Any
+    verdict: str
+    """fits, may fit or does not fit."""
+    peak_memory_bytes: float
+    """Peak memory of the fullest rank, in bytes."""
+    tokens_per_second: float
+    """Tokens/s of all ranks together."""
+    changes_verdict: bool
+    """Whether the answer has another verdict."""
+    changes_rate: bool
+    """Whether its tokens/s are outside the answer's interval."""
+    choice: str
+    """Of plans: the knobs of the configuration that is best there, as KNOB=VALUE. Empty: the first plan remains the best."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumedValue:
+    """A value that nobody stated."""
+
+    name: str
+    """A field, a knob, or another property of the model or the cluster."""
+    value: Any
+    stated_by: str
+    """The option of the command line that states it. Empty: no option does."""
+    text: str
+    """The value in words."""
+    alternatives: tuple[AlternativeAnswer, ...]
+    """What the answer would be. Empty: no other value is plausible, or nothing is predicted here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankMemory:
     """Memory of the ranks of one pipeline stage."""
 
@@ -108,8 +142,8 @@ class Prediction:
     """Samples per optimizer step, over all ranks."""
     sequence_length: int
     """Tokens per sample."""
-    assumed: tuple[str, ...]
-    """What nobody stated and was assumed, in words with the option that states it."""
+    assumed: tuple[AssumedValue, ...]
+    """What nobody stated, most consequential first."""
     calibration_source: str
     """The source of the prediction, in words: shipped coefficients, or measurements of the cluster."""
     config: Mapping[str, Any]
@@ -134,8 +168,8 @@ class Draft:
     """Field -> value: the given fields, and the defaults of the others."""
     domains: Mapping[str, tuple[Any, ...]]
     """Knob -> searched values."""
-    assumed: tuple[str, ...]
-    """What nobody stated and was assumed, in words with the option that states it."""
+    assumed: tuple[AssumedValue, ...]
+    """What nobody stated, without alternatives: those are in the estimate."""
     baseline: Mapping[str, Any]
     """Knob -> value, for the configuration of trial 0."""
 
@@ -179,6 +213,8 @@ class Estimate:
     they are not predicted."""
     device_hours: Range | None
     """`seconds` in hours, times the ranks. None: they are not predicted."""
+    assumed: tuple[AssumedValue, ...]
+    """What nobody stated, most consequential first: alternatives are for `best`, or for `baseline` if there is no best."""
     calibration_source: str
     """The source of the predictions, in words. Empty: there are no predictions."""
     note: str

@@ -22,7 +22,7 @@ from typing import Any
 
 from autotune.cli.app import run
 from autotune.prediction.planning.memory_fit import PROBABILITY
-from autotune.question.assumption import LINK, PLAUSIBLE
+from autotune.question.assumption import LINKS, PLAUSIBLE
 from benchmarks.common.written_page import judge, page_parser, table
 from search_spaces.knob_values import KNOBS, value_text
 from search_spaces.spaces import CUDA_DEFAULTS
@@ -36,6 +36,8 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "layout stated": ("--pin", "zero_stage=3", "--pin", "micro_batch_size=2", "--pin", "activation_checkpointing=full"),
 }
 """What is stated, in words -> its options."""
+FIGURES = (*LINKS, "host_memory_bytes")
+"""What a file of a cluster states."""
 PLANS = (("llama-3-8b", "8xh100"), ("qwen2.5-7b", "dgx-a100:4"))
 INTRODUCTION = """# What follows from assumptions
 
@@ -79,14 +81,12 @@ def document_of(words: Sequence[str]) -> dict[str, Any] | None:
 
 def stating(words: Sequence[str], name: str, value: Any, document: dict[str, Any], folder: Path) -> list[str]:
     """The command with one more value stated."""
-    if name == LINK:
-        cluster = document["cluster"]
+    cluster = document["cluster"]
+    if name in FIGURES:
         file = folder / "cluster.toml"
-        lines = [f"device = {json.dumps(device_name(cluster['name']))}", f"nodes = {cluster['nodes']}", f"{LINK} = {value}"]
-        lines += [
-            f"{key} = {cluster[key]}"
-            for key in ("devices_per_node", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node")
-        ]
+        lines = [f"device = {json.dumps(device_name(cluster['name']))}", f"nodes = {cluster['nodes']}", f"{name} = {value}"]
+        others = {"devices_per_node", "cores_per_node", *FIGURES} - {name}
+        lines += [f"{key} = {cluster[key]}" for key in sorted(others)]
         file.write_text("\n".join(lines) + "\n")
         return [str(file) if word == cluster["name"] else word for word in words]
     option = ["--pin", f"{name}={value_text(value)}"] if name in KNOBS else [f"--{name.replace('_', '-')}", str(value)]
@@ -124,7 +124,7 @@ def compared(
         answers = {json.dumps(each["value"]): each for each in item["alternatives"]}
         plausible = PLAUSIBLE.get(item["name"], ())
         for value in dict.fromkeys((*(each["value"] for each in item["alternatives"]), *plausible)):
-            if value == item["value"] or (item["name"] == LINK and "x24GB" in words[3]):
+            if value == item["value"] or (item["name"] in FIGURES and "x24GB" in words[3]):
                 continue
             alternative = answers.get(json.dumps(value))
             stated = document_of(stating(restated, item["name"], value, document, folder))

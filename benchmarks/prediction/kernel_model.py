@@ -35,7 +35,7 @@ from autotune.prediction.equations.kernels import (
     product_seconds,
 )
 from search_spaces.clusters.cluster import DeviceSpec
-from search_spaces.clusters.presets import device_preset
+from search_spaces.clusters.devices import device_preset
 
 DEVICES = {
     "a100_sxm": "a100-80gb", "h100_sxm": "h100", "h200_sxm": "h200", "b200_sxm": "b200", "b300_sxm": "b300", "gb200": "gb200",

@@ -1,22 +1,33 @@
 """Clusters by name: this machine, presets from public data sheets, a number of cards, a TOML file, a live Ray cluster."""
 
-import difflib
-import math
 import os
 import re
 import tomllib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from search_spaces.clusters.cluster import PCIE_COPIES, ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster, with_shape
+from search_spaces.clusters.cards import machines_of_cards, unknown_cards
+from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster, with_shape
+from search_spaces.clusters.devices import (
+    device_of,
+    device_preset,
+    devices_named,
+    link_of,
+    missing,
+    read_count,
+    read_number,
+    read_optional_count,
+    require_known,
+)
 from search_spaces.clusters.numa import numa_nodes
-from search_spaces.errors import ClusterFormatError
+from search_spaces.errors import ClusterFormatError, SearchSpaceError
 from search_spaces.file_kinds import CLUSTER_FILE, mistaken
 from search_spaces.kernels import PACKAGES, installed_kernels
-from search_spaces.preset_files import preset_tables, unknown_name
-from search_spaces.quantities import Quantity, read_quantity
+from search_spaces.preset_files import plain_name, preset_tables, unknown_name
+from search_spaces.quantities import Quantity
 
 REMEDY = "give the path of a TOML file, local, or NAME:NODES"
 RANKS_PER_CORE = 4
@@ -31,31 +42,11 @@ NODE_KEYS = (
     "device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node", "ray_resource"
 )  # fmt: skip
 """The keys that both a cluster's file and its [[nodes]] may have."""
-PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
-LEAST = {Quantity.RATE: (1e4, "GB/s"), Quantity.BYTES: (1e6, "GB"), Quantity.FLOPS: (1e7, "TFLOP/s")}
-"""A smaller number was written in another unit than bytes, bytes/s or FLOP/s; the unit in which it is usually stated."""
 
 
 def cluster_preset_names() -> tuple[str, ...]:
-    """The names that `resolve_cluster` accepts in addition to `local` and `ray`."""
-    return tuple(preset_tables("clusters"))
-
-
-def device_preset(name: str) -> DeviceSpec:
-    """A device from its public data sheet.
-
-    Raises:
-        UnknownNameError: there is no such preset.
-    """
-    devices = preset_tables("devices")
-    if name not in devices:
-        raise unknown_name("device preset", name, devices)
-    return _device(name, devices[name])
-
-
-def device_family(preset: str) -> frozenset[str]:
-    """The words that the name of such a device contains: those of the preset without its memory size and board."""
-    return frozenset(word for word in preset.split("-") if word != "pcie" and not re.fullmatch(r"[0-9]+gb", word))
+    """The names that `resolve_cluster` accepts in addition to `local`, `ray` and numbers of cards."""
+    return (*preset_tables("clusters"), *_instance_types())
 
 
 def resolve_cluster(
@@ -85,11 +76,39 @@ def resolve_cluster(
     return _limited(cluster, memory_limit_bytes)
 
 
+def cluster_source(preset: str) -> str:
+    """Where the figures of a preset come from."""
+    return str((preset_tables("clusters").get(preset) or _instance_types()[preset])["source"])
+
+
 def is_cluster_name(text: str) -> bool:
     """Whether `text` is `local` or names a preset or cards, and so cannot be a path."""
-    name = text.partition(":")[0]
-    is_preset = name in preset_tables("clusters") or machine_of_cards(name, device_preset) is not None
-    return text == "local" or (is_preset and re.fullmatch(r"(:[1-9][0-9]{0,5})?", text[len(name) :]) is not None)
+    name, colon, nodes = text.partition(":")
+    if colon and not re.fullmatch(r"[1-9][0-9]{0,5}", nodes):
+        return False
+    return text == "local" or cluster_preset_named(name) is not None or machines_of_cards(name) is not None
+
+
+@cache
+def cluster_preset_named(text: str) -> str | None:
+    """The preset that `text` means, in any spelling: `DGX_H100`, `ND96isr_H100_v5`, `ml.p5.48xlarge`; None: there is none."""
+    names = {plain_name(name): name for name in cluster_preset_names()}
+    names |= {plain.removeprefix("standard"): name for plain, name in names.items()}
+    plain = plain_name(text)
+    return names.get(plain) or names.get(re.sub(r"^(ml|aws|azure|gcp|oci|lambda)", "", plain))
+
+
+@cache
+def _instance_types() -> dict[str, dict[str, Any]]:
+    """The tables of clouds' types of instances, as those of clusters."""
+    clusters, types = preset_tables("clusters"), preset_tables("instances")
+    fields = ("device", "devices_per_node", "cores_per_node", "host_memory_bytes", "inter_node_bandwidth")
+    tables = {name: clusters[preset] for name, preset in types["presets"].items()}
+    for vendor_page, rows in types["machines"].items():
+        for name, row in rows.items():
+            link = link_of(row[0])[1]
+            tables[name] = {"intra_node_bandwidth": link, "source": vendor_page, **dict(zip(fields, row, strict=True))}
+    return tables
 
 
 def local_cluster(
@@ -150,7 +169,7 @@ def read_cluster_file(path: str | Path) -> ClusterSpec:
     name, nodes = str(table.get("name", file.stem)), table.get("nodes", 1)
     try:
         cluster_keys = ("name", "nodes", "devices_per_node", "numa_nodes", "kernel_packages", "link_domain_size")
-        _require_known("", table, (*cluster_keys, *NODE_KEYS))
+        require_known("", table, (*cluster_keys, *NODE_KEYS))
         return _mixed(name, table, nodes) if isinstance(nodes, list) else _cluster(name, table, nodes)
     except ClusterFormatError as error:
         raise ClusterFormatError(f"{file}: {error.field}", error.problem, error.remedy) from None
@@ -162,16 +181,33 @@ def _described(text: str, live: ClusterSpec | None) -> ClusterSpec:
             raise ClusterFormatError("ray", "is described only where something runs on it", "give NAME:NODES or a TOML file")
         return live
     name, colon, nodes = text.partition(":")
-    presets, cards = preset_tables("clusters"), machine_of_cards(name, device_preset)
-    if name in presets or cards is not None:
+    preset = cluster_preset_named(name)
+    cards = None if preset else machines_of_cards(name)
+    if preset or cards is not None:
         if colon and re.fullmatch(r"[1-9][0-9]{0,5}", nodes) is None:
             raise ClusterFormatError(text, f"{nodes!r} is not a number of nodes", f"write {name}:4 for 4 nodes")
-        count = int(nodes or 1)
-        return replace(cards, name=text, nodes=count) if cards is not None else _cluster(text, presets[name], count)
+        if cards is not None:
+            if colon and cards.nodes > 1:
+                raise ClusterFormatError(text, "states the number of nodes twice", f"write {cards.name}")
+            return replace(cards, name=f"{cards.name}:{nodes}", nodes=int(nodes)) if colon else cards
+        table = preset_tables("clusters").get(str(preset)) or _instance_types()[str(preset)]
+        return _cluster(f"{preset}{colon}{nodes}", table, int(nodes or 1))
     if Path(text).expanduser().exists() or text.endswith(".toml") or "/" in text:
         return read_cluster_file(text)
+    raise unknown_cluster(text)
+
+
+def unknown_cluster(text: str) -> SearchSpaceError:
+    """The error for a text that names no cluster: what it lacks, or which names are near."""
+    name = text.partition(":")[0]
+    if devices := devices_named(name):
+        remedy = f"write 1x{devices[0]} for a single one, 8x{devices[0]} for a machine with 8, 8x{devices[0]}:4 for 4 machines"
+        return ClusterFormatError("cluster", f"{text} does not state how many devices a machine has", remedy)
+    if (error := unknown_cards(name)) is not None:
+        return error
     otherwise = "or give NAME:NODES, COUNTxMEMORY or COUNTxDEVICE (2x24GB, 8xa100-80gb), or the path of a TOML file"
-    raise unknown_name("cluster preset", name, ("local", "ray", *presets), otherwise)
+    names = ("local", "ray", *cluster_preset_names())
+    return unknown_name("cluster preset", name, names, otherwise, listed_by="autotune clusters")
 
 
 def _part(cluster: ClusterSpec, ranks: int) -> ClusterSpec:
@@ -196,22 +232,22 @@ def _mixed(name: str, table: Mapping[str, Any], nodes: list[Any]) -> ClusterSpec
                 problem = f"nodes with different {plural} are not supported"
                 raise ClusterFormatError(f"nodes[{index}].{field}", problem, "write it once, above the [[nodes]] tables")
         try:
-            _require_known("", node_table, ("count", *NODE_KEYS))
+            require_known("", node_table, ("count", *NODE_KEYS))
             groups.append(_group(f"{name}-{index}", {**table, **node_table}))
         except ClusterFormatError as error:
             raise ClusterFormatError(f"nodes[{index}].{error.field}", error.problem, error.remedy) from None
-    cluster = mixed_cluster(name, _count(table, "devices_per_node"), groups)
-    return replace(cluster, kernel_packages=_packages(table), link_domain_size=_optional_count(table, "link_domain_size"))
+    cluster = mixed_cluster(name, read_count(table, "devices_per_node"), groups)
+    return replace(cluster, kernel_packages=_packages(table), link_domain_size=read_optional_count(table, "link_domain_size"))
 
 
 def _group(name: str, table: Mapping[str, Any]) -> NodeGroup:
     return NodeGroup(
-        nodes=_count(table, "count"),
+        nodes=read_count(table, "count"),
         device=_stated_device(name, table),
-        intra_node_bandwidth=_number(table, "intra_node_bandwidth", Quantity.RATE),
-        inter_node_bandwidth=_number(table, "inter_node_bandwidth", Quantity.RATE),
-        host_memory_bytes=_count(table, "host_memory_bytes", Quantity.BYTES),
-        cores_per_node=_count(table, "cores_per_node"),
+        intra_node_bandwidth=read_number(table, "intra_node_bandwidth", Quantity.RATE),
+        inter_node_bandwidth=read_number(table, "inter_node_bandwidth", Quantity.RATE),
+        host_memory_bytes=read_count(table, "host_memory_bytes", Quantity.BYTES),
+        cores_per_node=read_count(table, "cores_per_node"),
         ray_resource=str(table.get("ray_resource", "")),
     )
 
@@ -219,41 +255,23 @@ def _group(name: str, table: Mapping[str, Any]) -> NodeGroup:
 def _stated_device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
     device = table.get("device")
     if isinstance(device, Mapping):
-        return _device(str(device.get("name", name)), device)
-    return device_preset(str(device)) if device is not None else _missing("device")
+        return device_of(str(device.get("name", name)), device)
+    return device_preset(str(device)) if device is not None else missing("device")
 
 
 def _cluster(name: str, table: Mapping[str, Any], nodes: Any) -> ClusterSpec:
     return ClusterSpec(
         name=name,
-        nodes=_count({"nodes": nodes}, "nodes"),
-        devices_per_node=_count(table, "devices_per_node"),
+        nodes=read_count({"nodes": nodes}, "nodes"),
+        devices_per_node=read_count(table, "devices_per_node"),
         device=_stated_device(name, table),
-        intra_node_bandwidth=_number(table, "intra_node_bandwidth", Quantity.RATE),
-        inter_node_bandwidth=_number(table, "inter_node_bandwidth", Quantity.RATE),
-        host_memory_bytes=_count(table, "host_memory_bytes", Quantity.BYTES),
-        cores_per_node=_count(table, "cores_per_node"),
-        numa_nodes=_optional_count(table, "numa_nodes"),
+        intra_node_bandwidth=read_number(table, "intra_node_bandwidth", Quantity.RATE),
+        inter_node_bandwidth=read_number(table, "inter_node_bandwidth", Quantity.RATE),
+        host_memory_bytes=read_count(table, "host_memory_bytes", Quantity.BYTES),
+        cores_per_node=read_count(table, "cores_per_node"),
+        numa_nodes=read_optional_count(table, "numa_nodes"),
         kernel_packages=_packages(table),
-        link_domain_size=_optional_count(table, "link_domain_size"),
-    )
-
-
-def _device(name: str, table: Mapping[str, Any]) -> DeviceSpec:
-    keys = ("name", "kind", "memory_bytes", "peak_flops", "memory_bandwidth", "host_link", "source")
-    _require_known("device.", table, keys)
-    flops = table.get("peak_flops", {})
-    if not isinstance(flops, Mapping):
-        raise ClusterFormatError("peak_flops", f"{flops!r} is not a table", "write peak_flops = { bf16 = 312e12 }")
-    _require_known("peak_flops.", flops, PRECISIONS)
-    return DeviceSpec(
-        name=name,
-        kind=str(table.get("kind", "cuda")),
-        memory_bytes=_count(table, "memory_bytes", Quantity.BYTES),
-        peak_flops={str(precision): _number(flops, precision, Quantity.FLOPS) for precision in flops},
-        memory_bandwidth=_number(table, "memory_bandwidth", Quantity.RATE) if "memory_bandwidth" in table else None,
-        host_link=_number(table, "host_link", Quantity.RATE) if "host_link" in table else PCIE_COPIES,
-        source=str(table.get("source", "")),
+        link_domain_size=read_optional_count(table, "link_domain_size"),
     )
 
 
@@ -265,46 +283,6 @@ def _packages(table: Mapping[str, Any]) -> dict[str, str] | None:
         remedy = f'write kernel_packages = {{ {modules[0]} = "0.8.5" }}, with any of {", ".join(modules)}'
         raise ClusterFormatError("kernel_packages", f"{versions!r} is not a table of packages and versions", remedy)
     return {str(module): str(version) for module, version in versions.items()}
-
-
-def _require_known(prefix: str, table: Mapping[str, Any], allowed_keys: Collection[str]) -> None:
-    """Refuse unknown keys: a misspelt one would leave its figure at the default."""
-    for key in table:
-        if key not in allowed_keys:
-            matches = difflib.get_close_matches(key.lower(), allowed_keys, n=1, cutoff=0.5)
-            remedy = f"did you mean {matches[0]}?" if matches else f"use {', '.join(allowed_keys)}"
-            raise ClusterFormatError(f"{prefix}{key}", "is not a known key", remedy)
-
-
-def _missing(key: str) -> Any:
-    raise ClusterFormatError(key, "is missing", "add this key")
-
-
-def _number(table: Mapping[str, Any], key: str, quantity: Quantity | None = None) -> float:
-    """The number at `key`; a quantity may be a string with its unit."""
-    value = table[key] if key in table else _missing(key)
-    if isinstance(value, str) and quantity is not None:
-        if (read := read_quantity(quantity, value)) is None:
-            raise ClusterFormatError(key, f"{value!r} has no known unit", f"write {quantity}")
-        value = read
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ClusterFormatError(key, f"{value!r} is not a positive number", "give a positive number")
-    least, unit = LEAST[quantity] if quantity is not None else (0.0, "")
-    if value < least:
-        problem = f"{value:g} {str(quantity).partition(',')[0]} is implausibly small"
-        raise ClusterFormatError(key, problem, f'give a number with its unit as text, such as "{value:g}{unit}"')
-    return float(value)
-
-
-def _count(table: Mapping[str, Any], key: str, quantity: Quantity | None = None) -> int:
-    value = _number(table, key, quantity)
-    if not value.is_integer() and not isinstance(table[key], str):
-        raise ClusterFormatError(key, f"{value!r} is not a whole number", "give a positive integer")
-    return int(value)
-
-
-def _optional_count(table: Mapping[str, Any], key: str) -> int | None:
-    return _count(table, key) if key in table else None
 
 
 def _limited(cluster: ClusterSpec, memory_limit_bytes: int | None) -> ClusterSpec:
@@ -322,19 +300,11 @@ def _with_limit(device: DeviceSpec, memory_limit_bytes: int) -> DeviceSpec:
 
 
 def _gpu(name: str, memory_bytes: int) -> DeviceSpec:
-    """The data sheet's figures if the driver's device name contains a preset's words; else only its memory.
-
-    PCIe boards have different peaks from the modules of the same name.
-    """
-    words = re.findall(r"[a-z0-9]+", name.lower())
-    fitting = [
-        device_preset(preset)
-        for preset in preset_tables("devices")
-        if device_family(preset) <= {*words} and ("pcie" in preset) == ("pcie" in words)
-    ]
-    if not fitting:
+    """The data sheet's figures if the driver's device name contains a preset's words; else only its memory."""
+    devices = [device_preset(preset) for preset in devices_named(name, whole=False)]
+    if not devices:
         return DeviceSpec(name=name, kind="cuda", memory_bytes=memory_bytes, peak_flops={}, source="the driver")
-    nearest = min(fitting, key=lambda device: abs(device.memory_bytes - memory_bytes))
+    nearest = min(devices, key=lambda device: abs(device.memory_bytes - memory_bytes))
     return replace(nearest, name=name, memory_bytes=memory_bytes)
 
 
@@ -363,46 +333,3 @@ def host_memory_bytes() -> int:
     except OSError:
         return installed
     return min(installed, int(limit)) if limit.isdigit() else installed
-
-
-_CARDS = re.compile(r"([1-9][0-9]{0,3})x(.+)")
-
-
-def machine_of_cards(text: str, device_preset: Callable[[str], DeviceSpec]) -> ClusterSpec | None:
-    """One machine of such cards, with the main memory and links assumed below; None: the text does not have this format."""
-    match = _CARDS.fullmatch(text)
-    memory = re.fullmatch(r"([1-9][0-9]{0,3}(?:\.[0-9]{1,3})?)Gi?B", match[2], re.IGNORECASE) if match else None
-    if match is None or (memory is None and match[2] not in preset_tables("devices")):
-        return None
-    count, device = int(match[1]), _card(match[2], float(memory[1])) if memory else device_preset(match[2])
-    return ClusterSpec(
-        name=text, nodes=1, devices_per_node=count, device=device,
-        intra_node_bandwidth=link_bandwidth(match[2]), inter_node_bandwidth=1.25e9,  # 10 Gbit/s
-        host_memory_bytes=max(3 * count * device.memory_bytes, 64 * 2**30),  # 3: typical of machines on sale
-        cores_per_node=8 * count,
-    )  # fmt: skip
-
-
-def link_bandwidth(device: str) -> float:
-    """Bytes/s between cards of this name: as in the cluster presets that have them."""
-    presets = [table["intra_node_bandwidth"] for table in preset_tables("clusters").values() if table["device"] == device]
-    # Boards with NVLink that no cluster preset has, in one direction (data sheets of A800 and H100 SXM); for other cards the
-    # achievable copy rate of PCIe 4.0 x16.
-    other = {"a800": 200e9, "h100-96gb": 450e9}.get(device, 2.5e10)
-    return float(max([*presets, other]))
-
-
-def link_text(cluster: ClusterSpec) -> str:
-    """The assumed link between the cards of a machine in short form; empty: another cluster, or one card."""
-    if _CARDS.fullmatch(cluster.name.partition(":")[0]) is None or cluster.devices_per_node < 2:
-        return ""
-    return f"{cluster.intra_node_bandwidth / 1e9:g} GB/s between the cards of a machine (--cluster FILE.toml states another)"
-
-
-def _card(name: str, memory: float) -> DeviceSpec:
-    """A card of which only the memory is known, in GiB (what card makers call GB)."""
-    return DeviceSpec(
-        name=f"a {name} card", kind="cuda", memory_bytes=int(memory * 2**30), memory_bandwidth=9e11,
-        peak_flops={"bf16": 1e14, "fp16": 1e14, "fp32": 2.5e13},
-        source="memory as it was said; speed of no card in particular, name a device for its own",
-    )  # fmt: skip

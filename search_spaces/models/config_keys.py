@@ -220,7 +220,7 @@ def rope_scaling_of(table: ConfigKeys, longest: int, first: int = 0) -> RopeScal
     original = table.size("original_max_position_embeddings", default=first or longest)
     kind = table.text("rope_type", "type", default="default")
     match kind:
-        case "default" | "dynamic":  # dynamic: only beyond the longest sequence
+        case "default" | "dynamic" | "mrope":  # dynamic: only beyond the longest sequence; mrope: only images differ
             return None
         case RopeKind.LINEAR:
             return RopeScaling(kind=RopeKind.LINEAR, factor=table.number("factor"))

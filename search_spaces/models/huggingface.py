@@ -15,6 +15,7 @@ from search_spaces.errors import ModelFormatError
 from search_spaces.file_kinds import MODEL_CONFIG, mistaken
 from search_spaces.models.config_keys import ConfigKeys, read_rope_scaling, rope_scaling_of, yarn_magnitude
 from search_spaces.models.model import CLAMPED, HeadNorm, Latent, ModelSpec, Norm, NormPlace, Position
+from search_spaces.models.named import cached_config, model_names, named_config
 from search_spaces.preset_files import preset_tables, unknown_name
 
 BUILT = "hf:"
@@ -31,25 +32,45 @@ def model_preset_names() -> tuple[str, ...]:
     return tuple(preset_tables("models"))
 
 
-def plain_name(name: str) -> str:
-    """The letters and digits of a model's name, by which other spellings of it are recognised."""
-    return re.sub(r"[^a-z0-9]", "", name.lower())
-
-
 def resolve_model(text: str) -> ModelSpec:
-    """The model that `text` names: a preset, a config.json, or a folder that contains one.
+    """The model that `text` names: a preset, a config.json or a folder that contains one, or an id of the Hugging Face hub.
+
+    An id is looked up in the hub's cache on this machine, then among the known models. Nothing is loaded from the network.
 
     Raises:
-        UnknownNameError: it is neither a preset nor a path.
+        UnknownNameError: it is none of them.
         ModelFormatError: the file cannot be read as a model.
     """
     presets = preset_tables("models")
     if text in presets:
         return model_spec_from_config(presets[text], text)
     path = Path(text).expanduser()
-    if path.exists() or path.suffix == ".json" or "/" in text:
+    if path.exists() or path.suffix == ".json" or re.match(r"[./~]", text) or text.count("/") > 1:
         return read_model_config(path)
-    raise unknown_name("model preset", text, presets, "or give the path of a config.json, or module:factory")
+    if (file := cached_config(text)) is not None:
+        model = read_model_config(file)
+        note = f"config.json of the hub's cache, revision {file.parent.name[:8]}"
+        return dataclasses.replace(model, name=text.rpartition("/")[2], notes=(note, *model.notes))
+    if (known := known_model(text)) is not None:
+        return known
+    otherwise = "or give the path of a config.json, or module:factory"
+    if "/" in text:
+        otherwise = f"or load its config.json into the hub's cache: hf download {text} config.json"
+    raise unknown_name("model preset", text, model_names(), otherwise, listed_by="autotune models")
+
+
+def known_model(text: str) -> ModelSpec | None:
+    """The model that a name or an id of the hub means, by the tables of this package alone; None: it is unknown."""
+    if (named := named_config(text)) is None:
+        return None
+    config, shape, bits = named
+    model = model_spec_from_config(config, text.rpartition("/")[2])
+    notes = [f"the shape of {shape}, by the name"] if shape != text else []
+    if shape.startswith(("gemma-3-4b", "gemma-3-12b", "gemma-3-27b", "llama-4-", "mistral-small-3.1-")):
+        notes.append("the text model alone, without its vision encoder")
+    if bits != 16:
+        notes.append(f"weights of {bits} bits beside adapters, by the name (--frozen-bits)")
+    return dataclasses.replace(model, frozen_bits=bits, notes=(*model.notes, *notes))
 
 
 def read_model_config(path: str | Path) -> ModelSpec:
@@ -73,7 +94,11 @@ def read_model_config(path: str | Path) -> ModelSpec:
         raise ModelFormatError(str(file), "is not a JSON object", "give a Hugging Face config.json")
     if "model_type" not in config and (other := mistaken(file, MODEL_CONFIG)):
         raise ModelFormatError(str(file), other, "give a Hugging Face config.json as MODEL")
-    return model_spec_from_config(config, _display_name(config, file))
+    try:
+        return model_spec_from_config(config, _display_name(config, file))
+    except ModelFormatError as error:
+        remedy = error.remedy.replace(f"{BUILT}CONFIG", f"{BUILT}{path}")
+        raise ModelFormatError(error.field, error.problem, remedy) from None
 
 
 def model_spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
@@ -84,7 +109,10 @@ def model_spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     """
     text, notes = _text_config(config)
     family = ConfigKeys(text).text("model_type")
-    reader = FAMILIES.get(family)
+    part = TEXT_PARTS.get(family.removesuffix("_text"))
+    if part is not None:
+        family, text = f"{family.removesuffix('_text')}_text", {**part[1], **text}
+    reader = FAMILIES.get(part[0] if part else family)
     if reader is None:
         remedy = f"give hf:CONFIG for Hugging Face's own module of it, module:factory, or one of {', '.join(FAMILIES)}"
         raise ModelFormatError("model_type", f"{family!r} is not a supported family", remedy)
@@ -93,18 +121,22 @@ def model_spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
     if keys.defaults_taken:
         sizes = ", ".join(f"{key} {value:,}" for key, value in keys.defaults_taken.items())
         notes.append(f"{sizes} (defaults of Hugging Face's class, which the config.json leaves out)")
+    if "auto_map" in config:
+        notes.append(f"the class of {family} in transformers, not the code that auto_map names")
     bits, of_weights = _frozen_bits(config.get("quantization_config"))
     return dataclasses.replace(model, frozen_bits=bits, notes=(*notes, *of_weights))
 
 
 def _text_config(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """The keys of the text model, with a note about what is left out if the model reads images or sounds too."""
-    text = config.get("text_config")
-    if config.get("model_type") in FAMILIES or not isinstance(text, Mapping) or text.get("model_type") not in FAMILIES:
+    text = config.get("text_config", config if config.get("model_type") in TEXT_PARTS else None)
+    known_types = {*FAMILIES, *TEXT_PARTS, *(f"{part}_text" for part in TEXT_PARTS)}
+    if config.get("model_type") in FAMILIES or not isinstance(text, Mapping) or text.get("model_type") not in known_types:
         return config, []
+    # transformers 5 asks the whole model whether the output projection is the table; the text model's key may be a default.
     tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}
     encoders = [key for key in config if key.endswith("_config") and key not in ("text_config", "quantization_config")]
-    return {**tied, **text}, [f"the text model alone, without {' and '.join(encoders) or 'its encoders'}"]
+    return {**text, **tied}, [f"the text model alone, without {' and '.join(encoders) or 'its encoders'}"]
 
 
 def _frozen_bits(quantization: Any) -> tuple[int, list[str]]:
@@ -594,6 +626,21 @@ FAMILIES: dict[str, Callable[[ConfigKeys, str], ModelSpec]] = {
     "llama4_text": _llama4,
 }
 """`model_type` of a config.json -> its reader."""
+
+
+TEXT_PARTS: dict[str, tuple[str, dict[str, Any]]] = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl"), ("qwen2", {"num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6})),
+    "qwen3_vl": ("qwen3", {"rope_theta": 5e5}),
+    "qwen3_vl_moe": (
+        "qwen3_moe",
+        {
+            "num_key_value_heads": 16, "head_dim": 128, "moe_intermediate_size": 1408, "num_local_experts": 60,
+            "num_experts_per_tok": 4, "norm_topk_prob": True, "rope_theta": 5e5,
+        },
+    ),
+}  # fmt: skip
+"""Models of images and text, in old files without `text_config` -> family of the text model, and what its class takes for
+absent keys where that family's class takes something else."""
 
 
 def _display_name(config: Mapping[str, Any], file: Path) -> str:

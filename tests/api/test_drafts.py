@@ -17,6 +17,33 @@ def test_a_draft_says_what_a_submission_means(refusing: TestClient) -> None:
     assert refusing.get("/v1/jobs").json()["items"] == []
 
 
+def test_what_nobody_stated_is_listed_with_what_follows_from_it(refusing: TestClient) -> None:
+    body = {name: value for name, value in REQUEST.items() if name != "sequence_length"} | {"model": "gpt2"}
+    draft, estimate = (refusing.post(f"/v1/drafts/{path}", json=body).json() for path in ("check", "estimate"))
+    assert [(item["name"], item["value"], item["alternatives"]) for item in draft["assumed"]] == [("sequence_length", 128, [])]
+    assert draft["request"]["sequence_length"] == 128
+    (assumed,) = estimate["assumed"]
+    assert (assumed["name"], assumed["stated_by"]) == ("sequence_length", "--sequence-length")
+    assert [answer["value"] for answer in assumed["alternatives"]] == [512, 1024]
+    assert assumed["alternatives"][1]["peak_memory_bytes"] > estimate["best"]["predicted"]["peak_memory_band"]["mean"]
+    assert refusing.post("/v1/drafts/estimate", json=body | {"sequence_length": 512}).json()["assumed"] == []
+
+
+@pytest.mark.parametrize("url", ["/v1/jobs", "/v1/drafts/check", "/v1/drafts/estimate"])
+def test_a_job_on_gpus_is_asked_for_its_workload(refusing: TestClient, url: str) -> None:
+    body = {"model": "llama-3-8b", "cluster": "dgx-h100"}
+    problem = problem_of(refusing.post(url, json=body), 422)
+    assert [error["field"] for error in problem["errors"]] == ["sequence_length", "global_batch_size"]
+    assert "up to 8,192 for llama-3-8b" in problem["errors"][0]["remedy"]
+    problem = problem_of(refusing.post(url, json=body | {"sequence_length": 4096}), 422)
+    assert [error["field"] for error in problem["errors"]] == ["global_batch_size"]
+
+
+def test_a_space_is_counted_without_a_workload(refusing: TestClient) -> None:
+    body = {"model": "llama-3-8b", "cluster": "dgx-h100", "pins": {"micro_batch_size": 1}}
+    assert refusing.post("/v1/spaces/count", json=body).json()["legal"] > 0
+
+
 @pytest.mark.parametrize("path", ["check", "estimate"])
 @pytest.mark.parametrize(
     "changes",
@@ -69,6 +96,10 @@ def test_the_choices_are_what_submissions_are_held_against(refusing: TestClient)
     assert {name for name in of_cluster if found["defaults"][name] is None} == of_cluster
     left_out = {"priority", "failures", *of_cluster}
     assert all(submitted[name] == value for name, value in found["defaults"].items() if name not in left_out)
+    kinds = {item["name"]: item["device_kind"] for item in found["clusters"]}
+    assert (kinds["local"], kinds["dgx-h100"]) == ("cpu", "cuda")
+    assert {item["name"]: item["sequence_length"] for item in found["models"]}["llama-3-8b"] == 8192
+    assert {item["name"] for item in found["fields"] if item["required_on"] == "cuda"} == of_cluster
     assert (found["runners"], found["defaults"]["runner"], found["may_submit"]) == (["ray", "local"], "ray", True)
 
 

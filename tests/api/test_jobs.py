@@ -32,6 +32,16 @@ def test_what_a_request_resolves_to_is_kept_and_not_shown(client: TestClient, st
     assert store.jobs.get(job["id"]).request["resolved_model"]["num_layers"] > 0
 
 
+def test_a_job_lists_what_nobody_stated(client: TestClient, store: Store) -> None:
+    body = {name: value for name, value in REQUEST.items() if name != "sequence_length"}
+    opened = client.post("/v1/jobs", json=body).json()
+    assert [(item["name"], item["value"]) for item in opened["assumed"]] == [("sequence_length", 128)]
+    assert client.get(f"/v1/jobs/{opened['id']}").json()["assumed"] == opened["assumed"]
+    cloned = client.post(f"/v1/jobs/{opened['id']}/clone").json()
+    assert cloned["assumed"] == opened["assumed"]
+    assert submit(client)["assumed"] == []
+
+
 def test_an_uploaded_model(client: TestClient, store: Store) -> None:
     config = {
         "model_type": "llama", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128,

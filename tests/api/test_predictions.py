@@ -42,6 +42,30 @@ def test_a_prediction_sums_up(client: TestClient) -> None:
     assert 0 <= told["fit_probability"] <= 1
 
 
+def test_an_alternative_is_what_is_predicted_for_it(client: TestClient) -> None:
+    pinned = {
+        "micro_batch_size": 1, "activation_checkpointing": "none", "zero_stage": 3, "precision": "bf16", "reduce_dtype": "fp32",
+        "accumulation_dtype": "fp32",
+    }  # fmt: skip
+    asked = {name: value for name, value in ASKED.items() if name != "sequence_length"} | {"config": pinned}
+    assumed = {item["name"]: item for item in client.post("/v1/predictions", json=asked).json()["assumed"]}
+    assert assumed.keys() == {"sequence_length"}
+    for answer in assumed["sequence_length"]["alternatives"]:
+        stated = client.post("/v1/predictions", json=asked | {"sequence_length": answer["value"]}).json()
+        assert answer["peak_memory_bytes"] == pytest.approx(stated["predicted"]["peak_memory_band"]["mean"])
+        assert answer["tokens_per_second"] == pytest.approx(stated["predicted"]["tokens_per_second"])
+        assert stated["assumed"] == []
+
+
+def test_a_plan_says_what_its_first_row_is_at_the_alternatives(client: TestClient) -> None:
+    asked = {"model": "llama-3-8b", "cluster": "dgx-h100", "space": "zero", "top": 2}
+    body = client.post("/v1/plans", json=asked).json()
+    assert {item["name"] for item in body["assumed"]} == {"sequence_length", "global_batch_size"}
+    shorter = next(item for item in body["assumed"] if item["name"] == "sequence_length")["alternatives"][0]
+    assert shorter["value"] < body["sequence_length"]
+    assert shorter["peak_memory_bytes"] < body["plans"][0]["predicted"]["peak_memory_band"]["mean"]
+
+
 def test_an_uploaded_model_is_predicted(client: TestClient) -> None:
     model = {"name": "mine", "config": CONFIG}
     answer = client.post("/v1/predictions", json={"model": model, "cluster": "dgx-a100", "lora_rank": 8, "frozen_bits": 4})

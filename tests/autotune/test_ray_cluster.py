@@ -17,7 +17,8 @@ from autotune.ray_cluster import (
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_fields
 from search_spaces.clusters.cluster import ClusterSpec, NodeGroup, mixed_cluster
-from search_spaces.clusters.presets import device_preset, resolve_cluster
+from search_spaces.clusters.devices import device_preset
+from search_spaces.clusters.presets import resolve_cluster
 
 GPUS = {"CPU": 64.0, "GPU": 8.0}
 CORES = {"CPU": 4.0}

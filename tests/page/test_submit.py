@@ -40,6 +40,36 @@ def test_a_job_is_submitted_and_watched_to_its_end(place: Place, open_page: Open
     expect(page.locator("[data-figure=throughput_memory] figcaption")).to_contain_text("The best")
 
 
+def test_what_nobody_stated_is_shown_before_and_after(open_page: Open) -> None:
+    page = open_page("#/new")
+    page.get_by_label("Model", exact=True).select_option("gpt2")
+    fill(page, **{"Sequence length": "", "Trials": "1"})
+    before = page.get_by_role("complementary", name="Before anything runs")
+    expect(before.get_by_text("sequence_length=128 (Sequence length)")).to_be_visible()
+    expect(before).to_contain_text(re.compile(r"with 1,024: (fits|may fit|does not fit) \("))
+    before.get_by_text(re.compile(r"^\d+ values$")).click()
+    expect(before.get_by_text("objective=throughput")).to_be_visible()
+    page.get_by_role("button", name="Submit").click()
+    expect(page).to_have_url(re.compile("#/jobs/"))
+    expect(page.get_by_role("heading", name="Assumed, because nobody stated it")).to_be_visible()
+    expect(page.get_by_text("sequence_length=128 (--sequence-length)")).to_be_visible()
+
+
+def test_a_cluster_of_gpus_needs_a_workload(open_page: Open) -> None:
+    page = open_page("#/new", expected=(REFUSED,))
+    page.get_by_label("Model", exact=True).select_option("llama-3-8b")
+    length = page.get_by_label(re.compile("^Sequence length"))
+    expect(length).not_to_have_attribute("required", "")
+    page.get_by_label("Cluster", exact=True).select_option("dgx-h100")
+    expect(length).to_have_attribute("required", "")
+    expect(length).to_have_accessible_description(re.compile("llama-3-8b takes at most 8,192"))
+    expect(page.get_by_text("2 entries to correct.")).to_be_visible()
+    expect(length).to_have_attribute("aria-invalid", "true")
+    length.fill("4096")
+    page.get_by_label(re.compile("^Global batch size")).fill("64")
+    expect(page.get_by_text("Ready to submit.")).to_be_visible()
+
+
 @pytest.mark.prove
 def test_what_is_wrong_is_said_at_its_entry_while_it_is_typed(place: Place, open_page: Open) -> None:
     known = jobs(place)

@@ -125,3 +125,9 @@ def test_a_configuration_prints_what_differs_from_the_defaults_and_is_made_again
     assert printed == "TrialConfig(zero_stage=3, micro_batch_size=4, pipeline_schedule='gpipe', compile_blocks=True)"
     assert eval(printed) == config
     assert repr(TrialConfig()) == "TrialConfig()"
+
+
+def test_numbers_of_tokens_have_units() -> None:
+    assert parse_value("attention_window", "4k") == 4096
+    with pytest.raises(KnobValueError):
+        parse_value("micro_batch_size", "4k")

@@ -10,6 +10,7 @@
  * @property {string} hint
  * @property {{value: string, label: string}[]} options
  * @property {boolean} foresees - whether it only goes with strategies that predict the gain of further trials
+ * @property {string} required_on - the kind of devices on which it must be stated
  */
 
 /** @returns {Field[]} of a part of the form */
@@ -17,6 +18,13 @@ export const inSection = (choices, section) => choices.fields.filter((field) => 
 
 /** Whether a field goes with the values of the others. */
 export const applies = (field, { strategy }, { foreseeing, defaults }) => !field.foresees || foreseeing.includes(strategy || defaults.strategy);
+
+/** Whether a field must be entered: a model of known shape on this kind of devices. */
+export function isRequired(field, { kind }, cluster, { clusters }) {
+  const [name] = cluster.split(":");
+  const device = clusters.find((choice) => choice.name === name)?.device_kind ?? "cuda";
+  return field.required_on === device && (kind === "preset" || kind === "config");
+}
 
 /** What is sent of an entry; what is not a number is sent as it is, such as bytes with a unit: the service reads it, or says what is wrong. */
 export function sent(field, entry) {

@@ -1,23 +1,25 @@
 /** Entries of a form: each with its label, its hint, and what is wrong with it. */
 
 import { html } from "../vendor/preact.mjs";
-import { applies, entered } from "./fields.mjs";
+import { count } from "../format.mjs";
+import { applies, entered, isRequired } from "./fields.mjs";
 
 /**
  * @param {object} props
  * @param {string} props.name - of the field in the request; problems name it so
  * @param {string} props.label
  * @param {string} [props.hint]
+ * @param {boolean} [props.mustBe] - whether it must be entered
  * @param {string[]} [props.problems]
  * @param {(attributes: object) => any} props.children - draws the entry with these attributes
  */
-export function Labelled({ name, label, unit, hint, problems = [], isInline = false, children }) {
+export function Labelled({ name, label, unit, hint, mustBe = false, problems = [], isInline = false, children }) {
   const id = `field-${name}`;
   const described = [hint && `${id}-hint`, problems.length > 0 && `${id}-problem`].filter(Boolean).join(" ");
-  const entry = children({ id, name, "aria-describedby": described || undefined, "aria-invalid": problems.length > 0 ? "true" : undefined });
+  const entry = children({ id, name, required: mustBe, "aria-describedby": described || undefined, "aria-invalid": problems.length > 0 ? "true" : undefined });
   return html`<div class=${`field${isInline ? " switch" : ""}`}>
     ${isInline && entry}
-    <label for=${id}>${label}${unit && html` <span class="unit">${unit}</span>`}</label>
+    <label for=${id}>${label}${unit && html` <span class="unit">${unit}</span>`}${mustBe && html` <span class="badge">required</span>`}</label>
     ${!isInline && entry}
     ${hint && html`<p class="hint" id=${`${id}-hint`}>${hint}</p>`}
     ${problems.length > 0 && html`<p class="field-problem" id=${`${id}-problem`}>${problems.join(" ")}</p>`}
@@ -25,12 +27,14 @@ export function Labelled({ name, label, unit, hint, problems = [], isInline = fa
 }
 
 /** A field of the request by its description. */
-export function Entry({ field, choices, values, problems, onChange }) {
+export function Entry({ field, choices, values, problems, model, cluster, onChange }) {
   if (!applies(field, values, choices)) return null;
-  const { name, label, measure, hint, kind } = field;
+  const { name, label, measure, kind } = field;
+  const most = name === "sequence_length" && choices.models.find((choice) => model.kind === "preset" && choice.name === model.preset)?.sequence_length;
+  const hint = most ? `${field.hint} ${model.preset} takes at most ${count(most)}.` : field.hint;
   const value = values[name] ?? "";
   const standard = entered(field, choices.defaults[name]);
-  const more = { name, label, hint, problems: problems[name] };
+  const more = { name, label, hint, mustBe: isRequired(field, model, cluster, choices), problems: problems[name] };
   if (kind === "switch") {
     const isOn = value === "" ? standard === true : value === true;
     return html`<${Labelled} ...${more} isInline=${true}>${(attributes) => html`<input type="checkbox" ...${attributes} checked=${isOn}

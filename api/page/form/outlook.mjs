@@ -1,22 +1,52 @@
 /** What a submission comes to, before anything runs: the size of its space, the predicted best, what the trials may cost. */
 
+import { Assumed } from "../assumed.mjs";
 import { html } from "../vendor/preact.mjs";
 import { bytes, count, counted, duration, interval, number, share } from "../format.mjs";
+import { isSaid, shown } from "../request.mjs";
 import { Problem } from "../service.mjs";
 
-export function Outlook({ verdict, isCurrent }) {
-  const { draft, space, estimate } = verdict;
+/**
+ * @param {object} props
+ * @param {import("./draft.mjs").Verdict} props.verdict
+ * @param {boolean} props.isCurrent - whether it is about what the entries hold now
+ * @param {object} props.choices - of the service
+ * @param {object[]} props.knobs - all that there are
+ */
+export function Outlook({ verdict, isCurrent, choices, knobs }) {
+  const { body, draft, space, estimate } = verdict;
   if (!draft) return html`<p class="soft">As soon as the entries are complete, this says what the space holds, what is predicted to be best in it, and what the trials may cost.</p>`;
   return html`<dl class=${`plain-list outlook${isCurrent ? "" : " stale"}`}>
-    ${draft.assumed.length > 0 && html`<dt>Assumed</dt><dd>${draft.assumed.join("; ")}</dd>`}
+    ${draft.assumed.length > 0 && html`<dt>Assumed</dt><dd><${Assumed} assumed=${withAlternatives(draft, estimate)} labels=${labelsOf(choices)} /></dd>`}
     <dt>Model</dt><dd>${draft.model}${draft.parameter_count > 0 && html`, ${sized(draft.parameter_count)} parameters`}</dd>
     <dt>Runs on</dt><dd>${counted(draft.world_size, "rank")} of ${draft.cluster}</dd>
     <dt>Space</dt><dd><${Space} space=${space} /></dd>
     <${Prediction} estimate=${estimate} />
     <${Cost} estimate=${estimate} space=${space} />
+    <${Defaults} draft=${draft} body=${JSON.parse(body)} knobs=${knobs} />
   </dl>
   ${estimate?.calibration_source && html`<p class="soft">Predicted by ${estimate.calibration_source}.</p>`}
   ${estimate?.note && html`<p class="note">${estimate.note}</p>`}`;
+}
+
+/** What the draft assumed, with the alternatives of the estimate unless that is still about former entries. */
+function withAlternatives({ assumed }, estimate) {
+  const text = (items) => JSON.stringify(items.map(({ name, value }) => [name, value]).sort());
+  return estimate?.assumed && text(estimate.assumed) === text(assumed) ? estimate.assumed : assumed;
+}
+
+const labelsOf = ({ fields }) => Object.fromEntries(fields.map(({ name, label }) => [name, label]));
+
+/** What nobody entered: fields with their defaults, and knobs that the kind of device decides. */
+function Defaults({ draft, body, knobs }) {
+  const standard = new Map(knobs.map((knob) => [knob.name, knob.default]));
+  const assumed = new Set(draft.assumed.map(({ name }) => name));
+  const fields = Object.entries(draft.request).filter(([name, value]) => !(name in body) && !assumed.has(name) && isSaid(value));
+  const decided = Object.entries(draft.baseline).filter(
+    ([name, value]) => !(name in draft.domains) && !(name in (body.baseline ?? {})) && value !== standard.get(name),
+  );
+  return html`<dt>By default</dt><dd><details><summary>${counted(fields.length + decided.length, "value")}</summary>
+    <ul class="mono">${[...fields, ...decided].map(([name, value]) => html`<li key=${name}>${name}=${shown(name, value)}</li>`)}</ul></details></dd>`;
 }
 
 /** `8.03 B`, as people call models. */

@@ -14,7 +14,7 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.parameters import StageParameters, is_quantised, layer_parameters
 from autotune.prediction.equations.schedules import rank_tokens
 from search_spaces.clusters.cluster import DeviceSpec
-from search_spaces.clusters.presets import device_preset
+from search_spaces.clusters.devices import device_preset
 from search_spaces.kernels import KERNEL_CHOICES, LIGER, TRANSFORMER_ENGINE
 from search_spaces.knob import Value
 

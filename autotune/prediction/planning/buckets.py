@@ -111,7 +111,7 @@ class _Work:
         for group, (everyone, cases) in enumerate(self.groups):
             matters = [
                 (condition is None or condition.holds(self.leaders[at].config, context))
-                and (name not in TRAFFIC or _has_traffic(self.leaders[at].config, context.world_size))
+                and (name not in TRAFFIC or has_traffic(self.leaders[at].config, context.world_size))
                 for at in everyone
             ]
             rows = np.flatnonzero(matters)
@@ -164,7 +164,7 @@ class _Work:
         return seconds.reshape(shape), memory.reshape(shape), limits.holds(memory, host).reshape(shape)
 
 
-def _has_traffic(config: TrialConfig, world_size: int) -> bool:
+def has_traffic(config: TrialConfig, world_size: int) -> bool:
     """Whether gradients or parameters are moved: between ranks, or to and from the host."""
     return config.zero_ranks(world_size) > 1 or config.offload_optimizer != "none" or config.offload_param != "none"
 

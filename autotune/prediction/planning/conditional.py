@@ -24,13 +24,13 @@ from autotune.prediction.planning.memory_fit import memory_limits_of
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlans, costs_of, plan
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.scan import NOT_SCANNED, Bounds
-from autotune.question.assumption import LINK, Assumption, assumed_document, assumed_lines
+from autotune.question.assumption import LINKS, Assumption, assumed_document, assumed_lines
 from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
 
-ONLY_IF_TELLING = ("reduce_dtype", "accumulation_dtype")
-"""Knobs that are not named where nothing follows from them."""
+ONLY_IF_TELLING = ("reduce_dtype", "accumulation_dtype", "host_memory_bytes")
+"""What is not named where nothing follows from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +57,9 @@ class ConditionalEstimate:
     estimate: StepEstimate
     conditions: Conditions
     most_favourable: StepEstimate
-    """With the least memory that the assumptions allow."""
+    """With the best verdict that the assumptions allow."""
     favourable_values: Mapping[str, Value]
-    """The values that lead to it."""
+    """The fewest values that lead to it."""
 
     @property
     def condition(self) -> str:
@@ -84,14 +84,23 @@ def predicted(question: Question) -> ConditionalEstimate:
     (estimate,) = estimates(question, [question.config()])
     assumed, estimate_at = (*question.assumed, *assumed_knobs(question)), partial(estimate_with, question, None)
     results = consequences(assumed, estimate, estimate_at)
-    telling = {item.assumption.name for item in results if item.changes_answer}
-    assumed = tuple(item for item in assumed if item.name not in ONLY_IF_TELLING or item.name in telling)
-    results = [item for item in results if item.assumption in assumed]
     values, best = most_favourable(results, estimate, estimate_at)
+    for name in sorted(values, key=lambda name: name != "precision"):
+        fewer = {other: value for other, value in values.items() if other != name}
+        with_fewer = estimate_at(fewer) if fewer else None
+        if with_fewer is not None and verdict_of(with_fewer) is verdict_of(best):
+            values, best = fewer, with_fewer
     return ConditionalEstimate(
-        estimate=estimate, conditions=Conditions(assumed=assumed, results=tuple(results)), most_favourable=best,
+        estimate=estimate, conditions=_conditions(assumed, results), most_favourable=best,
         favourable_values=values,
     )  # fmt: skip
+
+
+def _conditions(assumed: Sequence[Assumption], results: Sequence[Consequence]) -> Conditions:
+    telling = {item.assumption.name for item in results if item.changes_answer}
+    named = tuple(item for item in assumed if item.name not in ONLY_IF_TELLING or item.name in telling)
+    ordered = sorted((item for item in results if item.assumption in named), key=lambda item: -item.weight)
+    return Conditions(assumed=named, results=tuple(ordered))
 
 
 def planned(question: Question, options: PlanOptions, bounds: Bounds | None = None) -> tuple[Question, RankedPlans]:
@@ -132,7 +141,7 @@ def plan_conditions(question: Question, plans: RankedPlans, options: PlanOptions
         results = [
             dataclasses.replace(item, choice=_choice(question, item, first.base, rivals, tie, probability)) for item in results
         ]
-    return Conditions(assumed=question.assumed, results=tuple(sorted(results, key=lambda item: -item.weight)))
+    return _conditions(question.assumed, results)
 
 
 def _choice(
@@ -158,7 +167,7 @@ def capacity_conditions(question: Question, result: Capacity) -> Conditions:
 
     A capacity chooses batches itself, and does not depend on links.
     """
-    assumed = tuple(item for item in question.assumed if item.name not in ("global_batch_size", LINK))
+    assumed = tuple(item for item in question.assumed if item.name not in ("global_batch_size", *LINKS))
     answer = (result.needed or result.nearest).estimate
     levels = ShardingLevels(question, result.probability)
     first_ways: dict[Value, TrialConfig | None] = {

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -13,6 +13,8 @@ from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import WORKLOAD, Question, default_batch
 from autotune.question.assumption import VOCABULARY, AnswerAt, Assumption, assumption
 from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.devices import device_preset
+from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.errors import SearchSpaceError
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
@@ -121,13 +123,27 @@ def question_with(question: Question, values: Mapping[str, Value]) -> Question:
     fields: dict[str, Any] = {name: value for name, value in values.items() if name in WORKLOAD}
     if VOCABULARY in values and isinstance(question.model, ModelSpec):
         fields["model"] = dataclasses.replace(question.model, vocab_size=values[VOCABULARY])  # type: ignore[arg-type]
-    if of_cluster := {name: value for name, value in values.items() if name in ClusterSpec.__dataclass_fields__}:
-        fields["cluster"] = dataclasses.replace(question.cluster, **of_cluster)  # type: ignore[arg-type]
+    of_cluster = {name: value for name, value in values.items() if name in ClusterSpec.__dataclass_fields__}
+    if "device" in of_cluster:
+        fields |= {
+            "cluster": _with_cards(question.cluster, str(of_cluster.pop("device"))),
+            "coefficients": None,
+            "residuals": (),
+        }
+    if of_cluster:
+        fields["cluster"] = dataclasses.replace(fields.get("cluster", question.cluster), **of_cluster)
     if knobs := {name: value for name, value in values.items() if name in KNOBS}:
         fields["pins"] = {**question.pins, **{name: (value,) for name, value in knobs.items()}}
         if any(item.name == "global_batch_size" for item in question.assumed) and "global_batch_size" not in fields:
             fields["global_batch_size"] = default_batch(question.cluster, fields["pins"])
     return dataclasses.replace(question, **fields) if fields else question
+
+
+def _with_cards(cluster: ClusterSpec, device: str) -> ClusterSpec:
+    """The machines with other cards of the same name; a stated limit of memory stays."""
+    memory = cluster.device.memory_bytes
+    limit = memory if memory < device_preset(cluster.device.name).memory_bytes else None
+    return resolve_cluster(f"{cluster.nodes}x{cluster.devices_per_node}x{device}", None, limit)
 
 
 def _consequence(assumption: Assumption, value: Value, estimate: StepEstimate, answer: StepEstimate) -> Consequence:
@@ -144,8 +160,3 @@ def _consequence(assumption: Assumption, value: Value, estimate: StepEstimate, a
         changes_verdict=verdict_of(estimate) is not verdict_of(answer), changes_rate=not low <= rate <= high,
         distance=faster + larger,
     )  # fmt: skip
-
-
-def conditions(results: Sequence[Consequence]) -> Iterator[str]:
-    """A clause for each consequence that changes the answer: `with NAME=VALUE: VERDICT (34 GiB)`."""
-    return (str(item) for item in results if item.changes_answer)

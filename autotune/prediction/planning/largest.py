@@ -16,6 +16,7 @@ from autotune.prediction.planning.memory_fit import MemoryLimits, memory_limits_
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.scan import Bounds, require_within, uniform_parts, without_buckets
+from autotune.question.assumption import Origin, Source
 from search_spaces.errors import IllegalConfigError
 from search_spaces.models.model import MOST_LAYERS, FactoryModel, ModelSpec, Position
 
@@ -70,8 +71,13 @@ def largest(question: Question, dimension: str, probability: float, bounds: Boun
         raise NothingFeasibleError(
             "max", f"not even a {target_dimension.value} of {least:,} fits", "plan for more devices, or pin fewer knobs"
         )
+    answered = dataclasses.replace(
+        sizes[last],
+        assumed=tuple(item for item in question.assumed if item.name != target_dimension),
+        origins={**question.origins, target_dimension.value: Origin(Source.DERIVED, "--max")},
+    )
     above = _value(sizes[last + 1], target_dimension) if last + 1 < len(sizes) else None
-    return Largest(dimension=target_dimension, value=_value(sizes[last], target_dimension), next=above, question=sizes[last])
+    return Largest(dimension=target_dimension, value=_value(sizes[last], target_dimension), next=above, question=answered)
 
 
 def anything_fits(question: Question, limits: MemoryLimits, bounds: Bounds) -> bool:

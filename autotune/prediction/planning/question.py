@@ -1,7 +1,6 @@
 """The input of a prediction or plan: a model on a cluster under a workload, and the space to choose from."""
 
 import dataclasses
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,13 +8,14 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.fitting.residuals import EarlierResidual
-from autotune.question.assumption import LINK, Assumption, Origin, Source, assumption
+from autotune.question.assumption import LINKS, Assumption, Origin, Source, assumption
 from autotune.question.field import declared_fields, option_name
 from autotune.question.question import SIMPLE_TARGETS, PlanningFields, QuestionFields
 from autotune.request.engines import capability_of
 from executor.detect import local_gpus
-from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
-from search_spaces.clusters.presets import device_family, link_bandwidth, link_text, local_cluster, resolve_cluster
+from search_spaces.clusters.cards import assumed_figures
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.clusters.presets import local_cluster, resolve_cluster
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.command import CommandModel
@@ -23,7 +23,6 @@ from search_spaces.models.huggingface import BUILT, is_factory_reference, resolv
 from search_spaces.models.model import FactoryModel, Model, ModelSpec, Position
 from search_spaces.models.module_profile import traced_precision
 from search_spaces.placeholders import names_in
-from search_spaces.preset_files import preset_tables
 from search_spaces.space import SearchSpace, parse_domain
 from search_spaces.spaces import Pin, device_defaults, settled
 from search_spaces.training.data_schedule import documents_problem
@@ -167,7 +166,7 @@ def question_about(
     defaults = dict(zip(WORKLOAD, default_workload(model, cluster, inputs.pins), strict=True))
     unstated = [name for name, value in sizes.items() if value is None]
     workload: dict[str, Any] = {name: defaults[name] if value is None else value for name, value in sizes.items()}
-    assumed = assumptions(model, cluster, unstated, workload)
+    assumed = (*assumptions(model, cluster, unstated, workload), *_equal_loads(model))
     return Question(
         model=model, cluster=cluster, engine=inputs.engine, **workload, assumed=assumed,
         origins=_origins(inputs, model, assumed), most_steps=most_steps, space=inputs.space, pins=inputs.pins,
@@ -189,7 +188,8 @@ def _origins(inputs: QuestionFields, model: Model, assumed: Sequence[Assumption]
     origins["cluster"] = Origin(Source.MEASURED, "this machine") if inputs.cluster in (None, "local", "ray") else Origin(
         Source.STATED, "--cluster"
     )  # fmt: skip
-    origins[LINK] = Origin(Source.DERIVED, f"--cluster {inputs.cluster}") if inputs.cluster else origins["cluster"]
+    link = Origin(Source.DERIVED, f"--cluster {inputs.cluster}") if inputs.cluster else origins["cluster"]
+    origins |= dict.fromkeys(LINKS, link)
     if isinstance(model, FactoryModel) and inputs.sequence_length is None:
         origins["sequence_length"] = Origin(Source.DERIVED, model.name)
     origins |= {name: Origin(Source.STATED, f"--pin {name}") for name in inputs.pins}
@@ -259,14 +259,19 @@ def assumptions(
     ]
     notes = model.notes if isinstance(model, ModelSpec) else ()
     of_model = [Assumption(name="model", value=model.name, stated_by="", text=note) for note in notes]
-    link = [assumption(LINK, cluster.intra_node_bandwidth, "--cluster FILE.toml", further=links_of(cluster.device))]
-    return (*sizes, *(link if link_text(cluster) else ()), *of_model)
+    figures = [
+        Assumption(name=item.name, value=item.value, stated_by=item.stated_by, alternatives=item.alternatives, text=item.text)
+        for item in assumed_figures(cluster)
+    ]
+    return (*sizes, *figures, *of_model)
 
 
-def links_of(device: DeviceSpec) -> list[float]:
-    """Bytes/s between cards, of the boards of this name in clusters and data sheets."""
-    words = {*re.findall(r"[a-z0-9]+", device.name.lower())}
-    return sorted({link_bandwidth(board) for board in preset_tables("devices") if device_family(board) <= words})
+def _equal_loads(model: Model) -> tuple[Assumption, ...]:
+    """Predictions take experts to be chosen equally often, unless loads are stated."""
+    if not isinstance(model, ModelSpec) or not model.num_experts or model.expert_loads:
+        return ()
+    text = "each expert is chosen equally often"
+    return (Assumption(name="expert_loads", value="equal", stated_by=option_name("expert_loads"), text=text),)
 
 
 def described_model(

@@ -14,9 +14,9 @@ from executor.errors import RunnerError
 from executor.runners.ray import on_node
 from executor.runners.ray.cluster import RayCluster
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
-from search_spaces.clusters.presets import CPU_MEMORY_BANDWIDTH, CPU_PEAK_FLOPS_PER_CORE, device_family, device_preset
+from search_spaces.clusters.devices import device_preset, devices_named
+from search_spaces.clusters.presets import CPU_MEMORY_BANDWIDTH, CPU_PEAK_FLOPS_PER_CORE
 from search_spaces.kernels import PACKAGES
-from search_spaces.preset_files import preset_tables
 from search_spaces.trial import NodeEvent
 
 REFRESH_SECONDS = 1.0
@@ -222,13 +222,10 @@ def _name(node: Mapping[str, Any]) -> str:
 
 def _gpu(name: str) -> DeviceSpec:
     """Return the preset of the device family that Ray names: H100, A100-40G, AMD-Instinct-MI325X-OAM, …"""
-    words = {*name.lower().split("-")}
-    fitting = [key for key in preset_tables("devices") if device_family(key) <= words]
-    if not fitting:
+    devices = devices_named(name, whole=False)
+    if not devices:
         raise RunnerError(f"no device preset is known for Ray's {name or 'unnamed'} GPUs; describe them in a TOML file")
-    size = "40" if name.endswith("40G") else "80"
-    sized = [key for key in fitting if size in key and "pcie" not in key]
-    return device_preset((sized or fitting)[0])
+    return device_preset(devices[0])
 
 
 def _core(memory: int) -> DeviceSpec:

@@ -158,7 +158,7 @@ MISUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "a recipe of nothing": ("lint_recipe", {"recipe": "", "language": "json"}, "recipe: it is neither JSON"),
     "an unknown model": ("plan", {"model": "llama-9", "cluster": "dgx-h100:1"}, "llama-9: no model preset has this name"),
     "half a model": ("plan", {"model": CONFIG, "cluster": "dgx-h100:1"}, "num_attention_heads: is missing"),
-    "an unknown cluster": ("plan", {"model": "llama-tiny", "cluster": "moon:1"}, "moon:1: no cluster has this name"),
+    "an unknown cluster": ("plan", {"model": "llama-tiny", "cluster": "moon:1"}, "moon: no cluster preset has this name"),
     "an unknown knob": ("predict", {"model": "llama-tiny", "cluster": "local", "config": {"zero": 1}}, "zero"),
     "no such job": ("watch", {"job": "20200101-000000-aaaa"}, "there is no job"),
     "a path as a job": ("best", {"job": "../../keys"}, "job"),

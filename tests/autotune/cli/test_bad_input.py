@@ -99,7 +99,14 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "config.json --pin micro_batch_size=3": ("micro_batch_size=3", "a global batch of 8", "change micro_batch_size"),
     "config.json --cluster nowhere": ("nowhere: no cluster preset", "use one of local"),
     "config.json --cluster dgx-a100:x": ("dgx-a100:x: 'x' is not a number of nodes; write",),
-    "config.json --cluster dgx-a100:2 --global-batch-size 16": ("cluster: dgx-a100:2 has 16 GPUs", "use local"),
+    "config.json --cluster dgx-a100:2 --global-batch-size 16 --sequence-length 64": (
+        "cluster: dgx-a100:2 has 16 GPUs", "use local",
+    ),
+    "llama-3-8b --cluster dgx-a100:2": (
+        "sequence_length, global_batch_size: not stated", "--sequence-length (tokens per sample, up to 8,192 for llama-3-8b)",
+        "--global-batch-size (samples per optimizer step",
+    ),
+    "llama-3-8b --cluster dgx-a100:2 --sequence-length 4096": ("global_batch_size: not stated", "give --global-batch-size ("),
     "config.json --space nowhere": ("nowhere: no space preset", "use one of zero"),
     "config.json --strategy genetic": ("strategy: 'genetic'", "use one of guided, tpe, random, grid"),
     "config.json --objective speed": ("objective: 'speed'", "use one of throughput, memory"),
@@ -216,7 +223,8 @@ def test_a_locked_database(command: Command, folder: Path, monkeypatch: pytest.M
         assert store.jobs.newest() == []
     with closing(sqlite3.connect(folder / "jobs.db", isolation_level=None)) as connection:
         connection.execute("BEGIN EXCLUSIVE")
-        refused(command, *SWEEP, "config.json", says=("jobs.db: is locked by another process; end that process",))
+        words = (*SWEEP, "config.json", "--global-batch-size", 8, "--sequence-length", 64)
+        refused(command, *words, says=("jobs.db: is locked by another process; end that process",))
     with open_store(str(folder / "jobs.db")) as store:
         assert store.jobs.newest() == []
     assert not (folder / "best.json").exists()

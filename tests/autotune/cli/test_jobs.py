@@ -126,6 +126,18 @@ def test_from_submission_to_export(command: Command, folder: Path, kept: Store) 
     assert good(command("watch", job)).err.splitlines()[-1] == lines[-1], "a job that has ended is told too"
 
 
+@pytest.mark.usefixtures("place", "kept")
+def test_what_nobody_stated_is_printed_with_a_job(command: Command) -> None:
+    words = [*SUBMIT]
+    at = words.index("--sequence-length")
+    submitted = good(command(*words[:at], *words[at + 2 :]))
+    block = ["assumed, because it was not stated:", "  sequence_length=128 (--sequence-length)"]
+    assert submitted.err.splitlines()[:2] == block
+    assert [line[2:] for line in good(command("show")).out.splitlines()[1:3]] == block
+    (assumed,) = json.loads(good(command("show", "--json")).out)["job"]["assumed"]
+    assert (assumed["name"], assumed["value"]) == ("sequence_length", 128)
+
+
 @pytest.mark.prove
 @pytest.mark.usefixtures("place")
 def test_failures_are_told_with_what_to_do_about_them(command: Command, folder: Path, kept: Store) -> None:

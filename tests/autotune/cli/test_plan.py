@@ -19,6 +19,6 @@ def test_the_fastest_plan_is_first_and_values_that_are_rarely_used_are_named(com
     assert title == "assumed, because it was not stated:"
     assert [line.partition(":")[0].strip() for line in lines] == [
         "sequence_length=4096 (--sequence-length)",
-        "intra_node_bandwidth=450 GB/s (--cluster FILE.toml)",
+        "NVLink, 450 GB/s between the cards of a machine (--cluster FILE.toml)",
         "global_batch_size=8 (--global-batch-size)",
     ]

@@ -167,7 +167,7 @@ def test_the_environment_names_the_cluster_too(process: Command, head: str, monk
 
 @pytest.mark.nightly
 def test_a_cluster_without_GPUs_refuses_a_job_for_them(process: Command, head: str, folder: Path) -> None:
-    words = ("--cluster", "dgx-h100", "--ray-address", head, "--global-batch-size", 8)
+    words = ("--cluster", "dgx-h100", "--ray-address", head, "--global-batch-size", 8, "--sequence-length", 64)
     refused(process, *SWEEP, *words, says=("cluster: dgx-h100 is 1 x 8 GPUs", f"Ray at {head} has no GPU; start Ray"), status=2)
     odd = (*SWEEP, "--ray-address", head, "--ranks", 3)
     refused(process, *odd, says=("ranks: 3 cannot be laid out", "give at most 2"), status=2)

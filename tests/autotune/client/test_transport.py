@@ -230,4 +230,4 @@ def _job() -> Job:
     when = "2030-01-31T12:00:00Z"
     texts = dict.fromkeys(("id", "state", "reason", "message", "model", "submitter"), JOB)
     numbers = {"priority": 0, "active_seconds": 7, "version": 4}
-    return decode(Job, {**texts, **numbers, "created": when, "updated": when, "answer": None, "request": {}})
+    return decode(Job, {**texts, **numbers, "created": when, "updated": when, "answer": None, "request": {}, "assumed": []})

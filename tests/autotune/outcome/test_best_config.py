@@ -49,6 +49,15 @@ def test_the_document_keeps_its_schema(tmp_path: Path, store: Store, schema: dic
     jsonschema.validate(json.loads(best_config_text(document)), schema)
 
 
+def test_the_document_lists_what_nobody_stated(tmp_path: Path, store: Store, schema: dict[str, Any]) -> None:
+    session = table.session(tmp_path, trials=1, resolved_defaults=("sequence_length",))
+    document = build_best_config(session, swept(session, store))
+    jsonschema.validate(json.loads(best_config_text(document)), schema)
+    (assumed,) = document["job"]["assumed"]
+    assert (assumed["name"], assumed["value"], assumed["stated_by"]) == ("sequence_length", 128, "--sequence-length")
+    assert request_of(document).resolved_assumed == session.request.resolved_assumed
+
+
 def test_without_a_baseline_the_document_keeps_its_schema(tmp_path: Path, store: Store, schema: dict[str, Any]) -> None:
     def answer(config: TrialConfig) -> Any:
         return table.measured(config) if config.micro_batch_size > 1 else table.ended(Outcome.FAILED)

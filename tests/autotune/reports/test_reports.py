@@ -87,7 +87,9 @@ def test_every_figure_has_a_plot_and_its_numbers(report: Report) -> None:
 
 
 def test_texts_of_users_are_text(report: Report) -> None:
-    hostile = dataclasses.replace(report, title=HOSTILE, headline=HOSTILE, facts=(("state", HOSTILE),), commands=(HOSTILE,))
+    hostile = dataclasses.replace(
+        report, title=HOSTILE, headline=HOSTILE, facts=(("state", HOSTILE),), commands=(HOSTILE,), assumed=(HOSTILE,)
+    )
     figures = tuple(dataclasses.replace(figure, summary=HOSTILE, notes=(HOSTILE,)) for figure in report.figures)
     page = page_of(dataclasses.replace(hostile, figures=figures))
     found = read(page)
@@ -105,7 +107,7 @@ def test_markdown_says_the_same(report: Report) -> None:
         assert f"## {figure.title}" in text
     assert "█" in text
     assert "## How to measure it again" in text
-    hostile = markdown_of(dataclasses.replace(report, title=HOSTILE, job=HOSTILE))
+    hostile = markdown_of(dataclasses.replace(report, title=HOSTILE, job=HOSTILE, assumed=(HOSTILE,)))
     assert "<script>" not in hostile.replace("\\<script\\>", "").replace(code(HOSTILE), "")
     assert escaped("a|b\n<c>") == "a\\|b \\<c\\>"
     assert code("a`b") == "``a`b``"
@@ -124,6 +126,14 @@ def test_a_notebook_shows_figures_in_a_frame(tmp_path: Path, store: Store) -> No
     assert "no trial has started" in repr(figures(waiting(tmp_path, store), "best_so_far", database=database))
     with pytest.raises(UnknownJobError):
         figures("nothing", database=database)
+
+
+def test_a_report_lists_what_nobody_stated(report: Report, tmp_path: Path, store: Store) -> None:
+    assumed = report_of(store, waiting(tmp_path, store, resolved_defaults=("sequence_length",)))
+    assert assumed.assumed == ("sequence_length=128 (--sequence-length)",)
+    assert "sequence_length=128 (--sequence-length)" in " ".join(read(page_of(assumed)).text)
+    assert "- sequence\\_length=128 (--sequence-length)" in markdown_of(assumed)
+    assert all("Assumed" not in text for text in (page_of(report), markdown_of(report)))
 
 
 def test_jobs_without_an_answer_have_reports(tmp_path: Path, store: Store) -> None:

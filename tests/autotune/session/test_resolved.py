@@ -10,6 +10,7 @@ from autotune.session import resolved
 from autotune.session.resolve import resolve
 from autotune.session.resolved import INDEPENDENT, KEPT, KEPT_SECONDS, Resolver
 from search_spaces.errors import SearchSpaceError
+from search_spaces.models.huggingface import resolve_model
 
 FIELDS = {"model": "llama-tiny", "ranks": 2, "global_batch_size": 8, "sequence_length": 64}
 OTHERS = {
@@ -60,6 +61,16 @@ def test_refusals_are_not_remembered_and_none_is_missed(calls: list[object]) -> 
         with pytest.raises((AutotuneError, SearchSpaceError)):
             resolver.resolved(bad)
     assert len(calls) == 3
+
+
+def test_a_remembered_request_has_the_defaults_of_its_model(calls: list[object]) -> None:
+    short = dataclasses.replace(resolve_model("llama-tiny"), sequence_length=32)
+    request = request_from_fields({"model": "short", "ranks": 2})
+    resolver = Resolver()
+    first, second = (resolver.resolved(request, short) for _ in range(2))
+    assert first == second
+    assert (second.global_batch_size, second.sequence_length) == (8, 32)
+    assert len(calls) == 1
 
 
 @pytest.mark.prove

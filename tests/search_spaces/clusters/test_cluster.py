@@ -9,7 +9,8 @@ import pytest
 
 from search_spaces.clusters import presets as clusters
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec, with_shape
-from search_spaces.clusters.presets import cluster_preset_names, device_preset, is_cluster_name, local_cluster, resolve_cluster
+from search_spaces.clusters.devices import device_preset
+from search_spaces.clusters.presets import cluster_preset_names, is_cluster_name, local_cluster, resolve_cluster
 from search_spaces.errors import ClusterFormatError, SearchSpaceError, UnknownNameError
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.preset_files import preset_tables
@@ -99,7 +100,7 @@ def test_local_gpus_take_the_figures_of_their_data_sheet() -> None:
 
 
 def test_a_gpu_that_is_not_known_has_its_memory_alone() -> None:
-    device = local_cluster(gpu_name="NVIDIA L40", gpu_count=1, gpu_memory_bytes=48).device
+    device = local_cluster(gpu_name="NVIDIA L2", gpu_count=1, gpu_memory_bytes=48).device
     assert (device.memory_bytes, device.peak_flops) == (48, {})
 
 

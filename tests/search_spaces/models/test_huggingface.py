@@ -275,7 +275,6 @@ def test_the_text_model_of_a_model_that_reads_images(wrapper: str, text: dict[st
     assert model == spec(text)
     assert model.notes[0] == "the text model alone, without vision_config"
     assert spec(whole, tie_word_embeddings=True).tied_embeddings
-    assert not spec({**whole, "text_config": {**text, "tie_word_embeddings": False}}, tie_word_embeddings=True).tied_embeddings
 
 
 def test_a_text_model_of_an_unknown_family_is_refused() -> None:
@@ -297,3 +296,29 @@ def test_quantised_weights(quantization: dict[str, Any], bits: int) -> None:
     model = spec(LLAMA, quantization_config=quantization)
     assert model.frozen_bits == bits
     assert "quantization_config" in model.notes[0] and "--frozen-bits" in model.notes[0]
+
+
+@pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl"])
+def test_the_text_model_of_a_file_without_text_config(kind: str) -> None:
+    """As old files have it: the keys of the text model beside those of the images, whose positions turn by sections."""
+    flat = {**LLAMA, "model_type": kind, "vision_config": {"depth": 2}, "num_key_value_heads": 2}
+    rope = {"type": "mrope", "mrope_section": [2, 3, 3]}
+    model = spec(flat, rope_scaling=rope)
+    assert (model.family, model.rope_theta, model.norm_epsilon, model.rope_scaling) == ("qwen2", 1e6, 1e-5, None)
+    assert model.notes == ("the text model alone, without vision_config",)
+    nested = {"model_type": kind, "vision_config": {}, "text_config": {**flat, "model_type": f"{kind}_text"}}
+    assert spec(nested, rope_scaling=rope).parameter_count == model.parameter_count
+
+
+def test_the_whole_model_decides_whether_the_output_projection_is_the_table() -> None:
+    """As in transformers 5."""
+    text = {**LLAMA, "tie_word_embeddings": False}
+    whole = {"model_type": "llava", "text_config": text, "vision_config": {}}
+    assert not spec(whole).tied_embeddings
+    assert spec(whole, tie_word_embeddings=True).tied_embeddings
+
+
+def test_code_of_the_file_itself_is_not_read() -> None:
+    model = spec(LLAMA, auto_map={"AutoModelForCausalLM": "modeling_mine.Mine"})
+    assert model.parameter_count == spec(LLAMA).parameter_count
+    assert model.notes == ("the class of llama in transformers, not the code that auto_map names",)

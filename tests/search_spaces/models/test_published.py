@@ -1,10 +1,12 @@
 """Presets against what was published, and readers against the configuration classes of transformers."""
 
+import json
 from typing import Any
 
 import pytest
 
 from search_spaces.models.huggingface import FAMILIES, model_preset_names, model_spec_from_config, resolve_model
+from search_spaces.models.named import model_names, named_config
 from search_spaces.preset_files import preset_tables
 
 OWN = ("llama-tiny", "llama-mini", "llama-small")
@@ -67,19 +69,25 @@ def test_every_family_has_presets() -> None:
     assert {preset["model_type"] for preset in preset_tables("models").values()} == set(FAMILIES)
 
 
-@pytest.mark.parametrize("name", model_preset_names())
-def test_a_preset_has_as_many_parameters_as_its_class(name: str) -> None:
+@pytest.mark.parametrize("name", model_names())
+def test_a_model_has_as_many_parameters_as_its_class(name: str) -> None:
+    """By its keys here, and by the file that transformers publishes, without keys that equal the class's defaults."""
     transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
     import torch
 
-    config = {**preset_tables("models")[name]}
+    named = named_config(name)
+    assert named is not None
+    config = named[0]
     for key in ("sliding_window", "q_lora_rank"):
         if config.get(key) == 0:
             config[key] = None
     config["model_type"] = CLASSES.get(config["model_type"], config["model_type"])
+    of_class = transformers.AutoConfig.for_model(**config)
     with torch.device("meta"):
-        theirs = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(**config))
-    assert resolve_model(name).parameter_count == sum(parameter.numel() for parameter in theirs.parameters())
+        theirs = transformers.AutoModelForCausalLM.from_config(of_class)
+    count = sum(parameter.numel() for parameter in theirs.parameters())
+    published = model_spec_from_config(json.loads(of_class.to_json_string(use_diff=True)), name)
+    assert (resolve_model(name).parameter_count, published.parameter_count) == (count, count)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -103,12 +111,15 @@ def test_omitted_sizes_are_those_of_the_class(family: str) -> None:
     assert len(sizes) == (5 if family == "gpt2" else 6)
 
 
-@pytest.mark.parametrize("wrapper", ["gemma3", "llama4", "mistral3", "llava", "internvl", "qwen3_asr"])
+@pytest.mark.parametrize(
+    "wrapper", ["gemma3", "llama4", "mistral3", "llava", "internvl", "qwen3_asr", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"]
+)
 def test_the_text_model_of_a_larger_model_is_that_of_its_class(wrapper: str) -> None:
     """From the file that transformers writes of the whole model, and from its text model's own."""
     transformers = pytest.importorskip("transformers", reason="needs the extra transformers")
     whole = transformers.AutoConfig.for_model(wrapper)
-    text = {**whole.text_config.to_dict(), "tie_word_embeddings": whole.text_config.tie_word_embeddings}
-    model = model_spec_from_config({**whole.to_dict(), "text_config": text}, "it")
-    assert model == model_spec_from_config(text, "it")
-    assert any("the text model alone, without" in note for note in model.notes)
+    text = {**whole.text_config.to_dict(), "tie_word_embeddings": getattr(whole, "tie_word_embeddings", False)}
+    for file in ({**whole.to_dict(), "text_config": text}, json.loads(whole.to_json_string(use_diff=True))):
+        model = model_spec_from_config(file, "it")
+        assert model == model_spec_from_config(text, "it")
+        assert any("the text model alone, without" in note for note in model.notes)

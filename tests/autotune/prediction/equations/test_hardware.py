@@ -20,7 +20,8 @@ from autotune.prediction.planning.question import Question, model_of, question_o
 from autotune.prediction.planning.question_space import space_of
 from autotune.prediction.planning.stage_program import Menu, solved
 from search_spaces.clusters.cluster import PCIE_COPIES, ClusterSpec, DeviceSpec, NodeGroup, mixed_cluster
-from search_spaces.clusters.presets import device_preset, resolve_cluster
+from search_spaces.clusters.devices import device_preset
+from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.errors import ClusterFormatError
 from search_spaces.models.pipeline import split_layers
 from search_spaces.preset_files import preset_tables

@@ -16,7 +16,7 @@ from autotune.prediction.equations.kernels import (
     product_seconds,
 )
 from benchmarks.prediction import kernel_model
-from search_spaces.clusters.presets import device_preset
+from search_spaces.clusters.devices import device_preset
 from search_spaces.preset_files import preset_tables
 
 RATES = Coefficients()

@@ -8,9 +8,10 @@ from autotune.prediction.planning.capacity import capacity
 from autotune.prediction.planning.conditional import capacity_conditions, plan_conditions, planned, predicted
 from autotune.prediction.planning.consequences import Verdict, verdict_of
 from autotune.prediction.planning.estimate import estimates
+from autotune.prediction.planning.largest import largest
 from autotune.prediction.planning.plan import PlanOptions
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
-from autotune.question.assumption import LINK, Source, assumed_document, assumed_lines, assumption
+from autotune.question.assumption import Source, assumed_document, assumed_lines, assumption
 from search_spaces.knob_values import KNOBS
 
 NOT_OFFLOADED = {"offload_param": "none", "offload_optimizer": "none"}
@@ -33,7 +34,7 @@ def test_a_consequence_is_the_prediction_with_the_value_stated(cluster: str, pin
         name, value = item.assumption.name, item.value
         if name in KNOBS:
             stated = asked(cluster=cluster, pins={**pins, name: (value,)})
-        elif name == LINK:
+        elif name == "intra_node_bandwidth":
             file = tmp_path / "cluster.toml"
             spec = question.cluster
             file.write_text(
@@ -44,8 +45,10 @@ def test_a_consequence_is_the_prediction_with_the_value_stated(cluster: str, pin
             if spec.device.name != "h100":
                 continue
             stated = asked(cluster=str(file), pins=pins)
-        else:
+        elif name in ("global_batch_size", "sequence_length"):
             stated = asked(cluster=cluster, pins=pins, **{name: value})
+        else:
+            continue
         (estimate,) = estimates(stated, [stated.config()])
         assert estimate.config == item.estimate.config
         assert item.tokens_per_second == pytest.approx(estimate.tokens_per_second)
@@ -90,8 +93,8 @@ def test_origins_of_stated_derived_and_assumed_values() -> None:
     assert question.origins["sequence_length"].by == "--sequence-length"
     assert question.origins["zero_stage"].source is Source.STATED
     assert question.origins["global_batch_size"].source is Source.ASSUMED
-    assert question.origins[LINK].source is Source.ASSUMED
-    assert {item.name for item in question.assumed} == {"global_batch_size", LINK}
+    assert question.origins["intra_node_bandwidth"].source is Source.ASSUMED
+    assert {item.name for item in question.assumed} == {"global_batch_size", "intra_node_bandwidth", "host_memory_bytes"}
 
 
 def test_a_default_batch_has_whole_micro_batches_on_every_rank() -> None:
@@ -125,6 +128,29 @@ def test_a_plan_names_what_is_best_at_an_alternative() -> None:
         assert item.verdict != "fits" or rival.tokens_per_second > item.tokens_per_second
 
 
+def test_other_cards_of_the_same_name_are_an_alternative() -> None:
+    answer = predicted(asked(cluster="8xa100", pins={"zero_stage": 3, "micro_batch_size": 1}))
+    (item,) = (item for item in answer.conditions.results if item.assumption.name == "device")
+    (stated,) = estimates(
+        other := asked(cluster="8xa100-40gb", pins={"zero_stage": 3, "micro_batch_size": 1}), [other.config()]
+    )
+    assert item.value == "a100-40gb"
+    assert item.estimate.memory_limit_bytes == stated.memory_limit_bytes < answer.estimate.memory_limit_bytes
+    assert item.tokens_per_second == pytest.approx(stated.tokens_per_second)
+
+
+def test_a_length_that_is_maximised_is_not_assumed() -> None:
+    longest = largest(asked(space="zero"), "sequence_length", 0.95).question
+    assert longest.sequence_length != 4096
+    assert [item.name for item in longest.assumed] == ["global_batch_size"]
+    assert longest.origins["sequence_length"].source is Source.DERIVED
+
+
+def test_predictions_take_experts_to_be_chosen_equally_often_unless_loads_are_stated() -> None:
+    question = asked("mixtral-8x7b", sequence_length=4096, global_batch_size=8)
+    assert [str(item) for item in question.assumed] == ["each expert is chosen equally often (--expert-loads)"]
+
+
 def test_a_capacity_without_a_length_is_refused_only_if_no_length_fits() -> None:
     for cluster, fits in (("8x28GB", True), ("8x16GB", False)):
         question = asked(cluster=cluster, pins=NOT_OFFLOADED)
@@ -132,7 +158,7 @@ def test_a_capacity_without_a_length_is_refused_only_if_no_length_fits() -> None
         assert result.needed is None
         conditions = capacity_conditions(question, result)
         assert any(item.changes_verdict for item in conditions.results) is fits
-        assert [item.name for item in conditions.assumed] == ["sequence_length"]
+        assert conditions.assumed[0].name == "sequence_length"
 
 
 def test_what_was_assumed_is_a_document_without_predictions() -> None:

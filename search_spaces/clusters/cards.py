@@ -1,0 +1,126 @@
+"""Machines named by their cards: `8xH100`, `4x8xH100`, `2x24GB:3`; and what is assumed of them."""
+
+import re
+from dataclasses import dataclass
+
+from search_spaces.clusters.cluster import PCIE_COPIES, ClusterSpec, DeviceSpec
+from search_spaces.clusters.devices import MODULE, device_preset, device_words, devices_named, link_of
+from search_spaces.errors import SearchSpaceError
+from search_spaces.preset_files import preset_tables, unknown_name
+
+_MEMORY = re.compile(r"([1-9][0-9]{0,3}(?:\.[0-9]{1,3})?)gi?b?")
+_SLOW_NETWORK = 1.25e9
+"""10 Gbit/s, between machines of which nothing is known."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AssumedFigure:
+    """A figure of a cluster that its name does not state."""
+
+    name: str
+    """A field of ClusterSpec; `device` has the name of a preset."""
+    value: float | str
+    alternatives: tuple[float | str, ...] = ()
+    """What other machines with these cards have."""
+    text: str
+    stated_by: str = "--cluster FILE.toml"
+
+
+def count_and_cards(text: str) -> tuple[int, int, str] | None:
+    """Cards of a machine, machines, and the card as it is written; None: the text does not have this format."""
+    plain = re.sub(r"\s*\bx\b\s*|(?<=\d)x\s+", "x", text.strip().lower().replace("×", "x").replace("*", "x"))
+    if match := re.fullmatch(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,3})x([^:/]+)", plain):
+        return int(match[2]), int(match[1] or 1), match[3]
+    if match := re.fullmatch(r"([^:/]*[^:/x])x([1-9][0-9]{0,3})", plain):
+        return int(match[2]), 1, match[1]
+    return None
+
+
+def machines_of_cards(text: str) -> ClusterSpec | None:
+    """Machines of such cards, with what `assumed_figures` names; None: the text does not name any."""
+    if (parts := count_and_cards(text)) is None:
+        return None
+    count, nodes, written = parts
+    memory, devices = _MEMORY.fullmatch(written), devices_named(written)
+    if memory is None and not devices:
+        return None
+    word = f"{memory[1]}GB" if memory else "-".join(re.findall(r"[a-z0-9]+", written))
+    device = _card(word, float(memory[1])) if memory else device_preset(devices[0])
+    link = PCIE_COPIES if memory else link_of(devices[0])[1]
+    return ClusterSpec(
+        name=f"{count}x{word}" + (f":{nodes}" if nodes > 1 else ""), nodes=nodes, devices_per_node=count, device=device,
+        intra_node_bandwidth=link, inter_node_bandwidth=_networks(device.name, count)[0],
+        host_memory_bytes=max(3 * count * device.memory_bytes, 64 * 2**30),  # 3: typical of machines on sale
+        cores_per_node=8 * count,
+    )  # fmt: skip
+
+
+def unknown_cards(text: str) -> SearchSpaceError | None:
+    """The error for a number of cards that no preset has; None: the text does not have this format."""
+    if (parts := count_and_cards(text)) is None:
+        return None
+    count, _, written = parts
+    names = [
+        f"{count}x{written}GB" if re.fullmatch(r"\d{1,3}", written) else "",
+        *(f"{count}x{name}" for name in preset_tables("devices")),
+    ]
+    otherwise = f"or give {count}xMEMORY, such as {count}x24GB"
+    return unknown_name("device preset", text, filter(None, names), otherwise, listed_by="autotune clusters")
+
+
+def assumed_figures(cluster: ClusterSpec) -> tuple[AssumedFigure, ...]:
+    """What is assumed of machines named by their cards, most consequential first; empty: of another cluster."""
+    name = cluster.name.partition(":")[0]
+    parts, machine = count_and_cards(name), machines_of_cards(name)
+    if parts is None or machine is None:
+        return ()
+    count, _, written = parts
+    figures, devices = [], () if _MEMORY.fullmatch(written) else devices_named(written)
+    if not devices:
+        speed = f"{machine.device.peak_flops['bf16'] / 1e12:g} TFLOP/s a card"
+        figures.append(
+            AssumedFigure(name="device", value=machine.device.name, text=speed, stated_by=f"--cluster {count}xDEVICE")
+        )
+    elif len(devices) > 1:
+        state = f"--cluster {count}x{devices[1]}"
+        figures.append(
+            AssumedFigure(name="device", value=devices[0], alternatives=devices[1:], text=devices[0], stated_by=state)
+        )
+    if count > 1:
+        link, rate, others = link_of(devices[0]) if devices else ("PCIe", PCIE_COPIES, (12.5e9, 5e10))
+        if any(map(MODULE.fullmatch, device_words(written))) and not link.startswith("PCIe"):
+            others = ()  # the name of a module means its links
+        text = f"{link}, {rate / 1e9:g} GB/s between the cards of a machine"
+        figures.append(AssumedFigure(name="intra_node_bandwidth", value=rate, alternatives=others, text=text))
+    if cluster.nodes > 1:
+        network, *networks = _networks(machine.device.name, count)
+        text = f"{network * 8 / 1e9:g} Gbit/s from a machine to the others"
+        figures.append(AssumedFigure(name="inter_node_bandwidth", value=network, alternatives=tuple(networks), text=text))
+    memory = machine.host_memory_bytes
+    text = f"{memory / 2**30:,.0f} GiB of main memory per machine"
+    figures.append(AssumedFigure(name="host_memory_bytes", value=memory, alternatives=(memory // 2, memory * 2), text=text))
+    # A file may describe a cluster with such a name.
+    actual = {"device": cluster.device.name}
+    return tuple(figure for figure in figures if actual.get(figure.name, getattr(cluster, figure.name)) == figure.value)
+
+
+def link_text(cluster: ClusterSpec) -> str:
+    """The assumed link between the cards of a machine in short form; empty: it is not assumed."""
+    figures = (figure for figure in assumed_figures(cluster) if figure.name == "intra_node_bandwidth")
+    return next((f"{figure.text} ({figure.stated_by} states another)" for figure in figures), "")
+
+
+def _networks(device: str, count: int) -> tuple[float, ...]:
+    """Bytes/s of a machine to others, assumed and plausible ones: as much for each card as the presets of clusters have."""
+    tables = [table for table in preset_tables("clusters").values() if table["device"] == device]
+    rates = [table["inter_node_bandwidth"] / table["devices_per_node"] * count for table in tables] or [_SLOW_NETWORK]
+    return tuple(dict.fromkeys([*rates, 12.5e9]))
+
+
+def _card(name: str, memory: float) -> DeviceSpec:
+    """A card of which only the memory is known, in GiB (what card makers call GB)."""
+    return DeviceSpec(
+        name=f"a {name} card", kind="cuda", memory_bytes=int(memory * 2**30), memory_bandwidth=9e11,
+        peak_flops={"bf16": 1e14, "fp16": 1e14, "fp32": 2.5e13},
+        source="memory as it was said; speed of no card in particular, name a device for its own",
+    )  # fmt: skip
