@@ -158,7 +158,7 @@ def _table(carried: Carried) -> Table:
         table.add_column(name, justify="right" if name in ("samples/s", "GiB", "fits") else "left", overflow="fold")
     for number, candidate in enumerate(carried.candidates, 1):
         table.add_row(str(number), *_figures(candidate.outlook), _differences(carried, candidate))
-    if isinstance(carried.same_outlook, StepEstimate) and carried.candidates[0].distance:
+    if isinstance(carried.same_outlook, StepEstimate) and all(candidate.distance for candidate in carried.candidates):
         table.add_row("=", *_figures(carried.same_outlook), "only the number of replicas")
     return table
 

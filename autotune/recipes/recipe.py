@@ -14,7 +14,7 @@ from autotune.frameworks.best_config import best_config_text, request_of
 from autotune.frameworks.check import undecided_settings, without_idle_settings
 from autotune.frameworks.export import yaml_text
 from autotune.frameworks.framework import BATCH, Framework, LintCase, Option, Settings, Surroundings
-from autotune.frameworks.imported import Imported, flat, nested, read_table
+from autotune.frameworks.imported import Imported, flat, nested, read_table, yaml_value
 from autotune.frameworks.megatron_checks import MEGATRON_BRIDGE
 from autotune.frameworks.read import BEST_CONFIG as BEST_CONFIG_KEYS
 from autotune.frameworks.read import TABLES, Written, read_written
@@ -171,7 +171,7 @@ def _toml(source: str, changes: Settings) -> str:
 
 def _yaml(source: str, changes: Settings) -> str:
     """Replace the values of keys in their blocks; a missing key ends up below its block's key."""
-    output, pending = [], dict(changes)
+    output, pending, stated = [], dict(changes), dict(flat(yaml_value(source) or {}))
     path: list[tuple[int, str]] = []
     for line in source.splitlines():
         assignment = re.match(r"(\s*)([\w.-]+):(\s*)(.*)", line)
@@ -188,7 +188,7 @@ def _yaml(source: str, changes: Settings) -> str:
             comment = re.search(r"\s+#.*$", assignment[4])
             line = f"{assignment[1]}{assignment[2]}: {json.dumps(value)}{comment[0] if comment else ''}"
         output.append(line)
-        inside = [name for name in pending if name.rpartition(".")[0] == key]
+        inside = [name for name in pending if name.rpartition(".")[0] == key and name not in stated]
         for name in inside:
             if (value := pending.pop(name)) is not None:
                 output.append(f"{assignment[1]}  {name.rpartition('.')[2]}: {json.dumps(value)}")
