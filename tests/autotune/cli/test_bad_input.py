@@ -54,7 +54,7 @@ def refused(command: Command, *words: object, says: tuple[str, ...], status: int
 
 MODELS = {
     "key-missing": ({k: v for k, v in CONFIG.items() if k != "model_type"}, ("model_type: is missing; add",)),
-    "other-family": (CONFIG | {"model_type": "bert"}, ("model_type: 'bert'", "give hf:CONFIG")),
+    "other-family": (CONFIG | {"model_type": "bert"}, ("model_type: 'bert'", "give hf:config.json")),
     "wrong-kind": (CONFIG | {"hidden_size": "wide"}, ("hidden_size:", "; ")),
     "too-large": (
         CONFIG | {"num_hidden_layers": 96, "hidden_size": 65536},
@@ -97,7 +97,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "config.json --pin zero_stage=solved": ("zero_stage: is not solved for", "; "),
     "config.json --pin zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
     "config.json --pin micro_batch_size=3": ("micro_batch_size=3", "a global batch of 8", "change micro_batch_size"),
-    "config.json --cluster nowhere": ("nowhere: no cluster preset", "use one of local"),
+    "config.json --cluster nowhere": ("nowhere: no cluster preset", "`autotune clusters` lists them"),
     "config.json --cluster dgx-a100:x": ("dgx-a100:x: 'x' is not a number of nodes; write",),
     "config.json --cluster dgx-a100:2 --global-batch-size 16 --sequence-length 64": (
         "cluster: dgx-a100:2 has 16 GPUs", "use local",
@@ -128,7 +128,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "config.json --nvme-path none": ("nvme_path: ", "does not exist; name a folder on a fast local disk (--nvme-path)"),
     "config.json --nvme-path empty.txt": ("nvme_path: ", "is not a folder; name a folder"),
     "config.json --pin offload_optimizer=nvme --pin zero_stage=1": ("nvme-path: ", "name a folder with --nvme-path"),
-    "config.json --memory-limit 0": ("'--memory-limit': '0' is out of range; give",),
+    "config.json --memory-limit 0": ("memory_limit: '0' is out of range; give",),
     "config.json --memory-limit much": ("memory_limit: 'much' is not a size; write",),
     "config.json --headroom 1": ("headroom: 1.0", "give a share"),
     "config.json --trial-seconds 0": ("fidelity.max_seconds: 0.0", "(--trial-seconds)"),
