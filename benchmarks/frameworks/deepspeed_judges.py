@@ -128,7 +128,7 @@ def accelerate_values(arguments: Any) -> Values:
             from accelerate.parallelism_config import ParallelismConfig
 
             sizes = ParallelismConfig()
-        values |= {"tensor_parallel_size": sizes.tp_size, "context_parallel_size": sizes.cp_size}
+        values |= {"tensor_parallel_size": sizes.tp_size, "context_parallel_size": sizes.cp_size * sizes.sp_size}
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         plugin = accelerate.utils.DeepSpeedPlugin()
         content = json.loads(json.dumps(plugin.deepspeed_config))

@@ -1,6 +1,8 @@
 """What torchtitan and Megatron-LM say of a file or a script."""
 
+import importlib
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -20,9 +22,13 @@ def judge_torchtitan(request: Request) -> Values:
         request.path.parents[1] / "job_config.py"
     )  # of an experiment, whose program names this module on its command line
     module = ".".join(own_fields.relative_to(request.tree).with_suffix("").parts) if own_fields.is_file() else ""
-    further = (
-        [f"--job.custom_config_module={module}"] if module and "custom_config_module" not in request.path.read_text() else []
-    )
+    further = []
+    if module and not re.search("custom_(config|args)_module", request.path.read_text(encoding="utf-8")):
+        further = [f"--job.custom_config_module={module}"]
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            raise UnjudgedError(f"{module} is not imported: {error}") from error
     config = ConfigManager().parse_args([f"--job.config_file={request.path}", *further])
     degrees = config.parallelism
     sizes = {

@@ -225,7 +225,7 @@ def ours(file: PublicFile, framework: str, judge: Reading) -> Reading:
         document = json.loads(answer.text)
         (linted,) = document["files"]
     except (ValueError, KeyError):
-        return Reading(verdict="unread", reason=" ".join(answer.text.split())[:300])
+        return Reading(verdict="unread", reason=" ".join(answer.text.replace(f"{file.local.parent}/", "").split())[:300])
     stops = [finding for finding in linted["findings"] if finding["effect"] in ("refused", "fails")]
     others = [finding for finding in linted["findings"] if finding["effect"] not in ("refused", "fails")]
     values = {**linted["knobs"], "global_batch_size": linted["global_batch_size"], "sequence_length": linted["sequence_length"]}
@@ -299,7 +299,7 @@ SPELLINGS: Mapping[str, tuple[str, ...]] = {
 """Value -> other words by which a note may name it."""
 
 
-def page(rows: Sequence[tuple[str, PublicFile, Reading, Reading, list[str]]]) -> list[str]:
+def page(rows: Sequence[tuple[str, PublicFile, Reading, Reading, list[str]]], versions: str) -> list[str]:
     """The page: counts by framework, and a line for each file."""
     lines = [
         "# Public recipes, read by us and by their frameworks",
@@ -307,7 +307,11 @@ def page(rows: Sequence[tuple[str, PublicFile, Reading, Reading, list[str]]]) ->
         "Written by `python -m benchmarks.frameworks.public_recipes --mirror FOLDER --judges PYTHON --markdown FILE`.",
         "Each file is read by the framework's own parser and by `autotune lint`. Rules choose the files: all that match,",
         "or those with the least SHA-256 of their path. *accepted* and *refused* are the framework's verdict; values are",
-        "compared where it accepts. A difference without a note of ours is listed as wrong.",
+        f"compared where it accepts. A difference without a note of ours is listed as wrong. Versions: {versions}; torchtitan,",
+        "Megatron-LM, Axolotl and LLaMA-Factory as of the commits that are named. A file that a parser could not be asked",
+        "about is neither right nor wrong. *With older names*: the versions above refuse these keys, which the recipe's",
+        "program allows in older ones; they were replaced before it was asked. A value that we do not read counts as right",
+        "if a note names it.",
         "",
     ]
     by_framework = {
@@ -320,7 +324,14 @@ def page(rows: Sequence[tuple[str, PublicFile, Reading, Reading, list[str]]]) ->
     for framework, own_rows in by_framework.items():
         count = Counter(row[2].verdict for row in own_rows)
         wrong = sum(bool(row[4]) for row in own_rows)
-        cells = [len(own_rows), count["accepted"], count["refused"], count["unjudged"], len(own_rows) - wrong, wrong]
+        cells = [
+            len(own_rows),
+            count["accepted"],
+            count["refused"],
+            count["unjudged"],
+            len(own_rows) - wrong - count["unjudged"],
+            wrong,
+        ]
         lines.append(f"| {framework} | {' | '.join(map(str, cells))} |")
     for framework, own_rows in by_framework.items():
         lines += ["", f"## {framework}", "", "| file | framework | autotune | wrong |", "|---|---|---|---|"]
@@ -354,7 +365,10 @@ def main() -> int:
         Path(place).chmod(0o755)
         mirror = Mirror(arguments.mirror, arguments.trees or Path(place))
         rows = [row for framework in arguments.only for row in _rows(framework, mirror, arguments)]
-    lines = page(rows)
+    names = ("deepspeed", "accelerate", "transformers", "trl")
+    question = f"from importlib.metadata import version; print(', '.join(f'{{name}} {{version(name)}}' for name in {names}))"
+    answer = subprocess.run([arguments.judges, "-c", question], capture_output=True, text=True, check=True)
+    lines = page(rows, answer.stdout.strip())
     if arguments.markdown:
         arguments.markdown.write_text("\n".join(lines) + "\n", encoding="utf-8")
     wrong = sum(bool(row[4]) for row in rows)

@@ -79,7 +79,13 @@ def judge_llama_factory(request: Request) -> Values:
         "micro_batch_size": training.per_device_train_batch_size,
         "samples_per_rank": training.per_device_train_batch_size * training.gradient_accumulation_steps,
         "sequence_length": data.cutoff_len,
-        "precision": "bf16" if training.bf16 or finetuning.pure_bf16 else "fp16" if training.fp16 else "fp32",
+        "precision": "fp8"
+        if training.fp8
+        else "bf16"
+        if training.bf16 or finetuning.pure_bf16
+        else "fp16"
+        if training.fp16
+        else "fp32",
         "activation_checkpointing": "none" if model.disable_gradient_checkpointing else "full",
     }
     if finetuning.finetuning_type == "lora":
