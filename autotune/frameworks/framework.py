@@ -81,7 +81,9 @@ class LintCase:
     def ranks(self) -> int | None:
         """Ranks of the run; None: unknown."""
         cluster = self.around.cluster
-        return self.around.ranks or (cluster.world_size if cluster else None) or self.imported.ranks
+        return (
+            self.around.ranks or (cluster.world_size if cluster else None) or self.imported.ranks or self.imported.started_ranks
+        )
 
     @property
     def replicas(self) -> int | None:
@@ -126,8 +128,7 @@ class LintCase:
         settings = {key: value for key, value in settings.items() if value is not None}
         undecided = {key: by for key, by in self.imported.undecided.items() if key not in settings}
         read = self.framework.read(settings, self.source)
-        # Ranks that no setting states, but the script's own job.
-        imported = dataclasses.replace(read, undecided=undecided, ranks=read.ranks or self.imported.ranks)
+        imported = dataclasses.replace(read, undecided=undecided, started_ranks=self.imported.started_ranks)
         return dataclasses.replace(self, imported=imported)
 
     def sized(self, config: TrialConfig, batch: int) -> Settings:

@@ -36,6 +36,8 @@ class Imported:
     """Samples of a data-parallel rank per optimizer step; None: the file does not state it."""
     ranks: int | None = None
     """Number of processes that the file is written for; None: the file does not state it."""
+    started_ranks: int | None = None
+    """Ranks that a script's job starts, whatever its settings; None: not known."""
     engine: str | None = None
     """Our engine that measured it; None: none."""
     hyperparameters: Stated = field(default_factory=Stated)

@@ -74,7 +74,7 @@ class Written:
         # Files that these name are looked for beside them.
         source = str(self.path) if self.format in (ACCELERATE.name, *TRAINERS) else self.name
         imported = FRAMEWORKS[self.format].read(self.content, source)
-        return replace(imported, repeated=self.repeated, ranks=imported.ranks or self.ranks)
+        return replace(imported, repeated=self.repeated, started_ranks=self.ranks)
 
     def imported(self) -> Imported:
         """Read it as knobs.

@@ -582,8 +582,11 @@ def _either_words(lists: Sequence[list[str]]) -> list[str]:
     starts = [next((index + 1 for index, word in enumerate(words) if PROGRAM.fullmatch(word)), 0) for words in lists]
     if all(starts):
         programs = [words[start - 1] for words, start in zip(lists, starts, strict=True)]
-        launchers = _either_words([words[: start - 1] for words, start in zip(lists, starts, strict=True)])
-        return [*launchers, programs[0], *_either_words([words[start:] for words, start in zip(lists, starts, strict=True)])]
+        launchers = [words[: start - 1] for words, start in zip(lists, starts, strict=True)]
+        # Options of different launchers mean different things.
+        same_launcher = len({launcher[0] for launcher in launchers if launcher}) == 1
+        launcher = _either_words(launchers) if same_launcher else max(launchers, key=len)
+        return [*launcher, programs[0], *_either_words([words[start:] for words, start in zip(lists, starts, strict=True)])]
     forms = [_by_option(words) for words in lists]
     result: list[str] = []
     for name in dict.fromkeys(name for form in forms for name in form):

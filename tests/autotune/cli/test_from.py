@@ -38,7 +38,7 @@ def imported(folder: Path, content: dict[str, Any], ranks: tuple[int, ...] = (2,
     (folder / "config.json").write_text(table.MODEL_CONFIG)
     told: list[str] = []
     given = {"model": str(folder / "config.json"), "ranks": 2, "sequence_length": 64, "strategy": "random", **fields}
-    return prepare(request_from_fields(with_imported(given, folder / "ds.json", ranks, told.append))), told
+    return prepare(request_from_fields(with_imported(given, folder / "ds.json", (), ranks, told.append))), told
 
 
 def test_what_people_have_is_trial_0(tmp_path: Path) -> None:
@@ -66,7 +66,7 @@ def test_of_another_engines_best_only_what_is_its_own_is_tuned(tmp_path: Path) -
         "model": str(tmp_path / "config.json"), "ranks": 2, "sequence_length": 64, "strategy": "random", "engine": "fsdp2",
     }  # fmt: skip
     told: list[str] = []
-    found = prepare(request_from_fields(with_imported(given, tmp_path / "best-config.json", (2,), told.append)))
+    found = prepare(request_from_fields(with_imported(given, tmp_path / "best-config.json", (), (2,), told.append)))
     kept = "measured on native: values that carry over to fsdp2 are kept, and micro_batch_size tuned"
     assert told[0] == f"{kept} (docs/results/transfer.md)"
     assert found.baselines[0].zero_stage == 2
@@ -74,20 +74,20 @@ def test_of_another_engines_best_only_what_is_its_own_is_tuned(tmp_path: Path) -
     varied = {name for config in found.space.enumerate() for name in config.differences(found.baselines[0])}
     assert varied == {"micro_batch_size"}
 
-    again = with_imported({**given, "engine": "native"}, tmp_path / "best-config.json", (2,), told.append)
+    again = with_imported({**given, "engine": "native"}, tmp_path / "best-config.json", (), (2,), told.append)
     assert "zero_stage" not in again["pins"]
 
 
 def test_a_best_config_that_lacks_a_part_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "best-config.json").write_text(json.dumps({"schema_version": 1, "best": {}}))
     with pytest.raises(RequestError, match=r"from: best-config\.json lacks 'config'; write it again with"):
-        with_imported({"model": "llama-tiny"}, tmp_path / "best-config.json", (), lambda _: None)
+        with_imported({"model": "llama-tiny"}, tmp_path / "best-config.json", (), (), lambda _: None)
 
 
 def test_a_best_config_of_another_schema_version_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "best-config.json").write_text(json.dumps({"schema_version": 2, "best": {}}))
     with pytest.raises(BestConfigError, match=r"best-config\.json: has schema version 2, not 1; write it again with"):
-        with_imported({"model": "llama-tiny"}, tmp_path / "best-config.json", (), lambda _: None)
+        with_imported({"model": "llama-tiny"}, tmp_path / "best-config.json", (), (), lambda _: None)
 
 
 def test_what_is_given_besides_wins(tmp_path: Path) -> None:
@@ -117,12 +117,12 @@ def test_a_script_begins_with_the_file_that_it_has(tmp_path: Path) -> None:
     told: list[str] = []
     words = ["python", "train.py", "--deepspeed_config", "{config}"]
     fields = {"command": words, "ranks": 2, "strategy": "random"}
-    session = resolve(request_from_fields(with_imported(fields, tmp_path / "ds.json", (2,), told.append)))
+    session = resolve(request_from_fields(with_imported(fields, tmp_path / "ds.json", (), (2,), told.append)))
     assert told == [BASELINE]
     assert (session.baselines[0].zero_stage, session.baselines[0].overlap_comm) == (2, False)
     trainer = fields | {"command": ["python", "train.py", "--batch", "{micro_batch_size}"]}
     told.clear()
-    session = resolve(request_from_fields(with_imported(trainer, tmp_path / "ds.json", (2,), told.append)))
+    session = resolve(request_from_fields(with_imported(trainer, tmp_path / "ds.json", (), (2,), told.append)))
     left = ["zero_stage", "reduce_bucket_size", "overlap_comm", "reduce_dtype", "precision", "the baseline is micro_batch_size"]
     assert [line.split("=")[0] for line in told] == [f"ds.json: {name}" for name in left]
     assert session.baselines[0].micro_batch_size == 4

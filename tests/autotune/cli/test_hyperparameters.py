@@ -100,7 +100,7 @@ def imported(folder: Path, content: dict[str, Any], **fields: Any) -> tuple[Sess
     (folder / "ds.json").write_text(json.dumps(content))
     notes: list[str] = []
     given = {"model": "llama-tiny", "ranks": 2, "strategy": "random", **fields}
-    return prepare(request_from_fields(with_imported(given, folder / "ds.json", (2,), notes.append))), notes
+    return prepare(request_from_fields(with_imported(given, folder / "ds.json", (), (2,), notes.append))), notes
 
 
 def stated(request: JobRequest) -> tuple[Any, ...]:

@@ -121,7 +121,7 @@ def test_other_sizes_are_written_in_tokens(parallelism: str, tmp_path: Path) -> 
         **case.framework.write(case, "micro_batch_size", 4),
         **case.sized(case.config.replace({"micro_batch_size": 4}), 64),
     }
-    text = rewritten(written, {**case.imported.settings, **changes})
+    text = rewritten(written, {**case.imported.settings, **changes}, None, None)
     assert not text.anew and "local_batch_size" not in text.text
     (tmp_path / "config_registry.py").write_text(text.text, encoding="utf-8")
     again = _case(tmp_path / "config_registry.py")

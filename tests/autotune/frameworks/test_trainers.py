@@ -333,7 +333,7 @@ def test_other_values_are_written_in_the_recipes_own_form_and_read_back(recipe: 
     case = case_of(written, Surroundings(cluster=resolve_cluster("dgx-h100:2")))
     changes = {**case.framework.write(case, "activation_checkpointing", "none"),
                **case.sized(case.config.replace({"micro_batch_size": 2}), 128)}  # fmt: skip
-    text = rewritten(written, {**case.imported.settings, **changes})
+    text = rewritten(written, {**case.imported.settings, **changes}, case.around.cluster, None)
     assert not text.anew and not text.lost
     again = _case(_file(tmp_path, text.text, "again.yaml"), "dgx-h100:2")
     assert again.imported.knobs["activation_checkpointing"] == "none"
@@ -344,7 +344,7 @@ def test_a_command_line_is_edited_in_place(tmp_path: Path) -> None:
     script = f"# ours\naccelerate launch --num_processes 8 sft.py {SFT} \\\n  --per_device_train_batch_size 2 --bf16\n"
     written = read_written(_file(tmp_path, script, "sft.sh"))[0]
     case = case_of(written, Surroundings(cluster=resolve_cluster("dgx-h100:2")))
-    text = rewritten(written, {**case.imported.settings, **case.sized(case.config, 128)}).text
+    text = rewritten(written, {**case.imported.settings, **case.sized(case.config, 128)}, case.around.cluster, None).text
     assert text.startswith("# ours") and "--num_processes 16" in text and "--gradient_accumulation_steps 4" in text
 
 

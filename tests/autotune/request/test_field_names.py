@@ -38,7 +38,7 @@ NO_OPTION_OF_SUBMIT = NO_OPTION | {
 }
 FLAGS = {
     "--trial-seconds": "fidelity.max_seconds",
-    "--from": "reads a baseline",
+    "--from": "reads a baseline", "--set": "of its script",
     "--price": "of a series", "--rate": "of a series", "--step": "of a series",
     "--config": "a file of fields", "--out": "", "--resume": "", "--db": "", "--url": "", "--json": "", "--help": "",
     "--priority": "of the queue", "--watch": "", "--no-racing": "turns --racing off",

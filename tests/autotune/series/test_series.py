@@ -231,7 +231,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "several": ({"objective": "sequence", "ranks": (1, 2)}, "ranks: has several values for the objective sequence"),
     "no limit": ({"objective": "sequence"}, "memory_limit: is missing for the objective sequence"),
     "unknown": ({"objective": "speed"}, "objective: 'speed' is not a series; use one of cost, devices, sequence, scale"),
-    "no batch": ({"objective": "cost", "price": 1.0, "ranks": (1, 3)}, "space: zero has no legal configuration"),
+    "no batch": (
+        {"objective": "cost", "price": 1.0, "ranks": (1, 3), "fields": {"global_batch_size": 8}},
+        "space: zero has no legal configuration",
+    ),
     "for": ({"objective": "sequence", "fields": {"answer_for": "4x2"}}, "answer_for: does not go with the objective sequence"),
 }
 
