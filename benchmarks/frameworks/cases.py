@@ -123,8 +123,8 @@ EXPECTATIONS: Mapping[str, Expectation] = {
         status=0, has=(NOTHING, "recompute-granularity"), lacks=("is not a boolean", "refused")
     ),
     "megatron-mla-gqa": Expectation(status=1, has=("refused", "group-query-attention|num-query-groups", "latent")),
-    # The described model is deepseek-v2-lite, of which `predict` says 57 GiB: 51 GiB with the fused kernels that Megatron-LM always
-    # runs, as `lint --model deepseek-v2-lite` says too.
+    # The described model is deepseek-v2-lite, of which `predict` says 57 GiB: 51 GiB with the fused kernels that Megatron-LM
+    # always runs, as `lint --model deepseek-v2-lite` says too.
     "megatron-mla": Expectation(
         status=0,
         values={"files.0.predicted.peak_memory_band.mean": (50.9 * GIB, 60 * GIB), "files.0.ranks": 16},
