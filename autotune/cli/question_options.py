@@ -47,7 +47,7 @@ class QuestionCommand(TyperCommand):
         return super().invoke(ctx)
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, then a section for each panel, the basic ones first, then the rest."""
+        """Write the arguments, a section for each panel in the order of `Panel`, then the other options; for --help."""
         sections: dict[str, list[tuple[str, str]]] = {name: [] for name in ("Arguments", *Panel, "Other options")}
         for parameter in self.get_params(ctx):
             if (record := parameter.get_help_record(ctx)) is not None:

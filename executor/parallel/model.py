@@ -275,12 +275,13 @@ class Transformer(nn.Module):
 
     The first part takes `tokens` [batch, tokens]. Later parts take the hidden states [batch, tokens, hidden] of the previous
     part instead, with the virtual tokens of a prompt first. The last part returns the mean loss against `labels` [batch,
-    tokens], the others their hidden states. With packed rows every part also takes `places` [batch, tokens]: the positions of
-    the tokens in their documents, starting at 0. With context parallelism the tokens are those of the rank's positions; with
-    sequence parallelism the hidden states are of a share of them.
+    tokens], a scalar; the others return their hidden states. With packed rows every part also takes `places` [batch, tokens]:
+    the positions of the tokens in their documents, starting at 0. With context parallelism the tokens are those of the rank's
+    positions; with sequence parallelism the hidden states are of a share of them.
 
-    Modules for multi-token prediction are in the last part, which then also has the embedding, and takes `ahead`
-    (`labels_ahead`); without it, labels are those of whole samples.
+    Modules for multi-token prediction are in the last part, which then also has the embedding, and takes `ahead` [batch,
+    tokens, modules] (`labels_ahead`); without it, labels are those of whole samples. Their losses enter the gradient, not the
+    value that is returned.
     """
 
     places: Tensor

@@ -40,6 +40,7 @@ class RankHeartbeat:
         self._attempt = ""
         self._reports = False
         self._phase, self._step, self._longest = BUILD, 0, 0.0
+        # When progress last came (monotonic seconds), and was last reported to the parent.
         self._came = self._reported = 0.0
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
 

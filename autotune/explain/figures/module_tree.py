@@ -44,6 +44,8 @@ def parts_of_model(spec: ModelSpec, sequence_length: int) -> list[ModulePart]:
 
 
 def _tables(spec: ModelSpec) -> list[ModulePart]:
+    """The tables of tokens and positions. With narrower embeddings also their projections: into the first layer and out of the
+    last one; only these have products."""
     width = spec.embedding_size or spec.hidden_size
     parts = [_part(spec, "token embedding", 1, "embedding", spec.vocab_size * width, 0)]
     if spec.position is Position.LEARNED:

@@ -91,20 +91,23 @@ def least_seconds_of(cases: Cases, rates: Coefficients) -> Array:
 
 
 def _parts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
-    """Seconds of a step by part.
+    """Seconds of a step by part (`PARTS`): arrays over the cases, of one element where all cases agree. Those of a scan have an
+    axis for each axis of its product.
 
     1. One micro-batch on the slowest rank of the pipeline: layers, output projection, tensor communication.
     2. Times the number of micro-batches; the pipeline adds its idle time and the cost of boundaries.
     3. Gradient and parameter communication, minus the part hidden by backward and forward.
     4. The update, on the device or on the host.
 
-    With a data schedule, the mean over the job of the values at points of the schedule.
+    With a data schedule, the mean over the job of the values at points of the schedule. If samples contain padding, the seconds
+    are those of a whole step's useful tokens: divided by the share of useful tokens. Cases with explicit layers (a balanced
+    split, unlike layers, unlike devices) are computed rank by rank.
     """
 
-    def at_point(cases: Cases) -> dict[str, Array]:
-        checkpoint()
+    def at_point(point_cases: Cases) -> dict[str, Array]:
+        checkpoint()  # a request that nobody waits for any more ends here
         return with_explicit_layers(
-            cases, lambda subset: _even_parts(subset, rates), lambda subset: _uneven_parts(subset, rates)
+            point_cases, lambda subset: _even_parts(subset, rates), lambda subset: _uneven_parts(subset, rates)
         )
 
     return over_schedule(cases, at_point)
