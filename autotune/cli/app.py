@@ -1,7 +1,9 @@
 """All commands with their options. Each is implemented in the module of its name, which is imported when it is called."""
 
 import dataclasses
+import errno
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +18,7 @@ from autotune.cli.options import SET, Database, Job, Json, Url
 from autotune.cli.overview import OverviewGroup
 from autotune.cli.question_options import QuestionCommand, asked_values, given_fields
 from autotune.cli.request_app import request_app
-from autotune.cli.status import PROGRAM, Status, exit_status
+from autotune.cli.status import PROGRAM, Status, exit_status, print_error
 
 app = typer.Typer(
     name=PROGRAM,
@@ -30,7 +32,17 @@ app = typer.Typer(
 
 def run() -> int:
     """Run the command line; return the exit status."""
-    return exit_status(app, *without_command(sys.argv[1:]))
+    try:
+        status = exit_status(app, *without_command(sys.argv[1:]))
+        sys.stdout.flush()
+        return status
+    except OSError as error:
+        if error.errno != errno.ENOSPC or error.filename is not None:
+            raise
+        with suppress(OSError):
+            sys.stdout.close()  # what it still holds cannot be written either
+        print_error("output: cannot be written, no space is left; free some where it goes")
+        return Status.FAILURE
 
 
 def _version(requested: bool) -> None:

@@ -1,10 +1,8 @@
 """Exit statuses, errors as one line on standard error, and the documents of `--json`."""
 
-import errno
 import json
 import sys
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from enum import IntEnum
 from io import TextIOWrapper
 from pathlib import Path
@@ -35,20 +33,6 @@ def exit_status(app: typer.Typer, arguments: Sequence[str], further: dict[str, A
 
     `further`: additional data for the commands' context.
     """
-    try:
-        status = _status(app, arguments, further)
-        sys.stdout.flush()
-        return status
-    except OSError as error:
-        if error.errno != errno.ENOSPC or error.filename is not None:
-            raise
-        with suppress(OSError):
-            sys.stdout.close()  # what it still holds cannot be written either
-        print_error("output: cannot be written, no space is left; free some where it goes")
-        return Status.FAILURE
-
-
-def _status(app: typer.Typer, arguments: Sequence[str], further: dict[str, Any]) -> int:
     as_json = "--json" in arguments
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
