@@ -68,7 +68,7 @@ PLAUSIBLE: Mapping[str, tuple[Value, ...]] = {
     VOCABULARY: (32_000, 50_304, 128_256, 151_936, 256_000),
     "micro_batch_size": (1, 2, 4, 8),
     "activation_checkpointing": ("none", "selective", "full"),
-    "precision": ("bf16", "fp32"),
+    "precision": ("bf16", "fp32", "fp16"),
     "accumulation_dtype": ("bf16", "fp32"),
     "reduce_dtype": ("bf16", "fp32"),
     "optimizer": ("adamw", "adamw8bit", "sgd"),

@@ -114,7 +114,7 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         resolve_space(request.space, placeholder, cluster, workload, capability, request.pins)
     model = with_loads(request.resolved_model or _resolve_model(request, cluster), request.expert_loads)
     if request.resolved_defaults and request.resolved_domains is None:
-        batch, length = default_workload(model, cluster)
+        batch, length = default_workload(model, cluster, request.pins)
         request = dataclasses.replace(
             request,
             global_batch_size=batch if "global_batch_size" in request.resolved_defaults else request.global_batch_size,

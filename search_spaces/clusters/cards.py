@@ -5,10 +5,12 @@ from dataclasses import dataclass
 
 from search_spaces.clusters.cluster import PCIE_COPIES, ClusterSpec, DeviceSpec
 from search_spaces.clusters.devices import MODULE, device_preset, device_words, devices_named, link_of
-from search_spaces.errors import SearchSpaceError
+from search_spaces.errors import ClusterFormatError, SearchSpaceError
 from search_spaces.preset_files import preset_tables, unknown_name
 
 _MEMORY = re.compile(r"([1-9][0-9]{0,3}(?:\.[0-9]{1,3})?)gi?b?")
+MOST_CARDS = 16
+"""Of a machine, unless a preset has more."""
 _SLOW_NETWORK = 1.25e9
 """10 Gbit/s, between machines of which nothing is known."""
 
@@ -37,7 +39,11 @@ def count_and_cards(text: str) -> tuple[int, int, str] | None:
 
 
 def machines_of_cards(text: str) -> ClusterSpec | None:
-    """Machines of such cards, with what `assumed_figures` names; None: the text does not name any."""
+    """Machines of such cards, with what `assumed_figures` names; None: the text does not name any.
+
+    Raises:
+        ClusterFormatError: no machine has as many of them.
+    """
     if (parts := count_and_cards(text)) is None:
         return None
     count, nodes, written = parts
@@ -45,6 +51,10 @@ def machines_of_cards(text: str) -> ClusterSpec | None:
     if memory is None and not devices:
         return None
     word = f"{memory[1]}GB" if memory else "-".join(re.findall(r"[a-z0-9]+", written))
+    presets = [table["devices_per_node"] for table in preset_tables("clusters").values() if table["device"] in devices]
+    if count > max([MOST_CARDS, *presets]):
+        problem = f"a machine with {count} of these cards is not known"
+        raise ClusterFormatError("cluster", problem, f"write MACHINESxCARDSx{word}, such as {-(-count // 8)}x8x{word}")
     device = _card(word, float(memory[1])) if memory else device_preset(devices[0])
     link = PCIE_COPIES if memory else link_of(devices[0])[1]
     return ClusterSpec(
@@ -70,6 +80,8 @@ def unknown_cards(text: str) -> SearchSpaceError | None:
 
 def assumed_figures(cluster: ClusterSpec) -> tuple[AssumedFigure, ...]:
     """What is assumed of machines named by their cards, most consequential first; empty: of another cluster."""
+    if cluster.name in ("local", "ray") and cluster.device.kind != "cpu":
+        return _found_links(cluster)
     name = cluster.name.partition(":")[0]
     parts, machine = count_and_cards(name), machines_of_cards(name)
     if parts is None or machine is None:
@@ -102,6 +114,17 @@ def assumed_figures(cluster: ClusterSpec) -> tuple[AssumedFigure, ...]:
     # A file may describe a cluster with such a name.
     actual = {"device": cluster.device.name}
     return tuple(figure for figure in figures if actual.get(figure.name, getattr(cluster, figure.name)) == figure.value)
+
+
+def _found_links(cluster: ClusterSpec) -> tuple[AssumedFigure, ...]:
+    """The link between GPUs that were found: their driver does not say how fast it is."""
+    if cluster.devices_per_node == 1:
+        return ()
+    devices, rate = devices_named(cluster.device.name, whole=False), cluster.intra_node_bandwidth
+    link, _, others = link_of(devices[0]) if devices else ("PCIe", rate, (12.5e9, 5e10))
+    text = f"{link}, {rate / 1e9:g} GB/s between the GPUs of a machine"
+    by = "`autotune calibrate` measures it; --cluster FILE.toml"
+    return (AssumedFigure(name="intra_node_bandwidth", value=rate, alternatives=others, text=text, stated_by=by),)
 
 
 def link_text(cluster: ClusterSpec) -> str:

@@ -4,7 +4,7 @@ import difflib
 import math
 import re
 from collections.abc import Collection, Mapping
-from functools import cache
+from functools import lru_cache
 from typing import Any
 
 from search_spaces.clusters.cluster import PCIE_COPIES, DeviceSpec
@@ -51,7 +51,7 @@ def device_words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"[a-z0-9]+", plain)) - UNSPECIFIC
 
 
-@cache
+@lru_cache(maxsize=1024)
 def devices_named(text: str, whole: bool = True) -> tuple[str, ...]:
     """The presets of devices that the text can mean, the likeliest first: they differ in memory, which the text does not state.
 
@@ -81,6 +81,12 @@ def link_of(device: str) -> tuple[str, float, tuple[float, ...]]:
     """Name and bytes/s of the link between cards of this preset in a machine, and the rates of other machines with them."""
     link = preset_tables("devices")[device].get("link", {"name": "PCIe 4.0 x16", "rate": PCIE_COPIES, "others": [12.5e9]})
     return link["name"], link["rate"], tuple(link.get("others", ()))
+
+
+def link_of_gpus(driver_name: str) -> float:
+    """Bytes/s between GPUs of a machine, by the name that their driver gives them; of an unknown GPU copies over PCIe 4.0."""
+    devices = devices_named(driver_name, whole=False)
+    return link_of(devices[0])[1] if devices else PCIE_COPIES
 
 
 def device_of(name: str, table: Mapping[str, Any]) -> DeviceSpec:

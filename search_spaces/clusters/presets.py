@@ -5,7 +5,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from search_spaces.clusters.devices import (
     device_preset,
     devices_named,
     link_of,
+    link_of_gpus,
     missing,
     read_count,
     read_number,
@@ -89,7 +90,7 @@ def is_cluster_name(text: str) -> bool:
     return text == "local" or cluster_preset_named(name) is not None or machines_of_cards(name) is not None
 
 
-@cache
+@lru_cache(maxsize=1024)
 def cluster_preset_named(text: str) -> str | None:
     """The preset that `text` means, in any spelling: `DGX_H100`, `ND96isr_H100_v5`, `ml.p5.48xlarge`; None: there is none."""
     names = {plain_name(name): name for name in cluster_preset_names()}
@@ -136,7 +137,7 @@ def local_cluster(
         nodes=1,
         devices_per_node=ranks,
         device=device,
-        intra_node_bandwidth=3.1e10 if gpu_count else LOOPBACK_BANDWIDTH,
+        intra_node_bandwidth=link_of_gpus(device.name) if gpu_count else LOOPBACK_BANDWIDTH,
         inter_node_bandwidth=LOOPBACK_BANDWIDTH,
         host_memory_bytes=host_memory_bytes(),
         cores_per_node=cores,

@@ -14,7 +14,7 @@ from autotune.prediction.fitting.calibration import coefficients_from_benchmark
 from autotune.prediction.fitting.residuals import EarlierResidual, earlier_residuals
 from autotune.prediction.fitting.trial_fit import Runs, fit_runs, hardware_key, trial_history
 from autotune.prediction.planning.question import SHIPPED, Question
-from autotune.question.assumption import Origin, Source
+from autotune.question.assumption import LINKS, Origin, Source
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.trial_config import stable_hash
 from storage.records import CalibrationRecord
@@ -108,10 +108,16 @@ def asked_here(store: "Store | None", question: Question, borrowed: Borrowed | N
     shipped = rates_for(question.cluster, question.engine)
     calibration = calibrated(store, question.cluster, question.engine, shipped, borrowed=borrowed)
     source = Source.FRAMEWORK if calibration.source == SHIPPED else Source.MEASURED
+    # Links of a cluster that was found here are assumed until a calibration measures them.
+    measured = source is Source.MEASURED and question.cluster.name in ("local", "ray")
     return dataclasses.replace(
-        question, coefficients=calibration.rates, residuals=calibration.residuals, calibration_source=calibration.source,
+        question,
+        assumed=tuple(item for item in question.assumed if not (measured and item.name in LINKS)),
+        coefficients=calibration.rates,
+        residuals=calibration.residuals,
+        calibration_source=calibration.source,
         origins={**question.origins, "coefficients": Origin(source, calibration.source)},
-    )  # fmt: skip
+    )
 
 
 def fingerprint(cluster: ClusterSpec) -> str:

@@ -22,7 +22,14 @@ from search_spaces.models.model import ModelSpec
 from search_spaces.spaces import settled
 from search_spaces.trial_config import TrialConfig
 
-PREDICTED_KNOBS = ("micro_batch_size", "activation_checkpointing", "precision", "reduce_dtype", "accumulation_dtype")
+PREDICTED_KNOBS = (
+    "zero_stage",
+    "micro_batch_size",
+    "activation_checkpointing",
+    "precision",
+    "reduce_dtype",
+    "accumulation_dtype",
+)
 """Knobs that decide memory or rate in every run: a prediction without a value for them assumes the device's default."""
 
 
@@ -76,8 +83,8 @@ def most_favourable(
     `results`: those of `consequences`.
     """
     values: dict[str, Value] = {}
-    for item in sorted(results, key=lambda item: -item.estimate.fullest.needed):
-        if item.estimate.fullest.needed < answer.fullest.needed:
+    for item in sorted(results, key=lambda item: -_fullness(item.estimate)):
+        if _fullness(item.estimate) < _fullness(answer):
             values[item.assumption.name] = item.value
     while values:
         if (best := estimate_at(values)) is not None:
@@ -86,11 +93,18 @@ def most_favourable(
     return values, answer
 
 
+def _fullness(estimate: StepEstimate) -> float:
+    """Needed bytes over those of the device, which may be assumed too."""
+    return estimate.fullest.needed / estimate.memory_limit_bytes
+
+
 def assumed_knobs(question: Question) -> tuple[Assumption, ...]:
     """The knobs without a pin that decide memory or rate in every run, for a prediction."""
     config = question.config()
     return tuple(
-        assumption(name, getattr(config, name), f"--pin {name}") for name in PREDICTED_KNOBS if name not in question.pins
+        assumption(name, getattr(config, name), f"--pin {name}")
+        for name in PREDICTED_KNOBS
+        if name not in question.pins and (name != "zero_stage" or question.cluster.world_size > 1)
     )
 
 

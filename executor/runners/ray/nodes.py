@@ -14,7 +14,7 @@ from executor.errors import RunnerError
 from executor.runners.ray import on_node
 from executor.runners.ray.cluster import RayCluster
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
-from search_spaces.clusters.devices import device_preset, devices_named
+from search_spaces.clusters.devices import device_preset, devices_named, link_of_gpus
 from search_spaces.clusters.presets import CPU_MEMORY_BANDWIDTH, CPU_PEAK_FLOPS_PER_CORE
 from search_spaces.kernels import PACKAGES
 from search_spaces.trial import NodeEvent
@@ -193,9 +193,8 @@ def cluster_of(nodes: Sequence[Mapping[str, Any]]) -> ClusterSpec:
         nodes=len(equipped),
         devices_per_node=gpus or cpus,
         device=_gpu(name) if gpus else _core(memory // cpus),
-        # Bytes/s between two GPUs of a node, a rough estimate for PCIe 4.0: Ray does not report links, a calibration measures
-        # them.
-        intra_node_bandwidth=3.1e10 if gpus else LOOPBACK_BANDWIDTH,
+        # Ray does not report links; a calibration measures them.
+        intra_node_bandwidth=link_of_gpus(_gpu(name).name) if gpus else LOOPBACK_BANDWIDTH,
         # Bytes/s between two nodes, a rough estimate for 25 Gb/s.
         inter_node_bandwidth=2.5e9,
         host_memory_bytes=memory,
