@@ -4,7 +4,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
-from autotune.question.sizes import parse_size
+from autotune.question.sizes import parse_length, parse_size
 from search_spaces.failure import LONGEST_PATTERN, MOST_PATTERNS
 from search_spaces.training.data_schedule import MOST_DOCUMENTS
 from search_spaces.training.expert_loads import MOST as MOST_LOADS
@@ -21,6 +21,10 @@ def _bytes(value: object, info: ValidationInfo) -> object:
     return parse_size(str(info.field_name), value) if isinstance(value, str) else value
 
 
+def _tokens(value: object, info: ValidationInfo) -> object:
+    return parse_length(str(info.field_name), value) if isinstance(value, str) else value
+
+
 Integer = Annotated[int, BeforeValidator(_whole)]
 Size = Annotated[
     Integer,
@@ -29,6 +33,13 @@ Size = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_BYTES}, {"type": "string", "maxLength": 40}]}),
 ]
 """Bytes as a number, or text with a unit."""
+Length = Annotated[
+    Integer,
+    BeforeValidator(_tokens),
+    Field(ge=1, le=2**32),
+    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 2**32}, {"type": "string", "maxLength": 40}]}),
+]
+"""Tokens as a number, or text such as 8k."""
 Load = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 ExpertLoads = Annotated[
     list[Annotated[list[Load], Field(max_length=MOST_LOADS, fail_fast=True)]], Field(max_length=MOST_LOADS, fail_fast=True)

@@ -14,6 +14,7 @@ from api.fields import (
     DocumentLengths,
     ExpertLoads,
     Integer,
+    Length,
     RowName,
     Size,
     SubmittedCommand,
@@ -113,7 +114,7 @@ def declared_body(name: str, record: type, names: Collection[str], own_types: Ma
 
 
 OWN_TYPES: Mapping[str, Any] = {
-    "document_lengths": DocumentLengths, "expert_loads": ExpertLoads, "memory_limit": Size,
+    "document_lengths": DocumentLengths, "expert_loads": ExpertLoads, "memory_limit": Size, "sequence_length": Length,
     "name": JobName, "note": JobNote, "tags": JobTags, "knowledge": KnowledgeContent,
     "goodput": Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=40, fail_fast=True)],
     "trackers": Annotated[list[Name], Field(max_length=10, fail_fast=True)],

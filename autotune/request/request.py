@@ -8,7 +8,7 @@ from autotune.errors import RequestError
 from autotune.goodput.terms import parse_terms
 from autotune.question.assumption import Assumption
 from autotune.question.field import RequestField, redeclared
-from autotune.question.sizes import parse_size
+from autotune.question.sizes import parse_length, parse_size
 from autotune.request.checks import (
     ENVIRONMENT_SETTINGS,
     environment_count,
@@ -76,6 +76,9 @@ class JobRequest(JobFields):
         limit: Any = self.memory_limit
         if isinstance(limit, str):
             object.__setattr__(self, "memory_limit", parse_size("memory_limit", limit))
+        length: Any = self.sequence_length
+        if isinstance(length, str):
+            object.__setattr__(self, "sequence_length", parse_length("sequence_length", length))
         self._require_declared()
         self._require_ray()
         if self.nvme_path is not None:
