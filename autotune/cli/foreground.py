@@ -187,9 +187,10 @@ TERMINATES = (signal.SIGTERM, signal.SIGUSR1)
 
 def run_new(session: Session, options: SweepOptions, console: Console, out: Path | None = None) -> TuneResult:
     """Open a job for the session, and run it until it ends or is stopped."""
-    for note in () if options.json else notes_of(session):
-        print_line(console, f"note: {note}")
     with open_store(options.database or default_database_url()) as store:
+        # After the database was opened, since a command that is refused prints one line.
+        for note in () if options.json else notes_of(session):
+            print_line(console, f"note: {note}")
         calibrate_for(store, session)
         with start_runner(session, console, options, None) as runner:
             # The job is opened after the ranks are started, so that no job is left behind if they cannot be started.

@@ -96,7 +96,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "config.json --pin pipeline_layout=6f7-1": ("pipeline_layout: '6f7' in '6f7-1' recomputes 7 layers and has 6; give",),
     "config.json --pin zero_stage=solved": ("zero_stage: is not solved for", "; "),
     "config.json --pin zero_stage=7": ("zero_stage: 7", "give 0, 1, 2 or 3"),
-    "config.json --pin micro_batch_size=3": ("micro_batch_size=3", "a global batch of 8", "change micro_batch_size"),
+    "config.json --pin micro_batch_size=3 --global-batch-size 8": (
+        "micro_batch_size=3", "a global batch of 8", "change micro_batch_size",
+    ),
     "config.json --cluster nowhere": ("nowhere: no cluster preset", "`autotune clusters` lists them"),
     "config.json --cluster dgx-a100:x": ("dgx-a100:x: 'x' is not a number of nodes; write",),
     "config.json --cluster dgx-a100:2 --global-batch-size 16 --sequence-length 64": (
