@@ -4,6 +4,8 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -289,6 +291,42 @@ REMEDY = (
 )
 MOST_VALUES, DEEPEST = 100_000, 100
 """Values of a file, and tables within tables. A file that refers to its own parts stands for more than fit into memory."""
+
+
+_ONE_FILE: ContextVar[bool] = ContextVar("one_file", default=False)
+
+
+@contextmanager
+def one_file() -> Iterator[None]:
+    """Read recipes of strangers: within, no file is opened or looked for beside the recipe itself."""
+    token = _ONE_FILE.set(True)
+    try:
+        yield
+    finally:
+        _ONE_FILE.reset(token)
+
+
+def reads_one_file() -> bool:
+    """Whether this is within `one_file`."""
+    return _ONE_FILE.get()
+
+
+def named_file(recipe: Path, name: str) -> Path | None:
+    """The file that a recipe names: in its folder, in one above it, as repositories have it, or in the working directory.
+
+    Returns: None if it is not there.
+
+    Raises:
+        RequestError: no other file is read here (`one_file`).
+    """
+    if reads_one_file():
+        raise RequestError(
+            "from", "the recipe names another file, and no file is read here", "give the settings of that file instead"
+        )
+    try:
+        return next((file for folder in (*recipe.absolute().parents, Path()) if (file := folder / name).is_file()), None)
+    except (OSError, ValueError):  # no name of a file
+        return None
 
 
 def read_text(path: Path) -> str:

@@ -14,12 +14,22 @@ from autotune.frameworks.accelerate_checks import ACCELERATE
 from autotune.frameworks.best_config import request_of, require_schema_version, stated_of
 from autotune.frameworks.deepspeed_checks import DEEPSPEED
 from autotune.frameworks.framework import Framework
-from autotune.frameworks.imported import REMEDY, Imported, flat, read_table, read_table_and_repeated, read_text, yaml_value
+from autotune.frameworks.imported import (
+    REMEDY,
+    Imported,
+    flat,
+    named_file,
+    read_table,
+    read_table_and_repeated,
+    read_text,
+    reads_one_file,
+    yaml_value,
+)
 from autotune.frameworks.megatron_checks import MEGATRON, MEGATRON_BRIDGE
 from autotune.frameworks.shell import read_options
 from autotune.frameworks.shell_values import decided_by, is_open
 from autotune.frameworks.torchtitan_checks import TORCHTITAN
-from autotune.frameworks.trainer_launch import TRAINERS, launched, names_file, trainer_format
+from autotune.frameworks.trainer_launch import TRAINERS, launched, trainer_format
 from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.file_kinds import LLAMA_FACTORY_1, kind_of
 from search_spaces.knob_values import check_value
@@ -110,14 +120,13 @@ def read_imported(path: Path, stated: Mapping[str, str] | None = None) -> Import
 
 
 def read_written(
-    path: Path, format_name: str = "", alone: bool = False, stated: Mapping[str, str] | None = None, beside: Path | None = None
+    path: Path, format_name: str = "", stated: Mapping[str, str] | None = None, beside: Path | None = None
 ) -> list[Written]:
     """The configurations of a file: one, but for a Python file with several functions.
 
     Args:
         path: the file.
         format_name: one of `FORMATS`; empty: the file's content decides.
-        alone: refuse a file that names another one, so that no other is read.
         stated: variables and arguments of a script, with the user's values.
         beside: the script whose neighbours it may source, if that is another one.
 
@@ -133,7 +142,7 @@ def read_written(
     if path.suffix == ".py":
         recipes = _python(path, format_name)
     elif (table := _table_of(path, format_name)) is None:
-        recipes = [_script(path, format_name, None if alone else beside or path, stated or {})]
+        recipes = [_script(path, format_name, beside or path, stated or {})]
     else:
         content, repeated = table
         table_format = _format_of_table(content)
@@ -145,8 +154,6 @@ def read_written(
     for recipe in recipes:
         if format_name:
             _require_settings(recipe)
-        if alone and (any("config_file" in key for key, _ in flat(recipe.content)) or names_file(recipe.content)):
-            raise _names_another_file()
     return recipes
 
 
@@ -181,10 +188,6 @@ def _require_settings(written: Written) -> None:
 
 def _without_setting(path: Path, format_name: str) -> RequestError:
     return RequestError("format", f"{path} has no setting of {format_name}", "give the format that it has, or auto")
-
-
-def _names_another_file() -> RequestError:
-    return RequestError("recipe", "names another file, and no file is read here", "give the settings of that file instead")
 
 
 def named(error: AutotuneError | SearchSpaceError, field: str) -> AutotuneError | SearchSpaceError:
@@ -257,10 +260,10 @@ def _python(path: Path, format_name: str) -> list[Written]:
     return written_recipes
 
 
-def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[str, str]) -> Written:
+def _script(path: Path, format_name: str, beside: Path, stated: Mapping[str, str]) -> Written:
     text = read_text(path)
     try:
-        script = read_options(text, beside, stated)
+        script = read_options(text, None if reads_one_file() else beside, stated)
     except RecursionError:
         raise RequestError("from", f"{path} is nested too deeply", REMEDY) from None
     if script.unused and beside == path:
@@ -288,7 +291,7 @@ def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[s
     )
     content: Mapping[str, Any]
     if kind in ("", *TRAINERS):
-        kind, content = launched(script, path, kind, beside is None)
+        kind, content = launched(script, path, kind)
     match kind:
         case _ if kind in TRAINERS:
             stating = {option.key for option in FRAMEWORKS[kind].options}
@@ -299,7 +302,7 @@ def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[s
             content = {**({"recipe": recipe[0]} if recipe else {}), **overrides}
         case "torchtitan":
             table_settings = {key: value for key, value in settings.items() if not key.startswith("--")}
-            base = _base(path, tables, beside is None)  # takes its own options out of `tables`, so it comes first
+            base = _base(path, tables)  # takes its own options out of `tables`, so it comes first
             switched = {  # by tyro's switches: `--compile.no_enable` means `compile.enable = false`
                 key.replace(".no_", "."): False if ".no_" in key and value is True else value for key, value in tables.items()
             }
@@ -307,7 +310,7 @@ def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[s
             undecided = {_tyro(key): by for key, by in undecided.items()}
         case "megatron":
             content = settings
-            if not script.modules and not set(DEGREES[:2]) & {*settings, *undecided}:  # a part of a launch
+            if not script.program and not set(DEGREES[:2]) & {*settings, *undecided}:  # a part of a launch
                 undecided |= {key: "what launches these options" for key in DEGREES if key not in {*settings, *undecided}}
         case _:
             raise RequestError("from", f"{path} has no options of a known framework", REMEDY)
@@ -334,14 +337,11 @@ def _override(text: str) -> Any:
         return text
 
 
-def _base(path: Path, tables: dict[str, Any], alone: bool) -> dict[str, Any]:
+def _base(path: Path, tables: dict[str, Any]) -> dict[str, Any]:
     """The TOML file that torchtitan's options name, if it is there: options override it."""
     name, recipe = tables.pop("job.config_file", None), tables.pop("config", None)
-    if alone and name is not None:
-        raise _names_another_file()
     tables.pop("module", None)
-    file = next((file for file in (path.parent / str(name), Path(str(name))) if name and file.is_file()), None)
-    if file is not None:
+    if name is not None and (file := named_file(path, str(name))) is not None:
         return dict(flat(read_table(file)))
     return {} if recipe is None else {"recipe": recipe}
 

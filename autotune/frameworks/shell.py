@@ -90,8 +90,10 @@ class Script:
     """Option, or variable of further options, whose value is decided when the script runs -> what decides it."""
     sourced: list[str] = field(default_factory=list)
     """Files that the script sources and that are not there: they may set and export variables."""
-    modules: tuple[str, ...] = ()
-    """The launched programs: files or modules."""
+    program: str = ""
+    """The launched program: a file or a module; empty: there is none."""
+    arguments: tuple[str, ...] = ()
+    """The words after the program."""
     ranks: int | None = None
     """Tasks that srun starts as `#SBATCH` lines state, each a rank; None: not known, or a launcher starts further ones."""
     unused: tuple[str, ...] = ()
@@ -445,13 +447,15 @@ class _ScriptRun:
         return ShellFlow.EXITED if flow is ShellFlow.EXITED else ShellFlow.NORMAL
 
     def _source(self, name: str, arguments: Sequence[str]) -> ShellFlow:
-        """Carry out a sourced file, if it is there: beside the script, or in the working directory."""
+        """Carry out a sourced file, if it is there: below the script's folder, or below the working directory."""
         tail = name.rpartition("\ue001")[2].lstrip("/") if name.startswith(COMPUTED) else name
         folders = [self.path.parent, Path()] if self.path is not None and tail and not is_open(tail) else []
-        file = next((folder / tail for folder in folders if (folder / tail).is_file()), None)
         try:
+            files = [(folder / tail).resolve() for folder in folders]
+            inside = (file for file in files if any(file.is_relative_to(folder.resolve()) for folder in folders))
+            file = next((file for file in inside if file.is_file()), None)
             text = file.read_text(encoding="utf-8") if file is not None and self._depth < DEEPEST_CALL else None
-        except (OSError, UnicodeDecodeError):
+        except (OSError, ValueError):
             text = None
         if text is None:
             self.script.sourced.append(plain(name))
@@ -615,7 +619,7 @@ def _options(words: list[str], script: Script) -> None:
         words = words[words.index("--") + 1 :]
     start = next((position for position, word in enumerate(words) if PROGRAM.fullmatch(word)), -1)
     launched = any(word.rsplit("/", 1)[-1] in LAUNCHERS for word in words[: start + 1])
-    script.modules = tuple(word for word in words[: start + 1] if PROGRAM.fullmatch(word))
+    script.program, script.arguments = words[start] if start >= 0 else "", tuple(words[start + 1 :])
     for before, word in itertools.pairwise(["", *words[: start + 1]]):
         # `env NAME=1`, `mpirun -x NAME=1`, `srun --export=ALL,NAME=1`
         for part in word.removeprefix("--export=").split(",") if "=" in word or before in ("-x", "-e") else ():

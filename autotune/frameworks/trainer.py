@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.frameworks.best_config import Stated
-from autotune.frameworks.imported import AUTO, Imported, model_named
+from autotune.frameworks.imported import AUTO, Imported, model_named, reads_one_file
 from autotune.frameworks.peft import TRANSFORMERS
 from autotune.frameworks.trainer_sharding import read_sharding
 from autotune.frameworks.trainer_table import TrainerTable
@@ -18,7 +18,7 @@ from search_spaces.errors import ModelFormatError, SearchSpaceError
 from search_spaces.kernels import LIGER
 from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
-from search_spaces.models.huggingface import read_model_config, resolve_model
+from search_spaces.models.huggingface import known_model, read_model_config, resolve_model
 from search_spaces.models.model import ModelSpec
 
 ATTENTION: Mapping[str, str] = {
@@ -84,15 +84,18 @@ def _model(table: TrainerTable) -> ModelSpec | None:
     """The model of a config.json beside the recipe, else the preset of that name."""
     name, model = str(table.field("model") or ""), None
     beside, problem = table.path.parent / name / "config.json", "the shape of this model is not known here"
-    if name and not Path(name).is_absolute() and ".." not in name:
+    if name and not Path(name).is_absolute() and ".." not in name and "~" not in name:
         try:
-            model = read_model_config(beside) if beside.is_file() else model_named(name)
-            if model is None and not Path(name).exists():
-                model = resolve_model(name)
+            if reads_one_file():
+                model = model_named(name) or known_model(name)
+            else:
+                model = read_model_config(beside) if beside.is_file() else model_named(name)
+                if model is None and not Path(name).exists():
+                    model = resolve_model(name)
         except ModelFormatError as error:
             problem = f"its config.json is not read ({error})" if beside.is_file() else problem
-        except SearchSpaceError:
-            pass  # no such preset
+        except (SearchSpaceError, OSError, ValueError):
+            pass  # no such preset, or no name of a file
     if name and model is None:
         table.notes.append(f"{table.keys['model']}={name}: {problem}; give --model")
     return model

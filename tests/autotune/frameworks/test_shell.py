@@ -196,6 +196,10 @@ def test_a_sourced_file_is_read_where_it_is_there(tmp_path: Path) -> None:
     script = '. "$(dirname "$0")/env.sh"\nsource ./other.sh\ntorchrun train.py --tp $TP\n'
     found = read_options(script, tmp_path / "run.sh")
     assert (found.settings, found.sourced) == ({"env.QUEUES": 1, "--tp": 4}, ["./other.sh"])
+    (tmp_path / "below").mkdir()
+    for name in (tmp_path / "env.sh", "../env.sh", "e" * 300):
+        outside = read_options(f"source {name}\ntorchrun train.py --tp $TP\n", tmp_path / "below" / "run.sh")
+        assert (outside.settings, outside.sourced) == ({}, [str(name)])
     assert read_options(script).sourced == ["$0/env.sh", "./other.sh"]
 
 

@@ -204,6 +204,26 @@ def test_llama_factorys_command_line_overrides_its_file(tmp_path: Path) -> None:
     assert (case.ranks, case.batch, case.framework.name) == (8, 2 * 8, "llama-factory")
 
 
+@pytest.mark.parametrize(
+    ("launch", "steps"),
+    [
+        ("python prepare.py other.yaml\naccelerate launch t.py own.yaml", 5), ("axolotl train own.yaml --debug other.yaml", 5),
+        ("accelerate launch t.py --config own.yaml --data other.yaml", 5), ("trl sft --config=own.yaml", 5),
+        (f"accelerate launch t.py {SFT} --per_device_train_batch_size 3 --data other.yaml more.json", 1),
+        (f"accelerate launch t.py data=other.yaml {SFT} --per_device_train_batch_size 3", 1),
+        (f"cd /home/axolotl\naccelerate launch t.py {SFT} --per_device_train_batch_size 3", 1),
+    ],
+)  # fmt: skip
+def test_the_recipe_of_a_launch_is_its_first_word_or_its_config(launch: str, steps: int, tmp_path: Path) -> None:
+    recipe = AXOLOTL if launch.startswith("axolotl") else {
+        "model_name_or_path": "Qwen/Qwen2.5-3B", "output_dir": "out", "per_device_train_batch_size": 3,
+        "gradient_accumulation_steps": 5,
+    }  # fmt: skip
+    _file(tmp_path, recipe, "own.yaml")
+    _file(tmp_path, {**recipe, "gradient_accumulation_steps": 7}, "other.yaml")
+    assert _case(_file(tmp_path, f"{launch}\n", "run.sh")).imported.samples_per_rank == 3 * steps
+
+
 def test_a_command_line_of_the_trainer_is_read_with_what_accelerate_is_told(tmp_path: Path) -> None:
     options = (
         f"{SFT} --per_device_train_batch_size 2 --gradient_accumulation_steps 8 --max_length 2048 --gradient_checkpointing"
@@ -346,15 +366,6 @@ def test_a_command_line_is_edited_in_place(tmp_path: Path) -> None:
     case = case_of(written, Surroundings(cluster=resolve_cluster("dgx-h100:2")))
     text = rewritten(written, {**case.imported.settings, **case.sized(case.config, 128)}, case.around.cluster, None).text
     assert text.startswith("# ours") and "--num_processes 16" in text and "--gradient_accumulation_steps 4" in text
-
-
-@pytest.mark.parametrize("key", ["deepspeed", "fsdp_config"])
-def test_no_file_is_opened_where_none_may_be(key: str, tmp_path: Path) -> None:
-    path = _file(tmp_path, {**AXOLOTL, key: "beside.json"})
-    script = f"trl sft {SFT} --accelerate_config own.yaml --per_device_train_batch_size 2\n"
-    for recipe in (path, _file(tmp_path, script, "sft.sh"), _file(tmp_path, "llamafactory-cli train own.yaml\n", "train.sh")):
-        with pytest.raises(RequestError, match="names another file"):
-            read_written(recipe, alone=True)
 
 
 def test_the_first_version_of_llama_factorys_new_form_is_refused_by_name(tmp_path: Path) -> None:
