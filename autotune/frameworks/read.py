@@ -1,6 +1,7 @@
 """Reads a configuration file of another framework, or a best-config document, and detects which framework it is."""
 
 import ast
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -152,6 +153,10 @@ def read_written(
             Written(format=format_name or table_format, name=path.name, path=path, content=content, repeated=repeated)
         ]  # fmt: skip
     for recipe in recipes:
+        try:
+            json.dumps(dict(flat(recipe.content)), ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise RequestError("from", f"{path} has a text that is not Unicode", r"leave out escapes such as \ud800") from None
         if format_name:
             _require_settings(recipe)
     return recipes
@@ -399,16 +404,22 @@ def python_recipes(text: str) -> list[PythonRecipe]:
         SyntaxError: the text is not Python.
     """
     functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
-    settings_by_name = {name: _settings(node, functions, ()) for name, node in functions.items()}
+    settings_by_name: dict[str, dict[str, Any]] = {}
     return [
-        PythonRecipe(name=name, line=functions[name].lineno, settings={**settings, "recipe": name})
-        for name, settings in settings_by_name.items()
-        if settings
+        PythonRecipe(name=name, line=node.lineno, settings={**settings, "recipe": name})
+        for name, node in functions.items()
+        if (settings := _settings(node, functions, settings_by_name))
     ]
 
 
-def _settings(node: ast.FunctionDef, functions: dict[str, ast.FunctionDef], within: tuple[str, ...]) -> dict[str, Any]:
+def _settings(
+    node: ast.FunctionDef, functions: dict[str, ast.FunctionDef], settings_by_name: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """The settings of a function; empty within itself. `settings_by_name`: those of the functions that were read before."""
+    if node.name in settings_by_name:
+        return settings_by_name[node.name]
     settings: dict[str, Any] = {}
+    settings_by_name[node.name] = {}
     variable = ""
     for statement in node.body:
         match statement:
@@ -419,8 +430,8 @@ def _settings(node: ast.FunctionDef, functions: dict[str, ast.FunctionDef], with
                     further = dict(_value(call.args[1], HELPERS[base]))
                     call = call.args[0]
                     base = call.func.id if isinstance(call.func, ast.Name) else ""
-                if base in functions and base not in within:
-                    settings |= _settings(functions[base], functions, (*within, node.name)) | further
+                if base in functions and base != node.name:
+                    settings |= _settings(functions[base], functions, settings_by_name) | further
                     variable = name
                 elif _is_configuration(call):
                     settings |= dict(_arguments(call, ""))
@@ -434,6 +445,7 @@ def _settings(node: ast.FunctionDef, functions: dict[str, ast.FunctionDef], with
                     settings |= dict(_value(value, ".".join(path[1:])))
             case ast.Return(value=ast.Call() as call) if _is_configuration(call):
                 settings |= dict(_arguments(call, ""))
+    settings_by_name[node.name] = settings
     return settings
 
 
@@ -478,11 +490,12 @@ def _registry(call: ast.Call) -> Iterator[tuple[str, Any]]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal, or of products and sums of whole numbers."""
+    """The value of a literal, or of products and sums of whole numbers of 64 bits."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Add):
         left_operand, right_operand = _literal(node.left), _literal(node.right)
         if isinstance(left_operand, int) and isinstance(right_operand, int):
-            return left_operand * right_operand if isinstance(node.op, ast.Mult) else left_operand + right_operand
+            value = left_operand * right_operand if isinstance(node.op, ast.Mult) else left_operand + right_operand
+            return value if abs(value) < 2**63 else _MISSING
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):

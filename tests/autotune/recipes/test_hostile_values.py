@@ -86,6 +86,41 @@ def test_a_text_of_a_stranger_opens_no_file(file: str, tmp_path: Path, monkeypat
             assert not [name for name in touched if "config" in str(name) or "secret" in str(name)], text
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("own.json", '{"train_batch_size": 8, "\\ud800": 1}'), ("own.yaml", 'train_batch_size: "\\ud800"\nbf16: {}'),
+        ("own.sh", "python t.py model.tensor_model_parallel_size=2 'model.x=\"\\ud800\"'"),
+        ("own.py", "def f():\n    return Config(training=T(seq_len=1, dataset='\\ud800'))\n"),
+    ],
+)  # fmt: skip
+def test_a_text_that_is_not_unicode_is_refused(name: str, text: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(text)
+    with pytest.raises(AutotuneError, match="not Unicode"):
+        read_written(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("file", "key", "value"),
+    [
+        ("titan-llama3-8b.toml", "activation_checkpoint.selective_ac_option", "9" * 5000),
+        ("titan-llama3-8b.toml", "activation_checkpoint.selective_ac_option", "²"),
+        ("titan-stage-layers.toml", "parallelism.pipeline_parallel_first_stage_less_layers", "x"),
+        ("titan-llama3-8b.toml", "optimizer.lr", 10**400),
+        ("titan-llama3-8b.toml", "parallelism.tensor_parallel_degree", 10**400),
+        ("megatron-gpt3-175b.sh", "--num-layers", 10**9),
+        ("megatron-gpt3-175b.sh", "launcher.nproc_per_node", 0),
+    ],
+)
+def test_a_value_without_bounds_is_a_finding_or_a_line(file: str, key: str, value: Any) -> None:
+    (written,) = read_written(RECIPES / file)
+    changed = Written(format=written.format, name=file, path=written.path, content={**dict(flat(written.content)), key: value})
+    try:
+        assert lint(changed, Surroundings(ranks=16)).case.imported.ranks != 0
+    except AutotuneError as error:
+        assert "\n" not in str(error)
+
+
 def _noting(function: Any, touched: list[object]) -> Any:
     """The function, which notes the names that it is called with."""
 
