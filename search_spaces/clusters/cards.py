@@ -127,12 +127,6 @@ def _found_links(cluster: ClusterSpec) -> tuple[AssumedFigure, ...]:
     return (AssumedFigure(name="intra_node_bandwidth", value=rate, alternatives=others, text=text, stated_by=by),)
 
 
-def link_text(cluster: ClusterSpec) -> str:
-    """The assumed link between the cards of a machine in short form; empty: it is not assumed."""
-    figures = (figure for figure in assumed_figures(cluster) if figure.name == "intra_node_bandwidth")
-    return next((f"{figure.text} ({figure.stated_by} states another)" for figure in figures), "")
-
-
 def _networks(device: str, count: int) -> tuple[float, ...]:
     """Bytes/s of a machine to others, assumed and plausible ones: as much for each card as the presets of clusters have."""
     tables = [table for table in preset_tables("clusters").values() if table["device"] == device]
