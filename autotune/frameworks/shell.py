@@ -166,11 +166,13 @@ class _ScriptRun:
         """Words of the command that runs this text."""
         self._truth: bool | None = True
         """Whether the last command succeeds; None: not known."""
+        self._truth_before = self._truth
+        """The same of the command before a simple one, while that is carried out."""
         self._empty = ""
         """The variable that the last test asked about, if it was whether it is empty."""
         self._locals: list[dict[str, ShellValue | None]] = []
         """Of each function that runs: its local variables, with their values outside."""
-        self._commands = self._depth = self._doubt = 0
+        self._commands = self._depth = self._doubt = self._ended_loops = 0
 
     def take_sbatch(self, text: str) -> None:
         """Set the variables that Slurm sets for the `#SBATCH` lines before the first command."""
@@ -355,6 +357,9 @@ class _ScriptRun:
             flow = self.run(loop.body)
             if flow in (ShellFlow.RETURNED, ShellFlow.EXITED):
                 return flow
+            if flow in (ShellFlow.BROKEN, ShellFlow.CONTINUED) and self._ended_loops > 1:
+                self._ended_loops -= 1
+                return flow
             if flow is ShellFlow.BROKEN:
                 return ShellFlow.NORMAL
             if self._commands > MOST_COMMANDS:
@@ -377,7 +382,10 @@ class _ScriptRun:
         if words and words[0] in DECLARATIONS:
             return self._declare(words)
         fields = [field for word in words for field in self.variables.fields(word)]
-        self._truth = None if fields else True
+        self._truth_before, self._truth = self._truth, None if fields else True
+        if fields[:1] == ["read"] and "-d" in fields and command.inputs:  # a here-document as a variable
+            self.variables.set(fields[-1], self._document(*command.inputs[-1]))
+            return ShellFlow.NORMAL
         if not fields:
             for word in assignments:
                 self.variables.assign(word)
@@ -413,7 +421,7 @@ class _ScriptRun:
 
     def _built_in(self, fields: list[str]) -> ShellFlow | None:
         """Carry out a command of the shell itself; None: it is none."""
-        variables, self._truth = self.variables, True
+        variables, truth, self._truth = self.variables, self._truth_before, True
         match fields:
             case [":" | "true" | "echo" | "printf" | "cd" | "trap" | "ulimit" | "pushd" | "popd", *_]:
                 self._truth = True
@@ -427,17 +435,28 @@ class _ScriptRun:
                 return self.run(self._tree(" ".join(parts)))
             case ["exit", *_]:
                 return ShellFlow.EXITED
-            case ["return" | "break" | "continue" as name, *_]:
+            case ["return", *status]:
+                self._truth = truth if not status else None if is_open(status[0]) else status[0] == "0"
+                return ShellFlow.RETURNED
+            case ["break" | "continue" as name, *count]:
+                self._ended_loops = int(count[0]) if count and re.fullmatch(r"[1-9]", count[0]) else 1
                 return ShellFlow(name)
-            case ["shift", *count]:
-                steps = int(count[0]) if count and count[0].isdecimal() else 1
+            case ["shift", *count] if not count or count[0].isdecimal():
+                steps = int(count[0]) if count else 1
                 variables.shifted += steps if variables.arguments is None else 0
                 variables.arguments = None if variables.arguments is None else variables.arguments[steps:]
+            case ["shift", *_] if variables.arguments is not None:
+                variables.arguments = (COMPUTED,) * len(variables.arguments)
             case ["set", *options]:
                 if "--" in options:
                     variables.arguments = tuple(options[options.index("--") + 1 :])
             case ["unset", *names]:
                 for name in names:
+                    array, _, index = name.partition("[")
+                    if index and isinstance(elements := variables.values.get(array), tuple):
+                        position = variables.arithmetic(index.removesuffix("]")) if len(elements) > 1 else 0
+                        left = [element for number, element in enumerate(elements) if number != (position or 0) % len(elements)]
+                        variables.values[array] = (BRANCH,) if position is None else tuple(left)
                     variables.values.pop(name, None)
             case ["read" | "mapfile" | "readarray" | "getopts", *names]:
                 self._truth = None
@@ -506,6 +525,8 @@ class _ScriptRun:
                 return self.variables.computed(" ".join(map(self.variables.text, expression)))
             case (SimpleCommand(("expr", *expression)),):
                 return self.variables.computed(" ".join(map(self.variables.text, expression)))
+            case (SimpleCommand(("cat",), [document]),):
+                return self._document(*document)
             case (SimpleCommand(words),):
                 fields = [field for word in words for field in self.variables.fields(word)]
                 output = output_of(fields)
@@ -527,8 +548,7 @@ class _ScriptRun:
                 self._nested(word, words[:index])
                 return
             shell = shell or word.rsplit("/", 1)[-1] in ("bash", "sh")
-        for text, replaced in command.inputs:
-            document = self.variables.text(text, quoted=True) if replaced else text
+        for document in itertools.starmap(self._document, command.inputs):
             if LAUNCH.search(document):
                 self.take_sbatch(document)
                 self._nested(document, [])
@@ -536,6 +556,10 @@ class _ScriptRun:
         if any(word.startswith("--") or PROGRAM.fullmatch(word) for word in words):
             self._launches.setdefault(id(command), []).append([*self._before_launch, *words])
             self._conditional[id(command)] = self._doubt > 0
+
+    def _document(self, text: str, replaced: bool) -> str:
+        """The text of a here-document; `replaced`: with the values of its variables."""
+        return self.variables.text(text, quoted=True) if replaced else text
 
     def _nested(self, text: str, before: list[str]) -> None:
         """Carry out a text in a shell of its own, which has the exported variables."""
@@ -658,7 +682,8 @@ def _options(words: list[str], script: Script) -> None:
         else:
             script.settings[name] = _value(value)
             script.open.pop(name, None)
-    further = [word for word in words[start + 1 :] if REFERENCE.fullmatch(word) and word not in (BRANCH, COMPUTED)]
+    further = [word for before, word in itertools.pairwise(words[max(start, 0) :]) if REFERENCE.fullmatch(word)
+               and word != BRANCH and (word == reference("@") or not before.startswith("--") or "=" in before)]  # fmt: skip
     script.open |= {plain(word): "further options" for word in further if plain(word) not in script.open.values()}
 
 

@@ -58,7 +58,7 @@ def decided_by(text: str) -> str:
 
 def plain(text: str) -> str:
     """The text with references as they are written."""
-    return REFERENCE.sub(lambda match: f"${match[1]}", text)
+    return REFERENCE.sub(lambda match: f"$({NAMES[match[1]]})" if match[1] in NAMES else f"${match[1]}", text)
 
 
 def stated_variables(words: Sequence[str]) -> dict[str, str]:
@@ -128,6 +128,7 @@ class ShellVariables:
             self.values[name] = table | {self.text(pair[1]): self.text(pair[2]) for pair in pairs}
             return
         elements = [before] if isinstance(before, str) and before else before if isinstance(before, tuple) else ()
+        words = [re.sub(r"^\[\d+\]=", "", word) for word in words]
         self.values[name] = (*elements, *(field for word in words for field in self.fields(word)))
 
     def _assign_element(self, name: str, index: str, text: str) -> None:
@@ -148,12 +149,14 @@ class ShellVariables:
         """The words that a word stands for: values are replaced, and split at blanks where they are not in quotes."""
         fields: list[str] = []
         current: str | None = None
+        separators = self.values.get("IFS", " \t\n")
+        splits = re.compile(f"[{re.escape(separators)}]+" if separators and isinstance(separators, str) else r"(?!)")
         for braced in _braces(word):
             for text, split, begins in self._pieces(braced, quoted=False):
                 if begins and current is not None:
                     fields.append(current)
                     current = None
-                parts = re.split(r"[ \t\n]+", text) if split else [text]
+                parts = splits.split(text) if split else [text]
                 for index, part in enumerate(parts):
                     if index and current is not None:
                         fields.append(current)
@@ -287,8 +290,8 @@ class ShellVariables:
             target = (elements or [reference(name)])[0]
             return ([target], False) if is_open(target) else self._parameter(target + rest, quoted)
         values = [reference(name)] if elements is None else elements
-        if quoted and many and "*" in (name, index):
-            values, many = [" ".join(values)], False
+        if quoted and many and "*" in (name, index):  # one word
+            return [" ".join(self._parameter(body.replace("*", "@", 1), quoted)[0])], False
         default = re.fullmatch(r"(:?)([-=+?])(.*)", rest, re.DOTALL)
         if default is not None:
             null = all(map(is_unset, values)) or (bool(default[1]) and not any(values))
@@ -303,6 +306,8 @@ class ShellVariables:
         if not rest:
             return values, many
         if (part := re.fullmatch(r":(.*?)(?::(.*))?", rest, re.DOTALL)) is not None:
+            if name in ("@", "*"):  # `${@:1}` begins with $1
+                values = ["", *values]
             return self._slice(values, many, part[1], part[2])
         return [self._edited(value, rest) for value in values], many
 
@@ -361,7 +366,8 @@ class ShellVariables:
         """The value of an expression of whole numbers, whose assignments are carried out; None: not known."""
         text = self.text(expression, quoted=True).strip()
         if (step := re.fullmatch(r"(?:(\w+)(\+\+|--)|(\+\+|--)(\w+))", text)) is not None:
-            text = f"{step[1] or step[4]} {(step[2] or step[3])[0]}= 1"
+            changed = self.arithmetic(f"{step[1] or step[4]} {(step[2] or step[3])[0]}= 1")
+            return changed if changed is None or not step[2] else changed + (-1 if step[2] == "++" else 1)
         if (assignment := re.fullmatch(r"([A-Za-z_]\w*)\s*([-+*/%]?)=(?!=)(.*)", text, re.DOTALL)) is not None:
             name, sign, right = assignment.groups()
             value = self.arithmetic(f"{name}{sign}({right})" if sign else right)
@@ -369,7 +375,7 @@ class ShellVariables:
             return value
         text = re.sub(r"!(?!=)", " not ", text.replace("&&", " and ").replace("||", " or "))
         text = re.sub(r"^([^?:]*)\?([^?:]*):([^?:]*)$", r"(\2) if (\1) else (\3)", text)
-        if is_open(text) or len(text) > 500:
+        if is_open(text) or "#" in text or len(text) > 500:  # `16#ff`
             return None
         try:
             return self._evaluated(ast.parse(text.strip() or "0", mode="eval").body)

@@ -165,6 +165,8 @@ def test_what_names_a_torchtitan_recipe_is_no_setting(tmp_path: Path) -> None:
         ('if [ -z "$1" ]; then A=4; else A=$1; fi', {"--a": 4}, {}),
         ("A=1\nwhile [ $# -gt 0 ]; do A=$1; shift; done", {}, {"--a": "a branch"}),
         ("A=$(nproc)", {}, {"--a": "a command"}),
+        ("A='1 '$(options)", {"--a": 1}, {"$(a command)": "further options"}),
+        ("set -- -t 4 x\ngetopts t: o\nshift $((OPTIND-1))\nA=$1", {}, {"--a": "a command"}),
         ("A=$(($2 * 4))", {}, {"--a": "$2"}),
         ("A=${M%%-*}", {}, {"--a": "$M"}),
         ("declare -A T=([x]=1 [y]=2)\nA=${T[$1]}", {}, {"--a": "a branch"}),

@@ -68,6 +68,35 @@ SCRIPTS = {
         "until [ $i -le 1 ]; do ((i--)); done\n"
         "torchrun train.py $A --i $i"
     ),
+    "ends of outer loops": (
+        "for i in 1 2; do for j in 1 2 3; do [ $j = 2 ] && continue 2; A=$A$i$j; done; done\n"
+        "for i in 1 2; do for j in 1 2 3; do [ $j = 2 ] && break 2; B=$B$i$j; done; done\n"
+        "torchrun train.py --a $A --b $B"
+    ),
+    "results of functions": (
+        "f() { return 0; }\ng() { return 1; }\nh() { false; return; }\n"
+        "if f; then A=1; fi\nif g; then B=1; else B=2; fi\nh || C=3\nf && D=4\n"
+        "torchrun train.py --a $A --b $B --c $C --d $D"
+    ),
+    "parts of arguments": (
+        'run() { local name=$1 rest=("${@:3}"); torchrun train.py --name $name "${rest[@]}" --all "${*:2}" --o "${@:2:1}"; }\n'
+        "run big 4 --more 1 --less"
+    ),
+    "elements of arrays": (
+        'A=(--x 1 --name "a b" [9]=--z)\nunset \'A[1]\'\nB="${A[*]:0:1}"\ntorchrun train.py "${A[@]}" --b \'\'$B --l ${#A[@]}'
+    ),
+    "separators": "IFS=:\nP=x:y\nset -- $P\nunset IFS\nQ='a b'\ntorchrun train.py --a $1 --b $2 --c $Q",
+    "a here-document as a variable": (
+        "X=2\nread -r -d '' A <<END || true\n--a 1\n--b $X\nEND\nB=$(cat <<'END'\n--c $X\nEND\n)\ntorchrun train.py $A $B --d"
+    ),
+    "a job's template": (
+        "#SBATCH --nodes=2\nset -euo pipefail\ntrap 'A=9' ERR\nN=(a b)\n: \"${M:=4}\"\ndeclare -r TP=2\nreadonly PP=4\nG=8\n"
+        'W=$(( ${#N[@]} * G ))\nB=$((M * W / (TP*PP)))\nL="torchrun --nproc_per_node=$G --nnodes=${#N[@]}"\n'
+        'C="train.py --tp $TP --pp $PP --mbs ${M:?} --gbs $B"\nsrun -l bash -c "$L $C --host ${N[0]}"'
+    ),
+    "counting": (
+        "N=4\nA=$((N++))\nB=$((--N))\nC=$((N--))\n(( N += 2 )) || true\ntorchrun train.py --a $A --b $B --c $C --n $N"
+    ),
     "ends of loops": (
         "f() { for i in 1 2; do R=$i; if [ $i = 1 ]; then return; fi; done; }\nf\n"
         "for i in 1 2 3; do if [ $i = 2 ]; then continue; fi; A=$A$i; done\n"
