@@ -19,7 +19,7 @@ from autotune.frameworks.hjson import SPACE, HjsonReader
 from search_spaces.errors import KnobValueError
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, check_value, parse_value, value_text
-from search_spaces.models.huggingface import model_preset_names, resolve_model
+from search_spaces.models.huggingface import known_model, model_preset_names
 from search_spaces.models.model import ModelSpec
 from search_spaces.preset_files import plain_name
 
@@ -258,7 +258,7 @@ FURTHER = re.compile(
 
 
 def model_named(text: str) -> ModelSpec | None:
-    """The model that a Hugging Face id, a flavour or a recipe's name means; None: no preset has it."""
+    """The model that a flavour, a recipe's name or a Hugging Face id means, by names alone; None: it is unknown."""
     words = plain_name(text.rsplit("/", 1)[-1])
     for prefix in ("meta", "nvidia"):
         words = words.removeprefix(prefix)
@@ -268,7 +268,7 @@ def model_named(text: str) -> ModelSpec | None:
         for name in names
         if words.startswith(name) and FURTHER.fullmatch(words[len(name) :]) and _has_sizes(text.lower(), names[name])
     ]
-    return resolve_model(names[max(fitting, key=len)]) if fitting else None
+    return known_model(names[max(fitting, key=len)] if fitting else text)
 
 
 def _has_sizes(text: str, preset: str) -> bool:

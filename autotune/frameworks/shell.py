@@ -166,7 +166,7 @@ class _ScriptRun:
         """Words of the command that runs this text."""
         self._truth: bool | None = True
         """Whether the last command succeeds; None: not known."""
-        self._truth_before = self._truth
+        self._truth_before: bool | None = True
         """The same of the command before a simple one, while that is carried out."""
         self._empty = ""
         """The variable that the last test asked about, if it was whether it is empty."""

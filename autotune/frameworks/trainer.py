@@ -18,7 +18,7 @@ from search_spaces.errors import ModelFormatError, SearchSpaceError
 from search_spaces.kernels import LIGER
 from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
-from search_spaces.models.huggingface import known_model, read_model_config, resolve_model
+from search_spaces.models.huggingface import read_model_config, resolve_model
 from search_spaces.models.model import ModelSpec
 
 ATTENTION: Mapping[str, str] = {
@@ -87,7 +87,7 @@ def _model(table: TrainerTable) -> ModelSpec | None:
     if name and not Path(name).is_absolute() and ".." not in name and "~" not in name:
         try:
             if reads_one_file():
-                model = model_named(name) or known_model(name)
+                model = model_named(name)
             else:
                 model = read_model_config(beside) if beside.is_file() else model_named(name)
                 if model is None and not Path(name).exists():
