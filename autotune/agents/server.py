@@ -23,6 +23,7 @@ from autotune.client.fields import is_path
 from autotune.client.transport import one_line
 from autotune.errors import AutotuneError, RequestError
 from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.imported import one_file
 from autotune.frameworks.read import named, read_written
 from autotune.prediction.planning.question import cluster_of
 from autotune.recipes.lint import checked_version, document, lint
@@ -112,7 +113,7 @@ def checked_recipe(text: str, format_name: str, language: str, around: Surroundi
         raise RequestError("recipe", "is not a text", "give it as Unicode") from None
     if len(written) > MOST_RECIPE_BYTES:
         raise RequestError("recipe", f"is longer than {MOST_RECIPE_BYTES:,} bytes", "give one recipe")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, one_file():
         path = Path(folder) / f"recipe.{language}"
         path.write_bytes(written)
         try:

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,9 +30,8 @@ from autotune.frameworks.accelerate import (
     named_file,
 )
 from autotune.frameworks.deepspeed_checks import findings, version_of
-from autotune.frameworks.deepspeed_sections import SWITCHES
 from autotune.frameworks.framework import Check, Framework, LintCase, Settings, unknown
-from autotune.frameworks.imported import Imported, flat, nested
+from autotune.frameworks.imported import SWITCHES, Imported, flat, nested, switch_of
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
@@ -78,7 +77,7 @@ def _without_file(case: LintCase) -> bool:
     return _kind(case) == "DEEPSPEED" and not case.get(FILE)
 
 
-WORDS: tuple[tuple[str, str, tuple[str, ...], Callable[[LintCase], bool]], ...] = (
+WORDS: tuple[tuple[str, str, Collection[str], Callable[[LintCase], bool]], ...] = (
     ("environment", "compute_environment", ("LOCAL_MACHINE", SAGEMAKER), lambda _: True),
     ("type", "distributed_type", (
         "NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU", "MULTI_HPU",
@@ -130,7 +129,7 @@ def _findings(case: LintCase) -> Iterator[Finding]:
         unstated = value is None and key in NULL_COUNTS_AS_UNSTATED
         if key not in case.imported.settings or unstated or not holds(case) or (rule == "type" and not isinstance(value, str)):
             continue
-        text = str(value).lower() if words[0].islower() or words is SWITCHES else str(value)
+        text = str(value).lower() if next(iter(words)).islower() else str(value)
         if value is False and key == "mixed_precision":  # YAML's reading of no
             yield _refused(rule, key, "YAML reads no as false, which Accelerate does not take", "write 'no' in quotes")
         elif text not in words:
@@ -231,7 +230,7 @@ def _beside_file(case: LintCase) -> list[str]:
 
 
 def _reshard_word(case: LintCase) -> bool:
-    return str(case.imported.settings.get(RESHARD, "true")).lower() not in ("true", "false", "1", "0", "yes", "no")
+    return switch_of(case.imported.settings.get(RESHARD, True)) is None
 
 
 def _of_version_1(name: str) -> Check:

@@ -11,11 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autotune.frameworks.imported import switch_of
 from search_spaces.finding import Effect, Finding
 
 Version = tuple[int, ...]
-SWITCHES = ("true", "false", "1", "0", "on", "off", "yes", "no", "y", "n", "t", "f")
-"""Texts that pydantic takes for a switch, in any case."""
 COMPARISONS = {">=": float.__ge__, ">": float.__gt__, "<=": float.__le__, "<": float.__lt__}
 TABLE_VERSION = (0, 19, 8)
 """The version that the table of sections is of."""
@@ -66,7 +65,7 @@ def _takes(kind: str, value: Any) -> bool:
             number = _number("int", value) if words[0].isdigit() else None
             return (f"{number:.0f}" if number is not None else value) in words
         case "bool":
-            return value in (0, 1) if isinstance(value, int | float) else isinstance(value, str) and value.lower() in SWITCHES
+            return value in (0, 1) if isinstance(value, int | float) else switch_of(value) is not None
         case "int" | "float":
             number = _number(name, value)
             bounds = re.findall(r"([<>]=?) (\S+)", rest)

@@ -4,6 +4,8 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -68,6 +70,17 @@ class Imported:
     def noted(self, *lines: str) -> "Imported":
         """The same with further notes."""
         return replace(self, notes=(*self.notes, *lines)) if lines else self
+
+
+SWITCHES: Mapping[str, bool] = {
+    **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True), **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
+}  # fmt: skip
+"""Words of a switch, in any case: of YAML, of pydantic, and of transformers' and Accelerate's `string_to_bool`."""
+
+
+def switch_of(value: object) -> bool | None:
+    """Whether a switch is on; None: the value is no switch."""
+    return SWITCHES.get(str(value).lower())
 
 
 class FlatTable:
@@ -135,10 +148,8 @@ class FlatTable:
             RequestError: the value is something else.
         """
         value = self.take(key)
-        if value is None or isinstance(value, bool):
-            return value
-        if str(value).lower() in ("true", "false"):
-            return str(value).lower() == "true"
+        if value is None or (switch := switch_of(value)) is not None:
+            return None if value is None else switch
         raise RequestError(key, f"{value!r} in {self.source} is not a boolean", "give true or false")
 
     def choice(self, key: str, meanings: Mapping[str, Value]) -> Value | None:
@@ -289,6 +300,40 @@ REMEDY = (
 )
 MOST_VALUES, DEEPEST = 100_000, 100
 """Values of a file, and tables within tables. A file that refers to its own parts stands for more than fit into memory."""
+
+
+_ONE_FILE: ContextVar[bool] = ContextVar("one_file", default=False)
+
+
+@contextmanager
+def one_file() -> Iterator[None]:
+    """Read recipes of strangers: within, no file is opened or looked for beside the recipe itself."""
+    token = _ONE_FILE.set(True)
+    try:
+        yield
+    finally:
+        _ONE_FILE.reset(token)
+
+
+def reads_one_file() -> bool:
+    """Whether this is within `one_file`."""
+    return _ONE_FILE.get()
+
+
+def named_file(recipe: Path, name: str) -> Path | None:
+    """The file that a recipe names: in its folder, in one above it, as repositories have it, or in the working directory.
+
+    Returns: None if it is not there.
+
+    Raises:
+        RequestError: no other file is read here (`one_file`).
+    """
+    if reads_one_file():
+        raise RequestError("recipe", "names another file, and no file is read here", "give the settings of that file instead")
+    try:
+        return next((file for folder in (*recipe.absolute().parents, Path()) if (file := folder / name).is_file()), None)
+    except (OSError, ValueError):  # no name of a file
+        return None
 
 
 def read_text(path: Path) -> str:

@@ -126,17 +126,20 @@ def origins(case: LintCase, places: Mapping[str, str], version: str) -> dict[str
     def stated(key: str, option: str = "") -> Origin:
         return Origin(Source.STATED, option or places.get(key, case.source))
 
-    values: dict[str, Origin] = {}
-    for name in imported.knobs:
-        key = case.key_of(name)
-        values[name] = stated(key) if key in places else Origin(Source.FRAMEWORK, f"{case.framework.title} {version}".strip())
+    default = Origin(Source.FRAMEWORK, f"{case.framework.title} {version}".strip())
+    values = {name: stated(key) if (key := case.key_of(name)) in places else default for name in imported.knobs}
     values |= {name: stated("", "--assume") for name in around.knobs if name not in imported.knobs}
+    values |= {name: Origin(Source.DERIVED, "the model") for name in case.of_model}
     if case.model is not None:
-        values["model"] = stated("", "--model" if around.model else "")
+        values["model"] = stated(case.key_of("model"), "--model" if around.model else "")
     if case.ranks is not None:
         values["ranks"] = stated("", "--ranks" if around.ranks else "--cluster" if around.cluster else "")
     if case.tokens is not None:
-        values["sequence_length"] = stated("", "--sequence-length" if around.sequence_length else "")
+        # A reader by fields remembers the key of each that the file states.
+        fields = {option.field for option in case.framework.options}
+        by_default = "sequence_length" in fields - imported.keys.keys() and not around.sequence_length
+        length = stated(case.key_of("sequence_length"), "--sequence-length" if around.sequence_length else "")
+        values["sequence_length"] = default if by_default else length
     if around.global_batch_size is not None or case.key_of(BATCH) in places:
         values[BATCH] = stated(case.key_of(BATCH), "--global-batch-size" if around.global_batch_size else "")
     elif case.batch is not None:
