@@ -221,8 +221,8 @@ CHECKS = (
 
 def _unknown_fields(case: LintCase) -> Iterator[Finding]:
     """Axolotl leaves settings unread that neither it nor its plug-ins have; of plug-ins of others nothing is known."""
-    plugins = case.get("plugins") or ()
-    if all(str(name).startswith("axolotl.") for name in plugins):
+    plugins = case.get("plugins") or []
+    if isinstance(plugins, list) and all(str(name).startswith("axolotl.") for name in plugins):
         yield from unknown_fields(case, fields_of("axolotl"), Effect.IGNORED)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.frameworks.framework import Option
-from autotune.frameworks.imported import AUTO, FlatTable, flat, read_table, switch_of
+from autotune.frameworks.imported import AUTO, FlatTable, flat, named_file, read_table, switch_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,9 +122,8 @@ class TrainerTable(FlatTable):
 
         If it is not there, its name may still say how it divides the states, which is assumed then; else nothing is predicted.
         """
-        for folder in self.path.absolute().parents:
-            if (folder / name).is_file():
-                return folder / name
+        if (file := named_file(self.path, name)) is not None:
+            return file
         word = re.search(r"(?:zero|stage|ds_z)_?-?([0-3])|(fsdp)|ddp|multi_gpu", name.lower())
         if word is None:
             self.unpredicted(key, f"{name} is not beside {self.source}", "put it where the recipe names it")
