@@ -13,9 +13,9 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.frameworks.deepspeed import EITHER, OPTIONS, from_deepspeed
-from autotune.frameworks.deepspeed_sections import section_at, section_findings, unknown_keys, version_numbers
+from autotune.frameworks.deepspeed_sections import converted, section_at, section_findings, unknown_keys, version_numbers
 from autotune.frameworks.framework import Framework, LintCase, Settings
-from autotune.frameworks.imported import Imported, flat, nested
+from autotune.frameworks.imported import AUTO, Imported, flat, nested
 from executor.engines.deepspeed.capability import installed_version
 from search_spaces.deepspeed import KEYS
 from search_spaces.finding import Effect, Finding
@@ -29,7 +29,7 @@ def findings(config: Config, version: str, world_size: int | None = None) -> lis
 
     `world_size`: ranks of the run; None: checks that depend on it are skipped.
     """
-    numbers = version_numbers(version)
+    numbers, config = version_numbers(version), converted(config)
     rules = (_removed_keys, _sections, _batch, _words, _types, _stage, _offload, _tensor, _dead_keys)
     rule_findings = [*unknown_keys(config, REMOVED), *section_findings(config, numbers, REMOVED)]
     rule_findings += [finding for rule in rules for finding in rule(config, numbers)]
@@ -143,7 +143,7 @@ def _words(config: Config, version: tuple[int, ...]) -> Iterator[Finding]:
 
 
 def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
-    zero, fp16, bf16 = (section_at(config, name) for name in ("zero_optimization", "fp16", "bf16"))
+    zero, fp16, bf16 = (section_at(config, name) for name in ("zero_optimization", "fp16", _bf16(config)))
     stage = zero.get("stage", 0)
     if bf16.get("enabled") is True and fp16.get("enabled") is True:
         yield _refused("two-precisions", "fp16.enabled", "bf16 and fp16 exclude each other", "enable one of them")
@@ -155,6 +155,7 @@ def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
         path = "zero_optimization.allgather_bucket_size"
         yield _make("odd-bucket", path, Effect.FAILS, "it must be even, though it is never read", "leave it out")
     for section, key in NEED_ZERO:
+        section = _bf16(config) if section == "bf16" else section
         if section_at(config, section).get(key) is True and stage not in (1, 2, 3):
             yield _refused("master-stage", f"{section}.{key}", "it needs ZeRO", "set zero_optimization.stage to 1, 2 or 3")
     if bf16.get("bf16_optimizer_states") is True and bf16.get("bf16_master_weights_and_grads") is not True:
@@ -178,9 +179,12 @@ def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
 def _sections(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
     """Sections that are not objects."""
     for path in SECTIONS:
-        value = config.get(path, {})
+        outer, _, name = path.rpartition(".")
+        value = (section_at(config, outer) if outer else config).get(name, {})
         as_flag = path == "zero_optimization" and isinstance(value, bool)
-        if not (isinstance(value, Mapping) or as_flag or (value is None and path in ("aio", "bf16", "checkpoint"))):
+        unstated = (value is None and path in ("aio", "bf16")) or (value == AUTO and path in MONITORS)
+        unread = (path == "bfloat16" and config.get("bf16") is not None) or (path == "expert_parallel" and not value)
+        if not (isinstance(value, Mapping) or as_flag or unstated or unread):
             problem = f"{json.dumps(value, default=str)} is not an object"
             yield _refused("section-type", path, problem, 'write its keys, as in {"enabled": true}')
     for path, kinds in SCALARS.items():
@@ -267,6 +271,11 @@ def _batch_of_ranks(config: Config, world_size: int) -> Iterator[Finding]:
         yield _refused("batch-product", "train_batch_size", problem, remedy)
 
 
+def _bf16(config: Config) -> str:
+    """The section that DeepSpeed reads of bf16's two spellings."""
+    return "bfloat16" if config.get("bf16") is None else "bf16"
+
+
 def _device(config: Config, name: str) -> str:
     return str(section_at(config, f"zero_optimization.{name}").get("device", "none"))
 
@@ -288,10 +297,12 @@ SECTIONS = (
     "optimizer", "scheduler", "zero_optimization", "bf16", "fp16", "tensor_parallel", "comms_logger", "hybrid_engine",
     "compile", "weight_quantization", "tensorboard", "wandb", "csv_monitor", "comet", "activation_checkpointing",
     "flops_profiler", "autotuning", "pipeline", "data_efficiency", "checkpoint", "data_types", "aio", "torch_autocast",
-    "timers",
+    "timers", "timers.throughput", "bfloat16", "expert_parallel",
 )  # fmt: skip
+MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
 SCALARS: Mapping[str, tuple[type, ...]] = {
-    "wall_clock_breakdown": (int,), "optimizer.type": (str, type(None)), "optimizer.params": (Mapping, type(None)),
+    "wall_clock_breakdown": (int,), "flops_profiler.enabled": (int,), "data_types.keep_in_fp32_modules": (list,),
+    "optimizer.type": (str, type(None)), "optimizer.params": (Mapping, type(None)),
 }  # fmt: skip
 """Settings outside the closed sections whose values DeepSpeed uses while it reads the configuration -> their types."""
 DTYPE_KEYS = ("communication_data_type", "seq_parallel_communication_data_type")

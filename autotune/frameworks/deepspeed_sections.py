@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from autotune.frameworks.imported import switch_of
+from autotune.frameworks.imported import AUTO, flat, nested, switch_of
 from search_spaces.finding import Effect, Finding
 
 Version = tuple[int, ...]
@@ -37,6 +37,15 @@ class SectionKey:
     def takes(self, value: Any) -> bool:
         """Whether DeepSpeed takes the value: its models convert what has the same meaning (pydantic's lax mode)."""
         return any(_takes(kind, value) for kind in self.kinds)
+
+    def converted(self, value: Any) -> Any:
+        """The value as DeepSpeed's models convert it: a text that is a switch or a number."""
+        if not isinstance(value, str | int | float) or value == AUTO or "text" in self.kinds or not self.takes(value):
+            return value
+        if "bool" in self.kinds or isinstance(value, bool):  # its validators refuse a switch for a number
+            return value if isinstance(value, bool) else bool(switch_of(f"{value:g}" if isinstance(value, float) else value))
+        number = _number("float", value)
+        return value if number is None else int(number) if number.is_integer() else number
 
     @property
     def words(self) -> str:
@@ -89,6 +98,16 @@ def section_keys() -> Mapping[str, Mapping[str, SectionKey]]:
     """Section -> its keys, with dots between a section and the one in it."""
     text = Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
     return {path: {key: _key(words) for key, words in keys.items()} for path, keys in tomllib.loads(text).items()}
+
+
+def converted(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration with the values of its sections as DeepSpeed's models convert them."""
+    sections, settings = section_keys(), dict(flat(config))
+    for setting, value in settings.items():
+        section, _, name = setting.rpartition(".")
+        if (key := sections.get(section, {}).get(name)) is not None:
+            settings[setting] = key.converted(value)
+    return nested(settings)
 
 
 def _key(text: str) -> SectionKey:
@@ -163,13 +182,19 @@ def section_findings(config: Mapping[str, Any], version: Version, gone: Mapping[
             elif version < key.since and value != "auto":
                 first = ".".join(map(str, key.since))
                 yield _finding("later-key", setting, f"the key came with {first}", f"leave it out, or use {first}")
-            elif value != "auto" and not key.takes(value):
+            elif value != AUTO and not key.takes(value) and not _leaves(setting, value):
                 rule = "section-type" if "section" in key.kinds else "value"
                 yield _finding(rule, setting, f"{_text(value)} is not {key.words or 'a value of JSON'}", _remedy(key))
             elif (today := _today(keys, name)) != name and value != "auto":
                 others = [other for other in section_at(config, path) if other != name and _today(keys, other) == today]
                 if others:
                     yield _finding("two-spellings", setting, f"it sets the same as {others[0]}", "leave it out")
+
+
+def _leaves(setting: str, value: Any) -> bool:
+    """Whether a value stands for a list of names of leaf modules, as text, or for the section of none."""
+    section = "zero_optimization.leaf_module"
+    return value is None if setting == section else isinstance(value, str) and setting.startswith(f"{section}.")
 
 
 def _today(keys: Mapping[str, SectionKey], name: str) -> str:
