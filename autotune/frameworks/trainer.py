@@ -67,7 +67,9 @@ def read_trainer(table: TrainerTable) -> Imported:
             table.unpredicted(key, "predictions do not have this method of training", "predict full or lora")
     noted = (key for key in table.program.noted if key in switched)
     unread = [f"{key}={_short(switched[key])}: changes memory or speed, and is not read" for key in noted]
-    defaults = {key: value for key, value in table.defaults_taken.items() if key not in table.settings and value is not False}
+    elsewhere = {option.key for option in table.program.options if option.knob in table.keys}  # by a section of FSDP
+    elsewhere |= set() if table.knobs.get("precision") == "fp32" else {key for key in ("bf16",) if not table.on(key)}
+    defaults = {key: value for key, value in table.defaults_taken.items() if key not in {*table.settings, *elsewhere}}
     taken = [f"{key}={value_text(value)}: default of {table.program.title}" for key, value in defaults.items()]
     table.drop(*table.settings)
     table.notes += unread + taken
@@ -143,6 +145,8 @@ def _adapters(table: TrainerTable) -> None:
 def _targets(table: TrainerTable) -> str:
     """Which matrices have adapters: those of attention, of the MLP, or both."""
     value = table.field("lora_targets")
+    if table.on("lora_all_linear"):
+        table.keys["lora_targets"] = table.keys["lora_all_linear"]
     if table.on("lora_all_linear") or str(value).strip("[]'\"").lower() in ("all", "all-linear", "all_linear"):
         return "both"
     called = set() if value is None else set(re.findall(r"[a-z]\w*", str(value)))  # of a list, or of a regular expression

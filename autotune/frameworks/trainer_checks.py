@@ -74,7 +74,7 @@ COMMAND = "launcher.command"
 """The command of TRL that a script starts, as a setting."""
 STARTED = "launcher.program"
 """The name of the program that a script starts, as a setting."""
-OF_TRL = ("dataset_mixture", "use_peft", "completion_only_loss", "assistant_only_loss", "dataset_text_field")
+OF_TRL = ("dataset_mixture", "use_peft", "completion_only_loss", "assistant_only_loss", "dataset_text_field", "packing")
 """Settings that TRL's commands have and the Trainer has not."""
 METHODS = re.compile(r"dpo|kto|grpo|rloo|orpo|cpo|ppo|gkd|nash|xpo|reward|rm(?=_|$)")
 """Names of methods in TRL's commands and in names of programs."""
@@ -249,7 +249,7 @@ def is_set(case: LintCase, key: str) -> bool:
     """Whether a setting has a value, or is a table."""
     inside = any(name.startswith(f"{key}.") for name in case.imported.settings)
     value = case.get(key)
-    return inside or (value not in (None, "", []) and switch_of(value) is not False)
+    return inside or (value not in (None, 0, "", []) and switch_of(value) is not False)
 
 
 def word(key: str) -> Check:

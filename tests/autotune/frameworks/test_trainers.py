@@ -112,6 +112,12 @@ def test_what_axolotl_refuses_is_refused_and_the_fix_is_accepted(changes: dict[s
     assert rule not in {after.rule for after in legality(case.changed(finding.fix))}
 
 
+def test_a_number_of_zero_is_not_set(tmp_path: Path) -> None:
+    recipe = {**AXOLOTL, "datasets": None, "pretraining_dataset": "own", "max_steps": 5}
+    for part, refusals in ((0.0, set()), ("0", set()), (0.1, {"pretraining-dataset-beside-val-set-size"})):
+        assert _refusals(_file(tmp_path, {**recipe, "val_set_size": part})) == refusals
+
+
 def test_groups_of_shards_that_fill_the_ranks_several_times_are_legal(tmp_path: Path) -> None:
     sharded = {**AXOLOTL, "fsdp_version": 2, "dp_shard_size": 3, "fsdp_config": {"offload_params": False}}
     assert "degrees-product" in _refusals(_file(tmp_path, sharded), "dgx-h100")
