@@ -13,7 +13,14 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.frameworks.deepspeed import EITHER, OPTIONS, from_deepspeed
-from autotune.frameworks.deepspeed_sections import converted, section_at, section_findings, unknown_keys, version_numbers
+from autotune.frameworks.deepspeed_sections import (
+    converted,
+    finding_of,
+    section_at,
+    section_findings,
+    unknown_keys,
+    version_numbers,
+)
 from autotune.frameworks.framework import Framework, LintCase, Settings
 from autotune.frameworks.imported import AUTO, Imported, flat, nested
 from executor.engines.deepspeed.capability import installed_version
@@ -42,7 +49,7 @@ def _removed_keys(config: Config, version: tuple[int, ...]) -> Iterator[Finding]
     for path, instead in REMOVED.items():
         section, _, key = path.rpartition(".")
         if key in (section_at(config, section) if section else config):
-            yield _refused("removed-key", path, "DeepSpeed has removed it", f"leave it out: {instead}")
+            yield finding_of("removed-key", path, "DeepSpeed has removed it", f"leave it out: {instead}")
     kind = section_at(config, "optimizer").get("type")
     if isinstance(kind, str) and kind.lower() in ("onebitadam", "zerooneadam", "onebitlamb"):
         yield _make("removed-key", "optimizer.type", Effect.FAILS, f"DeepSpeed has removed {kind}", "use AdamW or Lamb")
@@ -115,7 +122,7 @@ def _offload(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
     if isinstance(ratio, int | float) and ratio < 1.0:
         path = "zero_optimization.offload_optimizer.ratio"
         if zero.get("stage") != 3:
-            yield _refused("offload-ratio-stage", path, "only stage 3 offloads a part", "use stage 3, or leave it out")
+            yield finding_of("offload-ratio-stage", path, "only stage 3 offloads a part", "use stage 3, or leave it out")
         elif section_at(config, "optimizer.params").get("torch_adam"):
             problem = "only DeepSpeed's own Adam can offload a part"
             yield _make("offload-ratio-optimizer", path, Effect.FAILS, problem, "leave out torch_adam")
@@ -139,14 +146,14 @@ def _words(config: Config, version: tuple[int, ...]) -> Iterator[Finding]:
             words = ("fp16", "bfp16", "fp32")
         if not isinstance(table[key], str) or table[key].lower() not in words:
             problem = f"{json.dumps(table[key], default=str)} is not one of {', '.join(words)}"
-            yield _refused("word", path, problem, f"use {' or '.join(words)}")
+            yield finding_of("word", path, problem, f"use {' or '.join(words)}")
 
 
 def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
     zero, fp16, bf16 = (section_at(config, name) for name in ("zero_optimization", "fp16", _bf16(config)))
     stage = zero.get("stage", 0)
     if bf16.get("enabled") is True and fp16.get("enabled") is True:
-        yield _refused("two-precisions", "fp16.enabled", "bf16 and fp16 exclude each other", "enable one of them")
+        yield finding_of("two-precisions", "fp16.enabled", "bf16 and fp16 exclude each other", "enable one of them")
     if "max_grad_norm" in section_at(config, "optimizer.params"):
         problem = "an optimizer has no such parameter"
         yield _make("max-grad-norm", "optimizer.params.max_grad_norm", Effect.FAILS, problem, "set gradient_clipping")
@@ -157,23 +164,23 @@ def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
     for section, key in NEED_ZERO:
         section = _bf16(config) if section == "bf16" else section
         if section_at(config, section).get(key) is True and stage not in (1, 2, 3):
-            yield _refused("master-stage", f"{section}.{key}", "it needs ZeRO", "set zero_optimization.stage to 1, 2 or 3")
+            yield finding_of("master-stage", f"{section}.{key}", "it needs ZeRO", "set zero_optimization.stage to 1, 2 or 3")
     if bf16.get("bf16_optimizer_states") is True and bf16.get("bf16_master_weights_and_grads") is not True:
         problem = "it needs bf16_master_weights_and_grads"
-        yield _refused("bf16-states", "bf16.bf16_optimizer_states", problem, "set bf16_master_weights_and_grads to true")
+        yield finding_of("bf16-states", "bf16.bf16_optimizer_states", problem, "set bf16_master_weights_and_grads to true")
     if zero.get("compute_grad_norm") is False and stage not in (1, 2):
         path = "zero_optimization.compute_grad_norm"
-        yield _refused("norm-stage", path, "only stages 1 and 2 can leave the norm out", "leave it out")
+        yield finding_of("norm-stage", path, "only stages 1 and 2 can leave the norm out", "leave it out")
     if str(config.get("gradient_allreduce_op")).lower() == "sum" and (stage == 3 or zero.get("zenflow") is not None):
         problem = "stage 3 and ZenFlow take the mean only"
-        yield _refused("sum-stage", "gradient_allreduce_op", problem, "leave it out")
+        yield finding_of("sum-stage", "gradient_allreduce_op", problem, "leave it out")
     for key in ("loss_scale", "loss_scale_window", "min_loss_scale"):
         value = fp16.get(key, 1)
         least = 0 if key == "loss_scale" else 1
         dynamic = least == 0 or (fp16.get("enabled") is True and fp16.get("loss_scale", 0) == 0)
         if isinstance(value, bool) or (isinstance(value, int | float) and value < least and dynamic):
             problem = f"{json.dumps(value)} is not a number of at least {least}"
-            yield _refused("loss-scale", f"fp16.{key}", problem, f"give a number of at least {least}")
+            yield finding_of("loss-scale", f"fp16.{key}", problem, f"give a number of at least {least}")
 
 
 def _sections(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
@@ -186,13 +193,13 @@ def _sections(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
         unread = (path == "bfloat16" and config.get("bf16") is not None) or (path == "expert_parallel" and not value)
         if not (isinstance(value, Mapping) or as_flag or unstated or unread):
             problem = f"{json.dumps(value, default=str)} is not an object"
-            yield _refused("section-type", path, problem, 'write its keys, as in {"enabled": true}')
+            yield finding_of("section-type", path, problem, 'write its keys, as in {"enabled": true}')
     for path, kinds in SCALARS.items():
         section, _, key = path.rpartition(".")
         table = section_at(config, section) if section else config
         value = table.get(key, "auto") if key != "params" or table.get("type") is not None else "auto"
         if value != "auto" and not isinstance(value, kinds):
-            yield _refused("value", path, f"{json.dumps(value, default=str)} is of another type", "leave it out")
+            yield finding_of("value", path, f"{json.dumps(value, default=str)} is of another type", "leave it out")
 
 
 def _batch(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
@@ -200,13 +207,13 @@ def _batch(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
         value = config.get(name)
         if value not in (None, "auto") and not (isinstance(value, int | float) and value > 0):
             problem = f"{json.dumps(value, default=str)} is not a count"
-            yield _refused("batch-positive", name, problem, "give a whole number of at least 1")
+            yield finding_of("batch-positive", name, problem, "give a whole number of at least 1")
     if config.get(BATCH_SIZES[0]) is None and config.get(BATCH_SIZES[1]) is None:
-        yield _refused("batch-missing", BATCH_SIZES[0], "neither it nor the micro-batch is given", f"give {BATCH_SIZES[1]}")
+        yield finding_of("batch-missing", BATCH_SIZES[0], "neither it nor the micro-batch is given", f"give {BATCH_SIZES[1]}")
     divided = section_at(config, "tensor_parallel").get("autotp_size", 0)
     if isinstance(divided, int) and divided > 1 and all(isinstance(config.get(name), int) for name in BATCH_SIZES):
         problem = "with AutoTP DeepSpeed still counts every rank as a replica, and refuses the product of the three"
-        yield _refused("autotp-batch", BATCH_SIZES[0], problem, f"leave {BATCH_SIZES[0]} out")
+        yield finding_of("autotp-batch", BATCH_SIZES[0], problem, f"leave {BATCH_SIZES[0]} out")
 
 
 def _tensor(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
@@ -268,7 +275,7 @@ def _batch_of_ranks(config: Config, world_size: int) -> Iterator[Finding]:
         ranks = f"{replicas} ranks" if sharing == 1 else f"{replicas} replicas of {sharing} ranks"
         problem = f"{batch} is not {micro:g} samples x {steps:g} micro-batches x {ranks}"
         remedy = "give two of the three" if None not in sizes else "give a multiple of the replicas' samples"
-        yield _refused("batch-product", "train_batch_size", problem, remedy)
+        yield finding_of("batch-product", "train_batch_size", problem, remedy)
 
 
 def _bf16(config: Config) -> str:
@@ -282,10 +289,6 @@ def _device(config: Config, name: str) -> str:
 
 def _make(rule: str, key: str, effect: Effect, problem: str, remedy: str) -> Finding:
     return Finding(rule=rule, key=key, effect=effect, problem=problem, remedy=remedy)
-
-
-def _refused(rule: str, key: str, problem: str, remedy: str) -> Finding:
-    return _make(rule, key, Effect.REFUSED, problem, remedy)
 
 
 def _ignored(rule: str, key: str, problem: str, remedy: str) -> Finding:
@@ -373,7 +376,7 @@ def _findings_of_table(case: LintCase) -> list[Finding]:
 def repeated_keys(imported: Imported) -> Iterator[Finding]:
     """Keys that the file states twice, which DeepSpeed's reader refuses."""
     for key in imported.repeated:
-        yield _refused("repeated-key", key, "the file states it twice", "state it once")
+        yield finding_of("repeated-key", key, "the file states it twice", "state it once")
 
 
 def _fix(case: LintCase, finding: Finding) -> Settings:

@@ -223,7 +223,7 @@ class FlatTable:
         """Return the result, with a note for every key that was not read."""
         for key, value in self._unread.items():
             why = "its value is chosen when a run begins" if value == AUTO else "is not a knob; trials run without it"
-            self.notes.append(f"{key}={_text(value)}: {why}")
+            self.notes.append(f"{key}={short_text(value)}: {why}")
         knobs = {name: self.knobs[name] for name in KNOBS if name in self.knobs}
         assumed = {name: value for name, value in self.assumed.items() if name not in knobs}
         return Imported(
@@ -253,7 +253,8 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _text(value: object) -> str:
+def short_text(value: object) -> str:
+    """The value as text, cut after 60 characters."""
     text = value_text(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
 

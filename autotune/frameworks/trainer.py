@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import Stated
-from autotune.frameworks.imported import AUTO, Imported, model_named, named_file, reads_one_file, switch_of
+from autotune.frameworks.imported import AUTO, Imported, model_named, named_file, reads_one_file, short_text, switch_of
 from autotune.frameworks.peft import TRANSFORMERS
 from autotune.frameworks.trainer_sharding import read_sharding
 from autotune.frameworks.trainer_table import TrainerTable
@@ -66,7 +66,7 @@ def read_trainer(table: TrainerTable) -> Imported:
         if key in switched:
             table.unpredicted(key, "predictions do not have this method of training", "predict full or lora")
     noted = (key for key in table.program.noted if key in switched)
-    unread = [f"{key}={_short(switched[key])}: changes memory or speed, and is not read" for key in noted]
+    unread = [f"{key}={short_text(switched[key])}: changes memory or speed, and is not read" for key in noted]
     elsewhere = {option.key for option in table.program.options if option.knob in table.keys}  # by a section of FSDP
     elsewhere |= set() if table.knobs.get("precision") == "fp32" else {key for key in ("bf16",) if not table.on(key)}
     defaults = {key: value for key, value in table.defaults_taken.items() if key not in {*table.settings, *elsewhere}}
@@ -77,11 +77,6 @@ def read_trainer(table: TrainerTable) -> Imported:
         model=model, ranks=ranks, samples_per_rank=micro * steps, sequence_length=length,
         hyperparameters=hyperparameters, unreadable=table.problem,
     )  # fmt: skip
-
-
-def _short(value: Any) -> str:
-    text = value_text(value)
-    return text if len(text) <= 40 else f"{text[:37]}…"
 
 
 def _model(table: TrainerTable) -> ModelSpec | None:
@@ -160,7 +155,7 @@ def _targets(table: TrainerTable) -> str:
         key, left_out = table.keys["lora_targets"], ", ".join(sorted({"k_proj", "o_proj"} - called))
         table.notes.append(f"{key}: predicted with adapters of all matrices of attention, {left_out} too")
     if called and not attention and not mlp:
-        table.notes.append(f"{table.keys['lora_targets']}={_short(value)}: not among known names; predicted as attention's")
+        table.notes.append(f"{table.keys['lora_targets']}={short_text(value)}: not among known names; predicted as attention's")
     return "both" if attention and mlp else "mlp" if mlp else "attention"
 
 

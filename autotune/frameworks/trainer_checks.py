@@ -1,6 +1,5 @@
 """What the Trainer and TRL do with the settings of a recipe, and what all programs that train with the Trainer share."""
 
-import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -257,7 +256,7 @@ def word(key: str) -> Check:
 
     def unknown_word(case: LintCase) -> str | None:
         words, value = _classes()["words"][key].split(), str(case.get(key, "")).lower()
-        close = difflib.get_close_matches(value, words, n=1)
+        close = closest(value, tuple(words), 0.6)
         meant = f"; did you mean {close[0]}?" if close else ""
         # YAML reads `no` as false. An optimizer may have its arguments beside it, as in `torchao:…`.
         is_known = value in ("", "false", *words) or (key == "optim" and ":" in value)
