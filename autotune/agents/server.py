@@ -117,9 +117,7 @@ def checked_recipe(text: str, format_name: str, language: str, around: Surroundi
         path = Path(folder) / f"recipe.{language}"
         path.write_bytes(written)
         try:
-            linted = [
-                lint(recipe, around) for recipe in read_written(path, "" if format_name == "auto" else format_name, alone=True)
-            ]
+            linted = [lint(recipe, around) for recipe in read_written(path, "" if format_name == "auto" else format_name)]
         except RequestError as error:
             field = named(error, "recipe").field
             raise RequestError(field, error.problem.replace(str(path), "it"), error.remedy) from error

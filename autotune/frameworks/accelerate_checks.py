@@ -27,12 +27,11 @@ from autotune.frameworks.accelerate import (
     fsdp,
     megatron,
     mesh,
-    named_file,
 )
 from autotune.frameworks.deepspeed_checks import findings, version_of
 from autotune.frameworks.deepspeed_sections import finding_of
 from autotune.frameworks.framework import Check, Framework, LintCase, Settings, unknown
-from autotune.frameworks.imported import SWITCHES, Imported, flat, nested, switch_of
+from autotune.frameworks.imported import SWITCHES, Imported, flat, named_file, nested, switch_of
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
@@ -154,7 +153,7 @@ def _deepspeed_file(case: LintCase, inner: Imported) -> Iterator[Finding]:
         problem, remedy = f"{name} has no zero_optimization, which Accelerate asks for", "name a stage there"
         yield finding_of("file-without-zero", FILE, problem, remedy)
     try:
-        json.loads(named_file(Path(case.source), name).read_text(encoding="utf-8"))
+        json.loads((named_file(Path(case.source), name) or Path(name)).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         problem = f"{name} has comments or other marks, and Accelerate reads plain JSON"
         yield finding_of("plain-json", FILE, problem, "write it as plain JSON")

@@ -113,7 +113,7 @@ class FlatTable:
         value = self.take(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf or value != int(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < 2**63 or value != int(value):
             raise RequestError(key, f"{value!r} in {self.source} is not a whole number", "give a whole number of at least 1")
         return int(value)
 
@@ -134,7 +134,7 @@ class FlatTable:
                 continue
             try:
                 number = math.nan if isinstance(value, bool) else float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 number = math.nan
             if not 0 <= number < math.inf:
                 raise RequestError(key, f"{value!r} in {self.source} is not a valid number", "give a number of at least 0")
@@ -330,7 +330,9 @@ def named_file(recipe: Path, name: str) -> Path | None:
         RequestError: no other file is read here (`one_file`).
     """
     if reads_one_file():
-        raise RequestError("recipe", "names another file, and no file is read here", "give the settings of that file instead")
+        raise RequestError(
+            "from", "the recipe names another file, and no file is read here", "give the settings of that file instead"
+        )
     try:
         return next((file for folder in (*recipe.absolute().parents, Path()) if (file := folder / name).is_file()), None)
     except (OSError, ValueError):  # no name of a file

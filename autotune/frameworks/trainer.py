@@ -8,7 +8,6 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.errors import RequestError
 from autotune.frameworks.best_config import Stated
 from autotune.frameworks.imported import AUTO, Imported, model_named, named_file, reads_one_file, short_text, switch_of
 from autotune.frameworks.peft import TRANSFORMERS
@@ -80,16 +79,12 @@ def read_trainer(table: TrainerTable) -> Imported:
 
 
 def _model(table: TrainerTable) -> ModelSpec | None:
-    """The model of a config.json beside the recipe, else the known one, or the one in the hub's cache, of that name.
-
-    Raises:
-        RequestError: it is a path, and no file but the recipe is read here.
-    """
+    """The model of a config.json beside the recipe, else the known one, or the one in the hub's cache, of that name."""
     name = str(table.field("model") or "")
     is_id = re.fullmatch(r"(?=.{1,96}$)([\w-][\w.-]*/)?[\w-][\w.-]*(?<!\.json)", name) is not None
-    if name and not is_id and reads_one_file():
-        raise RequestError(table.keys["model"], f"{name!r} is a path, and no file is read here", "give a model's id")
     model, problem = None, "the shape of this model is not known here"
+    if reads_one_file() and not is_id:
+        problem = "it is a path, and no file is read here"
     beside = named_file(table.path, f"{name}/config.json") if name and not reads_one_file() else None
     try:
         model = read_model_config(beside) if beside else known_model(name)

@@ -286,8 +286,9 @@ OF_EVERY_TRAINER = (
             and any(case.on(f"fsdp_config.{name}activation_checkpointing") for name in ("", "fsdp_")),
             {"gradient_checkpointing": False}),
     exclude("deepspeed", "fsdp"),
-    *(Check(name="cpus", key=key, effect=Effect.CHANGED, problem="the program trains on CPUs, not on the cluster's GPUs",
-            remedy="leave it out", fix={key: None}, holds=_on_gpus(key)) for key in ("use_cpu", "no_cuda")),
+    *(Check(name=key.replace("_", "-"), key=key, effect=Effect.CHANGED, remedy="leave it out", fix={key: None},
+            problem="the program trains on CPUs, not on the cluster's GPUs", holds=_on_gpus(key))
+      for key in ("use_cpu", "no_cuda")),
 )  # fmt: skip
 """What transformers' TrainingArguments and Trainer raise for, that users meet."""
 

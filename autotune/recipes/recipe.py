@@ -254,9 +254,13 @@ def recipe_of(name: str, around: Surroundings, find_job: Callable[[str], Mapping
     """
     file, _, function = name.partition(".py:")
     path = Path(f"{file}.py" if function else name)
-    if not path.exists() and not path.suffix and "/" not in name:
+    try:
+        is_there = path.exists()
+    except OSError:  # a longer name than a file's
+        is_there = False
+    if not is_there and not path.suffix and "/" not in name:
         return _of_document(find_job(name), f"job {name}", around)
-    if path.suffix == ".json" and path.exists() and read_table(path).keys() >= BEST_CONFIG_KEYS:
+    if path.suffix == ".json" and is_there and read_table(path).keys() >= BEST_CONFIG_KEYS:
         return _of_document(read_table(path), path.name, around)
     recipes = [
         recipe
