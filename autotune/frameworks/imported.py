@@ -242,14 +242,16 @@ def flat(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of flat keys."""
+    """The tables of flat keys. What is set within a setting that is no table replaces it."""
     content: dict[str, Any] = {}
     for key, value in settings.items():
         *tables, name = key.split(".")
         node = content
         for table in tables:
-            node = node.setdefault(table, {})
-        node[name] = value
+            if not isinstance(node.get(table), dict):
+                node[table] = {}
+            node = node[table]
+        node[name] = {} if value == {} else value
     return content
 
 

@@ -198,6 +198,9 @@ class _MegatronReading:
             table.set("shared_expert_overlap", True, key("moe_shared_expert_overlap"))
         lengths = [table.whole(f"dataset.{name}") for name in ("seq_length", "sequence_length")] if bridge else []
         model, tokens = self._model(), self.whole("seq_length") or next(filter(None, lengths), None)
+        lengths_of = (key("seq_length"), "dataset.seq_length", "dataset.sequence_length")
+        if tokens is not None:
+            table.keys["sequence_length"] = next(key for key in lengths_of if table.settings.get(key) is not None)
         if pipeline > 1:
             self._pipeline(model, pipeline)
         self._states()

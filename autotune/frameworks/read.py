@@ -46,6 +46,8 @@ FORMATS = tuple(FRAMEWORKS)
 MOST_HINTED = 500_000
 """Characters of a file whose suffix names no table; a longer one is a script or a log."""
 TABLES = (".json", ".yaml", ".yml", ".toml")
+OFF = re.compile(r"(^|\.)no_(?=\w+$)")
+"""Before a switch of tyro that is off."""
 DEGREES = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--sequence-parallel")
 """Options of Megatron-LM that a file with none of the degrees leaves to the script that launches it."""
 
@@ -309,7 +311,7 @@ def _script(path: Path, format_name: str, beside: Path, stated: Mapping[str, str
             table_settings = {key: value for key, value in settings.items() if not key.startswith("--")}
             base = _base(path, tables)  # takes its own options out of `tables`, so it comes first
             switched = {  # by tyro's switches: `--compile.no_enable` means `compile.enable = false`
-                key.replace(".no_", "."): False if ".no_" in key and value is True else value for key, value in tables.items()
+                OFF.sub(r"\1", key): False if OFF.search(key) and value is True else value for key, value in tables.items()
             }
             content = {**base, **switched, **table_settings}
             undecided = {_tyro(key): by for key, by in undecided.items()}
@@ -345,7 +347,6 @@ def _override(text: str) -> Any:
 def _base(path: Path, tables: dict[str, Any]) -> dict[str, Any]:
     """The TOML file that torchtitan's options name, if it is there: options override it."""
     name, recipe = tables.pop("job.config_file", None), tables.pop("config", None)
-    tables.pop("module", None)
     if name is not None and (file := named_file(path, str(name))) is not None:
         return dict(flat(read_table(file)))
     return {} if recipe is None else {"recipe": recipe}

@@ -280,13 +280,15 @@ def from_torchtitan(content: Mapping[str, Any], source: str) -> Imported:
     if pipeline > 1:
         _read_pipeline(table, model, pipeline)
     _computation(table)
-    batch = table.take(GLOBAL)
+    batch, tokens = table.take(GLOBAL), table.whole(TOKENS)
+    if tokens is not None:
+        table.keys["sequence_length"] = TOKENS
     return table.imported(
         model=model,
         ranks=ranks,
         global_batch_size=None if batch in (None, -1) else _count(batch, source),
         samples_per_rank=local,
-        sequence_length=table.whole(TOKENS) or 2048,
+        sequence_length=tokens or 2048,
         hyperparameters=_stated(table),
     )
 
@@ -307,7 +309,7 @@ def _require_version(table: FlatTable) -> None:
 def _model(table: FlatTable) -> ModelSpec | None:
     name, flavor, recipe = (table.take(key) for key in ("model.name", "model.flavor", "recipe"))
     table.drop_tables(*UNREAD)
-    table.drop("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "training.dataset",
+    table.drop("module", "model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "training.dataset",
                "training.dataset_path", "training.steps", "training.gc_freq", "training.seed", "optimizer.eps",
                "optimizer.beta1", "optimizer.beta2", "optimizer.early_step_in_backward")  # fmt: skip
     return model_named(f"{name}-{flavor or ''}" if name is not None else str(recipe or ""))

@@ -75,7 +75,7 @@ STARTED = "launcher.program"
 """The name of the program that a script starts, as a setting."""
 OF_TRL = ("dataset_mixture", "use_peft", "completion_only_loss", "assistant_only_loss", "dataset_text_field", "packing")
 """Settings that TRL's commands have and the Trainer has not."""
-METHODS = re.compile(r"dpo|kto|grpo|rloo|orpo|cpo|ppo|gkd|nash|xpo|reward|rm(?=_|$)")
+METHODS = re.compile(r"(?<![a-z])(?:dpo|kto|grpo|rloo|orpo|cpo|ppo|gkd|nash|xpo|reward|rm)(?![a-z])")
 """Names of methods in TRL's commands and in names of programs."""
 OF_DATA = ("dataset_name", "datasets", "dataset_mixture")
 FORMER_DATA = ("dataset_mixer", "dataset_splits", "dataset_configs")

@@ -151,7 +151,8 @@ def test_what_names_a_torchtitan_recipe_is_no_setting(tmp_path: Path) -> None:
         "torchrun -m torchtitan.train --module llama3 --config llama3_70b --training.local_batch_size 2 --compile.no_enable\n"
     )
     imported = read_imported(tmp_path / "train.sh")
-    assert not {"module", "config", "job.config_file"} & imported.settings.keys()
+    assert not {"config", "job.config_file"} & imported.settings.keys() and imported.settings["module"] == "llama3"
+    assert imported.settings["compile.enable"] is False
     assert not [note for note in imported.notes if note.startswith(("module", "config"))]
     assert imported.knobs["micro_batch_size"] == 2
 

@@ -385,6 +385,12 @@ def test_methods_with_a_second_model_are_named_and_not_predicted(start: str, tmp
     assert case.imported.unreadable is not None and "dpo has a second model" in str(case.imported.unreadable)
 
 
+def test_a_method_is_a_whole_word_of_the_program(tmp_path: Path) -> None:
+    for program in ("export_train.py", "warmup.py", "sft_normal.py"):
+        case = _case(_file(tmp_path, f"accelerate launch {program} {SFT} --per_device_train_batch_size 2\n", "run.sh"))
+        assert case.imported.unreadable is None
+
+
 def test_a_model_is_a_config_beside_the_recipe_or_unknown_with_a_note(tmp_path: Path) -> None:
     config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
               "intermediate_size": 128}  # fmt: skip

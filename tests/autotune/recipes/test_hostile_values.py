@@ -12,7 +12,7 @@ from lint_recipes import CASES, RECIPES
 
 from autotune.errors import AutotuneError
 from autotune.frameworks.framework import Surroundings
-from autotune.frameworks.imported import flat, one_file
+from autotune.frameworks.imported import flat, nested, one_file
 from autotune.frameworks.read import Written, read_written
 from autotune.recipes.lint import lint
 from search_spaces.errors import SearchSpaceError
@@ -119,6 +119,11 @@ def test_a_value_without_bounds_is_a_finding_or_a_line(file: str, key: str, valu
         assert lint(changed, Surroundings(ranks=16)).case.imported.ranks != 0
     except AutotuneError as error:
         assert "\n" not in str(error)
+
+
+def test_what_is_set_within_no_table_replaces_it() -> None:
+    settings: dict[str, Any] = {"a": True, "a.b": 1, "c": None, "c.d.e": 2, "f": {}, "f.g": 3}
+    assert nested(settings) == {"a": {"b": 1}, "c": {"d": {"e": 2}}, "f": {"g": 3}} and settings["f"] == {}
 
 
 def _noting(function: Any, touched: list[object]) -> Any:
