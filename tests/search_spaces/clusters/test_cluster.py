@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -48,6 +49,32 @@ def test_device_states_its_source(name: str) -> None:
     assert re.search(r"; memory\b[^:]*: \S", device.source)
     assert device.peak_flops["fp16"] > device.peak_flops["fp32"] > 1e12
     assert device.memory_bandwidth is not None
+
+
+def devices_table() -> str:
+    lines = ["| device | GiB | bf16 | fp16 | fp8 | tf32 | TB/s | link, GB/s | source |", "|---|" + "---:|" * 6 + "---|---|"]
+    for name in preset_tables("devices"):
+        device, (link, rate, _) = device_preset(name), link_of(name)
+        peaks = [f"{device.peak_flops[kind] / 1e12:g}" if kind in device.peak_flops else "-" for kind in PEAKS]
+        bandwidth = f"{(device.memory_bandwidth or 0) / 1e12:.4g}"
+        cells = (f"`{name}`", f"{device.memory_bytes / 2**30:.2f}", *peaks, bandwidth, f"{link}, {rate / 1e9:g}", device.source)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+PEAKS = ("bf16", "fp16", "fp8", "tf32")
+PAGE = Path(__file__).parents[3] / "docs" / "clusters.md"
+
+
+def test_the_page_lists_the_devices() -> None:
+    """Write the table anew with AUTOTUNE_WRITE_GOLDEN=1."""
+    before, table, after = re.split(
+        r"(?s)(?<=test_cluster.py -->\n\n)(.*)(?=\n\n<!-- end of devices)", PAGE.read_text(encoding="utf-8")
+    )
+    if os.environ.get("AUTOTUNE_WRITE_GOLDEN"):
+        table = devices_table()
+        PAGE.write_text(before + table + after, encoding="utf-8")
+    assert table == devices_table()
 
 
 def test_published_figures() -> None:
