@@ -60,11 +60,15 @@ def machines_of_cards(text: str) -> ClusterSpec | None:
         raise ClusterFormatError("cluster", problem, f"write MACHINESxCARDSx{word}, such as {-(-count // 8)}x8x{word}")
     device = _card(word, float(memory[1])) if memory else device_preset(devices[0])
     link = PCIE_COPIES if memory else link_of(devices[0])[1]
+    machines = _machines_with(device.name)
+    share = machines[0]["host_memory_bytes"] // machines[0]["devices_per_node"] if machines else 0
+    racks = [table for table in machines if "link_domain_size" in table and count <= table["devices_per_node"]]
     return ClusterSpec(
         name=f"{count}x{word}" + (f":{nodes}" if nodes > 1 else ""), nodes=nodes, devices_per_node=count, device=device,
         intra_node_bandwidth=link, inter_node_bandwidth=_networks(device.name, count)[0],
-        host_memory_bytes=_host_memory(device, count), cores_per_node=8 * count,
-        link_domain_size=_link_domain_size(device.name, count),
+        host_memory_bytes=share * count or max(3 * count * device.memory_bytes, 64 * 2**30),  # 3: typical of machines on sale
+        cores_per_node=8 * count,
+        link_domain_size=racks[0]["link_domain_size"] // racks[0]["devices_per_node"] * count if racks else None,
     )  # fmt: skip
 
 
@@ -151,27 +155,11 @@ def _networks(device: str, count: int) -> tuple[float, ...]:
     return tuple(dict.fromkeys([*rates, 12.5e9]))
 
 
-def _host_memory(device: DeviceSpec, count: int) -> int:
-    """As much for each card as the first preset has, else three times the card's memory, as typical machines on sale have."""
-    for table in _machines_with(device.name):
-        return int(table["host_memory_bytes"] * count // table["devices_per_node"])
-    return max(3 * count * device.memory_bytes, 64 * 2**30)
-
-
-def _link_domain_size(device: str, count: int) -> int | None:
-    """Devices that the fast link joins if it joins several machines, as that of the racks among the presets does."""
-    racks = [table for table in _machines_with(device) if count <= table["devices_per_node"] and "link_domain_size" in table]
-    return racks[0]["link_domain_size"] // racks[0]["devices_per_node"] * count if racks else None
-
-
 def _extremes(memory: float) -> tuple[str, ...]:
     """Of the presets with so many GB of memory the slowest and the fastest."""
-    speeds = {
-        name: table["peak_flops"]["bf16"]
-        for name, table in preset_tables("devices").items()
-        if "bf16" in table["peak_flops"] and has_nominal_memory(name, memory)
-    }
-    return tuple(dict.fromkeys(choose(speeds, key=speeds.__getitem__) for choose in (min, max) if speeds))
+    peaks = {name: table["peak_flops"].get("bf16") for name, table in preset_tables("devices").items()}
+    names = [name for name, peak in peaks.items() if peak and has_nominal_memory(name, memory)]
+    return tuple(dict.fromkeys(choose(names, key=peaks.__getitem__) for choose in (min, max) if names))
 
 
 def _other_links(devices: Sequence[str]) -> tuple[float, ...]:
