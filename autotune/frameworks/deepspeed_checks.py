@@ -52,7 +52,7 @@ def _removed_keys(config: Config, version: tuple[int, ...]) -> Iterator[Finding]
             yield finding_of("removed-key", path, "DeepSpeed has removed it", f"leave it out: {instead}")
     kind = section_at(config, "optimizer").get("type")
     if isinstance(kind, str) and kind.lower() in ("onebitadam", "zerooneadam", "onebitlamb"):
-        yield _make("removed-key", "optimizer.type", Effect.FAILS, f"DeepSpeed has removed {kind}", "use AdamW or Lamb")
+        yield finding_of("removed-key", "optimizer.type", f"DeepSpeed has removed {kind}", "use AdamW or Lamb", Effect.FAILS)
 
 
 def _dead_keys(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
@@ -66,19 +66,13 @@ def _stage(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
     """Keys that have no effect at the selected stage."""
     zero = config.get("zero_optimization")
     if isinstance(zero, bool):
-        yield _make(
-            "stage-as-flag",
-            "zero_optimization",
-            Effect.CHANGED,
-            f"{str(zero).lower()} means stage {int(zero)}",
-            "name the stage",
-        )
+        problem = f"{str(zero).lower()} means stage {int(zero)}"
+        yield finding_of("stage-as-flag", "zero_optimization", problem, "name the stage", Effect.CHANGED)
     if not isinstance(zero, Mapping):
         return
     if "stage" not in zero:
-        yield _make(
-            "stage-missing", "zero_optimization", Effect.CHANGED, "without a stage nothing is divided", "name the stage"
-        )
+        problem = "without a stage nothing is divided"
+        yield finding_of("stage-missing", "zero_optimization", problem, "name the stage", Effect.CHANGED)
     stage = zero.get("stage", 0)
     if not isinstance(stage, int) or stage >= 3:
         return
@@ -106,10 +100,8 @@ def _stage_0(config: Config, zero: Config) -> Iterator[Finding]:
             problem = "stage 0 reduces after backward in its own buckets"
             yield _ignored("stage-0-key", f"zero_optimization.{key}", problem, "use a higher stage, or leave it out")
     if _device(config, "offload_optimizer") != "none":
-        yield _make(
-            "offload-optimizer-stage", "zero_optimization.offload_optimizer", Effect.CHANGED,
-            "stage 0 offloads nothing, but uses the host optimizer", "use stage 1, 2 or 3, or leave it out",
-        )  # fmt: skip
+        problem, remedy = "stage 0 offloads nothing, but uses the host optimizer", "use stage 1, 2 or 3, or leave it out"
+        yield finding_of("offload-optimizer-stage", "zero_optimization.offload_optimizer", problem, remedy, Effect.CHANGED)
 
 
 def _offload(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
@@ -117,7 +109,7 @@ def _offload(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
     for name in ("offload_param", "offload_optimizer"):
         if _device(config, name) == "nvme" and not section_at(config, f"zero_optimization.{name}").get("nvme_path"):
             path = f"zero_optimization.{name}.nvme_path"
-            yield _make("nvme-path", path, Effect.FAILS, "nvme needs a folder, and none is given", "give nvme_path")
+            yield finding_of("nvme-path", path, "nvme needs a folder, and none is given", "give nvme_path", Effect.FAILS)
     ratio = optimizer.get("ratio", 1.0)
     if isinstance(ratio, int | float) and ratio < 1.0:
         path = "zero_optimization.offload_optimizer.ratio"
@@ -125,7 +117,7 @@ def _offload(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
             yield finding_of("offload-ratio-stage", path, "only stage 3 offloads a part", "use stage 3, or leave it out")
         elif section_at(config, "optimizer.params").get("torch_adam"):
             problem = "only DeepSpeed's own Adam can offload a part"
-            yield _make("offload-ratio-optimizer", path, Effect.FAILS, problem, "leave out torch_adam")
+            yield finding_of("offload-ratio-optimizer", path, problem, "leave out torch_adam", Effect.FAILS)
     if (
         _device(config, "offload_optimizer") != "none"
         and zero.get("contiguous_gradients") is False
@@ -156,11 +148,11 @@ def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
         yield finding_of("two-precisions", "fp16.enabled", "bf16 and fp16 exclude each other", "enable one of them")
     if "max_grad_norm" in section_at(config, "optimizer.params"):
         problem = "an optimizer has no such parameter"
-        yield _make("max-grad-norm", "optimizer.params.max_grad_norm", Effect.FAILS, problem, "set gradient_clipping")
+        yield finding_of("max-grad-norm", "optimizer.params.max_grad_norm", problem, "set gradient_clipping", Effect.FAILS)
     size = zero.get("allgather_bucket_size", 0)
     if isinstance(size, int) and size % 2 and stage in (1, 2):
         path = "zero_optimization.allgather_bucket_size"
-        yield _make("odd-bucket", path, Effect.FAILS, "it must be even, though it is never read", "leave it out")
+        yield finding_of("odd-bucket", path, "it must be even, though it is never read", "leave it out", Effect.FAILS)
     for section, key in NEED_ZERO:
         section = _bf16(config) if section == "bf16" else section
         if section_at(config, section).get(key) is True and stage not in (1, 2, 3):
@@ -226,12 +218,12 @@ def _tensor(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
             yield _ignored("autotp-off", path, "without an autotp_size above 1 nothing is divided", "set autotp_size")
     elif "partition_config" not in section and "preset_model" not in section:
         problem = "without a plan AutoTP goes by the names of the layers, and leaves those that it does not know whole"
-        yield _make(
+        yield finding_of(
             "autotp-plan",
             "tensor_parallel",
-            Effect.CHANGED,
             problem,
             "give partition_config, or a model with a tp_plan of its own",
+            Effect.CHANGED,
         )
 
 
@@ -240,14 +232,16 @@ def _ranks(config: Config, world_size: int) -> Iterator[Finding]:
     size = section_at(config, "tensor_parallel").get("autotp_size") or 1
     if isinstance(size, int) and world_size % size:
         path = "tensor_parallel.autotp_size"
-        yield _make(
-            "autotp-ranks", path, Effect.FAILS, f"{size} does not divide {world_size} ranks", "give a divisor of the ranks"
+        yield finding_of(
+            "autotp-ranks", path, f"{size} does not divide {world_size} ranks", "give a divisor of the ranks", Effect.FAILS
         )
         return
     hpz = section_at(config, "zero_optimization").get("zero_hpz_partition_size", 1)
     if isinstance(hpz, int) and hpz > 1 and world_size % min(hpz, world_size):
         path = "zero_optimization.zero_hpz_partition_size"
-        yield _make("hpz-ranks", path, Effect.FAILS, f"{hpz} does not divide {world_size} ranks", "give a divisor of the ranks")
+        yield finding_of(
+            "hpz-ranks", path, f"{hpz} does not divide {world_size} ranks", "give a divisor of the ranks", Effect.FAILS
+        )
     if size == 1:
         yield from _batch_of_ranks(config, world_size)
 
@@ -260,7 +254,7 @@ def _batch_of_ranks(config: Config, world_size: int) -> Iterator[Finding]:
         problem = f"{json.dumps(sharing, default=str)} does not divide {world_size} ranks"
         # The configuration takes a part of a replica; the groups of ranks do not.
         effect = Effect.FAILS if isinstance(sharing, int) and sharing > 0 else Effect.REFUSED
-        yield _make("sequence-ranks", "sequence_parallel_size", effect, problem, "give a divisor of the ranks")
+        yield finding_of("sequence-ranks", "sequence_parallel_size", problem, "give a divisor of the ranks", effect)
         return
     sizes = [config.get(name) for name in BATCH_SIZES]
     batch, micro, steps = sizes
@@ -287,12 +281,8 @@ def _device(config: Config, name: str) -> str:
     return str(section_at(config, f"zero_optimization.{name}").get("device", "none"))
 
 
-def _make(rule: str, key: str, effect: Effect, problem: str, remedy: str) -> Finding:
-    return Finding(rule=rule, key=key, effect=effect, problem=problem, remedy=remedy)
-
-
 def _ignored(rule: str, key: str, problem: str, remedy: str) -> Finding:
-    return _make(rule, key, Effect.IGNORED, problem, remedy)
+    return finding_of(rule, key, problem, remedy, Effect.IGNORED)
 
 
 BATCH_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")

@@ -4,7 +4,7 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
@@ -265,9 +265,10 @@ def word(key: str) -> Check:
     return refused(f"word-of-{key.replace('_', '-')}", key, unknown_word, bool, {}, "use one that it has")
 
 
-def _on_gpus(key: str) -> Callable[[LintCase], bool]:
-    """Whether a switch that leaves GPUs idle is on, and there are GPUs."""
-    return lambda case: case.on(key) and case.around.cluster is not None and case.around.cluster.device.kind != "cpu"
+def _on_cpus(case: LintCase) -> str | None:
+    """What a run on CPUs changes; None: the cluster has no GPUs, or is not known."""
+    on_gpus = case.around.cluster is not None and case.around.cluster.device.kind != "cpu"
+    return "the program trains on CPUs, not on the cluster's GPUs" if on_gpus else None
 
 
 OF_EVERY_TRAINER = (
@@ -287,8 +288,7 @@ OF_EVERY_TRAINER = (
             {"gradient_checkpointing": False}),
     exclude("deepspeed", "fsdp"),
     *(Check(name=key.replace("_", "-"), key=key, effect=Effect.CHANGED, remedy="leave it out", fix={key: None},
-            problem="the program trains on CPUs, not on the cluster's GPUs", holds=_on_gpus(key))
-      for key in ("use_cpu", "no_cuda")),
+            problem=_on_cpus, holds=partial(LintCase.on, key=key)) for key in ("use_cpu", "no_cuda")),
 )  # fmt: skip
 """What transformers' TrainingArguments and Trainer raise for, that users meet."""
 
