@@ -72,6 +72,17 @@ class Imported:
         return replace(self, notes=(*self.notes, *lines)) if lines else self
 
 
+SWITCHES: Mapping[str, bool] = {
+    **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True), **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
+}  # fmt: skip
+"""Words of a switch, in any case: of YAML, of pydantic, and of transformers' and Accelerate's `string_to_bool`."""
+
+
+def switch_of(value: object) -> bool | None:
+    """Whether a switch is on; None: the value is no switch."""
+    return SWITCHES.get(str(value).lower())
+
+
 class FlatTable:
     """A file's tables with flat keys: `zero_optimization.stage`. Reading a key removes it; the remaining keys become notes."""
 
@@ -137,10 +148,8 @@ class FlatTable:
             RequestError: the value is something else.
         """
         value = self.take(key)
-        if value is None or isinstance(value, bool):
-            return value
-        if str(value).lower() in ("true", "false"):
-            return str(value).lower() == "true"
+        if value is None or (switch := switch_of(value)) is not None:
+            return None if value is None else switch
         raise RequestError(key, f"{value!r} in {self.source} is not a boolean", "give true or false")
 
     def choice(self, key: str, meanings: Mapping[str, Value]) -> Value | None:
@@ -214,7 +223,7 @@ class FlatTable:
         """Return the result, with a note for every key that was not read."""
         for key, value in self._unread.items():
             why = "its value is chosen when a run begins" if value == AUTO else "is not a knob; trials run without it"
-            self.notes.append(f"{key}={_text(value)}: {why}")
+            self.notes.append(f"{key}={short_text(value)}: {why}")
         knobs = {name: self.knobs[name] for name in KNOBS if name in self.knobs}
         assumed = {name: value for name, value in self.assumed.items() if name not in knobs}
         return Imported(
@@ -246,7 +255,8 @@ def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
     return content
 
 
-def _text(value: object) -> str:
+def short_text(value: object) -> str:
+    """The value as text, cut after 60 characters."""
     text = value_text(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
 

@@ -131,22 +131,17 @@ def origins(case: LintCase, places: Mapping[str, str], version: str) -> dict[str
     def stated(key: str, option: str = "") -> Origin:
         return Origin(Source.STATED, option or places.get(key, case.source))
 
-    values: dict[str, Origin] = {}
-    of_framework = Origin(Source.FRAMEWORK, f"{case.framework.title} {version}".strip())
-    for name in imported.knobs:
-        key = case.key_of(name)
-        values[name] = stated(key) if key in places else of_framework
+    default = Origin(Source.FRAMEWORK, f"{case.framework.title} {version}".strip())
+    values = {name: stated(key) if (key := case.key_of(name)) in places else default for name in imported.knobs}
     values |= {name: stated("", "--assume") for name in around.knobs if name not in imported.knobs}
+    values |= {name: Origin(Source.DERIVED, "the model") for name in case.of_model}
     if case.model is not None:
-        values["model"] = stated("", "--model" if around.model else "")
+        values["model"] = stated(case.key_of("model"), "--model" if around.model else "")
     if case.ranks is not None:
         values["ranks"] = stated("", "--ranks" if around.ranks else "--cluster" if around.cluster else "")
     if case.tokens is not None:
-        key = imported.keys.get("sequence_length", "")
-        if around.sequence_length or key:
-            values["sequence_length"] = stated(key, "--sequence-length" if around.sequence_length else "")
-        else:
-            values["sequence_length"] = of_framework
+        key, option = imported.keys.get("sequence_length", ""), "--sequence-length" if around.sequence_length else ""
+        values["sequence_length"] = stated(key, option) if key or option else default
     if around.global_batch_size is not None or case.key_of(BATCH) in places:
         values[BATCH] = stated(case.key_of(BATCH), "--global-batch-size" if around.global_batch_size else "")
     elif case.batch is not None:

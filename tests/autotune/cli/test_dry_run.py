@@ -77,7 +77,7 @@ def test_the_table(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[3][-1] == "2"
     assert lines[5] == ["0", "data", "all_reduce", "2", "3", "MiB"]
     assert answer.out.splitlines()[-1].startswith(
-        "peak 3,221,225,472 bytes fits in 85,899,345,920 of a100-80gb; dry run of 1 of 8"
+        "peak 3,221,225,472 bytes fits in 84,987,739,111 of a100-80gb; dry run of 1 of 8"
     )
 
 
@@ -116,5 +116,5 @@ def test_what_fits_with_shorter_samples_than_the_assumed_ones_is_not_refused(
     words = ("dry-run", "config.json", "--cluster", "dgx-a100")
     assumed, stated = command(*words), command(*words, "--sequence-length", 32)
     assert (assumed.status, stated.status) == (0, 3)
-    assert "bytes with samples of the assumed length does not fit in 85,899,345,920" in assumed.out
+    assert "bytes with samples of the assumed length does not fit in 84,987,739,111" in assumed.out
     assert "sequence_length=" in assumed.out and "bytes does not fit in" in stated.out
