@@ -280,6 +280,7 @@ def _batches(case: LintCase) -> Iterator[tuple[Value, float]]:
     if batch is None or case.replicas is None:
         return
     step = case.config.micro_batch_size * case.replicas
-    for value in (batch // step * step, -(-batch // step) * step):
-        if value and value != batch:
-            yield value, abs(math.log(value / batch))
+    for multiple in (step, step * case.config.pipeline_parallel_size):  # whole micro-batches, and whole rounds of stages
+        for value in (batch // multiple * multiple, -(-batch // multiple) * multiple):
+            if value and value != batch:
+                yield value, abs(math.log(value / batch))

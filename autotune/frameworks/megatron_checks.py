@@ -120,6 +120,8 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         ranks, config = case.config.pipeline_parallel_size, case.config
         if ranks == 1 or config.virtual_stages == 1 or case.batch is None or not case.replicas:
             return None
+        if case.batch % (case.replicas * config.micro_batch_size):
+            return None  # another check says so, and what is a multiple of it
         count = config.gradient_accumulation_steps(case.batch, case.ranks or 1)
         group = case.get(key("microbatch_group_size_per_vp_stage"), ranks)
         if not isinstance(group, int):
