@@ -12,7 +12,7 @@ from autotune.cli.profile import configuration, single_values
 from autotune.cli.status import Status, write_document
 from autotune.errors import RequestError
 from autotune.prediction.planning.question import WORKLOAD, assumptions, default_length
-from autotune.question.assumption import assumed_lines
+from autotune.question.assumption import assumed_document, assumed_lines
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import resolve
 from autotune.session.session import Session
@@ -55,12 +55,13 @@ def dry_run_command(options: DryRunOptions) -> Status:
     with Console(stderr=True).status(f"dry run of {session.model.name} on {session.world_size} ranks"):
         dry_run = dry_run_model(request, backend=backend, python_path=session.request.python_path)
     assumed_length = options.sequence_length is None and isinstance(session.model, ModelSpec)
+    unstated = [name for name in WORKLOAD if getattr(options, name) is None]
+    workload = {name: getattr(session.request, name) for name in WORKLOAD}
+    assumed = assumptions(session.model, session.cluster, unstated, workload)
     if options.json:
-        write_document(_document(session, config, dry_run))
+        write_document({**_document(session, config, dry_run), "assumed": assumed_document(assumed)})
     else:
-        unstated = [name for name in WORKLOAD if getattr(options, name) is None]
-        workload = {name: getattr(session.request, name) for name in WORKLOAD}
-        for line in assumed_lines(assumptions(session.model, session.cluster, unstated, workload)):
+        for line in assumed_lines(assumed):
             Console().print(line, soft_wrap=True, highlight=False)
         print_dry_run(session, config, dry_run, Console(), assumed_length)
     return (
