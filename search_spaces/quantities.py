@@ -50,3 +50,12 @@ def number_text(value: float, digits: int = 4) -> str:
     """The number with this many digits, or with all whole ones: `0.01234`, `12.34`, `12,346`."""
     text = f"{value:.{digits}g}"
     return f"{value:,.0f}" if "e+" in text else text
+
+
+def count_text(count: int) -> str:
+    """`1.04 T`, `8.03 B`, `857 K`: three digits, and the unit of numbers of parameters."""
+    unit, size = next(((unit, size) for unit, size in _COUNTS.items() if count >= size), ("", 1.0))
+    return f"{count / size:.3g} {unit}".rstrip()
+
+
+_COUNTS = {"T": 1e12, "B": 1e9, "M": 1e6, "K": 1e3}

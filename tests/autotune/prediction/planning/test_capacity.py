@@ -159,4 +159,4 @@ def test_pins_hold_on_every_rung() -> None:
 
 def test_on_one_card_a_stage_is_named_only_for_what_it_offloads() -> None:
     for pins, stages in (({}, [0, 1, 3, 3]), ({"zero_stage": 2}, [2, 2])):
-        assert [answer.level.zero_stage for answer in capacity(asked("llama-2-7b", "1x300GB", pins=pins)).levels] == stages
+        assert [answer.level.zero_stage for answer in capacity(asked("llama-2-7b", "1x300GB", **pins)).levels] == stages
