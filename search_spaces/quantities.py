@@ -54,8 +54,5 @@ def number_text(value: float, digits: int = 4) -> str:
 
 def count_text(count: int) -> str:
     """`1.04 T`, `8.03 B`, `857 K`: three digits, and the unit of numbers of parameters."""
-    unit, size = next(((unit, size) for unit, size in _COUNTS.items() if count >= size), ("", 1.0))
-    return f"{count / size:.3g} {unit}".rstrip()
-
-
-_COUNTS = {"T": 1e12, "B": 1e9, "M": 1e6, "K": 1e3}
+    units = {"T": 1e12, "B": 1e9, "M": 1e6, "K": 1e3}
+    return next((f"{count / size:.3g} {unit}" for unit, size in units.items() if count >= size), str(count))

@@ -29,8 +29,8 @@ def models_command(as_json: bool) -> Status:
             continue
         sizes = (row["parameters"], row["active_parameters"] if row["num_experts"] else 0)
         table.add_row(
-            row["name"], *(count_text(size) if size else "-" for size in sizes), str(row["num_layers"]), str(row["num_experts"] or "-"),
-            f"{row['sequence_length']:,}",
+            row["name"], *(count_text(size) if size else "-" for size in sizes), str(row["num_layers"]),
+            str(row["num_experts"] or "-"), f"{row['sequence_length']:,}",
         )  # fmt: skip
     console = Console()
     console.print(table)

@@ -1,7 +1,8 @@
 """Predictions, plans and capacities with what follows from the values that nobody stated."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -27,6 +28,7 @@ from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.scan import NOT_SCANNED, Bounds
 from autotune.question.assumption import LINKS, Assumption, assumed_document, assumed_lines
 from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
@@ -114,26 +116,44 @@ def planned(question: Question, options: PlanOptions, bounds: Bounds | None = No
     """`plan`, and the question that it answers: where nothing fits into memory with a sequence length that nobody stated, with
     the longest shorter alternative with which something fits.
 
-    Raises as `plan`.
+    Raises as `plan`; where nothing fits, the message names what of it was assumed, and at which alternatives something does.
     """
     try:
         return question, plan(question, options, bounds)
     except NothingFeasibleError as error:
-        length = next((item for item in question.assumed if item.name == "sequence_length"), None)
-        if error.field != "memory" or length is None:
+        if error.field != "memory":
             raise
-        shorter = [value for value in length.alternatives if isinstance(value, int) and value < question.sequence_length]
+        length = next((item for item in question.assumed if item.name == "sequence_length"), None)
+        alternatives = () if length is None else length.alternatives
+        shorter = [value for value in alternatives if isinstance(value, int) and value < question.sequence_length]
         for value in sorted(shorter, reverse=True):
-            assumed = dataclasses.replace(
-                length, value=value, alternatives=(*(other for other in length.alternatives if other != value), length.value)
-            )
-            others = (item for item in question.assumed if item is not length)
-            changed = dataclasses.replace(question, sequence_length=value, assumed=(assumed, *others))
-            try:
+            changed = _with_length(question, value)
+            with suppress(NothingFeasibleError):
                 return changed, plan(changed, options, bounds)
-            except NothingFeasibleError:
-                continue
-        raise
+        lengths = f", with the assumed {question.sequence_length:,} tokens a sample" if length is not None else ""
+        lengths += f", and nothing fits with {min(shorter):,} either" if shorter else ""
+        fitting = " or ".join(_words_that_fit(question, options, bounds))
+        remedy = f"something fits with {fitting}, which was assumed otherwise; else {error.remedy}" if fitting else error.remedy
+        raise NothingFeasibleError(error.field, f"{error.problem}{lengths}", remedy) from None
+
+
+def _with_length(question: Question, value: int) -> Question:
+    """The question with another assumed length; the former is an alternative then."""
+    (length,) = (item for item in question.assumed if item.name == "sequence_length")
+    alternatives = (*(other for other in length.alternatives if other != value), length.value)
+    assumed = dataclasses.replace(length, value=value, alternatives=alternatives)
+    others = (item for item in question.assumed if item is not length)
+    return dataclasses.replace(question, sequence_length=value, assumed=(assumed, *others))
+
+
+def _words_that_fit(question: Question, options: PlanOptions, bounds: Bounds | None) -> Iterator[str]:
+    """Other cards or main memory than the assumed ones, as NAME=VALUE, with which something fits."""
+    for item in question.assumed:
+        for value in item.alternatives if item.name in ("device", "host_memory_bytes") else ():
+            with suppress(NothingFeasibleError, SpaceTooLargeError):
+                plan(question_with(question, {item.name: value}), options, bounds)
+                yield f"{item.words(value)} ({item.stated_by})"
+                break
 
 
 def plan_conditions(question: Question, plans: RankedPlans, options: PlanOptions) -> Conditions:

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from autotune.errors import NothingFeasibleError
 from autotune.prediction.planning.capacity import capacity
 from autotune.prediction.planning.conditional import capacity_conditions, plan_conditions, planned, predicted
 from autotune.prediction.planning.consequences import Verdict, question_with, verdict_of
@@ -114,6 +115,14 @@ def test_a_plan_without_a_length_is_for_one_that_fits() -> None:
     document = plan_conditions(shorter, plans, PlanOptions(top=2)).document()
     (length,) = (item for item in document if item["name"] == "sequence_length")
     assert {item["value"]: item["verdict"] for item in length["alternatives"]}[4096] != "fits"
+
+
+def test_a_plan_that_does_not_exist_names_what_was_assumed_and_what_would_fit() -> None:
+    with pytest.raises(NothingFeasibleError, match=r"with the assumed 4,096 tokens a sample, and nothing fits with 512 either"):
+        planned(asked(cluster="1x16GB", pins=NOT_OFFLOADED, space="zero"), PlanOptions())
+    says = r"more than the 72 GiB of main memory of a machine, .*; something fits with host_memory_bytes=144 GiB \(--cluster"
+    with pytest.raises(NothingFeasibleError, match=says):
+        planned(asked("mixtral-8x7b", cluster="1x24GB", lora=8, pins={"offload_param": "cpu"}), PlanOptions())
 
 
 def test_a_plan_names_what_is_best_at_an_alternative() -> None:
