@@ -73,14 +73,14 @@ TERMS = {term.name: term for term in dataclasses.fields(GoodputTerms)}
 def assumed_terms(terms: GoodputTerms) -> tuple[Assumption, ...]:
     """The terms with their defaults. Sets of possibilities to choose from are no assumptions."""
     return tuple(
-        Assumption(name=name, value=term.default, stated_by=f"--goodput {name}=VALUE", text=_default_text(name))
+        Assumption(name=name, value=getattr(terms, name), stated_by=f"--goodput {name}=VALUE", text=_default_text(name))
         for name, term in TERMS.items()
         if getattr(terms, name) == term.default and not isinstance(term.default, tuple) and name != "failure_nodes"
     )
 
 
 def _default_text(name: str) -> str:
-    default = TERMS[name].default
+    default: Any = TERMS[name].default
     if name == "tokens":
         return "tokens of 30 days of training"
     if TERMS[name].metadata["unit"] == "bytes/s":
