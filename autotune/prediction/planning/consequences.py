@@ -13,7 +13,6 @@ from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import WORKLOAD, Question, default_batch
 from autotune.question.assumption import VOCABULARY, AnswerAt, Assumption, assumption
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.devices import device_preset
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.errors import SearchSpaceError
 from search_spaces.knob import Value
@@ -157,7 +156,7 @@ def _with_cards(question: Question, device: str) -> ClusterSpec:
     """The machines with other cards of the same name, and what is assumed of machines with those; what was stated stays."""
     cluster = question.cluster
     memory = cluster.device.memory_bytes
-    limit = memory if memory < device_preset(cluster.device.name).memory_bytes else None
+    limit = memory if memory < resolve_cluster(cluster.name).device.memory_bytes else None
     machines = resolve_cluster(f"{cluster.nodes}x{cluster.devices_per_node}x{device}", None, limit)
     assumed = {"name", "device", *(item.name for item in question.assumed)} & {*ClusterSpec.__dataclass_fields__}
     return dataclasses.replace(cluster, **{name: getattr(machines, name) for name in assumed})
