@@ -23,6 +23,7 @@ from autotune.client.fields import is_path
 from autotune.client.transport import one_line
 from autotune.errors import AutotuneError, RequestError
 from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.imported import one_file
 from autotune.frameworks.read import named, read_written
 from autotune.prediction.planning.question import cluster_of
 from autotune.recipes.lint import checked_version, document, lint
@@ -112,13 +113,11 @@ def checked_recipe(text: str, format_name: str, language: str, around: Surroundi
         raise RequestError("recipe", "is not a text", "give it as Unicode") from None
     if len(written) > MOST_RECIPE_BYTES:
         raise RequestError("recipe", f"is longer than {MOST_RECIPE_BYTES:,} bytes", "give one recipe")
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, one_file():
         path = Path(folder) / f"recipe.{language}"
         path.write_bytes(written)
         try:
-            linted = [
-                lint(recipe, around) for recipe in read_written(path, "" if format_name == "auto" else format_name, alone=True)
-            ]
+            linted = [lint(recipe, around) for recipe in read_written(path, "" if format_name == "auto" else format_name)]
         except RequestError as error:
             field = named(error, "recipe").field
             raise RequestError(field, error.problem.replace(str(path), "it"), error.remedy) from error

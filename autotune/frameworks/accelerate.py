@@ -26,7 +26,7 @@ from autotune.frameworks.export import (
 )
 from autotune.frameworks.framework import Option, knobs_of
 from autotune.frameworks.fsdp2 import DECODER_LAYERS, fsdp2_notes, reduction_note, replicas
-from autotune.frameworks.imported import FlatTable, Imported, nested, read_table
+from autotune.frameworks.imported import FlatTable, Imported, named_file, nested, read_table, switch_of
 from autotune.frameworks.peft import ADAPTER_KNOBS, peft_notes
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
@@ -133,7 +133,7 @@ def from_accelerate(content: Mapping[str, Any], source: str) -> Imported:
     table.drop(*SETUP)
     if kind == "DEEPSPEED" and (name := table.take(FILE)) is not None:
         table.drop("mixed_precision")
-        inner_path = named_file(path, str(name))
+        inner_path = named_file(path, str(name)) or path.parent / str(name)
         inner = from_deepspeed(read_table(inner_path), inner_path.name)
         _read_mesh(table)
         outer = table.imported(ranks=ranks)
@@ -159,12 +159,6 @@ def from_accelerate(content: Mapping[str, Any], source: str) -> Imported:
     table.assumed |= {"micro_batch_size": 1, "activation_checkpointing": "none"}
     clip = table.quantity("deepspeed_config.gradient_clipping", megatron("gradient_clipping"))
     return table.imported(ranks=ranks, hyperparameters=Stated(clip=clip))
-
-
-def named_file(path: Path, name: str) -> Path:
-    """The file that a file names: Accelerate looks in the folder in which it is started, which may be any folder above."""
-    folders = [path.parent, Path(), *path.absolute().parent.parents]
-    return next((folder / name for folder in folders if (folder / name).is_file()), path.parent / name)
 
 
 def _read_deepspeed(table: FlatTable) -> None:
@@ -197,12 +191,12 @@ def _strategy(table: FlatTable) -> tuple[str | None, bool | None]:
         RequestError: Accelerate does not have this strategy.
     """
     strategy, reshard = table.take(STRATEGY), table.take(RESHARD)
-    if isinstance(reshard, str) and reshard.lower() not in ("true", "false"):
+    if isinstance(reshard, str) and switch_of(reshard) is None:
         strategy, reshard = strategy or reshard, None  # FSDP1 files may have the strategy under this key
     word = None if strategy is None else str(strategy).lower()
     if word is not None and word not in SHARDING:
         raise RequestError(STRATEGY, f"{strategy!r} in {table.source} is not known", f"use one of {', '.join(SHARDING)}")
-    return word, None if reshard is None else str(reshard).lower() in ("true", "1")
+    return word, switch_of(reshard)
 
 
 def _offload(table: FlatTable, stage: int) -> None:

@@ -3,7 +3,7 @@
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,12 +27,11 @@ from autotune.frameworks.accelerate import (
     fsdp,
     megatron,
     mesh,
-    named_file,
 )
 from autotune.frameworks.deepspeed_checks import findings, version_of
-from autotune.frameworks.deepspeed_sections import SWITCHES
+from autotune.frameworks.deepspeed_sections import finding_of
 from autotune.frameworks.framework import Check, Framework, LintCase, Settings, unknown
-from autotune.frameworks.imported import Imported, flat, nested
+from autotune.frameworks.imported import SWITCHES, Imported, flat, named_file, nested, switch_of
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
@@ -78,7 +77,7 @@ def _without_file(case: LintCase) -> bool:
     return _kind(case) == "DEEPSPEED" and not case.get(FILE)
 
 
-WORDS: tuple[tuple[str, str, tuple[str, ...], Callable[[LintCase], bool]], ...] = (
+WORDS: tuple[tuple[str, str, Collection[str], Callable[[LintCase], bool]], ...] = (
     ("environment", "compute_environment", ("LOCAL_MACHINE", SAGEMAKER), lambda _: True),
     ("type", "distributed_type", (
         "NO", "MULTI_CPU", "MULTI_GPU", "MULTI_NPU", "MULTI_MLU", "MULTI_SDAA", "MULTI_MUSA", "MULTI_XPU", "MULTI_HPU",
@@ -130,19 +129,19 @@ def _findings(case: LintCase) -> Iterator[Finding]:
         unstated = value is None and key in NULL_COUNTS_AS_UNSTATED
         if key not in case.imported.settings or unstated or not holds(case) or (rule == "type" and not isinstance(value, str)):
             continue
-        text = str(value).lower() if words[0].islower() or words is SWITCHES else str(value)
+        text = str(value).lower() if next(iter(words)).islower() else str(value)
         if value is False and key == "mixed_precision":  # YAML's reading of no
-            yield _refused(rule, key, "YAML reads no as false, which Accelerate does not take", "write 'no' in quotes")
+            yield finding_of(rule, key, "YAML reads no as false, which Accelerate does not take", "write 'no' in quotes")
         elif text not in words:
             remedy = f"use {'true or false' if words is SWITCHES else 'one of ' + ', '.join(words)}"
             if rule == "environment":
                 remedy += "; num_machines states several machines"
-            yield _refused(rule, key, f"{value!r} is not known", remedy)
+            yield finding_of(rule, key, f"{value!r} is not known", remedy)
     for key, holds in COUNTS:
         value = case.imported.settings.get(key)
         if value not in (None, "auto") and holds(case) and not re.fullmatch(r"[1-9]\d*", str(value)):
             remedy = "give a whole number of at least 1"
-            yield _refused("whole-number", key, f"{value!r} is not a whole number of at least 1", remedy)
+            yield finding_of("whole-number", key, f"{value!r} is not a whole number of at least 1", remedy)
     yield from _unknown_fields(case)
     if case.imported.beside is not None:
         yield from _deepspeed_file(case, case.imported.beside)
@@ -152,19 +151,15 @@ def _deepspeed_file(case: LintCase, inner: Imported) -> Iterator[Finding]:
     name, config = str(case.get(FILE)), nested(inner.settings)
     if "zero_optimization" not in config:
         problem, remedy = f"{name} has no zero_optimization, which Accelerate asks for", "name a stage there"
-        yield _refused("file-without-zero", FILE, problem, remedy)
+        yield finding_of("file-without-zero", FILE, problem, remedy)
     try:
-        json.loads(named_file(Path(case.source), name).read_text(encoding="utf-8"))
+        json.loads((named_file(Path(case.source), name) or Path(name)).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         problem = f"{name} has comments or other marks, and Accelerate reads plain JSON"
-        yield _refused("plain-json", FILE, problem, "write it as plain JSON")
+        yield finding_of("plain-json", FILE, problem, "write it as plain JSON")
     for finding in findings(config, version_of(""), case.ranks):
         if finding.rule != "batch-missing":  # the program's own batch is filled in
             yield replace(finding, key=f"{name}:{finding.key}")
-
-
-def _refused(rule: str, key: str, problem: str, remedy: str) -> Finding:
-    return Finding(rule=rule, key=key, effect=Effect.REFUSED, problem=problem, remedy=remedy)
 
 
 READ_TABLES = ("fsdp_config", "parallelism_config", "deepspeed_config", "megatron_lm_config")
@@ -180,7 +175,7 @@ def _unknown_fields(case: LintCase) -> Iterator[Finding]:
         if sagemaker:
             if table in LOCAL_FIELDS and table not in reported:
                 reported.add(table)
-                yield _refused("sagemaker-field", table, "a file for SageMaker has no such field", f"leave {table} out")
+                yield finding_of("sagemaker-field", table, "a file for SageMaker has no such field", f"leave {table} out")
         elif table not in tables and table not in reported:
             reported.add(table)
             yield unknown(case, table, tables, Effect.REFUSED)
@@ -231,7 +226,7 @@ def _beside_file(case: LintCase) -> list[str]:
 
 
 def _reshard_word(case: LintCase) -> bool:
-    return str(case.imported.settings.get(RESHARD, "true")).lower() not in ("true", "false", "1", "0", "yes", "no")
+    return switch_of(case.imported.settings.get(RESHARD, True)) is None
 
 
 def _of_version_1(name: str) -> Check:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from autotune.frameworks.framework import Check, Framework, LintCase, Option, Settings
-from autotune.frameworks.imported import Imported, flat
+from autotune.frameworks.imported import Imported, flat, switch_of
 from autotune.frameworks.trainer import read_trainer
 from autotune.frameworks.trainer_checks import (
     RULES,
@@ -73,9 +73,9 @@ def from_axolotl(content: Mapping[str, Any], source: str) -> Imported:
         RequestError: a value is not valid.
     """
     settings = dict(flat(content))
-    implementation = next((word for flag, word in ATTENTION_FLAGS.items() if settings.get(flag) is True), None)
-    if implementation is not None:
-        settings.setdefault("attn_implementation", implementation)
+    flag = next((flag for flag in ATTENTION_FLAGS if switch_of(settings.get(flag))), "attn_implementation")
+    if flag in ATTENTION_FLAGS:
+        settings.setdefault("attn_implementation", ATTENTION_FLAGS[flag])
     batch, micro = settings.get("batch_size"), settings.get("micro_batch_size")
     if isinstance(batch, int) and isinstance(micro, int) and micro > 0 and STEPS not in settings:
         settings[STEPS] = max(batch // micro, 1)
@@ -100,7 +100,8 @@ def from_axolotl(content: Mapping[str, Any], source: str) -> Imported:
     knobs = (
         {"hsdp_shard_size": shards} if isinstance(shards, int) and shards > 1 and imported.knobs.get("zero_stage") == 3 else {}
     )
-    return replace(imported, settings=dict(flat(content)), ranks=ranks, knobs={**imported.knobs, **knobs})
+    keys = {**imported.keys, "attention_backend": "attn_implementation" if content.get("attn_implementation") else flag}
+    return replace(imported, settings=dict(flat(content)), ranks=ranks, knobs={**imported.knobs, **knobs}, keys=keys)
 
 
 def _version(case: LintCase) -> str:
@@ -212,16 +213,16 @@ CHECKS = (
             lambda case: case.config.context_parallel_size > 1 and case.on("sample_packing")
             and case.config.micro_batch_size > 1, {"micro_batch_size": 1}),
     refused("attention-word", "attn_implementation", lambda case: f"{case.get('attn_implementation')} is a short form",
-            lambda case: case.get("attn_implementation") in SHORT,
-            lambda case: {"attn_implementation": SHORT[case.get("attn_implementation")]}),
+            lambda case: str(case.get("attn_implementation")) in SHORT,
+            lambda case: {"attn_implementation": SHORT[str(case.get("attn_implementation"))]}),
 )  # fmt: skip
 """What Axolotl's schemas raise for, that users meet [src/axolotl/utils/schemas/validation.py and peft.py]."""
 
 
 def _unknown_fields(case: LintCase) -> Iterator[Finding]:
     """Axolotl leaves settings unread that neither it nor its plug-ins have; of plug-ins of others nothing is known."""
-    plugins = case.get("plugins") or ()
-    if all(str(name).startswith("axolotl.") for name in plugins):
+    plugins = case.get("plugins") or []
+    if isinstance(plugins, list) and all(str(name).startswith("axolotl.") for name in plugins):
         yield from unknown_fields(case, fields_of("axolotl"), Effect.IGNORED)
 
 

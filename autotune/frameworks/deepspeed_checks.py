@@ -13,9 +13,16 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.frameworks.deepspeed import EITHER, OPTIONS, from_deepspeed
-from autotune.frameworks.deepspeed_sections import section_at, section_findings, unknown_keys, version_numbers
+from autotune.frameworks.deepspeed_sections import (
+    converted,
+    finding_of,
+    section_at,
+    section_findings,
+    unknown_keys,
+    version_numbers,
+)
 from autotune.frameworks.framework import Framework, LintCase, Settings
-from autotune.frameworks.imported import Imported, flat, nested
+from autotune.frameworks.imported import AUTO, Imported, flat, nested
 from executor.engines.deepspeed.capability import installed_version
 from search_spaces.deepspeed import KEYS
 from search_spaces.finding import Effect, Finding
@@ -29,7 +36,7 @@ def findings(config: Config, version: str, world_size: int | None = None) -> lis
 
     `world_size`: ranks of the run; None: checks that depend on it are skipped.
     """
-    numbers = version_numbers(version)
+    numbers, config = version_numbers(version), converted(config)
     rules = (_removed_keys, _sections, _batch, _words, _types, _stage, _offload, _tensor, _dead_keys)
     rule_findings = [*unknown_keys(config, REMOVED), *section_findings(config, numbers, REMOVED)]
     rule_findings += [finding for rule in rules for finding in rule(config, numbers)]
@@ -42,10 +49,10 @@ def _removed_keys(config: Config, version: tuple[int, ...]) -> Iterator[Finding]
     for path, instead in REMOVED.items():
         section, _, key = path.rpartition(".")
         if key in (section_at(config, section) if section else config):
-            yield _refused("removed-key", path, "DeepSpeed has removed it", f"leave it out: {instead}")
+            yield finding_of("removed-key", path, "DeepSpeed has removed it", f"leave it out: {instead}")
     kind = section_at(config, "optimizer").get("type")
     if isinstance(kind, str) and kind.lower() in ("onebitadam", "zerooneadam", "onebitlamb"):
-        yield _make("removed-key", "optimizer.type", Effect.FAILS, f"DeepSpeed has removed {kind}", "use AdamW or Lamb")
+        yield finding_of("removed-key", "optimizer.type", f"DeepSpeed has removed {kind}", "use AdamW or Lamb", Effect.FAILS)
 
 
 def _dead_keys(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
@@ -59,19 +66,13 @@ def _stage(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
     """Keys that have no effect at the selected stage."""
     zero = config.get("zero_optimization")
     if isinstance(zero, bool):
-        yield _make(
-            "stage-as-flag",
-            "zero_optimization",
-            Effect.CHANGED,
-            f"{str(zero).lower()} means stage {int(zero)}",
-            "name the stage",
-        )
+        problem = f"{str(zero).lower()} means stage {int(zero)}"
+        yield finding_of("stage-as-flag", "zero_optimization", problem, "name the stage", Effect.CHANGED)
     if not isinstance(zero, Mapping):
         return
     if "stage" not in zero:
-        yield _make(
-            "stage-missing", "zero_optimization", Effect.CHANGED, "without a stage nothing is divided", "name the stage"
-        )
+        problem = "without a stage nothing is divided"
+        yield finding_of("stage-missing", "zero_optimization", problem, "name the stage", Effect.CHANGED)
     stage = zero.get("stage", 0)
     if not isinstance(stage, int) or stage >= 3:
         return
@@ -99,10 +100,8 @@ def _stage_0(config: Config, zero: Config) -> Iterator[Finding]:
             problem = "stage 0 reduces after backward in its own buckets"
             yield _ignored("stage-0-key", f"zero_optimization.{key}", problem, "use a higher stage, or leave it out")
     if _device(config, "offload_optimizer") != "none":
-        yield _make(
-            "offload-optimizer-stage", "zero_optimization.offload_optimizer", Effect.CHANGED,
-            "stage 0 offloads nothing, but uses the host optimizer", "use stage 1, 2 or 3, or leave it out",
-        )  # fmt: skip
+        problem, remedy = "stage 0 offloads nothing, but uses the host optimizer", "use stage 1, 2 or 3, or leave it out"
+        yield finding_of("offload-optimizer-stage", "zero_optimization.offload_optimizer", problem, remedy, Effect.CHANGED)
 
 
 def _offload(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
@@ -110,15 +109,15 @@ def _offload(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
     for name in ("offload_param", "offload_optimizer"):
         if _device(config, name) == "nvme" and not section_at(config, f"zero_optimization.{name}").get("nvme_path"):
             path = f"zero_optimization.{name}.nvme_path"
-            yield _make("nvme-path", path, Effect.FAILS, "nvme needs a folder, and none is given", "give nvme_path")
+            yield finding_of("nvme-path", path, "nvme needs a folder, and none is given", "give nvme_path", Effect.FAILS)
     ratio = optimizer.get("ratio", 1.0)
     if isinstance(ratio, int | float) and ratio < 1.0:
         path = "zero_optimization.offload_optimizer.ratio"
         if zero.get("stage") != 3:
-            yield _refused("offload-ratio-stage", path, "only stage 3 offloads a part", "use stage 3, or leave it out")
+            yield finding_of("offload-ratio-stage", path, "only stage 3 offloads a part", "use stage 3, or leave it out")
         elif section_at(config, "optimizer.params").get("torch_adam"):
             problem = "only DeepSpeed's own Adam can offload a part"
-            yield _make("offload-ratio-optimizer", path, Effect.FAILS, problem, "leave out torch_adam")
+            yield finding_of("offload-ratio-optimizer", path, problem, "leave out torch_adam", Effect.FAILS)
     if (
         _device(config, "offload_optimizer") != "none"
         and zero.get("contiguous_gradients") is False
@@ -139,56 +138,60 @@ def _words(config: Config, version: tuple[int, ...]) -> Iterator[Finding]:
             words = ("fp16", "bfp16", "fp32")
         if not isinstance(table[key], str) or table[key].lower() not in words:
             problem = f"{json.dumps(table[key], default=str)} is not one of {', '.join(words)}"
-            yield _refused("word", path, problem, f"use {' or '.join(words)}")
+            yield finding_of("word", path, problem, f"use {' or '.join(words)}")
 
 
 def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
-    zero, fp16, bf16 = (section_at(config, name) for name in ("zero_optimization", "fp16", "bf16"))
+    zero, fp16, bf16 = (section_at(config, name) for name in ("zero_optimization", "fp16", _bf16(config)))
     stage = zero.get("stage", 0)
     if bf16.get("enabled") is True and fp16.get("enabled") is True:
-        yield _refused("two-precisions", "fp16.enabled", "bf16 and fp16 exclude each other", "enable one of them")
+        yield finding_of("two-precisions", "fp16.enabled", "bf16 and fp16 exclude each other", "enable one of them")
     if "max_grad_norm" in section_at(config, "optimizer.params"):
         problem = "an optimizer has no such parameter"
-        yield _make("max-grad-norm", "optimizer.params.max_grad_norm", Effect.FAILS, problem, "set gradient_clipping")
+        yield finding_of("max-grad-norm", "optimizer.params.max_grad_norm", problem, "set gradient_clipping", Effect.FAILS)
     size = zero.get("allgather_bucket_size", 0)
     if isinstance(size, int) and size % 2 and stage in (1, 2):
         path = "zero_optimization.allgather_bucket_size"
-        yield _make("odd-bucket", path, Effect.FAILS, "it must be even, though it is never read", "leave it out")
+        yield finding_of("odd-bucket", path, "it must be even, though it is never read", "leave it out", Effect.FAILS)
     for section, key in NEED_ZERO:
+        section = _bf16(config) if section == "bf16" else section
         if section_at(config, section).get(key) is True and stage not in (1, 2, 3):
-            yield _refused("master-stage", f"{section}.{key}", "it needs ZeRO", "set zero_optimization.stage to 1, 2 or 3")
+            yield finding_of("master-stage", f"{section}.{key}", "it needs ZeRO", "set zero_optimization.stage to 1, 2 or 3")
     if bf16.get("bf16_optimizer_states") is True and bf16.get("bf16_master_weights_and_grads") is not True:
         problem = "it needs bf16_master_weights_and_grads"
-        yield _refused("bf16-states", "bf16.bf16_optimizer_states", problem, "set bf16_master_weights_and_grads to true")
+        yield finding_of("bf16-states", "bf16.bf16_optimizer_states", problem, "set bf16_master_weights_and_grads to true")
     if zero.get("compute_grad_norm") is False and stage not in (1, 2):
         path = "zero_optimization.compute_grad_norm"
-        yield _refused("norm-stage", path, "only stages 1 and 2 can leave the norm out", "leave it out")
+        yield finding_of("norm-stage", path, "only stages 1 and 2 can leave the norm out", "leave it out")
     if str(config.get("gradient_allreduce_op")).lower() == "sum" and (stage == 3 or zero.get("zenflow") is not None):
         problem = "stage 3 and ZenFlow take the mean only"
-        yield _refused("sum-stage", "gradient_allreduce_op", problem, "leave it out")
+        yield finding_of("sum-stage", "gradient_allreduce_op", problem, "leave it out")
     for key in ("loss_scale", "loss_scale_window", "min_loss_scale"):
         value = fp16.get(key, 1)
         least = 0 if key == "loss_scale" else 1
         dynamic = least == 0 or (fp16.get("enabled") is True and fp16.get("loss_scale", 0) == 0)
         if isinstance(value, bool) or (isinstance(value, int | float) and value < least and dynamic):
             problem = f"{json.dumps(value)} is not a number of at least {least}"
-            yield _refused("loss-scale", f"fp16.{key}", problem, f"give a number of at least {least}")
+            yield finding_of("loss-scale", f"fp16.{key}", problem, f"give a number of at least {least}")
 
 
 def _sections(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
     """Sections that are not objects."""
     for path in SECTIONS:
-        value = config.get(path, {})
+        outer, _, name = path.rpartition(".")
+        value = (section_at(config, outer) if outer else config).get(name, {})
         as_flag = path == "zero_optimization" and isinstance(value, bool)
-        if not (isinstance(value, Mapping) or as_flag or (value is None and path in ("aio", "bf16", "checkpoint"))):
+        unstated = (value is None and path in ("aio", "bf16")) or (value == AUTO and path in MONITORS)
+        unread = (path == "bfloat16" and config.get("bf16") is not None) or (path == "expert_parallel" and not value)
+        if not (isinstance(value, Mapping) or as_flag or unstated or unread):
             problem = f"{json.dumps(value, default=str)} is not an object"
-            yield _refused("section-type", path, problem, 'write its keys, as in {"enabled": true}')
+            yield finding_of("section-type", path, problem, 'write its keys, as in {"enabled": true}')
     for path, kinds in SCALARS.items():
         section, _, key = path.rpartition(".")
         table = section_at(config, section) if section else config
         value = table.get(key, "auto") if key != "params" or table.get("type") is not None else "auto"
         if value != "auto" and not isinstance(value, kinds):
-            yield _refused("value", path, f"{json.dumps(value, default=str)} is of another type", "leave it out")
+            yield finding_of("value", path, f"{json.dumps(value, default=str)} is of another type", "leave it out")
 
 
 def _batch(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
@@ -196,13 +199,13 @@ def _batch(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
         value = config.get(name)
         if value not in (None, "auto") and not (isinstance(value, int | float) and value > 0):
             problem = f"{json.dumps(value, default=str)} is not a count"
-            yield _refused("batch-positive", name, problem, "give a whole number of at least 1")
+            yield finding_of("batch-positive", name, problem, "give a whole number of at least 1")
     if config.get(BATCH_SIZES[0]) is None and config.get(BATCH_SIZES[1]) is None:
-        yield _refused("batch-missing", BATCH_SIZES[0], "neither it nor the micro-batch is given", f"give {BATCH_SIZES[1]}")
+        yield finding_of("batch-missing", BATCH_SIZES[0], "neither it nor the micro-batch is given", f"give {BATCH_SIZES[1]}")
     divided = section_at(config, "tensor_parallel").get("autotp_size", 0)
     if isinstance(divided, int) and divided > 1 and all(isinstance(config.get(name), int) for name in BATCH_SIZES):
         problem = "with AutoTP DeepSpeed still counts every rank as a replica, and refuses the product of the three"
-        yield _refused("autotp-batch", BATCH_SIZES[0], problem, f"leave {BATCH_SIZES[0]} out")
+        yield finding_of("autotp-batch", BATCH_SIZES[0], problem, f"leave {BATCH_SIZES[0]} out")
 
 
 def _tensor(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
@@ -215,12 +218,12 @@ def _tensor(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
             yield _ignored("autotp-off", path, "without an autotp_size above 1 nothing is divided", "set autotp_size")
     elif "partition_config" not in section and "preset_model" not in section:
         problem = "without a plan AutoTP goes by the names of the layers, and leaves those that it does not know whole"
-        yield _make(
+        yield finding_of(
             "autotp-plan",
             "tensor_parallel",
-            Effect.CHANGED,
             problem,
             "give partition_config, or a model with a tp_plan of its own",
+            Effect.CHANGED,
         )
 
 
@@ -229,14 +232,16 @@ def _ranks(config: Config, world_size: int) -> Iterator[Finding]:
     size = section_at(config, "tensor_parallel").get("autotp_size") or 1
     if isinstance(size, int) and world_size % size:
         path = "tensor_parallel.autotp_size"
-        yield _make(
-            "autotp-ranks", path, Effect.FAILS, f"{size} does not divide {world_size} ranks", "give a divisor of the ranks"
+        yield finding_of(
+            "autotp-ranks", path, f"{size} does not divide {world_size} ranks", "give a divisor of the ranks", Effect.FAILS
         )
         return
     hpz = section_at(config, "zero_optimization").get("zero_hpz_partition_size", 1)
     if isinstance(hpz, int) and hpz > 1 and world_size % min(hpz, world_size):
         path = "zero_optimization.zero_hpz_partition_size"
-        yield _make("hpz-ranks", path, Effect.FAILS, f"{hpz} does not divide {world_size} ranks", "give a divisor of the ranks")
+        yield finding_of(
+            "hpz-ranks", path, f"{hpz} does not divide {world_size} ranks", "give a divisor of the ranks", Effect.FAILS
+        )
     if size == 1:
         yield from _batch_of_ranks(config, world_size)
 
@@ -249,7 +254,7 @@ def _batch_of_ranks(config: Config, world_size: int) -> Iterator[Finding]:
         problem = f"{json.dumps(sharing, default=str)} does not divide {world_size} ranks"
         # The configuration takes a part of a replica; the groups of ranks do not.
         effect = Effect.FAILS if isinstance(sharing, int) and sharing > 0 else Effect.REFUSED
-        yield _make("sequence-ranks", "sequence_parallel_size", effect, problem, "give a divisor of the ranks")
+        yield finding_of("sequence-ranks", "sequence_parallel_size", problem, "give a divisor of the ranks", effect)
         return
     sizes = [config.get(name) for name in BATCH_SIZES]
     batch, micro, steps = sizes
@@ -264,23 +269,20 @@ def _batch_of_ranks(config: Config, world_size: int) -> Iterator[Finding]:
         ranks = f"{replicas} ranks" if sharing == 1 else f"{replicas} replicas of {sharing} ranks"
         problem = f"{batch} is not {micro:g} samples x {steps:g} micro-batches x {ranks}"
         remedy = "give two of the three" if None not in sizes else "give a multiple of the replicas' samples"
-        yield _refused("batch-product", "train_batch_size", problem, remedy)
+        yield finding_of("batch-product", "train_batch_size", problem, remedy)
+
+
+def _bf16(config: Config) -> str:
+    """The section that DeepSpeed reads of bf16's two spellings."""
+    return "bfloat16" if config.get("bf16") is None else "bf16"
 
 
 def _device(config: Config, name: str) -> str:
     return str(section_at(config, f"zero_optimization.{name}").get("device", "none"))
 
 
-def _make(rule: str, key: str, effect: Effect, problem: str, remedy: str) -> Finding:
-    return Finding(rule=rule, key=key, effect=effect, problem=problem, remedy=remedy)
-
-
-def _refused(rule: str, key: str, problem: str, remedy: str) -> Finding:
-    return _make(rule, key, Effect.REFUSED, problem, remedy)
-
-
 def _ignored(rule: str, key: str, problem: str, remedy: str) -> Finding:
-    return _make(rule, key, Effect.IGNORED, problem, remedy)
+    return finding_of(rule, key, problem, remedy, Effect.IGNORED)
 
 
 BATCH_SIZES = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps")
@@ -288,10 +290,12 @@ SECTIONS = (
     "optimizer", "scheduler", "zero_optimization", "bf16", "fp16", "tensor_parallel", "comms_logger", "hybrid_engine",
     "compile", "weight_quantization", "tensorboard", "wandb", "csv_monitor", "comet", "activation_checkpointing",
     "flops_profiler", "autotuning", "pipeline", "data_efficiency", "checkpoint", "data_types", "aio", "torch_autocast",
-    "timers",
+    "timers", "timers.throughput", "bfloat16", "expert_parallel",
 )  # fmt: skip
+MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
 SCALARS: Mapping[str, tuple[type, ...]] = {
-    "wall_clock_breakdown": (int,), "optimizer.type": (str, type(None)), "optimizer.params": (Mapping, type(None)),
+    "wall_clock_breakdown": (int,), "flops_profiler.enabled": (int,), "data_types.keep_in_fp32_modules": (list,),
+    "optimizer.type": (str, type(None)), "optimizer.params": (Mapping, type(None)),
 }  # fmt: skip
 """Settings outside the closed sections whose values DeepSpeed uses while it reads the configuration -> their types."""
 DTYPE_KEYS = ("communication_data_type", "seq_parallel_communication_data_type")
@@ -362,7 +366,7 @@ def _findings_of_table(case: LintCase) -> list[Finding]:
 def repeated_keys(imported: Imported) -> Iterator[Finding]:
     """Keys that the file states twice, which DeepSpeed's reader refuses."""
     for key in imported.repeated:
-        yield _refused("repeated-key", key, "the file states it twice", "state it once")
+        yield finding_of("repeated-key", key, "the file states it twice", "state it once")
 
 
 def _fix(case: LintCase, finding: Finding) -> Settings:

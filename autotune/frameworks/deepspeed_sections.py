@@ -1,6 +1,5 @@
 """The keys that DeepSpeed reads; and of its sections that refuse any other key, since which version and with which values."""
 
-import difflib
 import json
 import math
 import re
@@ -11,11 +10,11 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from autotune.frameworks.framework import closest
+from autotune.frameworks.imported import AUTO, flat, nested, short_text, switch_of
 from search_spaces.finding import Effect, Finding
 
 Version = tuple[int, ...]
-SWITCHES = ("true", "false", "1", "0", "on", "off", "yes", "no", "y", "n", "t", "f")
-"""Texts that pydantic takes for a switch, in any case."""
 COMPARISONS = {">=": float.__ge__, ">": float.__gt__, "<=": float.__le__, "<": float.__lt__}
 TABLE_VERSION = (0, 19, 8)
 """The version that the table of sections is of."""
@@ -38,6 +37,15 @@ class SectionKey:
     def takes(self, value: Any) -> bool:
         """Whether DeepSpeed takes the value: its models convert what has the same meaning (pydantic's lax mode)."""
         return any(_takes(kind, value) for kind in self.kinds)
+
+    def converted(self, value: Any) -> Any:
+        """The value as DeepSpeed's models convert it: a text that is a switch or a number."""
+        if not isinstance(value, str | int | float) or value == AUTO or "text" in self.kinds or not self.takes(value):
+            return value
+        if "bool" in self.kinds or isinstance(value, bool):  # its validators refuse a switch for a number
+            return value if isinstance(value, bool) else bool(switch_of(f"{value:g}" if isinstance(value, float) else value))
+        number = _number("float", value)
+        return value if number is None else int(number) if number.is_integer() else number
 
     @property
     def words(self) -> str:
@@ -66,7 +74,7 @@ def _takes(kind: str, value: Any) -> bool:
             number = _number("int", value) if words[0].isdigit() else None
             return (f"{number:.0f}" if number is not None else value) in words
         case "bool":
-            return value in (0, 1) if isinstance(value, int | float) else isinstance(value, str) and value.lower() in SWITCHES
+            return value in (0, 1) if isinstance(value, int | float) else switch_of(value) is not None
         case "int" | "float":
             number = _number(name, value)
             bounds = re.findall(r"([<>]=?) (\S+)", rest)
@@ -92,6 +100,16 @@ def section_keys() -> Mapping[str, Mapping[str, SectionKey]]:
     return {path: {key: _key(words) for key, words in keys.items()} for path, keys in tomllib.loads(text).items()}
 
 
+def converted(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The configuration with the values of its sections as DeepSpeed's models convert them."""
+    sections, settings = section_keys(), dict(flat(config))
+    for setting, value in settings.items():
+        section, _, name = setting.rpartition(".")
+        if (key := sections.get(section, {}).get(name)) is not None:
+            settings[setting] = key.converted(value)
+    return nested(settings)
+
+
 def _key(text: str) -> SectionKey:
     now, since = re.search(r", now (\w+)", text), re.search(r", since (\S+)$", text)
     kinds = re.sub(r", (now|since) .*", "", text).split(" or ")
@@ -113,7 +131,7 @@ def section_at(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 
 def meant(key: str, allowed: Mapping[str, object] | frozenset[str]) -> str:
     """The remedy for an unknown key; comments are left out."""
-    close = [] if is_comment(key) else difflib.get_close_matches(key, sorted(allowed), n=1)
+    close = [] if is_comment(key) else closest(key, tuple(sorted(allowed)), 0.6)
     return f"did you mean {close[0]}?" if close else "leave it out"
 
 
@@ -132,7 +150,7 @@ def unknown_keys(config: Mapping[str, Any], gone: Mapping[str, str]) -> Iterator
     for path, allowed in {"": TOP_LEVEL, **IGNORES_OTHERS}.items():
         for key in section_at(config, path) if path else config:
             if key not in allowed and (path or key not in gone):
-                yield _finding("unknown-key", f"{path}.{key}" if path else key, UNREAD, meant(key, allowed), Effect.IGNORED)
+                yield finding_of("unknown-key", f"{path}.{key}" if path else key, UNREAD, meant(key, allowed), Effect.IGNORED)
 
 
 def section_findings(config: Mapping[str, Any], version: Version, gone: Mapping[str, str]) -> Iterator[Finding]:
@@ -153,24 +171,35 @@ def section_findings(config: Mapping[str, Any], version: Version, gone: Mapping[
                 continue
             if version < closed_since:
                 if key is None and path in ("bf16", "bfloat16", "fp16"):  # older versions had other keys in the rest
-                    yield _finding("unknown-key", setting, UNREAD, meant(name, keys), Effect.IGNORED)
+                    yield finding_of("unknown-key", setting, UNREAD, meant(name, keys), Effect.IGNORED)
             elif key is None:
                 effect, problem = Effect.REFUSED, "the section has no such key"
                 if version > TABLE_VERSION:
                     continue  # a later version may have it
                 if value == "auto":  # counts as not stated, whatever the key
                     effect, problem = Effect.IGNORED, UNREAD
-                yield _finding("unknown-key", setting, problem, meant(name, keys), effect)
+                yield finding_of("unknown-key", setting, problem, meant(name, keys), effect)
             elif version < key.since and value != "auto":
                 first = ".".join(map(str, key.since))
-                yield _finding("later-key", setting, f"the key came with {first}", f"leave it out, or use {first}")
-            elif value != "auto" and not key.takes(value):
+                yield finding_of("later-key", setting, f"the key came with {first}", f"leave it out, or use {first}")
+            elif value != AUTO and not key.takes(value) and not _leaves(setting, value):
                 rule = "section-type" if "section" in key.kinds else "value"
-                yield _finding(rule, setting, f"{_text(value)} is not {key.words or 'a value of JSON'}", _remedy(key))
+                yield finding_of(
+                    rule,
+                    setting,
+                    f"{short_text(json.dumps(value, default=str))} is not {key.words or 'a value of JSON'}",
+                    _remedy(key),
+                )
             elif (today := _today(keys, name)) != name and value != "auto":
                 others = [other for other in section_at(config, path) if other != name and _today(keys, other) == today]
                 if others:
-                    yield _finding("two-spellings", setting, f"it sets the same as {others[0]}", "leave it out")
+                    yield finding_of("two-spellings", setting, f"it sets the same as {others[0]}", "leave it out")
+
+
+def _leaves(setting: str, value: Any) -> bool:
+    """Whether a value stands for a list of names of leaf modules, as text, or for the section of none."""
+    section = "zero_optimization.leaf_module"
+    return value is None if setting == section else isinstance(value, str) and setting.startswith(f"{section}.")
 
 
 def _today(keys: Mapping[str, SectionKey], name: str) -> str:
@@ -185,12 +214,8 @@ def _remedy(key: SectionKey) -> str:
     return f"give {key.words}" if key.words else "leave it out"
 
 
-def _text(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}…"
-
-
-def _finding(rule: str, key: str, problem: str, remedy: str, effect: Effect = Effect.REFUSED) -> Finding:
+def finding_of(rule: str, key: str, problem: str, remedy: str, effect: Effect = Effect.REFUSED) -> Finding:
+    """A finding, of something that is refused if nothing else is said."""
     return Finding(rule=rule, key=key, effect=effect, problem=problem, remedy=remedy)
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from autotune.frameworks.imported import Imported
+from autotune.frameworks.imported import Imported, switch_of
 from autotune.frameworks.shell import LAUNCHER
 from autotune.question.assumption import VOCABULARY
 from search_spaces.clusters.cluster import ClusterSpec
@@ -15,6 +15,7 @@ from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.model import ModelSpec
+from search_spaces.training.adapters import FROZEN_BITS
 from search_spaces.trial_config import TrialConfig
 
 Settings = Mapping[str, Any]
@@ -55,10 +56,19 @@ class LintCase:
     @property
     def config(self) -> TrialConfig:
         """The configuration as knobs, with what the user says, or else is assumed, of those that the file does not state."""
-        hidden_size = self.model.hidden_size if isinstance(self.model, ModelSpec) else None
-        sizes = {name: size(hidden_size) for name, size in self.imported.of_hidden_size.items()} if hidden_size else {}
         assumed = {name: value for name, value in self.assumed.items() if name in KNOBS}
-        return TrialConfig().replace({**assumed, **self.around.knobs, **self.imported.knobs, **sizes})
+        return TrialConfig().replace({**assumed, **self.around.knobs, **self.imported.knobs, **self.of_model})
+
+    @property
+    def of_model(self) -> dict[str, Value]:
+        """Knob -> its value, of those that follow from the model: DeepSpeed's buckets, and adapters' frozen weights."""
+        model, imported = self.model, self.imported
+        if model is None:
+            return {}
+        values: dict[str, Value] = {name: size(model.hidden_size) for name, size in imported.of_hidden_size.items()}
+        dtype = next((name for name, bits in FROZEN_BITS.items() if bits == model.frozen_bits < 16), None)
+        adapts = imported.knobs.get("lora_rank") and "frozen_dtype" not in {**imported.knobs, **self.around.knobs}
+        return values | ({"frozen_dtype": dtype} if adapts and dtype else {})
 
     @property
     def assumed(self) -> Mapping[str, Value]:
@@ -111,7 +121,7 @@ class LintCase:
 
     def on(self, key: str) -> bool:
         """Whether a switch of the file is on."""
-        return str(self.get(key, "")).lower() == "true"
+        return switch_of(self.get(key)) is True
 
     def key_of(self, knob: str) -> str:
         """The setting that states a knob, or that would."""
@@ -248,7 +258,7 @@ class Framework:
 
 
 @cache
-def _closest(key: str, known_keys: tuple[str, ...], cutoff: float) -> list[str]:
+def closest(key: str, known_keys: tuple[str, ...], cutoff: float) -> list[str]:
     """The closest known setting, if one is close: asked for each variant of a case, and slow."""
     return difflib.get_close_matches(key, known_keys, n=1, cutoff=cutoff)
 
@@ -258,7 +268,7 @@ def unknown(case: LintCase, key: str, known_keys: Iterable[str], effect: Effect,
 
     `known_keys`: whole settings, as `key`.
     """
-    close = _closest(key, tuple(sorted(known_keys)), cutoff)
+    close = closest(key, tuple(sorted(known_keys)), cutoff)
     meant = next((name for name in close if name not in case.imported.settings), None)
     remedy = f"did you mean {meant}?" if meant else f"leave {key} out"
     return Finding(

@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from typing import Any
 
 SPACE = re.compile(r"(?:\s|#[^\n]*|//[^\n]*|/\*.*?\*/)*", re.DOTALL)
@@ -94,8 +95,7 @@ class HjsonReader:
             pairs.append((key, self._value()))
             first = self._next_item()
         self._position += len(end)
-        names = [name for name, _ in pairs]
-        self.repeated += [name for name in dict.fromkeys(names) if names.count(name) > 1]
+        self.repeated += [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
         return dict(pairs)
 
     def _next_item(self) -> str:

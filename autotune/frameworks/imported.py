@@ -4,6 +4,8 @@ import math
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -70,6 +72,17 @@ class Imported:
         return replace(self, notes=(*self.notes, *lines)) if lines else self
 
 
+SWITCHES: Mapping[str, bool] = {
+    **dict.fromkeys(("true", "t", "yes", "y", "on", "1"), True), **dict.fromkeys(("false", "f", "no", "n", "off", "0"), False),
+}  # fmt: skip
+"""Words of a switch, in any case: of YAML, of pydantic, and of transformers' and Accelerate's `string_to_bool`."""
+
+
+def switch_of(value: object) -> bool | None:
+    """Whether a switch is on; None: the value is no switch."""
+    return SWITCHES.get(str(value).lower())
+
+
 class FlatTable:
     """A file's tables with flat keys: `zero_optimization.stage`. Reading a key removes it; the remaining keys become notes."""
 
@@ -100,7 +113,7 @@ class FlatTable:
         value = self.take(key)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < math.inf or value != int(value):
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 1 <= value < 2**63 or value != int(value):
             raise RequestError(key, f"{value!r} in {self.source} is not a whole number", "give a whole number of at least 1")
         return int(value)
 
@@ -121,7 +134,7 @@ class FlatTable:
                 continue
             try:
                 number = math.nan if isinstance(value, bool) else float(value)
-            except (TypeError, ValueError):
+            except (TypeError, ValueError, OverflowError):
                 number = math.nan
             if not 0 <= number < math.inf:
                 raise RequestError(key, f"{value!r} in {self.source} is not a valid number", "give a number of at least 0")
@@ -135,10 +148,8 @@ class FlatTable:
             RequestError: the value is something else.
         """
         value = self.take(key)
-        if value is None or isinstance(value, bool):
-            return value
-        if str(value).lower() in ("true", "false"):
-            return str(value).lower() == "true"
+        if value is None or (switch := switch_of(value)) is not None:
+            return None if value is None else switch
         raise RequestError(key, f"{value!r} in {self.source} is not a boolean", "give true or false")
 
     def choice(self, key: str, meanings: Mapping[str, Value]) -> Value | None:
@@ -212,7 +223,7 @@ class FlatTable:
         """Return the result, with a note for every key that was not read."""
         for key, value in self._unread.items():
             why = "its value is chosen when a run begins" if value == AUTO else "is not a knob; trials run without it"
-            self.notes.append(f"{key}={_text(value)}: {why}")
+            self.notes.append(f"{key}={short_text(value)}: {why}")
         knobs = {name: self.knobs[name] for name in KNOBS if name in self.knobs}
         assumed = {name: value for name, value in self.assumed.items() if name not in knobs}
         return Imported(
@@ -231,18 +242,21 @@ def flat(content: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, An
 
 
 def nested(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The tables of flat keys."""
+    """The tables of flat keys. What is set within a setting that is no table replaces it."""
     content: dict[str, Any] = {}
     for key, value in settings.items():
         *tables, name = key.split(".")
         node = content
         for table in tables:
-            node = node.setdefault(table, {})
-        node[name] = value
+            if not isinstance(node.get(table), dict):
+                node[table] = {}
+            node = node[table]
+        node[name] = {} if value == {} else value
     return content
 
 
-def _text(value: object) -> str:
+def short_text(value: object) -> str:
+    """The value as text, cut after 60 characters."""
     text = value_text(value)
     return text if len(text) <= 60 else f"{text[:57]}…"
 
@@ -289,6 +303,42 @@ REMEDY = (
 )
 MOST_VALUES, DEEPEST = 100_000, 100
 """Values of a file, and tables within tables. A file that refers to its own parts stands for more than fit into memory."""
+
+
+_ONE_FILE: ContextVar[bool] = ContextVar("one_file", default=False)
+
+
+@contextmanager
+def one_file() -> Iterator[None]:
+    """Read recipes of strangers: within, no file is opened or looked for beside the recipe itself."""
+    token = _ONE_FILE.set(True)
+    try:
+        yield
+    finally:
+        _ONE_FILE.reset(token)
+
+
+def reads_one_file() -> bool:
+    """Whether this is within `one_file`."""
+    return _ONE_FILE.get()
+
+
+def named_file(recipe: Path, name: str) -> Path | None:
+    """The file that a recipe names: in its folder, in one above it, as repositories have it, or in the working directory.
+
+    Returns: None if it is not there.
+
+    Raises:
+        RequestError: no other file is read here (`one_file`).
+    """
+    if reads_one_file():
+        raise RequestError(
+            "from", "the recipe names another file, and no file is read here", "give the settings of that file instead"
+        )
+    try:
+        return next((file for folder in (*recipe.absolute().parents, Path()) if (file := folder / name).is_file()), None)
+    except (OSError, ValueError):  # no name of a file
+        return None
 
 
 def read_text(path: Path) -> str:

@@ -2,7 +2,7 @@
 
 import ast
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,9 +97,13 @@ REMOVED: Mapping[str, str] = {
     "--warmup": "--lr-warmup-fraction",
     "--checkpoint-activations": "--recompute-granularity",
 }
+"""Options of Megatron-LM before core -> those of today."""
 TOKENIZERS = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
 """Type of tokenizer -> its tokens."""
-"""Options of Megatron-LM before core -> those of today."""
+MOST_LAYERS = 100_000
+"""Layers of a model, and letters of a layout: a few characters could stand for more than fit into memory."""
+LAYER_LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
+"""Part of a model in a list of stages -> its letter in a layout."""
 SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 """ZeRO stage -> Megatron-FSDP's sharding strategy."""
 ATTENTION = {"flash": "flash", "cudnn": "fused", "math": "unfused"}
@@ -194,6 +198,9 @@ class _MegatronReading:
             table.set("shared_expert_overlap", True, key("moe_shared_expert_overlap"))
         lengths = [table.whole(f"dataset.{name}") for name in ("seq_length", "sequence_length")] if bridge else []
         model, tokens = self._model(), self.whole("seq_length") or next(filter(None, lengths), None)
+        lengths_of = (key("seq_length"), "dataset.seq_length", "dataset.sequence_length")
+        if tokens is not None:
+            table.keys["sequence_length"] = next(key for key in lengths_of if table.settings.get(key) is not None)
         if pipeline > 1:
             self._pipeline(model, pipeline)
         self._states()
@@ -221,8 +228,8 @@ class _MegatronReading:
 
     def _pipeline(self, model: ModelSpec | None, ranks: int) -> None:
         key = self.dialect.key
-        stage_layers, layout = self.whole("num_layers_per_virtual_pipeline_stage"), self.word("pipeline_model_parallel_layout")
-        parts = layout_stages(layout) if layout else []
+        stage_layers, layout = self.whole("num_layers_per_virtual_pipeline_stage"), key("pipeline_model_parallel_layout")
+        parts = layout_stages(self.table.take(layout), layout)
         first, last = (self.whole(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
         embedding, loss = (self.switch(f"account_for_{part}_in_pipeline_split") for part in ("embedding", "loss"))
         layers = model.num_layers + embedding + loss if model else 0
@@ -232,7 +239,7 @@ class _MegatronReading:
             "num_layers_per_virtual_pipeline_stage": max(layers // ranks // stage_layers, 1)
             if stage_layers and layers
             else None,
-            "pipeline_model_parallel_layout": max(len(parts) // ranks, 1) if layout else None,
+            "pipeline_model_parallel_layout": max(len(parts) // ranks, 1) if parts else None,
         }
         name, stages = next(((name, count) for name, count in counts.items() if count), ("", 1))
         if name:
@@ -240,6 +247,8 @@ class _MegatronReading:
         self.table.set("pipeline_schedule", "interleaved_1f1b" if stages > 1 else "1f1b")
         if parts:
             name, per_stage = "pipeline_model_parallel_layout", [part.count("t") for part in parts]
+        elif model and ranks * stages > model.num_layers:
+            return  # which a rule refuses
         elif model and (first or last):
             name = "num_layers_in_first_pipeline_stage" if first else "num_layers_in_last_pipeline_stage"
             ends = [count for count in (first, last) if count]
@@ -320,6 +329,9 @@ class _MegatronReading:
         """The model that the arguments describe, else the one that they name."""
         whole, table = self.whole, self.table
         sizes = {name: whole(name) for name in ("num_layers", "hidden_size", "num_attention_heads")}
+        if (sizes["num_layers"] or 0) > MOST_LAYERS:
+            problem = f"{sizes['num_layers']} in {table.source} is more than {MOST_LAYERS:,} layers"
+            raise RequestError(self.dialect.key("num_layers"), problem, "give the layers of the model")
         model_names = [str(table.take(key) or "") for key in NAMES]
         if not all(sizes.values()):
             table.drop(*map(self.dialect.key, DESCRIBING))
@@ -381,10 +393,11 @@ class _MegatronReading:
     def _dense(self, layers: int, ffn: int, experts: int) -> dict[str, Any]:
         key = self.dialect.key("moe_layer_freq")
         value = self.table.take(key)
-        pattern = [1] * layers if value is None else layer_pattern(value, layers)
-        if not experts or pattern is None or len(pattern) != layers:
-            if experts:  # a wrong length is refused by a check
-                self.table.notes.append(f"{key}={value}: not read; predictions have experts in every layer")
+        if not experts or value is None:
+            return {}
+        pattern = layer_pattern(value, layers)
+        if pattern is None or len(pattern) != layers:  # a wrong length is refused by a check
+            self.table.notes.append(f"{key}={value}: not read; predictions have experts in every layer")
             return {}
         dense = tuple(not has_experts for has_experts in pattern)
         return {"dense_layers": dense, "dense_ffn_size": ffn} if any(dense) else {}
@@ -400,32 +413,53 @@ def layer_pattern(value: Any, layers: int) -> list[int] | None:
     written with + and *; None: it is neither."""
     try:
         root = ast.parse(str(value), mode="eval").body
-        numbers = list(_numbers(root)) if not isinstance(root, ast.Constant) else None
-        return numbers if numbers is not None else [int(index % int(value) == 0) for index in range(layers)]
-    except (SyntaxError, ValueError, TypeError, ZeroDivisionError, RecursionError):
+        if isinstance(root, ast.Constant):
+            return [int(index % int(value) == 0) for index in range(layers)]
+        return _numbers(root)
+    except (SyntaxError, ValueError, TypeError, ArithmeticError, RecursionError, MemoryError):
         return None
 
 
-def _numbers(node: ast.expr) -> Iterator[int]:
-    """The numbers of a list that is written with + and *."""
+def _numbers(node: ast.expr) -> list[int]:
+    """The numbers of a list that is written with + and *.
+
+    Raises:
+        ValueError: it is none, or has more than `MOST_LAYERS`.
+    """
     match node:
         case ast.List(elts=elements):
-            yield from (int(ast.literal_eval(element)) for element in elements)
+            return [int(ast.literal_eval(element)) for element in elements]
         case ast.BinOp(left=left, op=ast.Add(), right=right):
-            yield from _numbers(left)
-            yield from _numbers(right)
-        case ast.BinOp(left=part, op=ast.Mult(), right=ast.Constant(int() as count)) if count <= 1024:
-            for _ in range(count):
-                yield from _numbers(part)
-        case _:
-            raise ValueError("not a list")
+            return _numbers(left) + _numbers(right)
+        case ast.BinOp(left=part, op=ast.Mult(), right=ast.Constant(int() as count)):
+            numbers = _numbers(part)
+            if len(numbers) * count <= MOST_LAYERS:
+                return numbers * count
+    raise ValueError("not a list")
 
 
-def layout_stages(text: str) -> list[str]:
-    """The stages of a layout such as `Et|(tt|)*30mL`: E is the embedding, t a layer, m a module and L the loss."""
-    for pattern in (r"\(([^)]+)\)\*(\d{1,4})", r"(.)\*(\d{1,4})"):
-        text = re.sub(pattern, lambda group: group[1] * int(group[2]), text.replace(",", ""))
-    return text.split("|")
+def layout_stages(layout: Any, key: str = "pipeline_model_parallel_layout") -> list[str]:
+    """The stages of a layout, `Et|(tt|)*30mL` or a list of lists of parts: E is the embedding, t a layer, m a module and L the
+    loss.
+
+    Args:
+        layout: the setting `key`; None: there are no stages.
+
+    Raises:
+        RequestError: a list is not one of lists of parts, or the layout has more than `MOST_LAYERS` letters.
+    """
+    if isinstance(layout, list):
+        try:
+            return ["".join(LAYER_LETTERS[str(part).strip().lower()] for part in stage) for stage in layout]
+        except (KeyError, TypeError):
+            remedy = f"give each stage a list of {', '.join(LAYER_LETTERS)}"
+            raise RequestError(key, "is not a list of lists of parts", remedy) from None
+    text = "" if layout is None else str(layout).replace(",", "")
+    for pattern in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):
+        if len(text) + sum(len(group[1]) * int(group[2]) for group in re.finditer(pattern, text)) > MOST_LAYERS:
+            raise RequestError(key, f"has more than {MOST_LAYERS:,} letters", "give each layer of the model a letter")
+        text = re.sub(pattern, lambda group: group[1] * int(group[2]), text)
+    return text.split("|") if text else []
 
 
 def _launched(table: FlatTable) -> int | None:
@@ -434,6 +468,9 @@ def _launched(table: FlatTable) -> int | None:
     if recipe is not None:
         return int(recipe[1])
     ranks_per_node, nodes = table.take(f"{LAUNCHER}nproc_per_node"), table.take(f"{LAUNCHER}nnodes")
-    if isinstance(ranks_per_node, int) and (nodes is None or isinstance(nodes, int)):
-        return ranks_per_node * (nodes or 1)
-    return None
+    nodes = 1 if nodes is None else nodes
+    return (
+        ranks_per_node * nodes
+        if isinstance(ranks_per_node, int) and isinstance(nodes, int) and ranks_per_node > 0 < nodes
+        else None
+    )

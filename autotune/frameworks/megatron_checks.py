@@ -65,7 +65,7 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         count, ranks = layers_of(case), case.config.pipeline_parallel_size
         if count is None or ranks == 1:
             return None
-        if isinstance(case.get(layout), str):
+        if case.get(layout):
             layers = sum(stage.count("t") for stage in layout_stages(case.get(layout)))
             return f"the layout has {layers} layers, the model {count}" if layers != count else None
         ends = [case.get(key(name)) for name in ENDS if isinstance(case.get(key(name)), int)]
@@ -348,8 +348,7 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         Check(
             name="layout-divides", key=layout, effect=Effect.REFUSED, remedy="give a multiple of the ranks",
             problem=lambda case: f"{len(layout_stages(case.get(layout)))} stages on {case.config.pipeline_parallel_size} ranks",
-            holds=lambda case: isinstance(case.get(layout), str)
-            and len(layout_stages(case.get(layout))) % case.config.pipeline_parallel_size,
+            holds=lambda case: len(layout_stages(case.get(layout))) % case.config.pipeline_parallel_size,
         ),
         Check(
             name="uneven-twice", key=key(ENDS[0]), effect=Effect.REFUSED, remedy="state one of the two",

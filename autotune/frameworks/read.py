@@ -1,6 +1,7 @@
 """Reads a configuration file of another framework, or a best-config document, and detects which framework it is."""
 
 import ast
+import json
 import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -14,12 +15,22 @@ from autotune.frameworks.accelerate_checks import ACCELERATE
 from autotune.frameworks.best_config import request_of, require_schema_version, stated_of
 from autotune.frameworks.deepspeed_checks import DEEPSPEED
 from autotune.frameworks.framework import Framework
-from autotune.frameworks.imported import REMEDY, Imported, flat, read_table, read_table_and_repeated, read_text, yaml_value
+from autotune.frameworks.imported import (
+    REMEDY,
+    Imported,
+    flat,
+    named_file,
+    read_table,
+    read_table_and_repeated,
+    read_text,
+    reads_one_file,
+    yaml_value,
+)
 from autotune.frameworks.megatron_checks import MEGATRON, MEGATRON_BRIDGE
 from autotune.frameworks.shell import read_options
 from autotune.frameworks.shell_values import decided_by, is_open
 from autotune.frameworks.torchtitan_checks import TORCHTITAN
-from autotune.frameworks.trainer_launch import TRAINERS, launched, names_file, trainer_format
+from autotune.frameworks.trainer_launch import TRAINERS, launched, trainer_format
 from search_spaces.errors import KnobValueError, SearchSpaceError
 from search_spaces.file_kinds import LLAMA_FACTORY_1, kind_of
 from search_spaces.knob_values import check_value
@@ -35,6 +46,8 @@ FORMATS = tuple(FRAMEWORKS)
 MOST_HINTED = 500_000
 """Characters of a file whose suffix names no table; a longer one is a script or a log."""
 TABLES = (".json", ".yaml", ".yml", ".toml")
+OFF = re.compile(r"(^|\.)no_(?=\w+$)")
+"""Before a switch of tyro that is off."""
 DEGREES = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--sequence-parallel")
 """Options of Megatron-LM that a file with none of the degrees leaves to the script that launches it."""
 
@@ -110,14 +123,13 @@ def read_imported(path: Path, stated: Mapping[str, str] | None = None) -> Import
 
 
 def read_written(
-    path: Path, format_name: str = "", alone: bool = False, stated: Mapping[str, str] | None = None, beside: Path | None = None
+    path: Path, format_name: str = "", stated: Mapping[str, str] | None = None, beside: Path | None = None
 ) -> list[Written]:
     """The configurations of a file: one, but for a Python file with several functions.
 
     Args:
         path: the file.
         format_name: one of `FORMATS`; empty: the file's content decides.
-        alone: refuse a file that names another one, so that no other is read.
         stated: variables and arguments of a script, with the user's values.
         beside: the script whose neighbours it may source, if that is another one.
 
@@ -133,7 +145,7 @@ def read_written(
     if path.suffix == ".py":
         recipes = _python(path, format_name)
     elif (table := _table_of(path, format_name)) is None:
-        recipes = [_script(path, format_name, None if alone else beside or path, stated or {})]
+        recipes = [_script(path, format_name, beside or path, stated or {})]
     else:
         content, repeated = table
         table_format = _format_of_table(content)
@@ -143,10 +155,12 @@ def read_written(
             Written(format=format_name or table_format, name=path.name, path=path, content=content, repeated=repeated)
         ]  # fmt: skip
     for recipe in recipes:
+        try:
+            json.dumps(dict(flat(recipe.content)), ensure_ascii=False, default=str).encode()
+        except UnicodeEncodeError:
+            raise RequestError("from", f"{path} has a text that is not Unicode", r"leave out escapes such as \ud800") from None
         if format_name:
             _require_settings(recipe)
-        if alone and (any("config_file" in key for key, _ in flat(recipe.content)) or names_file(recipe.content)):
-            raise _names_another_file()
     return recipes
 
 
@@ -181,10 +195,6 @@ def _require_settings(written: Written) -> None:
 
 def _without_setting(path: Path, format_name: str) -> RequestError:
     return RequestError("format", f"{path} has no setting of {format_name}", "give the format that it has, or auto")
-
-
-def _names_another_file() -> RequestError:
-    return RequestError("recipe", "names another file, and no file is read here", "give the settings of that file instead")
 
 
 def named(error: AutotuneError | SearchSpaceError, field: str) -> AutotuneError | SearchSpaceError:
@@ -257,10 +267,10 @@ def _python(path: Path, format_name: str) -> list[Written]:
     return written_recipes
 
 
-def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[str, str]) -> Written:
+def _script(path: Path, format_name: str, beside: Path, stated: Mapping[str, str]) -> Written:
     text = read_text(path)
     try:
-        script = read_options(text, beside, stated)
+        script = read_options(text, None if reads_one_file() else beside, stated)
     except RecursionError:
         raise RequestError("from", f"{path} is nested too deeply", REMEDY) from None
     if script.unused and beside == path:
@@ -288,7 +298,7 @@ def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[s
     )
     content: Mapping[str, Any]
     if kind in ("", *TRAINERS):
-        kind, content = launched(script, path, kind, beside is None)
+        kind, content = launched(script, path, kind)
     match kind:
         case _ if kind in TRAINERS:
             stating = {option.key for option in FRAMEWORKS[kind].options}
@@ -299,15 +309,15 @@ def _script(path: Path, format_name: str, beside: Path | None, stated: Mapping[s
             content = {**({"recipe": recipe[0]} if recipe else {}), **overrides}
         case "torchtitan":
             table_settings = {key: value for key, value in settings.items() if not key.startswith("--")}
-            base = _base(path, tables, beside is None)  # takes its own options out of `tables`, so it comes first
+            base = _base(path, tables)  # takes its own options out of `tables`, so it comes first
             switched = {  # by tyro's switches: `--compile.no_enable` means `compile.enable = false`
-                key.replace(".no_", "."): False if ".no_" in key and value is True else value for key, value in tables.items()
+                OFF.sub(r"\1", key): False if OFF.search(key) and value is True else value for key, value in tables.items()
             }
             content = {**base, **switched, **table_settings}
             undecided = {_tyro(key): by for key, by in undecided.items()}
         case "megatron":
             content = settings
-            if not script.modules and not set(DEGREES[:2]) & {*settings, *undecided}:  # a part of a launch
+            if not script.program and not set(DEGREES[:2]) & {*settings, *undecided}:  # a part of a launch
                 undecided |= {key: "what launches these options" for key in DEGREES if key not in {*settings, *undecided}}
         case _:
             raise RequestError("from", f"{path} has no options of a known framework", REMEDY)
@@ -334,14 +344,10 @@ def _override(text: str) -> Any:
         return text
 
 
-def _base(path: Path, tables: dict[str, Any], alone: bool) -> dict[str, Any]:
+def _base(path: Path, tables: dict[str, Any]) -> dict[str, Any]:
     """The TOML file that torchtitan's options name, if it is there: options override it."""
     name, recipe = tables.pop("job.config_file", None), tables.pop("config", None)
-    if alone and name is not None:
-        raise _names_another_file()
-    tables.pop("module", None)
-    file = next((file for file in (path.parent / str(name), Path(str(name))) if name and file.is_file()), None)
-    if file is not None:
+    if name is not None and (file := named_file(path, str(name))) is not None:
         return dict(flat(read_table(file)))
     return {} if recipe is None else {"recipe": recipe}
 
@@ -399,16 +405,22 @@ def python_recipes(text: str) -> list[PythonRecipe]:
         SyntaxError: the text is not Python.
     """
     functions = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.FunctionDef)}
-    settings_by_name = {name: _settings(node, functions, ()) for name, node in functions.items()}
+    settings_by_name: dict[str, dict[str, Any]] = {}
     return [
-        PythonRecipe(name=name, line=functions[name].lineno, settings={**settings, "recipe": name})
-        for name, settings in settings_by_name.items()
-        if settings
+        PythonRecipe(name=name, line=node.lineno, settings={**settings, "recipe": name})
+        for name, node in functions.items()
+        if (settings := _settings(node, functions, settings_by_name))
     ]
 
 
-def _settings(node: ast.FunctionDef, functions: dict[str, ast.FunctionDef], within: tuple[str, ...]) -> dict[str, Any]:
+def _settings(
+    node: ast.FunctionDef, functions: dict[str, ast.FunctionDef], settings_by_name: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """The settings of a function; empty within itself. `settings_by_name`: those of the functions that were read before."""
+    if node.name in settings_by_name:
+        return settings_by_name[node.name]
     settings: dict[str, Any] = {}
+    settings_by_name[node.name] = {}
     variable = ""
     for statement in node.body:
         match statement:
@@ -419,8 +431,8 @@ def _settings(node: ast.FunctionDef, functions: dict[str, ast.FunctionDef], with
                     further = dict(_value(call.args[1], HELPERS[base]))
                     call = call.args[0]
                     base = call.func.id if isinstance(call.func, ast.Name) else ""
-                if base in functions and base not in within:
-                    settings |= _settings(functions[base], functions, (*within, node.name)) | further
+                if base in functions and base != node.name:
+                    settings |= _settings(functions[base], functions, settings_by_name) | further
                     variable = name
                 elif _is_configuration(call):
                     settings |= dict(_arguments(call, ""))
@@ -434,6 +446,7 @@ def _settings(node: ast.FunctionDef, functions: dict[str, ast.FunctionDef], with
                     settings |= dict(_value(value, ".".join(path[1:])))
             case ast.Return(value=ast.Call() as call) if _is_configuration(call):
                 settings |= dict(_arguments(call, ""))
+    settings_by_name[node.name] = settings
     return settings
 
 
@@ -478,11 +491,12 @@ def _registry(call: ast.Call) -> Iterator[tuple[str, Any]]:
 
 
 def _literal(node: ast.expr) -> Any:
-    """The value of a literal, or of products and sums of whole numbers."""
+    """The value of a literal, or of products and sums of whole numbers of 64 bits."""
     if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Mult | ast.Add):
         left_operand, right_operand = _literal(node.left), _literal(node.right)
         if isinstance(left_operand, int) and isinstance(right_operand, int):
-            return left_operand * right_operand if isinstance(node.op, ast.Mult) else left_operand + right_operand
+            value = left_operand * right_operand if isinstance(node.op, ast.Mult) else left_operand + right_operand
+            return value if abs(value) < 2**63 else _MISSING
     try:
         return ast.literal_eval(node)
     except (ValueError, TypeError):

@@ -90,8 +90,10 @@ class Script:
     """Option, or variable of further options, whose value is decided when the script runs -> what decides it."""
     sourced: list[str] = field(default_factory=list)
     """Files that the script sources and that are not there: they may set and export variables."""
-    modules: tuple[str, ...] = ()
-    """The launched programs: files or modules."""
+    program: str = ""
+    """The launched program: a file or a module; empty: there is none."""
+    arguments: tuple[str, ...] = ()
+    """The words after the program."""
     ranks: int | None = None
     """Tasks that srun starts as `#SBATCH` lines state, each a rank; None: not known, or a launcher starts further ones."""
     unused: tuple[str, ...] = ()
@@ -166,6 +168,8 @@ class _ScriptRun:
         """Whether the last command succeeds; None: not known."""
         self._empty = ""
         """The variable that the last test asked about, if it was whether it is empty."""
+        self._locals: list[dict[str, ShellValue | None]] = []
+        """Of each function that runs: its local variables, with their values outside."""
         self._commands = self._depth = self._doubt = 0
 
     def take_sbatch(self, text: str) -> None:
@@ -175,14 +179,17 @@ class _ScriptRun:
         for line in text.splitlines():
             if line.strip() and not line.startswith("#"):
                 break
-            words = re.sub(r"\s#.*", "", line.removeprefix("#SBATCH")).split() if line.startswith("#SBATCH ") else []
+            words = re.sub(r"\s#.*|\([^)]*\)", "", line.removeprefix("#SBATCH")).split() if line.startswith("#SBATCH ") else []
             short = [re.sub(r"^-([NnGc])(?=\d|$)", lambda match: f"--{long_names[match[1]]}=", word) for word in words]
             values |= {name: str(value) for name, value in _pairs([word.removesuffix("=") for word in short])}
         for part in values.pop("--export", "").split(","):
             _take_environment(self.script, part, "#SBATCH --export")
-        # Counts may follow a type: `--gpus-per-node=h100:4`, `--gres=gpu:h100:4`.
-        texts = {name: values.get(f"--{name}", "").rpartition(":")[2] for name in SLURM}
-        counts = {name: int(number) for name, number in texts.items() if number.isdecimal()}
+        counts: dict[str, int] = {}
+        for name in SLURM:  # a count may follow a type: `--gpus-per-node=h100:4`, `--gres=tmpdisk:9,gpu:h100:4`, `--gres=gpu`
+            parts = [part for part in values.get(f"--{name}", "").split(",") if name != "gres" or part.startswith("gpu")]
+            numbers = [re.sub(r"^(gpu|gpu:[A-Za-z]\w*)$", "1", part).rpartition(":")[2] for part in parts]
+            if numbers and all(re.fullmatch(r"\d{1,9}", number) for number in numbers):
+                counts[name] = sum(map(int, numbers))
         if "nodes" in counts and "ntasks-per-node" in counts:
             counts.setdefault("ntasks", counts["nodes"] * counts["ntasks-per-node"])
         for name, count in counts.items():
@@ -304,6 +311,7 @@ class _ScriptRun:
         before, asked = dict(self.variables.values), self._empty
         ends: list[dict[str, ShellValue]] = []
         self._doubt += 1
+        self.variables.count(4 * len(before))
         for alternative in alternatives:
             self.variables.values = dict(before)
             if alternative() is not ShellFlow.EXITED:
@@ -336,19 +344,27 @@ class _ScriptRun:
             if len(fields) > MOST_ROUNDS or any(map(is_open, fields)):
                 self.variables.set(loop.name, BRANCH)
                 return self._maybe([partial(self.run, loop.body)], skipped=True)
+        before = dict(self.variables.values)
         for text in fields if loop.name else [""] * MOST_ROUNDS:
             if loop.name:
                 self.variables.set(loop.name, text)
             elif (truth := self._condition(loop.condition)) is None:
                 return self._maybe([partial(self.run, loop.body)], skipped=True)
             elif truth is loop.ends_when:
-                break
+                return ShellFlow.NORMAL
             flow = self.run(loop.body)
             if flow in (ShellFlow.RETURNED, ShellFlow.EXITED):
                 return flow
-            if flow is ShellFlow.BROKEN or self._commands > MOST_COMMANDS:
+            if flow is ShellFlow.BROKEN:
+                return ShellFlow.NORMAL
+            if self._commands > MOST_COMMANDS:
                 break
-        return ShellFlow.NORMAL
+        else:
+            if loop.name:
+                return ShellFlow.NORMAL
+        # Cut off: what its rounds change is not known.
+        self.variables.values = before
+        return self._maybe([partial(self.run, loop.body)], skipped=True)
 
     def _simple(self, command: SimpleCommand) -> ShellFlow:
         """Carry out a command without further ones in it."""
@@ -382,6 +398,10 @@ class _ScriptRun:
         for word in words[1:]:
             match = ASSIGNMENT.fullmatch(word)
             name = match[1] if match else word
+            if words[0] not in ("export", "readonly") and "-g" not in options and self._locals and name.isidentifier():
+                self._locals[-1].setdefault(name, self.variables.values.get(name))
+                if match is None:
+                    self.variables.values[name] = () if "-a" in options else ""
             if "-A" in options and name.isidentifier():
                 self.variables.values[name] = {}
             if match:
@@ -439,19 +459,24 @@ class _ScriptRun:
             return ShellFlow.NORMAL
         variables.arguments = None if arguments == [reference("@")] else tuple(arguments)
         self._depth += 1
+        self._locals.append({})
         flow = self._command(body)
         self._depth -= 1
+        values = {**variables.values, **self._locals.pop()}
+        variables.values = {name: value for name, value in values.items() if value is not None}
         variables.arguments, variables.shifted = before, shifted
         return ShellFlow.EXITED if flow is ShellFlow.EXITED else ShellFlow.NORMAL
 
     def _source(self, name: str, arguments: Sequence[str]) -> ShellFlow:
-        """Carry out a sourced file, if it is there: beside the script, or in the working directory."""
+        """Carry out a sourced file, if it is there: below the script's folder, or below the working directory."""
         tail = name.rpartition("\ue001")[2].lstrip("/") if name.startswith(COMPUTED) else name
         folders = [self.path.parent, Path()] if self.path is not None and tail and not is_open(tail) else []
-        file = next((folder / tail for folder in folders if (folder / tail).is_file()), None)
         try:
+            files = [(folder / tail).resolve() for folder in folders]
+            inside = (file for file in files if any(file.is_relative_to(folder.resolve()) for folder in folders))
+            file = next((file for file in inside if file.is_file()), None)
             text = file.read_text(encoding="utf-8") if file is not None and self._depth < DEEPEST_CALL else None
-        except (OSError, UnicodeDecodeError):
+        except (OSError, ValueError):
             text = None
         if text is None:
             self.script.sourced.append(plain(name))
@@ -466,7 +491,10 @@ class _ScriptRun:
         return ShellFlow.EXITED if flow is ShellFlow.EXITED else ShellFlow.NORMAL
 
     def _tree(self, text: str) -> Commands:
-        return self._trees.setdefault(text, parse_commands(text))
+        if text not in self._trees:
+            self.variables.count(4 * len(text))
+            self._trees[text] = parse_commands(text)
+        return self._trees[text]
 
     def _output(self, text: str) -> str:
         """The output of `$(text)`."""
@@ -615,7 +643,7 @@ def _options(words: list[str], script: Script) -> None:
         words = words[words.index("--") + 1 :]
     start = next((position for position, word in enumerate(words) if PROGRAM.fullmatch(word)), -1)
     launched = any(word.rsplit("/", 1)[-1] in LAUNCHERS for word in words[: start + 1])
-    script.modules = tuple(word for word in words[: start + 1] if PROGRAM.fullmatch(word))
+    script.program, script.arguments = words[start] if start >= 0 else "", tuple(words[start + 1 :])
     for before, word in itertools.pairwise(["", *words[: start + 1]]):
         # `env NAME=1`, `mpirun -x NAME=1`, `srun --export=ALL,NAME=1`
         for part in word.removeprefix("--export=").split(",") if "=" in word or before in ("-x", "-e") else ():
@@ -651,20 +679,23 @@ def _take_variable(script: Script, name: str, value: str) -> None:
 
 
 def _pairs(words: list[str]) -> Iterator[tuple[str, str | Literal[True]]]:
-    """Each option with the text of its value. Variables after a value, and all arguments, are further options, not values."""
+    """Each option with the text of its value. Variables after a value, and all arguments, are further options, not values.
+
+    An option of one letter ends the value before it, and is not read.
+    """
     name, values = "", list[str]()
     for word in [*words, "--"]:
         if (command := re.fullmatch(r"activation-checkpoint:(\w+)", word)) is not None:  # torchtitan's subcommand
             yield "--activation_checkpoint.mode", command[1]
             continue
-        if not word.startswith("--"):
+        if not re.match("-[-A-Za-z]", word):
             further = word == reference("@") or (values and not is_open(values[0]))
             if not (REFERENCE.fullmatch(word) and further):
                 values.append(word)
             continue
         if name:
             yield name, " ".join(values) if values else True
-        name, separator, value = word.partition("=")
+        name, separator, value = word.partition("=") if word.startswith("--") else ("", "", "")
         values = [value] if separator else []
 
 

@@ -16,14 +16,15 @@ from autotune.frameworks.shell_syntax import array_words, closing
 REFERENCE = re.compile("\ue000([^\ue001]*)\ue001")
 PARAMETER = re.compile(r"([#!]?)([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[((?:[^\[\]]|\[[^\]]*\])*)\])?(.*)", re.DOTALL)
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]]*)\])?(\+?)=(.*)", re.DOTALL)
-LONGEST, MOST_CHARACTERS = 1_000_000, 50_000_000
-"""Characters of one value, and of all values together: a few lines could double a text until the memory is full."""
+LONGEST, MOST_CHARACTERS = 1_000_000, 20_000_000
+"""Characters of one value, and of all values together: a few lines could double a text until the memory is full. What takes as
+long as many characters counts as these."""
 OPERATORS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
     ast.Div: lambda left, right: abs(left) // abs(right) * (1 if (left < 0) is (right < 0) else -1),
     ast.Mod: lambda left, right: abs(left) % abs(right) * (-1 if left < 0 else 1),
-    ast.Pow: lambda left, right: left ** min(right, 64), ast.LShift: lambda left, right: left << min(right, 64),
-    ast.RShift: operator.rshift, ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
+    ast.Pow: operator.pow, ast.LShift: operator.lshift, ast.RShift: operator.rshift,
+    ast.Eq: operator.eq, ast.NotEq: operator.ne, ast.Lt: operator.lt, ast.LtE: operator.le,
     ast.Gt: operator.gt, ast.GtE: operator.ge,
 }  # fmt: skip
 ShellValue = str | tuple[str, ...] | Mapping[str, str]
@@ -162,17 +163,22 @@ class ShellVariables:
             if current is not None:
                 fields.append(current)
                 current = None
-        self._count(sum(map(len, fields)))
+        self.count(sum(map(len, fields)) + len(fields))
         return fields
 
     def text(self, word: str, *, quoted: bool = False) -> str:
         """What a word stands for as one text; `quoted`: it is between double quotes, or in a here-document."""
         pieces = [" " * begins + text for text, _, begins in self._pieces(word, quoted=quoted)]
         text = "".join(pieces)
-        self._count(len(text))
+        self.count(len(text))
         return text
 
-    def _count(self, characters: int) -> None:
+    def count(self, characters: int) -> None:
+        """Add characters to those of all values.
+
+        Raises:
+            RequestError: they are too many.
+        """
         self._characters += characters
         if characters > LONGEST or self._characters > MOST_CHARACTERS:
             raise RequestError(
@@ -319,7 +325,8 @@ class ShellVariables:
         if sign in "^,":
             change = str.upper if sign == "^" else str.lower
             return change(value) if double else change(value[:1]) + value[1:]
-        if sign in "#%" and len(value) < 10_000:
+        if sign in "#%" and len(value) < 1000:
+            self.count(10 * len(value))
             pattern, lengths = self.text(argument), range(len(value) + 1)
             for length in reversed(lengths) if double else lengths:
                 cut = value[:length] if sign == "#" else value[len(value) - length :]
@@ -365,19 +372,32 @@ class ShellVariables:
         if is_open(text) or len(text) > 500:
             return None
         try:
-            value = self._evaluated(ast.parse(text.strip() or "0", mode="eval").body)
+            return self._evaluated(ast.parse(text.strip() or "0", mode="eval").body)
         except (SyntaxError, ValueError, ArithmeticError, RecursionError, MemoryError):
             return None
-        return value if abs(value) < 2**63 else None
 
     def _evaluated(self, node: ast.expr) -> int:
+        """The value of an expression.
+
+        Raises:
+            ValueError: it is not an expression of whole numbers, or a value in it does not fit into 64 bits.
+        """
+        value = self._value_of(node)
+        if abs(value) >= 2**63:
+            raise ValueError("more than 64 bits")
+        return value
+
+    def _value_of(self, node: ast.expr) -> int:
         match node:
             case ast.Constant(value=int() as value):
                 return int(value)
             case ast.Name(id=name):
                 return int(((self._elements(name, None)) or [""])[0])
             case ast.BinOp(left=left, op=kind, right=right) if type(kind) in OPERATORS:
-                return int(OPERATORS[type(kind)](self._evaluated(left), self._evaluated(right)))
+                first, second = self._evaluated(left), self._evaluated(right)
+                if isinstance(kind, ast.Pow | ast.LShift | ast.RShift) and not 0 <= second < 64:
+                    raise ValueError("not a count of bits")
+                return OPERATORS[type(kind)](first, second)
             case ast.Compare(left=left, ops=[kind], comparators=[right]) if type(kind) in OPERATORS:
                 return int(OPERATORS[type(kind)](self._evaluated(left), self._evaluated(right)))
             case ast.BoolOp(op=kind, values=values):

@@ -1,5 +1,6 @@
 """torchtitan's options: TOML files (0.1 to 0.2), options and Python (0.3 and after) read, and its command line written."""
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -279,13 +280,15 @@ def from_torchtitan(content: Mapping[str, Any], source: str) -> Imported:
     if pipeline > 1:
         _read_pipeline(table, model, pipeline)
     _computation(table)
-    batch = table.take(GLOBAL)
+    batch, tokens = table.take(GLOBAL), table.whole(TOKENS)
+    if tokens is not None:
+        table.keys["sequence_length"] = TOKENS
     return table.imported(
         model=model,
         ranks=ranks,
         global_batch_size=None if batch in (None, -1) else _count(batch, source),
         samples_per_rank=local,
-        sequence_length=table.whole(TOKENS) or 2048,
+        sequence_length=tokens or 2048,
         hyperparameters=_stated(table),
     )
 
@@ -306,7 +309,7 @@ def _require_version(table: FlatTable) -> None:
 def _model(table: FlatTable) -> ModelSpec | None:
     name, flavor, recipe = (table.take(key) for key in ("model.name", "model.flavor", "recipe"))
     table.drop_tables(*UNREAD)
-    table.drop("model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "training.dataset",
+    table.drop("module", "model.hf_assets_path", "model.tokenizer_path", "model.print_after_conversion", "training.dataset",
                "training.dataset_path", "training.steps", "training.gc_freq", "training.seed", "optimizer.eps",
                "optimizer.beta1", "optimizer.beta2", "optimizer.early_step_in_backward")  # fmt: skip
     return model_named(f"{name}-{flavor or ''}" if name is not None else str(recipe or ""))
@@ -333,10 +336,10 @@ def _read_pipeline(table: FlatTable, model: ModelSpec | None, ranks: int) -> Non
         raise RequestError(SCHEDULE, f"{name!r} in {table.source} is not one of our schedules", f"use one of {schedule_names}")
     table.set("pipeline_schedule", schedule, SCHEDULE)
     stages = 1 if schedule in ONE_STAGE_SCHEDULES else 2
-    less = [table.take(key) for key in LESS_LAYERS]
+    less = [int(table.number(key, default=1)) for key in LESS_LAYERS]
     stage_layers = table.whole(STAGE_LAYERS)
     if stage_layers is not None and model is not None and schedule not in FOLDED_SCHEDULES:
-        layers = model.num_layers + sum(1 if count is None else int(count) for count in less)
+        layers = model.num_layers + sum(less)
         stages = max(-(-layers // stage_layers) // ranks, 1)
     table.set("virtual_stages", stages, SCHEDULE if stage_layers is None else STAGE_LAYERS)
 
@@ -379,7 +382,7 @@ def _recomputation(table: FlatTable) -> None:
     budget = table.take("activation_checkpoint.memory_budget")
     if table.settings.get(CHECKPOINTS) == "memory_budget":
         table.notes.append(f"memory_budget={0.5 if budget is None else budget}: predicted as selective recomputation")
-    elif mode in (None, "selective") and str(every).isdigit():
+    elif mode in (None, "selective") and re.fullmatch(r"[0-9]{1,9}", str(every)):
         table.set("activation_checkpointing", "full", CHECKPOINTS)
         table.set("checkpoint_every_k", max(int(every), 1), SELECTIVE)
         return

@@ -6,11 +6,10 @@ change neither memory nor speed (datasets, logging, saving) are not read, and ha
 
 import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from autotune.frameworks.best_config import Stated
-from autotune.frameworks.imported import AUTO, Imported, model_named
+from autotune.frameworks.imported import AUTO, Imported, model_named, named_file, reads_one_file, short_text, switch_of
 from autotune.frameworks.peft import TRANSFORMERS
 from autotune.frameworks.trainer_sharding import read_sharding
 from autotune.frameworks.trainer_table import TrainerTable
@@ -18,7 +17,7 @@ from search_spaces.errors import ModelFormatError, SearchSpaceError
 from search_spaces.kernels import LIGER
 from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
-from search_spaces.models.huggingface import read_model_config, resolve_model
+from search_spaces.models.huggingface import known_model, read_model_config, resolve_model
 from search_spaces.models.model import ModelSpec
 
 ATTENTION: Mapping[str, str] = {
@@ -51,21 +50,25 @@ def read_trainer(table: TrainerTable) -> Imported:
     length = table.size("sequence_length", least=0) or None
     precision = _precision(table)
     ranks = read_sharding(table, model, precision, micro, steps)
-    _adapters(table, model)
+    _adapters(table)
     _computation(table)
     optimizer = _optimizer(table)
     rates = {"lr": table.rate("lr") or None, "weight_decay": table.rate("weight_decay"), "clip": table.rate("clip")}
     hyperparameters = Stated(**rates, optimizer=optimizer)
     off: tuple[Any, ...] = (None, False, "", [])
     switched = {
-        key: value for key, value in table.settings.items() if value not in off and not (key.endswith("_size") and value == 1)
+        key: value
+        for key, value in table.settings.items()
+        if value not in off and switch_of(value) is not False and not (key.endswith("_size") and value == 1)
     }
     for key in table.program.methods:
         if key in switched:
             table.unpredicted(key, "predictions do not have this method of training", "predict full or lora")
     noted = (key for key in table.program.noted if key in switched)
-    unread = [f"{key}={_short(switched[key])}: changes memory or speed, and is not read" for key in noted]
-    defaults = {key: value for key, value in table.defaults_taken.items() if key not in table.settings and value is not False}
+    unread = [f"{key}={short_text(switched[key])}: changes memory or speed, and is not read" for key in noted]
+    elsewhere = {option.key for option in table.program.options if option.knob in table.keys}  # by a section of FSDP
+    elsewhere |= set() if table.knobs.get("precision") == "fp32" else {key for key in ("bf16",) if not table.on(key)}
+    defaults = {key: value for key, value in table.defaults_taken.items() if key not in {*table.settings, *elsewhere}}
     taken = [f"{key}={value_text(value)}: default of {table.program.title}" for key, value in defaults.items()]
     table.drop(*table.settings)
     table.notes += unread + taken
@@ -75,24 +78,24 @@ def read_trainer(table: TrainerTable) -> Imported:
     )  # fmt: skip
 
 
-def _short(value: Any) -> str:
-    text = value_text(value)
-    return text if len(text) <= 40 else f"{text[:37]}…"
-
-
 def _model(table: TrainerTable) -> ModelSpec | None:
-    """The model of a config.json beside the recipe, else the preset of that name."""
-    name, model = str(table.field("model") or ""), None
-    beside, problem = table.path.parent / name / "config.json", "the shape of this model is not known here"
-    if name and not Path(name).is_absolute() and ".." not in name:
-        try:
-            model = read_model_config(beside) if beside.is_file() else model_named(name)
-            if model is None and not Path(name).exists():
-                model = resolve_model(name)
-        except ModelFormatError as error:
-            problem = f"its config.json is not read ({error})" if beside.is_file() else problem
-        except SearchSpaceError:
-            pass  # no such preset
+    """The model of a config.json beside the recipe, else the known one, or the one in the hub's cache, of that name."""
+    name = str(table.field("model") or "")
+    is_id = re.fullmatch(r"(?=.{1,96}$)([\w-][\w.-]*/)?[\w-][\w.-]*(?<!\.json)", name) is not None
+    model, problem = None, "the shape of this model is not known here"
+    if reads_one_file() and not is_id:
+        problem = "it is a path, and no file is read here"
+    beside = named_file(table.path, f"{name}/config.json") if name and not reads_one_file() else None
+    try:
+        model = read_model_config(beside) if beside else known_model(name)
+        if model is None or (beside is None and model.frozen_bits == 16):  # the presets' names have no bits
+            model = model_named(name) or model
+        if model is None and is_id and not reads_one_file():
+            model = resolve_model(name)
+    except ModelFormatError as error:
+        problem = f"its config.json is not read ({error})"
+    except SearchSpaceError:
+        pass  # no such preset
     if name and model is None:
         table.notes.append(f"{table.keys['model']}={name}: {problem}; give --model")
     return model
@@ -101,35 +104,39 @@ def _model(table: TrainerTable) -> ModelSpec | None:
 def _precision(table: TrainerTable) -> Value | None:
     """The precision that the recipe states; None: neither it nor a default does."""
     for name in ("fp8", "bf16", "fp16"):
-        if table.on(name) and not (table.field(name) == AUTO and table.on("fp16")):  # `auto`: on devices that have it
+        # `auto`, or not stated: on devices that have it, and beside no other
+        if table.on(name) and not ((table.field(name) == AUTO or name not in table.keys) and table.on("fp16")):
             return name
     words = {"bfloat16": "bf16", "float16": "fp16"}
     return words.get(str(table.field("dtype")).removeprefix("torch."))
 
 
-def _adapters(table: TrainerTable, model: ModelSpec | None) -> None:
-    """Read LoRA and the bits of the frozen weights, which a quantised model has without a setting of the recipe."""
+def _adapters(table: TrainerTable) -> None:
+    """Read LoRA and the bits of the frozen weights."""
     kind = str(table.field("adapter") or "").lower()
-    if kind in ("", "false", "none", "full"):
+    if kind in ("", "none", "full") or switch_of(kind) is False:
         return
-    if kind not in ("true", "lora", "qlora"):
+    if kind not in ("lora", "qlora") and switch_of(kind) is None:
         table.unpredicted(table.keys["adapter"], f"{kind} is a method that predictions do not have", "predict full or lora")
         return
     table.set("lora_rank", table.size("lora_rank"), table.keys.get("lora_rank", ""))
     table.set("lora_targets", _targets(table), table.keys.get("lora_targets", ""))
-    bits = table.size("frozen_bits", least=0) or (model.frozen_bits if model is not None and model.frozen_bits < 16 else 0)
+    bits = table.size("frozen_bits", least=0)
     if table.on("load_in_4bit") or bits == 4:
         table.set("frozen_dtype", "nf4", table.keys.get("load_in_4bit", ""))
     elif table.on("load_in_8bit") or bits == 8:
         table.set("frozen_dtype", "int8", table.keys.get("load_in_8bit", ""))
     elif bits:
-        key = table.keys.get("frozen_bits", "model")
-        table.unpredicted(key, f"weights of {bits} bits are not among those of predictions", "predict 4 or 8")
+        table.unpredicted(
+            table.keys["frozen_bits"], f"weights of {bits} bits are not among those of predictions", "predict 4 or 8"
+        )
 
 
 def _targets(table: TrainerTable) -> str:
     """Which matrices have adapters: those of attention, of the MLP, or both."""
     value = table.field("lora_targets")
+    if table.on("lora_all_linear"):
+        table.keys["lora_targets"] = table.keys["lora_all_linear"]
     if table.on("lora_all_linear") or str(value).strip("[]'\"").lower() in ("all", "all-linear", "all_linear"):
         return "both"
     called = set() if value is None else set(re.findall(r"[a-z]\w*", str(value)))  # of a list, or of a regular expression
@@ -143,7 +150,7 @@ def _targets(table: TrainerTable) -> str:
         key, left_out = table.keys["lora_targets"], ", ".join(sorted({"k_proj", "o_proj"} - called))
         table.notes.append(f"{key}: predicted with adapters of all matrices of attention, {left_out} too")
     if called and not attention and not mlp:
-        table.notes.append(f"{table.keys['lora_targets']}={_short(value)}: not among known names; predicted as attention's")
+        table.notes.append(f"{table.keys['lora_targets']}={short_text(value)}: not among known names; predicted as attention's")
     return "both" if attention and mlp else "mlp" if mlp else "attention"
 
 
@@ -155,7 +162,8 @@ def _computation(table: TrainerTable) -> None:
     is_on = offloads or table.on("activation_checkpointing") is not negated
     if is_on or table.knobs.get("activation_checkpointing") is None:
         table.set("activation_checkpointing", "full" if is_on else "none", table.keys.get("activation_checkpointing", ""))
-    if offloads or str(table.field("offload_activations")).lower() not in ("none", "false"):
+    offloaded = table.field("offload_activations")
+    if offloads or (offloaded not in (None, "none") and switch_of(offloaded) is not False):
         table.set("offload_activations", True, table.keys.get("offload_activations", ""))
     attention = str(table.field("attention_backend") or "sdpa")
     backend = ATTENTION.get(attention) or ("flash" if "flash" in attention else None)

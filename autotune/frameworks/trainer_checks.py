@@ -1,16 +1,15 @@
 """What the Trainer and TRL do with the settings of a recipe, and what all programs that train with the Trainer share."""
 
-import difflib
 import re
 import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
-from autotune.frameworks.framework import Check, Framework, LintCase, Option, Settings, unknown
-from autotune.frameworks.imported import AUTO, Imported
+from autotune.frameworks.framework import Check, Framework, LintCase, Option, Settings, closest, unknown
+from autotune.frameworks.imported import AUTO, Imported, switch_of
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from autotune.frameworks.trainer import read_trainer
 from autotune.frameworks.trainer_table import TrainerTable, TrainingProgram
@@ -49,6 +48,7 @@ OPTIONS = (
     Option("load_in_4bit", field="load_in_4bit"), Option("load_in_8bit", field="load_in_8bit"),
     Option("zero_stage", "zero_stage", changes=False), Option("activation_offloading", "offload_activations"),
     Option("accelerate_config", field="accelerate_config"),
+    Option("dataset_name", field="dataset"), Option("datasets", field="dataset"),
 )  # fmt: skip
 NOTED = ("auto_find_batch_size", "use_dora", "lora_modules_to_save", "lora_target_parameters", "padding_free")
 """Those that are not read, of TRL and of the Trainer."""
@@ -73,10 +73,13 @@ COMMAND = "launcher.command"
 """The command of TRL that a script starts, as a setting."""
 STARTED = "launcher.program"
 """The name of the program that a script starts, as a setting."""
-OF_TRL = ("dataset_mixture", "use_peft", "completion_only_loss", "assistant_only_loss", "dataset_text_field")
+OF_TRL = ("dataset_mixture", "use_peft", "completion_only_loss", "assistant_only_loss", "dataset_text_field", "packing")
 """Settings that TRL's commands have and the Trainer has not."""
-METHODS = re.compile(r"dpo|kto|grpo|rloo|orpo|cpo|ppo|gkd|nash|xpo|reward|rm(?=_|$)")
+METHODS = re.compile(r"(?<![a-z])(?:dpo|kto|grpo|rloo|orpo|cpo|ppo|gkd|nash|xpo|reward|rm)(?![a-z])")
 """Names of methods in TRL's commands and in names of programs."""
+OF_DATA = ("dataset_name", "datasets", "dataset_mixture")
+FORMER_DATA = ("dataset_mixer", "dataset_splits", "dataset_configs")
+"""Settings by which earlier versions of alignment-handbook name their data."""
 OF_PREFERENCES: Mapping[str, str] = {
     "beta": "dpo", "rpo_alpha": "dpo", "max_prompt_length": "dpo", "max_completion_length": "grpo", "num_generations": "grpo",
     "dpo_loss_type": "dpo", "ref_model": "dpo",
@@ -118,12 +121,43 @@ def from_trainer(content: Mapping[str, Any], source: str) -> Imported:
     Raises:
         RequestError: a value is not valid.
     """
-    program = str(content.get(STARTED, ""))  # TRL's own programs have the names of its commands
-    of_trl = COMMAND in content or any(key in content for key in OF_TRL) or bool(re.match(rf"sft|{METHODS.pattern}", program))
-    table = TrainerTable(content, source, TRL if of_trl else TRANSFORMERS)
+    table = TrainerTable(content, source, _program(content))
+    for name in () if COMMAND in content else {key.partition(".")[0]: "" for key in table.settings if not set_aside(key)}:
+        # Another program may have arguments of its own.
+        if (close := closest(name, _names(), 0.9)) and name not in close:
+            table.notes.append(f"{name}: {table.program.title} has no such setting; did you mean {close[0]}?")
     if method := method_of(table.settings):
         refuse_method(table, next((key for key in OF_PREFERENCES if key in table.settings), "model_name_or_path"), method)
     return read_trainer(table)
+
+
+@cache
+def _names() -> tuple[str, ...]:
+    """The settings of all programs that are read by the Trainer's options."""
+    programs = ("transformers", "trl", "llama-factory", *_classes()["commands"])
+    return tuple(sorted(fields_of(*programs) | {option.key for option in OPTIONS}))
+
+
+def _program(settings: Settings) -> TrainingProgram:
+    """TRL where its signs are there, else the Trainer alone. TRL's own programs have the names of its commands."""
+    named = re.match(rf"sft|{METHODS.pattern}", str(settings.get(STARTED, "")))
+    return TRL if named or COMMAND in settings or any(key in settings for key in OF_TRL) else TRANSFORMERS
+
+
+def _without_data(case: LintCase) -> str | None:
+    """Why TRL's commands, and alignment-handbook's programs, have nothing to train on; None: it is named, or may be.
+
+    A program of the user's own may name it by an argument of its own.
+    """
+    settings = case.imported.settings
+    own = {key for key in settings if re.match(r"data|train_", key) and key.partition(".")[0] not in FORMER_DATA} - fields_of(
+        "transformers", "trl", "sft"
+    )
+    by_name = any(is_set(case, key) or key in case.imported.undecided for key in OF_DATA)
+    if own or by_name or _program(settings) is not TRL or (STARTED in settings and COMMAND not in settings):
+        return None
+    former = next((name for key in settings if (name := key.partition(".")[0]) in FORMER_DATA), "")
+    return "neither dataset_name nor datasets is stated" + (f", and {former} is not read" if former else "")
 
 
 def refuse_method(table: TrainerTable, key: str, method: str) -> None:
@@ -162,17 +196,23 @@ def save_steps_differ(case: LintCase) -> str | None:
 
 
 def _stated_otherwise(case: LintCase) -> str | None:
-    """The first value of the DeepSpeed file that differs from the recipe's."""
-    table = TrainerTable(case.imported.settings, case.source, TRANSFORMERS)
-    deepspeed = table.inner_table("deepspeed") or {}
+    """The first value of the DeepSpeed file that differs from the recipe's [transformers, integrations/deepspeed.py]."""
+    table = TrainerTable(case.imported.settings, case.source, _program(case.imported.settings))
+    deepspeed, found = table.inner_table("deepspeed") or {}, case.on("auto_find_batch_size")
+    half = {name: table.on(name) or case.on(f"{name}_full_eval") for name in ("fp16", "bf16")}
+    half["bf16"] = half["bf16"] and ("bf16" in table.keys or not half["fp16"])  # TRL's default yields to fp16
     expected = {
-        "train_micro_batch_size_per_gpu": case.config.micro_batch_size, STEPS: case.get(STEPS, 1),
-        "gradient_clipping": case.get("max_grad_norm", 1.0), "bf16.enabled": case.on("bf16"), "fp16.enabled": case.on("fp16"),
+        "train_micro_batch_size_per_gpu": ("micro_batch_size", None if found else table.size("micro_batch_size")),
+        STEPS: (STEPS, table.size(STEPS)), "gradient_clipping": ("clip", 1.0 if (rate := table.rate("clip")) is None else rate),
+        **{f"{name}.enabled": (name, value) for name, value in half.items()},
+        "optimizer.params.lr": ("lr", table.rate("lr")), "scheduler.params.warmup_max_lr": ("lr", table.rate("lr")),
+        "optimizer.params.weight_decay": ("weight_decay", table.rate("weight_decay")),
     }  # fmt: skip
-    for key, value in expected.items():
+    for key, (name, value) in expected.items():
         stated_value = deepspeed.get(key)
-        both_bool = isinstance(stated_value, bool) is isinstance(value, bool)
-        if stated_value not in (None, AUTO) and both_bool and stated_value != value:
+        is_open = any(option.key in case.imported.undecided for option in table.program.options
+                      if name in (option.field, option.knob))  # fmt: skip
+        if None not in (stated_value, value) and stated_value != AUTO and not is_open and stated_value != value:
             return f"its {key}={str(stated_value).lower()} differs from the Trainer's {str(value).lower()}"
     return None
 
@@ -207,7 +247,8 @@ def one_of(key: str, words: Sequence[str], default: Any = None) -> Check:
 def is_set(case: LintCase, key: str) -> bool:
     """Whether a setting has a value, or is a table."""
     inside = any(name.startswith(f"{key}.") for name in case.imported.settings)
-    return inside or case.get(key) not in (None, False, 0, "", [])
+    value = case.get(key)
+    return inside or (value not in (None, 0, "", []) and switch_of(value) is not False)
 
 
 def word(key: str) -> Check:
@@ -215,13 +256,19 @@ def word(key: str) -> Check:
 
     def unknown_word(case: LintCase) -> str | None:
         words, value = _classes()["words"][key].split(), str(case.get(key, "")).lower()
-        close = difflib.get_close_matches(value, words, n=1)
+        close = closest(value, tuple(words), 0.6)
         meant = f"; did you mean {close[0]}?" if close else ""
         # YAML reads `no` as false. An optimizer may have its arguments beside it, as in `torchao:…`.
         is_known = value in ("", "false", *words) or (key == "optim" and ":" in value)
         return None if is_known else f"{case.get(key)!r} is none of transformers' words{meant}"
 
     return refused(f"word-of-{key.replace('_', '-')}", key, unknown_word, bool, {}, "use one that it has")
+
+
+def _on_cpus(case: LintCase) -> str | None:
+    """What a run on CPUs changes; None: the cluster has no GPUs, or is not known."""
+    on_gpus = case.around.cluster is not None and case.around.cluster.device.kind != "cpu"
+    return "the program trains on CPUs, not on the cluster's GPUs" if on_gpus else None
 
 
 OF_EVERY_TRAINER = (
@@ -240,6 +287,8 @@ OF_EVERY_TRAINER = (
             and any(case.on(f"fsdp_config.{name}activation_checkpointing") for name in ("", "fsdp_")),
             {"gradient_checkpointing": False}),
     exclude("deepspeed", "fsdp"),
+    *(Check(name=key.replace("_", "-"), key=key, effect=Effect.CHANGED, remedy="leave it out", fix={key: None},
+            problem=_on_cpus, holds=partial(LintCase.on, key=key)) for key in ("use_cpu", "no_cuda")),
 )  # fmt: skip
 """What transformers' TrainingArguments and Trainer raise for, that users meet."""
 
@@ -267,5 +316,6 @@ def _rewrite(case: LintCase, knob: str, value: Value) -> Settings | None:
 
 TRAINER = Framework(
     name="trainer", title="the Trainer", checked="transformers 5.23.0, TRL 1.16.0", options=OPTIONS, read=from_trainer,
-    checks=OF_EVERY_TRAINER, rules=RULES, sizes=sizes_of, rewrite=_rewrite, undeclared_findings=_unknown_fields,
+    checks=(*OF_EVERY_TRAINER, refused("no-dataset", "dataset_name", _without_data, bool, {}, "state one of them")),
+    rules=RULES, sizes=sizes_of, rewrite=_rewrite, undeclared_findings=_unknown_fields,
 )  # fmt: skip

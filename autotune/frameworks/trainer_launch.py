@@ -1,14 +1,14 @@
 """How a script starts a program that trains with the Trainer, and which program a table of settings is for."""
 
 import itertools
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError
 from autotune.frameworks.accelerate import OPTIONS as OF_ACCELERATE
 from autotune.frameworks.axolotl import AXOLOTL
-from autotune.frameworks.imported import flat, read_table
+from autotune.frameworks.imported import flat, named_file, read_table
 from autotune.frameworks.llama_factory import LLAMA_FACTORY
 from autotune.frameworks.shell import LAUNCHER, Script
 from autotune.frameworks.trainer_checks import COMMAND, STARTED, TRAINER, fields_of
@@ -18,6 +18,8 @@ PROGRAMS = {
     "axolotl": AXOLOTL.name, "axolotl.cli.train": AXOLOTL.name, "llamafactory-cli": LLAMA_FACTORY.name, "trl": TRAINER.name,
 }  # fmt: skip
 """Word that starts a program -> the format of its settings."""
+COMMANDED = ("axolotl", "llamafactory-cli", "trl")
+"""Programs whose first argument is a command."""
 OF_LAUNCHER = frozenset(option.key.rpartition(".")[2] for option in OF_ACCELERATE) | {
     "config_file", "use_deepspeed", "use_fsdp", "use_megatron_lm", "multi_gpu", "gpu_ids", "zero_stage",
     "deepspeed_config_file", "num_cpu_threads_per_process", "max_restarts", "rdzv_conf", "accelerate_config", "cpu",
@@ -39,61 +41,50 @@ def trainer_format(keys: Collection[str]) -> str:
     return TRAINER.name if names & batch or ("model_name_or_path" in names and trains) else ""
 
 
-def names_file(settings: Mapping[str, Any]) -> bool:
-    """Whether a recipe of a trainer names a file that reading it would open."""
-    naming = ("deepspeed", "fsdp_config", "config", "accelerate_config")
-    words = (value for key, value in settings.items() if key.rpartition(".")[2] in naming)
-    return any(isinstance(word, str) and not word.lstrip().startswith("{") for word in words)
-
-
-def launched(script: Script, path: Path, format_name: str, alone: bool) -> tuple[str, dict[str, Any]]:
+def launched(script: Script, path: Path, format_name: str) -> tuple[str, dict[str, Any]]:
     """The format and the settings of the program that a script starts: those of the file that it names, which options override.
 
     Args:
         script: what was read of the script.
         path: of the script.
         format_name: the format that it is said to have; empty: the script decides it.
-        alone: refuse a script that names a file.
 
     Raises:
-        RequestError: the file is not there, or is none.
+        RequestError: the file is not there, or is none, or no other file is read here.
     """
-    words, settings = script.words, dict[str, Any]()
-    program = next((word for word in words if word.rsplit("/", 1)[-1] in PROGRAMS), "")
-    kind = format_name or PROGRAMS.get(program.rsplit("/", 1)[-1], "")
+    settings, words = dict[str, Any](), script.arguments
+    program = script.program.rsplit("/", 1)[-1]
+    kind = format_name or PROGRAMS.get(program, "")
     for key, value in script.settings.items():
         name = key.removeprefix("--").replace("-", "_") if key.startswith("--") else key
         negated = name.startswith("no_") and value is True
         settings[name.removeprefix("no_") if negated else name] = False if negated else value
     kind = kind or trainer_format(settings)
-    pairs = itertools.pairwise(["", *words])
-    named = [word for before, word in pairs if word.endswith((".yaml", ".yml", ".json"))
-             and (before == "--config" or not before.startswith("--"))]  # fmt: skip
-    if named and (kind or script.modules):
-        content = _content(path, named[0], kind, alone)
+    # `axolotl train FILE`, `train.py FILE`, and `--config FILE`
+    positional = [word for word in itertools.takewhile(lambda word: not word.startswith("-"), words) if "=" not in word]
+    names = [*positional[program in COMMANDED :][:1], str(settings.get("config"))]
+    named = next((name for name in names if name.endswith((".yaml", ".yml", ".json"))), "")
+    if named and (kind or script.program):
+        content = _content(path, named, kind)
         kind = kind or trainer_format(content)
         settings = {**content, **settings} if kind else settings
     if kind == LLAMA_FACTORY.name:
-        overrides = (word.partition("=") for word in words[words.index(program) + 1 if program else 0 :])
+        overrides = (word.partition("=") for word in words)
         settings |= {name: value for name, equals, value in overrides if equals and name.isidentifier() and name.islower()}
-    if program.endswith("trl"):
-        command = words[words.index(program) + 1 : words.index(program) + 2]
-        settings[COMMAND] = command[0] if command else ""
+    if program == "trl":
+        settings[COMMAND] = words[0] if words else ""
         known_fields = fields_of("transformers", "trl")
         moved = {key for key in settings if key in OF_LAUNCHER and key not in known_fields}
         settings = {f"{LAUNCHER}{key}" if key in moved else key: value for key, value in settings.items()}
     settings.pop("config", None)
-    if script.modules and kind == TRAINER.name:
-        settings[STARTED] = Path(script.modules[-1]).stem
+    if script.program and kind == TRAINER.name:
+        settings[STARTED] = Path(script.program).stem
     return kind, settings
 
 
-def _content(path: Path, name: str, kind: str, alone: bool) -> dict[str, Any]:
+def _content(path: Path, name: str, kind: str) -> dict[str, Any]:
     """The settings of the file that a script names; none if it is not there and nothing says that it is a recipe."""
-    if alone and kind:
-        raise RequestError("recipe", "names another file, and no file is read here", "give the settings of that file instead")
-    file = next((folder / name for folder in path.absolute().parents if (folder / name).is_file()), None)
-    if file is not None:
+    if (file := named_file(path, name)) is not None:
         return dict(flat(read_table(file)))
     if kind:
         raise RequestError("from", f"{path} names {name}, which is not there", "put it where the script names it")

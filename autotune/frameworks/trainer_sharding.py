@@ -49,8 +49,8 @@ def read_sharding(table: TrainerTable, model: ModelSpec | None, precision: Value
     if base is not None:
         knobs = {name: value for name, value in base.knobs.items() if name != "micro_batch_size"}
         table.knobs |= knobs
-        by = next((name for name in ("deepspeed", "fsdp_config", "fsdp") if name in table.keys), "")
-        table.keys |= dict.fromkeys(knobs, table.keys.get(by, f"{LAUNCHER}config_file"))
+        table.keys |= {name: _stating(table, base.keys[name]) for name in knobs.keys() & base.keys.keys()
+                       if (deepspeed or {}).get(base.keys[name]) != AUTO}  # fmt: skip
         follows = ("micro_batch_size", "gradient_accumulation_steps")
         table.notes += [note for note in base.notes if not note.startswith(follows) and "is not a knob" not in note]
     elif (stage := table.field("zero_stage")) is not None:
@@ -73,6 +73,14 @@ def read_sharding(table: TrainerTable, model: ModelSpec | None, precision: Value
         if (size := table.size(knob)) > 1:
             table.set(knob, size, table.keys[knob])
     return ranks or (base.ranks if base else None)
+
+
+def _stating(table: TrainerTable, key: str) -> str:
+    """The recipe's setting that states one of its sharding framework: itself, or what names the file or switches it on."""
+    named = (table.keys[name] for name in ("deepspeed", "fsdp_config", "fsdp") if name in table.keys)
+    switches = (name for name in table.settings if name.startswith("fsdp"))
+    spellings = (f"deepspeed.{key}", key, key.replace("fsdp_config.fsdp_", "fsdp_config."))
+    return next((name for name in (*spellings, *named, *switches) if name in table.settings), f"{LAUNCHER}config_file")
 
 
 def _read_by(table: TrainerTable, key: str, reader: Callable[[], Imported]) -> Imported | None:

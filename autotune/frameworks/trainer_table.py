@@ -1,6 +1,7 @@
 """A recipe of a program that trains with Hugging Face's Trainer as a table, read by the fields that its settings state."""
 
 import json
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -9,7 +10,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.frameworks.framework import Option
-from autotune.frameworks.imported import FlatTable, flat, read_table
+from autotune.frameworks.imported import AUTO, FlatTable, flat, named_file, read_table, switch_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,27 +65,27 @@ class TrainerTable(FlatTable):
         Raises:
             RequestError: the value is no switch.
         """
-        word = str(self.field(name)).lower()
-        if word not in ("true", "1", "yes", "auto", "false", "0", "no", "none"):
-            raise RequestError(self.keys[name], f"{word!r} in {self.source} is not a boolean", "give true or false")
-        return word in ("true", "1", "yes", "auto")
+        value = self.field(name)
+        switch = value == AUTO if value in (None, AUTO, "none", "None") else switch_of(value)
+        if switch is None:
+            raise RequestError(self.keys[name], f"{value!r} in {self.source} is not a boolean", "give true or false")
+        return switch
 
     def size(self, name: str, least: int = 1) -> int:  # type: ignore[override]
-        """A field that counts something; `least`: it is not stated, or smaller.
+        """A field that counts something; `least`: it is not stated.
 
         Raises:
-            RequestError: the value is not a whole number.
+            RequestError: the value is not a whole number, or is smaller.
         """
         value = self.field(name)
-        if value is None:
-            return least
         try:
-            if isinstance(value, bool) or float(value) != int(float(value)):
-                raise ValueError
-        except (TypeError, ValueError, OverflowError):
-            problem = f"{value!r} in {self.source} is not a whole number"
-            raise RequestError(self.keys.get(name, name), problem, "give a whole number") from None
-        return max(int(float(value)), least)
+            number = least if value is None else math.nan if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not least <= number < math.inf or number != int(number):
+            problem = f"{value!r} in {self.source} is not a whole number of at least {least}"
+            raise RequestError(self.keys.get(name, name), problem, "give one")
+        return int(number)
 
     def rate(self, name: str) -> float | None:
         """A field that is a number; None: it is not stated.
@@ -107,7 +108,10 @@ class TrainerTable(FlatTable):
             return inside
         value = self.field(name)
         if isinstance(value, str) and value.lstrip().startswith("{"):
-            return dict(flat(json.loads(value)))
+            try:
+                return dict(flat(json.loads(value)))
+            except (ValueError, RecursionError):
+                raise RequestError(self.keys[name], f"its text in {self.source} is not JSON", "write it as a table") from None
         if not isinstance(value, str):
             return None
         file = self.file(value, self.keys[name])
@@ -118,9 +122,8 @@ class TrainerTable(FlatTable):
 
         If it is not there, its name may still say how it divides the states, which is assumed then; else nothing is predicted.
         """
-        for folder in self.path.absolute().parents:
-            if (folder / name).is_file():
-                return folder / name
+        if (file := named_file(self.path, name)) is not None:
+            return file
         word = re.search(r"(?:zero|stage|ds_z)_?-?([0-3])|(fsdp)|ddp|multi_gpu", name.lower())
         if word is None:
             self.unpredicted(key, f"{name} is not beside {self.source}", "put it where the recipe names it")

@@ -11,7 +11,7 @@ from typing import Any
 
 from autotune.knowledge.row import TableRow
 from search_spaces.clusters.cluster import DeviceSpec
-from search_spaces.clusters.devices import device_family, device_preset
+from search_spaces.clusters.devices import device_family, device_preset, link_of
 from search_spaces.models.huggingface import model_preset_names, resolve_model
 from search_spaces.models.model import ModelSpec
 from search_spaces.preset_files import plain_name, preset_tables
@@ -20,12 +20,9 @@ _RATE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([TtGg])(?:(b(?:it)?(?:/s|ps)|b
 """400 Gb/s, 400Gbps, 3.2 Tb/s, 400G, 100GbE, or bytes: 50 GB/s."""
 _WORDS = re.compile(r"[a-z]*\d+[a-z]*|[a-z]+")
 
-_INTRA = {
-    "v100": 150e9, "a100": 300e9, "a800": 200e9, "h100": 450e9, "h800": 200e9, "h20": 450e9, "h200": 450e9, "gh200": 450e9,
-    "b200": 900e9, "b300": 900e9, "gb200": 900e9, "gb300": 900e9, "mi250x": 350e9, "mi300x": 448e9, "mi325x": 448e9,
-    "mi355x": 537.6e9,
-}  # fmt: skip
-"""Family -> bytes/s that a device sends in its node over the family's own link [data sheets]; others: PCIe."""
+_LINKS = {key.partition("-")[0]: link_of(key)[:2] for key in reversed(preset_tables("devices"))}
+_INTRA = {family: rate for family, (name, rate) in _LINKS.items() if not name.startswith("PCIe")}
+"""Family -> bytes/s that a device sends in its node over the family's own link, of its first preset; others: PCIe."""
 _PCIE = 25e9
 _INTER = {"v100": 12.5e9, "a100": 6.25e9, "a800": 6.25e9, "mi250x": 25e9}
 """Network bytes/s per device if a table does not state it: 400 Gb/s with Hopper and later families.

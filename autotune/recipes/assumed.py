@@ -1,6 +1,7 @@
 """What a recipe leaves open: the values that are assumed, what follows from each, and where the others come from."""
 
 import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from autotune.prediction.planning.conditional import ConditionalEstimate, Condit
 from autotune.prediction.planning.consequences import consequences, most_favourable, question_with
 from autotune.prediction.planning.estimate import StepEstimate
 from autotune.question.assumption import VOCABULARY, Assumption, Origin, Source, assumption
+from autotune.question.sizes import parse_length
 from autotune.recipes.outlook import outlook, question_about
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.knob import Value
@@ -35,9 +37,12 @@ def surroundings_with(around: Surroundings, texts: Sequence[str]) -> Surrounding
         name, separator, value = text.partition("=")
         if name not in KNOBS and name not in SIZES:
             raise unknown_name("knob or size", name, (*SIZES, *KNOBS))
-        if not separator or (name in SIZES and (not value.isdecimal() or int(value) < 1)):
+        if not separator or (name in SIZES[1:] and not re.fullmatch(r"0*[1-9][0-9]{0,17}", value)):
             raise RequestError("assume", f"{text!r} is not NAME=VALUE", "write for instance micro_batch_size=4")
-        values[name] = int(value) if name in SIZES else parse_value(name, value)
+        if name == "sequence_length":
+            values[name] = parse_length("assume", value)
+        else:
+            values[name] = int(value) if name in SIZES else parse_value(name, value)
     return _with_values(around, values)
 
 
@@ -126,17 +131,17 @@ def origins(case: LintCase, places: Mapping[str, str], version: str) -> dict[str
     def stated(key: str, option: str = "") -> Origin:
         return Origin(Source.STATED, option or places.get(key, case.source))
 
-    values: dict[str, Origin] = {}
-    for name in imported.knobs:
-        key = case.key_of(name)
-        values[name] = stated(key) if key in places else Origin(Source.FRAMEWORK, f"{case.framework.title} {version}".strip())
+    default = Origin(Source.FRAMEWORK, f"{case.framework.title} {version}".strip())
+    values = {name: stated(key) if (key := case.key_of(name)) in places else default for name in imported.knobs}
     values |= {name: stated("", "--assume") for name in around.knobs if name not in imported.knobs}
+    values |= {name: Origin(Source.DERIVED, "the model") for name in case.of_model}
     if case.model is not None:
-        values["model"] = stated("", "--model" if around.model else "")
+        values["model"] = stated(case.key_of("model"), "--model" if around.model else "")
     if case.ranks is not None:
         values["ranks"] = stated("", "--ranks" if around.ranks else "--cluster" if around.cluster else "")
     if case.tokens is not None:
-        values["sequence_length"] = stated("", "--sequence-length" if around.sequence_length else "")
+        key, option = imported.keys.get("sequence_length", ""), "--sequence-length" if around.sequence_length else ""
+        values["sequence_length"] = stated(key, option) if key or option else default
     if around.global_batch_size is not None or case.key_of(BATCH) in places:
         values[BATCH] = stated(case.key_of(BATCH), "--global-batch-size" if around.global_batch_size else "")
     elif case.batch is not None:

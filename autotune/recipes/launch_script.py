@@ -2,6 +2,7 @@
 
 import json
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,11 +19,14 @@ ENDS = r"(?=[\s\\)\"']|$)"
 REFERENCE = re.compile(r"\"?\$\{?(\w+)(?::?[-=]([^}]*))?\}?\"?")
 
 
-def edited_scripts(source: str, changes: Settings) -> Iterator[str]:
-    """Texts with the changed settings: through the variables that state them, else at the options themselves."""
+def edited_scripts(source: str, changes: Settings, titan: bool = False) -> Iterator[str]:
+    """Texts with the changed settings: through the variables that state them, else at the options themselves.
+
+    `titan`: the options are torchtitan's, whose switches have no values.
+    """
     code, comments = _masked(source)
     for through_variables in (True, False):
-        yield _unmasked(_with_settings(code, changes, through_variables), comments)
+        yield _unmasked(_with_settings(code, changes, through_variables, titan), comments)
 
 
 def _masked(text: str) -> tuple[str, list[str]]:
@@ -40,10 +44,10 @@ def _unmasked(text: str, comments: Sequence[str]) -> str:
     return re.sub("\0(\\d+)\0", lambda mark: comments[int(mark[1])], text)
 
 
-def _with_settings(text: str, changes: Settings, through_variables: bool) -> str:
+def _with_settings(text: str, changes: Settings, through_variables: bool, titan: bool) -> str:
     missing = []
     for key, value in changes.items():
-        text, is_stated = _replaced(text, key, value, through_variables)
+        text, is_stated = _replaced(text, key, value, through_variables, titan)
         if not is_stated and value is not None:
             missing.append((key, value))
     for key, value in missing:
@@ -59,7 +63,7 @@ def _with_settings(text: str, changes: Settings, through_variables: bool) -> str
         found = (re.search(rf"(?<![^\s\"'(]){name}{SEPARATOR}{VALUE}{ENDS}", text) for name in anchors)
         anchor = next(filter(None, found), None)
         if anchor is not None:
-            added = _option(key, value) if anchor[0].startswith("--") else f"{key}={word(value)}"
+            added = _option(key, value, titan) if anchor[0].startswith("--") else f"{key}={word(value)}"
             text = f"{text[: anchor.end()]} {added}{text[anchor.end() :]}"
     return text
 
@@ -71,12 +75,16 @@ def word(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _option(key: str, value: Any) -> str:
+def _option(key: str, value: Any, titan: bool = False) -> str:
     option = "--" + key.removeprefix(LAUNCHER).removeprefix("--")
+    if titan and isinstance(value, bool):
+        return option if value else re.sub(r"(?<=\.|-)(?=\w+$)", "no_", option)
+    if titan and isinstance(value, list):
+        return " ".join([option, *map(word, value)])
     return option if value is True and key.startswith("--") else f"{option} {word(value)}"
 
 
-def _replaced(text: str, key: str, value: Any, through_variables: bool) -> tuple[str, bool]:
+def _replaced(text: str, key: str, value: Any, through_variables: bool, titan: bool) -> tuple[str, bool]:
     """The text with another value of a setting, and whether the text states it."""
     if key == "activation_checkpoint.mode":
         text, count = re.subn(r"activation-checkpoint:\w+", f"activation-checkpoint:{value}", text)
@@ -86,8 +94,13 @@ def _replaced(text: str, key: str, value: Any, through_variables: bool) -> tuple
         text, count = re.subn(rf"(export\s+{name}=)\S+", lambda assignment: f"{assignment[1]}{word(value)}", text)
         return text, bool(count)
     name = re.escape(key.removeprefix(LAUNCHER).removeprefix("--"))
-    if key.startswith(LAUNCHER):
+    if titan or key.startswith(LAUNCHER):
         name = name.replace("_", "[-_]")
+    if titan and isinstance(value, bool):
+        table, dot, switch = name.rpartition(r"\.")
+        switches = re.compile(rf"(?<![^\s\"'(])--{table}{dot}(?:no[-_])?{switch}(?:{SEPARATOR}(?i:true|false))?{ENDS}")
+        text, count = switches.subn(_option(key, value, titan), text)
+        return text, bool(count)
     option = f"--{name}" if key.startswith(("--", LAUNCHER)) else f"(?:--)?{name}"
     spelled = re.compile(rf"(?<![^\s\"'(])({option})(?:({SEPARATOR})({VALUE}))?{ENDS}")
     match = spelled.search(text)
@@ -131,10 +144,15 @@ def launch_anew(recipe: Written, source: str, settings: Settings, cluster: Clust
         if key.startswith(ENVIRONMENT):
             lines.append(f"export {key.removeprefix(ENVIRONMENT)}={word(value)}")
         elif not key.startswith(LAUNCHER) and key != "activation_checkpoint.mode":
-            words.append(option if value is True and not titan else f"{option} {word(value)}")
+            words.append(_quoted(_option(option, value, titan)))
     if mode := settings.get("activation_checkpoint.mode"):
         words.append(f"activation-checkpoint:{mode}")
     return "\n".join(["#!/bin/bash", *lines, " \\\n  ".join(words)]) + "\n"
+
+
+def _quoted(option: str) -> str:
+    """An option with its value as words of bash; what is a variable stays one."""
+    return " ".join(shlex.quote(part) if re.search(r"[^\w$@%+=:,./-]", part) else part for part in option.split(" "))
 
 
 SRUN, MPI = r"#SBATCH|\b(?:srun|salloc|sbatch)\b", r"\bmpi(?:run|exec)\b"

@@ -250,7 +250,8 @@ def document(linted: Linted, version: str) -> dict[str, Any]:
     """The document of `--json` for one configuration."""
     model, outlook = linted.case.model, linted.outlook
     imported, path = linted.case.imported, linted.written.path
-    keys = {linted.case.key_of(name) for name in (*imported.knobs, BATCH)} & imported.settings.keys()
+    named = (*imported.knobs, BATCH, "model", "sequence_length")
+    keys = {linted.case.key_of(name) for name in named} & imported.settings.keys()
     places = {key: f"{path}:{line_of(linted.written, key)} {key}" for key in keys}
     return {
         "file": str(linted.written.path),

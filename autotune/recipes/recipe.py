@@ -19,6 +19,7 @@ from autotune.frameworks.megatron_checks import MEGATRON_BRIDGE
 from autotune.frameworks.read import BEST_CONFIG as BEST_CONFIG_KEYS
 from autotune.frameworks.read import TABLES, Written, read_written
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
+from autotune.frameworks.torchtitan_checks import TORCHTITAN
 from autotune.frameworks.trainer_launch import TRAINERS
 from autotune.prediction.planning.estimate import StepEstimate
 from autotune.recipes.candidates import LEVERS
@@ -120,7 +121,7 @@ def _edited(recipe: Written, source: str, changes: Settings) -> Iterator[str]:
         case ".py":
             yield _python(source, changes, recipe.lines.get("recipe", 1))
         case _:
-            yield from edited_scripts(source, changes)
+            yield from edited_scripts(source, changes, recipe.format == TORCHTITAN.name)
 
 
 def _anew(recipe: Written, source: str, settings: Settings, cluster: ClusterSpec | None) -> tuple[str, str]:
@@ -254,9 +255,13 @@ def recipe_of(name: str, around: Surroundings, find_job: Callable[[str], Mapping
     """
     file, _, function = name.partition(".py:")
     path = Path(f"{file}.py" if function else name)
-    if not path.exists() and not path.suffix and "/" not in name:
+    try:
+        is_there = path.exists()
+    except OSError:  # a longer name than a file's
+        is_there = False
+    if not is_there and not path.suffix and "/" not in name:
         return _of_document(find_job(name), f"job {name}", around)
-    if path.suffix == ".json" and path.exists() and read_table(path).keys() >= BEST_CONFIG_KEYS:
+    if path.suffix == ".json" and is_there and read_table(path).keys() >= BEST_CONFIG_KEYS:
         return _of_document(read_table(path), path.name, around)
     recipes = [
         recipe

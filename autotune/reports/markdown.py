@@ -67,11 +67,12 @@ def _figure(figure: Figure) -> list[str]:
     parts = [f"## {escaped(figure.title)}", escaped(figure.summary)]
     parts += [escaped(f"{mark.title}.") for mark in figure.marks]
     for figure_table in figure.tables:
-        parts += _rows(figure_table)
+        parts += _table_parts(figure_table)
     return [*parts, *(f"*{escaped(note)}*" for note in figure.notes)]
 
 
-def _rows(figure_table: Table) -> list[str]:
+def _table_parts(figure_table: Table) -> list[str]:
+    """Caption, table and, if rows are left out, a note. The first column of shares is drawn as bars beside it too."""
     shares = next((column for column in figure_table.columns if column.unit == FigureUnit.SHARE), None)
     drawn = [
         (column, index)

@@ -71,10 +71,14 @@ def devices_named(text: str, whole: bool = True) -> tuple[str, ...]:
     if not boards:
         boards = [preset for preset in on_board if link_of(preset)[0].startswith("PCIe")]
     exact = [preset for preset in boards if device_words(preset) == words - {*filter(MODULE.fullmatch, words)}]
-    memory = {preset: preset_tables("devices")[preset]["memory_bytes"] for preset in boards}
-    units = 2**30, 10**9, 10**9 * 15 / 16  # of the 192 GB of a B200, 180 are for use
-    sized = [preset for preset in boards if any(abs(memory[preset] / unit - size) < 1 for unit in units for size in sizes)]
+    sized = [preset for preset in boards if any(has_nominal_memory(preset, size) for size in sizes)]
     return tuple(exact or sized or ([] if whole and sizes else boards))
+
+
+def has_nominal_memory(device: str, size: float) -> bool:
+    """Whether `size` GB or GiB can mean this preset's memory: of what makers state, drivers report up to 4 % less."""
+    memory = device_preset(device).memory_bytes
+    return any(abs(memory / unit / size - 1.0) < 0.04 for unit in (2**30, 10**9))
 
 
 def link_of(device: str) -> tuple[str, float, tuple[float, ...]]:

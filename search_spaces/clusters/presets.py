@@ -47,7 +47,7 @@ NODE_KEYS = (
 
 def cluster_preset_names() -> tuple[str, ...]:
     """The names that `resolve_cluster` accepts in addition to `local`, `ray` and numbers of cards."""
-    return (*preset_tables("clusters"), *_instance_types())
+    return tuple(_machines())
 
 
 def resolve_cluster(
@@ -79,7 +79,7 @@ def resolve_cluster(
 
 def cluster_source(preset: str) -> str:
     """Where the figures of a preset come from."""
-    return str((preset_tables("clusters").get(preset) or _instance_types()[preset])["source"])
+    return str(_machines()[preset]["source"])
 
 
 def is_cluster_name(text: str) -> bool:
@@ -100,16 +100,14 @@ def cluster_preset_named(text: str) -> str | None:
 
 
 @cache
-def _instance_types() -> dict[str, dict[str, Any]]:
-    """The tables of clouds' types of instances, as those of clusters."""
+def _machines() -> dict[str, dict[str, Any]]:
+    """The tables of clusters and of clouds' types of instances, with the links of their devices."""
     clusters, types = preset_tables("clusters"), preset_tables("instances")
     fields = ("device", "devices_per_node", "cores_per_node", "host_memory_bytes", "inter_node_bandwidth")
-    tables = {name: clusters[preset] for name, preset in types["presets"].items()}
+    tables = {**clusters, **{name: clusters[preset] for name, preset in types["presets"].items()}}
     for vendor_page, rows in types["machines"].items():
-        for name, row in rows.items():
-            link = link_of(row[0])[1]
-            tables[name] = {"intra_node_bandwidth": link, "source": vendor_page, **dict(zip(fields, row, strict=True))}
-    return tables
+        tables |= {name: {"source": vendor_page, **dict(zip(fields, row, strict=True))} for name, row in rows.items()}
+    return {name: {"intra_node_bandwidth": link_of(table["device"])[1], **table} for name, table in tables.items()}
 
 
 def local_cluster(
@@ -191,8 +189,7 @@ def _described(text: str, live: ClusterSpec | None) -> ClusterSpec:
             if colon and cards.nodes > 1:
                 raise ClusterFormatError(text, "states the number of nodes twice", f"write {cards.name}")
             return replace(cards, name=f"{cards.name}:{nodes}", nodes=int(nodes)) if colon else cards
-        table = preset_tables("clusters").get(str(preset)) or _instance_types()[str(preset)]
-        return _cluster(f"{preset}{colon}{nodes}", table, int(nodes or 1))
+        return _cluster(f"{preset}{colon}{nodes}", _machines()[str(preset)], int(nodes or 1))
     if Path(text).expanduser().exists() or text.endswith(".toml") or "/" in text:
         return read_cluster_file(text)
     raise unknown_cluster(text)

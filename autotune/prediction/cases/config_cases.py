@@ -241,7 +241,9 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
     stage, shard = numbers("zero_stage"), numbers("hsdp_shard_size")
     signs = numbers("optimizer", lambda value: value == "onebit_adam")
     slices = numbers("expert_tensor_parallel_size")
-    unsaid = signs * MASTER / (data * context)  # of the part that is a rank's own
+    error_feedback = (
+        signs * MASTER / (data * context)
+    )  # bytes per parameter: a rank keeps the error of the part that it reduces
     derived: dict[str, Array] = {
         "data": data,
         "tensor": tensor,
@@ -263,8 +265,8 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
         "reduce_bytes": np.where(signs > 0, SIGN_BYTES, numbers("reduce_dtype", lambda value: REDUCED_BYTES[str(value)])),
         "balanced": numbers("pipeline_split", lambda value: value == "balanced"),
         "accumulation_bytes": numbers("accumulation_dtype", lambda value: PARAMETER_BYTES[str(value)]),
-        "moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[0]) + unsaid,
-        "other_moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[1]) + unsaid,
+        "moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[0]) + error_feedback,
+        "other_moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[1]) + error_feedback,
         "update_bytes": numbers("optimizer", lambda value: MOVED[str(value)]),
         "updates_pieces": numbers("optimizer", lambda value: value == "adamw8bit"),
         "orthogonalizes": numbers("optimizer", lambda value: value == "muon"),

@@ -48,8 +48,6 @@ TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", 
 """The engine's tags; `reserved`: bytes the allocator keeps beyond those used; `context`: bytes outside of the allocator."""
 ADAM_BYTES = 8.0
 """The part of `Software.state_bytes` for two moments in fp32, which other optimizers do not have."""
-USABLE = 0.988
-"""Share of a device's nominal memory that a process can use: 79.2 of 80 GiB [A100 and H100]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +85,7 @@ class Memory:
 
     def usable(self, cases: Cases) -> Array:
         """Usable bytes of the device, after fragmentation of the allocator."""
-        return cases.hardware.capacity * USABLE / cases.software.fragments
+        return cases.hardware.capacity / cases.software.fragments
 
     def fits(self, cases: Cases) -> Flags:
         """Whether the mean prediction fits on the device."""

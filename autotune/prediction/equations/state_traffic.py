@@ -296,7 +296,10 @@ def _gather_seconds(
 
 
 def _gathered_bytes(cases: Cases, parameter_counts: StageParameters, layers: Array) -> Array:
-    """Bytes of one gather of all parameters sharded over data ranks, without experts that ranks divide."""
+    """Bytes of one whole gather over the data ranks of a rank that holds `layers` layers, without experts that ranks divide.
+
+    Of the parameters that are not persistent; at stage 0, of the reduced gradients, as the second half of their all-reduce.
+    """
     layouts, trained = cases.layouts, parameter_counts.trained - _of_experts(cases, parameter_counts)
     frozen = np.where(layouts.zero_stage == 3, frozen_bytes(cases, parameter_counts) * frozen_share(cases), 0.0)
     whole = trained * layouts.parameter_bytes * gathered_share(cases) + frozen

@@ -206,7 +206,7 @@ def capacity_conditions(question: Question, result: Capacity) -> Conditions:
 
     A capacity chooses batches itself, and depends neither on links nor on cores nor on the speed of cards.
     """
-    unused = ("global_batch_size", "cores_per_node", *LINKS)
+    unused = ("global_batch_size", "cores_per_node", "link_domain_size", *LINKS)
     assumed = tuple(
         dataclasses.replace(item, stated_by="--host-memory") if item.name == "host_memory_bytes" else item
         for item in question.assumed

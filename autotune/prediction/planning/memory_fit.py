@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from autotune.errors import RequestError
 from autotune.prediction.equations.cases import Array
-from autotune.prediction.equations.memory import USABLE
 from autotune.prediction.planning.question import Question
 from search_spaces.clusters.cluster import ClusterSpec
 
@@ -49,14 +48,14 @@ def memory_limits_of(question: Question, probability: float = PROBABILITY) -> Me
     factor = math.exp(margin_of(probability) * question.rates.memory_spread)
     cluster = question.cluster
     return MemoryLimits(
-        device=cluster.device.memory_bytes * USABLE / factor, host=cluster.host_memory_bytes / ranks_of_node(cluster) / factor
+        device=cluster.device.memory_bytes / factor, host=cluster.host_memory_bytes / ranks_of_node(cluster) / factor
     )
 
 
 def chance_to_fit(question: Question, device_bytes: float, host_bytes: float) -> float:
     """The probability that neither a rank's device nor its share of the node's main memory runs out."""
     cluster = question.cluster
-    available = np.array([cluster.device.memory_bytes * USABLE, cluster.host_memory_bytes / ranks_of_node(cluster)])
+    available = np.array([cluster.device.memory_bytes, cluster.host_memory_bytes / ranks_of_node(cluster)])
     needed = np.maximum(np.array([device_bytes, host_bytes]), 1.0)
     return float(fit_probability(needed, available, question.rates.memory_spread).min())
 

@@ -185,7 +185,7 @@ def plan(question: Question, options: PlanOptions, bounds: Bounds | None = None)
     if not plans:
         raise _no_plan_error(question, options, counted)
     if len(counted.sizes) > 1:
-        plans.sort(key=lambda item: _rank(item, options))
+        plans.sort(key=lambda item: _sort_key(item, options))
     return RankedPlans(
         plans=tuple(plans[: options.top]),
         configurations=counted.configurations,
@@ -332,8 +332,8 @@ def _plan(
     )
 
 
-def _rank(item: RankedPlan, options: PlanOptions) -> tuple[float, float]:
-    """The sort key, lower is better."""
+def _sort_key(item: RankedPlan, options: PlanOptions) -> tuple[float, float]:
+    """Of plans on clusters of different sizes, which are joined; lower is better."""
     seconds, memory = item.estimate.step_seconds.mean, item.estimate.peak_memory_bytes.mean
     match options.objective:
         case PlanObjective.MEMORY:

@@ -1,6 +1,7 @@
 """The input of a prediction or plan: a model on a cluster under a workload, and the space to choose from."""
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -277,11 +278,11 @@ def open_sizes(model: Model, names: Collection[str]) -> tuple[str, ...]:
 
 
 _FIGURES = {
-    "inter_node_bandwidth": ("network", "{:g} Gbit/s from a machine to the others", 8e-9),
+    "inter_node_bandwidth": ("network|Gb/s", "{:g} Gbit/s from a machine to the others", 8e-9),
     "host_memory_bytes": ("memory", "{:,.0f} GiB of main memory per machine", 2**-30),
     "cores_per_node": ("cores", "{:,} processor cores per machine", 1),
 }
-"""Figure of a cluster -> its word in the sources of presets, and its text for the figure times a factor."""
+"""Figure of a cluster -> its words in the sources of presets, and its text for the figure times a factor."""
 
 
 def _figure(cluster: ClusterSpec, name: str) -> Assumption:
@@ -298,7 +299,7 @@ def _figures_of_preset(cluster: ClusterSpec) -> list[Assumption]:
     if (preset := cluster_preset_named(cluster.name.partition(":")[0])) is None or cluster.groups:
         return []
     clause = cluster_source(preset).rpartition(";")[2]
-    names = [name for name, (word, _, _) in _FIGURES.items() if "assumed" in clause and word in clause]
+    names = [name for name, (words, _, _) in _FIGURES.items() if "assumed" in clause and re.search(words, clause)]
     # A file may describe a cluster with such a name.
     described = resolve_cluster(preset)
     return [

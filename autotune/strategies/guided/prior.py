@@ -11,7 +11,6 @@ import numpy as np
 from autotune.objective.ranking import Ranking, rate
 from autotune.prediction.cases.config_cases import cases_of, predictable, transformer_of
 from autotune.prediction.equations.coefficients import Coefficients, rates_for
-from autotune.prediction.equations.memory import USABLE
 from autotune.prediction.fitting.residuals import EarlierResidual
 from autotune.prediction.fitting.trial_fit import Runs, fit_time, jobs_elsewhere
 from autotune.prediction.planning.calibrated import Borrowed, calibrated
@@ -65,8 +64,7 @@ class JobSetting:
     @property
     def room(self) -> float:
         """Bytes that a rank may use to run and to be able to win."""
-        usable = self.cluster.device.memory_bytes * (USABLE if self.cluster.device.kind == "cuda" else 1.0)
-        return min(usable, self.ranking.capacity_bytes)
+        return min(self.cluster.device.memory_bytes, self.ranking.capacity_bytes)
 
 
 def setting_of(model: Model, space: SearchSpace, engine: str, ranking: Ranking, fidelity: Fidelity) -> JobSetting:

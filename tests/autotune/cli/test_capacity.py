@@ -10,7 +10,7 @@ from called import Command
 def test_answers_are_told_with_every_rung(command: Command) -> None:
     answer = command("capacity", "llama-2-7b", "--cluster", "2x24GB", "--lora-rank", 16)
     assert (answer.status, answer.err) == (0, "")
-    assert "6,738,415,616 parameters, LoRA of rank 16) on 2x24GB: 2 x 24 GiB, 144 GiB of main memory" in answer.out
+    assert "6,738,415,616 parameters, LoRA of rank 16) on 2x24GB: 2 x 23.7 GiB, 142 GiB of main memory" in answer.out
     assert "\nneeds ZeRO 0, full recomputation: " in answer.out
     assert "\nlargest micro-batch: " in answer.out
     assert "\nlongest samples: " in answer.out

@@ -79,7 +79,7 @@ def test_the_table(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     assert lines[3][:6] == ["0", "0,", "1", "3", "GiB", "3.8%"]
     assert lines[3][-1] == "2"
     assert lines[5] == ["0", "data", "all_reduce", "2", "3", "MiB"]
-    assert answer.out.splitlines()[-1].startswith("peak of 3 GiB fits into the 80 GiB of a100-80gb; dry run of 1 of 8")
+    assert answer.out.splitlines()[-1].startswith("peak of 3 GiB fits into the 79.2 GiB of a100-80gb; dry run of 1 of 8")
 
 
 BAD = {
@@ -117,5 +117,5 @@ def test_what_fits_with_shorter_samples_than_the_assumed_ones_is_not_refused(
     words = ("dry-run", "config.json", "--cluster", "dgx-a100")
     assumed, stated = command(*words), command(*words, "--sequence-length", 32)
     assert (assumed.status, stated.status) == (0, 3)
-    assert "peak of 93 GiB with samples of the assumed length does not fit into the 80 GiB" in assumed.out
+    assert "peak of 93 GiB with samples of the assumed length does not fit into the 79.2 GiB" in assumed.out
     assert "sequence_length=" in assumed.out and "93 GiB does not fit into" in stated.out

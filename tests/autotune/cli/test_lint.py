@@ -154,15 +154,29 @@ def test_what_the_program_decides_is_stated_once(command: Command, folder: Path)
         ("micro_batch=2", "micro_batch_size"),
         ("micro_batch_size", "is not NAME=VALUE"),
         ("vocab_size=9", "own"),
+        ("sequence_length=4q", "is not a length"),
     ):
         answer = command(*words, text)
         assert answer.status == 2 and says in answer.err and answer.err.count("\n") == 1
-    more = ("micro_batch_size=4", "--assume", "activation_checkpointing=full", "--assume", "sequence_length=4096", "--json")
+    more = ("micro_batch_size=4", "--assume", "activation_checkpointing=full", "--assume", "sequence_length=4k", "--json")
     (document,) = json.loads(command(*words, *more).out)["files"]
+    assert document["sequence_length"] == 4096
     assert [item["name"] for item in document["assumed"]] == ["global_batch_size"]
     assert document["origins"]["micro_batch_size"] == {"source": "stated", "by": "--assume"}
     assert document["origins"]["zero_stage"] == {"source": "stated", "by": "acc.yaml:5 deepspeed_config.zero_stage"}
     assert document["origins"]["global_batch_size"]["source"] == "assumed"
+
+
+def test_a_default_of_the_framework_is_not_stated(command: Command, folder: Path) -> None:
+    for length, origin in (
+        ("", {"source": "framework", "by": "torchtitan 0.3.0, TOML 0.2.2"}),
+        ("training.seq_len = 512\n", {"source": "stated", "by": "own.toml:1 training.seq_len"}),
+    ):
+        (folder / "own.toml").write_text(f'{length}model.name = "llama3"\nmodel.flavor = "8B"\ncompile.enable = true\n'
+                                         "parallelism.tensor_parallel_degree = 2\n")  # fmt: skip
+        (document,) = json.loads(command("lint", "own.toml", "--cluster", "dgx-h100:1", "--json").out)["files"]
+        assert document["origins"]["sequence_length"] == origin
+        assert document["origins"]["micro_batch_size"]["source"] != "stated"
 
 
 def test_a_finding_that_hangs_on_an_assumption_is_a_note(command: Command, folder: Path) -> None:

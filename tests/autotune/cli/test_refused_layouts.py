@@ -77,13 +77,14 @@ RANDOM_LTD = {"random_ltd_start_tokens": 64, "random_ltd_steps": 100}
 DOCUMENTS = ("--document-lengths", "128,64,17")
 PACKED = {"pack_sequences": "true"}
 ZBV = {**PIPELINE, "pipeline_schedule": "zbv", "virtual_stages": 2}
+EIGHT = ("config.json", "--global-batch-size", "8")
 CASES: dict[str, Case] = {
     "degrees that do not divide the ranks": ("world-divides", {"pipeline_parallel_size": 3}, ()),
     "tensor ranks and key-value heads": ("tensor-divides", {"tensor_parallel_size": 4}, ()),
     "tensor ranks and norms of all heads": ("tensor-head-norms", {"tensor_parallel_size": 2}, ("olmo.json",)),
     "tensor ranks across nodes": ("tensor-in-node", {"tensor_parallel_size": 2}, ("--ranks", "3", "--global-batch-size", "9")),
     "context ranks of a module of the user's": ("factory-shape", {"context_parallel_size": 2}, ("factory:build",)),
-    "micro-batches of a replica": ("batch-divides", {"micro_batch_size": 4}, ()),
+    "micro-batches of a replica": ("batch-divides", {"micro_batch_size": 4}, EIGHT),
     "chunks of the context ranks": (
         "sequence-divides",
         {"context_parallel_size": 4},
@@ -158,7 +159,7 @@ CASES: dict[str, Case] = {
     "interleaved with one stage a rank": ("virtual-stages", {**PIPELINE, "pipeline_schedule": "interleaved_1f1b"}, ()),
     "looped bfs with one stage a rank": ("virtual-stages", {**PIPELINE, "pipeline_schedule": "looped_bfs"}, ()),
     "a fold with one stage a rank": ("virtual-stages", {**PIPELINE, "pipeline_schedule": "zbv"}, ()),
-    "1f1b with too few micro-batches": ("pipeline-micro-batches", {"pipeline_parallel_size": 4, "micro_batch_size": 4}, ()),
+    "1f1b with too few micro-batches": ("pipeline-micro-batches", {"pipeline_parallel_size": 4, "micro_batch_size": 4}, EIGHT),
     "dualpipev with too few micro-batches": (
         "pipeline-micro-batches",
         {**ZBV, "pipeline_schedule": "dualpipev", "micro_batch_size": 2},

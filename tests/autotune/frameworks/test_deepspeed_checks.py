@@ -25,6 +25,19 @@ CASES: dict[str, tuple[dict[str, Any], tuple[str, str, Effect]]] = {
     "a typo in a closed section": (
         zero(2, reduce_bucket_sise=1), ("unknown-key", "zero_optimization.reduce_bucket_sise", REFUSED),
     ),
+    "an older section as a flag": ({**BATCH, "bfloat16": True}, ("section-type", "bfloat16", REFUSED)),
+    "a section of null": ({**BATCH, "checkpoint": None}, ("section-type", "checkpoint", REFUSED)),
+    "an inner section as a flag": ({**BATCH, "timers": {"throughput": True}}, ("section-type", "timers.throughput", REFUSED)),
+    "a switch as text without ZeRO": (
+        {**BATCH, "bf16": {"enabled": "true", "bf16_master_weights_and_grads": "yes"}},
+        ("master-stage", "bf16.bf16_master_weights_and_grads", REFUSED),
+    ),
+    "both precisions as text": ({**BATCH, "bf16": {"enabled": 1}, "fp16": {"enabled": "on"}},
+                                ("two-precisions", "fp16.enabled", REFUSED)),
+    "a profiled text": ({**BATCH, "flops_profiler": {"enabled": "true"}}, ("value", "flops_profiler.enabled", REFUSED)),
+    "names that are no list": (
+        {**BATCH, "data_types": {"keep_in_fp32_modules": "norm"}}, ("value", "data_types.keep_in_fp32_modules", REFUSED),
+    ),
     "a section that is gone": ({**BATCH, "elasticity": {}}, ("removed-key", "elasticity", REFUSED)),
     "a ZeRO key that is gone": (
         zero(3, mics_shard_size=2), ("removed-key", "zero_optimization.mics_shard_size", REFUSED),
@@ -158,6 +171,10 @@ CLEAN: dict[str, dict[str, Any]] = {
     "as Hugging Face fills it in": {
         "train_batch_size": "auto", "train_micro_batch_size_per_gpu": "auto", "gradient_accumulation_steps": "auto",
         "zero_optimization": {"stage": 2, "reduce_bucket_size": "auto"}, "bf16": {"enabled": "auto"},
+    },
+    "values as text": {
+        **BATCH, "zero_optimization": {"stage": "2", "leaf_module": {"names": "experts"}}, "wandb": "auto",
+        "bf16": {"enabled": "yes", "bf16_master_weights_and_grads": "1"},
     },
     "older spellings, and values that mean the same": zero(
         3, cpu_offload=True, cpu_offload_param=1, stage3_gather_fp16_weights_on_model_save="true", reduce_bucket_size=2e8,

@@ -1,5 +1,6 @@
 """Megatron-LM's arguments read as knobs and as a model, and what its own parser refuses (compared with `validate_args`)."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ from autotune.errors import RequestError
 from autotune.frameworks.framework import Surroundings
 from autotune.frameworks.imported import Imported
 from autotune.frameworks.megatron import layer_pattern, layout_stages
-from autotune.frameworks.read import read_written
+from autotune.frameworks.read import read_imported, read_written
 from autotune.recipes.lint import lint
 from search_spaces.finding import Effect
 from search_spaces.models.huggingface import resolve_model
@@ -50,7 +51,17 @@ def test_latent_attention_and_experts_are_those_of_the_published_model(tmp_path:
 
 @pytest.mark.parametrize(
     ("value", "pattern"),
-    [(2, [1, 0, 1, 0]), ("1", [1, 1, 1, 1]), ("([1]+[0]*1)*2", [1, 0, 1, 0]), ("[0]*1+[1]*3", [0, 1, 1, 1]), ("x", None)],
+    [
+        (2, [1, 0, 1, 0]),
+        ("1", [1, 1, 1, 1]),
+        ("([1]+[0]*1)*2", [1, 0, 1, 0]),
+        ("[0]*1+[1]*3", [0, 1, 1, 1]),
+        ("x", None),
+        ("(([1]*1024)*1024)*1024", None),
+        ("[]*999999999", []),
+        (10**400, [1, 0, 0, 0]),
+        (0, None),
+    ],
 )
 def test_layers_with_experts(value: Any, pattern: list[int] | None) -> None:
     assert layer_pattern(value, 4) == pattern
@@ -59,6 +70,22 @@ def test_layers_with_experts(value: Any, pattern: list[int] | None) -> None:
 def test_a_layout_of_stages() -> None:
     assert layout_stages("Et|(tt|)*2,m|L") == ["Et", "tt", "tt", "m", "L"]
     assert layout_stages("E,t*3|ttL") == ["Ettt", "ttL"]
+    assert layout_stages([["embedding", "Decoder"], ["decoder", "decoder"], [], ["mtp", "loss"]]) == ["Et", "tt", "", "mL"]
+    for text in ("(t|)*9999" * 20, "t*999999", [["layer"]], ["decoder"], [1]):
+        with pytest.raises(RequestError, match="pipeline_model_parallel_layout"):
+            layout_stages(text)
+
+
+def test_a_layout_of_megatron_bridge_is_a_list_of_parts(tmp_path: Path) -> None:
+    layout = [["embedding", "decoder"], ["decoder", "decoder", "decoder", "loss"]]
+    sizes = {"num_layers": 4, "hidden_size": 64, "num_attention_heads": 4, "pipeline_model_parallel_size": 2}
+    path = tmp_path / "own.yaml"
+    path.write_text(json.dumps({"model": {**sizes, "pipeline_model_parallel_layout": layout}}))
+    imported = read_imported(path)
+    assert (imported.knobs["pipeline_layout"], imported.knobs["virtual_stages"]) == ("1-3", 1)
+    path.write_text(json.dumps({"model": {**sizes, "num_layers": 10**9}}))
+    with pytest.raises(RequestError, match="more than 100,000 layers"):
+        read_imported(path)
 
 
 @pytest.mark.parametrize(

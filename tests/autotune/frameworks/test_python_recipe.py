@@ -58,3 +58,9 @@ def test_functions_that_return_configurations() -> None:
     assert found["more"].settings == {"recipe": "more", "train.global_batch_size": 768, **bridge}
     assert set(found) == {"base", "larger", "bridge_config", "more"}
     assert found["larger"].line == TEXT.splitlines().index("def larger():") + 1
+
+
+def test_functions_that_begin_with_others_twice_are_read_once() -> None:
+    chain = "".join(f"def f{number}():\n    x = f{number + 1}()\n    x = f{number + 1}()\n" for number in range(60))
+    found = python_recipes(f"{chain}def f60():\n    return Config(a={'9999999999 * ' * 9}9, b=1)\n")
+    assert len(found) == 61 and all(recipe.settings == {"b": 1, "recipe": recipe.name} for recipe in found)

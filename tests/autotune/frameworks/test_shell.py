@@ -73,6 +73,27 @@ def test_the_launch_with_the_most_options_counts() -> None:
     assert read_options(text).settings == {"--a": 1, "--b": 2, "--c": 3}
 
 
+@pytest.mark.parametrize(
+    ("option", "count"),
+    [
+        ("gres=gpu:8,tmpdisk:100", 8),
+        ("gres=tmpdisk:9,gpu:h100:4(S:0-1)", 4),
+        ("gres=gpu", 1),
+        ("gpus-per-node=a100:4,v100:2", 6),
+    ],
+)
+def test_devices_of_a_node_in_a_job(option: str, count: int) -> None:
+    assert read_options(f"#SBATCH --{option}\npython t.py --a $SLURM_GPUS_ON_NODE\n").settings == {"--a": count}
+
+
+def test_a_value_of_an_option_ends_before_an_option_of_one_letter() -> None:
+    found = read_options("accelerate launch --num_processes 8 -m axolotl.cli.train own.yaml\n")
+    assert (found.settings, found.program, found.arguments) == (
+        {"launcher.num_processes": 8}, "axolotl.cli.train", ("own.yaml",),
+    )  # fmt: skip
+    assert read_options("torchrun t.py --a 1 -v 2 --b -1 -3e-5\n").settings == {"--a": 1, "--b": "-1 -3e-5"}
+
+
 def test_what_slurm_states() -> None:
     text = (
         "#!/bin/bash\n#SBATCH --nodes=4 --ntasks-per-node 2  # two each\n#SBATCH -c16\n"
@@ -130,7 +151,8 @@ def test_what_names_a_torchtitan_recipe_is_no_setting(tmp_path: Path) -> None:
         "torchrun -m torchtitan.train --module llama3 --config llama3_70b --training.local_batch_size 2 --compile.no_enable\n"
     )
     imported = read_imported(tmp_path / "train.sh")
-    assert not {"module", "config", "job.config_file"} & imported.settings.keys()
+    assert not {"config", "job.config_file"} & imported.settings.keys() and imported.settings["module"] == "llama3"
+    assert imported.settings["compile.enable"] is False
     assert not [note for note in imported.notes if note.startswith(("module", "config"))]
     assert imported.knobs["micro_batch_size"] == 2
 
@@ -149,6 +171,10 @@ def test_what_names_a_torchtitan_recipe_is_no_setting(tmp_path: Path) -> None:
         ("read A", {}, {"--a": "a command"}),
         ("false && A=1 || A=2", {"--a": 2}, {}),
         ("x | read A\nA=3", {"--a": 3}, {}),
+        ("while true; do A=$((A+1)); done", {}, {"--a": "a branch"}),
+        ("for i in {1..200}; do for j in {1..200}; do A=$j; done; done", {}, {"--a": "a branch"}),
+        ("A=$((9**9**9**9))", {}, {"--a": "a command"}),
+        ("A=$((((2**62)**62)**62 << 62))", {}, {"--a": "a command"}),
     ],
 )
 def test_what_stays_undecided(script: str, settings: dict[str, object], undecided: dict[str, str]) -> None:
@@ -196,6 +222,10 @@ def test_a_sourced_file_is_read_where_it_is_there(tmp_path: Path) -> None:
     script = '. "$(dirname "$0")/env.sh"\nsource ./other.sh\ntorchrun train.py --tp $TP\n'
     found = read_options(script, tmp_path / "run.sh")
     assert (found.settings, found.sourced) == ({"env.QUEUES": 1, "--tp": 4}, ["./other.sh"])
+    (tmp_path / "below").mkdir()
+    for name in (tmp_path / "env.sh", "../env.sh", "e" * 300):
+        outside = read_options(f"source {name}\ntorchrun train.py --tp $TP\n", tmp_path / "below" / "run.sh")
+        assert (outside.settings, outside.sourced) == ({}, [str(name)])
     assert read_options(script).sourced == ["$0/env.sh", "./other.sh"]
 
 
@@ -207,7 +237,10 @@ def test_a_value_that_the_script_sets_itself_is_not_stated() -> None:
 
 def test_values_are_limited_and_real_scripts_are_not() -> None:
     doubling = "A=aaaaaaaaaa\n" + "A=$A$A\n" * 30 + "torchrun train.py --a $A\n"
-    with pytest.raises(RequestError, match="more than 1,000,000 characters"):
-        read_options(doubling)
+    stripping = f"A={'y' * 999}\n" + "B=${A#*x}\n" * 10_000
+    branching = "".join(f"V{number}=1\n" for number in range(3000)) + "if x; then A=1; fi\n" * 3000
+    for script in (doubling, stripping, branching, 'A=\'eval "$A" "$A"\'\neval $A\n'):
+        with pytest.raises(RequestError, match="more than 1,000,000 characters"):
+            read_options(script)
     long = f'DATA="{"1.0 /data/part " * 400}"\n' + "for i in {1..200}; do echo $DATA; done\n" + "torchrun train.py --a 1\n"
     assert read_options(long).settings == {"--a": 1}

@@ -81,6 +81,13 @@ SCRIPTS = {
         "opts 4 --u 2\n"
         "run --b 2 --c"
     ),
+    "local variables": (
+        "A=1; C=7\n"
+        "inner() { B=$A; A=5; }\n"
+        "f() { local A=$1 C; declare D=4; inner; E=$A$C$D; for i in 1 2; do local F=$i; return; done; }\n"
+        "f 2\n"
+        "torchrun train.py --a $A --b $B --c $C --e $E --i $i"
+    ),
     "arithmetic": (
         "A=3; B=$((A*2+1)); C=$(( B > 5 ? 2 : 1 )); ((A+=2)); let G=A*2; torchrun train.py --a $A --b $B --c $C --d "
         "$((7/2)) --e $((-7 % 4)) --f $((2**5)) --g $G --h $(( (A + B) * ${C} ))"

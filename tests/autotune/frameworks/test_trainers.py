@@ -10,12 +10,13 @@ import yaml
 from autotune.errors import RequestError
 from autotune.frameworks.check import legality
 from autotune.frameworks.framework import LintCase, Surroundings
+from autotune.frameworks.imported import one_file
 from autotune.frameworks.read import read_imported, read_written
 from autotune.frameworks.trainer_checks import fields_of
 from autotune.frameworks.trainer_launch import TRAINERS, trainer_format
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.question import question_of
-from autotune.recipes.lint import Linted, case_of, lint
+from autotune.recipes.lint import Linted, case_of, checked_version, document, lint
 from autotune.recipes.recipe import rewritten
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
@@ -111,6 +112,12 @@ def test_what_axolotl_refuses_is_refused_and_the_fix_is_accepted(changes: dict[s
     assert rule not in {after.rule for after in legality(case.changed(finding.fix))}
 
 
+def test_a_number_of_zero_is_not_set(tmp_path: Path) -> None:
+    recipe = {**AXOLOTL, "datasets": None, "pretraining_dataset": "own", "max_steps": 5}
+    for part, refusals in ((0.0, set()), ("0", set()), (0.1, {"pretraining-dataset-beside-val-set-size"})):
+        assert _refusals(_file(tmp_path, {**recipe, "val_set_size": part})) == refusals
+
+
 def test_groups_of_shards_that_fill_the_ranks_several_times_are_legal(tmp_path: Path) -> None:
     sharded = {**AXOLOTL, "fsdp_version": 2, "dp_shard_size": 3, "fsdp_config": {"offload_params": False}}
     assert "degrees-product" in _refusals(_file(tmp_path, sharded), "dgx-h100")
@@ -137,7 +144,17 @@ def test_llama_factory_is_read_with_the_deepspeed_file_of_a_folder_above(tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("bf16", "perhaps"), ("micro_batch_size", "two"), ("sequence_len", 1.5), ("learning_rate", "fast")]
+    ("key", "value"),
+    [
+        ("bf16", "perhaps"),
+        ("micro_batch_size", "two"),
+        ("sequence_len", 1.5),
+        ("learning_rate", "fast"),
+        ("micro_batch_size", 0),
+        ("gradient_accumulation_steps", -3),
+        ("lora_r", False),
+        ("deepspeed", "{not JSON"),
+    ],
 )
 def test_a_value_that_cannot_be_read_is_not_replaced(key: str, value: Any, tmp_path: Path) -> None:
     with pytest.raises(RequestError, match=key):
@@ -194,6 +211,80 @@ def test_values_of_the_deepspeed_file_that_differ_from_the_trainers_are_refused(
     assert _refusals(_file(tmp_path, LLAMA_FACTORY)) == {"deepspeed-differs"}
     _file(tmp_path, json.dumps({**STAGE_3, "gradient_accumulation_steps": 2}), "stage3.json")
     assert not _refusals(_file(tmp_path, LLAMA_FACTORY))
+    _file(tmp_path, json.dumps({**STAGE_3, "optimizer": {"type": "AdamW", "params": {"lr": 3e-5}}}), "stage3.json")
+    assert _refusals(_file(tmp_path, LLAMA_FACTORY)) == {"deepspeed-differs"}
+
+
+@pytest.mark.parametrize(
+    ("start", "refusals"),
+    [
+        ("trl sft", set()), ("trl sft --fp16", {"deepspeed-differs"}), ("python train.py", {"deepspeed-differs"}),
+        ("python train.py --bf16 1", set()), ("python train.py --bf16 $1", set()), ("python train.py --bf16_full_eval", set()),
+    ],
+)  # fmt: skip
+def test_values_that_are_defaults_or_decided_later_differ_only_where_they_do(
+    start: str, refusals: set[str], tmp_path: Path
+) -> None:
+    _file(tmp_path, json.dumps({**STAGE_3, "bf16": {"enabled": True}}), "stage3.json")
+    script = f"{start} {SFT} --per_device_train_batch_size 2 --deepspeed stage3.json\n"
+    assert _refusals(_file(tmp_path, script, "run.sh")) == refusals
+
+
+@pytest.mark.parametrize(("word", "is_on"), [("1", True), ("yes", True), ("y", True), ("on", True), ("T", True), ("n", False)])
+def test_words_of_switches_are_the_same_for_reading_and_for_checks(word: str, is_on: bool, tmp_path: Path) -> None:
+    case = _case(_file(tmp_path, {**LLAMA_FACTORY, "deepspeed": None, "bf16": word, "fp16": word, "packing": word}))
+    assert case.imported.knobs["precision"] == ("bf16" if is_on else "fp32") and case.on("packing") is is_on
+    assert ("two-precisions" in {finding.rule for finding in legality(case)}) is is_on
+
+
+def test_trls_bf16_yields_to_fp16(tmp_path: Path) -> None:
+    case = _case(_file(tmp_path, f"trl sft {SFT} --fp16 --per_device_train_batch_size 2\n", "run.sh"))
+    assert case.imported.knobs["precision"] == "fp16"
+
+
+@pytest.mark.parametrize(
+    ("words", "refused"),
+    [("trl sft", True), ("trl sft --dataset_name own", False), ("trl sft --dataset_name $1", False), ("python sft.py", False)],
+)
+def test_trls_commands_without_data_are_refused(words: str, refused: bool, tmp_path: Path) -> None:
+    script = f"{words} --model_name_or_path Qwen/Qwen2.5-3B --output_dir out --per_device_train_batch_size 2\n"
+    assert ("no-dataset" in _refusals(_file(tmp_path, script, "run.sh"))) is refused
+
+
+def test_data_that_only_earlier_programs_read_are_named(tmp_path: Path) -> None:
+    recipe = {"model_name_or_path": "Qwen/Qwen2.5-3B", "use_peft": True, "per_device_train_batch_size": 2, "output_dir": "out"}
+    (finding,) = legality(_case(_file(tmp_path, {**recipe, "dataset_mixer": {"own/data": 1.0}})))
+    assert finding.rule == "no-dataset" and "dataset_mixer is not read" in finding.problem
+    assert not _refusals(_file(tmp_path, {**recipe, "dataset_path": "own"})), "an argument of a program of one's own"
+
+
+@pytest.mark.parametrize("key", ["use_cpu", "no_cuda"])
+def test_a_run_on_cpus_leaves_the_clusters_gpus_idle(key: str, tmp_path: Path) -> None:
+    path = _file(tmp_path, {**LLAMA_FACTORY, "deepspeed": None, key: True})
+    assert _refusals(path, "dgx-h100") == {key.replace("_", "-")} and not _refusals(path)
+
+
+def test_frozen_weights_have_the_bits_of_the_models_id(tmp_path: Path) -> None:
+    path = _file(tmp_path, {**AXOLOTL, "adapter": "lora", "load_in_4bit": None, "base_model": "unsloth/Qwen3-14B-bnb-4bit"})
+    case = _case(path)
+    assert case.config.frozen_dtype == "nf4"
+    around = Surroundings(model=resolve_model("qwen3-14b"))
+    assert case_of(read_written(path)[0], around).config.frozen_dtype == "same", "of the model that the user names"
+
+
+def test_origins_tell_what_is_stated_from_what_the_program_takes(tmp_path: Path) -> None:
+    recipe = {**LLAMA_FACTORY, "cutoff_len": None, "deepspeed": None}
+    for content, source in ((recipe, "framework"), ({**recipe, "cutoff_len": 512}, "stated")):
+        linted = _linted(_file(tmp_path, {key: value for key, value in content.items() if value is not None}))
+        origins = document(linted, checked_version(linted))["origins"]
+        assert origins["sequence_length"]["source"] == source and origins["model"]["source"] == "stated"
+    assert origins["model"]["by"].endswith("recipe.yaml:1 model_name_or_path")
+
+
+def test_a_misspelt_setting_without_its_command_is_a_note(tmp_path: Path) -> None:
+    recipe = {"model_name_or_path": "Qwen/Qwen2.5-3B", "per_device_train_batch_size": 2, "cutof_len": 12, "own": 1}
+    notes = _case(_file(tmp_path, recipe)).imported.notes
+    assert [note.rpartition("; ")[2] for note in notes if "no such setting" in note] == ["did you mean cutoff_len?"]
 
 
 def test_llama_factorys_command_line_overrides_its_file(tmp_path: Path) -> None:
@@ -202,6 +293,26 @@ def test_llama_factorys_command_line_overrides_its_file(tmp_path: Path) -> None:
     start = "NPROC_PER_NODE=4 NNODES=2 FORCE_TORCHRUN=1 llamafactory-cli train own.yaml per_device_train_batch_size=1\n"
     case = _case(_file(tmp_path, start, "train.sh"))
     assert (case.ranks, case.batch, case.framework.name) == (8, 2 * 8, "llama-factory")
+
+
+@pytest.mark.parametrize(
+    ("launch", "steps"),
+    [
+        ("python prepare.py other.yaml\naccelerate launch t.py own.yaml", 5), ("axolotl train own.yaml --debug other.yaml", 5),
+        ("accelerate launch t.py --config own.yaml --data other.yaml", 5), ("trl sft --config=own.yaml", 5),
+        (f"accelerate launch t.py {SFT} --per_device_train_batch_size 3 --data other.yaml more.json", 1),
+        (f"accelerate launch t.py data=other.yaml {SFT} --per_device_train_batch_size 3", 1),
+        (f"cd /home/axolotl\naccelerate launch t.py {SFT} --per_device_train_batch_size 3", 1),
+    ],
+)  # fmt: skip
+def test_the_recipe_of_a_launch_is_its_first_word_or_its_config(launch: str, steps: int, tmp_path: Path) -> None:
+    recipe = AXOLOTL if launch.startswith("axolotl") else {
+        "model_name_or_path": "Qwen/Qwen2.5-3B", "output_dir": "out", "per_device_train_batch_size": 3,
+        "gradient_accumulation_steps": 5,
+    }  # fmt: skip
+    _file(tmp_path, recipe, "own.yaml")
+    _file(tmp_path, {**recipe, "gradient_accumulation_steps": 7}, "other.yaml")
+    assert _case(_file(tmp_path, f"{launch}\n", "run.sh")).imported.samples_per_rank == 3 * steps
 
 
 def test_a_command_line_of_the_trainer_is_read_with_what_accelerate_is_told(tmp_path: Path) -> None:
@@ -274,6 +385,12 @@ def test_methods_with_a_second_model_are_named_and_not_predicted(start: str, tmp
     assert case.imported.unreadable is not None and "dpo has a second model" in str(case.imported.unreadable)
 
 
+def test_a_method_is_a_whole_word_of_the_program(tmp_path: Path) -> None:
+    for program in ("export_train.py", "warmup.py", "sft_normal.py"):
+        case = _case(_file(tmp_path, f"accelerate launch {program} {SFT} --per_device_train_batch_size 2\n", "run.sh"))
+        assert case.imported.unreadable is None
+
+
 def test_a_model_is_a_config_beside_the_recipe_or_unknown_with_a_note(tmp_path: Path) -> None:
     config = {"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "vocab_size": 100,
               "intermediate_size": 128}  # fmt: skip
@@ -281,7 +398,7 @@ def test_a_model_is_a_config_beside_the_recipe_or_unknown_with_a_note(tmp_path: 
     _file(tmp_path, json.dumps(config), "own/config.json")
     model = _case(_file(tmp_path, {**AXOLOTL, "base_model": "own"})).model
     assert model is not None and model.hidden_size == 64
-    for name in ("/data/checkpoints/7b", "someone/unheard-of-7b"):
+    for name in ("/data/checkpoints/7b", "someone/unheard-of-7b", "long" * 100, "~/own"):
         imported = _case(_file(tmp_path, {**AXOLOTL, "base_model": name})).imported
         assert imported.model is None and any(note.startswith(f"base_model={name}: ") for note in imported.notes)
 
@@ -348,13 +465,13 @@ def test_a_command_line_is_edited_in_place(tmp_path: Path) -> None:
     assert text.startswith("# ours") and "--num_processes 16" in text and "--gradient_accumulation_steps 4" in text
 
 
-@pytest.mark.parametrize("key", ["deepspeed", "fsdp_config"])
-def test_no_file_is_opened_where_none_may_be(key: str, tmp_path: Path) -> None:
-    path = _file(tmp_path, {**AXOLOTL, key: "beside.json"})
-    script = f"trl sft {SFT} --accelerate_config own.yaml --per_device_train_batch_size 2\n"
-    for recipe in (path, _file(tmp_path, script, "sft.sh"), _file(tmp_path, "llamafactory-cli train own.yaml\n", "train.sh")):
-        with pytest.raises(RequestError, match="names another file"):
-            read_written(recipe, alone=True)
+@pytest.mark.parametrize("name", ["~/own/config.json", ".", "../own", "/own", "own/../own", "own.json", "a/b/c"])
+def test_a_path_is_no_model_where_no_file_may_be_opened(name: str, tmp_path: Path) -> None:
+    path = _file(tmp_path, {**AXOLOTL, "base_model": name})
+    with one_file():
+        imported = _case(path).imported
+        assert imported.model is None and any("it is a path, and no file is read here" in note for note in imported.notes)
+        assert _case(_file(tmp_path, AXOLOTL)).model is not None
 
 
 def test_the_first_version_of_llama_factorys_new_form_is_refused_by_name(tmp_path: Path) -> None:

@@ -114,9 +114,9 @@ def test_key_value_heads_limit_tensor_parallelism_where_the_framework_does_not_r
 def test_a_layout_that_does_not_fit_fewer_nodes_says_by_how_much() -> None:
     found = carry(recipe("titan-llama3-70b.toml", "dgx-h100:8"), resolve_cluster("dgx-h100:2"), BatchRule.FIXED, None, 5)
     offload = next(change for change in found.changes if change.name == "offload_optimizer")
-    assert offload.required and "GiB of 80 GiB on the fullest device" in offload.reason
+    assert offload.required and "GiB of 79 GiB on the fullest device" in offload.reason
     with pytest.raises(
-        NothingFeasibleError, match=r"^to: no layout .* is predicted to fit 8 devices of 80 GiB; give more nodes"
+        NothingFeasibleError, match=r"^to: no layout .* is predicted to fit 8 devices of 79 GiB; give more nodes"
     ):
         carry(recipe("titan-llama3-405b.toml", "dgx-h100:16"), resolve_cluster("dgx-h100:1"), BatchRule.FIXED, None, 5)
 

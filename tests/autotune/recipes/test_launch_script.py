@@ -7,8 +7,10 @@ from pathlib import Path
 import pytest
 
 from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.imported import flat
+from autotune.frameworks.read import read_written
 from autotune.recipes.carry import BatchRule, Carried, carry
-from autotune.recipes.launch_script import edited_scripts, relaunched
+from autotune.recipes.launch_script import edited_scripts, launch_anew, relaunched
 from autotune.recipes.recipe import recipe_of
 from search_spaces.clusters.presets import resolve_cluster
 
@@ -132,6 +134,34 @@ def test_settings_are_edited_where_they_stand() -> None:
     through, direct = edited_scripts(source, {"--tensor-model-parallel-size": 2, "--sequence-parallel": True})
     assert through == source.replace("TP=1", "TP=2").replace("  # degree", " --sequence-parallel  # degree")
     assert direct == source.replace("$TP  #", "2  #").replace("  # degree", " --sequence-parallel  # degree")
+
+
+TITAN = (
+    "torchrun --nproc_per_node 8 -m torchtitan.train --module llama3 --config llama3_8b --compile.no-enable "
+    "--training.local-batch-size 2 --parallelism.tensor_parallel_degree 1 --training.dataset 'a|b'"
+)
+CHANGED = {"compile.enable": True, "parallelism.enable_sequence_parallel": False, "training.local_batch_size": 4}
+
+
+def test_switches_of_torchtitan_have_no_values() -> None:
+    for text in edited_scripts(f"{TITAN}\n", CHANGED, True):
+        words = text.split()
+        assert "--compile.enable" in words and "--compile.no-enable" not in words
+        assert "--parallelism.no_enable_sequence_parallel" in words and "--training.local-batch-size 4" in text
+        assert not {"true", "false"} & set(words)
+
+
+def test_a_script_of_torchtitan_is_written_anew_with_its_module(tmp_path: Path) -> None:
+    (tmp_path / "launch.sh").write_text(f"{TITAN}\n")
+    (recipe,) = read_written(tmp_path / "launch.sh")
+    settings = {**dict(flat(recipe.content)), **CHANGED, "model.converters": ["float8", "mx"]}
+    (tmp_path / "anew.sh").write_text(launch_anew(recipe, f"{TITAN}\n", settings, None))
+    words = started((tmp_path / "anew.sh").read_text(), tmp_path)
+    assert words[words.index("--module") : words.index("--module") + 2] == ["--module", "llama3"]
+    assert {"--compile.enable", "--parallelism.no_enable_sequence_parallel", "a|b", "mx"} <= set(words)
+    assert not {"true", "false"} & set(words)
+    (again,) = read_written(tmp_path / "anew.sh")
+    assert dict(flat(again.content)) == settings | {"model.converters": "float8 mx"}
 
 
 def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:

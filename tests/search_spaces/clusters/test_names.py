@@ -55,6 +55,8 @@ def test_every_preset_of_a_device_is_a_card(name: str) -> None:
         ("a100", ("a100-80gb", "a100-40gb")),
         ("V100-SXM2-32GB", ("v100-32gb",)),
         ("A100_40G", ("a100-40gb",)),
+        ("B200 192GB", ("b200",)),
+        ("B200 180GB", ("b200",)),
         ("a100-pcie", ("a100-pcie-80gb", "a100-pcie-40gb")),
         ("L4 PCIe", ("l4",)),
         ("h100-40gb", ()),
@@ -103,6 +105,21 @@ def test_what_is_assumed_of_cards() -> None:
     assert figures["inter_node_bandwidth"].value == resolve_cluster("dgx-a100").inter_node_bandwidth
     assert set(figures["inter_node_bandwidth"].alternatives) >= {resolve_cluster("aws-p4de").inter_node_bandwidth, 12.5e9}
     assert list(figures)[-1] == "host_memory_bytes"
+
+
+def test_of_a_memory_size_the_card_and_its_links_are_assumed() -> None:
+    device, link, *_ = assumed_figures(resolve_cluster("8x80GB"))
+    assert (device.value, device.alternatives) == ("a 80GB card", ("a100-80gb", "h100"))
+    assert device.text == "a 80GB card has 79.04 GiB for use and 100 TFLOP/s"
+    assert (link.value, link.alternatives) == (25e9, (450e9,))
+    assert [figure.alternatives for figure in assumed_figures(resolve_cluster("2x7GB"))][:2] == [(), (12.5e9, 5e10)]
+
+
+def test_of_racks_the_link_domain_is_assumed() -> None:
+    figures = {figure.name: figure for figure in assumed_figures(resolve_cluster("4xgb200:18"))}
+    assert (figures["link_domain_size"].value, figures["link_domain_size"].alternatives) == (72, (4,))
+    assert figures["host_memory_bytes"].value == 960 * 2**30
+    assert resolve_cluster("8xgb200:18").link_domain_size is None
 
 
 def test_a_module_states_its_links() -> None:
