@@ -52,6 +52,7 @@ from autotune.wire.predictions import ConfigEstimate, Draft, Estimate, Predictio
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.models.model import FactoryModel, ModelSpec
+from search_spaces.plain import to_plain
 from storage.store import Store
 
 PLANNING_TYPES: Mapping[str, Any] = {
@@ -152,6 +153,7 @@ def _shown(question: Question, conditions: Conditions) -> dict[str, Any]:
         "global_batch_size": question.global_batch_size,
         "sequence_length": question.sequence_length,
         "assumed": conditions.document(),
+        "origins": to_plain(question.origins),
         "calibration_source": question.calibration_source,
     }
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -31,9 +32,10 @@ from autotune.request.rows import request_from_fields, request_to_row
 from autotune.session.resolve import require_workload, resolve
 from autotune.session.resolved import Resolver
 from autotune.session.session import Session
-from search_spaces.clusters.presets import is_cluster_name, unknown_cluster
+from search_spaces.clusters.cards import count_and_cards
+from search_spaces.clusters.presets import cluster_preset_names, is_cluster_name, resolve_cluster, unknown_cluster
 from search_spaces.environment import MOST_SETTINGS
-from search_spaces.errors import ClusterFormatError
+from search_spaces.errors import SearchSpaceError
 from search_spaces.knob import Value
 from search_spaces.knob_values import check_value
 from search_spaces.models.huggingface import is_factory_reference, known_model, model_spec_from_config
@@ -271,7 +273,10 @@ def _allowed_model(name: str, settings: Settings) -> str:
         settings.allow_list.require_factory(name)
         return name
     if known_model(name) is None:
-        raise unknown_name("model preset", name, model_names(), "or give {config: …} with the content of a config.json")
+        content = "give {config: …} with the content of the config.json"
+        if re.match(r"[./~]", name) or name.endswith(".json"):
+            raise RequestError("model", f"{name} is a path, and the service reads no files", content)
+        raise _about("model", unknown_name("model preset", name, model_names(), f"or {content}", listed_by="GET /v1/models"))
     return name
 
 
@@ -283,14 +288,32 @@ def _require_names(fields: dict[str, Any], settings: Settings) -> None:
 
 
 def require_preset_names(cluster: str, space: str) -> None:
-    """Accept only names of presets; the file system is not searched for other names.
+    """Accept only names of presets and cards; the file system is not searched for other names.
 
     Raises:
-        UnknownNameError: a name is not a preset.
+        RequestError, SearchSpaceError: `cluster` or `space` is not such a name.
     """
-    if not is_cluster_name(cluster):
-        error = unknown_cluster(cluster)
-        names = ("local", *preset_tables("clusters"))
-        raise error if isinstance(error, ClusterFormatError) else unknown_name("cluster", cluster, names)
+    name = cluster.partition(":")[0]
+    try:
+        if cluster != "local" and (name == "local" or not is_cluster_name(name)):
+            raise _unknown_cluster(cluster)
+        if cluster != "local":
+            resolve_cluster(cluster)
+    except SearchSpaceError as error:
+        raise _about("cluster", error) from None
     if space not in preset_tables("spaces"):
-        raise unknown_name("space", space, preset_tables("spaces"))
+        raise _about("space", unknown_name("space", space, preset_tables("spaces")))
+
+
+def _unknown_cluster(cluster: str) -> SearchSpaceError:
+    """As of a command, whose remedies may also be a path."""
+    error = unknown_cluster(cluster)
+    if error.field != cluster.partition(":")[0] or count_and_cards(error.field) is not None:
+        return error
+    names, otherwise = ("local", *cluster_preset_names()), "or give NAME:NODES, COUNTxMEMORY or COUNTxDEVICE (8xh100)"
+    return unknown_name("cluster preset", error.field, names, otherwise, listed_by="GET /v1/clusters")
+
+
+def _about(field: str, error: SearchSpaceError) -> SearchSpaceError | RequestError:
+    """The error about a value, as one about the field that holds it."""
+    return error if error.field == field else RequestError(field, f"{error.field}: {error.problem}", error.remedy)

@@ -173,11 +173,17 @@ def is_trainer(command: CommandModel) -> bool:
     return any(word.partition("=")[0] == "--per_device_train_batch_size" for word in command.arguments)
 
 
+def stated_batch(command: CommandModel) -> int | None:
+    """The samples per step that the command states (`--global-batch-size 256`); None: it states none."""
+    literal = _LITERAL_BATCH.search(" ".join(command.arguments))
+    return int(literal[1]) if literal else None
+
+
 def follows_micro_batch(command: CommandModel) -> bool:
     """Whether the script receives the micro-batch size and no accumulation, so that a step has one micro-batch on each rank."""
     used = set(names_in(command.arguments))
     accumulates = used & ACCUMULATION_PLACEHOLDERS - ({"config"} if is_trainer(command) else set())
-    literal = _LITERAL_BATCH.search(" ".join(command.arguments))
+    literal = stated_batch(command) is not None
     return "micro_batch_size" in used and not accumulates and not literal and command.launcher != "accelerate"
 
 
@@ -186,12 +192,11 @@ def samples_of_step(command: CommandModel, config: TrialConfig, workload: Worklo
 
     A number in the command (`--gradient_accumulation_steps 4`, `--global-batch-size 256`) counts like a placeholder.
     """
-    words = " ".join(command.arguments)
-    if batch := _LITERAL_BATCH.search(words):
-        return int(batch[1])
+    if (batch := stated_batch(command)) is not None:
+        return batch
     if not follows_micro_batch(command):
         return workload.global_batch_size
-    accumulation = re.search(r"--[\w-]*accum[\w-]*[ =]([1-9]\d*)", words)
+    accumulation = re.search(r"--[\w-]*accum[\w-]*[ =]([1-9]\d*)", " ".join(command.arguments))
     return config.micro_batch_size * config.data_parallel_size(world_size) * (int(accumulation[1]) if accumulation else 1)
 
 

@@ -50,3 +50,9 @@ def number_text(value: float, digits: int = 4) -> str:
     """The number with this many digits, or with all whole ones: `0.01234`, `12.34`, `12,346`."""
     text = f"{value:.{digits}g}"
     return f"{value:,.0f}" if "e+" in text else text
+
+
+def count_text(count: int) -> str:
+    """`1.04 T`, `8.03 B`, `857 K`: three digits, and the unit of numbers of parameters."""
+    units = {"T": 1e12, "B": 1e9, "M": 1e6, "K": 1e3}
+    return next((f"{count / size:.3g} {unit}" for unit, size in units.items() if count >= size), str(count))

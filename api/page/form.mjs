@@ -3,7 +3,7 @@
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact.mjs";
 import { applies, entered, inSection, sent } from "./form/fields.mjs";
 import { problemsByField, useSubmissionKey, useVerdict } from "./form/draft.mjs";
-import { Entry, Labelled, Select } from "./form/inputs.mjs";
+import { Entry, Labelled, Select, Suggested } from "./form/inputs.mjs";
 import { enteredModel, ModelEntry, sentModel } from "./form/model.mjs";
 import { Outlook } from "./form/outlook.mjs";
 import { enteredPins, Pins, sentPins } from "./form/pins.mjs";
@@ -93,13 +93,9 @@ function Group({ legend, children }) {
 const Entries = ({ fields, ...shared }) => fields.map((field) => html`<${Entry} key=${field.name} field=${field} ...${shared} />`);
 
 function Cluster({ choices, cluster, problems, onChange }) {
-  const [name, nodes = ""] = cluster.split(":");
-  const put = (chosen, several) => onChange(several.trim() && chosen !== "local" ? `${chosen}:${several.trim()}` : chosen);
-  const options = choices.clusters.map((item) => ({ value: item.name, label: `${item.name} – ${item.note}` }));
-  return html`
-    <${Labelled} name="cluster" label="Cluster" problems=${problems.cluster}>${(attributes) => html`<${Select} attributes=${attributes} options=${options} value=${name} onChange=${(chosen) => put(chosen, nodes)} />`}<//>
-    ${name !== "local" && html`<${Labelled} name="nodes" label="Nodes">${(attributes) => html`<input type="text" inputmode="numeric" ...${attributes} value=${nodes} placeholder="1"
-      onInput=${(event) => put(name, event.target.value)} />`}<//>`}`;
+  const note = choices.clusters.find(({ name }) => name === cluster.split(":")[0])?.note;
+  return html`<${Labelled} name="cluster" label="Cluster" hint=${`${note ? `${note}. ` : ""}A name or cards, such as 8xh100; NAME:NODES for several machines.`} problems=${problems.cluster}>${(attributes) => html`
+    <${Suggested} attributes=${attributes} options=${choices.clusters} value=${cluster} onChange=${onChange} />`}<//>`;
 }
 
 function Space({ choices, space, problems, onChange }) {
@@ -146,7 +142,7 @@ const rowsByName = (rows) => Object.fromEntries(rows.map(({ name, ...row }) => [
 /** The request's body, or what keeps it from being one. */
 function written({ values, model, cluster, space, pins, baseline, failures }, choices) {
   try {
-    const body = { ...sentModel(model), cluster, space };
+    const body = { ...sentModel(model), cluster: cluster.trim(), space };
     for (const field of choices.fields) {
       const isMeant = applies(field, values, choices);
       if (isMeant && values[field.name] !== undefined && String(values[field.name]).trim() !== "") body[field.name] = sent(field, values[field.name]);

@@ -11,8 +11,10 @@ from api.auth import Reader, SettingsOf
 from api.computing import Computing
 from api.settings import Settings
 from api.submission import HIDDEN, UNSHOWN, JobSubmission, KnobName, KnobValue, checked, session_of_submission
+from api.views import assumed_views
 from autotune.frameworks.exporters import EXPORTERS
 from autotune.prediction.planning.question import cluster_of
+from autotune.question.assumption import assumed_document
 from autotune.question.field import FORM, RequestField, declared_fields, plain_type
 from autotune.request.component_names import PREDICTING, strategy_names
 from autotune.request.engines import CAPABILITIES, why_unusable
@@ -32,11 +34,13 @@ from autotune.wire.choices import (
     Validation,
 )
 from autotune.wire.service import Descriptions, Names
-from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.clusters.presets import cluster_preset_names, resolve_cluster
 from search_spaces.knob_values import KNOBS, domain_text
 from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.named import model_names
 from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.preset_files import preset_tables
+from search_spaces.quantities import count_text
 from storage.records import Scope
 
 router = APIRouter(prefix="/v1", tags=["catalog"])
@@ -52,13 +56,13 @@ class ConfigSubmission(JobSubmission):
 @router.get("/models", operation_id="list_models")
 async def list_models(_: Reader) -> Names:
     """Models by name."""
-    return Names(items=tuple(preset_tables("models")))
+    return Names(items=model_names())
 
 
 @router.get("/clusters", operation_id="list_clusters")
 async def list_clusters(_: Reader) -> Names:
     """Clusters by name; NAME:NODES means several nodes of it."""
-    return Names(items=("local", *preset_tables("clusters")))
+    return Names(items=("local", *cluster_preset_names()))
 
 
 @router.get("/spaces", operation_id="list_spaces")
@@ -98,8 +102,8 @@ async def count_space(body: JobSubmission, settings: SettingsOf, _: Reader, comp
 
 
 def _counted(body: JobSubmission, settings: Settings) -> Space:
-    space = session_of_submission(body, settings, settings.count_steps).space
-    census = space.census()
+    session = session_of_submission(body, settings, settings.count_steps)
+    space, census = session.space, session.space.census()
     return Space(
         space=space.name,
         hash=space.hash,
@@ -108,6 +112,7 @@ def _counted(body: JobSubmission, settings: Settings) -> Space:
         legal=census.legal,
         merged=census.merged,
         refused=dict(census.refused),
+        assumed=assumed_views(assumed_document(session.request.resolved_assumed)),
     )
 
 
@@ -200,10 +205,10 @@ def _labelled(engine: str) -> str:
 
 @cache
 def _models() -> tuple[ModelChoice, ...]:
-    models = [resolve_model(name) for name in preset_tables("models")]
+    models = [(name, resolve_model(name)) for name in model_names()]
     return tuple(
-        ModelChoice(name=model.name, note=f"{_short(model.parameter_count)} parameters", sequence_length=model.sequence_length)
-        for model in models
+        ModelChoice(name=name, note=f"{count_text(model.parameter_count)} parameters", sequence_length=model.sequence_length)
+        for name, model in models
     )
 
 
@@ -211,7 +216,7 @@ def _models() -> tuple[ModelChoice, ...]:
 def _clusters() -> tuple[ClusterChoice, ...]:
     local = cluster_of("local", None, None).device
     cluster_choices = [ClusterChoice(name="local", note="this server's own devices", device_kind=local.kind)]
-    for name in preset_tables("clusters"):
+    for name in cluster_preset_names():
         node = resolve_cluster(name)
         linked = f", {node.link_domain_size} in a link domain" if node.nodes_per_link_domain > 1 else ""
         note = f"{node.devices_per_node} x {node.device.name} a node{linked}"
@@ -232,10 +237,3 @@ def _defaults() -> dict[str, Any]:
 def _missing(engine: str) -> str:
     refusal = why_unusable(engine)
     return "" if refusal is None else f"{refusal.message}; {refusal.remedy}"
-
-
-def _short(count: int) -> str:
-    for unit, size in (("B", 10**9), ("M", 10**6)):
-        if count >= size:
-            return f"{count / size:.3g} {unit}"
-    return f"{count:,}"

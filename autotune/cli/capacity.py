@@ -10,6 +10,7 @@ from autotune.cli.predict import asked_question, question_document
 from autotune.cli.status import Status, write_document
 from autotune.prediction.planning.capacity import Capacity, Remedy, ShardingLevel, ShardingLevelAnswer, Way, capacity
 from autotune.prediction.planning.conditional import Conditions, capacity_conditions
+from autotune.prediction.planning.consequences import Consequence
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.question.question import PlanningFields
 from autotune.text.console import Console
@@ -122,25 +123,31 @@ def _answers(result: Capacity, conditions: Conditions) -> list[str]:
     if needed is None:
         nearest = result.nearest
         remedies = "; or ".join(way_text(remedy) for remedy in result.ways_out)
-        length = result.question.sequence_length
-        fitting = [item.value for item in conditions.results if item.changes_verdict]
-        condition = f" with the assumed {length:,} tokens, but {max(fitting):,} fit" if fitting else ""
+        fitting = {item.assumption.name: item for item in sorted(conditions.results, key=_size) if item.changes_verdict}
+        alternatives = " or ".join(item.assumption.words(item.value) for item in fitting.values())
+        condition = f" as assumed, but with {alternatives} something does" if fitting else ""
         return [
             f"nothing fits{condition}: the nearest is {config_text(nearest.estimate.config)}, which {lacks_text(nearest)}",
             f"possible remedies: {remedies}" if remedies else "none of the tried remedies suffices; choose a smaller model",
         ]
     limit, host = needed.estimate.memory_limit_bytes, needed.estimate.host_memory_bytes
+    assumed = "as assumed, " * any(item.changes_verdict for item in conditions.results)
     requirement = (
-        f"needs {config_text(needed.estimate.config)}: {bytes_text(needed.needed)} of {bytes_text(limit)} per card, "
+        f"{assumed}needs {config_text(needed.estimate.config)}: {bytes_text(needed.needed)} of {bytes_text(limit)} per card, "
         f"{1 - needed.needed / limit:.0%} left free{f', and {bytes_text(host)} of main memory per node' if host else ''}"
     )
     lines = [requirement]
     if most is not None and most.micro_batch is not None:
-        lines.append(f"largest micro-batch: {most.micro_batch_size:,} samples per card, with {config_text(most.micro_batch)}")
+        samples = "1 sample" if most.micro_batch_size == 1 else f"{most.micro_batch_size:,} samples"
+        lines.append(f"largest micro-batch: {samples} per card, with {config_text(most.micro_batch)}")
     if longest is not None and longest.sequence_config is not None:
         size = f"{longest.sequence_length:,} tokens at micro-batch {result.micro_batch_size}"
         lines.append(f"longest samples: {size}, with {config_text(longest.sequence_config)}")
     return lines
+
+
+def _size(item: Consequence) -> float:
+    return item.value if isinstance(item.value, int | float) else 0.0
 
 
 def _table(result: Capacity) -> Table:

@@ -10,9 +10,9 @@ from rich.table import Table
 from autotune.cli.fields import import_folders
 from autotune.cli.profile import configuration, single_values
 from autotune.cli.status import Status, write_document
-from autotune.errors import RequestError
-from autotune.prediction.planning.question import WORKLOAD, assumptions, default_length
-from autotune.question.assumption import assumed_lines
+from autotune.errors import AutotuneError, RequestError
+from autotune.prediction.planning.conditional import Conditions, predicted
+from autotune.prediction.planning.question import WORKLOAD, Question, assumptions, default_length
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import resolve
 from autotune.session.session import Session
@@ -22,6 +22,7 @@ from autotune.text.rows import bytes_text
 from executor.dry.result import DryRank, DryRun
 from executor.runners.one_process import dry_run_model
 from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.errors import SearchSpaceError
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
 from search_spaces.models.model import ModelSpec
@@ -55,17 +56,31 @@ def dry_run_command(options: DryRunOptions) -> Status:
     with Console(stderr=True).status(f"dry run of {session.model.name} on {session.world_size} ranks"):
         dry_run = dry_run_model(request, backend=backend, python_path=session.request.python_path)
     assumed_length = options.sequence_length is None and isinstance(session.model, ModelSpec)
+    conditions = _conditions(session, options, values)
     if options.json:
-        write_document(_document(session, config, dry_run))
+        write_document({**_document(session, config, dry_run), "assumed": conditions.document()})
     else:
-        unstated = [name for name in WORKLOAD if getattr(options, name) is None]
-        workload = {name: getattr(session.request, name) for name in WORKLOAD}
-        for line in assumed_lines(assumptions(session.model, session.cluster, unstated, workload)):
+        for line in conditions.lines():
             Console().print(line, soft_wrap=True, highlight=False)
         print_dry_run(session, config, dry_run, Console(), assumed_length)
     return (
         Status.OK if _least_bytes(dry_run, assumed_length) <= session.cluster.device.memory_bytes else Status.NOTHING_FEASIBLE
     )
+
+
+def _conditions(session: Session, options: DryRunOptions, values: Mapping[str, Value]) -> Conditions:
+    """What was assumed, and what is predicted at the alternatives if the equations know the model."""
+    unstated = [name for name in WORKLOAD if getattr(options, name) is None]
+    workload = {name: getattr(session.request, name) for name in WORKLOAD}
+    assumed = assumptions(session.model, session.cluster, unstated, workload)
+    pins = {name: (value,) for name, value in values.items()}
+    try:
+        question = Question(
+            model=session.model, cluster=session.cluster, **workload, pins=pins, assumed=assumed,  # type: ignore[arg-type]
+        )  # fmt: skip
+        return predicted(question).conditions
+    except (AutotuneError, SearchSpaceError):
+        return Conditions(assumed=assumed, results=())
 
 
 def _least_bytes(dry_run: DryRun, assumed_length: bool) -> int:
@@ -192,5 +207,7 @@ def _verdict(session: Session, dry_run: DryRun, memory: int, assumed_length: boo
     fits = "fits" if dry_run.peak_memory_bytes <= memory else "does not fit"
     if _least_bytes(dry_run, assumed_length) <= memory < dry_run.peak_memory_bytes:
         fits = "with samples of the assumed length does not fit"
-    peak = f"peak {dry_run.peak_memory_bytes:,} bytes {fits} in {memory:,} of {session.cluster.device.name}"
+    peak = (
+        f"peak of {bytes_text(dry_run.peak_memory_bytes)} {fits} into the {bytes_text(memory)} of {session.cluster.device.name}"
+    )
     return [f"{peak}; dry run of {len(dry_run.ranks)} of {session.world_size} ranks in {dry_run.seconds:.1f} s"]

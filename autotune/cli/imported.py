@@ -66,7 +66,8 @@ def with_found(
     baseline = {**knobs, **(fields.get("baseline") or {})}
     knobs_text = " ".join(f"{name}={value_text(value)}" for name, value in baseline.items())
     report(f"{source}: the baseline is {knobs_text or 'the defaults'}")
-    return _with_batch({**fields, **hyperparameters, "baseline": baseline, "pins": pins}, imported, ranks, report)
+    sizes = _sizes(fields, imported, source, ranks, report)
+    return {**sizes, **fields, **hyperparameters, "baseline": baseline, "pins": pins}
 
 
 def _stated(imported: Imported, fields: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
@@ -125,13 +126,16 @@ def _honoured_knobs(knobs: Mapping[str, Value], fields: Mapping[str, Any]) -> tu
     return honoured, notes
 
 
-def _with_batch(fields: dict[str, Any], imported: Imported, ranks: tuple[int, ...], report: Report) -> dict[str, Any]:
-    if "global_batch_size" in fields:
-        return fields
+def _sizes(
+    fields: Mapping[str, Any], imported: Imported, source: str, ranks: tuple[int, ...], report: Report
+) -> dict[str, int]:
+    """The batch and the length of samples that the file states, of those that `fields` do not."""
     batch = imported.global_batch_size
     if batch is None and imported.samples_per_rank is not None and len(ranks) == 1:
         batch = imported.samples_per_rank * max(TrialConfig().replace(imported.knobs).data_parallel_size(ranks[0]), 1)
-    if batch is None:
+    if batch is None and "global_batch_size" not in fields:
         report("global_batch_size: the file does not state it; give --global-batch-size, or the default is used")
-        return fields
-    return {**fields, "global_batch_size": batch}
+    if imported.sequence_length is not None and "sequence_length" not in fields:
+        report(f"{source}: samples have its {imported.sequence_length:,} tokens")
+    sizes = {"global_batch_size": batch, "sequence_length": imported.sequence_length}
+    return {name: size for name, size in sizes.items() if size is not None and name not in fields}

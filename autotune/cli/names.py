@@ -14,6 +14,7 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.named import cached_ids, model_names
 from search_spaces.preset_files import preset_tables
+from search_spaces.quantities import count_text
 
 
 def models_command(as_json: bool) -> Status:
@@ -22,22 +23,25 @@ def models_command(as_json: bool) -> Status:
     if as_json:
         write_document({"models": rows})
         return Status.OK
-    table = _table("name", "parameters", "active", "layers", "hidden", "heads", "experts", "vocabulary", "tokens", "source")
+    table = _table("name", "size", "active", "layers", "experts", "tokens")
     for row in rows:
         if "problem" in row:
-            table.add_row(row["name"], *[""] * 8, f"{row['source']}, not read: {row['problem']}")
             continue
-        heads = f"{row['num_attention_heads']}/{row['num_key_value_heads']}"
+        sizes = (row["parameters"], row["active_parameters"] if row["num_experts"] else 0)
         table.add_row(
-            row["name"], f"{row['parameters'] / 1e9:.3g} B", f"{row['active_parameters'] / 1e9:.3g} B", str(row["num_layers"]),
-            str(row["hidden_size"]), heads, str(row["num_experts"] or "-"), f"{row['vocab_size']:,}",
-            f"{row['sequence_length']:,}", row["source"],
+            row["name"], *(count_text(size) if size else "-" for size in sizes), str(row["num_layers"]),
+            str(row["num_experts"] or "-"), f"{row['sequence_length']:,}",
         )  # fmt: skip
     console = Console()
     console.print(table)
+    for row in rows:
+        if "problem" in row:
+            console.print(f"  {row['name']} ({row['source']}) was not read: {row['problem']}", soft_wrap=True)
     console.print(
-        "  also by ids of the Hugging Face hub: meta-llama/Llama-3.1-8B-Instruct; its cache on this machine comes first"
-    )
+        "  size: parameters; active: those that a token meets; tokens: most of a sample. Ids of the Hugging Face hub are names "
+        "too (meta-llama/Llama-3.1-8B-Instruct); its cache on this machine comes first. --json: whole shapes and sources",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
     return Status.OK
 
 
@@ -74,24 +78,29 @@ def clusters_command(as_json: bool) -> Status:
         }  # fmt: skip
         write_document(document)
         return Status.OK
-    machines = _table("machine", "devices", "memory each", "link GB/s", "network Gbit/s", "main memory", "source")
+    machines = _table("machine", "devices", "GiB", "GB/s", "Gbit/s", "host")
     for name, cluster in clusters:
         machines.add_row(
-            name, f"{cluster.devices_per_node} x {cluster.device.name}", _gib(cluster.device.memory_bytes),
+            name, f"{cluster.devices_per_node:>2} x {cluster.device.name}", _gib(cluster.device.memory_bytes),
             f"{cluster.intra_node_bandwidth / 1e9:g}", f"{cluster.inter_node_bandwidth * 8 / 1e9:g}",
-            _gib(cluster.host_memory_bytes), cluster_source(name),
+            _gib(cluster.host_memory_bytes),
         )  # fmt: skip
-    cards = _table("device", "memory", "bf16 TFLOP/s", "link in a machine", "source")
+    cards = _table("device", "link in a machine", "GiB", "bf16 TFLOP/s")
     for name, device, (link, rate, _) in devices:
         peak = device.peak_flops.get("bf16")
-        cards.add_row(
-            name, _gib(device.memory_bytes), f"{peak / 1e12:g}" if peak else "-", f"{link}, {rate / 1e9:g} GB/s", device.source
-        )
+        cards.add_row(name, f"{link}, {rate / 1e9:g} GB/s", _gib(device.memory_bytes), f"{peak / 1e12:g}" if peak else "-")
     console = Console()
     console.print(machines)
-    console.print("  NAME:NODES for several of them\n")
+    console.print(
+        "  GiB: memory of a device; GB/s: from a device to the others of its machine; Gbit/s: from a machine to others; "
+        "host: GiB of main memory. NAME:NODES for several machines. --json: cores and sources\n",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
     console.print(cards)
-    console.print("  machines of a number of them: 8xh100, 4x8xh100 or 8xh100:4 for four; 2x24GB by memory alone")
+    console.print(
+        "  machines of a number of them: 8xh100, 4x8xh100 or 8xh100:4 for four; 2x24GB by memory alone",
+        soft_wrap=True, highlight=False,
+    )  # fmt: skip
     return Status.OK
 
 
@@ -102,13 +111,13 @@ def _cluster_row(name: str, cluster: ClusterSpec) -> dict[str, Any]:
 
 
 def _table(*columns: str) -> Table:
+    """A table of figures beside a name, and beside a text in the second column; a row fits into 80 characters."""
     table = Table(box=None, pad_edge=False, header_style="bold")
     for index, column in enumerate(columns):
-        table.add_column(
-            column, overflow="fold", no_wrap=not index, justify="left" if index in (0, len(columns) - 1) else "right"
-        )
+        is_text = not index or column in ("devices", "link in a machine")
+        table.add_column(column, no_wrap=True, justify="left" if is_text else "right")
     return table
 
 
 def _gib(size: float) -> str:
-    return f"{size / 2**30:,.0f} GiB"
+    return f"{size / 2**30:,.0f}"

@@ -221,7 +221,7 @@ def _figures(number: int, plan: RankedPlan, question: Question) -> Text:
     if estimate.mfu is not None:
         line.append(f"  MFU {estimate.mfu:.1%}")
     if plan.cluster.world_size != question.cluster.world_size:
-        line.append(f"  {plan.cluster.world_size} devices")
+        line.append(f"  {plan.cluster.world_size} device{'s' if plan.cluster.world_size > 1 else ''}")
     if plan.cost_per_million_tokens is not None:
         line.append(f"  {plan.cost_per_million_tokens:.3g} per million tokens")
     if plan.tied:

@@ -8,7 +8,7 @@ from autotune.cli.status import Status, write_document
 from autotune.errors import RequestError
 from autotune.prediction.planning.question import WORKLOAD, assumptions, default_workload
 from autotune.prediction.planning.question_space import layouts_of
-from autotune.question.assumption import assumed_lines
+from autotune.question.assumption import assumed_document, assumed_lines
 from autotune.ray_cluster import asked_cluster
 from autotune.request.engines import capability_of
 from autotune.session.feasible import require_positions
@@ -44,17 +44,18 @@ def space_command(options: SpaceOptions) -> Status:
     space = _resolve(options)
     census = space.census()
     examples = {rule: _why(space, rule) for rule in census.refused}
+    workload = space.context.workload
+    unstated = [name for name in WORKLOAD if getattr(options, name) is None]
+    assumed = assumptions(space.model, space.cluster, unstated, {name: getattr(workload, name) for name in WORKLOAD})
     if options.json:
         document = {
             "space": space.name, "hash": space.hash, "domains": {knob: list(values) for knob, values in space.domains.items()},
             "raw": census.raw, "legal": census.legal, "merged": census.merged,
             "refused": {rule: {"count": count, "example": examples[rule]} for rule, count in census.refused.items()},
+            "assumed": assumed_document(assumed),
         }  # fmt: skip
         write_document(document)
         return Status.OK if census.legal else Status.NOTHING_FEASIBLE
-    workload = space.context.workload
-    unstated = [name for name in WORKLOAD if getattr(options, name) is None]
-    assumed = assumptions(space.model, space.cluster, unstated, {name: getattr(workload, name) for name in WORKLOAD})
     for line in assumed_lines(assumed):
         Console().print(line, soft_wrap=True, highlight=False)
     _print(space, examples)

@@ -126,7 +126,9 @@ def _wrong_value(error: typer.TyperException) -> UsageError | None:
     if expected is None:
         return None
     path = getattr(getattr(error, "ctx", None), "command_path", PROGRAM)
-    return UsageError(field, f"{first['input']!r} is not {expected}", f"see `{path} --help`")
+    meaning = str(getattr(parameter, "help", "") or "").partition(".")[0]
+    described = f" ({meaning[:1].lower()}{meaning[1:]})" if kind and " " in meaning else ""
+    return UsageError(field, f"{first['input']!r} is not {expected}{described}", f"see `{path} --help`")
 
 
 def _usage_text(error: typer.TyperException) -> str:

@@ -13,6 +13,7 @@ from autotune.outcome.best_config import environment_document, environment_findi
 from autotune.outcome.standings import drift_of
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.question import Question
+from autotune.question.assumption import in_words
 from autotune.wire.figures import KnobDifference, KnobEffect
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Value
@@ -64,6 +65,7 @@ def explain_evidence(evidence: ExplanationEvidence) -> Explanation:
         gain=verdict.gain,
         tie=verdict.tie,
         calibration_source=evidence.question.calibration_source if evidence.question else "",
+        assumed=tuple(map(in_words, session.request.resolved_assumed)),
         time=time_use(evidence),
         memory=memory_use(evidence),
         knobs=knob_findings(evidence),

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from autotune.question.assumption import Assumption
 from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
 from search_spaces.trial import CollectiveCount, Interval
@@ -240,6 +241,8 @@ class Explanation:
     """Whether the measurements do not separate the winner from the runner-up."""
     calibration_source: str
     """In words, the source of the equations' coefficients; empty: nothing is predicted."""
+    assumed: tuple[Assumption, ...]
+    """What nobody stated when the job was opened, in words."""
     time: TimeUse
     memory: MemoryUse | None
     """None: no rank reported it."""

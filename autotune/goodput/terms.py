@@ -71,16 +71,21 @@ TERMS = {term.name: term for term in dataclasses.fields(GoodputTerms)}
 
 
 def assumed_terms(terms: GoodputTerms) -> tuple[Assumption, ...]:
-    """The terms with their defaults, as one assumption. Sets of possibilities to choose from are no assumptions."""
-    defaults = {
-        name: f"{term.default:g}" if isinstance(term.default, float) else str(term.default)
+    """The terms with their defaults. Sets of possibilities to choose from are no assumptions."""
+    return tuple(
+        Assumption(name=name, value=getattr(terms, name), stated_by=f"--goodput {name}=VALUE", text=_default_text(name))
         for name, term in TERMS.items()
-        if getattr(terms, name) == term.default and not isinstance(term.default, tuple)
-    }
-    if "tokens" in defaults:
-        defaults["tokens"] = "30 days of training"
-    text = ", ".join(f"{name}={value}" for name, value in defaults.items())
-    return (Assumption(name="goodput", value=text, stated_by="--goodput NAME=VALUE", text=text),) if text else ()
+        if getattr(terms, name) == term.default and not isinstance(term.default, tuple) and name != "failure_nodes"
+    )
+
+
+def _default_text(name: str) -> str:
+    default: Any = TERMS[name].default
+    if name == "tokens":
+        return "tokens of 30 days of training"
+    if TERMS[name].metadata["unit"] == "bytes/s":
+        return f"{name}={default / 1e9:g} GB/s"
+    return f"{name}={default:g}" if isinstance(default, float) else f"{name}={default}"
 
 
 def parse_terms(settings: Iterable[str]) -> GoodputTerms:

@@ -1,7 +1,7 @@
 """Where the values of a question come from, and which of them nobody stated."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
@@ -147,6 +147,11 @@ def by_assumption(assumed: Sequence[Assumption], results: Sequence[AnswerAt]) ->
         for item in assumed
     ]
     return sorted(grouped, key=lambda group: -max((result.weight for result in group[1]), default=-1.0))
+
+
+def in_words(item: Assumption) -> Assumption:
+    """The assumption with its text and without alternatives, as it is shown where nothing is computed at them."""
+    return replace(item, alternatives=(), text=item.text or item.words(item.value))
 
 
 def assumed_document(assumed: Sequence[Assumption], results: Sequence[AnswerAt] = ()) -> list[dict[str, Any]]:

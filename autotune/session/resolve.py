@@ -10,7 +10,7 @@ from autotune.errors import JobNotResumableError, RequestError, UnstatedError
 from autotune.goodput.terms import assumed_terms, parse_terms
 from autotune.objective.intervals import CPU_SPREAD, Spread
 from autotune.objective.ranking import Ranking
-from autotune.prediction.planning.question import WORKLOAD, assumptions, default_workload, precisions_of
+from autotune.prediction.planning.question import WORKLOAD, assumptions, default_workload, open_sizes, precisions_of
 from autotune.prediction.planning.question_space import layouts_of, nothing_legal
 from autotune.question.assumption import Assumption
 from autotune.ray_cluster import address_of, cluster_of, found_cluster, require_here, require_text
@@ -31,11 +31,9 @@ from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
-from search_spaces.models.command import CommandModel
-from search_spaces.models.huggingface import BUILT, is_factory_reference, resolve_model
+from search_spaces.models.huggingface import is_factory_reference, resolve_model
 from search_spaces.models.model import MOST_LAYERS, FactoryModel, Model, ModelSpec
 from search_spaces.models.module_profile import traced_precision
-from search_spaces.placeholders import names_in
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.space import SearchSpace
 from search_spaces.spaces import device_defaults, resolve_space
@@ -184,7 +182,7 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
 def _assumed(request: JobRequest, model: Model, cluster: ClusterSpec) -> tuple[Assumption, ...]:
     workload = {name: getattr(request, name) for name in WORKLOAD}
     terms = assumed_terms(parse_terms(request.goodput)) if request.objective is Objective.GOODPUT else ()
-    return (*assumptions(model, cluster, _unstated(request, model), workload), *terms)
+    return (*assumptions(model, cluster, request.resolved_defaults, workload), *terms)
 
 
 def _base(request: JobRequest, cluster: ClusterSpec, capability: Capability, model: Model) -> TrialConfig:
@@ -295,7 +293,7 @@ def require_workload(request: JobRequest, session: Session) -> None:
     model, meanings = session.model, dict[str, str]()
     if request.resolved_domains is not None or session.cluster.device.kind == "cpu":
         return
-    unstated = _unstated(request, model)
+    unstated = open_sizes(model, request.resolved_defaults)
     if "sequence_length" in unstated:
         most = f", up to {model.sequence_length:,} for {model.name}" if isinstance(model, ModelSpec) else ""
         meanings["sequence_length"] = f"tokens per sample{most}"
@@ -303,16 +301,6 @@ def require_workload(request: JobRequest, session: Session) -> None:
         meanings["global_batch_size"] = "samples per optimizer step, over all ranks"
     if meanings:
         raise UnstatedError(meanings)
-
-
-def _unstated(request: JobRequest, model: Model) -> tuple[str, ...]:
-    """Fields of the workload that nobody stated and that trials depend on: a user's module has batches of its own length, and
-    a script has unless its command receives the length."""
-    if isinstance(model, CommandModel):
-        has_length = "sequence_length" in names_in(model.arguments)
-    else:
-        has_length = isinstance(model, ModelSpec) or request.model.startswith(BUILT)
-    return tuple(name for name in request.resolved_defaults if has_length or name != "sequence_length")
 
 
 def require_startable(session: Session) -> None:

@@ -15,6 +15,7 @@ from autotune.explain.findings import (
     ratio_text,
     values_text,
 )
+from autotune.question.assumption import assumed_lines
 from autotune.text.prediction_table import SPENT_ON, bar_text, seconds_text
 from autotune.text.rows import bytes_text, rate_text
 from search_spaces.knob_values import value_text
@@ -81,7 +82,7 @@ def head_lines(explanation: Explanation) -> list[str]:
     if explanation.gain is not None:
         measure = "less peak memory" if explanation.objective == "memory" else "samples/s"
         lines.append(f"  {ratio_text(explanation.gain)} over the baseline ({measure}, measured)")
-    return lines
+    return [*lines, *assumed_lines(explanation.assumed)]
 
 
 def config_text(config: TrialConfig) -> str:

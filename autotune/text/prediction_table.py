@@ -141,7 +141,8 @@ def _time_table(estimate: StepEstimate) -> Table:
     whole = estimate.step_seconds.mean
     for name, seconds in estimate.breakdown_seconds.items():
         share = seconds / whole
-        table.add_row(f"  {name}", seconds_text(seconds), f"{share:.1%}", bar_text(share), SPENT_ON.get(name, ""))
+        if seconds:
+            table.add_row(f"  {name}", seconds_text(seconds), f"{share:.1%}", bar_text(share), SPENT_ON.get(name, ""))
     return table
 
 
@@ -153,7 +154,8 @@ def _memory_table(estimate: StepEstimate, fullest: RankEstimate) -> Table:
     table.add_column(no_wrap=True, width=BAR)
     limit = estimate.memory_limit_bytes
     for tag, size in fullest.by_tag.items():
-        table.add_row(f"  {tag}", bytes_text(size), f"{size / limit:.1%}", bar_text(size / limit))
+        if size:
+            table.add_row(f"  {tag}", bytes_text(size), f"{size / limit:.1%}", bar_text(size / limit))
     free = limit - fullest.total
     table.add_row("  free" if free >= 0 else "  too much", bytes_text(abs(free)), f"{abs(free) / limit:.1%}", "", style="dim")
     return table

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from autotune.wire.predictions import AssumedValue
 from search_spaces.errors import Refusal
 
 
@@ -122,6 +123,8 @@ class Space:
     """Number of points that are equivalent to a legal configuration."""
     refused: Mapping[str, int]
     """Rule -> number of points that it refuses."""
+    assumed: tuple[AssumedValue, ...] = ()
+    """What nobody stated, without alternatives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,10 +1,10 @@
 """The best configurations of a space by their predictions."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from autotune.wire.predictions import AssumedValue, Predicted
+from autotune.wire.predictions import AssumedValue, Predicted, ValueOrigin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -160,3 +160,5 @@ class Plans:
     """Duration of planning, in seconds."""
     plans: tuple[Plan, ...]
     """Best first."""
+    origins: Mapping[str, ValueOrigin] = field(default_factory=dict)
+    """Field or knob -> where its value comes from."""

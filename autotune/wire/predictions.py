@@ -1,7 +1,7 @@
 """Predictions without a job: for a configuration, and for a submission that is checked or estimated."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -58,6 +58,16 @@ class AssumedValue:
     """The value in words."""
     alternatives: tuple[AlternativeAnswer, ...]
     """What the answer would be. Empty: no other value is plausible, or nothing is predicted here."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ValueOrigin:
+    """Where a value of the question comes from."""
+
+    source: str
+    """stated, derived, measured, framework (a default) or assumed."""
+    by: str
+    """What states it, by the option of the command line; what it is derived from; what measured it; whose default it is."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -150,6 +160,8 @@ class Prediction:
     """Knob -> value, in canonical form."""
     predicted: Predicted
     """The prediction for `config`."""
+    origins: Mapping[str, ValueOrigin] = field(default_factory=dict)
+    """Field or knob -> where its value comes from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

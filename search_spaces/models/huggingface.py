@@ -55,6 +55,8 @@ def resolve_model(text: str) -> ModelSpec:
         return known
     otherwise = "or give the path of a config.json, or module:factory"
     if "/" in text:
+        if path.parent.is_dir():  # a file of this folder, which is not there
+            return read_model_config(path)
         otherwise = f"or load its config.json into the hub's cache: hf download {text} config.json"
     raise unknown_name("model preset", text, model_names(), otherwise, listed_by="autotune models")
 

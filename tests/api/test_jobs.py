@@ -63,7 +63,7 @@ def test_a_key_opens_one_job(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("changes", "field"),
     [
-        ({"model": "llama-huge"}, "llama-huge"),
+        ({"model": "llama-huge"}, "model"),
         ({"model": 3}, "model"),
         ({"trials": 0}, "trials"),
         ({"trials": "many"}, "trials"),
@@ -80,8 +80,8 @@ def test_a_key_opens_one_job(client: TestClient) -> None:
         ({"expert_loads": [[1.0, 1.0]]}, "expert_loads"),
         ({"document_lengths": [16], "engine": "deepspeed"}, "documents-engine"),
         ({"baseline": {"zero_stage": 9}}, "zero_stage"),
-        ({"cluster": "nowhere:4"}, "nowhere:4"),
-        ({"space": "everything"}, "everything"),
+        ({"cluster": "nowhere:4"}, "cluster"),
+        ({"space": "everything"}, "space"),
         ({"ranks": 100000}, "ranks"),
         ({"nonsense": 1}, "nonsense"),
         ({"sequence_length": 64, "global_batch_size": 7, "pins": {"micro_batch_size": 4}}, "space"),

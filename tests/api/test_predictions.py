@@ -40,6 +40,8 @@ def test_a_prediction_sums_up(client: TestClient) -> None:
     assert sum(rank["layers"] for rank in told["peak_memory_bytes"]) == 32
     assert max(rank["total"] for rank in told["peak_memory_bytes"]) == pytest.approx(told["peak_memory_band"]["mean"])
     assert 0 <= told["fit_probability"] <= 1
+    assert body["origins"]["cluster"] == {"source": "stated", "by": "--cluster"}
+    assert body["origins"]["zero_stage"]["source"] == "stated"
 
 
 def test_an_alternative_is_what_is_predicted_for_it(client: TestClient) -> None:
@@ -130,10 +132,15 @@ def test_the_largest_is_planned_for(client: TestClient) -> None:
         ("/v1/predictions", {"config": {"offload_param": "nvme", "zero_stage": 3}}, "nvme-path", "use cpu"),
         ("/v1/predictions", {"engine": "ddp", "config": {"zero_stage": 1}}, "engine-honours", "leave the knob"),
         ("/v1/predictions", {"cluster": "dgx-a100", "config": {"precision": "fp8"}}, "float8-device", "use precision=bf16"),
-        ("/v1/predictions", {"model": "llama-9"}, "llama-9", "did you mean"),
+        ("/v1/predictions", {"model": "llama-9"}, "model", "did you mean"),
+        ("/v1/predictions", {"model": "./confg.json"}, "model", "give {config: …} with the content"),
+        ("/v1/predictions", {"cluster": "8xfoo"}, "cluster", "or give 8xMEMORY"),
+        ("/v1/predictions", {"cluster": "8xh100:x"}, "cluster", "write 8xh100:4 for 4 nodes"),
+        ("/v1/plans", {"cluster": "2x8xh100:3"}, "cluster", "write 8xh100:2"),
+        ("/v1/plans", {"cluster": "dgx-h10"}, "cluster", "COUNTxDEVICE (8xh100)"),
         ("/v1/predictions", {"model": "os:system"}, "model", "give a preset"),
-        ("/v1/predictions", {"model": "/etc/passwd"}, "/etc/passwd", "config.json"),
-        ("/v1/predictions", {"cluster": "/etc/passwd"}, "/etc/passwd", "local"),
+        ("/v1/predictions", {"model": "/etc/passwd"}, "model", "config.json"),
+        ("/v1/predictions", {"cluster": "/etc/passwd"}, "cluster", "GET /v1/clusters"),
         ("/v1/predictions", {"ranks": 5}, "ranks", "leave it out"),
         ("/v1/predictions", {"engine": "megatron"}, "engine", "use one of"),
         ("/v1/predictions", {"frozen_bits": 4}, "frozen_bits", "lora_rank"),
@@ -155,7 +162,7 @@ def test_the_largest_is_planned_for(client: TestClient) -> None:
             "pack-compiled",
             "set pack_sequences=false",
         ),
-        ("/v1/plans", {"space": "./mine.toml"}, "./mine.toml", "use one of"),
+        ("/v1/plans", {"space": "./mine.toml"}, "space", "use one of"),
         ("/v1/plans", {"pins": {"tensor_parallel_size": 3}}, "tensor-divides", "choose a tensor"),
         ("/v1/plans", {"objective": "cost"}, "price", "give the price of a device-hour"),
         ("/v1/plans", {"share": 0.5}, "share", "leave it out"),

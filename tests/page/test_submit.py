@@ -42,7 +42,7 @@ def test_a_job_is_submitted_and_watched_to_its_end(place: Place, open_page: Open
 
 def test_what_nobody_stated_is_shown_before_and_after(open_page: Open) -> None:
     page = open_page("#/new")
-    page.get_by_label("Model", exact=True).select_option("gpt2")
+    page.get_by_label("Model", exact=True).fill("gpt2")
     fill(page, **{"Sequence length": "", "Trials": "1"})
     before = page.get_by_role("complementary", name="Before anything runs")
     expect(before.get_by_text("sequence_length=128 (Sequence length)")).to_be_visible()
@@ -58,10 +58,10 @@ def test_what_nobody_stated_is_shown_before_and_after(open_page: Open) -> None:
 
 def test_a_cluster_of_gpus_needs_a_workload(open_page: Open) -> None:
     page = open_page("#/new", expected=(REFUSED,))
-    page.get_by_label("Model", exact=True).select_option("llama-3-8b")
+    page.get_by_label("Model", exact=True).fill("llama-3-8b")
     length = page.get_by_label(re.compile("^Sequence length"))
     expect(length).not_to_have_attribute("required", "")
-    page.get_by_label("Cluster", exact=True).select_option("dgx-h100")
+    page.get_by_label("Cluster", exact=True).fill("dgx-h100")
     expect(length).to_have_attribute("required", "")
     expect(length).to_have_accessible_description(re.compile("llama-3-8b takes at most 8,192"))
     expect(page.get_by_text("2 entries to correct.")).to_be_visible()
@@ -69,6 +69,20 @@ def test_a_cluster_of_gpus_needs_a_workload(open_page: Open) -> None:
     length.fill("4096")
     page.get_by_label(re.compile("^Global batch size")).fill("64")
     expect(page.get_by_text("Ready to submit.")).to_be_visible()
+
+
+def test_names_that_no_list_has_are_entered_as_text(open_page: Open) -> None:
+    page = open_page("#/new", expected=(REFUSED,))
+    page.get_by_label("Model", exact=True).fill("meta-llama/Llama-3.1-8B-Instruct")
+    fill(page, Ranks="", **{"Sequence length": "4096", "Global batch size": "64"})
+    cluster = page.get_by_label("Cluster", exact=True)
+    for name, problem in (("8xh10", "8xh10: no device preset has this name"), ("8xh100:x", "'x' is not a number of nodes")):
+        cluster.fill(name)
+        expect(cluster).to_have_accessible_description(re.compile(problem, re.IGNORECASE))
+    for name in ("8xh100:4", "p5.48xlarge"):
+        cluster.fill(name)
+        expect(page.get_by_text("Ready to submit.")).to_be_visible()
+        expect(page.get_by_role("complementary")).to_contain_text(f" of {name}")
 
 
 @pytest.mark.prove

@@ -5,7 +5,15 @@ import pytest
 from search_spaces.errors import ModelFormatError, SearchSpaceError, UnknownNameError
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel
-from search_spaces.placeholders import environment_of, expressible_values, names_in, require_known, samples_of_step, words_of
+from search_spaces.placeholders import (
+    environment_of,
+    expressible_values,
+    names_in,
+    require_known,
+    samples_of_step,
+    stated_batch,
+    words_of,
+)
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
@@ -46,6 +54,7 @@ def test_a_step_trains_the_samples_that_the_command_says(words: str, samples: in
     assert samples_of_step(command, TrialConfig(micro_batch_size=4), work, 2) == samples
     tensor = TrialConfig(micro_batch_size=4, tensor_parallel_size=2)
     assert samples_of_step(command, tensor, work, 4) == samples
+    assert stated_batch(command) == (64 if samples == 64 else None)
     assert words_of(CommandModel(arguments=("t", "{total_gradient_accumulation_steps}")), tensor, work, 4, {})[1] == "8"
 
 

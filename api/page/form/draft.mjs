@@ -88,7 +88,7 @@ export function problemsByField(problem, body, choices) {
   return found;
 }
 
-/** The entry that a problem belongs to, and what it names beside: the service names a field, a knob, or a value that it does not know. */
+/** The entry that a problem belongs to, and what it names beside: the service names a field or a knob. */
 function placeOf(name, body, entries) {
   for (const knobs of ["pins", "baseline"]) {
     const own = Object.keys(body[knobs] ?? {}).find((knob) => name === knob || name.startsWith(`${knobs}.${knob}`));
@@ -97,8 +97,6 @@ function placeOf(name, body, entries) {
   const [first, second] = name.split(".");
   if (second && ["model", "command"].includes(first)) return [second === "config" || first === "command" ? `${first}.${second}` : name, ""];
   if (entries.has(first)) return [first, ""];
-  const valued = Object.keys(body).find((own) => body[own] === name || (own === "cluster" && name.startsWith(body[own])));
-  if (valued) return [valued, ""];
   return [typeof body.model === "object" ? "model.config" : "", name];
 }
 

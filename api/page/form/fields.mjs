@@ -19,11 +19,13 @@ export const inSection = (choices, section) => choices.fields.filter((field) => 
 /** Whether a field goes with the values of the others. */
 export const applies = (field, { strategy }, { foreseeing, defaults }) => !field.foresees || foreseeing.includes(strategy || defaults.strategy);
 
-/** Whether a field must be entered: a model of known shape on this kind of devices. */
-export function isRequired(field, { kind }, cluster, { clusters }) {
-  const [name] = cluster.split(":");
-  const device = clusters.find((choice) => choice.name === name)?.device_kind ?? "cuda";
-  return field.required_on === device && (kind === "preset" || kind === "config");
+/** Whether a field must be entered on this kind of devices: modules and most scripts have samples of their own length, and a script may state its batch. */
+export function isRequired({ name, required_on: device }, { kind, factory, command }, cluster, { clusters }) {
+  const found = clusters.find((choice) => choice.name === cluster.split(":")[0])?.device_kind ?? "cuda";
+  if (device !== found) return false;
+  if (name === "sequence_length" && kind === "factory") return factory.startsWith("hf:");
+  if (name === "sequence_length" && kind === "command") return command.words.includes("{sequence_length}");
+  return !(kind === "command" && /--(?:global|total)[-_]batch[-_]size[ =]\d/.test(command.words));
 }
 
 /** What is sent of an entry; what is not a number is sent as it is, such as bytes with a unit: the service reads it, or says what is wrong. */

@@ -59,6 +59,13 @@ export function Select({ attributes, options, value, unset = "Choose one", onCha
   </select>`;
 }
 
+/** A name: one of those that the service lists, or another that it accepts. */
+export function Suggested({ attributes, options, value, onChange }) {
+  const list = `${attributes.id}-names`;
+  return html`<input type="text" ...${attributes} list=${list} autocomplete="off" spellcheck=${false} value=${value} onInput=${(event) => onChange(event.target.value)} />
+    <datalist id=${list}>${options.map(({ name, note }) => html`<option key=${name} value=${name}>${note}</option>`)}</datalist>`;
+}
+
 /** One of a few, all seen at once. */
 export function Radios({ name, legend, options, value, onChange }) {
   return html`<fieldset class="choices">

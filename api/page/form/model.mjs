@@ -2,10 +2,10 @@
 
 import { html } from "../vendor/preact.mjs";
 import { Problem } from "../service.mjs";
-import { Labelled, Radios, Select } from "./inputs.mjs";
+import { Labelled, Radios, Select, Suggested } from "./inputs.mjs";
 
 const KINDS = [
-  { value: "preset", label: "Preset" },
+  { value: "preset", label: "By name" },
   { value: "config", label: "config.json" },
   { value: "factory", label: "Own module" },
   { value: "command", label: "Own script" },
@@ -16,7 +16,7 @@ export function enteredModel({ model, command }, choices) {
   const empty = { kind: "preset", preset: "", factory: "", name: "uploaded", config: "", command: enteredCommand(null, choices) };
   if (command) return { ...empty, kind: "command", command: enteredCommand(command, choices) };
   if (choices.factories.includes(model)) return { ...empty, kind: "factory", factory: model };
-  if (model && !choices.models.some(({ name }) => name === model)) return { ...empty, kind: "config", name: model };
+  if (model && !model.includes("/") && !choices.models.some(({ name }) => name === model)) return { ...empty, kind: "config", name: model };
   return { ...empty, preset: model ?? "" };
 }
 
@@ -50,7 +50,7 @@ function knobsOf(text) {
  * @throws {Problem} what was entered cannot be sent
  */
 export function sentModel(model) {
-  if (model.kind === "preset") return { model: model.preset };
+  if (model.kind === "preset") return { model: model.preset.trim() };
   if (model.kind === "factory") return { model: model.factory };
   if (model.kind === "config") return { model: { name: model.name, config: parsed(model.config) } };
   const { folder, words: line, launcher, pattern, script_knobs, environment_knobs } = model.command;
@@ -74,8 +74,8 @@ export function ModelEntry({ model, choices, problems, onChange }) {
   const kinds = KINDS.filter(({ value }) => (value !== "factory" || choices.factories.length) && (value !== "command" || choices.commands.length));
   return html`
     <${Radios} name="model-kind" legend="Kind of model" options=${kinds} value=${model.kind} onChange=${(kind) => put({ kind })} />
-    ${model.kind === "preset" && html`<${Labelled} name="model" label="Model" problems=${problems.model}>${(attributes) => html`<${Select} attributes=${attributes}
-      options=${choices.models.map(({ name, note }) => ({ value: name, label: `${name} – ${note}` }))} value=${model.preset} onChange=${(preset) => put({ preset })} />`}<//>`}
+    ${model.kind === "preset" && html`<${Labelled} name="model" label="Model" hint="A name, or an id of the Hugging Face hub." problems=${problems.model}>${(attributes) => html`
+      <${Suggested} attributes=${attributes} options=${choices.models} value=${model.preset} onChange=${(preset) => put({ preset })} />`}<//>`}
     ${model.kind === "factory" && html`<${Labelled} name="model" label="Factory" hint="Modules that this server allows." problems=${problems.model}>${(attributes) => html`
       <${Select} attributes=${attributes} options=${choices.factories.map((value) => ({ value, label: value }))} value=${model.factory} onChange=${(factory) => put({ factory })} />`}<//>`}
     ${model.kind === "config" && html`<${ConfigEntry} model=${model} problems=${problems} put=${put} />`}

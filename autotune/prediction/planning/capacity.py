@@ -134,6 +134,9 @@ class ShardingLevels:
             for level in SHARDING_LEVELS
             if all(self._pins.get(name, value) == value for name, value in level.knobs.items())
         ]
+        if self._question.cluster.world_size == 1:  # stages differ only in what they offload
+            first_levels = {(level.offload_optimizer, level.offload_param): level for level in reversed(allowed)}
+            allowed = list(first_levels.values())[::-1]
         refused = {}
         for level in allowed:
             config = self.ways(level, self.micro_batch_size)[0]

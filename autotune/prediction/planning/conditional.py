@@ -1,7 +1,8 @@
 """Predictions, plans and capacities with what follows from the values that nobody stated."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -26,12 +27,14 @@ from autotune.prediction.planning.plan import PlanObjective, PlanOptions, Ranked
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.scan import NOT_SCANNED, Bounds
 from autotune.question.assumption import LINKS, Assumption, assumed_document, assumed_lines
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
 
-ONLY_IF_TELLING = ("reduce_dtype", "accumulation_dtype", "host_memory_bytes")
-"""What is not named where nothing follows from it."""
+ONLY_IF_TELLING = ("reduce_dtype", "accumulation_dtype", "host_memory_bytes", "cores_per_node")
+"""What has no line of its own where nothing follows from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +44,18 @@ class Conditions:
     assumed: tuple[Assumption, ...]
     results: tuple[Consequence, ...]
     """Most consequential first."""
+    without_effect: tuple[Assumption, ...] = ()
+    """Further assumptions, of `ONLY_IF_TELLING`, whose alternatives leave the answer as it is."""
 
     def lines(self) -> list[str]:
         """The printed block."""
-        return assumed_lines(self.assumed, self.results)
+        lines = assumed_lines(self.assumed, self.results)
+        words = ", ".join(item.text or item.words(item.value) for item in self.without_effect)
+        return [*lines, f"  without effect here: {words}"] if lines and words else lines
 
     def document(self) -> list[dict[str, Any]]:
         """The JSON representation."""
-        return assumed_document(self.assumed, self.results)
+        return assumed_document((*self.assumed, *self.without_effect), self.results)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,41 +106,61 @@ def predicted(question: Question) -> ConditionalEstimate:
 
 def _conditions(assumed: Sequence[Assumption], results: Sequence[Consequence]) -> Conditions:
     telling = {item.assumption.name for item in results if item.changes_answer}
-    named = tuple(item for item in assumed if item.name not in ONLY_IF_TELLING or item.name in telling)
-    ordered = sorted((item for item in results if item.assumption in named), key=lambda item: -item.weight)
-    return Conditions(assumed=named, results=tuple(ordered))
+    silent = tuple(item for item in assumed if item.name in ONLY_IF_TELLING and item.name not in telling)
+    named = tuple(item for item in assumed if item not in silent)
+    ordered = tuple(sorted(results, key=lambda item: -item.weight))
+    return Conditions(assumed=named, results=ordered, without_effect=silent)
 
 
 def planned(question: Question, options: PlanOptions, bounds: Bounds | None = None) -> tuple[Question, RankedPlans]:
     """`plan`, and the question that it answers: where nothing fits into memory with a sequence length that nobody stated, with
     the longest shorter alternative with which something fits.
 
-    Raises as `plan`.
+    Raises as `plan`; where nothing fits, the message names what of it was assumed, and at which alternatives something does.
     """
     try:
         return question, plan(question, options, bounds)
     except NothingFeasibleError as error:
-        length = next((item for item in question.assumed if item.name == "sequence_length"), None)
-        if error.field != "memory" or length is None:
+        if error.field != "memory":
             raise
-        shorter = [value for value in length.alternatives if isinstance(value, int) and value < question.sequence_length]
+        length = next((item for item in question.assumed if item.name == "sequence_length"), None)
+        alternatives = () if length is None else length.alternatives
+        shorter = [value for value in alternatives if isinstance(value, int) and value < question.sequence_length]
         for value in sorted(shorter, reverse=True):
-            assumed = dataclasses.replace(
-                length, value=value, alternatives=(*(other for other in length.alternatives if other != value), length.value)
-            )
-            others = (item for item in question.assumed if item is not length)
-            changed = dataclasses.replace(question, sequence_length=value, assumed=(assumed, *others))
-            try:
+            changed = _with_length(question, value)
+            with suppress(NothingFeasibleError):
                 return changed, plan(changed, options, bounds)
-            except NothingFeasibleError:
-                continue
-        raise
+        lengths = f", with the assumed {question.sequence_length:,} tokens a sample" if length is not None else ""
+        lengths += f", and nothing fits with {min(shorter):,} either" if shorter else ""
+        fitting = " or ".join(_words_that_fit(question, options, bounds))
+        remedy = f"something fits with {fitting}, which was assumed otherwise; else {error.remedy}" if fitting else error.remedy
+        raise NothingFeasibleError(error.field, f"{error.problem}{lengths}", remedy) from None
+
+
+def _with_length(question: Question, value: int) -> Question:
+    """The question with another assumed length; the former is an alternative then."""
+    (length,) = (item for item in question.assumed if item.name == "sequence_length")
+    alternatives = (*(other for other in length.alternatives if other != value), length.value)
+    assumed = dataclasses.replace(length, value=value, alternatives=alternatives)
+    others = (item for item in question.assumed if item is not length)
+    return dataclasses.replace(question, sequence_length=value, assumed=(assumed, *others))
+
+
+def _words_that_fit(question: Question, options: PlanOptions, bounds: Bounds | None) -> Iterator[str]:
+    """Other cards or main memory than the assumed ones, as NAME=VALUE, with which something fits."""
+    for item in question.assumed:
+        for value in item.alternatives if item.name in ("device", "host_memory_bytes") else ():
+            with suppress(NothingFeasibleError, SpaceTooLargeError):
+                plan(question_with(question, {item.name: value}), options, bounds)
+                yield f"{item.words(value)} ({item.stated_by})"
+                break
 
 
 def plan_conditions(question: Question, plans: RankedPlans, options: PlanOptions) -> Conditions:
     """What the first plan is at the alternatives, and whether another of the plans is the best there."""
     first = plans.plans[0]
-    question = dataclasses.replace(question, cluster=first.cluster)
+    assumed = tuple(_of_part(item, question.cluster, first.cluster) for item in question.assumed)
+    question = dataclasses.replace(question, cluster=first.cluster, assumed=assumed)
     results = consequences(question.assumed, first.estimate, partial(estimate_with, question, first.estimate.config))
     if options.objective is PlanObjective.THROUGHPUT:
         rivals = [item.estimate.config for item in plans.plans]
@@ -143,7 +170,17 @@ def plan_conditions(question: Question, plans: RankedPlans, options: PlanOptions
             dataclasses.replace(item, choice=_choice(question, item, first.base, rivals, tie, probability)) for item in results
         ]
     terms = assumed_terms(options.goodput or GoodputTerms()) if options.objective is PlanObjective.GOODPUT else ()
-    return _conditions((*question.assumed, *terms), results)
+    return _conditions((*assumed, *terms), results)
+
+
+def _of_part(item: Assumption, cluster: ClusterSpec, part: ClusterSpec) -> Assumption:
+    """What is assumed of a machine, for the devices of it that a plan uses."""
+    share = part.devices_per_node / cluster.devices_per_node
+    if share == 1 or item.name not in ("host_memory_bytes", "cores_per_node"):
+        return item
+    values = (int(value * share) for value in item.alternatives if isinstance(value, int))
+    text = f"{item.text}, shared by its {cluster.devices_per_node} devices"
+    return dataclasses.replace(item, value=getattr(part, item.name), alternatives=tuple(values), text=text)
 
 
 def _choice(
@@ -165,39 +202,38 @@ def _choice(
 
 
 def capacity_conditions(question: Question, result: Capacity) -> Conditions:
-    """The first way that fits at other lengths of samples, if nobody stated one.
+    """The first way that fits at the alternatives of what was assumed.
 
-    A capacity chooses batches itself, and does not depend on links.
+    A capacity chooses batches itself, and depends neither on links nor on cores nor on the speed of cards.
     """
-    assumed = tuple(item for item in question.assumed if item.name not in ("global_batch_size", *LINKS))
+    unused = ("global_batch_size", "cores_per_node", "link_domain_size", *LINKS)
+    assumed = tuple(
+        dataclasses.replace(item, stated_by="--host-memory") if item.name == "host_memory_bytes" else item
+        for item in question.assumed
+        if item.name not in unused and (item.name != "device" or item.alternatives)
+    )
     answer = (result.needed or result.nearest).estimate
-    levels = ShardingLevels(question, result.probability)
-    first_ways: dict[Value, TrialConfig | None] = {
-        value: next(
-            filter(None, (levels.first_way(item.level, result.micro_batch_size, value) for item in result.levels)), None
-        )
-        for item in assumed
-        if item.name == "sequence_length"
-        for value in item.alternatives
-        if isinstance(value, int)
-    }
-    ways = {value: config or result.nearest.estimate.config for value, config in first_ways.items()}
+    fitting: dict[tuple[str, Value], bool] = {}
 
     def estimate_at(values: Mapping[str, Value]) -> StepEstimate | None:
-        (value,) = values.values()
-        if (config := ways.get(value)) is None:
-            return None
-        return estimates(levels.question_at(config, int(value)), [config])[0]
+        changed = question_with(question, values)
+        levels = ShardingLevels(changed, result.probability)
+        ways = (levels.first_way(item.level, result.micro_batch_size, changed.sequence_length) for item in result.levels)
+        way = next(filter(None, ways), None)
+        fitting.update(dict.fromkeys(values.items(), way is not None))
+        config = way or result.nearest.estimate.config
+        return estimates(levels.question_at(config, changed.sequence_length), [config])[0]
 
     results = [
         dataclasses.replace(
-            item, verdict=Verdict.FITS if first_ways[item.value] else Verdict.DOES_NOT_FIT, changes_rate=False,
-            changes_verdict=(first_ways[item.value] is None) is (result.needed is not None),
-            choice=_changes_text(item.estimate.config, answer.config) if first_ways[item.value] else "",
+            item, verdict=Verdict.FITS if fits else Verdict.DOES_NOT_FIT, changes_rate=False,
+            changes_verdict=fits is (result.needed is None),
+            choice=_changes_text(item.estimate.config, answer.config) if fits else "",
         )
         for item in consequences(assumed, answer, estimate_at)
+        for fits in [fitting[item.assumption.name, item.value]]
     ]  # fmt: skip
-    return Conditions(assumed=assumed, results=tuple(results))
+    return _conditions(assumed, results)
 
 
 def _changes_text(config: TrialConfig, other: TrialConfig) -> str:

@@ -139,7 +139,7 @@ def question_with(question: Question, values: Mapping[str, Value]) -> Question:
     of_cluster = {name: value for name, value in values.items() if name in ClusterSpec.__dataclass_fields__}
     if "device" in of_cluster:
         fields |= {
-            "cluster": _with_cards(question.cluster, str(of_cluster.pop("device"))),
+            "cluster": _with_cards(question, str(of_cluster.pop("device"))),
             "coefficients": None,
             "residuals": (),
         }
@@ -152,11 +152,14 @@ def question_with(question: Question, values: Mapping[str, Value]) -> Question:
     return dataclasses.replace(question, **fields) if fields else question
 
 
-def _with_cards(cluster: ClusterSpec, device: str) -> ClusterSpec:
-    """The machines with other cards of the same name; a stated limit of memory stays."""
+def _with_cards(question: Question, device: str) -> ClusterSpec:
+    """The machines with other cards of the same name, and what is assumed of machines with those; what was stated stays."""
+    cluster = question.cluster
     memory = cluster.device.memory_bytes
     limit = memory if memory < resolve_cluster(cluster.name).device.memory_bytes else None
-    return resolve_cluster(f"{cluster.nodes}x{cluster.devices_per_node}x{device}", None, limit)
+    machines = resolve_cluster(f"{cluster.nodes}x{cluster.devices_per_node}x{device}", None, limit)
+    assumed = {"name", "device", *(item.name for item in question.assumed)} & {*ClusterSpec.__dataclass_fields__}
+    return dataclasses.replace(cluster, **{name: getattr(machines, name) for name in assumed})
 
 
 def _consequence(assumption: Assumption, value: Value, estimate: StepEstimate, answer: StepEstimate) -> Consequence:

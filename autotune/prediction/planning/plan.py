@@ -378,10 +378,13 @@ def _no_plan_error(question: Question, options: PlanOptions, counted: _CountedPl
         most = question.global_batch_size / counted.fastest
         problem = f"no plan reaches {options.rate:g} samples/s: the fastest is predicted to reach {number_text(most)}"
         return NothingFeasibleError("rate", problem, "lower it, or plan for a larger cluster")
-    limit = question.cluster.device.memory_bytes
+    limit, host = (count / 2**30 for count in (question.cluster.device.memory_bytes, question.cluster.host_memory_bytes))
+    least = f"the smallest is predicted to need {counted.least / 2**30:.3g} GiB"
+    if counted.least <= memory_limits_of(question, options.fit_probability).device:
+        least = f"those that do need more than the {host:,.0f} GiB of main memory of a machine"
     problem = (
-        f"none of {counted.configurations:,} configurations fits into {limit / 2**30:.3g} GiB a device with a probability of "
-        f"{options.fit_probability:.0%}: the smallest is predicted to need {counted.least / 2**30:.3g} GiB"
+        f"none of {counted.configurations:,} configurations fits into {limit:.3g} GiB a device with a probability of "
+        f"{options.fit_probability:.0%}: {least}"
     )
     return NothingFeasibleError("memory", problem, "plan for more devices, a smaller model or shorter samples")
 

@@ -1,6 +1,7 @@
 """The input of a prediction or plan: a model on a cluster under a workload, and the space to choose from."""
 
 import dataclasses
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,14 +16,14 @@ from autotune.request.engines import capability_of
 from executor.detect import local_gpus
 from search_spaces.clusters.cards import assumed_figures
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.presets import local_cluster, resolve_cluster
+from search_spaces.clusters.presets import cluster_preset_named, cluster_source, local_cluster, resolve_cluster
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.command import CommandModel
 from search_spaces.models.huggingface import BUILT, is_factory_reference, resolve_model
 from search_spaces.models.model import FactoryModel, Model, ModelSpec, Position
 from search_spaces.models.module_profile import traced_precision
-from search_spaces.placeholders import names_in
+from search_spaces.placeholders import names_in, stated_batch
 from search_spaces.space import SearchSpace, parse_domain
 from search_spaces.spaces import Pin, device_defaults, settled
 from search_spaces.training.data_schedule import documents_problem
@@ -219,7 +220,8 @@ def model_of(text: str | None, lora_rank: int | None, lora_targets: Iterable[str
 
 def default_workload(model: Model, cluster: ClusterSpec, pins: Mapping[str, Pin] | None = None) -> tuple[int, int]:
     """The default samples per optimizer step, and tokens per sample, of every sweep, plan and prediction."""
-    return default_batch(cluster, pins or {}), default_length(model, cluster)
+    batch = stated_batch(model) if isinstance(model, CommandModel) else None
+    return batch or default_batch(cluster, pins or {}), default_length(model, cluster)
 
 
 def default_batch(cluster: ClusterSpec, pins: Mapping[str, Pin]) -> int:
@@ -248,14 +250,10 @@ def assumptions(
     if its command receives no length.
     """
     most = model.sequence_length if isinstance(model, ModelSpec) else None
-    if isinstance(model, CommandModel):
-        has_length = "sequence_length" in names_in(model.arguments)
-    else:
-        has_length = isinstance(model, ModelSpec) or model.reference.startswith(BUILT)
     sizes = [
         assumption(name, workload[name], option_name(name), most=most if name == "sequence_length" else None)
         for name in ("sequence_length", "global_batch_size")
-        if name in names and (has_length or name != "sequence_length")
+        if name in open_sizes(model, names)
     ]
     notes = model.notes if isinstance(model, ModelSpec) else ()
     of_model = [Assumption(name="model", value=model.name, stated_by="", text=note) for note in notes]
@@ -263,7 +261,52 @@ def assumptions(
         Assumption(name=item.name, value=item.value, stated_by=item.stated_by, alternatives=item.alternatives, text=item.text)
         for item in assumed_figures(cluster)
     ]
-    return (*sizes, *figures, *of_model)
+    if any(item.name == "host_memory_bytes" for item in figures):  # named by its cards
+        figures.append(_figure(cluster, "cores_per_node"))
+    return (*sizes, *figures, *_figures_of_preset(cluster), *of_model)
+
+
+def open_sizes(model: Model, names: Collection[str]) -> tuple[str, ...]:
+    """Those of `names`, of `WORKLOAD`, that the model leaves to the question: a user's module has batches of its own length,
+    and a script its own samples if its command receives no length, and its own batch if its command states one."""
+    if isinstance(model, CommandModel):
+        own = {"sequence_length": "sequence_length" not in names_in(model.arguments)}
+        own["global_batch_size"] = stated_batch(model) is not None
+    else:
+        own = {"sequence_length": not isinstance(model, ModelSpec) and not model.reference.startswith(BUILT)}
+    return tuple(name for name in names if not own.get(name))
+
+
+_FIGURES = {
+    "inter_node_bandwidth": ("network|Gb/s", "{:g} Gbit/s from a machine to the others", 8e-9),
+    "host_memory_bytes": ("memory", "{:,.0f} GiB of main memory per machine", 2**-30),
+    "cores_per_node": ("cores", "{:,} processor cores per machine", 1),
+}
+"""Figure of a cluster -> its words in the sources of presets, and its text for the figure times a factor."""
+
+
+def _figure(cluster: ClusterSpec, name: str) -> Assumption:
+    """A figure that nobody states; half and twice as much are plausible too."""
+    value, (_, text, factor) = getattr(cluster, name), _FIGURES[name]
+    return Assumption(
+        name=name, value=value, stated_by="--cluster FILE.toml", alternatives=(value // 2 or 1, value * 2),
+        text=text.format(value * factor),
+    )  # fmt: skip
+
+
+def _figures_of_preset(cluster: ClusterSpec) -> list[Assumption]:
+    """What the source of a preset calls assumed, in its last clause."""
+    if (preset := cluster_preset_named(cluster.name.partition(":")[0])) is None or cluster.groups:
+        return []
+    clause = cluster_source(preset).rpartition(";")[2]
+    names = [name for name, (words, _, _) in _FIGURES.items() if "assumed" in clause and re.search(words, clause)]
+    # A file may describe a cluster with such a name.
+    described = resolve_cluster(preset)
+    return [
+        _figure(cluster, name)
+        for name in names
+        if (name != "inter_node_bandwidth" or cluster.nodes > 1) and getattr(cluster, name) == getattr(described, name)
+    ]
 
 
 def _equal_loads(model: Model) -> tuple[Assumption, ...]:

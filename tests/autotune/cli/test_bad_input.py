@@ -118,7 +118,9 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     "--pin virtual_stages=2 --pin zero_stage=2 --pin tensor_parallel_size=1": ("zero-bubble", "; "),
     "config.json --runner slurm": ("runner: 'slurm'", "use one of ray, local"),
     "config.json --trials 0": ("trials: 0", "give at least 1"),
-    "config.json --trials many": ("trials: 'many' is not a whole number; see `autotune sweep --help`",),
+    "config.json --trials many": (
+        "trials: 'many' is not a whole number (maximum number of search trials); see `autotune sweep --help`",
+    ),
     "config.json --ranks 999": ("ranks: 999 is not between 1 and", "use at most"),
     "config.json --ranks 0": ("ranks: 0", "give at least 1"),
     "config.json --global-batch-size 7": ("space: zero has no legal", "a global batch of 7", "change micro_batch_size"),
@@ -189,7 +191,10 @@ OTHERS: dict[str, tuple[str, ...]] = {
     "space config.json --engine none": ("engine: 'none' is not known; use one of native",),
     "space config.json --ranks 0": ("ranks: '0' is not at least 1; see `autotune space --help`",),
     "space config.json --sequence-length 0": ("sequence_length: '0' is not a length; write a number of tokens",),
-    "plan gpt2 --cluster dgx-h100:1 --price much": ("price: 'much' is not a number; see `autotune plan --help`",),
+    "plan gpt2 --cluster dgx-h100:1 --price much": (
+        "price: 'much' is not a number (price of a device per hour); see `autotune plan --help`",
+    ),
+    "plan gpt2 --global-batch-size 1M": ("global_batch_size: '1M' is not a whole number (samples per optimizer step);",),
     "plan llama-3-8b --cluster gb200-nvl72:18 --global-batch-size 1024": ("space: parallel has no legal", "nearest is 1008"),
     "space gpt2 --sequence-length 1025": ("sequence_length: 1025", "give at most 1024"),
 }

@@ -41,7 +41,7 @@ def test_where_nothing_fits_the_shortfall_and_what_would_do_are_told(command: Co
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("llama-2-7b", "--cluster", "2x24"), "2xMEMORY"),
+        (("llama-2-7b", "--cluster", "2x24"), "or give 2xMEMORY, such as 2x24GB"),
         (("llama-2-7b", "--cluster", "2x24GB", "--fit-probability", 2), "fit_probability: 2.0 is not between 0 and 1"),
         (("llama-2-7b", "--cluster", "2x24GB", "--frozen-bits", 4), "frozen_bits: says how adapters are"),
         (("mine:factory", "--cluster", "2x24GB"), "there is no module 'mine'"),

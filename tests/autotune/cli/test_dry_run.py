@@ -70,15 +70,16 @@ def test_the_table(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dry_run, "dry_run_model", lambda *_, **__: DryRun(ranks=(rank,), backend="gloo", seconds=1.0))
     answer = command("dry-run", "config.json", "--cluster", "dgx-a100", "--pin", "zero_stage=2", "--sequence-length", 32)
     assert answer.status == 0, answer.err
-    assumed, lines = answer.out.splitlines()[:2], [line.split() for line in answer.out.splitlines()[2:]]
-    assert assumed == ["assumed, because it was not stated:", "  global_batch_size=8 (--global-batch-size)"]
+    start = next(at for at, line in enumerate(answer.out.splitlines()) if at and not line.startswith(" "))
+    assumed, lines = answer.out.splitlines()[:start], [line.split() for line in answer.out.splitlines()[start:]]
+    assert assumed[0] == "assumed, because it was not stated:"
+    names = {line.split("=")[0].strip() for line in assumed[1:-1]}
+    assert names == {"global_batch_size", "micro_batch_size", "activation_checkpointing", "precision"}
     assert lines[2][:4] == ["rank", "stages", "peak", "of"]
     assert lines[3][:6] == ["0", "0,", "1", "3", "GiB", "3.8%"]
     assert lines[3][-1] == "2"
     assert lines[5] == ["0", "data", "all_reduce", "2", "3", "MiB"]
-    assert answer.out.splitlines()[-1].startswith(
-        "peak 3,221,225,472 bytes fits in 84,987,739,111 of a100-80gb; dry run of 1 of 8"
-    )
+    assert answer.out.splitlines()[-1].startswith("peak of 3 GiB fits into the 79.2 GiB of a100-80gb; dry run of 1 of 8")
 
 
 BAD = {
@@ -116,5 +117,5 @@ def test_what_fits_with_shorter_samples_than_the_assumed_ones_is_not_refused(
     words = ("dry-run", "config.json", "--cluster", "dgx-a100")
     assumed, stated = command(*words), command(*words, "--sequence-length", 32)
     assert (assumed.status, stated.status) == (0, 3)
-    assert "bytes with samples of the assumed length does not fit in 84,987,739,111" in assumed.out
-    assert "sequence_length=" in assumed.out and "bytes does not fit in" in stated.out
+    assert "peak of 93 GiB with samples of the assumed length does not fit into the 79.2 GiB" in assumed.out
+    assert "sequence_length=" in assumed.out and "93 GiB does not fit into" in stated.out

@@ -9,9 +9,10 @@ import pytest
 import table
 from called import Command
 
-from autotune.cli.imported import with_imported
+from autotune.cli.imported import with_found, with_imported
 from autotune.errors import BestConfigError, RequestError
 from autotune.frameworks.best_config import best_config_text
+from autotune.frameworks.imported import Imported
 from autotune.loop.loop import run_job
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
@@ -133,6 +134,15 @@ def test_the_batch_follows_from_the_ranks(tmp_path: Path) -> None:
     assert imported(tmp_path, content)[0].request.global_batch_size == 12
     told = imported(tmp_path, content, ranks=())[1]
     assert told[-1].startswith("global_batch_size: the file does not state it; give --global-batch-size")
+
+
+def test_the_length_of_samples_is_the_file_s_unless_it_is_stated() -> None:
+    recipe = Imported(knobs={}, global_batch_size=16, sequence_length=2048)
+    for stated, length in (({}, 2048), ({"sequence_length": 64}, 64)):
+        told: list[str] = []
+        fields = with_found({"model": "llama-tiny", **stated}, recipe, "run.yaml", (2,), told.append)
+        assert (fields["sequence_length"], fields["global_batch_size"]) == (length, 16)
+        assert ("run.yaml: samples have its 2,048 tokens" in told) is (not stated)
 
 
 @pytest.mark.parametrize("command_name", ["sweep", "submit"])

@@ -28,6 +28,7 @@ def test_models(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch)
     assert "rwkv" in rows["me/odd"]["problem"]
     table = command("models")
     assert table.status == 0
+    assert "me/odd (hub's cache) was not read:" in table.out
     assert "30.5 B" in next(line for line in (table.out + table.err).splitlines() if line.startswith("qwen3-30b-a3b "))
 
 
@@ -41,6 +42,15 @@ def test_clusters(command: Command) -> None:
     table = command("clusters")
     assert table.status == 0
     assert any(line.startswith("5090") for line in (table.out + table.err).splitlines())
+
+
+@pytest.mark.parametrize("name", ["models", "clusters"])
+def test_a_row_fits_into_80_characters(command: Command, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    rows = [line for line in command(name).out.splitlines() if line and not line.startswith("  ")]
+    listed = json.loads(command(name, "--json").out)
+    assert len(rows) == sum(len(entries) + 1 for entries in listed.values())
+    assert max(map(len, rows)) <= 80 and "…" not in "".join(rows)
 
 
 @pytest.mark.parametrize(("text", "tokens"), [("8192", 8192), ("8k", 8192), ("128K", 131072), ("1M", 2**20), ("1.5k", 1536)])

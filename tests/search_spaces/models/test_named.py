@@ -101,6 +101,15 @@ def test_what_is_unknown_is_not_guessed(cache: Path, text: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def test_a_file_that_is_missing_in_a_folder_that_exists_is_no_id_of_the_hub(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ModelFormatError, match="runs/confg: no such file or directory"):
+        resolve_model("runs/confg")
+
+
 def test_the_cache_of_the_hub_comes_first(cache: Path) -> None:
     put(cache, "Qwen/Qwen3-8B", "aaaa1111", current=False, num_hidden_layers=5)
     put(cache, "Qwen/Qwen3-8B", "bbbb2222", num_hidden_layers=4)

@@ -155,3 +155,8 @@ def test_pins_hold_on_every_rung() -> None:
         capacity(asked("opt-125m", "2x11GB", tensor_parallel_size="5"))
     with pytest.raises(IllegalConfigError, match="no ZeRO stage or offloading is possible"):
         capacity(asked("opt-125m", "2x11GB", zero_stage="0", offload_param="cpu"))
+
+
+def test_on_one_card_a_stage_is_named_only_for_what_it_offloads() -> None:
+    for pins, stages in (({}, [0, 1, 3, 3]), ({"zero_stage": 2}, [2, 2])):
+        assert [answer.level.zero_stage for answer in capacity(asked("llama-2-7b", "1x300GB", **pins)).levels] == stages

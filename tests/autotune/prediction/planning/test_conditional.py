@@ -4,14 +4,16 @@ from pathlib import Path
 
 import pytest
 
+from autotune.errors import NothingFeasibleError
 from autotune.prediction.planning.capacity import capacity
 from autotune.prediction.planning.conditional import capacity_conditions, plan_conditions, planned, predicted
-from autotune.prediction.planning.consequences import Verdict, verdict_of
+from autotune.prediction.planning.consequences import Verdict, question_with, verdict_of
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import largest
-from autotune.prediction.planning.plan import PlanOptions
+from autotune.prediction.planning.plan import PlanObjective, PlanOptions
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.question.assumption import Source, assumed_document, assumed_lines, assumption
+from search_spaces.clusters.presets import cluster_preset_names, cluster_source
 from search_spaces.knob_values import KNOBS
 
 NOT_OFFLOADED = {"offload_param": "none", "offload_optimizer": "none"}
@@ -94,7 +96,9 @@ def test_origins_of_stated_derived_and_assumed_values() -> None:
     assert question.origins["zero_stage"].source is Source.STATED
     assert question.origins["global_batch_size"].source is Source.ASSUMED
     assert question.origins["intra_node_bandwidth"].source is Source.ASSUMED
-    assert {item.name for item in question.assumed} == {"global_batch_size", "intra_node_bandwidth", "host_memory_bytes"}
+    assert {item.name for item in question.assumed} == {
+        "global_batch_size", "intra_node_bandwidth", "host_memory_bytes", "cores_per_node"
+    }  # fmt: skip
 
 
 def test_a_default_batch_has_whole_micro_batches_on_every_rank() -> None:
@@ -110,6 +114,14 @@ def test_a_plan_without_a_length_is_for_one_that_fits() -> None:
     document = plan_conditions(shorter, plans, PlanOptions(top=2)).document()
     (length,) = (item for item in document if item["name"] == "sequence_length")
     assert {item["value"]: item["verdict"] for item in length["alternatives"]}[4096] != "fits"
+
+
+def test_a_plan_that_does_not_exist_names_what_was_assumed_and_what_would_fit() -> None:
+    with pytest.raises(NothingFeasibleError, match=r"with the assumed 4,096 tokens a sample, and nothing fits with 512 either"):
+        planned(asked(cluster="1x16GB", pins=NOT_OFFLOADED, space="zero"), PlanOptions())
+    says = r"more than the 71 GiB of main memory of a machine, .*; something fits with host_memory_bytes=142 GiB \(--cluster"
+    with pytest.raises(NothingFeasibleError, match=says):
+        planned(asked("mixtral-8x7b", cluster="1x24GB", lora=8, pins={"offload_param": "cpu"}), PlanOptions())
 
 
 def test_a_plan_names_what_is_best_at_an_alternative() -> None:
@@ -159,6 +171,55 @@ def test_a_capacity_without_a_length_is_refused_only_if_no_length_fits() -> None
         conditions = capacity_conditions(question, result)
         assert any(item.changes_verdict for item in conditions.results) is fits
         assert conditions.assumed[0].name == "sequence_length"
+
+
+@pytest.mark.parametrize(("cluster", "name"), [("4xa100", "device"), ("2x32GB", "host_memory_bytes")])
+def test_a_capacity_at_other_cards_or_main_memory_is_that_of_a_cluster_with_them(cluster: str, name: str) -> None:
+    question = asked(cluster=cluster)
+    value = next(item.alternatives[0] for item in question.assumed if item.name == name)
+    conditions = capacity_conditions(question, capacity(question))
+    (item,) = (item for item in conditions.results if (item.assumption.name, item.value) == (name, value))
+    stated = asked(cluster="4xa100-40gb") if name == "device" else question_with(question, {name: value})
+    assert (item.verdict == "fits") is (capacity(stated).needed is not None)
+    assert item.changes_answer
+
+
+@pytest.mark.parametrize(
+    ("cluster", "names"),
+    [
+        ("hgx-h20:2", {"inter_node_bandwidth", "host_memory_bytes", "cores_per_node"}),
+        ("hgx-h20", {"host_memory_bytes", "cores_per_node"}),
+        ("mi325x-oam:2", {"inter_node_bandwidth", "host_memory_bytes", "cores_per_node"}),
+        ("dgx-h100:2", set()),
+        ("8x80GB:2", {"device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node"}),
+    ],
+)
+def test_figures_that_a_preset_or_a_number_of_cards_leaves_open_are_assumed(cluster: str, names: set[str]) -> None:
+    question = asked(cluster=cluster, sequence_length=4096, global_batch_size=16)
+    assert {item.name for item in question.assumed} == names
+    for name in names - {"device"}:
+        assert next(item.value for item in question.assumed if item.name == name) == getattr(question.cluster, name)
+
+
+def test_every_preset_whose_source_calls_figures_assumed_names_them() -> None:
+    presets = [name for name in cluster_preset_names() if "assumed" in cluster_source(name)]
+    assert len(presets) >= 4
+    for preset in presets:
+        assert asked(cluster=f"{preset}:2", sequence_length=4096, global_batch_size=16).assumed
+
+
+def test_a_part_of_a_machine_has_its_share_of_what_is_assumed_of_it() -> None:
+    question = asked(cluster="8xh100", space="zero")
+    options = PlanOptions(objective=PlanObjective.DEVICES, top=1)
+    _, plans = planned(question, options)
+    assert plans.plans[0].cluster.devices_per_node == 4
+    conditions = plan_conditions(question, plans, options)
+    whole, share = (
+        {item.name: item for item in items}["host_memory_bytes"]
+        for items in (question.assumed, (*conditions.assumed, *conditions.without_effect))
+    )
+    assert (share.value, share.alternatives) == (whole.value // 2, tuple(value // 2 for value in whole.alternatives))
+    assert "shared by its 8 devices" in share.text
 
 
 def test_what_was_assumed_is_a_document_without_predictions() -> None:
