@@ -43,7 +43,7 @@ def test_a_job_is_submitted_and_watched_to_its_end(place: Place, open_page: Open
 def test_what_nobody_stated_is_shown_before_and_after(open_page: Open) -> None:
     page = open_page("#/new")
     page.get_by_label("Model", exact=True).fill("gpt2")
-    fill(page, **{"Sequence length": "", "Trials": "1"})
+    fill(page, **{"Sequence length": "", "Trials": "1", "Memory limit": "2GiB"})
     before = page.get_by_role("complementary", name="Before anything runs")
     expect(before.get_by_text("sequence_length=128 (Sequence length)")).to_be_visible()
     expect(before).to_contain_text(re.compile(r"with 1,024: (fits|may fit|does not fit) \("))
