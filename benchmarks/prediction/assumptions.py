@@ -1,10 +1,11 @@
 """Do predictions change with assumed values exactly as answers say? Each alternative against the command that states it.
 
-    python -m benchmarks.prediction.assumptions [--markdown docs/results/assumptions.md]
+    python -m benchmarks.prediction.assumptions [FOLDER …] [--markdown docs/results/assumptions.md]
 
-Nothing is trained. `autotune predict` and `autotune plan` answer questions that leave values out. For each alternative that an
-answer names, a second command states the value. Exit status 1 if verdict, tokens/s or memory differ, or if the rules refuse an
-alternative that the answer has, or have one that it leaves out.
+Nothing is trained. `autotune predict` and `autotune plan` answer questions that leave values out, and `autotune lint` checks
+the recipes in the folders (by default `tests/autotune/recipes/files`). For each alternative that an answer names, a second
+command states the value. Exit status 1 if verdict, tokens/s or memory differ, or if the rules refuse an alternative that the
+answer has, or have one that it leaves out.
 """
 
 import contextlib
@@ -38,14 +39,19 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
 """What is stated, in words -> its options."""
 FIGURES = (*LINKS, "host_memory_bytes")
 """What a file of a cluster states."""
+RECIPES = Path("tests/autotune/recipes/files")
+MACHINES = (1, 4, 16, 64)
+"""Nodes of dgx-h100 on which a recipe is checked: the fewest on which it is predicted."""
+RECIPE_MODEL = "llama-3-8b"
+"""Of recipes that name no model."""
 PLANS = (("llama-3-8b", "8xh100"), ("qwen2.5-7b", "dgx-a100:4"))
 INTRODUCTION = """# What follows from assumptions
 
 Written by `python -m benchmarks.prediction.assumptions` (`benchmarks/prediction/assumptions.py`). Predictions only; nothing was
 trained.
 
-`autotune predict` and `autotune plan` list the values that nobody stated, with the answer at their other plausible values.
-Here each of these is compared with a second command that states the value.
+`autotune predict`, `autotune plan` and `autotune lint` list the values that nobody stated, with the answer at their other
+plausible values. Here each of these is compared with a second command that states the value.
 
 - **flips**: alternatives with another verdict than the answer.
 - **rate**: alternatives whose tokens/s are outside the answer's band.
@@ -70,13 +76,19 @@ class AssumptionCase:
     problems: tuple[str, ...]
 
 
-def document_of(words: Sequence[str]) -> dict[str, Any] | None:
+def document_of(words: Sequence[str], statuses: tuple[int, ...] = (0,)) -> dict[str, Any] | None:
     """The document of a command; None: it failed."""
     out = io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
         sys.argv = ["autotune", *words, "--json"]
         status = run()
-    return json.loads(out.getvalue()) if status == 0 else None
+    return json.loads(out.getvalue()) if status in statuses else None
+
+
+def linted(words: Sequence[str]) -> dict[str, Any] | None:
+    """What `autotune lint` says of a recipe, which may not fit; None: it is not predicted."""
+    document = document_of(("lint", *words), (0, 1)) or {}
+    return next((file for file in document.get("files", ()) if file["predicted"] is not None), None)
 
 
 def stating(words: Sequence[str], name: str, value: Any, document: dict[str, Any], folder: Path) -> list[str]:
@@ -168,13 +180,37 @@ def cases(folder: Path) -> Iterator[AssumptionCase]:
             yield compared(f"first plan of {model} on {cluster}, {item['name']}", words, part, restated, folder)
 
 
+def recipe_cases(folders: Sequence[Path]) -> Iterator[AssumptionCase]:
+    """Recipes of which something that has alternatives is not stated."""
+    for path in (path for folder in folders for path in sorted(folder.rglob("*")) if path.is_file()):
+        for model, nodes in itertools.product(((), ("--model", RECIPE_MODEL)), MACHINES):
+            words = (str(path), "--cluster", f"dgx-h100:{nodes}", *model)
+            if (document := linted(words)) is not None:
+                break
+        if document is None or not any(item["alternatives"] for item in document["assumed"]):
+            continue
+        problems, alternatives = [], [(item["name"], each) for item in document["assumed"] for each in item["alternatives"]]
+        for name, alternative in alternatives:
+            stated = linted((*words, "--assume", f"{name}={value_text(alternative['value'])}"))
+            wrong = ["not predicted"] if stated is None else differences(alternative, stated)
+            problems += [f"{path}, {name}={alternative['value']}: {', '.join(wrong)}"] if wrong else []
+        yield AssumptionCase(
+            title=f"`{'/'.join(path.parts[-2:])}` on {words[2]}", words=words, compared=len(alternatives), refused=0,
+            names=tuple(item["name"] for item in document["assumed"]), equal=len(alternatives) - len(problems),
+            flips=sum(each["changes_verdict"] for _, each in alternatives),
+            rate_changes=sum(each["changes_rate"] for _, each in alternatives), problems=tuple(problems),
+        )  # fmt: skip
+
+
 def main() -> int:
     """Answer, compare, print and write the page."""
-    arguments = page_parser(__doc__).parse_args()
+    parser = page_parser(__doc__)
+    parser.add_argument("folders", nargs="*", type=Path, default=[RECIPES], metavar="FOLDER")
+    arguments = parser.parse_args()
     started = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         os.environ["XDG_DATA_HOME"] = name
-        answers = list(cases(Path(name)))
+        answers = [*cases(Path(name)), *recipe_cases(arguments.folders)]
     rows = [
         [
             case.title, ", ".join(case.names), str(case.compared), str(case.flips), str(case.rate_changes), str(case.refused),
