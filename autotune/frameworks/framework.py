@@ -73,12 +73,15 @@ class LintCase:
     @property
     def assumed(self) -> Mapping[str, Value]:
         """Knob, or size of the model, -> its value, of those that the file leaves to the program that trains and the user does
-        not state. Such programs take fp32 on CPUs."""
+        not state. Such programs take fp32 on CPUs; the type of reductions follows the precision."""
         around, assumed = self.around, dict(self.imported.assumed)
         if "precision" in assumed and around.cluster is not None and around.cluster.device.kind == "cpu":
             assumed |= {"precision": "fp32", "reduce_dtype": "fp32"}
         if around.model is not None or around.vocab_size is not None:
             assumed.pop(VOCABULARY, None)
+        stated = around.knobs.get("precision")
+        if "precision" in assumed and "reduce_dtype" in assumed and stated in ("fp32", "bf16", "fp16"):
+            assumed["reduce_dtype"] = stated
         return {name: value for name, value in assumed.items() if name not in around.knobs}
 
     @property

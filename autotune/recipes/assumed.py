@@ -53,9 +53,7 @@ def _with_values(around: Surroundings, values: Mapping[str, Value]) -> Surroundi
 
 
 def with_values(case: LintCase, values: Mapping[str, Value]) -> LintCase:
-    """The case as if the user stated these values; the type of reductions follows the precision."""
-    if "precision" in values and "reduce_dtype" in case.assumed:
-        values = {**values, "reduce_dtype": values["precision"]}
+    """The case as if the user stated these values."""
     around, question = _with_values(case.around, values), question_about(case)
     if question is not None:  # figures of a cluster that is named by its cards
         figures = {name: value for name, value in values.items() if name in ClusterSpec.__dataclass_fields__}
@@ -84,7 +82,7 @@ def assumptions(case: LintCase) -> tuple[Assumption, ...]:
     question = question_about(case)
     assumed: list[Assumption] = []
     for name, value in case.assumed.items():
-        if name == "reduce_dtype" and "precision" in case.assumed:
+        if name == "reduce_dtype" and "precision" in case.imported.assumed:
             continue
         setting = case.imported.keys.get(name) or next(iter(case.framework.write(case, name, value)), "")
         item = assumption(name, value, f"{setting} or --assume" if setting else "--assume")

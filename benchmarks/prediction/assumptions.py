@@ -37,7 +37,7 @@ LEFT_OUT: dict[str, tuple[str, ...]] = {
     "layout stated": ("--pin", "zero_stage=3", "--pin", "micro_batch_size=2", "--pin", "activation_checkpointing=full"),
 }
 """What is stated, in words -> its options."""
-FIGURES = (*LINKS, "host_memory_bytes")
+FIGURES = (*LINKS, "host_memory_bytes", "cores_per_node", "device")
 """What a file of a cluster states."""
 RECIPES = Path("tests/autotune/recipes/files")
 MACHINES = (1, 4, 16, 64)
@@ -96,9 +96,9 @@ def stating(words: Sequence[str], name: str, value: Any, document: dict[str, Any
     cluster = document["cluster"]
     if name in FIGURES:
         file = folder / "cluster.toml"
-        lines = [f"device = {json.dumps(device_name(cluster['name']))}", f"nodes = {cluster['nodes']}", f"{name} = {value}"]
-        others = {"devices_per_node", "cores_per_node", *FIGURES} - {name}
-        lines += [f"{key} = {cluster[key]}" for key in sorted(others)]
+        figures = {key: cluster[key] for key in ("nodes", "devices_per_node", *FIGURES)}
+        figures |= {"device": device_name(cluster["name"]), name: value}
+        lines = [f"{key} = {json.dumps(figure)}" for key, figure in figures.items()]
         file.write_text("\n".join(lines) + "\n")
         return [str(file) if word == cluster["name"] else word for word in words]
     option = ["--pin", f"{name}={value_text(value)}"] if name in KNOBS else [f"--{name.replace('_', '-')}", str(value)]

@@ -143,6 +143,17 @@ def test_an_alternative_is_what_the_answer_says_when_it_is_stated(command: Comma
     assert verdicts == {"fits", "may fit", "does not fit"}
 
 
+def test_the_type_of_reductions_follows_the_precision_that_is_stated(command: Command, folder: Path) -> None:
+    (folder / "ds.json").write_text('{"bf16": {"enabled": "auto"}, "zero_optimization": {"stage": 3}, "train_batch_size": 8}')
+    words = ("lint", "ds.json", "--model", "llama-3-8b", "--cluster", "dgx-h100:1", "--json")
+    (document,) = json.loads(command(*words).out)["files"]
+    (precision,) = (item for item in document["assumed"] if item["name"] == "precision")
+    (single,) = (alternative for alternative in precision["alternatives"] if alternative["value"] == "fp32")
+    (stated,) = json.loads(command(*words, "--assume", "precision=fp32").out)["files"]
+    assert stated["predicted"]["tokens_per_second"] == pytest.approx(single["tokens_per_second"])
+    assert "reduce_dtype" not in {item["name"] for item in stated["assumed"]}
+
+
 def test_what_the_program_decides_is_stated_once(command: Command, folder: Path) -> None:
     (folder / "acc.yaml").write_text("distributed_type: DEEPSPEED\nmixed_precision: bf16\nnum_processes: 8\n"
                                      "deepspeed_config:\n  zero_stage: 3\n")  # fmt: skip
