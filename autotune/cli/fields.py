@@ -5,14 +5,33 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from autotune.cli.status import print_note
+from autotune.installed import has
 from autotune.request.failures_field import read_failures
 from autotune.request.field_forms import read_lengths, read_loads
 from autotune.request.rows import read_config_file
 from autotune.session.baselines import read_baseline
-from search_spaces.models.huggingface import is_factory_reference
+from search_spaces.errors import ModelFormatError
+from search_spaces.models.huggingface import BUILT, is_factory_reference, read_model_config
 from search_spaces.spaces import parse_pins
 
+
+def model_reference(text: str) -> str:
+    """The model, or `hf:TEXT`, Hugging Face's own module, for a config.json of a family that this package does not describe."""
+    path = Path(text).expanduser()
+    if is_factory_reference(text) or not path.exists() or not has("transformers"):
+        return text
+    try:
+        read_model_config(path)
+    except ModelFormatError as error:
+        if BUILT in error.remedy:
+            print_note(f"{error.field}: {error.problem}; Hugging Face's own module of it is taken ({BUILT}{text})")
+            return f"{BUILT}{text}"
+    return text
+
+
 READERS: Mapping[str, Callable[[Any], Any]] = {
+    "model": model_reference,
     "pins": parse_pins,
     "failures": read_failures,
     "document_lengths": read_lengths,

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from called import Command
 
+from autotune.cli import fields
+from autotune.cli.fields import model_reference
 from autotune.errors import RequestError
 from autotune.question.sizes import parse_length
 from search_spaces.clusters.presets import resolve_cluster
@@ -74,3 +76,17 @@ def test_an_option_takes_lengths_and_sizes_with_units(command: Command) -> None:
     refused = command(*words, "--sequence-length", "4x")
     assert refused.status == 2
     assert "8k = 8192" in refused.out + refused.err
+
+
+def test_a_family_without_a_reader_is_taken_as_its_own_module(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "bloom.json").write_text('{"model_type": "bloom", "n_layer": 2}')
+    (folder / "broken.json").write_text('{"model_type": "llama", "hidden_size": "wide"}')
+    assert model_reference("bloom.json") == "bloom.json"  # without transformers, what reads it says what to do
+    monkeypatch.setattr(fields, "has", lambda module: module == "transformers")
+    assert model_reference("bloom.json") == "hf:bloom.json"
+    assert "'bloom' is not a supported family; Hugging Face's own module of it is taken" in capsys.readouterr().err
+    for name in ("broken.json", "gpt2", "hf:bloom.json", "config.json"):
+        assert model_reference(name) == name
+    assert capsys.readouterr().err == ""
