@@ -10,7 +10,9 @@ from typing import Any
 BEST_CONFIG = "a best-config.json"
 MODEL_CONFIG = "a Hugging Face config.json"
 DEEPSPEED = "a DeepSpeed configuration"
-LLAMA_FACTORY_1 = "a recipe of LLaMA-Factory's v1, which is not read"
+UNREAD = "which is not read"
+LLAMA_FACTORY_1 = f"a recipe of LLaMA-Factory's v1, {UNREAD}"
+NEMO_1 = f"a configuration of NeMo 1, {UNREAD}"
 CLUSTER_FILE = "a description of a cluster"
 SPACE_FILE = "a description of a space"
 REQUEST_FILE = "a request (--config)"
@@ -21,13 +23,22 @@ KINDS: tuple[tuple[str, frozenset[str]], ...] = (
     (MODEL_CONFIG, frozenset({"architectures"})),
     (LLAMA_FACTORY_1, frozenset({"model", "dist_config"})),
     (LLAMA_FACTORY_1, frozenset({"model", "train_dataset"})),
+    # Formats that spell some settings as DeepSpeed, torchtitan or Megatron-Bridge do, so they come before these.
+    (f"a configuration of GPT-NeoX, {UNREAD}", frozenset({"pipe_parallel_size"})),
+    (f"a configuration of GPT-NeoX, {UNREAD}", frozenset({"synchronize_each_layer"})),
+    (f"a configuration of Nanotron, {UNREAD}", frozenset({"parallelism", "tokens"})),
+    (f"a configuration of LLM Foundry, {UNREAD}", frozenset({"model", "train_loader"})),
+    (f"a run of LLM Foundry, {UNREAD}", frozenset({"image", "command", "parameters"})),
+    (f"a configuration of OLMo, {UNREAD}", frozenset({"model", "device_train_microbatch_size"})),
+    (f"a configuration of Primus, {UNREAD}", frozenset({"modules", "workspace"})),
+    (f"a configuration of NeuronX Distributed Training, {UNREAD}", frozenset({"trainer", "distributed_strategy"})),
+    (NEMO_1, frozenset({"trainer", "exp_manager"})),
+    (NEMO_1, frozenset({"trainer", "model"})),
     (DEEPSPEED, frozenset({"zero_optimization"})),
     (DEEPSPEED, frozenset({"train_batch_size"})),
     (DEEPSPEED, frozenset({"train_micro_batch_size_per_gpu"})),
     ("a file of `accelerate config`", frozenset({"distributed_type"})),
     (CLUSTER_FILE, frozenset({"devices_per_node"})),
-    ("a configuration of NeMo 1, which is not read", frozenset({"trainer", "exp_manager"})),
-    ("a configuration of NeMo 1, which is not read", frozenset({"trainer", "model"})),
     (SPACE_FILE, frozenset({"domains"})),
     (SPACE_FILE, frozenset({"extends"})),
     (REQUEST_FILE, frozenset({"model"})),

@@ -95,9 +95,25 @@ REMOVED: Mapping[str, str] = {
     "--model-parallel-size": "--tensor-model-parallel-size",
     "--batch-size": "--micro-batch-size",
     "--warmup": "--lr-warmup-fraction",
-    "--checkpoint-activations": "--recompute-granularity",
 }
 """Options of Megatron-LM before core -> those of today."""
+OF_FORKS: Mapping[str, tuple[str, ...]] = {
+    "context_parallel_size": ("--ds-sequence-parallel-size",),
+    "expert_model_parallel_size": ("--moe-expert-parallel-size",),
+    "num_query_groups": ("--num-key-value-heads",),
+    "moe_router_topk": ("--topk",),
+    "padded_vocab_size": ("--pad-vocab-size-to",),
+    "recompute_num_layers": ("--checkpoint-num-layers", "--activations-checkpoint-num-layers"),
+    "optimizer_cpu_offload": ("--cpu-optimizer",),
+}
+"""Setting -> how Megatron-DeepSpeed and versions before core spell it."""
+FULLY_RECOMPUTED = ("--checkpoint-activations", "--activations-checkpoint-method")
+"""Options of Megatron-DeepSpeed and of versions before core that recompute whole layers."""
+OTHER_LAYERS = (
+    "hybrid_attention_ratio", "hybrid_mlp_ratio", "hybrid_override_pattern", "hybrid_layer_pattern", "is_hybrid_model",
+    "encoder_num_layers", "encoder_seq_length", "retro_num_layers",
+)  # fmt: skip
+"""Settings of models with layers of Mamba, or with an encoder."""
 TOKENIZERS = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
 """Type of tokenizer -> its tokens."""
 MOST_LAYERS = 100_000
@@ -158,22 +174,27 @@ class _MegatronReading:
     def __init__(self, content: Mapping[str, Any], source: str, dialect: Dialect) -> None:
         self.table, self.dialect = FlatTable(content, source), dialect
 
+    def key(self, name: str) -> str:
+        """The setting as the file spells it."""
+        spellings = (key for key in OF_FORKS.get(name, ()) if key in self.table.settings)
+        return next(spellings, self.dialect.key(name))
+
     def whole(self, name: str) -> int | None:
-        return self.table.whole(self.dialect.key(name))
+        return self.table.whole(self.key(name))
 
     def switch(self, name: str, default: bool = False) -> bool:
-        value = self.table.switch(self.dialect.key(name))
+        value = self.table.switch(self.key(name))
         return default if value is None else value
 
     def word(self, name: str) -> str:
-        value = self.table.take(self.dialect.key(name))
+        value = self.table.take(self.key(name))
         return "" if value is None else str(value)
 
     def degree(self, name: str, knob: str) -> int:
-        return self.table.size(self.dialect.key(name), knob)
+        return self.table.size(self.key(name), knob)
 
     def imported(self) -> Imported:
-        table, key = self.table, self.dialect.key
+        table, key = self.table, self.key
         bridge = self.dialect.format == BRIDGE
         tensor = self.degree("tensor_model_parallel_size", "tensor_parallel_size")
         pipeline = self.degree("pipeline_model_parallel_size", "pipeline_parallel_size")
@@ -206,7 +227,7 @@ class _MegatronReading:
         self._states()
         self._precision(bridge)
         self._recomputed(model, pipeline)
-        if self.word("cp_comm_type") == "a2a":
+        if self.word("cp_comm_type") == "a2a" or table.keys.get("context_parallel_size") == "--ds-sequence-parallel-size":
             table.set("context_parallel_method", "ulysses", key("cp_comm_type"))
         kernels = {**{word: kernel for kernel, word in ATTENTION.items()}, "auto": "best", "local": "math"}
         if (kernel := kernels.get(self.word("attention_backend").rsplit(".", 1)[-1])) is not None:
@@ -227,11 +248,13 @@ class _MegatronReading:
         )  # fmt: skip
 
     def _pipeline(self, model: ModelSpec | None, ranks: int) -> None:
-        key = self.dialect.key
+        key = self.key
         stage_layers, layout = self.whole("num_layers_per_virtual_pipeline_stage"), key("pipeline_model_parallel_layout")
         parts = layout_stages(self.table.take(layout), layout)
         first, last = (self.whole(f"num_layers_in_{end}_pipeline_stage") for end in ("first", "last"))
         embedding, loss = (self.switch(f"account_for_{part}_in_pipeline_split") for part in ("embedding", "loss"))
+        if "embedding" in self.word("pp_partition_method"):  # of Megatron-DeepSpeed, as in `type:transformer|embedding`
+            embedding = loss = True
         layers = model.num_layers + embedding + loss if model else 0
         counts = {
             "virtual_pipeline_model_parallel_size": self.whole("virtual_pipeline_model_parallel_size"),
@@ -269,7 +292,7 @@ class _MegatronReading:
             self.table.notes.append(f"{key(name)}: stages of {stages_text} layers are predicted as equal ones")
 
     def _states(self) -> None:
-        table, key = self.table, self.dialect.key
+        table, key = self.table, self.key
         bridge = self.dialect.format == BRIDGE
         stage = 1 if self.switch("use_distributed_optimizer", default=bridge) else 0
         strategy = self.table.choice(key("data_parallel_sharding_strategy"), {word: stage for stage, word in SHARDING.items()})
@@ -277,7 +300,18 @@ class _MegatronReading:
             stage = int(strategy) if strategy is not None else 0
         elif self.switch("use_torch_fsdp2"):
             stage = 3
-        table.set("zero_stage", stage, key("use_distributed_optimizer"))
+        stage_key = key("use_distributed_optimizer")
+        if self.switch("deepspeed"):
+            stage_key = "--zero-stage"
+            stage = int(table.number(stage_key, default=1))
+            if not stage and table.settings.get("--bf16"):
+                stage = 1
+                table.notes.append(f"{stage_key}=0: DeepSpeed's optimizer for bf16 divides its states as stage 1 does")
+            table.drop("--no-pipeline-parallel", "--deepspeed-activation-checkpointing", "--deepspeed_config")
+            table.notes.append(
+                "--deepspeed: of Megatron-DeepSpeed, whose own parser is not checked; lint the file of --deepspeed_config too"
+            )
+        table.set("zero_stage", stage, stage_key)
         table.set("overlap_comm", self.switch("overlap_grad_reduce", default=bridge), key("overlap_grad_reduce"))
         if stage and self.switch("overlap_param_gather", default=bridge):
             table.set("overlap_param_gather", True, key("overlap_param_gather"))
@@ -287,7 +321,7 @@ class _MegatronReading:
             table.set("offload_ratio", table.quantity(key("optimizer_offload_fraction")), key("optimizer_offload_fraction"))
 
     def _precision(self, bridge: bool) -> None:
-        table, key = self.table, self.dialect.key
+        table, key = self.table, self.key
         mixed = str(table.take("mixed_precision") or "") if bridge else ""
         fp8 = self.word("fp8_format") or self.word("fp8") or ("fp8" if "fp8" in mixed or "mxfp8" in mixed else "")
         half = self.switch("fp16") or mixed.startswith("fp16")
@@ -300,7 +334,7 @@ class _MegatronReading:
             table.set("accumulation_dtype", "bf16", key("grad_reduce_in_fp32" if bridge else "grad_reduce_in_bf16"))
 
     def _recomputed(self, model: ModelSpec | None, ranks: int) -> None:
-        table, key = self.table, self.dialect.key
+        table, key = self.table, self.key
         kind, method, layers = (
             self.word("recompute_granularity"),
             self.word("recompute_method"),
@@ -308,6 +342,8 @@ class _MegatronReading:
         )
         if self.switch("recompute_activations"):
             kind = "selective"
+        elif [option for option in FULLY_RECOMPUTED if table.take(option)]:
+            kind, method = kind or "full", method or str(table.settings.get(FULLY_RECOMPUTED[1], "uniform"))
         if kind and kind not in ("selective", "full", "None"):
             raise RequestError(
                 key("recompute_granularity"), f"{kind!r} in {table.source} is not known", "use selective or full"
@@ -333,8 +369,14 @@ class _MegatronReading:
             problem = f"{sizes['num_layers']} in {table.source} is more than {MOST_LAYERS:,} layers"
             raise RequestError(self.dialect.key("num_layers"), problem, "give the layers of the model")
         model_names = [str(table.take(key) or "") for key in NAMES]
-        if not all(sizes.values()):
-            table.drop(*map(self.dialect.key, DESCRIBING))
+        other = next((key for name in OTHER_LAYERS if table.settings.get(key := self.key(name))), "")
+        experts = self.key("num_moe_experts")
+        if len(str(table.settings.get(experts, "")).split()) > 1:  # Megatron-DeepSpeed has one number for each such layer
+            other = experts
+        if other:
+            table.notes.append(f"{other}: the model has other layers than a GPT's, which are not described")
+        if other or not all(sizes.values()):
+            table.drop(*map(self.key, DESCRIBING))
             return next((model for name in model_names if name and (model := model_named(name)) is not None), None)
         return self._described({name: size for name, size in sizes.items() if size}, model_names)
 
@@ -343,8 +385,11 @@ class _MegatronReading:
         whole, bridge = self.whole, self.dialect.format == BRIDGE
         gated = self.switch("swiglu") or self.switch("gated_linear_unit")
         ffn = whole("ffn_hidden_size") or (int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden)
+        deepspeed = "--deepspeed" in self.table.settings
         experts = whole("num_moe_experts") or 0
-        groups = whole("num_query_groups") if self.switch("group_query_attention") or bridge else None
+        experts = 0 if deepspeed and experts == 1 else experts  # its default, a dense model
+        grouped = self.switch("group_query_attention") or bridge or "--num-key-value-heads" in self.table.settings
+        groups = whole("num_query_groups") if grouped else 1 if self.word("attention_head_type") == "multiquery" else None
         tokenizer = next((model for name in model_names if name and (model := model_named(name)) is not None), None)
         vocabulary = whole("padded_vocab_size") or whole("vocab_size") or (tokenizer.vocab_size if tokenizer else None)
         vocabulary = vocabulary or TOKENIZERS.get(str(self.table.settings.get("--tokenizer-type")))
@@ -364,9 +409,9 @@ class _MegatronReading:
                 ffn_hidden_size=whole("moe_ffn_hidden_size") or ffn if experts else ffn,
                 vocab_size=vocabulary or ASSUMED_VOCABULARY,
                 sequence_length=positions, tied_embeddings=tied, gated_mlp=gated, activation="silu" if gated else "gelu",
-                norm=Norm.RMSNORM if self.word("normalization") == "RMSNorm" else Norm.LAYERNORM,
+                norm=Norm.RMSNORM if self.word("normalization").lower() == "rmsnorm" else Norm.LAYERNORM,
                 position=Position.ROTARY if rope else Position.LEARNED, num_experts=experts,
-                experts_per_token=(whole("moe_router_topk") or 2) if experts else 0,
+                experts_per_token=(whole("moe_router_topk") or (1 if deepspeed else 2)) if experts else 0,
                 shared_expert_size=whole("moe_shared_expert_intermediate_size") or 0 if experts else 0,
                 router_groups=whole("moe_router_num_groups") or 1 if experts else 1,
                 router_groups_kept=whole("moe_router_group_topk") or 1 if experts else 1, **self._dense(layers, ffn, experts),

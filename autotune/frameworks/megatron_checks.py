@@ -7,12 +7,15 @@ import dataclasses
 import math
 import re
 from collections.abc import Callable, Iterator
+from itertools import chain
 
 from autotune.frameworks.framework import BATCH, MOST, Check, Framework, LintCase, Settings, unknown
 from autotune.frameworks.megatron import (
     ARGUMENTS,
     BRIDGE,
+    FULLY_RECOMPUTED,
     LM,
+    OF_FORKS,
     Dialect,
     from_megatron,
     layer_pattern,
@@ -63,7 +66,7 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
 
     def uneven_layers(case: LintCase) -> str | None:
         count, ranks = layers_of(case), case.config.pipeline_parallel_size
-        if count is None or ranks == 1:
+        if count is None or ranks == 1 or case.on("--deepspeed"):  # DeepSpeed's pipelines have stages of any sizes
             return None
         if case.get(layout):
             layers = sum(stage.count("t") for stage in layout_stages(case.get(layout)))
@@ -143,7 +146,7 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         cluster = case.around.cluster
         # Beginnings of the names of devices of architecture 9 and before.
         before_blackwell = ("v100", "a100", "h100", "h200", "h800", "h20", "gh200", "l40", "a10", "a40", "t4")
-        if cluster is not None and not cluster.device.name.lower().startswith(before_blackwell):
+        if case.on("--deepspeed") or (cluster and not cluster.device.name.lower().startswith(before_blackwell)):
             return None
         if not (script and launched and divided) or sharded or case.on("--overlap-moe-expert-parallel-comm"):
             return None
@@ -380,7 +383,11 @@ def _misspelled(case: LintCase) -> Iterator[Finding]:
     dialect = Dialect(case.framework.name)
     known_keys = {dialect.key(argument.name) for argument in ARGUMENTS if argument.guarded}
     effect = Effect.REFUSED if dialect.format == LM else Effect.IGNORED
-    accepted_keys = {"--context-parallel-sizes", *(dialect.key(argument.name) for argument in ARGUMENTS)}
+    accepted_keys = {
+        "--context-parallel-sizes",
+        *chain(*OF_FORKS.values()),
+        *(dialect.key(argument.name) for argument in ARGUMENTS),
+    }
     for key in case.imported.settings:
         if key in accepted_keys or not key.startswith(("--", "model.", "train.", "ddp.")):
             continue
@@ -405,6 +412,7 @@ def _rewrite(case: LintCase, knob: str, value: Value) -> Settings | None:
         case "activation_checkpointing":
             method, layers = ("uniform", 1) if value == "full" else (None, None)
             return {
+                **{option: None for option in FULLY_RECOMPUTED if case.get(option) is not None},
                 key("recompute_granularity"): None if value == "none" else value,
                 key("recompute_method"): method, key("recompute_num_layers"): layers,
             }  # fmt: skip
@@ -416,6 +424,8 @@ def _rewrite(case: LintCase, knob: str, value: Value) -> Settings | None:
         case "offload_optimizer":
             both = (key("optimizer_cpu_offload"), key("use_precision_aware_optimizer"))
             return dict.fromkeys(both, True) if value == "cpu" else {}
+        case "zero_stage" if case.on("--deepspeed"):
+            return {"--zero-stage": value}
         case "zero_stage":
             return {key("use_distributed_optimizer"): True} if value == 1 else {}
         case _:

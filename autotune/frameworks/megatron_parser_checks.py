@@ -5,6 +5,7 @@ from functools import partial
 from typing import Any
 
 from autotune.frameworks.framework import Check, LintCase, Settings
+from autotune.frameworks.megatron import FULLY_RECOMPUTED
 from search_spaces.finding import Effect
 
 EXCLUSIVE = (
@@ -43,7 +44,7 @@ def _check(
         key=option,
         effect=Effect.REFUSED,
         problem=problem,
-        holds=holds,
+        holds=lambda case: not case.on("--deepspeed") and holds(case),  # Megatron-DeepSpeed has a parser of its own
         remedy=remedy,
         fix=fix or {},
     )
@@ -75,6 +76,9 @@ PARSER_CHECKS = (
       for option, needed in NEEDED),
     *(_check(option, "the parser has no such option; earlier versions had it",
              partial(_is_stated, option), "", {option: None}) for option in GONE),
+    *(_check(option, "the parser has no such option; earlier versions had it", partial(_is_stated, option), "",
+             {option: None, "--recompute-granularity": "full", "--recompute-method": "uniform", "--recompute-num-layers": 1})
+      for option in FULLY_RECOMPUTED),
     _check("--mtp-num-layers", "multi-token prediction needs position-embedding-type rope or none", lambda case:
            case.get("--mtp-num-layers") and case.get("--position-embedding-type") not in ("rope", "none"),
            "use rope", {"--position-embedding-type": "rope"}),

@@ -32,7 +32,7 @@ from autotune.frameworks.shell_values import decided_by, is_open
 from autotune.frameworks.torchtitan_checks import TORCHTITAN
 from autotune.frameworks.trainer_launch import TRAINERS, launched, trainer_format
 from search_spaces.errors import KnobValueError, SearchSpaceError
-from search_spaces.file_kinds import LLAMA_FACTORY_1, kind_of
+from search_spaces.file_kinds import UNREAD, kind_of
 from search_spaces.knob_values import check_value
 from search_spaces.plugins import PluginGroup, load_plugins
 from search_spaces.trial_config import TrialConfig
@@ -204,9 +204,7 @@ def named(error: AutotuneError | SearchSpaceError, field: str) -> AutotuneError 
 
 
 def _format_of_table(content: Mapping[str, Any]) -> str:
-    if content.keys() >= BEST_CONFIG or kind_of(content) == LLAMA_FACTORY_1:
-        return ""
-    if "trainer" in content and "model" in content and kind_of(content):  # NeMo 1 spells some settings as Megatron-Bridge does
+    if content.keys() >= BEST_CONFIG or kind_of(content).endswith(UNREAD):  # some settings are spelled as in formats below
         return ""
     if kind := trainer_format(content):
         return kind

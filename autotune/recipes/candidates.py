@@ -270,9 +270,11 @@ def _layouts(case: LintCase, batch: int, offloads: bool, most_changes: int) -> I
             sequences.append(True)
         shard_sizes = _shards(case, chosen, replicas * context)
         for stages, shards, sequence in itertools.product(_stages(case, pipeline), shard_sizes, sequences):
+            same_stages = (pipeline, stages) == (config.pipeline_parallel_size, config.virtual_stages)
             yield config.replace(
                 chosen | {"virtual_stages": stages, "hsdp_shard_size": shards, "sequence_parallel": sequence}
                 | ({} if pipeline > 1 else {"pipeline_schedule": TrialConfig().pipeline_schedule})
+                | ({} if same_stages else {"pipeline_layout": ""})  # the layers of other stages; the written case has its own
             )  # fmt: skip
 
 

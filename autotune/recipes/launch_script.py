@@ -19,12 +19,16 @@ ENDS = r"(?=[\s\\)\"']|$)"
 REFERENCE = re.compile(r"\"?\$\{?(\w+)(?::?[-=]([^}]*))?\}?\"?")
 
 
-def edited_scripts(source: str, changes: Settings, titan: bool = False) -> Iterator[str]:
+def edited_scripts(source: str, changes: Settings, present: Settings, titan: bool = False) -> Iterator[str]:
     """Texts with the changed settings: through the variables that state them, else at the options themselves.
 
-    `titan`: the options are torchtitan's, whose switches have no values.
+    `present`: those of the source; `titan`: the options are torchtitan's, whose switches have no values.
     """
     code, comments = _masked(source)
+    switches = [key for key, value in changes.items() if value is None and present.get(key) is True and not titan]
+    for key in switches:  # what follows is not their value
+        code = re.sub(rf"(?<![^\s\"'(]){re.escape(key)}{ENDS}", "", code)
+    changes = {key: value for key, value in changes.items() if key not in switches}
     for through_variables in (True, False):
         yield _unmasked(_with_settings(code, changes, through_variables, titan), comments)
 
@@ -129,9 +133,14 @@ def launch_anew(recipe: Written, source: str, settings: Settings, cluster: Clust
     """A launch script of Megatron-LM or torchtitan with all settings, started as the source starts its own."""
     code, titan = _masked(source)[0], recipe.format == TORCHTITAN.name
     program = next(iter(re.findall(r"\S+\.py(?=[\s\"'\\])", code)), "pretrain_gpt.py")
-    scheduler = re.search(r"\b((?:srun|mpirun|mpiexec)\b[^\"'$\\\n]*?)\s+(?:bash|python3?|torchrun|[\"'$\\])", code)
-    launcher = {key.removeprefix(LAUNCHER): value for key, value in settings.items() if key.startswith(LAUNCHER)}
+    words_before, option = r"[^\"'$\\\n]*?", r"--[\w-]+[= ]\$\{?\w+\}?"
+    end = r"\s+(?:bash|python3?|torchrun|[\"'$\\])"
+    scheduler = re.search(rf"\b((?:srun|mpirun|mpiexec)\b(?:{words_before}{option})*{words_before}){end}", code)
     starts = [scheduler[1]] if scheduler else []
+    launcher = {  # but what a command or a branch decides, and the scheduler's
+        key.removeprefix(LAUNCHER): value for key, value in settings.items()
+        if key.startswith(LAUNCHER) and "$(a " not in str(value) and f"--{key.removeprefix(LAUNCHER)} " not in "".join(starts)
+    }  # fmt: skip
     if STARTS_RANKS.search(code) or not scheduler:
         if cluster is not None and "nproc_per_node" not in launcher:
             launcher |= {"nnodes": cluster.nodes, "nproc_per_node": cluster.devices_per_node}

@@ -121,7 +121,7 @@ def _edited(recipe: Written, source: str, changes: Settings) -> Iterator[str]:
         case ".py":
             yield _python(source, changes, recipe.lines.get("recipe", 1))
         case _:
-            yield from edited_scripts(source, changes, recipe.format == TORCHTITAN.name)
+            yield from edited_scripts(source, changes, dict(flat(recipe.content)), recipe.format == TORCHTITAN.name)
 
 
 def _anew(recipe: Written, source: str, settings: Settings, cluster: ClusterSpec | None) -> tuple[str, str]:

@@ -29,12 +29,29 @@ FILES = {
     "space.toml": "[domains]\nzero_stage = [0, 1]\n",
     "sweep.toml": 'model = "llama-tiny"\ntrials = 3\n',
     "train.py": "import torch\n",
+    # Of programs that are not read, with settings that a format that is read spells the same.
+    "neox.yml": "pipe_parallel_size: 2\nzero_optimization: {stage: 1}\nfp16: {enabled: true, fp16: true}\n",
+    "neox-train.yml": "synchronize_each_layer: true\nzero_optimization: {stage: 1}\n",
+    "nanotron.yaml": "parallelism: {dp: 2, tp: 2}\ntokens: {micro_batch_size: 3}\nmodel: {dtype: bfloat16}\n",
+    "olmo.yaml": "model: {d_model: 256}\nfsdp: {precision: mixed}\ndevice_train_microbatch_size: 4\n",
+    "foundry.yaml": "model: {name: mpt_causal_lm}\ntrain_loader: {name: text}\ndevice_train_microbatch_size: 4\n",
+    "mcli.yaml": "image: an-image\ncommand: composer train.py\nparameters: {max_seq_len: 2048}\n",
+    "primus.yaml": "workspace: ./output\nmodules: {pre_trainer: {framework: megatron}}\n",
+    "neuronx.yaml": "trainer: {devices: 32}\nexp_manager: {}\ndistributed_strategy: {zero1: true}\nmodel: {}\n",
+    "nemo.yaml": "trainer: {devices: 8}\nmodel: {tensor_model_parallel_size: 2}\n",
 }
 KINDS = {
     "config.json": "a Hugging Face config.json", "best-config.json": "a best-config.json",
     "ds.json": "a DeepSpeed configuration", "accelerate.yaml": "a file of `accelerate config`",
     "cluster.toml": "a description of a cluster", "space.toml": "a description of a space",
     "sweep.toml": "a request (--config)", "train.py": "Python source",
+    **{name: f"a {what}, which is not read" for name, what in {
+        "neox.yml": "configuration of GPT-NeoX", "neox-train.yml": "configuration of GPT-NeoX",
+        "nanotron.yaml": "configuration of Nanotron", "olmo.yaml": "configuration of OLMo",
+        "foundry.yaml": "configuration of LLM Foundry", "mcli.yaml": "run of LLM Foundry",
+        "primus.yaml": "configuration of Primus", "neuronx.yaml": "configuration of NeuronX Distributed Training",
+        "nemo.yaml": "configuration of NeMo 1",
+    }.items()},
 }  # fmt: skip
 
 
@@ -55,7 +72,7 @@ READERS: dict[str, tuple[Callable[[Path], Any], tuple[str, ...]]] = {
     "request": (read_config_file, ("best-config.json", "config.json", "cluster.toml", "space.toml")),
     "baseline": (read_baseline, ("config.json", "ds.json")),
     "from": (read_imported, ("config.json",)),
-    "lint": (read_linted, ("config.json", "best-config.json")),
+    "lint": (read_linted, ("config.json", "best-config.json", *(name for name, kind in KINDS.items() if "not read" in kind))),
 }
 
 

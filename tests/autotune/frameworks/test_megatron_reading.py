@@ -20,6 +20,8 @@ SIZES = (
     "--micro-batch-size 1 --global-batch-size 64 --bf16"
 )
 
+FORK = "--deepspeed --deepspeed_config ds.json"
+
 
 def script(folder: Path, options: str) -> Path:
     path = folder / "run.sh"
@@ -102,9 +104,20 @@ def test_a_layout_of_megatron_bridge_is_a_list_of_parts(tmp_path: Path) -> None:
             {"pipeline_layout": "3-4-4-4-4-4-4-3", "virtual_stages": 2, "pipeline_schedule": "interleaved_1f1b"},
         ),
         ("--num-virtual-stages-per-pipeline-rank 2", {"virtual_stages": 2, "pipeline_split": "even"}),
+        # Megatron-DeepSpeed, and versions before core.
+        (f"--num-layers 30 {FORK} --pp-partition-method 'type:transformer|embedding'", {"pipeline_layout": "7-8-8-7"}),
+        (f"{FORK} --zero-stage 2", {"zero_stage": 2}),
+        (f"{FORK} --zero-stage 0", {"zero_stage": 1}),  # states of bf16 are divided in any case
+        (f"{FORK} --ds-sequence-parallel-size 2", {"context_parallel_size": 2, "context_parallel_method": "ulysses"}),
+        (f"{FORK} --num-experts 8 --moe-expert-parallel-size 4", {"expert_parallel_size": 4}),
+        (f"{FORK} --checkpoint-activations --checkpoint-num-layers 2", {"activation_checkpointing": "full"}),
+        (
+            "--activations-checkpoint-method block --activations-checkpoint-num-layers 4",
+            {"activation_checkpointing": "full", "checkpoint_every_k": 2},
+        ),
     ],
 )
-def test_stages(options: str, knobs: dict[str, object], tmp_path: Path) -> None:
+def test_knobs(options: str, knobs: dict[str, object], tmp_path: Path) -> None:
     imported = read(tmp_path, f"--pipeline-model-parallel-size 4 {options}")
     assert {name: imported.knobs.get(name) for name in knobs} == knobs
 
@@ -135,6 +148,24 @@ def test_vocabularies(options: str, vocabulary: int, tmp_path: Path) -> None:
     imported = read(tmp_path, options)
     assert imported.model is not None and imported.model.vocab_size == vocabulary
     assert "vocab_size" not in imported.assumed
+
+
+@pytest.mark.parametrize(
+    ("options", "heads"),
+    [
+        ("--num-query-groups 8", 32),
+        ("--num-query-groups 8 --group-query-attention", 8),
+        (f"--num-key-value-heads 4 {FORK}", 4),
+        ("--attention-head-type multiquery", 1),
+        (f"--num-experts 1 {FORK}", 32),  # a dense model there
+        ("--hybrid-attention-ratio 0.1", None),
+        (f"--num-experts 8 8 16 {FORK}", None),
+    ],
+)
+def test_heads_of_the_described_model(options: str, heads: int | None, tmp_path: Path) -> None:
+    imported = read(tmp_path, options)
+    assert (imported.model and imported.model.num_key_value_heads) == heads
+    assert (heads is None) == any("other layers than a GPT's" in note for note in imported.notes)
 
 
 def test_an_unstated_vocabulary_is_assumed(tmp_path: Path) -> None:
@@ -180,6 +211,8 @@ REFUSED = (
     ("--moe-extended-tp", "--moe-extended-tp"),
     ("--lr 0.01 --min-lr 0.1", "--min-lr"),
     ("--num-experts 8 --moe-layer-freq '[0]*2+[1]*29'", "--moe-layer-freq"),
+    ("--checkpoint-activations", "--checkpoint-activations"),
+    ("--activations-checkpoint-method uniform", "--activations-checkpoint-method"),
 )
 ACCEPTED = (
     "--multi-latent-attention",
@@ -196,6 +229,7 @@ ACCEPTED = (
     "--save out --save-interval 5",
     "--num-experts 8 --moe-layer-freq 2",
     "--context-parallel-size 4 --cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 2",
+    f"--checkpoint-activations --num-layers 30 --pipeline-model-parallel-size 4 {FORK} --log-batch-size-to-tensorboard",
 )
 
 

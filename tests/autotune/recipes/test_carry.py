@@ -194,6 +194,20 @@ def test_what_ran_on_fewer_nodes_fits_on_more() -> None:
     assert [change.name for change in found.changes] == ["launcher.nnodes"]
 
 
+def test_stages_of_different_sizes_may_become_more_or_fewer(tmp_path: Path) -> None:
+    path = tmp_path / "run.sh"
+    path.write_text(
+        "torchrun --nproc_per_node 8 --nnodes 2 pretrain_gpt.py --pipeline-model-parallel-size 4 --micro-batch-size 1 --bf16 "
+        "--global-batch-size 64 --num-layers 14 --hidden-size 8192 --num-attention-heads 64 --seq-length 2048 "
+        "--max-position-embeddings 2048 --account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split\n"
+    )
+    source = recipe_of(str(path), Surroundings(cluster=resolve_cluster("dgx-a100:2")), no_job)
+    assert source.case.config.pipeline_layout == "3-4-4-3"
+    found = carry(source, resolve_cluster("dgx-a100:4"), BatchRule.FIXED, None, 30)
+    layouts = {1: "", 2: "7-7", 4: "3-4-4-3", 8: "1-2-2-2-2-2-2-1"}
+    assert all(one.config.pipeline_layout == layouts[one.config.pipeline_parallel_size] for one in found.candidates)
+
+
 def test_a_value_of_a_block_is_replaced_where_it_stands(tmp_path: Path) -> None:
     text = "deepspeed_config:\n  # of the states\n  zero3_init_flag: true\n  zero_stage: 3\ndistributed_type: DEEPSPEED\n"
     path = tmp_path / "acc.yaml"

@@ -131,9 +131,15 @@ def test_settings_are_edited_where_they_stand() -> None:
     source = (
         "TP=1\nA=(\n  # --micro-batch-size 4\n  --tensor-model-parallel-size $TP  # degree\n  --micro-batch-size 1\n)\nB=$TP\n"
     )
-    through, direct = edited_scripts(source, {"--tensor-model-parallel-size": 2, "--sequence-parallel": True})
+    through, direct = edited_scripts(source, {"--tensor-model-parallel-size": 2, "--sequence-parallel": True}, {})
     assert through == source.replace("TP=1", "TP=2").replace("  # degree", " --sequence-parallel  # degree")
     assert direct == source.replace("$TP  #", "2  #").replace("  # degree", " --sequence-parallel  # degree")
+
+
+def test_the_word_after_a_switch_is_not_its_value() -> None:
+    source = "A=(\n  --recompute-activations \\\n  $FURTHER\n)\ntorchrun train.py --recompute-activations ${A[@]}\n"
+    for text in edited_scripts(source, {"--recompute-activations": None}, {"--recompute-activations": True}):
+        assert text == source.replace("--recompute-activations", "")
 
 
 TITAN = (
@@ -144,11 +150,22 @@ CHANGED = {"compile.enable": True, "parallelism.enable_sequence_parallel": False
 
 
 def test_switches_of_torchtitan_have_no_values() -> None:
-    for text in edited_scripts(f"{TITAN}\n", CHANGED, True):
+    for text in edited_scripts(f"{TITAN}\n", CHANGED, {}, True):
         words = text.split()
         assert "--compile.enable" in words and "--compile.no-enable" not in words
         assert "--parallelism.no_enable_sequence_parallel" in words and "--training.local-batch-size 4" in text
         assert not {"true", "false"} & set(words)
+
+
+def test_what_the_scheduler_and_a_command_decide_is_not_written_as_the_launchers(tmp_path: Path) -> None:
+    text = (
+        "H=$(hostname)\nL='python -m torch.distributed.run --nproc_per_node 8 --master_addr '$H\n"
+        f'srun --jobid $SLURM_JOB_ID bash -c "$L pretrain_gpt.py {MODEL} {LAYOUT}"\n'
+    )
+    (tmp_path / "launch.sh").write_text(text)
+    (recipe,) = read_written(tmp_path / "launch.sh")
+    launch = launch_anew(recipe, text, dict(flat(recipe.content)), None).splitlines()[1]
+    assert launch == "srun --jobid $SLURM_JOB_ID torchrun --nproc_per_node 8 pretrain_gpt.py \\"
 
 
 def test_a_script_of_torchtitan_is_written_anew_with_its_module(tmp_path: Path) -> None:
