@@ -12,7 +12,7 @@ from autotune.frameworks.framework import Check, Framework, LintCase, Option, Se
 from autotune.frameworks.imported import AUTO, Imported, switch_of
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from autotune.frameworks.trainer import read_trainer
-from autotune.frameworks.trainer_table import TrainerTable, TrainingProgram
+from autotune.frameworks.trainer_table import STARTED, TrainerTable, TrainingProgram
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
@@ -42,7 +42,9 @@ OPTIONS = (
     Option("use_liger_kernel", "fused_kernels", words={"none": False, "liger": True}),
     Option("attn_implementation", "attention_backend", words={"best": "sdpa", "flash": "flash_attention_2", "math": "eager"}),
     Option("packing", "pack_sequences"),
-    Option("use_peft", field="adapter"), Option("use_lora", field="adapter"), Option("use_qlora", field="load_in_4bit"),
+    *(Option(key, field="adapter") for key in ("use_peft", "use_lora", "use_peft_lora", "lora_enable", "apply_lora")),
+    *(Option(key, field="load_in_4bit") for key in ("use_qlora", "q_lora", "use_4bit_quantization")),
+    Option("use_8bit_quantization", field="load_in_8bit"), Option("bits", field="frozen_bits"),
     Option("lora_r", "lora_rank"), Option("lora_rank", "lora_rank"),
     Option("lora_target_modules", "lora_targets", changes=False),
     Option("load_in_4bit", field="load_in_4bit"), Option("load_in_8bit", field="load_in_8bit"),
@@ -50,29 +52,29 @@ OPTIONS = (
     Option("accelerate_config", field="accelerate_config"),
     Option("dataset_name", field="dataset"), Option("datasets", field="dataset"),
 )  # fmt: skip
-NOTED = ("auto_find_batch_size", "use_dora", "lora_modules_to_save", "lora_target_parameters", "padding_free")
+NOTED = ("auto_find_batch_size", "use_dora", "lora_modules_to_save", "lora_target_parameters", "padding_free", "vision_tower")
 """Those that are not read, of TRL and of the Trainer."""
 DEFAULTS: Mapping[str, Any] = {
     "per_device_train_batch_size": 8, STEPS: 1, "gradient_checkpointing": False, "bf16": False,
-    "optim": "adamw_torch_fused", "lora_r": 16,
+    "optim": "adamw_torch_fused",
 }  # fmt: skip
 TRANSFORMERS = TrainingProgram(
     title="transformers 5.23.0",
     options=OPTIONS,
     noted=NOTED,
-    methods=("parallelism_config",),
+    methods=("parallelism_config", "tune_mm_mlp_adapter", "freeze_backbone"),
     defaults=DEFAULTS,
+    adapter_signs=("lora_r", "lora_rank", "lora_alpha"),
     launches=False,
 )
 TRL = replace(
     TRANSFORMERS,
     title="TRL 1.16.0",
-    defaults={**DEFAULTS, "gradient_checkpointing": True, "bf16": True, "max_length": 1024},
+    defaults={**DEFAULTS, "gradient_checkpointing": True, "bf16": True, "max_length": 1024, "lora_r": 16},
+    adapter_signs=(),
 )
 COMMAND = "launcher.command"
 """The command of TRL that a script starts, as a setting."""
-STARTED = "launcher.program"
-"""The name of the program that a script starts, as a setting."""
 OF_TRL = ("dataset_mixture", "use_peft", "completion_only_loss", "assistant_only_loss", "dataset_text_field", "packing")
 """Settings that TRL's commands have and the Trainer has not."""
 METHODS = re.compile(r"(?<![a-z])(?:dpo|kto|grpo|rloo|orpo|cpo|ppo|gkd|nash|xpo|reward|rm)(?![a-z])")

@@ -11,7 +11,8 @@ from autotune.frameworks.axolotl import AXOLOTL
 from autotune.frameworks.imported import flat, named_file, read_table
 from autotune.frameworks.llama_factory import LLAMA_FACTORY
 from autotune.frameworks.shell import LAUNCHER, Script
-from autotune.frameworks.trainer_checks import COMMAND, STARTED, TRAINER, fields_of
+from autotune.frameworks.trainer_checks import COMMAND, TRAINER, fields_of
+from autotune.frameworks.trainer_table import STARTED
 
 TRAINERS = {framework.name: framework for framework in (TRAINER, AXOLOTL, LLAMA_FACTORY)}
 PROGRAMS = {

@@ -425,6 +425,39 @@ def test_targets_of_adapters(targets: Any, ours: str, tmp_path: Path) -> None:
     assert _case(_file(tmp_path, recipe)).imported.knobs["lora_targets"] == ours
 
 
+@pytest.mark.parametrize(
+    ("program", "options", "knobs", "assumed"),
+    [
+        ("own.py", "", {}, {}),
+        ("own.py", "--lora_enable True --lora_r 4 --bits 4", {"lora_rank": 4, "frozen_dtype": "nf4"}, {"lora_targets"}),
+        ("own.py", "--lora_enable False --lora_r 4 --bits 16", {}, {}),
+        ("own.py", "--use_peft_lora 1 --use_8bit_quantization 1 --lora_target_modules up_proj",
+         {"lora_targets": "mlp", "frozen_dtype": "int8"}, {"lora_rank"}),
+        ("own.py", "--lora_alpha 32", {}, {"lora_rank", "lora_targets"}),
+        ("own_lora.py", "--q_lora False", {}, {"lora_rank", "lora_targets"}),
+        ("qlora.py", "", {}, {"lora_rank", "lora_targets", "frozen_dtype"}),
+        ("flora.py", "", {}, {}),
+        ("sft.py", "--lora_r 4", {}, {}),
+    ],
+)  # fmt: skip
+def test_adapters_of_a_program_of_ones_own_are_not_lost(
+    program: str, options: str, knobs: dict[str, Any], assumed: set[str], tmp_path: Path
+) -> None:
+    script = f"torchrun --nproc_per_node 8 {program} {SFT} --per_device_train_batch_size 2 {options}\n"
+    case = _case(_file(tmp_path, script, "run.sh"))
+    names = ("lora_rank", "lora_targets", "frozen_dtype")
+    assert {name: case.imported.knobs[name] for name in names if name in case.imported.knobs} == knobs
+    assert case.assumed.keys() & {*names} == set(assumed)
+    has_note = any("predicted with adapters, although" in note for note in case.imported.notes)
+    assert has_note is bool(assumed and "enable" not in options and "peft" not in options)
+
+
+def test_a_projector_alone_is_not_predicted(tmp_path: Path) -> None:
+    script = f"torchrun --nproc_per_node 8 own.py {SFT} --per_device_train_batch_size 2 --tune_mm_mlp_adapter True\n"
+    outlook = _linted(_file(tmp_path, script, "run.sh")).outlook
+    assert isinstance(outlook, str) and "tune_mm_mlp_adapter" in outlook
+
+
 def test_parameters_of_16_bits_alone_are_not_predicted(tmp_path: Path) -> None:
     full = {**AXOLOTL, "adapter": None, "load_in_4bit": None}
     outlook = _linted(_file(tmp_path, full)).outlook
@@ -487,7 +520,9 @@ def test_every_option_is_a_field_of_its_program() -> None:
         "llama-factory": fields_of("transformers", "llama-factory") | {"per_gpu_train_batch_size", "torch_dtype", "dtype"},
         # Arguments of widespread programs beside TRL's.
         "trainer": trainers | {"block_size", "max_seq_len", "model_max_length", "max_source_length", "use_lora", "use_qlora",
-                               "lora_rank", "zero_stage", "accelerate_config", "per_gpu_train_batch_size"},
+                               "lora_rank", "zero_stage", "accelerate_config", "per_gpu_train_batch_size",
+                               "use_peft_lora", "lora_enable", "apply_lora", "q_lora", "bits", "use_4bit_quantization",
+                               "use_8bit_quantization"},
     }  # fmt: skip
     for name, framework in TRAINERS.items():
         assert {option.key for option in framework.options} <= known[name], name
