@@ -49,7 +49,9 @@ LAUNCHER = "launcher."
 ENVIRONMENT = "env."
 """Prefix of exported variables."""
 LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
-PROGRAM = re.compile(r".*\.py|torchtitan\.\S+|axolotl\.cli\.train|(?:.*/)?(?:llamafactory-cli|axolotl|trl)")
+PROGRAM = re.compile(
+    r".*\.py|(?:torchtitan|openrlhf|verl|xtuner)\.\S+|axolotl\.cli\.train|(?:.*/)?(?:llamafactory-cli|axolotl|trl)"
+)
 """The word after which options are the program's."""
 LAUNCH = re.compile(r"(?:^|\s)(?:torchrun|accelerate|deepspeed|\S+\.py|torchtitan\.\S+|axolotl|trl|llamafactory-cli)\s")
 """In a text that is a script of its own: an argument of `bash -c`, or a here-document."""
