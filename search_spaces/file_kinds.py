@@ -30,6 +30,7 @@ KINDS: tuple[tuple[str, frozenset[str]], ...] = (
     ("a configuration of NeMo 1, which is not read", frozenset({"trainer", "model"})),
     (SPACE_FILE, frozenset({"domains"})),
     (SPACE_FILE, frozenset({"extends"})),
+    ("a recipe of Megatron-SWIFT, which is not read", frozenset({"model", "tuner_type"})),
     (REQUEST_FILE, frozenset({"model"})),
 )
 """Kind -> keys that such a file has; the first match decides."""

@@ -42,9 +42,14 @@ OPTIONS = (
     Option("use_liger_kernel", "fused_kernels", words={"none": False, "liger": True}),
     Option("attn_implementation", "attention_backend", words={"best": "sdpa", "flash": "flash_attention_2", "math": "eager"}),
     Option("packing", "pack_sequences"),
-    *(Option(key, field="adapter") for key in ("use_peft", "use_lora", "use_peft_lora", "lora_enable", "apply_lora")),
+    *(Option(key, field="adapter") for key in (
+        "use_peft", "use_lora", "use_peft_lora", "lora_enable", "apply_lora", "tuner_type", "train_type",
+    )),
     *(Option(key, field="load_in_4bit") for key in ("use_qlora", "q_lora", "use_4bit_quantization")),
     Option("use_8bit_quantization", field="load_in_8bit"), Option("bits", field="frozen_bits"),
+    Option("quant_bits", field="frozen_bits"), Option("target_modules", "lora_targets", changes=False),
+    Option("attn_impl", "attention_backend", words={"best": "sdpa", "flash": "flash_attn", "math": "eager"}),
+    Option("model", field="model"),
     Option("lora_r", "lora_rank"), Option("lora_rank", "lora_rank"),
     Option("lora_target_modules", "lora_targets", changes=False),
     Option("load_in_4bit", field="load_in_4bit"), Option("load_in_8bit", field="load_in_8bit"),
@@ -52,7 +57,10 @@ OPTIONS = (
     Option("accelerate_config", field="accelerate_config"),
     Option("dataset_name", field="dataset"), Option("datasets", field="dataset"),
 )  # fmt: skip
-NOTED = ("auto_find_batch_size", "use_dora", "lora_modules_to_save", "lora_target_parameters", "padding_free", "vision_tower")
+NOTED = (
+    "auto_find_batch_size", "use_dora", "lora_modules_to_save", "lora_target_parameters", "padding_free", "vision_tower",
+    "use_unsloth",
+)  # fmt: skip
 """Those that are not read, of TRL and of the Trainer."""
 DEFAULTS: Mapping[str, Any] = {
     "per_device_train_batch_size": 8, STEPS: 1, "gradient_checkpointing": False, "bf16": False,
@@ -89,6 +97,19 @@ OF_PREFERENCES: Mapping[str, str] = {
 """Settings that only methods with a second model or with generated samples have -> such a method."""
 
 
+SWIFT = replace(
+    TRANSFORMERS,
+    title="ms-swift 4.6",
+    methods=(*TRANSFORMERS.methods, "use_galore", "sequence_parallel_size", "freeze_llm", "lisa_activated_layers"),
+    defaults={
+        **DEFAULTS, "per_device_train_batch_size": 1, "gradient_checkpointing": True, "torch_dtype": "bfloat16",
+        "tuner_type": "lora", "lora_rank": 8, "target_modules": "all-linear",
+    },
+    adapter_signs=(),
+    loads_in_precision=True,
+)  # fmt: skip
+
+
 @cache
 def fields_of(*programs: str) -> frozenset[str]:
     """The settings that some version of each of the programs has."""
@@ -108,7 +129,7 @@ def set_aside(key: str) -> bool:
 
 def method_of(settings: Mapping[str, Any]) -> str:
     """The method of training that TRL's command or the settings name; empty: next tokens of given samples."""
-    if named := METHODS.search(str(settings.get(COMMAND, settings.get(STARTED, "")))):
+    if named := METHODS.search(str(settings.get("rlhf_type") or settings.get(COMMAND, settings.get(STARTED, "")))):
         return named[0]
     return (
         ""
@@ -130,6 +151,8 @@ def from_trainer(content: Mapping[str, Any], source: str) -> Imported:
             table.notes.append(f"{name}: {table.program.title} has no such setting; did you mean {close[0]}?")
     if method := method_of(table.settings):
         refuse_method(table, next((key for key in OF_PREFERENCES if key in table.settings), "model_name_or_path"), method)
+    if table.program is SWIFT and STEPS not in table.settings:
+        table.unpredicted(STEPS, "ms-swift chooses it, for 16 samples a step on all ranks", "state it")
     return read_trainer(table)
 
 
@@ -141,7 +164,9 @@ def _names() -> tuple[str, ...]:
 
 
 def _program(settings: Settings) -> TrainingProgram:
-    """TRL where its signs are there, else the Trainer alone. TRL's own programs have the names of its commands."""
+    """ms-swift or TRL where their signs are there, else the Trainer alone. TRL's programs have the names of its commands."""
+    if settings.get(STARTED) == "swift" or settings.keys() & {"tuner_type", "train_type"}:
+        return SWIFT
     named = re.match(rf"sft|{METHODS.pattern}", str(settings.get(STARTED, "")))
     return TRL if named or COMMAND in settings or any(key in settings for key in OF_TRL) else TRANSFORMERS
 
