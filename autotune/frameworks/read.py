@@ -46,6 +46,8 @@ FORMATS = tuple(FRAMEWORKS)
 MOST_HINTED = 500_000
 """Characters of a file whose suffix names no table; a longer one is a script or a log."""
 TABLES = (".json", ".yaml", ".yml", ".toml")
+UNREAD = re.compile(r"(?:openrlhf|verl|xtuner)(?=\.)")
+"""Packages that start with a program whose options are not read."""
 OFF = re.compile(r"(^|\.)no_(?=\w+$)")
 """Before a switch of tyro that is off."""
 DEGREES = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--sequence-parallel")
@@ -278,8 +280,9 @@ def _script(path: Path, format_name: str, beside: Path, stated: Mapping[str, str
     # Overrides of Megatron-Bridge: `model.tensor_model_parallel_size=4`.
     matches = (re.fullmatch(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.+)", word, re.DOTALL) for word in script.words)
     overrides = {match[1]: _override(match[2]) for match in matches if match}
-    if any(key.startswith("trainer.") for key in overrides):
-        raise RequestError("from", f"{path} starts a program of NeMo, which is not read", REMEDY)
+    package = UNREAD.match(script.program)
+    if package or any(key.startswith("trainer.") for key in overrides):
+        raise RequestError("from", f"{path} starts a program of {package[0] if package else 'NeMo'}, which is not read", REMEDY)
     undecided = {key: by for key, by in script.open.items() if not key.startswith("$")}
     for key in [key for key, value in overrides.items() if isinstance(value, str) and is_open(value)]:
         undecided[key] = decided_by(overrides.pop(key))
@@ -318,10 +321,11 @@ def _script(path: Path, format_name: str, beside: Path, stated: Mapping[str, str
             if not script.program and not set(DEGREES[:2]) & {*settings, *undecided}:  # a part of a launch
                 undecided |= {key: "what launches these options" for key in DEGREES if key not in {*settings, *undecided}}
         case _:
-            raise RequestError("from", f"{path} has no options of a known framework", REMEDY)
+            content = {}
     has_settings = "recipe" in content or kind in TRAINERS or _format_of_keys([*content, *undecided]) == kind
-    if format_name and not has_settings:
-        raise _without_setting(path, kind)
+    if not (kind and has_settings):
+        none = RequestError("from", f"{path} has no options of a known framework", REMEDY)
+        raise _without_setting(path, kind) if format_name else none
     undecided |= {key: by for key, by in script.open.items() if key.startswith("$")}
     return Written(
         format=kind, name=path.name, path=path, content=content, open=undecided, sourced=tuple(script.sourced), stated=stated,

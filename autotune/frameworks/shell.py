@@ -49,9 +49,11 @@ LAUNCHER = "launcher."
 ENVIRONMENT = "env."
 """Prefix of exported variables."""
 LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "accelerate", "deepspeed")
-PROGRAM = re.compile(r".*\.py|torchtitan\.\S+|axolotl\.cli\.train|(?:.*/)?(?:llamafactory-cli|axolotl|trl)")
+PROGRAM = re.compile(
+    r".*\.py|(?:torchtitan|openrlhf|verl|xtuner)\.\S+|axolotl\.cli\.train|(?:.*/)?(?:llamafactory-cli|axolotl|trl|swift)"
+)
 """The word after which options are the program's."""
-LAUNCH = re.compile(r"(?:^|\s)(?:torchrun|accelerate|deepspeed|\S+\.py|torchtitan\.\S+|axolotl|trl|llamafactory-cli)\s")
+LAUNCH = re.compile(r"(?:^|\s)(?:torchrun|accelerate|deepspeed|\S+\.py|torchtitan\.\S+|axolotl|trl|swift|llamafactory-cli)\s")
 """In a text that is a script of its own: an argument of `bash -c`, or a here-document."""
 DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 SLURM: Mapping[str, tuple[str, ...]] = {

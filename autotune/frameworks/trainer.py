@@ -12,7 +12,7 @@ from autotune.frameworks.best_config import Stated
 from autotune.frameworks.imported import AUTO, Imported, model_named, named_file, reads_one_file, short_text, switch_of
 from autotune.frameworks.peft import TRANSFORMERS
 from autotune.frameworks.trainer_sharding import read_sharding
-from autotune.frameworks.trainer_table import TrainerTable
+from autotune.frameworks.trainer_table import STARTED, TrainerTable
 from search_spaces.errors import ModelFormatError, SearchSpaceError
 from search_spaces.kernels import LIGER
 from search_spaces.knob import Value
@@ -113,7 +113,14 @@ def _precision(table: TrainerTable) -> Value | None:
 
 def _adapters(table: TrainerTable) -> None:
     """Read LoRA and the bits of the frozen weights."""
-    kind = str(table.field("adapter") or "").lower()
+    adapter = table.field("adapter")
+    kind = "" if adapter is None else str(adapter).lower()
+    own, program = table.program.adapter_signs, str(table.settings.get(STARTED, ""))
+    signs = [f"{key}={short_text(value)}" for key in own if (value := table.settings.get(key)) not in (None, "")]
+    by_name = re.search(r"(?<![a-z])q?lora(?![a-z])", program)
+    if own and not kind and (signs or by_name):
+        kind = "lora"
+        table.notes.append(f"{[*signs, program][0]}: predicted with adapters, although no switch of them is stated")
     if kind in ("", "none", "full") or switch_of(kind) is False:
         return
     if kind not in ("lora", "qlora") and switch_of(kind) is None:
@@ -121,12 +128,17 @@ def _adapters(table: TrainerTable) -> None:
         return
     table.set("lora_rank", table.size("lora_rank"), table.keys.get("lora_rank", ""))
     table.set("lora_targets", _targets(table), table.keys.get("lora_targets", ""))
-    bits = table.size("frozen_bits", least=0)
-    if table.on("load_in_4bit") or bits == 4:
-        table.set("frozen_dtype", "nf4", table.keys.get("load_in_4bit", ""))
-    elif table.on("load_in_8bit") or bits == 8:
-        table.set("frozen_dtype", "int8", table.keys.get("load_in_8bit", ""))
-    elif bits:
+    for name, value in (("lora_rank", 16), ("lora_targets", "attention")):
+        if own and name not in table.keys:  # the default is of a program that is not known here
+            del table.knobs[name]
+            table.assumed[name] = value
+    bits = 4 if table.on("load_in_4bit") else 8 if table.on("load_in_8bit") else table.size("frozen_bits", least=0)
+    stated_by = next((key for name in ("load_in_4bit", "load_in_8bit", "frozen_bits") if (key := table.keys.get(name))), "")
+    if own and by_name and by_name[0] == "qlora" and not stated_by:
+        table.assumed["frozen_dtype"] = "nf4"
+    elif bits in (4, 8):
+        table.set("frozen_dtype", "nf4" if bits == 4 else "int8", stated_by)
+    elif bits not in (0, 16, 32):
         table.unpredicted(
             table.keys["frozen_bits"], f"weights of {bits} bits are not among those of predictions", "predict 4 or 8"
         )

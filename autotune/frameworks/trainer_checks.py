@@ -12,7 +12,7 @@ from autotune.frameworks.framework import Check, Framework, LintCase, Option, Se
 from autotune.frameworks.imported import AUTO, Imported, switch_of
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from autotune.frameworks.trainer import read_trainer
-from autotune.frameworks.trainer_table import TrainerTable, TrainingProgram
+from autotune.frameworks.trainer_table import STARTED, TrainerTable, TrainingProgram
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
@@ -42,7 +42,14 @@ OPTIONS = (
     Option("use_liger_kernel", "fused_kernels", words={"none": False, "liger": True}),
     Option("attn_implementation", "attention_backend", words={"best": "sdpa", "flash": "flash_attention_2", "math": "eager"}),
     Option("packing", "pack_sequences"),
-    Option("use_peft", field="adapter"), Option("use_lora", field="adapter"), Option("use_qlora", field="load_in_4bit"),
+    *(Option(key, field="adapter") for key in (
+        "use_peft", "use_lora", "use_peft_lora", "lora_enable", "apply_lora", "tuner_type", "train_type",
+    )),
+    *(Option(key, field="load_in_4bit") for key in ("use_qlora", "q_lora", "use_4bit_quantization")),
+    Option("use_8bit_quantization", field="load_in_8bit"), Option("bits", field="frozen_bits"),
+    Option("quant_bits", field="frozen_bits"), Option("target_modules", "lora_targets", changes=False),
+    Option("attn_impl", "attention_backend", words={"best": "sdpa", "flash": "flash_attn", "math": "eager"}),
+    Option("model", field="model"),
     Option("lora_r", "lora_rank"), Option("lora_rank", "lora_rank"),
     Option("lora_target_modules", "lora_targets", changes=False),
     Option("load_in_4bit", field="load_in_4bit"), Option("load_in_8bit", field="load_in_8bit"),
@@ -50,29 +57,32 @@ OPTIONS = (
     Option("accelerate_config", field="accelerate_config"),
     Option("dataset_name", field="dataset"), Option("datasets", field="dataset"),
 )  # fmt: skip
-NOTED = ("auto_find_batch_size", "use_dora", "lora_modules_to_save", "lora_target_parameters", "padding_free")
+NOTED = (
+    "auto_find_batch_size", "use_dora", "lora_modules_to_save", "lora_target_parameters", "padding_free", "vision_tower",
+    "use_unsloth",
+)  # fmt: skip
 """Those that are not read, of TRL and of the Trainer."""
 DEFAULTS: Mapping[str, Any] = {
     "per_device_train_batch_size": 8, STEPS: 1, "gradient_checkpointing": False, "bf16": False,
-    "optim": "adamw_torch_fused", "lora_r": 16,
+    "optim": "adamw_torch_fused",
 }  # fmt: skip
 TRANSFORMERS = TrainingProgram(
     title="transformers 5.23.0",
     options=OPTIONS,
     noted=NOTED,
-    methods=("parallelism_config",),
+    methods=("parallelism_config", "tune_mm_mlp_adapter", "freeze_backbone"),
     defaults=DEFAULTS,
+    adapter_signs=("lora_r", "lora_rank", "lora_alpha"),
     launches=False,
 )
 TRL = replace(
     TRANSFORMERS,
     title="TRL 1.16.0",
-    defaults={**DEFAULTS, "gradient_checkpointing": True, "bf16": True, "max_length": 1024},
+    defaults={**DEFAULTS, "gradient_checkpointing": True, "bf16": True, "max_length": 1024, "lora_r": 16},
+    adapter_signs=(),
 )
 COMMAND = "launcher.command"
 """The command of TRL that a script starts, as a setting."""
-STARTED = "launcher.program"
-"""The name of the program that a script starts, as a setting."""
 OF_TRL = ("dataset_mixture", "use_peft", "completion_only_loss", "assistant_only_loss", "dataset_text_field", "packing")
 """Settings that TRL's commands have and the Trainer has not."""
 METHODS = re.compile(r"(?<![a-z])(?:dpo|kto|grpo|rloo|orpo|cpo|ppo|gkd|nash|xpo|reward|rm)(?![a-z])")
@@ -85,6 +95,19 @@ OF_PREFERENCES: Mapping[str, str] = {
     "dpo_loss_type": "dpo", "ref_model": "dpo",
 }  # fmt: skip
 """Settings that only methods with a second model or with generated samples have -> such a method."""
+
+
+SWIFT = replace(
+    TRANSFORMERS,
+    title="ms-swift 4.6",
+    methods=(*TRANSFORMERS.methods, "use_galore", "sequence_parallel_size", "freeze_llm", "lisa_activated_layers"),
+    defaults={
+        **DEFAULTS, "per_device_train_batch_size": 1, "gradient_checkpointing": True, "torch_dtype": "bfloat16",
+        "tuner_type": "lora", "lora_rank": 8, "target_modules": "all-linear",
+    },
+    adapter_signs=(),
+    loads_in_precision=True,
+)  # fmt: skip
 
 
 @cache
@@ -106,7 +129,7 @@ def set_aside(key: str) -> bool:
 
 def method_of(settings: Mapping[str, Any]) -> str:
     """The method of training that TRL's command or the settings name; empty: next tokens of given samples."""
-    if named := METHODS.search(str(settings.get(COMMAND, settings.get(STARTED, "")))):
+    if named := METHODS.search(str(settings.get("rlhf_type") or settings.get(COMMAND, settings.get(STARTED, "")))):
         return named[0]
     return (
         ""
@@ -128,6 +151,8 @@ def from_trainer(content: Mapping[str, Any], source: str) -> Imported:
             table.notes.append(f"{name}: {table.program.title} has no such setting; did you mean {close[0]}?")
     if method := method_of(table.settings):
         refuse_method(table, next((key for key in OF_PREFERENCES if key in table.settings), "model_name_or_path"), method)
+    if table.program is SWIFT and STEPS not in table.settings:
+        table.unpredicted(STEPS, "ms-swift chooses it, for 16 samples a step on all ranks", "state it")
     return read_trainer(table)
 
 
@@ -139,7 +164,9 @@ def _names() -> tuple[str, ...]:
 
 
 def _program(settings: Settings) -> TrainingProgram:
-    """TRL where its signs are there, else the Trainer alone. TRL's own programs have the names of its commands."""
+    """ms-swift or TRL where their signs are there, else the Trainer alone. TRL's programs have the names of its commands."""
+    if settings.get(STARTED) == "swift" or settings.keys() & {"tuner_type", "train_type"}:
+        return SWIFT
     named = re.match(rf"sft|{METHODS.pattern}", str(settings.get(STARTED, "")))
     return TRL if named or COMMAND in settings or any(key in settings for key in OF_TRL) else TRANSFORMERS
 

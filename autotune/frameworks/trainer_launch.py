@@ -11,14 +11,15 @@ from autotune.frameworks.axolotl import AXOLOTL
 from autotune.frameworks.imported import flat, named_file, read_table
 from autotune.frameworks.llama_factory import LLAMA_FACTORY
 from autotune.frameworks.shell import LAUNCHER, Script
-from autotune.frameworks.trainer_checks import COMMAND, STARTED, TRAINER, fields_of
+from autotune.frameworks.trainer_checks import COMMAND, TRAINER, fields_of
+from autotune.frameworks.trainer_table import STARTED
 
 TRAINERS = {framework.name: framework for framework in (TRAINER, AXOLOTL, LLAMA_FACTORY)}
 PROGRAMS = {
     "axolotl": AXOLOTL.name, "axolotl.cli.train": AXOLOTL.name, "llamafactory-cli": LLAMA_FACTORY.name, "trl": TRAINER.name,
 }  # fmt: skip
 """Word that starts a program -> the format of its settings."""
-COMMANDED = ("axolotl", "llamafactory-cli", "trl")
+COMMANDED = ("axolotl", "llamafactory-cli", "trl", "swift")
 """Programs whose first argument is a command."""
 OF_LAUNCHER = frozenset(option.key.rpartition(".")[2] for option in OF_ACCELERATE) | {
     "config_file", "use_deepspeed", "use_fsdp", "use_megatron_lm", "multi_gpu", "gpu_ids", "zero_stage",
@@ -37,8 +38,10 @@ def trainer_format(keys: Collection[str]) -> str:
     batch = {"per_device_train_batch_size", "per_gpu_train_batch_size"}
     if names & {*batch, "model_name_or_path"} and names & {"stage", "finetuning_type", "cutoff_len", "dataset_dir", "template"}:
         return LLAMA_FACTORY.name
+    if names >= {"tuner_type", "micro_batch_size"}:  # Megatron-SWIFT
+        return ""
     trains = names & {"output_dir", "learning_rate", "dataset_name", "max_seq_length", "gradient_accumulation_steps"}
-    return TRAINER.name if names & batch or ("model_name_or_path" in names and trains) else ""
+    return TRAINER.name if names & batch or (names & {"model_name_or_path", "tuner_type", "train_type"} and trains) else ""
 
 
 def launched(script: Script, path: Path, format_name: str) -> tuple[str, dict[str, Any]]:

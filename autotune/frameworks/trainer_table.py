@@ -12,6 +12,9 @@ from autotune.errors import RequestError
 from autotune.frameworks.framework import Option
 from autotune.frameworks.imported import AUTO, FlatTable, flat, named_file, read_table, switch_of
 
+STARTED = "launcher.program"
+"""The name of the program that a script starts, as a setting."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingProgram:
@@ -28,6 +31,8 @@ class TrainingProgram:
     """Settings that switch on a method of training which predictions do not have."""
     launches: bool = True
     """Whether it starts its own processes, so that without a sharding framework in the file there is none."""
+    adapter_signs: tuple[str, ...] = ()
+    """Settings beside which adapters are trained although no switch says so. Empty: the switch alone decides."""
     loads_in_precision: bool = False
     """Whether parameters have the precision's type where nothing divides them, without a copy in fp32."""
 

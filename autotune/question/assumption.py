@@ -73,6 +73,9 @@ PLAUSIBLE: Mapping[str, tuple[Value, ...]] = {
     "reduce_dtype": ("bf16", "fp32"),
     "optimizer": ("adamw", "adamw8bit", "sgd"),
     "zero_stage": (0, 3),
+    "lora_rank": (8, 16, 64),
+    "lora_targets": ("attention", "both"),
+    "frozen_dtype": ("same", "nf4"),
 }
 """Name -> values that users' runs commonly have. Lengths are those of published fine-tuning and pre-training recipes."""
 

@@ -107,8 +107,9 @@ def carry(recipe: Recipe, cluster: ClusterSpec, rule: BatchRule, batch: int | No
     ranks = source.ranks
     if before is None or (ranks is None and rule is BatchRule.SCALED and batch is None):
         unknown = "its global batch" if before is None else "its ranks, with which the batch is scaled"
-        remedy = "give --from NAME:NODES, the cluster that it is for" + (", or --global-batch-size" if before is None else "")
-        raise RequestError("recipe", f"{recipe.name} does not state {unknown}", remedy)
+        remedies = ["--from NAME:NODES, the cluster that it is for"] if ranks is None else []
+        remedies += ["--global-batch-size"] if before is None else []
+        raise RequestError("recipe", f"{recipe.name} does not state {unknown}", f"give {', or '.join(remedies)}")
     after = batch or (before if rule is BatchRule.FIXED else _scaled(before, ranks or 1, cluster))
     around = dataclasses.replace(source.around, cluster=cluster, ranks=None)
     target = _with_batch(dataclasses.replace(source, around=around), after)

@@ -236,10 +236,24 @@ def unkept(text: str, cluster: ClusterSpec, source: ClusterSpec | None) -> Itera
             r"--gres=gpu:[A-Za-z][\w.-]*": f"is a type of device: the target has {device}",
             rf"#SBATCH.*\s(?:--partition|-p|--constraint|-C)[= \t]*{VALUE}": "is of the recipe's cluster: name the target's",
         }
+    if (
+        "accelerate launch" in text
+        and "--num_processes" not in text
+        and (source is None or source.world_size != cluster.world_size)
+    ):
+        needs = f"states the processes: it needs num_machines: {nodes}, num_processes: {cluster.world_size}"
+        patterns[rf"--config_file[= \t]+{VALUE}"] = needs
     for pattern, meaning in patterns.items():
         yield from (f"{match[0].strip()}: {meaning}" for match in re.finditer(pattern, text))
     if re.search(r"\bsrun\b", text) and not re.search(r"--n(?:odes|tasks)|(?:srun|#SBATCH).*\s-[Nn]", text):
         tasks = f"--ntasks-per-node={cluster.devices_per_node} (1 where torchrun starts the ranks)"
         yield f"srun: its tasks are stated elsewhere: give --nodes={nodes} {tasks}"
-    if nodes > 1 and "torchrun" in text and not re.search(r"--(node[_-]rank|rdzv[_-])", text):
-        yield "torchrun: on several nodes give each its --node_rank, and all of them --master_addr"
+    on_several = (
+        (r"\btorchrun\b", r"--(node[_-]rank|rdzv[_-])", "torchrun", "give each its --node_rank, and all of them --master_addr"),
+        (r"^\s*deepspeed\s", r"--hostfile", "deepspeed", f"give it a --hostfile with {nodes} hosts"),
+        (r"\bNPROC_PER_NODE=.*\s(swift|llamafactory-cli)\s", r"\bNNODES=|torchrun", "NPROC_PER_NODE",
+         f"give each NNODES={nodes}, NODE_RANK and MASTER_ADDR too"),
+    )  # fmt: skip
+    for launcher, stated, name, remedy in on_several:
+        if nodes > 1 and re.search(launcher, text.replace("\\\n", " "), re.MULTILINE) and not re.search(stated, text):
+            yield f"{name}: on several nodes {remedy}"

@@ -284,16 +284,20 @@ def test_a_file_without_degrees_leaves_them_to_what_launches_it(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "text", "program"),
     [
         (
             "train.yaml",
             "trainer:\n  devices: 8\nmodel:\n  micro_batch_size: 1\n  tensor_model_parallel_size: 2\nexp_manager: {}\n",
+            "NeMo 1, which is not read",
         ),
-        ("train.sh", "python megatron_gpt_pretraining.py trainer.devices=8 model.tensor_model_parallel_size=2\n"),
+        ("train.sh", "python megatron_gpt_pretraining.py trainer.devices=8 model.tensor_model_parallel_size=2\n", "of NeMo"),
+        ("train.sh", "torchrun -m verl.trainer.own trainer.nnodes=1 data.train_batch_size=8\n", "of verl, which is not read"),
+        ("train.sh", "deepspeed --module openrlhf.cli.own --train.micro_batch_size 2\n", "of openrlhf, which is not read"),
+        ("train.sh", "python own.py --train.micro_batch_size 2 --model.hidden 64\n", "no options of a known framework"),
     ],
 )
-def test_nemo_is_refused_by_name(name: str, text: str, tmp_path: Path) -> None:
+def test_programs_that_are_not_read_are_refused_by_name(name: str, text: str, program: str, tmp_path: Path) -> None:
     (tmp_path / name).write_text(text)
-    with pytest.raises(RequestError, match="NeMo"):
+    with pytest.raises(RequestError, match=program):
         read_written(tmp_path / name)[0].imported()

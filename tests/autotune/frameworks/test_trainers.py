@@ -425,6 +425,76 @@ def test_targets_of_adapters(targets: Any, ours: str, tmp_path: Path) -> None:
     assert _case(_file(tmp_path, recipe)).imported.knobs["lora_targets"] == ours
 
 
+@pytest.mark.parametrize(
+    ("program", "options", "knobs", "assumed"),
+    [
+        ("own.py", "", {}, {}),
+        ("own.py", "--lora_enable True --lora_r 4 --bits 4", {"lora_rank": 4, "frozen_dtype": "nf4"}, {"lora_targets"}),
+        ("own.py", "--lora_enable False --lora_r 4 --bits 16", {}, {}),
+        ("own.py", "--use_peft_lora 1 --use_8bit_quantization 1 --lora_target_modules up_proj",
+         {"lora_targets": "mlp", "frozen_dtype": "int8"}, {"lora_rank"}),
+        ("own.py", "--lora_alpha 32", {}, {"lora_rank", "lora_targets"}),
+        ("own_lora.py", "--q_lora False", {}, {"lora_rank", "lora_targets"}),
+        ("qlora.py", "", {}, {"lora_rank", "lora_targets", "frozen_dtype"}),
+        ("flora.py", "", {}, {}),
+        ("sft.py", "--lora_r 4", {}, {}),
+    ],
+)  # fmt: skip
+def test_adapters_of_a_program_of_ones_own_are_not_lost(
+    program: str, options: str, knobs: dict[str, Any], assumed: set[str], tmp_path: Path
+) -> None:
+    script = f"torchrun --nproc_per_node 8 {program} {SFT} --per_device_train_batch_size 2 {options}\n"
+    case = _case(_file(tmp_path, script, "run.sh"))
+    names = ("lora_rank", "lora_targets", "frozen_dtype")
+    assert {name: case.imported.knobs[name] for name in names if name in case.imported.knobs} == knobs
+    assert case.assumed.keys() & {*names} == set(assumed)
+    has_note = any("predicted with adapters, although" in note for note in case.imported.notes)
+    assert has_note is bool(assumed and "enable" not in options and "peft" not in options)
+
+
+SWIFT = "NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-3B --dataset own --max_length 2048 --gradient_accumulation_steps 2"
+
+
+@pytest.mark.parametrize(
+    ("start", "knobs"),
+    [
+        (SWIFT + " --per_device_train_batch_size 1", {"lora_rank": 8, "lora_targets": "both"}),
+        (SWIFT + " --tuner_type lora --quant_bits 8", {"frozen_dtype": "int8", "lora_rank": 8}),
+        (SWIFT + " --train_type full --deepspeed zero3", {}),
+        (SWIFT.replace("swift sft", "torchrun swift/cli/sft.py") + " --tuner_type lora --lora_rank 4 --target_modules q_proj",
+         {"lora_rank": 4, "lora_targets": "attention"}),
+    ],
+)  # fmt: skip
+def test_ms_swift_has_its_own_defaults(start: str, knobs: dict[str, Any], tmp_path: Path) -> None:
+    case = _case(_file(tmp_path, f"{start}\n", "run.sh"), "dgx-h100")
+    expected = {"lora_rank": None, **knobs, "micro_batch_size": 1, "activation_checkpointing": "full", "precision": "bf16"}
+    assert {name: case.imported.knobs.get(name) for name in expected} == expected
+    assert (case.tokens, case.batch, case.ranks) == (2048, 2 * 8, 8)
+    assert case.model is not None and case.model.name == "qwen2.5-3b"
+    assert all("of ms-swift" in note for note in case.imported.notes if "default of" in note)
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"tuner_type": "adalora"}, "tuner_type"), ({"rlhf_type": "dpo"}, "dpo"), ({"tuner_type": "full"}, "fp32"),
+        ({"gradient_accumulation_steps": None}, "gradient_accumulation_steps"), ({"freeze_llm": True}, "freeze_llm"),
+        ({"sequence_parallel_size": 2}, "sequence_parallel_size"), ({"sequence_parallel_size": 1}, ""),
+    ],
+)  # fmt: skip
+def test_what_ms_swift_does_otherwise_is_not_predicted(changes: dict[str, Any], reason: str, tmp_path: Path) -> None:
+    recipe = {"model": "Qwen/Qwen2.5-3B", "tuner_type": "lora", "output_dir": "out", "gradient_accumulation_steps": 2,
+              "max_length": 512, "launcher.nproc_per_node": 8, **changes}  # fmt: skip
+    outlook = _linted(_file(tmp_path, {key: value for key, value in recipe.items() if value is not None})).outlook
+    assert reason in outlook if isinstance(outlook, str) else not reason
+
+
+def test_a_projector_alone_is_not_predicted(tmp_path: Path) -> None:
+    script = f"torchrun --nproc_per_node 8 own.py {SFT} --per_device_train_batch_size 2 --tune_mm_mlp_adapter True\n"
+    outlook = _linted(_file(tmp_path, script, "run.sh")).outlook
+    assert isinstance(outlook, str) and "tune_mm_mlp_adapter" in outlook
+
+
 def test_parameters_of_16_bits_alone_are_not_predicted(tmp_path: Path) -> None:
     full = {**AXOLOTL, "adapter": None, "load_in_4bit": None}
     outlook = _linted(_file(tmp_path, full)).outlook
@@ -474,9 +544,12 @@ def test_a_path_is_no_model_where_no_file_may_be_opened(name: str, tmp_path: Pat
         assert _case(_file(tmp_path, AXOLOTL)).model is not None
 
 
-def test_the_first_version_of_llama_factorys_new_form_is_refused_by_name(tmp_path: Path) -> None:
+def test_forms_of_programs_that_are_not_read_are_refused_by_name(tmp_path: Path) -> None:
     path = _file(tmp_path, {"model": "Qwen/Qwen3-4B", "dist_config": {"name": "fsdp2"}, "micro_batch_size": 1, "bf16": True})
     with pytest.raises(RequestError, match="LLaMA-Factory's v1"):
+        case_of(read_written(path)[0], Surroundings())
+    path = _file(tmp_path, {"model": "Qwen/Qwen3-4B", "tuner_type": "lora", "micro_batch_size": 1, "output_dir": "out"})
+    with pytest.raises(RequestError, match="of Megatron-SWIFT, which is not read"):
         case_of(read_written(path)[0], Surroundings())
 
 
@@ -487,7 +560,10 @@ def test_every_option_is_a_field_of_its_program() -> None:
         "llama-factory": fields_of("transformers", "llama-factory") | {"per_gpu_train_batch_size", "torch_dtype", "dtype"},
         # Arguments of widespread programs beside TRL's.
         "trainer": trainers | {"block_size", "max_seq_len", "model_max_length", "max_source_length", "use_lora", "use_qlora",
-                               "lora_rank", "zero_stage", "accelerate_config", "per_gpu_train_batch_size"},
+                               "lora_rank", "zero_stage", "accelerate_config", "per_gpu_train_batch_size",
+                               "use_peft_lora", "lora_enable", "apply_lora", "q_lora", "bits", "use_4bit_quantization",
+                               "use_8bit_quantization", "tuner_type", "train_type", "quant_bits", "target_modules", "attn_impl",
+                               "model"},
     }  # fmt: skip
     for name, framework in TRAINERS.items():
         assert {option.key for option in framework.options} <= known[name], name

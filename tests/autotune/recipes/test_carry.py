@@ -161,6 +161,7 @@ def test_a_best_config_is_carried_as_one(tmp_path: Path) -> None:
     ("file", "cluster", "model", "message"),
     [
         ("titan-llama3-8b.toml", "", "", "does not state its global batch; give --from NAME:NODES"),
+        ("accelerate-zero3.yaml", "dgx-h100:1", "llama-3-8b", "does not state its global batch; give --global-batch-size"),
         ("deepspeed-zero2.json", "dgx-h100:1", "", "does not say which model it trains; give --model MODEL"),
         ("titan_4016.py", "dgx-h100:1", "", "has the recipes titan_4016.py:qwen35_122b_a10b, "),
         ("titan-older.toml", "dgx-h100:1", "", "is for a torchtitan before 0.1"),

@@ -10,7 +10,7 @@ from autotune.frameworks.framework import Surroundings
 from autotune.frameworks.imported import flat
 from autotune.frameworks.read import read_written
 from autotune.recipes.carry import BatchRule, Carried, carry
-from autotune.recipes.launch_script import edited_scripts, launch_anew, relaunched
+from autotune.recipes.launch_script import edited_scripts, launch_anew, relaunched, unkept
 from autotune.recipes.recipe import recipe_of
 from search_spaces.clusters.presets import resolve_cluster
 
@@ -192,6 +192,22 @@ def test_what_cannot_be_kept_is_said(tmp_path: Path) -> None:
         "--partition=a100",
     ):
         assert any(text in note for note in notes), notes
+
+
+@pytest.mark.parametrize(
+    ("launch", "note"),
+    [
+        ("deepspeed --num_gpus 8 own.py", "--hostfile with 2 hosts"),
+        ("deepspeed --hostfile hosts own.py", "lists hosts: it needs 2"),
+        ("accelerate launch --config_file own.yaml own.py", "num_machines: 2, num_processes: 16"),
+        ("accelerate launch --config_file own.yaml --num_processes 16 own.py", ""),
+        ("A=1 \\\n NPROC_PER_NODE=8 \\\n swift sft --model own", "NNODES=2, NODE_RANK"),
+        ("NNODES=2 NPROC_PER_NODE=8 swift sft --model own", ""),
+    ],
+)
+def test_a_launch_that_does_not_state_its_nodes_is_said(launch: str, note: str) -> None:
+    notes = list(unkept(f"{launch}\n", resolve_cluster("dgx-h100:2"), resolve_cluster("dgx-h100")))
+    assert [note in line for line in notes] == ([True] if note else [])
 
 
 def test_one_task_a_node_that_starts_torchrun_stays_one() -> None:
