@@ -46,7 +46,7 @@ FORMATS = tuple(FRAMEWORKS)
 MOST_HINTED = 500_000
 """Characters of a file whose suffix names no table; a longer one is a script or a log."""
 TABLES = (".json", ".yaml", ".yml", ".toml")
-UNREAD = re.compile(r"(?:openrlhf|verl|xtuner)(?=\.)")
+UNREAD_PROGRAM = re.compile(r"(?:openrlhf|verl|xtuner)(?=\.)")
 """Packages that start with a program whose options are not read."""
 OFF = re.compile(r"(^|\.)no_(?=\w+$)")
 """Before a switch of tyro that is off."""
@@ -280,7 +280,7 @@ def _script(path: Path, format_name: str, beside: Path, stated: Mapping[str, str
     # Overrides of Megatron-Bridge: `model.tensor_model_parallel_size=4`.
     matches = (re.fullmatch(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.+)", word, re.DOTALL) for word in script.words)
     overrides = {match[1]: _override(match[2]) for match in matches if match}
-    package = UNREAD.match(script.program)
+    package = UNREAD_PROGRAM.match(script.program)
     if package or any(key.startswith("trainer.") for key in overrides):
         raise RequestError("from", f"{path} starts a program of {package[0] if package else 'NeMo'}, which is not read", REMEDY)
     undecided = {key: by for key, by in script.open.items() if not key.startswith("$")}
