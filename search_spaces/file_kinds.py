@@ -41,7 +41,7 @@ KINDS: tuple[tuple[str, frozenset[str]], ...] = (
     (CLUSTER_FILE, frozenset({"devices_per_node"})),
     (SPACE_FILE, frozenset({"domains"})),
     (SPACE_FILE, frozenset({"extends"})),
-    ("a recipe of Megatron-SWIFT, which is not read", frozenset({"model", "tuner_type"})),
+    (f"a recipe of Megatron-SWIFT, {UNREAD}", frozenset({"model", "tuner_type", "micro_batch_size"})),
     (REQUEST_FILE, frozenset({"model"})),
 )
 """Kind -> keys that such a file has; the first match decides."""
