@@ -146,7 +146,7 @@ $(DOCS_STAMP): constraints.txt
 
 # The site in site/: a dead link, a page outside of the navigation or a docstring that names a wrong parameter fails it.
 docs: $(DOCS_STAMP) $(STAMP)
-	$(DOCS_BIN)/codespell README.md CONTRIBUTING.md docs --skip '*.png,*.json,*.ipynb'
+	$(DOCS_BIN)/codespell README.md CONTRIBUTING.md docs --skip '*.png,*.json,*.ipynb,*public-recipes.md'
 	$(BIN)/python -m pytest -q tests/docs -m "not nightly"
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --quiet --strict
 
