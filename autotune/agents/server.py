@@ -24,7 +24,7 @@ from autotune.client.transport import one_line
 from autotune.errors import AutotuneError, RequestError
 from autotune.frameworks.framework import Surroundings
 from autotune.frameworks.imported import one_file
-from autotune.frameworks.read import named, read_written
+from autotune.frameworks.read import read_written
 from autotune.prediction.planning.question import cluster_of
 from autotune.recipes.lint import checked_version, document, lint
 from search_spaces.clusters.presets import cluster_preset_names, is_cluster_name
@@ -119,7 +119,7 @@ def checked_recipe(text: str, format_name: str, language: str, around: Surroundi
         try:
             linted = [lint(recipe, around) for recipe in read_written(path, "" if format_name == "auto" else format_name)]
         except RequestError as error:
-            field = named(error, "recipe").field
+            field = "recipe" if error.field in ("from", "file") else error.field
             raise RequestError(field, error.problem.replace(str(path), "it"), error.remedy) from error
         return [document(recipe, checked_version(recipe)) for recipe in linted]
 
