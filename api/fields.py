@@ -1,5 +1,6 @@
 """Field types of request bodies: numbers, names, commands that the server allows, rows of the failure table."""
 
+from collections.abc import Callable
 from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
@@ -17,25 +18,26 @@ def _whole(value: object) -> object:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _bytes(value: object, info: ValidationInfo) -> object:
-    return parse_size(str(info.field_name), value) if isinstance(value, str) else value
+def _or_text(parse: Callable[[str, str], int]) -> BeforeValidator:
+    """Read text with a unit. `parse`: of a field's name and its text."""
 
+    def read(value: object, info: ValidationInfo) -> object:
+        return parse(str(info.field_name), value) if isinstance(value, str) else value
 
-def _tokens(value: object, info: ValidationInfo) -> object:
-    return parse_length(str(info.field_name), value) if isinstance(value, str) else value
+    return BeforeValidator(read)
 
 
 Integer = Annotated[int, BeforeValidator(_whole)]
 Size = Annotated[
     Integer,
-    BeforeValidator(_bytes),
+    _or_text(parse_size),
     Field(ge=1, le=MOST_BYTES),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": MOST_BYTES}, {"type": "string", "maxLength": 40}]}),
 ]
 """Bytes as a number, or text with a unit."""
 Length = Annotated[
     Integer,
-    BeforeValidator(_tokens),
+    _or_text(parse_length),
     Field(ge=1, le=2**32),
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 2**32}, {"type": "string", "maxLength": 40}]}),
 ]

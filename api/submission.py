@@ -294,13 +294,13 @@ def require_preset_names(cluster: str, space: str) -> None:
         RequestError, SearchSpaceError: `cluster` or `space` is not such a name.
     """
     name = cluster.partition(":")[0]
-    try:
-        if cluster != "local" and (name == "local" or not is_cluster_name(name)):
-            raise _unknown_cluster(cluster)
-        if cluster != "local":
+    if cluster != "local":
+        try:
+            if name == "local" or not is_cluster_name(name):
+                raise _unknown_cluster(cluster)
             resolve_cluster(cluster)
-    except SearchSpaceError as error:
-        raise _about("cluster", error) from None
+        except SearchSpaceError as error:
+            raise _about("cluster", error) from None
     if space not in preset_tables("spaces"):
         raise _about("space", unknown_name("space", space, preset_tables("spaces")))
 

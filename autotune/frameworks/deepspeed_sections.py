@@ -184,12 +184,8 @@ def section_findings(config: Mapping[str, Any], version: Version, gone: Mapping[
                 yield finding_of("later-key", setting, f"the key came with {first}", f"leave it out, or use {first}")
             elif value != AUTO and not key.takes(value) and not _leaves(setting, value):
                 rule = "section-type" if "section" in key.kinds else "value"
-                yield finding_of(
-                    rule,
-                    setting,
-                    f"{short_text(json.dumps(value, default=str))} is not {key.words or 'a value of JSON'}",
-                    _remedy(key),
-                )
+                problem = f"{short_text(json.dumps(value, default=str))} is not {key.words or 'a value of JSON'}"
+                yield finding_of(rule, setting, problem, _remedy(key))
             elif (today := _today(keys, name)) != name and value != "auto":
                 others = [other for other in section_at(config, path) if other != name and _today(keys, other) == today]
                 if others:

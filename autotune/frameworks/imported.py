@@ -148,9 +148,10 @@ class FlatTable:
             RequestError: the value is something else.
         """
         value = self.take(key)
-        if value is None or (switch := switch_of(value)) is not None:
-            return None if value is None else switch
-        raise RequestError(key, f"{value!r} in {self.source} is not a boolean", "give true or false")
+        switch = switch_of(value)
+        if switch is None and value is not None:
+            raise RequestError(key, f"{value!r} in {self.source} is not a boolean", "give true or false")
+        return switch
 
     def choice(self, key: str, meanings: Mapping[str, Value]) -> Value | None:
         """The meaning of the word under the key; None: the key is missing.

@@ -41,8 +41,10 @@ def surroundings_with(around: Surroundings, texts: Sequence[str]) -> Surrounding
             raise RequestError("assume", f"{text!r} is not NAME=VALUE", "write for instance micro_batch_size=4")
         if name == "sequence_length":
             values[name] = parse_length("assume", value)
+        elif name in SIZES:
+            values[name] = int(value)
         else:
-            values[name] = int(value) if name in SIZES else parse_value(name, value)
+            values[name] = parse_value(name, value)
     return _with_values(around, values)
 
 

@@ -73,12 +73,9 @@ class JobRequest(JobFields):
         if isinstance(self.objective, str) and self.objective in list(Objective):
             object.__setattr__(self, "objective", Objective(self.objective))
         require_choice("objective", self.objective, tuple(Objective))
-        limit: Any = self.memory_limit
-        if isinstance(limit, str):
-            object.__setattr__(self, "memory_limit", parse_size("memory_limit", limit))
-        length: Any = self.sequence_length
-        if isinstance(length, str):
-            object.__setattr__(self, "sequence_length", parse_length("sequence_length", length))
+        for name, parse in (("memory_limit", parse_size), ("sequence_length", parse_length)):
+            if isinstance(text := getattr(self, name), str):
+                object.__setattr__(self, name, parse(name, text))
         self._require_declared()
         self._require_ray()
         if self.nvme_path is not None:

@@ -241,9 +241,8 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
     stage, shard = numbers("zero_stage"), numbers("hsdp_shard_size")
     signs = numbers("optimizer", lambda value: value == "onebit_adam")
     slices = numbers("expert_tensor_parallel_size")
-    error_feedback = (
-        signs * MASTER / (data * context)
-    )  # bytes per parameter: a rank keeps the error of the part that it reduces
+    # Bytes per parameter: a rank keeps the error of the part that it reduces.
+    error_feedback = signs * MASTER / (data * context)
     derived: dict[str, Array] = {
         "data": data,
         "tensor": tensor,

@@ -139,10 +139,10 @@ def test_the_batch_follows_from_the_ranks(tmp_path: Path) -> None:
 def test_the_length_of_samples_is_the_file_s_unless_it_is_stated() -> None:
     recipe = Imported(knobs={}, global_batch_size=16, sequence_length=2048)
     for stated, length in (({}, 2048), ({"sequence_length": 64}, 64)):
-        told: list[str] = []
-        fields = with_found({"model": "llama-tiny", **stated}, recipe, "run.yaml", (2,), told.append)
+        notes: list[str] = []
+        fields = with_found({"model": "llama-tiny", **stated}, recipe, "run.yaml", (2,), notes.append)
         assert (fields["sequence_length"], fields["global_batch_size"]) == (length, 16)
-        assert ("run.yaml: samples have its 2,048 tokens" in told) is (not stated)
+        assert ("run.yaml: samples have its 2,048 tokens" in notes) is (not stated)
 
 
 @pytest.mark.parametrize("command_name", ["sweep", "submit"])
