@@ -79,9 +79,9 @@ class LintCase:
             assumed |= {"precision": "fp32", "reduce_dtype": "fp32"}
         if around.model is not None or around.vocab_size is not None:
             assumed.pop(VOCABULARY, None)
-        stated = around.knobs.get("precision")
-        if "precision" in assumed and "reduce_dtype" in assumed and stated in ("fp32", "bf16", "fp16"):
-            assumed["reduce_dtype"] = stated
+        precision = around.knobs.get("precision")
+        if "precision" in assumed and "reduce_dtype" in assumed and precision in ("fp32", "bf16", "fp16"):
+            assumed["reduce_dtype"] = precision
         return {name: value for name, value in assumed.items() if name not in around.knobs}
 
     @property

@@ -457,8 +457,10 @@ class _ScriptRun:
                     array, _, index = name.partition("[")
                     if index and isinstance(elements := variables.values.get(array), tuple):
                         position = variables.arithmetic(index.removesuffix("]")) if len(elements) > 1 else 0
-                        left = [element for number, element in enumerate(elements) if number != (position or 0) % len(elements)]
-                        variables.values[array] = (BRANCH,) if position is None else tuple(left)
+                        remaining = [
+                            element for number, element in enumerate(elements) if number != (position or 0) % len(elements)
+                        ]
+                        variables.values[array] = (BRANCH,) if position is None else tuple(remaining)
                     variables.values.pop(name, None)
             case ["read" | "mapfile" | "readarray" | "getopts", *names]:
                 self._truth = None

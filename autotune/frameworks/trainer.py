@@ -115,10 +115,10 @@ def _adapters(table: TrainerTable) -> None:
     """Read LoRA and the bits of the frozen weights."""
     adapter = table.field("adapter")
     kind = "" if adapter is None else str(adapter).lower()
-    own, program = table.program.adapter_signs, str(table.settings.get(STARTED, ""))
-    signs = [f"{key}={short_text(value)}" for key in own if (value := table.settings.get(key)) not in (None, "")]
+    signs_of_adapters, program = table.program.adapter_signs, str(table.settings.get(STARTED, ""))
+    signs = [f"{key}={short_text(value)}" for key in signs_of_adapters if (value := table.settings.get(key)) not in (None, "")]
     by_name = re.search(r"(?<![a-z])q?lora(?![a-z])", program)
-    if own and not kind and (signs or by_name):
+    if signs_of_adapters and not kind and (signs or by_name):
         kind = "lora"
         table.notes.append(f"{[*signs, program][0]}: predicted with adapters, although no switch of them is stated")
     if kind in ("", "none", "full") or switch_of(kind) is False:
@@ -129,12 +129,12 @@ def _adapters(table: TrainerTable) -> None:
     table.set("lora_rank", table.size("lora_rank"), table.keys.get("lora_rank", ""))
     table.set("lora_targets", _targets(table), table.keys.get("lora_targets", ""))
     for name, value in (("lora_rank", 16), ("lora_targets", "attention")):
-        if own and name not in table.keys:  # the default is of a program that is not known here
+        if signs_of_adapters and name not in table.keys:  # the default is of a program that is not known here
             del table.knobs[name]
             table.assumed[name] = value
     bits = 4 if table.on("load_in_4bit") else 8 if table.on("load_in_8bit") else table.size("frozen_bits", least=0)
     stated_by = next((key for name in ("load_in_4bit", "load_in_8bit", "frozen_bits") if (key := table.keys.get(name))), "")
-    if own and by_name and by_name[0] == "qlora" and not stated_by:
+    if signs_of_adapters and by_name and by_name[0] == "qlora" and not stated_by:
         table.assumed["frozen_dtype"] = "nf4"
     elif bits in (4, 8):
         table.set("frozen_dtype", "nf4" if bits == 4 else "int8", stated_by)

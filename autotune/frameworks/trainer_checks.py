@@ -177,11 +177,11 @@ def _without_data(case: LintCase) -> str | None:
     A program of the user's own may name it by an argument of its own.
     """
     settings = case.imported.settings
-    own = {key for key in settings if re.match(r"data|train_", key) and key.partition(".")[0] not in FORMER_DATA} - fields_of(
-        "transformers", "trl", "sft"
-    )
+    data_arguments = {
+        key for key in settings if re.match(r"data|train_", key) and key.partition(".")[0] not in FORMER_DATA
+    } - fields_of("transformers", "trl", "sft")
     by_name = any(is_set(case, key) or key in case.imported.undecided for key in OF_DATA)
-    if own or by_name or _program(settings) is not TRL or (STARTED in settings and COMMAND not in settings):
+    if data_arguments or by_name or _program(settings) is not TRL or (STARTED in settings and COMMAND not in settings):
         return None
     former = next((name for key in settings if (name := key.partition(".")[0]) in FORMER_DATA), "")
     return "neither dataset_name nor datasets is stated" + (f", and {former} is not read" if former else "")
@@ -225,11 +225,11 @@ def save_steps_differ(case: LintCase) -> str | None:
 def _stated_otherwise(case: LintCase) -> str | None:
     """The first value of the DeepSpeed file that differs from the recipe's [transformers, integrations/deepspeed.py]."""
     table = TrainerTable(case.imported.settings, case.source, _program(case.imported.settings))
-    deepspeed, found = table.inner_table("deepspeed") or {}, case.on("auto_find_batch_size")
+    deepspeed, finds_batch = table.inner_table("deepspeed") or {}, case.on("auto_find_batch_size")
     half = {name: table.on(name) or case.on(f"{name}_full_eval") for name in ("fp16", "bf16")}
     half["bf16"] = half["bf16"] and ("bf16" in table.keys or not half["fp16"])  # TRL's default yields to fp16
     expected = {
-        "train_micro_batch_size_per_gpu": ("micro_batch_size", None if found else table.size("micro_batch_size")),
+        "train_micro_batch_size_per_gpu": ("micro_batch_size", None if finds_batch else table.size("micro_batch_size")),
         STEPS: (STEPS, table.size(STEPS)), "gradient_clipping": ("clip", 1.0 if (rate := table.rate("clip")) is None else rate),
         **{f"{name}.enabled": (name, value) for name, value in half.items()},
         "optimizer.params.lr": ("lr", table.rate("lr")), "scheduler.params.warmup_max_lr": ("lr", table.rate("lr")),

@@ -142,8 +142,8 @@ def _with_length(question: Question, value: int) -> Question:
     (length,) = (item for item in question.assumed if item.name == "sequence_length")
     alternatives = (*(other for other in length.alternatives if other != value), length.value)
     assumed = dataclasses.replace(length, value=value, alternatives=alternatives)
-    others = (item for item in question.assumed if item is not length)
-    return dataclasses.replace(question, sequence_length=value, assumed=(assumed, *others))
+    unchanged = (item for item in question.assumed if item is not length)
+    return dataclasses.replace(question, sequence_length=value, assumed=(assumed, *unchanged))
 
 
 def _words_that_fit(question: Question, options: PlanOptions, bounds: Bounds | None) -> Iterator[str]:
