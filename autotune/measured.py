@@ -1,5 +1,6 @@
-"""`autotune.report` and `autotune.batches`: how a user's training program reports its measurements."""
+"""`autotune.report`, `autotune.paused` and `autotune.batches`: how a user's training program reports its measurements."""
 
+import contextlib
 import json
 import os
 import sys
@@ -35,6 +36,16 @@ def report(**values: Any) -> None:
     # A single write of a whole line in append mode, so that lines of several ranks do not mix.
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(line + "\n")
+
+
+@contextlib.contextmanager
+def paused() -> Iterator[None]:
+    """Leave time out of the step: `with autotune.paused():` around an evaluation or a checkpoint. Blocks are not nested."""
+    began = time.monotonic()
+    try:
+        yield
+    finally:
+        report(paused=time.monotonic() - began)
 
 
 def batches(loader: Iterable[T]) -> "Batches[T]":

@@ -13,7 +13,8 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from executor.engines.command.readings import Batch, Output, Readings, ReportedSteps, ReportFile
+from executor.engines.command.readings import Batch, Output, Readings, ReportFile
+from executor.engines.command.steps import ReportedSteps
 from executor.measurement.trial_report import Trial
 from executor.process_tree import below, out_of_memory_kills
 from search_spaces.models.command import CommandModel
@@ -190,6 +191,7 @@ class ScriptWatch:
         work = request.workload
         batch = Batch(
             samples=work.global_batch_size, script_samples=samples_of_step(command, request.config, work, request.world_size),
+            micro_batch_samples=request.config.micro_batch_size * request.config.data_parallel_size(request.world_size),
             sequence_length=work.sequence_length, world_size=request.world_size,
         )  # fmt: skip
         self.readings = Readings(batch)
