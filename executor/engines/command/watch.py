@@ -105,11 +105,11 @@ class ScriptProcess:
             self._supervisor.stdin.write(letter)
             self._supervisor.stdin.flush()
 
-    def end(self, grace: float) -> None:
-        """Terminate the script, kill it after `grace` seconds; return when all its processes are gone. May be called twice."""
-        if self.poll() is None and grace > 0:
-            self.signal(b"t")
-            self._wait_for(lambda: False, grace)
+    def end(self) -> None:
+        """Kill the script; return when all its processes are gone. May be called twice.
+
+        Not by SIGTERM: a script that handles it may save a checkpoint then, over that of the user's own run.
+        """
         if self.poll() is None:
             self.signal(b"k")
             self._wait_for(lambda: False, END_SECONDS)
@@ -255,9 +255,9 @@ class ScriptWatch:
         if not self._on_cpu and self.readings.device_bytes is None:
             self._device_bytes = device_bytes(self.tree.processes)
 
-    def close(self, grace: float) -> None:
+    def close(self) -> None:
         """End the script and read its last reports. May be called twice."""
-        self.process.end(grace)
+        self.process.end()
         self._read()
         if self.process.exit is not None:
             self.tree.record_own_peak(self.process.exit.peak_bytes)
