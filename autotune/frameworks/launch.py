@@ -8,7 +8,7 @@ from search_spaces.environment import ENVIRONMENT
 from search_spaces.knob_values import value_text
 from search_spaces.mesh import DIMENSIONS, make_mesh
 from search_spaces.models.command import CommandModel
-from search_spaces.placeholders import FILES, files_read
+from search_spaces.placeholders import FILES, files_read, launch_paths, template_of
 from search_spaces.trial_config import TrialConfig
 
 PORT = 29500
@@ -87,7 +87,12 @@ def files_notes(winner: Winner) -> list[str]:
     if winner.model.plugin == "fsdp" and "accelerate" not in names and winner.on_gpus:
         names.append("accelerate")
     command = " ".join(["autotune export", *([winner.job] if winner.job else [])])
-    return [f"{FILES[name]}: `{command} --format {FILE_FORMATS[name]} --out {FILES[name]}` writes it" for name in names]
+    notes = [f"{FILES[name]}: `{command} --format {FILE_FORMATS[name]} --out {FILES[name]}` writes it" for name in names]
+    if winner.model.template:
+        notes.append(
+            f"{winner.model.template_name}: the script of `{command} --format torchrun` writes it, and starts the command"
+        )
+    return notes
 
 
 def layout_notes(winner: Winner) -> list[str]:
@@ -135,8 +140,13 @@ def _places(winner: Winner) -> str:
 
 
 def environment(winner: Winner) -> str:
-    """Shell lines that export the launch's environment variables."""
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in winner.env.items())
+    """Shell lines that export the launch's environment variables, and write the command's template, filled in."""
+    lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in winner.env.items())
+    command = winner.model
+    if not isinstance(command, CommandModel) or not command.template:
+        return lines
+    text = template_of(command, winner.config, winner.workload, winner.world_size, launch_paths(command))
+    return f"{lines}cat > {shlex.quote(command.template_name)} <<'END OF FILE'\n{text.rstrip()}\nEND OF FILE\n"
 
 
 def _lines(winner: Winner) -> str:

@@ -12,7 +12,7 @@ from search_spaces.mesh import DIMENSIONS, PIPELINE, Mesh, make_mesh
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.models.pipeline import stages_of_model, stages_of_rank
-from search_spaces.placeholders import FILES, environment_of, words_of
+from search_spaces.placeholders import FILES, environment_of, launch_paths, words_of
 from search_spaces.trial_config import TrialConfig
 
 
@@ -40,7 +40,7 @@ def launch_line(document: Mapping[str, Any]) -> str:
 
 def _command_line(command: CommandModel, config: TrialConfig, session: Session, placement: dict[str, Any]) -> str:
     """The command line of the user's script under its launcher, on the first node; files have the names that it reads."""
-    words = words_of(command, config, session.request.workload, session.world_size, FILES)
+    words = words_of(command, config, session.request.workload, session.world_size, launch_paths(command))
     python = words[0] in ("python", "python3")
     nodes, ranks = placement["nodes"], placement["ranks_per_node"]
     launcher = {

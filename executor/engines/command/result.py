@@ -267,16 +267,16 @@ def _samples_text(trial: Trial, timed: Facts) -> str:
         return ""
     # Placeholders from which a script knows the batch size.
     batch_placeholders = ACCUMULATION_PLACEHOLDERS | {"micro_batch_size"}
-    if not batch_placeholders & set(names_in(command.arguments)):
+    if not batch_placeholders & set(names_in(command)):
         return ""
     if timed["samples"] % batch == 0 and command.pattern is None:
         return ""  # it reports once per several steps
     matches_batch = timed["samples"] * trial.request.world_size == batch
-    if "gradient_accumulation_steps" in names_in(command.arguments) and matches_batch and command.pattern is not None:
+    if "gradient_accumulation_steps" in names_in(command) and matches_batch and command.pattern is not None:
         remedy = "if it divides its accumulation by the ranks, pass it {total_gradient_accumulation_steps}"
     elif matches_batch and not is_trainer(command):
         remedy = "report those of all ranks, which must train together"
-    elif ACCUMULATION_PLACEHOLDERS & set(names_in(command.arguments)):
+    elif ACCUMULATION_PLACEHOLDERS & set(names_in(command)):
         remedy = "let all ranks train together, and switch off what changes the batch (auto_find_batch_size, split_batches)"
     else:
         remedy = "pass it {gradient_accumulation_steps}"
