@@ -78,20 +78,25 @@ def _arguments(winner: Winner) -> str:
     return "MORE_ARGUMENTS …" if winner.script else "train.py …"
 
 
-def files_notes(winner: Winner) -> list[str]:
-    """Notes on how to write each file that the user's script reads."""
+def files_of(winner: Winner) -> list[str]:
+    """Placeholders of the files that the launch of the user's script reads."""
     if not isinstance(winner.model, CommandModel):
         return []
     names = files_read(winner.model)
     # In trials, and in launches on CPUs, variables replace this file.
     if winner.model.plugin == "fsdp" and "accelerate" not in names and winner.on_gpus:
         names.append("accelerate")
+    return names
+
+
+def files_notes(winner: Winner) -> list[str]:
+    """Notes on how to write each file that the user's script reads."""
     command = " ".join(["autotune export", *([winner.job] if winner.job else [])])
-    notes = [f"{FILES[name]}: `{command} --format {FILE_FORMATS[name]} --out {FILES[name]}` writes it" for name in names]
-    if winner.model.template:
-        notes.append(
-            f"{winner.model.template_name}: the script of `{command} --format torchrun` writes it, and starts the command"
-        )
+    notes = [
+        f"{FILES[name]}: `{command} --format {FILE_FORMATS[name]} --out {FILES[name]}` writes it" for name in files_of(winner)
+    ]
+    if isinstance(winner.model, CommandModel) and winner.model.template:
+        notes.append(f"{winner.model.template_name}: the script of `{command} --format torchrun` writes it and starts it")
     return notes
 
 
