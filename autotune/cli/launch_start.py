@@ -20,7 +20,7 @@ from executor.errors import EngineRefusalError
 from executor.process_tree import descendants
 from search_spaces.models.command import CommandModel
 from search_spaces.patterns import compiled
-from search_spaces.placeholders import FILES, TEMPLATE, TRIAL_FOLDER, template_of, words_of
+from search_spaces.placeholders import FILES, TEMPLATE, TRIAL_FOLDER, launch_paths, template_of, words_of
 
 WAIT_SECONDS = 60.0
 """Longest wait for the first step."""
@@ -61,8 +61,11 @@ def _words(document: dict[str, Any], winner: Winner, command: CommandModel, fold
         Path(paths[TEMPLATE]).write_text(text, encoding="utf-8")
     (folder / "run").mkdir()
     words = [*words_of(command, winner.config, winner.workload, winner.world_size, paths)]
-    words = words[int(words[0] in ("python", "python3")) :]
-    launcher = shlex.split(winner.launch)[: -len(words)]
+    printed = words_of(command, winner.config, winner.workload, winner.world_size, launch_paths(command))
+    line = shlex.split(winner.launch)
+    # The launcher may take the place of the command's Python.
+    words = words[0 if line[-len(printed) :] == [*printed] else 1 :]
+    launcher = line[: -len(words)]
     for name in files_of(winner):
         launcher = [word.replace(f"={FILES[name]}", f"={paths[name]}") for word in launcher]
     return [*launcher, *words]
@@ -96,8 +99,6 @@ def _started(words: list[str], winner: Winner, command: CommandModel, folder: Pa
                 break
             time.sleep(0.2)
         answers, _ = process.communicate()
-    if len(ranks) not in (0, winner.world_size):
-        return f"WRONG: the line starts {len(ranks)} ranks, and the trials had {winner.world_size}"
     for line in answers.splitlines():
         answer = json.loads(line)
         if "failed" in answer:
@@ -105,6 +106,8 @@ def _started(words: list[str], winner: Winner, command: CommandModel, folder: Pa
         if "exit" in answer and answer["exit"] != 0:
             last = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
             return f"WRONG: the line ended with code {answer['exit']}: {last[-160:]}"
+    if len(ranks) != winner.world_size > 1:
+        return f"WRONG: the line starts {len(ranks)} ranks, and the trials had {winner.world_size}"
     if first is None and seconds >= WAIT_SECONDS:
         return f"started once: {len(ranks)} ranks ran for {WAIT_SECONDS:.0f} s without an error, and reported no step"
     if first is None:

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from autotune.session.session import Session
@@ -43,9 +44,13 @@ def _command_line(command: CommandModel, config: TrialConfig, session: Session, 
     words = words_of(command, config, session.request.workload, session.world_size, launch_paths(command))
     python = words[0] in ("python", "python3")
     nodes, ranks = placement["nodes"], placement["ranks_per_node"]
+    deepspeed = ["deepspeed"]
+    if command.launcher == "deepspeed" and PurePath(words[0]).name.startswith("python") and not python:
+        # DeepSpeed inserts --local_rank after the first word of a program that it does not start by its own Python.
+        deepspeed, words, python = [words[0], "-m", "deepspeed.launcher.runner"], ("python", *words[1:]), True
     launcher = {
         "torchrun": ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={ranks}", *([] if python else ["--no-python"])],
-        "deepspeed": ["deepspeed", f"--num_nodes={nodes}", f"--num_gpus={ranks}", *([] if python else ["--no_python"])],
+        "deepspeed": [*deepspeed, f"--num_nodes={nodes}", f"--num_gpus={ranks}", *([] if python else ["--no_python"])],
         "accelerate": ["accelerate", "launch", f"--num_machines={nodes}", f"--num_processes={session.world_size}"],
     }
     if command.launcher != "accelerate" or session.cluster.device.kind == "cpu":  # there Accelerate starts one process
