@@ -22,7 +22,7 @@ from search_spaces.models.command import CommandModel
 from search_spaces.patterns import compiled
 from search_spaces.placeholders import FILES, TEMPLATE, TRIAL_FOLDER, launch_paths, template_of, words_of
 
-WAIT_SECONDS = 60.0
+WAIT_SECONDS = 120.0
 """Longest wait for the first step."""
 OTHER_RANKS_SECONDS = 5.0
 """Longest wait for the other ranks after the first step of one."""
