@@ -2,6 +2,9 @@
 
 import asyncio
 import gc
+import json
+import os
+import sys
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from functools import cache, partial
@@ -13,11 +16,10 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from api import problems
 from api.auth import KeyReader
-from api.computing import ThreadPool, ThreadPools
+from api.computing import RequestBatcher, ThreadPool, ThreadPools
 from api.connections import ConnectionLimits, Connections
 from api.deliverer import Deliverer, deliver
 from api.document import DocumentedApp
-from api.figures import FigureBoard, PointsBoard
 from api.guard import VERSION, Guard
 from api.hub import EventHub, LogHub
 from api.limits import KnownKeys, OwnerLimits
@@ -28,17 +30,17 @@ from api.routes import (
     jobs,
     logs,
     operations,
-    overviews,
     page,
     predictions,
     results,
     webhooks,
 )
+from api.routes.figures import FigureBoard, PointsBoard
 from api.settings import Settings
 from api.targets import networks
-from api.together import RequestBatcher
 from autotune.ops.logs import are_traced
 from autotune.session.resolved import Resolver
+from search_spaces.plain import from_plain
 from search_spaces.preset_files import preset_tables
 from storage.store import open_store
 
@@ -144,7 +146,6 @@ def _api_routes() -> list[BaseRoute]:
     router = APIRouter(redirect_slashes=False)
     for routes in (
         jobs,
-        overviews,
         results,
         figures,
         logs,
@@ -191,3 +192,26 @@ class HeadRequests:
         except asyncio.CancelledError:
             if not is_answered:
                 raise
+
+
+VARIABLE = "AUTOTUNE_SERVER"
+"""Environment variable with the settings as JSON."""
+
+
+def make_app() -> FastAPI:
+    """Create the service with the settings from the environment."""
+    # A computing thread yields this often to the event loop and to reads. With Python's default of 5 ms, each read would wait
+    # several times.
+    sys.setswitchinterval(0.0005)
+    app = create_app(settings_of(os.environ[VARIABLE]))
+    app.openapi()  # cached now: building it during the first request would delay all others
+    return app
+
+
+def settings_of(text: str) -> Settings:
+    """The settings from their JSON text.
+
+    Raises:
+        RequestError: a setting is invalid.
+    """
+    return from_plain(Settings, json.loads(text))

@@ -161,7 +161,7 @@ def test_add_a_request_field(copy: Path) -> None:
 
     helped = " ".join(run(copy, "-c", MAIN, "sweep", "--help").split())
     assert "--cool-down-seconds SECONDS Seconds between two trials, for machines that get hot." in helped
-    document = json.loads(run(copy, "-m", "api.openapi"))
+    document = json.loads(run(copy, "-m", "api.reference"))
     field = document["components"]["schemas"]["JobSubmission"]["properties"]["cool_down_seconds"]
     assert {"type": "number", "minimum": 0.0} in field["anyOf"]
     refused = (

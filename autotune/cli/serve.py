@@ -148,7 +148,7 @@ def serve_command(options: ServeOptions) -> Status:
         if options.worker:
             stack.enter_context(_worker(url, options, quotas))
         config = ServeConfig(
-            "api.server:make_app", factory=True, http="api.connections:BoundedProtocol",
+            "api.app:make_app", factory=True, http="api.connections:BoundedProtocol",
             host=options.host, port=options.port, access_log=False, server_header=False, log_config=None,
             log_level="error",  # lower levels log a line for each malformed request
             proxy_headers=bool(options.trusted_proxies), forwarded_allow_ips=[*options.trusted_proxies],
@@ -240,7 +240,7 @@ def _require_settings(settings: dict[str, Any]) -> None:
     from importlib import import_module
 
     # By name, because this layer must not import the one above it.
-    import_module("api.server").settings_of(json.dumps(settings))
+    import_module("api.app").settings_of(json.dumps(settings))
 
 
 def _require_tls_files(certificate: Path | None, key: Path | None) -> None:
