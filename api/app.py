@@ -18,7 +18,7 @@ from api import problems
 from api.auth import KeyReader
 from api.computing import RequestBatcher, ThreadPool, ThreadPools
 from api.connections import ConnectionLimits, Connections
-from api.deliverer import Deliverer, deliver
+from api.deliverer import Deliverer, deliver, networks
 from api.document import DocumentedApp
 from api.guard import VERSION, Guard
 from api.hub import EventHub, LogHub
@@ -37,8 +37,7 @@ from api.routes import (
 )
 from api.routes.figures import FigureBoard, PointsBoard
 from api.settings import Settings
-from api.targets import networks
-from autotune.ops.logs import are_traced
+from autotune.logs import are_traced
 from autotune.session.resolved import Resolver
 from search_spaces.plain import from_plain
 from search_spaces.preset_files import preset_tables

@@ -15,7 +15,7 @@ from api.limits import KnownKeys, Rates
 from api.problems import problem
 from api.routes.page import is_page
 from api.settings import Settings
-from autotune.ops.network import is_loopback
+from autotune.client.transport import is_loopback
 
 VERSION = "1"
 """Version of the interface, sent in every response."""

@@ -14,12 +14,11 @@ from autotune.errors import JobNotResumableError, MissingPackageError, NoBestErr
 from autotune.frameworks.best_config import best_config_text
 from autotune.loop.listener import LoopListener, StopSignal
 from autotune.loop.loop import run_job
-from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
+from autotune.output import require_writable, write_whole
 from autotune.ray_cluster import with_address
-from autotune.request.failures_field import read_failures
-from autotune.request.rows import request_from_fields, request_to_row
+from autotune.request.rows import read_failures, request_from_fields, request_to_row
 from autotune.session.baselines import read_baseline
 from autotune.session.calibrate import calibrate_for
 from autotune.session.knowledge import with_knowledge

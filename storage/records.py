@@ -54,7 +54,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process that may hold a job, with what is needed to check whether it is alive. See `storage.owners.current_owner`."""
+    """A process that may hold a job, with what is needed to check whether it is alive. See `storage.leases.current_owner`."""
 
     host: str
     pid: int

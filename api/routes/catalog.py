@@ -22,18 +22,19 @@ from autotune.request.field_forms import parse_allowed
 from autotune.request.job_fields import Objective
 from autotune.request.request import PREDICTION_FIELDS, JobRequest
 from autotune.request.rows import request_to_row
-from autotune.wire.choices import (
+from autotune.wire.service import (
     Choice,
     Choices,
     ClusterChoice,
     CommandChoice,
+    Descriptions,
     FormField,
     FormOption,
     ModelChoice,
+    Names,
     Space,
     Validation,
 )
-from autotune.wire.service import Descriptions, Names
 from search_spaces.clusters.presets import cluster_preset_names, resolve_cluster
 from search_spaces.knob_values import KNOBS, domain_text
 from search_spaces.models.huggingface import resolve_model

@@ -20,7 +20,7 @@ from api.routes.jobs import JobId
 from api.routes.results import MOST, Number
 from autotune.explain.evidence import question_of_job
 from autotune.explain.explain import explain, explain_evidence, knob_differences
-from autotune.explain.figures.all_figures import NAMES, figure_of
+from autotune.explain.figures import NAMES, figure_of
 from autotune.explain.figures.points import JobPoints
 from autotune.explain.figures.source import FigureSource
 from autotune.explain.limits import parts_of

@@ -14,7 +14,7 @@ from api.hub import LogHub, StreamAnswer
 from api.routes.jobs import JobId, Limit
 from api.routes.results import MOST, LastEventId, Number
 from api.views import MOST_BYTES, page, page_response
-from autotune.ops.trial_log import LogText, has_several_ranks
+from autotune.text.visible_text import LogText, has_several_ranks
 from autotune.wire.jobs import LogPage, ProgressList
 from search_spaces.shared_records import LogNews, LogPart
 from storage.errors import UnknownTrialError

@@ -17,7 +17,7 @@ import typer
 from autotune.cli.options import Database, Job, Url, only_database
 from autotune.cli.status import Status, print_line
 from autotune.errors import AutotuneError, OutputError, RequestError
-from autotune.ops.output import require_writable
+from autotune.output import require_writable
 from autotune.text.visible_text import visible
 from search_spaces.errors import SearchSpaceError
 

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from autotune.errors import RequestError
-from autotune.ops.logs import LogFormat
+from autotune.logs import LogFormat
 from autotune.question.field import Panel
 from autotune.question.sizes import parse_length, parse_size
 

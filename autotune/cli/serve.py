@@ -26,9 +26,9 @@ from autotune.cli import ROOT, bind_own_packages
 from autotune.cli.administration import parsed_quotas
 from autotune.cli.status import Status
 from autotune.cli.worker import pass_environment
+from autotune.client.transport import is_loopback
 from autotune.errors import RequestError
-from autotune.ops.logs import LogFormat, set_up_logs, traces
-from autotune.ops.network import is_loopback
+from autotune.logs import LogFormat, set_up_logs, traces
 from autotune.request.field_forms import parse_allowed
 from autotune.text.console import Console
 from search_spaces.plain import to_plain

@@ -11,7 +11,7 @@ from autotune.cli.status import Status
 from autotune.cli.worker import AllowCommand, AllowFactory, worker
 from autotune.errors import MissingPackageError, RequestError
 from autotune.installed import install_line
-from autotune.ops.logs import LogFormat
+from autotune.logs import LogFormat
 
 LOCAL_ADDRESSES = ("127.0.0.1", "localhost", "::1")
 """Addresses of this machine for which the protocol's server checks which page of a browser asks."""
@@ -107,7 +107,7 @@ def mcp(
 
     endpoint = None if http is None else _address(http)
     try:
-        from autotune.agents.server import make_server
+        from autotune.agents import make_server
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] != "mcp":
             raise

@@ -1,6 +1,7 @@
 """Requests to one service: what is tried again, how answers are decoded, and which errors (RFC 9457) come out."""
 
 import dataclasses
+import ipaddress
 import json
 import random
 import ssl
@@ -26,7 +27,6 @@ from autotune.client.errors import (
     UnreachableError,
 )
 from autotune.errors import RequestError
-from autotune.ops.network import is_loopback
 from autotune.wire.problems import FieldProblem
 
 T = TypeVar("T")
@@ -304,3 +304,13 @@ def _document(answer: httpx2.Response) -> dict[str, Any] | None:
 def _problem(item: dict[str, Any]) -> FieldProblem:
     field, message, remedy = (one_line(str(item.get(name, ""))) for name in ("field", "message", "remedy"))
     return FieldProblem(field=field, message=message, remedy=remedy)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

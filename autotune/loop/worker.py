@@ -24,7 +24,7 @@ from executor.runners.runner import Runner
 from search_spaces.errors import SearchSpaceError
 from search_spaces.outcome import JobState, Outcome
 from storage.errors import DamagedRowError, DatabaseUnavailableError, LeaseLostError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import JobRecord, Lease, QueueLimits, TrialRecord
 from storage.store import Store
 

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from autotune.explain.figures.all_figures import OF_TRIALS
+from autotune.explain.figures import OF_TRIALS
 from autotune.explain.figures.source import cell_text
 from autotune.reports.report import Report
 from autotune.text.explain_sections import SectionTable

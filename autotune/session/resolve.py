@@ -24,7 +24,7 @@ from autotune.session.baselines import baselines_of
 from autotune.session.feasible import require_fit, require_folder, require_positions
 from autotune.session.knowledge import learned_of, require_knowledge
 from autotune.session.session import OPTIMIZER, Session, environments_of
-from autotune.strategies.registry import FrontStrategy, make_strategy
+from autotune.strategies import FrontStrategy, make_strategy
 from autotune.strategies.strategy import Strategy
 from search_spaces.capability import Capability
 from search_spaces.clusters.cluster import ClusterSpec

@@ -3,7 +3,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from autotune.explain.figures.all_figures import NAMES
+from autotune.explain.figures import NAMES
 from autotune.explain.figures.source import FigureSource
 from storage.store import Store
 from tests.api.conftest import measure, problem_of, submit

@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from api.routes import jobs as routes
 from autotune.frameworks.exporters import EXPORTERS
 from search_spaces.outcome import JobState
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Ask, JobRecord
 from storage.store import Store
 from tests.api.conftest import REQUEST, measure, problem_of, submit

@@ -6,7 +6,7 @@ from starlette.testclient import TestClient
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.store import Store
 from tests.api.conftest import measure, problem_of, submit
 

@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from api.app import with_routes
 from api.reference import EVERYBODY, roles, table
 from search_spaces.outcome import JobState
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Scope
 from storage.store import Store
 from tests.api.conftest import REQUEST, measure, problem_of, submit

@@ -5,9 +5,9 @@ from collections.abc import Sequence
 from random import Random
 
 import numpy as np
+from numpy.typing import NDArray
 
 from autotune.errors import RequestError
-from autotune.prediction.fitting.rank_correlation import spearman
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
 from search_spaces.models.model import ModelSpec
@@ -75,3 +75,25 @@ def _seconds(space: SearchSpace, model: ModelSpec, configs: Sequence[TrialConfig
         document_lengths=work.document_lengths,
     )  # fmt: skip
     return [estimate.step_seconds.mean for estimate in estimates(question, configs)]
+
+
+Floats = NDArray[np.float64]
+
+
+def spearman(first: Floats, second: Floats) -> float | None:
+    """Rank correlation with mid-ranks for ties; None: one of the two does not vary."""
+    if first.size < 2:
+        return None
+    first_ranks, second_ranks = mid_ranks(first), mid_ranks(second)
+    first_ranks, second_ranks = first_ranks - first_ranks.mean(), second_ranks - second_ranks.mean()
+    norm = float(np.sqrt((first_ranks @ first_ranks) * (second_ranks @ second_ranks)))
+    return float(first_ranks @ second_ranks) / norm if norm else None
+
+
+def mid_ranks(values: Floats) -> Floats:
+    """Ranks from 1; equal values share their mean rank."""
+    ordered, inverse, counts = np.unique(values, return_inverse=True, return_counts=True)
+    del ordered
+    last = np.cumsum(counts)
+    middles: Floats = last - (counts - 1) / 2
+    return middles[inverse]

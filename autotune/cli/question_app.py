@@ -1,4 +1,4 @@
-"""Commands that open tuning jobs: `sweep`, `scale` and `submit`. See `app`."""
+"""Commands that take a question: those that open tuning jobs, and those that predict. See `app`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -7,17 +7,17 @@ import typer
 
 from autotune.cli import options
 from autotune.cli.options import DEFAULT_OUT, Database, Json, SweepOptions, Url
-from autotune.cli.question_options import QuestionCommand, given_fields
+from autotune.cli.question_options import QuestionCommand, asked_values, given_fields
 from autotune.cli.status import Status
 from autotune.question.field import Panel
 
-request_app = typer.Typer()
+tuning_app = typer.Typer()
 Out = Annotated[
     Path, typer.Option(metavar="FILE", help="Output file of the best configuration.", rich_help_panel=Panel.BASIC.value)
 ]
 
 
-@request_app.command(cls=QuestionCommand)
+@tuning_app.command(cls=QuestionCommand)
 def sweep(
     context: typer.Context,
     price: options.Price = None,
@@ -60,7 +60,7 @@ def sweep(
     )
 
 
-@request_app.command(cls=QuestionCommand)
+@tuning_app.command(cls=QuestionCommand)
 def scale(
     context: typer.Context,
     ranks: Annotated[
@@ -94,7 +94,7 @@ def scale(
     )
 
 
-@request_app.command(cls=QuestionCommand)
+@tuning_app.command(cls=QuestionCommand)
 def submit(
     context: typer.Context,
     from_: options.From = None,
@@ -122,3 +122,68 @@ def submit(
                 config=config, priority=priority, watch=watch, url=url, database=db, json=json,
             )
         )  # fmt: skip
+
+
+planning_app = typer.Typer()
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")]
+
+
+@planning_app.command(cls=QuestionCommand)
+def predict(
+    context: typer.Context,
+    stages: Annotated[bool, typer.Option("--stages", help="Also show the memory of every pipeline rank.")] = False,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Predict step time and memory of one configuration, without running it."""
+    from autotune.cli.predict import predict_command
+
+    return predict_command(given_fields(context), db, stages=stages, json=json)
+
+
+@planning_app.command(cls=QuestionCommand)
+def plan(
+    context: typer.Context,
+    ties: Annotated[bool, typer.Option("--ties", help="Also show the configurations that tie with each plan.")] = False,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Rank all configurations of a space by predictions, with the reason for each knob, without running them."""
+    from autotune.cli.plan import plan_command
+
+    return plan_command(given_fields(context), db, ties=ties, json=json)
+
+
+@planning_app.command(cls=QuestionCommand)
+def capacity(context: typer.Context, db: Database = None, json: Json = False) -> Status:
+    """Predict the ZeRO stage and offloading that a model needs, and the largest micro-batch and sequence that then fit."""
+    from autotune.cli.capacity import capacity_command
+
+    return capacity_command(given_fields(context), db, json=json)
+
+
+@planning_app.command(cls=QuestionCommand)
+def calibrate(
+    context: typer.Context,
+    runner: Annotated[str, typer.Option(metavar="NAME", help="ray or local.")] = "ray",
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="Approximate duration of the measurement.")] = 20.0,
+    timeout: Timeout = 300.0,
+    force: Annotated[bool, typer.Option("--force", help="Measure even if this cluster was measured before.")] = False,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Measure this cluster for predictions: matrix products, memory, collectives. The measurement is reused afterwards."""
+    from autotune.cli.calibrate import calibrate_command
+
+    asked = asked_values(context)
+    return calibrate_command(db, json, **asked, runner=runner, seconds=seconds, timeout=timeout, force=force)
+
+
+@planning_app.command("dry-run", cls=QuestionCommand)
+def dry_run(context: typer.Context, timeout: Timeout = 300.0, json: Json = False) -> Status:
+    """Compute memory, FLOPs and traffic of a configuration on any cluster, without its hardware; status 3: does not fit."""
+    from autotune.cli.dry_run import DryRunOptions, dry_run_command
+
+    values = asked_values(context)
+    asked = values | {"cluster": values["cluster"] or "local"}
+    return dry_run_command(DryRunOptions(**asked, timeout=timeout, json=json))

@@ -11,7 +11,7 @@ from autotune.errors import AutotuneError, RequestError
 from autotune.forecast import question_of_session
 from autotune.frameworks.best_config import best_config_text
 from autotune.loop.listener import LoopListener
-from autotune.ops.output import require_writable, write_whole
+from autotune.output import require_writable, write_whole
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.largest import Dimension, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
@@ -21,7 +21,7 @@ from autotune.prediction.planning.scan import Bounds
 from autotune.ray_cluster import with_address
 from autotune.request.job_fields import Objective
 from autotune.request.rows import request_from_fields
-from autotune.series.series import (
+from autotune.series import (
     STEP,
     SeriesEntry,
     SeriesObjective,
