@@ -43,12 +43,6 @@ from search_spaces.plain import from_plain
 from search_spaces.preset_files import preset_tables
 from storage.store import open_store
 
-QUIET = ("/livez", "/readyz", "/metrics")
-JOBS_AT_ONCE = 500
-"""Most jobs that one database query reads."""
-SUBMITTED_AT_ONCE = 50
-"""Most submissions of one transaction."""
-
 
 def create_app(settings: Settings) -> FastAPI:
     """Return the service. It closes its connections when the app shuts down.
@@ -86,8 +80,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.store, app.state.settings = store, settings
     app.state.keys, app.state.resolver = KeyReader(store), Resolver()
     app.state.jobs, app.state.submissions = (
-        RequestBatcher(store.jobs.exact_in_order, JOBS_AT_ONCE),
-        RequestBatcher(store.queue.submit_all, SUBMITTED_AT_ONCE),
+        RequestBatcher(store.jobs.exact_in_order, 500),  # jobs of one query
+        RequestBatcher(store.queue.submit_all, 50),  # submissions of one transaction
     )
     app.state.hub, app.state.logs = EventHub(store), LogHub(store)
     # Close streams at shutdown, not at the end of the lifespan: before that the server waits for every response, and a stream
@@ -123,7 +117,7 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
             "operation_spans": False,
             "metrics": False,
             "logs": False,
-            "exclude": lambda scope: scope["path"] in QUIET or page.is_page(scope["path"]),
+            "exclude": lambda scope: scope["path"] in ("/livez", "/readyz", "/metrics") or page.is_page(scope["path"]),
         },
         docs_url=None,  # FastAPI's pages load scripts from other hosts; `api.routes.page` has ours
         redoc_url=None,
@@ -193,16 +187,12 @@ class HeadRequests:
                 raise
 
 
-VARIABLE = "AUTOTUNE_SERVER"
-"""Environment variable with the settings as JSON."""
-
-
 def make_app() -> FastAPI:
     """Create the service with the settings from the environment."""
     # A computing thread yields this often to the event loop and to reads. With Python's default of 5 ms, each read would wait
     # several times.
     sys.setswitchinterval(0.0005)
-    app = create_app(settings_of(os.environ[VARIABLE]))
+    app = create_app(settings_of(os.environ["AUTOTUNE_SERVER"]))  # the settings as JSON
     app.openapi()  # cached now: building it during the first request would delay all others
     return app
 

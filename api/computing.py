@@ -28,16 +28,12 @@ PATIENCE_SECONDS = 5.0
 """How long a request waits for a thread before it gets a 503 response."""
 CALL_SECONDS = 30.0
 """Time limit after which a call ends at its next checkpoint. Most calls have tighter limits, in steps."""
-TURN_SECONDS, REST_SECONDS = 0.002, 0.002
-"""How long a call computes before it yields, and for how long it yields: a read needs the interpreter briefly, many times."""
-WAITING = 100
-"""Most requests that wait for a thread of one pool; further ones get a 503 response at once."""
 
 
 class ThreadPool:
     """A thread pool for one kind of work. Used from one event loop."""
 
-    def __init__(self, kind: str, threads: int, waiting: int = WAITING) -> None:
+    def __init__(self, kind: str, threads: int, waiting: int = 100) -> None:
         """
         Args:
             kind: participle for the message when a request is refused: "too much is being {kind}".
@@ -101,8 +97,9 @@ def _paced(call: Callable[[], T]) -> T:
         if time.monotonic() > until:
             problem = f"it takes more than {CALL_SECONDS:.0f} seconds of this server"
             raise SpaceTooLargeError("space", problem, "pin some knobs, or choose a smaller space")
-        if time.monotonic() - yielded > TURN_SECONDS:
-            time.sleep(REST_SECONDS)
+        # Compute for 2 ms, then yield for 2 ms: a read needs the interpreter briefly, many times.
+        if time.monotonic() - yielded > 0.002:
+            time.sleep(0.002)
             yielded = time.monotonic()
 
     with checkpoints(on_checkpoint):

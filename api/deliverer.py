@@ -29,8 +29,6 @@ from storage.webhooks import SECRET_PREFIX
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
-PORTS = {"http": 80, "https": 443}
-MOST_CHARACTERS = 2000
 _METADATA = tuple(map(ipaddress.ip_network, (
     "169.254.0.0/16",  # link-local: AWS, Google, Azure, Oracle, DigitalOcean, OpenStack; AWS ECS at 169.254.170.2
     "fd00:ec2::/32",  # AWS by IPv6
@@ -79,13 +77,14 @@ def checked_target(url: str, allowed: Sequence[Network] = ()) -> CheckedTarget:
         host, port = parts.hostname, parts.port
     except ValueError as error:
         raise _refused(f"is not a URL ({error})") from error
-    if len(url) > MOST_CHARACTERS or any(character <= " " or character > "~" for character in url):
+    if len(url) > 2000 or any(character <= " " or character > "~" for character in url):
         raise _refused("holds characters that a URL cannot have, or is too long")
-    if parts.scheme not in PORTS or not host or port == 0:
+    ports = {"http": 80, "https": 443}
+    if parts.scheme not in ports or not host or port == 0:
         raise _refused("is not an http or https URL")
     if parts.username is not None or parts.password is not None or parts.fragment:
         raise _refused("holds a user, a password or a fragment")
-    port = port or PORTS[parts.scheme]
+    port = port or ports[parts.scheme]
     addresses = _resolved(host, port)
     if not all(_may_be_called(address, allowed) for address in addresses):
         # Do not report the address: that would let clients map the network.
@@ -119,8 +118,6 @@ def _refused(problem: str) -> RequestError:
 
 
 POLL_SECONDS = 1.0
-AT_ONCE = 16
-"""Most concurrent tries."""
 OF_AN_OWNER, AT_A_HOST = 3, 6
 """Most concurrent tries of one owner, and to one receiver's host."""
 WAITS = (5.0, 60.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0)
@@ -134,6 +131,9 @@ class Deliverer:
     Slow receivers of one owner do not delay those of others: owners and hosts are limited to a share of the tries, owners take
     turns, and a receiver that does not answer is suspended (`api.deliverer`).
     """
+
+    _AT_ONCE = 16
+    """Most concurrent tries."""
 
     def __init__(
         self, store: Store, deliver: Callable[[DeliveryRecord], DeliveryTry], poll_seconds: float = POLL_SECONDS
@@ -154,7 +154,7 @@ class Deliverer:
         self._thread.join()
 
     def _run(self) -> None:
-        with ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook") as pool:
+        with ThreadPoolExecutor(self._AT_ONCE, thread_name_prefix="webhook") as pool:
             while not self._ended.is_set():
                 try:
                     began = self._begin(pool)
@@ -173,7 +173,7 @@ class Deliverer:
 
     def _begin(self, pool: ThreadPoolExecutor) -> int:
         """Start the tries that are due and allowed now; return their number."""
-        free = AT_ONCE - len(self._running)
+        free = self._AT_ONCE - len(self._running)
         if not free:
             return 0
         owners = Counter(delivery.webhook.owner for delivery in self._running.values())
@@ -234,8 +234,6 @@ TIMEOUT_SECONDS = 10.0
 """Time limit of each wait for the receiver."""
 WHOLE_SECONDS = 20.0
 """Time limit of a whole try, so that a slow answer does not delay other deliveries."""
-MOST_BYTES = 10_000
-"""Most bytes that are read of an answer, so that the connection ends cleanly."""
 
 
 def signature(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
@@ -280,7 +278,8 @@ def _post(target: CheckedTarget, delivery: DeliveryRecord, timestamp: int, secre
         # Redirects are not followed: they could lead to a forbidden target.
         connection.request("POST", target.path, body, headers)
         answer = connection.getresponse()
-        answer.read(MOST_BYTES)
+        # Most bytes that are read of an answer, so that the connection ends cleanly.
+        answer.read(10_000)
         return answer.status
     finally:
         limit.cancel()

@@ -18,8 +18,6 @@ from search_spaces.plain import to_plain
 from storage.records import AttemptRecord, JobRecord
 
 T = TypeVar("T")
-MOST_MESSAGE = 1000
-"""Most characters of a job's message in a list."""
 
 
 def checked_view(kind: type[T], plain: Mapping[str, Any]) -> T:
@@ -52,7 +50,9 @@ def assumed_views(documents: Sequence[Mapping[str, Any]]) -> tuple[AssumedValue,
 def job_summary(job: JobRecord) -> JobSummary:
     """The job in lists."""
     message = _message(job)
-    shown = message if len(message) <= MOST_MESSAGE else message[: MOST_MESSAGE - 1] + "…"
+    # Most characters of a job's message in a list.
+    most_message = 1000
+    shown = message if len(message) <= most_message else message[: most_message - 1] + "…"
     return JobSummary(**_job_fields(job), message=shown, request=job.request)
 
 

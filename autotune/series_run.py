@@ -289,13 +289,12 @@ def _spread(entry: SeriesEntry) -> str:
     return f" on {entry.nodes} nodes" if entry.nodes > 1 else ""
 
 
-MOST_PREDICTED = 2_000_000
-"""Most configurations that are examined for a size; this takes some seconds."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EquationForecast:
     """Predicts if the model's shape is known and its space is small enough to scan."""
+
+    _MOST_PREDICTED = 2_000_000
+    """Most configurations that are examined for a size; this takes some seconds."""
 
     database: str
 
@@ -305,7 +304,7 @@ class EquationForecast:
         if question is None:
             return None
         try:
-            plan_result = plan(question, PlanOptions(top=1), Bounds(configurations=MOST_PREDICTED))
+            plan_result = plan(question, PlanOptions(top=1), Bounds(configurations=self._MOST_PREDICTED))
         except (AutotuneError, SearchSpaceError):  # too many, or none is predicted to fit: trials decide instead
             return None
         return plan_result.plans[0].estimate.samples_per_second
@@ -316,7 +315,7 @@ class EquationForecast:
         if question is None:
             return None
         try:
-            return largest(question, Dimension.SEQUENCE_LENGTH, PROBABILITY, Bounds(configurations=MOST_PREDICTED)).value
+            return largest(question, Dimension.SEQUENCE_LENGTH, PROBABILITY, Bounds(configurations=self._MOST_PREDICTED)).value
         except (AutotuneError, SearchSpaceError):
             return None
 

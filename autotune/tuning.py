@@ -254,6 +254,8 @@ def result_of(session: Session, snapshot: JobSnapshot) -> TuneResult:
         document: dict[str, Any] | None = build_best_config(session, snapshot)
     except NoBestError:
         document = None
+    results = (snapshot.whole(trial).result for trial in snapshot.searched)
+    tracebacks = (result.traceback for result in results if result is not None and result.traceback)
     return TuneResult(
         job_id=snapshot.job.id,
         state=snapshot.job.state,
@@ -262,15 +264,9 @@ def result_of(session: Session, snapshot: JobSnapshot) -> TuneResult:
         best=TrialConfig().replace(document["best"]["config"]) if document else None,
         best_config=document,
         gain=_gain(document),
-        traceback=_traceback(snapshot) if snapshot.job.state is JobState.FAILED else None,
+        traceback=next(tracebacks, None) if snapshot.job.state is JobState.FAILED else None,
         trials=tuple(snapshot.trials),
     )
-
-
-def _traceback(snapshot: JobSnapshot) -> str | None:
-    """The first traceback of any trial."""
-    results = (snapshot.whole(trial).result for trial in snapshot.searched)
-    return next((result.traceback for result in results if result is not None and result.traceback), None)
 
 
 def _gain(document: dict[str, Any] | None) -> Interval | None:

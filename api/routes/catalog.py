@@ -160,7 +160,8 @@ def choices(settings: Settings, may_submit: bool) -> Choices:
 
 
 def _form_fields(settings: Settings) -> tuple[FormField, ...]:
-    options = {"engine": tuple(FormOption(value=name, label=_labelled(name)) for name in CAPABILITIES)} | {
+    labels = {name: " – ".join(filter(None, (name, _missing(name)))) for name in CAPABILITIES}
+    options = {"engine": tuple(FormOption(value=name, label=label) for name, label in labels.items())} | {
         name: tuple(FormOption(value=str(value), label=str(value)) for value in values)
         for name, values in {
             "objective": list(Objective), "strategy": strategy_names(), "optimizer": OPTIMIZERS, "runner": settings.runners,
@@ -197,11 +198,6 @@ def _kind(name: str, kind: Any, declared: RequestField, options: Mapping[str, tu
     if plain is bool:
         return "switch"
     return "text" if plain is str else "percent" if declared.unit == "SHARE" else "number"
-
-
-def _labelled(engine: str) -> str:
-    missing = _missing(engine)
-    return f"{engine} – {missing}" if missing else engine
 
 
 @cache

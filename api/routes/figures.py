@@ -39,8 +39,6 @@ from storage.records import JobRecord, TrialRecord
 from storage.store import Store
 
 EXPLANATION = "explanation"
-KEPT = 4
-"""Most jobs whose figures are cached, until they change or other jobs replace them."""
 
 
 class JobFigures:
@@ -147,7 +145,8 @@ class FigureBoard:
             if figures is None or figures.version != job.version:
                 figures = self._jobs[job.id] = JobFigures(self._store, job)
             self._jobs.move_to_end(job.id)
-            if len(self._jobs) > KEPT:
+            # Most jobs whose figures are cached, until they change or other jobs replace them.
+            if len(self._jobs) > 4:
                 self._jobs.popitem(last=False)
             return figures
 

@@ -38,8 +38,6 @@ Key = Annotated[
         description="Your own name for this submission: sent again with the same body, it does not open a second job.",
     ),
 ]
-Submissions = RequestBatcher[tuple[Mapping[str, Any], Submission], tuple[JobRecord, bool]]
-IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", max_length=200)]
 
 FROM_SERVICE = {ORIGIN: "service"}
 ASKED: dict[int | str, dict[str, Any]] = {202: {"headers": ETAG}, 409: {}}
@@ -82,7 +80,7 @@ async def submit_job(body: JobSubmission, request: Request, principal: Submitter
         submitter=principal.owner, priority=body.priority, devices=resolved.devices, key=key, body_hash=resolved.body_hash,
         by=principal.actor,
     )  # fmt: skip
-    submissions: Submissions = state.submissions
+    submissions: RequestBatcher[tuple[Mapping[str, Any], Submission], tuple[JobRecord, bool]] = state.submissions
     job, _ = await submissions.ask(({**resolved.row, **FROM_SERVICE}, submission))
     return _located(job, response)
 
@@ -141,7 +139,13 @@ def list_jobs(
     response_model=Job,
     responses={200: {"headers": ETAG}, 304: {"description": "Nothing has changed.", "headers": ETAG}},
 )
-async def get_job(job_id: JobId, request: Request, principal: Reader, response: Response, etags: IfNoneMatch = None) -> Any:
+async def get_job(
+    job_id: JobId,
+    request: Request,
+    principal: Reader,
+    response: Response,
+    etags: Annotated[str | None, Header(alias="If-None-Match", max_length=200)] = None,
+) -> Any:
     """One job."""
     jobs: RequestBatcher[str, JobRecord | None] = request.app.state.jobs
     job = if_visible(await jobs.ask(job_id), principal, job_id)
@@ -253,16 +257,13 @@ def _located(job: JobRecord, response: Response) -> Job:
     return job_view(job)
 
 
-MOST = 200
-
-
 @router.get("/overviews", operation_id="list_overviews", responses={404: {"description": "One of the jobs does not exist."}})
 def list_overviews(
     store: StoreOf,
     principal: Reader,
     jobs: Annotated[
         list[Annotated[str, Field(pattern=r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$")]],
-        Query(alias="job", min_length=1, max_length=MOST, description="Jobs, by their whole ids."),
+        Query(alias="job", min_length=1, max_length=200, description="Jobs, by their whole ids."),
     ],
 ) -> OverviewList:
     """The progress of these jobs: trials by outcome, and the best so far."""
@@ -289,8 +290,6 @@ def _overview(job: JobRecord, overview: TrialCounts) -> Overview:
     )
 
 
-MOST_JOBS = 2_000
-"""Jobs with an answer that are compared, newest first."""
 Workload = tuple[str, str, int, int, int, str]
 """Model, cluster, ranks, global batch size, sequence length, and the model's shape: names of uploaded models are not unique."""
 Name = Annotated[str | None, Query(max_length=200)]
@@ -301,7 +300,8 @@ def list_leaderboard(store: StoreOf, principal: Reader, model: Name = None, clus
     """The fastest answer for each model and cluster; of jobs with the same ranks, batch, sequence length and shape of
     the model."""
     answers: defaultdict[Workload, list[tuple[Answer, JobRecord]]] = defaultdict(list)
-    for answered in store.jobs.answered(MOST_JOBS, None if principal.sees_all else principal.owner):
+    # Jobs with an answer that are compared, newest first.
+    for answered in store.jobs.answered(2_000, None if principal.sees_all else principal.owner):
         job, batch, length = answered.job, answered.global_batch_size, answered.sequence_length
         answer = answer_view(job)
         name, cluster_name = (str(job.request.get(field) or "") for field in ("model", "cluster"))

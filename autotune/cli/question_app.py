@@ -12,9 +12,6 @@ from autotune.cli.status import Status
 from autotune.question.field import Panel
 
 tuning_app = typer.Typer()
-Out = Annotated[
-    Path, typer.Option(metavar="FILE", help="Output file of the best configuration.", rich_help_panel=Panel.BASIC.value)
-]
 
 
 @tuning_app.command(cls=QuestionCommand)
@@ -26,7 +23,9 @@ def sweep(
     trial_seconds: options.TrialSeconds = None,
     from_: options.From = None,
     set_: options.Set = None,
-    out: Out = DEFAULT_OUT,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="Output file of the best configuration.", rich_help_panel=Panel.BASIC.value)
+    ] = DEFAULT_OUT,
     pass_environment: options.PassEnvironment = None,
     config: options.Config = None,
     resume: Annotated[

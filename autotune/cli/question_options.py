@@ -145,15 +145,14 @@ def _help(declared: RequestField, default: Any, command: str) -> str:
 
 SCRIPT_COMMANDS = ("sweep", "submit")
 """Our commands whose question may be a user's command."""
-COMMANDS = (*SCRIPT_COMMANDS, "verify")
-"""Our commands that accept a user's command."""
 KEY = "command"
 
 
 def without_command(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
     """Split our arguments from the words of the user's command, in which our options are not parsed."""
     words = list(arguments)
-    if not words or words[0] not in COMMANDS or "--" not in words:
+    # Our commands that accept a user's command.
+    if not words or words[0] not in (*SCRIPT_COMMANDS, "verify") or "--" not in words:
         return words, {}
     at = words.index("--")
     return words[:at], {KEY: words[at + 1 :]}

@@ -126,9 +126,6 @@ class CatalogCalls:
         return self._transport.post(Plans, "/v1/plans", body_of(model, fields, PLAN))
 
 
-OUTAGE_SECONDS = 60.0
-
-
 class Client(JobCalls, ResultCalls, LogCalls, CatalogCalls, WebhookCalls):
     """Speaks to a service (`autotune serve`). May be used from several threads, and as a context manager.
 
@@ -143,7 +140,7 @@ class Client(JobCalls, ResultCalls, LogCalls, CatalogCalls, WebhookCalls):
         api_key: str | None = None,
         *,
         timeout: float = 30.0,
-        outage_seconds: float = OUTAGE_SECONDS,
+        outage_seconds: float = 60.0,
     ) -> None:
         """Connects to nothing yet.
 

@@ -31,7 +31,6 @@ from autotune.wire.problems import FieldProblem
 
 T = TypeVar("T")
 
-TRIES = 5
 SILENCE_SECONDS = 45.0
 """After which a stream is given up: the service gives a sign of life every 15 s."""
 
@@ -160,7 +159,7 @@ class HttpTransport:
 
 def pauses() -> Iterator[float | None]:
     """Seconds to wait after each try; None: it was the last one."""
-    for number in range(TRIES - 1):
+    for number in range(4):
         # Spread, so that clients that were cut off together do not come back together.
         yield 0.1 * 2**number * random.uniform(0.5, 1.5)
     yield None

@@ -31,14 +31,10 @@ from search_spaces.preset_files import plain_name, preset_tables, unknown_name
 from search_spaces.quantities import Quantity
 
 REMEDY = "give the path of a TOML file, local, or NAME:NODES"
-RANKS_PER_CORE = 4
-"""Maximum ranks per core of `local`: more would only take turns."""
 CPU_PEAK_FLOPS_PER_CORE = 1e11
 """fp32 FLOP/s of a core, a rough estimate: 3 GHz x 2 fused multiply-add units x 8 lanes x 2. The peak for MFU on a CPU."""
 CPU_MEMORY_BANDWIDTH = 2e10
 """Memory bandwidth of a machine in bytes/s, shared by its ranks: a rough estimate for two DDR4 channels."""
-LOOPBACK_BANDWIDTH = 2e9
-"""Bytes/s between two ranks of this machine through gloo, a rough estimate."""
 NODE_KEYS = (
     "device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node", "ray_resource"
 )  # fmt: skip
@@ -120,23 +116,28 @@ def local_cluster(
     """This machine: one rank per GPU if GPUs are passed (this package cannot detect them itself), else ranks on its cores.
 
     Raises:
-        ClusterFormatError: `ranks` is not positive, or exceeds `RANKS_PER_CORE` per core or the number of GPUs.
+        ClusterFormatError: `ranks` is not positive, or exceeds four per core or the number of GPUs.
     """
-    cores = _cores()
-    most = gpu_count or RANKS_PER_CORE * cores
+    # Cores that this process may run on, if the system reports them; else all cores.
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    # Maximum ranks per core of `local`: more would only take turns.
+    ranks_per_core = 4
+    most = gpu_count or ranks_per_core * cores
     if ranks is None:
         ranks = gpu_count or min(2, cores)
     if not 1 <= ranks <= most:
-        limit = f"{gpu_count} GPUs" if gpu_count else f"{cores} cores at {RANKS_PER_CORE} ranks a core"
+        limit = f"{gpu_count} GPUs" if gpu_count else f"{cores} cores at {ranks_per_core} ranks a core"
         raise ClusterFormatError("ranks", f"{ranks} is not between 1 and {most} ({limit})", f"use at most {most} ranks")
     device = _gpu(gpu_name or "gpu", gpu_memory_bytes) if gpu_count else _cpu_share(ranks, cores)
+    # Bytes/s between two ranks of this machine through gloo, a rough estimate.
+    loopback_bandwidth = 2e9
     cluster = ClusterSpec(
         name="local",
         nodes=1,
         devices_per_node=ranks,
         device=device,
-        intra_node_bandwidth=link_of_gpus(device.name) if gpu_count else LOOPBACK_BANDWIDTH,
-        inter_node_bandwidth=LOOPBACK_BANDWIDTH,
+        intra_node_bandwidth=link_of_gpus(device.name) if gpu_count else loopback_bandwidth,
+        inter_node_bandwidth=loopback_bandwidth,
         host_memory_bytes=host_memory_bytes(),
         cores_per_node=cores,
         numa_nodes=len(numa_nodes()) or None,
@@ -316,11 +317,6 @@ def _cpu_share(ranks: int, cores: int) -> DeviceSpec:
         memory_bandwidth=CPU_MEMORY_BANDWIDTH / ranks,
         source="a rough estimate per core; memory as this machine's kernel states it",
     )
-
-
-def _cores() -> int:
-    """Cores that this process may run on, if the system reports them; else all cores."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host_memory_bytes() -> int:

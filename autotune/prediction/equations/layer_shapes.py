@@ -18,9 +18,6 @@ from search_spaces.training.windows import AttentionWindow, window_of, windowed
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-FIELDS = ("adapter", "adapter_divided", "frozen_bytes", "low_rank", "bottleneck", "prefix", "prompt")
-"""Fields of `Shapes` that describe trained and frozen parameters."""
-
 
 def trained_shapes(shapes: Shapes, model: ModelSpec, sequence_length: int, configs: Sequence[TrialConfig]) -> Shapes:
     """The shapes with each configuration's adapters, window and modules for multi-token prediction."""
@@ -34,9 +31,11 @@ def adapted_shapes(shapes: Shapes, model: ModelSpec, configs: Sequence[TrialConf
     """Add each configuration's trained adapters to the shapes; unchanged if there are none."""
     if not any(adapts(config) for config in configs):
         return shapes
-    unchanged = tuple(float(getattr(shapes, name)[0]) for name in FIELDS)
+    # Fields of `Shapes` that describe trained and frozen parameters.
+    fields = ("adapter", "adapter_divided", "frozen_bytes", "low_rank", "bottleneck", "prefix", "prompt")
+    unchanged = tuple(float(getattr(shapes, name)[0]) for name in fields)
     rows = [_of(model, config) if adapts(config) else unchanged for config in configs]
-    return dataclasses.replace(shapes, **dict(zip(FIELDS, np.array(rows, dtype=np.float64).T, strict=True)))
+    return dataclasses.replace(shapes, **dict(zip(fields, np.array(rows, dtype=np.float64).T, strict=True)))
 
 
 def _of(model: ModelSpec, config: TrialConfig) -> tuple[float, ...]:

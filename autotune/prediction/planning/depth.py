@@ -15,8 +15,6 @@ from search_spaces.space import SearchSpace
 from search_spaces.training.fewer import at_full, fewer_layers
 from search_spaces.trial_config import TrialConfig
 
-FIELD = "fidelity.most_layers"
-
 
 def require_same_order(space: SearchSpace, most: int, engine: str) -> None:
     """Refuse fewer layers if they save nothing, or if their predicted ranking differs.
@@ -25,18 +23,19 @@ def require_same_order(space: SearchSpace, most: int, engine: str) -> None:
         RequestError: the model is a user's module, no configuration has two smaller depths, or the ranking does not carry over.
     """
     model = space.model
+    field = "fidelity.most_layers"
     if not isinstance(model, ModelSpec):
-        raise RequestError(FIELD, "a module of one's own has no layers that could be left out", "leave it out")
+        raise RequestError(field, "a module of one's own has no layers that could be left out", "leave it out")
     configs = [config for config in _drawn(space) if fewer_layers(config, model, most)]
     if not configs:
         problem = f"no two depths of at most {most} layers are fewer together than the {model.num_layers} of {model.name}"
-        raise RequestError(FIELD, problem, "give a third of its layers, or leave it out: it is shallow enough to be run whole")
+        raise RequestError(field, problem, "give a third of its layers, or leave it out: it is shallow enough to be run whole")
     coefficient = correlation(space, configs, most, engine)
     if coefficient is not None and coefficient < 0.95:
         problem = (
             f"at {most} layers and fewer the predicted ranking is not the whole model's (rank correlation {coefficient:.2f})"
         )
-        raise RequestError(FIELD, problem, "give more, or leave it out")
+        raise RequestError(field, problem, "give more, or leave it out")
 
 
 def correlation(space: SearchSpace, configs: Sequence[TrialConfig], most: int, engine: str) -> float | None:
