@@ -48,7 +48,7 @@ class TrackedTrial:
 
     @property
     def is_error(self) -> bool:
-        """Whether a tracker marks the run as failed. Other outcomes are results of a search, such as not fitting into memory."""
+        """Whether a tracker marks the run as failed. Other outcomes are results of a search, such as not fitting in memory."""
         return self.outcome in (Outcome.FAILED, Outcome.WRONG, Outcome.TIMEOUT, Outcome.LOST)
 
 

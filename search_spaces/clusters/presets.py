@@ -78,6 +78,11 @@ def cluster_source(preset: str) -> str:
     return str(_machines()[preset]["source"])
 
 
+def unstated_figures(preset: str) -> tuple[str, ...]:
+    """The fields of a preset's `ClusterSpec` that no page states."""
+    return tuple(_machines()[preset].get("assumed", ()))
+
+
 def is_cluster_name(text: str) -> bool:
     """Whether `text` is `local` or names a preset or cards, and so cannot be a path."""
     name, colon, nodes = text.partition(":")
@@ -99,10 +104,10 @@ def cluster_preset_named(text: str) -> str | None:
 def _machines() -> dict[str, dict[str, Any]]:
     """The tables of clusters and of clouds' types of instances, with the links of their devices."""
     clusters, types = preset_tables("clusters"), preset_tables("instances")
-    fields = ("device", "devices_per_node", "cores_per_node", "host_memory_bytes", "inter_node_bandwidth")
+    fields = ("device", "devices_per_node", "cores_per_node", "host_memory_bytes", "inter_node_bandwidth", "assumed")
     tables = {**clusters, **{name: clusters[preset] for name, preset in types["presets"].items()}}
     for vendor_page, rows in types["machines"].items():
-        tables |= {name: {"source": vendor_page, **dict(zip(fields, row, strict=True))} for name, row in rows.items()}
+        tables |= {name: {"source": vendor_page, **dict(zip(fields, row, strict=False))} for name, row in rows.items()}
     return {name: {"intra_node_bandwidth": link_of(table["device"])[1], **table} for name, table in tables.items()}
 
 
@@ -118,8 +123,7 @@ def local_cluster(
     Raises:
         ClusterFormatError: `ranks` is not positive, or exceeds four per core or the number of GPUs.
     """
-    # Cores that this process may run on, if the system reports them; else all cores.
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = _cores()
     # Maximum ranks per core of `local`: more would only take turns.
     ranks_per_core = 4
     most = gpu_count or ranks_per_core * cores
@@ -317,6 +321,11 @@ def _cpu_share(ranks: int, cores: int) -> DeviceSpec:
         memory_bandwidth=CPU_MEMORY_BANDWIDTH / ranks,
         source="a rough estimate per core; memory as this machine's kernel states it",
     )
+
+
+def _cores() -> int:
+    """Cores that this process may run on, if the system reports them; else all cores."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def host_memory_bytes() -> int:
