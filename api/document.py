@@ -9,12 +9,12 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter
 
 from api.problems import MEDIA_TYPE
-from autotune.wire import figures, jobs, plans, predictions, service, trials
+from autotune.wire import figures, jobs, predictions, service, trials
 from autotune.wire.problems import Problem
 
 WIRE_MODELS: Mapping[str, type] = {
     name: kind
-    for module in (figures, jobs, plans, predictions, service, trials)
+    for module in (figures, jobs, predictions, service, trials)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and dataclasses.is_dataclass(kind)
 }  # fmt: skip

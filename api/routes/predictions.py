@@ -50,8 +50,7 @@ from autotune.question.question import PlanningFields
 from autotune.request.field_forms import with_loads
 from autotune.request.rows import request_to_row
 from autotune.session.knowledge import learned_of
-from autotune.wire.plans import Plans
-from autotune.wire.predictions import ConfigEstimate, Draft, Estimate, Prediction, Range
+from autotune.wire.predictions import ConfigEstimate, Draft, Estimate, Plans, Prediction, Range
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.models.model import FactoryModel, ModelSpec

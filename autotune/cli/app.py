@@ -353,9 +353,9 @@ def doctor(
     json: Json = False,
 ) -> Status:
     """Check this installation and this machine; exit status 1 if something would prevent a sweep."""
-    from autotune.cli.doctor import DoctorOptions, doctor_command
+    from autotune.cli.doctor import doctor_command
 
-    return doctor_command(DoctorOptions(cluster=cluster, ray_address=ray_address, database=db, json=json))
+    return doctor_command(cluster, ray_address, db, json)
 
 
 @app.command()

@@ -54,28 +54,17 @@ SHARED_MEMORY_BYTES = 1 << 30
 """Minimum free space in /dev/shm, which holds Ray's object store and the buffers of gloo and NCCL."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorOptions:
-    """Parsed options of the command."""
-
-    cluster: bool
-    """Whether every node of a Ray cluster is checked too."""
-    ray_address: str | None
-    database: str | None
-    json: bool
-
-
-def doctor_command(options: DoctorOptions) -> Status:
-    """Run all checks. Nothing is changed, except that the database is opened."""
-    if options.ray_address is not None and not options.cluster:
+def doctor_command(cluster: bool, ray_address: str | None, database: str | None, json: bool) -> Status:
+    """Run all checks; `cluster`: of every node of a Ray cluster too. Nothing is changed, except that the database is opened."""
+    if ray_address is not None and not cluster:
         raise RequestError("ray_address", "is for a cluster, but only this machine is checked", "add --cluster")
     checks: list[Callable[[], list[CheckedItem]]] = [
-        _python, _packages, _engines, _names, _machine, _shared_memory, lambda: _database(options.database),
+        _python, _packages, _engines, _names, _machine, _shared_memory, lambda: _database(database),
     ]  # fmt: skip
-    if options.cluster:
-        checks.append(lambda: cluster_findings(options.ray_address, options.database))
+    if cluster:
+        checks.append(lambda: cluster_findings(ray_address, database))
     findings = [finding for check in checks for finding in check()]
-    if options.json:
+    if json:
         write_document([finding.document() for finding in findings])
     else:
         console = Console()

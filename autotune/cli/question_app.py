@@ -17,10 +17,32 @@ tuning_app = typer.Typer()
 @tuning_app.command(cls=QuestionCommand)
 def sweep(
     context: typer.Context,
-    price: options.Price = None,
-    rate: options.Rate = None,
-    step: options.Step = None,
-    trial_seconds: options.TrialSeconds = None,
+    price: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PRICE", help="Price of a device per hour, for the objective cost.", rich_help_panel=Panel.SERIES.value
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(metavar="RATE", help="Samples/s to reach, for the objective devices.", rich_help_panel=Panel.SERIES.value),
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TOKENS",
+            help="Resolution in tokens of the objective sequence. [default: 128]",
+            rich_help_panel=Panel.SERIES.value,
+        ),
+    ] = None,
+    trial_seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Maximum seconds of timed steps in a trial. [default: 5]",
+            rich_help_panel=Panel.TRIALS.value,
+        ),
+    ] = None,
     from_: options.From = None,
     set_: options.Set = None,
     out: Annotated[
@@ -113,14 +135,11 @@ def submit(
     json: Json = False,
 ) -> Status:
     """Submit a tuning job to the workers; prints its id to standard output."""
-    from autotune.cli.submit import SubmitOptions, submit_command
+    from autotune.cli.submit import submit_command
 
     return submit_command(
-            SubmitOptions(
-                fields=given_fields(context), imported=from_, stated=tuple(set_ or ()),
-                config=config, priority=priority, watch=watch, url=url, database=db, json=json,
-            )
-        )  # fmt: skip
+        given_fields(context), config, from_, set_ or (), priority, watch=watch, url=url, database=db, json=json
+    )
 
 
 planning_app = typer.Typer()

@@ -17,9 +17,30 @@ _SCRIPT: dict[str, Any] = {
     "plugin": options.Plugin,
     "folder": options.Folder,
     "pattern": options.Pattern,
-    "parameter_count": options.ParameterCount,
-    "script_knobs": options.ScriptKnobs,
-    "environment_knobs": options.EnvironmentKnobs,
+    "parameter_count": Annotated[
+        str | None,
+        typer.Option(
+            metavar="COUNT", help="Trained parameters of the command's model, such as 125M.", rich_help_panel=Panel.SCRIPT.value
+        ),
+    ],
+    "script_knobs": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--script-knob",
+            metavar="NAME=A,B",
+            help="Values for the placeholder {NAME} of the command. May be repeated.",
+            rich_help_panel=Panel.SCRIPT.value,
+        ),
+    ],
+    "environment_knobs": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--environment-knob",
+            metavar="NAME=A,B",
+            help="Values of an environment variable of the command. May be repeated.",
+            rich_help_panel=Panel.SCRIPT.value,
+        ),
+    ],
     "report_seconds": options.ReportSeconds,
 }
 """Part of the user's own script, which is the field `command` -> its option."""

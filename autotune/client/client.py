@@ -11,8 +11,7 @@ from autotune.client.fields import PLAN, PREDICTION, SUBMISSION, KnobValue, Mode
 from autotune.client.jobs import JobCalls, WebhookCalls
 from autotune.client.results import ResultCalls
 from autotune.client.transport import HttpTransport
-from autotune.wire.plans import Plans
-from autotune.wire.predictions import Draft, Estimate, Prediction
+from autotune.wire.predictions import Draft, Estimate, Plans, Prediction
 from autotune.wire.service import AuditPage, Choices, Descriptions, Names, Space, Usage, Validation
 from search_spaces.shared_records import AuditEntry
 

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from autotune.wire.plans import PlanGoodput
-from autotune.wire.predictions import AssumedValue, Interval
+from autotune.wire.predictions import AssumedValue, Interval, PlanGoodput
 from search_spaces.outcome import JobState
 from search_spaces.shared_records import AttemptProgress, JobEvent, LogPart
 
