@@ -7,14 +7,10 @@ from pathlib import Path
 from search_spaces.failure import FailureRow, FailureTable, rows_from
 
 
+@lru_cache(16)
 def failure_table(rows: tuple[FailureRow, ...] = ()) -> FailureTable:
     """Return the table, extended by a user's `rows`."""
-    return _SHIPPED if not rows else _extended(rows)
-
-
-@lru_cache(16)
-def _extended(rows: tuple[FailureRow, ...]) -> FailureTable:
-    return _SHIPPED.with_rows(rows)
+    return _SHIPPED.with_rows(rows) if rows else _SHIPPED
 
 
 # Read at import time: a rank imports all of our modules when it starts, and none later.

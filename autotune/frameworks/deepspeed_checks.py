@@ -358,14 +358,10 @@ def version_of(stated_version: str) -> str:
 
 
 def _findings_of_table(case: LintCase) -> list[Finding]:
+    # DeepSpeed's reader refuses keys that the file states twice.
+    repeated = [finding_of("repeated-key", key, "the file states it twice", "state it once") for key in case.imported.repeated]
     table_findings = findings(nested(case.imported.settings), version_of(case.around.version), case.ranks)
-    return [replace(finding, fix=_fix(case, finding)) for finding in [*repeated_keys(case.imported), *table_findings]]
-
-
-def repeated_keys(imported: Imported) -> Iterator[Finding]:
-    """Keys that the file states twice, which DeepSpeed's reader refuses."""
-    for key in imported.repeated:
-        yield finding_of("repeated-key", key, "the file states it twice", "state it once")
+    return [replace(finding, fix=_fix(case, finding)) for finding in [*repeated, *table_findings]]
 
 
 def _fix(case: LintCase, finding: Finding) -> Settings:

@@ -53,13 +53,6 @@ class FailureRates:
         """Unexpected interruptions per node-day, all kinds."""
         return sum(kind.per_node_day for kind in self.kinds)
 
-    @property
-    def taking_node_share(self) -> float:
-        """Share of the failures after which the node must be replaced."""
-        return (
-            sum(kind.per_node_day for kind in self.kinds if kind.takes_node) / self.per_node_day if self.per_node_day else 0.0
-        )
-
     def per_second(self, nodes: int) -> float:
         """Unexpected interruptions per second of a job on `nodes` nodes."""
         return self.per_node_day * nodes / DAY

@@ -144,13 +144,6 @@ class Lag:
     median_seconds: float
     """Median compute time of the others' steps, without waits."""
 
-    @property
-    def is_slow(self) -> bool:
-        """Whether the lag exceeds the bound by more than noise explains."""
-        # A node is slow if its rank's compute time exceeds the others' by 5 %, and by three standard errors more than that: in
-        # 200 jobs of 20 trials on 16 equal ranks there is no false alarm.
-        return self.behind - 3.0 * self.error > 0.05
-
 
 def slow_nodes(config: TrialConfig, ranks: Sequence[RankMeasurement], between: float) -> list[NodeEvent]:
     """Return the slow nodes, each with its slowest rank.
@@ -159,13 +152,14 @@ def slow_nodes(config: TrialConfig, ranks: Sequence[RankMeasurement], between: f
        Ranks of different stages are not compared.
     2. Each rank's compute time, without waits for others, is compared with the median of the ranks on other nodes. If all ranks
        are on one node, there is nothing to compare.
-    3. A node is slow if one of its ranks is behind by more than `BEHIND`, and by more than its own error and the median's error
-       explain. These consist of the spread of each rank's steps and of `between`, the variation between repetitions on a
-       machine, or the variation among the other ranks if that is larger.
+    3. A node is slow if one of its ranks is behind by more than 5 %, and by three standard errors more than that: in 200 jobs
+       of 20 trials on 16 equal ranks there is no false alarm. The errors are the rank's own and that of the median; they
+       consist of the spread of each rank's steps and of `between`, the variation between repetitions on a machine, or the
+       variation among the other ranks if that is larger.
 
     Ranks without times or without their error are left out.
     """
-    lags = [lag for group in _alike(config, ranks) for lag in _lags(group, between) if lag.is_slow]
+    lags = [lag for group in _alike(config, ranks) for lag in _lags(group, between) if lag.behind - 3.0 * lag.error > 0.05]
     worst: dict[str, Lag] = {}
     for lag in lags:
         node = node_of(lag.rank)

@@ -83,10 +83,6 @@ class AttentionWindow:
         """Query-key pairs that are computed for a sequence, including masked ones."""
         return sum(visit.queries * visit.keys for visit in self.visits(0, length))
 
-    def copied_keys(self, length: int) -> int:
-        """Keys of a sequence that are copied together with the global ones of a block, including these."""
-        return sum(visit.keys for visit in self.visits(0, length) if visit.global_keys)
-
     def visible_pairs(self, length: int) -> int:
         """Unmasked query-key pairs: w s - w (w - 1) / 2 from the window w in a sequence s, plus g n - g (g - 1) / 2 from the
         n = s - w queries that do not have all of the g global tokens in their window, g at most n. Of a chunk of c tokens:

@@ -59,8 +59,10 @@ def windowed_shapes(shapes: Shapes, model: ModelSpec, sequence_length: int, conf
 
 @lru_cache(maxsize=1024)
 def keys_copied(window: AttentionWindow, sequence_length: int) -> float:
-    """The value of `Shapes.copied`."""
-    return window.copied_keys(sequence_length) / sequence_length if window.hides(sequence_length) else 0.0
+    """The value of `Shapes.copied`: of keys that are copied together with the global ones of a block, including these."""
+    if not window.hides(sequence_length):
+        return 0.0
+    return sum(visit.keys for visit in window.visits(0, sequence_length) if visit.global_keys) / sequence_length
 
 
 @lru_cache(maxsize=1024)

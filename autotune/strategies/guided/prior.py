@@ -14,7 +14,6 @@ from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.fitting.residuals import EarlierResidual
 from autotune.prediction.fitting.trial_fit import Runs, fit_time, jobs_elsewhere
 from autotune.prediction.planning.calibrated import Borrowed, calibrated
-from autotune.prediction.planning.memory_fit import ranks_of_node
 from autotune.prediction.planning.question import SHIPPED
 from autotune.request.job_fields import Objective
 from autotune.strategies.guided.described import noise_of
@@ -55,11 +54,6 @@ class JobSetting:
     def memory_share(self) -> float:
         """Share of memory in the maximised value, (1 - share) log rate - share log peak: 1 if the smallest peak wins."""
         return 1.0 if self.ranking.objective is Objective.MEMORY else self.ranking.memory_share
-
-    @property
-    def host_room(self) -> float:
-        """Bytes of a rank's share of its node's main memory."""
-        return self.cluster.host_memory_bytes / ranks_of_node(self.cluster)
 
     @property
     def room(self) -> float:
