@@ -641,7 +641,7 @@ class FactoryModel:
     no_stages: str = ""
     """Why there is only one stage, in a clause."""
     precision: str = ""
-    """That of its trained parameters as the factory makes them; empty: unknown, so the module is converted to every precision."""
+    """That of its trained parameters as the factory makes them, in which it is not converted; empty: unknown."""
     called_blocks: int | None = None
     """Blocks that checkpointing can recompute; 0: none of them is called as a module; None: unknown."""
     loss_traits: tuple[LossTrait, ...] = ()

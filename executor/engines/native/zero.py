@@ -80,7 +80,9 @@ class ShardedModel(Replica):
         self.layout: BucketLayout = make_layout(trainable, self.ranks, config.reduce_bucket_size, blocks)
         self._summands = [slot for slot in self.layout.slots if slot.name in part.summands]
         self._whole = [slot for slot in self.layout.slots if slot.name not in part.split]
-        self.dtype = next(value.dtype for value in self.module.parameters() if value.is_floating_point())
+        # Frozen parameters of a user's module may have another dtype, such as those next to adapters.
+        floating = [value for value in self.module.parameters() if value.is_floating_point()]
+        self.dtype = next(value.dtype for value in (*(value for _, value in trainable), *floating))
         shards_frozen = part.reads_in_units and config.zero_stage == 3
         fixed = [(name, value) for name, value in self.module.named_parameters() if not value.requires_grad and shards_frozen]
         plain, packed = ([item for item in fixed if item[1].is_floating_point() == kind] for kind in (True, False))
