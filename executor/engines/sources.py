@@ -193,8 +193,8 @@ class _Factory(TrainingSource):
     def _whole(self, loaded: "LoadedModule", groups: ParallelGroups) -> ModelPart:
         division = divide(loaded.user, TensorParallel(groups.tensor, False, self.config.async_tensor_parallel))
         return ModelPart(
-            module=loaded.user.module, blocks=loaded.blocks, units=loaded.units, split=division.split,
-            summands=division.summands,
+            module=loaded.user.module, blocks=loaded.blocks, units=loaded.units, outside=loaded.called.outside,
+            split=division.split, summands=division.summands,
         )  # fmt: skip
 
     def _stage(self, stage: int, user: UserModule, groups: ParallelGroups, module_survey: Survey) -> ModelPart:

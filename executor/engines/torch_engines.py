@@ -291,10 +291,14 @@ class FullyShardedReplica(TorchReplica):
         # A tied table is used at both ends, so it belongs to the model as a whole.
         owners = Counter(id(parameter) for unit in self.part.units for parameter in unit.parameters())
         untied = [unit for unit in self.part.units if all(owners[id(parameter)] == 1 for parameter in unit.parameters())]
+        outside = {self.module.get_parameter(name) for name in self.part.outside}
         for unit in (*untied, self.module):
             # Backward gathers again only if torch finds a tensor in the module's output; a user's module may return any object.
             again = reshard and not (unit is self.module and unused_parameters)
-            sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy, offload_policy=offload)
+            kept_out = outside if unit is not self.module else None
+            sharded = fully_shard(
+                unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy, offload_policy=offload, ignored_params=kept_out
+            )
             sharded.set_gradient_divide_factor(1.0)
             # In fp32 and bf16 a custom divide factor would need a reduce op that only NCCL has.
             sharded.set_force_sum_reduction_for_comms(True)

@@ -70,7 +70,7 @@ class _LossRuns:
             yield from self._of_divisions(whole)
         buffers = [buffer.clone() for buffer in self.module.buffers()]
         self._train()
-        if not is_random and self._differs(self._loss(whole), self._loss(whole, seed=1)):
+        if self._differs(self._loss(whole), self._loss(whole, seed=1)) and not is_random:
             yield LossTrait.DROPOUT
         if not all(torch.equal(*pair) for pair in zip(buffers, self.module.buffers(), strict=True)):
             yield LossTrait.BUFFERS

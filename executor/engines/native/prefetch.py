@@ -1,7 +1,7 @@
 """Stage 3: gathers the parameters of a unit for its use, prefetches along a recorded trace, and releases them afterwards."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -340,9 +340,12 @@ class ParameterGatherer:
             self._live_elements -= slot.elements
 
 
-def find_units(model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[Slot]) -> list[GatherUnit]:
-    """One unit for the parameters of each of `modules`; the remaining ones form a unit of the whole model."""
-    by_parameter = {id(slot.parameter): slot for slot in slots}
+def find_units(
+    model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[Slot], outside: Collection[str] = ()
+) -> list[GatherUnit]:
+    """One unit for the parameters of each of `modules`; the remaining ones, and those named in `outside`, form a unit of the
+    whole model."""
+    by_parameter = {id(slot.parameter): slot for slot in slots if slot.name not in outside}
     units = []
     for module in modules:
         inside = tuple(by_parameter[id(parameter)] for parameter in module.parameters() if id(parameter) in by_parameter)

@@ -355,7 +355,8 @@ class ShardedModel(Replica):
         return RefillBesideForward(units, self.group, config)
 
     def _make_gatherer(self, near_group: ProcessGroup | None) -> ParameterGatherer:
-        units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots, *self._packed.slots))
+        slots = (*self.layout.slots, *self._frozen.slots, *self._packed.slots)
+        units = find_units(self.module, self.part.units, slots, self.part.outside)
         assert self._shard is not None
         copies = NearCopies(near_group, self.ranks) if near_group is not None else None
         return ParameterGatherer(units, self._shard, self.group, self.config, self._declare_ready, copies)
@@ -394,7 +395,7 @@ class ShardedModel(Replica):
         return WithQuantised(shard, packed, self._frozen.master_elements)
 
     def _file_shard(self) -> FileShard:
-        units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots))
+        units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots), self.part.outside)
         read = [[pair for slot in unit.slots for pair in ranges((slot,))] for unit in units]
         frozen = parts_of(self.layout.master_elements, self._frozen.master_elements)
         pieces, folder = [*self.optimizer.update_ranges(), *frozen], folder_of(self._workload)
