@@ -5,7 +5,7 @@ nor is a module of which only the weight is read (`F.linear(x, layer.weight)`).
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -18,9 +18,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from executor.batches import map_tensors
-from executor.errors import FactoryError
+from executor.errors import FactoryError, one_line
+from executor.parallel.checkpointing import checkpoint_blocks
 from executor.user_module.factory import UserModule
 from executor.user_module.survey import LARGEST_RUN, UndividedError, block_names, loss_of, on_meta
+from search_spaces.models.model import ON_BLOCKS
+from search_spaces.trial_config import TrialConfig
 
 QUICK_RUN = 10_000_000
 """Largest module, in parameters, that runs on the CPU first: a few samples take less than a second."""
@@ -35,10 +38,15 @@ class CalledBlocks:
     outside: frozenset[str]
     """Parameters of units that are read at another time, by a caller or in the backward of a recomputation of the user's own.
     Like those of no unit, they are gathered with the whole module."""
-    recomputes: bool
-    """Whether checkpointing of the units keeps less: not if they are single layers, because only these are called."""
     trains_only: bool
     """Whether the module returns no loss in evaluation mode."""
+    refused_knobs: tuple[tuple[str, str], ...]
+    """Knobs that would do nothing or fail, each with the reason."""
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether units are blocks, not single layers because only these are called."""
+        return len(self.refused_knobs) < len(ON_BLOCKS)
 
 
 def called_blocks(user: UserModule, batch: Mapping[str, Any]) -> CalledBlocks:
@@ -57,10 +65,13 @@ def called_blocks(user: UserModule, batch: Mapping[str, Any]) -> CalledBlocks:
     units = tuple(unit for block in blocks for unit in _called(user.module, block, record))
     parts = {name: user.module.get_submodule(name) for name in units}
     whole = any(name in blocks or any(True for _ in part.children()) for name, part in parts.items())
+    refused = () if whole else tuple((knob, "it has no repeated blocks that it calls as modules") for knob in ON_BLOCKS)
     if record is None:
-        return CalledBlocks(units=units, outside=frozenset(), recomputes=whole, trains_only=False)
+        return CalledBlocks(units=units, outside=frozenset(), trains_only=False, refused_knobs=refused)
     outside = frozenset(_misread(user.module, units, record))
-    return CalledBlocks(units=units, outside=outside, recomputes=whole, trains_only=record.trains_only)
+    if whole and (problem := record.problem_of_recomputing(units)):
+        refused = (("activation_checkpointing", f"its blocks do not run again as in forward ({problem})"),)
+    return CalledBlocks(units=units, outside=outside, trains_only=record.trains_only, refused_knobs=refused)
 
 
 class _Event(Enum):
@@ -75,9 +86,11 @@ class _Event(Enum):
 class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """The calls and reads of one forward and backward, in order. Modules and parameters are named."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, copied: Callable[[], tuple[nn.Module, Any]]) -> None:
+        """`copied`: makes a copy of the module, and a batch for it."""
         super().__init__()  # type: ignore[no-untyped-call]
-        self.module, self.trains_only = module, False
+        self.copied, self.trains_only = copied, False
+        self.module, self._batch = copied()
         self.called: set[str] = set()
         self.forward: list[tuple[str, tuple[str, ...]]] = []
         """Each parameter that is read in forward, and the modules that run then."""
@@ -85,10 +98,10 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._running: list[str] = []
         self._in_backward = False
         self._parameters = {
-            parameter.untyped_storage()._cdata: name for name, parameter in module.named_parameters() if parameter.numel()
+            parameter.untyped_storage()._cdata: name for name, parameter in self.module.named_parameters() if parameter.numel()
         }
 
-    def run(self, batch: Mapping[str, Any]) -> None:
+    def run(self) -> None:
         """Run in evaluation mode, as the first steps of a trial, or in training mode if that gives no loss.
 
         Raises:
@@ -100,18 +113,30 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 stack.callback(inner.register_forward_pre_hook(self._enters(name)).remove)
                 stack.callback(inner.register_forward_hook(self._leaves(name), always_call=True).remove)
             training = [inner for inner in names if inner.training]
-            self._follow(self.module.eval(), batch)
+            self._follow(self.module.eval())
             if not self.backward:
                 for inner in training:
                     inner.training = True
                 self.trains_only = True
-                self._follow(self.module, batch)
+                self._follow(self.module)
 
-    def _follow(self, module: nn.Module, batch: Mapping[str, Any]) -> None:
+    def problem_of_recomputing(self, blocks: Sequence[str]) -> str:
+        """Why the blocks cannot be checkpointed, in a clause; empty: they can."""
+        module, batch = self.copied()
+        checkpoint_blocks([module.get_submodule(name) for name in blocks], TrialConfig(activation_checkpointing="full"))
+        try:
+            loss = loss_of((module if self.trains_only else module.eval())(**batch))
+            if loss is not None:
+                loss.backward()  # type: ignore[no-untyped-call]
+        except Exception as error:
+            return one_line(error).rstrip(".:")
+        return ""
+
+    def _follow(self, module: nn.Module) -> None:
         with torch.enable_grad(), self:
             self.forward.clear()
             try:
-                loss = loss_of(module(**batch))
+                loss = loss_of(module(**self._batch))
             except Exception:
                 if self.trains_only:
                     raise
@@ -172,9 +197,8 @@ def _recorded(module: nn.Module, batch: Mapping[str, Any]) -> _Record | None:
     runs = [on_cpu, without_data] if size <= QUICK_RUN else [without_data, *([on_cpu] if size <= LARGEST_RUN else [])]
     for run in runs:
         try:
-            copied, inputs = run()  # type: ignore[no-untyped-call]
-            record = _Record(copied)
-            record.run(inputs)
+            record = _Record(run)
+            record.run()
         except Exception:
             continue
         return record

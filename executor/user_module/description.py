@@ -31,7 +31,7 @@ def describe(reference: str, workload: Workload) -> FactoryModel:
     return replace(
         described(user, batch)[0],
         flops_per_sample=flops,
-        called_blocks=len(called.units) if called.recomputes else 0,
+        refused_knobs=called.refused_knobs,
         loss_traits=loss_traits(user.module, data, flops),
     )
 

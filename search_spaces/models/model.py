@@ -642,8 +642,8 @@ class FactoryModel:
     """Why there is only one stage, in a clause."""
     precision: str = ""
     """That of its trained parameters as the factory makes them, in which it is not converted; empty: unknown."""
-    called_blocks: int | None = None
-    """Blocks that checkpointing can recompute; 0: none of them is called as a module; None: unknown."""
+    refused_knobs: tuple[tuple[str, str], ...] = ()
+    """Knobs of `ON_BLOCKS` that would do nothing or fail, each with the reason."""
     loss_traits: tuple[LossTrait, ...] = ()
     """What its loss depends on besides the samples."""
     flops_per_sample: float | None = None
@@ -660,6 +660,9 @@ class FactoryModel:
 
 
 Model = ModelSpec | FactoryModel | CommandModel
+
+ON_BLOCKS = ("activation_checkpointing", "offload_activations", "compile_blocks", "cuda_graphs")
+"""Knobs that act when a block of a user's module is called."""
 
 
 @lru_cache(maxsize=256)

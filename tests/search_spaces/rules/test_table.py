@@ -202,7 +202,7 @@ REFUSED = [
     (
         "called-blocks",
         {"offload_activations": True},
-        {"model": FactoryModel(reference="m:f", parameter_count=1, called_blocks=0)},
+        {"model": FactoryModel(reference="m:f", parameter_count=1, refused_knobs=(("offload_activations", "why"),))},
     ),
 ]
 
