@@ -20,6 +20,7 @@ from executor.engines.capabilities import DDP, FSDP2
 from executor.engines.native.offload import adamw, hyperparameters_of, step_scaled
 from executor.engines.session import ParallelSession, loss_from, refuse
 from executor.engines.sources import DTYPES, require_one_dtype
+from executor.errors import EngineRefusalError
 from executor.parallel.collectives import ProcessGroup, all_gather_single, reduce_scatter_single
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.initialization import FirstValues, Share, materialise
@@ -204,6 +205,10 @@ class FullyShardedReplica(TorchReplica):
         unused_parameters: bool,
     ) -> None:
         require_one_dtype(part.module, "fsdp2")
+        for name, parameter in part.module.named_parameters():
+            if not parameter.dim():
+                problem = f"parameter {name} has no dimension, of which fully_shard needs one"
+                raise EngineRefusalError("fsdp2-scalars", f"{problem}; use engine=native, or a tensor of one element")
         self.part, self.groups = part, groups
         self.module = part.module.to(torch.promote_types(_dtype(part.module), torch.float32))
         self.reshards = config.zero_stage == 3
@@ -288,17 +293,18 @@ class FullyShardedReplica(TorchReplica):
         if config.offload_param == "cpu":
             offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         mesh = self._device_mesh(device)
-        # A tied table is used at both ends, so it belongs to the model as a whole.
+        # A parameter that is read outside of its unit, such as a table tied at both ends, belongs to the model as a whole.
         owners = Counter(id(parameter) for unit in self.part.units for parameter in unit.parameters())
-        untied = [unit for unit in self.part.units if all(owners[id(parameter)] == 1 for parameter in unit.parameters())]
-        outside = {self.module.get_parameter(name) for name in self.part.outside}
-        for unit in (*untied, self.module):
+        outside = {id(self.module.get_parameter(name)) for name in self.part.outside}
+        units = [
+            unit
+            for unit in self.part.units
+            if all(owners[id(parameter)] == 1 and id(parameter) not in outside for parameter in unit.parameters())
+        ]
+        for unit in (*units, self.module):
             # Backward gathers again only if torch finds a tensor in the module's output; a user's module may return any object.
             again = reshard and not (unit is self.module and unused_parameters)
-            kept_out = outside if unit is not self.module else None
-            sharded = fully_shard(
-                unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy, offload_policy=offload, ignored_params=kept_out
-            )
+            sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy, offload_policy=offload)
             sharded.set_gradient_divide_factor(1.0)
             # In fp32 and bf16 a custom divide factor would need a reduce op that only NCCL has.
             sharded.set_force_sum_reduction_for_comms(True)
