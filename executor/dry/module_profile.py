@@ -330,7 +330,9 @@ class _ModuleRuns:
             except _READS_VALUES as error:
                 raise self._reads_value(error) from None
             except Exception as error:
-                raise self._failed(error) from error
+                if self._stand_ins.representative:
+                    raise UnequalError from error
+                raise self._failed(error) from None
             self._mark(MomentKind.END, OUTER)
             mode.part = None
             del loss
