@@ -36,10 +36,11 @@ from executor.dry.recorded import (
     moments_of,
     with_levels,
 )
-from executor.engines.sources import DTYPES, blocks_of
+from executor.engines.sources import DTYPES
 from executor.errors import ExecutorError, FactoryError
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.pipeline import precise
+from executor.user_module.calls import called_blocks
 from executor.user_module.description import described
 from executor.user_module.factory import UserModule, load_factory
 from executor.user_module.survey import Survey, first_tensor, loss_of
@@ -79,7 +80,7 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, mode.running():
         user = _build(reference, workload)
         batches = {size: _batch(user, workload, size, fake) for size in SIZES}
-        blocks = blocks_of(user)
+        blocks = [user.module.get_submodule(name) for name in called_blocks(user, batches[SIZES[0]]).units]
         model, survey = described(user, batches[SIZES[0]])
         runs = _ModuleRuns(user, blocks, mode)
         for precision in precisions:
@@ -162,14 +163,14 @@ def _build(reference: str, workload: Workload) -> UserModule:
 
 def _batch(user: UserModule, workload: Workload, size: int, fake: FakeTensorMode) -> dict[str, Tensor]:
     """A micro-batch; drawn with data if the factory's function can."""
-    data = FactoryData(batch=user.batch, workload=dataclasses.replace(workload, global_batch_size=size))
+    data = FactoryData(batch=user.batch, seed=workload.seed)
     try:
         with unset_fake_temporarily():
-            drawn = data.global_batch(0)
+            drawn = data.micro_batch(0, 0, size)
     except ExecutorError:
         raise
     except Exception:  # it uses tensors that the factory made, which have no data
-        drawn = data.global_batch(0)
+        drawn = data.micro_batch(0, 0, size)
     return {name: value if isinstance(value, FakeTensor) else fake.from_tensor(value) for name, value in drawn.items()}
 
 

@@ -6,16 +6,15 @@ from dataclasses import replace
 
 from torch import Tensor, nn
 
-from executor.batches import FactoryData
+from executor.batches import FactoryData, map_tensors
 from executor.measurement.flop_counter import FlopCounter
-from executor.user_module.factory import UserModule, load_factory
+from executor.user_module.calls import called_blocks
+from executor.user_module.factory import LEAST_SAMPLES, UserModule, load_factory
+from executor.user_module.loss_check import loss_traits
 from executor.user_module.survey import LARGEST_RUN, Survey, UndividedError, loss_of, on_meta, survey
 from executor.user_module.tensor_plan import tensor_divisor
 from search_spaces.models.model import FactoryModel
 from search_spaces.trial import Workload
-
-LEAST_SAMPLES = 2
-"""Samples of the batch that the module is examined with; some modules squeeze a batch of one sample."""
 
 
 def describe(reference: str, workload: Workload) -> FactoryModel:
@@ -25,8 +24,16 @@ def describe(reference: str, workload: Workload) -> FactoryModel:
         FactoryError: the factory or its batch function violates the Protocol, or raises.
     """
     user = load_factory(reference, workload)
-    batch = FactoryData(batch=user.batch, workload=replace(workload, global_batch_size=LEAST_SAMPLES)).global_batch(0)
-    return replace(described(user, batch)[0], flops_per_sample=flops_per_sample(user.module, batch))
+    data = FactoryData(batch=user.batch, seed=workload.seed)
+    batch = data.micro_batch(0, 0, LEAST_SAMPLES)
+    flops = flops_per_sample(user.module, batch)
+    called = called_blocks(user, batch)
+    return replace(
+        described(user, batch)[0],
+        flops_per_sample=flops,
+        called_blocks=len(called.units) if called.recomputes else 0,
+        loss_traits=loss_traits(user.module, data, flops),
+    )
 
 
 def described(user: UserModule, batch: Mapping[str, Tensor]) -> tuple[FactoryModel, Survey | None]:
@@ -51,7 +58,7 @@ def flops_per_sample(module: nn.Module, batch: Mapping[str, Tensor]) -> float | 
     The module is not changed.
     """
     try:
-        return _counted(on_meta(module), {name: value.to("meta") for name, value in batch.items()})
+        return _counted(on_meta(module), map_tensors(batch, lambda value: value.to("meta")))
     except Exception:
         # Some modules read values, which meta tensors do not have.
         if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_RUN:
@@ -74,6 +81,9 @@ def _counted(module: nn.Module, batch: Mapping[str, Tensor]) -> float | None:
 
 def _surveyed(user: UserModule, batch: Mapping[str, Tensor]) -> tuple[Survey | None, str]:
     """Where a pipeline can cut the module, or the reason why it cannot."""
+    sizes = {len(value) if isinstance(value, Tensor) and value.dim() else 0 for value in batch.values()}
+    if len(sizes) != 1 or 0 in sizes:
+        return None, "the first dimension of the entries of its batch is not the samples"
     try:
         return survey(user.module, batch, user.plan), ""
     except UndividedError as error:

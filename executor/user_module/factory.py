@@ -14,6 +14,8 @@ from executor.user_module.plan import ParallelPlan, own_plan, read_plan, require
 from search_spaces.models.huggingface import BUILT
 from search_spaces.trial import Workload
 
+LEAST_SAMPLES = 2
+"""Samples of the batch that a module is examined with; some modules squeeze a batch of one sample."""
 Batch = Callable[[int, torch.Generator], Mapping[str, Any]]
 """`batch(micro_batch_size, generator)` returns the keyword arguments for a call of the module."""
 

@@ -9,6 +9,7 @@ from functools import lru_cache
 from search_spaces.errors import ModelFormatError
 from search_spaces.models.command import CommandModel
 from search_spaces.models.config_keys import RopeScaling
+from search_spaces.models.loss_trait import LossTrait
 from search_spaces.models.module_profile import ModuleProfile
 
 MOST_LAYERS = 10_000
@@ -639,6 +640,12 @@ class FactoryModel:
     """Maximum number of pipeline stages."""
     no_stages: str = ""
     """Why there is only one stage, in a clause."""
+    precision: str = ""
+    """That of its trained parameters as the factory makes them; empty: unknown, so the module is converted to every precision."""
+    called_blocks: int | None = None
+    """Blocks that checkpointing can recompute; 0: none of them is called as a module; None: unknown."""
+    loss_traits: tuple[LossTrait, ...] = ()
+    """What its loss depends on besides the samples."""
     flops_per_sample: float | None = None
     """FLOPs of a sample, forward and backward, counted on the module; None: not counted."""
     profile: ModuleProfile | None = dataclasses.field(default=None, compare=False, repr=False)

@@ -18,6 +18,7 @@ from search_spaces.kernels import (
     precision_problem,
     verdict,
 )
+from search_spaces.knob_values import value_text
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.rules.parallelism import CP, ETP, METHOD, TP
@@ -28,6 +29,20 @@ from search_spaces.trial_config import TrialConfig
 
 _DEFAULTS = TrialConfig()
 EVERY, WINDOW = "checkpoint_every_k", "attention_window"
+
+
+ON_BLOCKS = ("activation_checkpointing", "offload_activations", "compile_blocks", "cuda_graphs")
+"""Knobs that act when a block of a user's module is called."""
+
+
+def _called_blocks(config: TrialConfig, context: SpaceContext) -> str | None:
+    model = context.model
+    if not isinstance(model, FactoryModel) or model.called_blocks != 0:
+        return None
+    for name in ON_BLOCKS:
+        if (value := getattr(config, name)) not in ("none", False):
+            return f"{name}={value_text(value)} would do nothing: {model.name} has no repeated blocks that it calls as modules"
+    return None
 
 
 def _checkpointed_layers(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -139,6 +154,7 @@ def kernels_untested(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 COMPUTATION_RULES: tuple[Rule, ...] = (
+    Rule("called-blocks", ON_BLOCKS, "leave it out, or call the blocks as modules", _called_blocks),
     Rule("checkpoint-layers", ("activation_checkpointing", EVERY), "lower checkpoint_every_k", _checkpointed_layers),
     Rule("precision-supported", ("precision",), "choose a precision that the device computes in", _precision_supported),
     Rule(

@@ -9,7 +9,7 @@ from closed_forms import RANKS, Layout
 from torch import nn
 
 from benchmarks.correctness.compressed_forms import Forms
-from executor.engine import REFERENCE_STEPS, measured_config
+from executor.engine import measured_config
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import Shares as Holders
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam

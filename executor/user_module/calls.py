@@ -1,0 +1,222 @@
+"""Observes one forward and backward of a user's module: which modules are called, and where their parameters are read.
+
+Stage 3 and activation checkpointing act when a module is called. A container whose parts are called one by one is never called,
+nor is a module of which only the weight is read (`F.linear(x, layer.weight)`).
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.graph import register_multi_grad_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from executor.batches import map_tensors
+from executor.errors import FactoryError
+from executor.user_module.factory import UserModule
+from executor.user_module.survey import LARGEST_RUN, UndividedError, block_names, loss_of, on_meta
+
+QUICK_RUN = 10_000_000
+"""Largest module, in parameters, that runs on the CPU first: a few samples take less than a second."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CalledBlocks:
+    """What engines act on in a user's module. Names are those of `named_modules`."""
+
+    units: tuple[str, ...]
+    """Modules whose parameters are read only while they are called, or in their backward: stage 3 gathers each by itself. They
+    are the blocks, or their parts if a block is not called. All other parameters are gathered with the whole module."""
+    recomputes: bool
+    """Whether checkpointing of the units keeps less: not if they are single layers, because only these are called."""
+    trains_only: bool
+    """Whether the module returns no loss in evaluation mode."""
+
+
+def called_blocks(user: UserModule, batch: Mapping[str, Any]) -> CalledBlocks:
+    """Run a copy of the module once, on the CPU or without data. The module is not changed.
+
+    If it runs on neither, its blocks are assumed to be called, except containers, which cannot be.
+
+    Raises:
+        FactoryError: the plan does not name a container of blocks.
+    """
+    try:
+        blocks = block_names(user.module, user.plan)
+    except UndividedError as error:
+        raise FactoryError(f"{user.reference}: {error}; name its ModuleList, or leave plan.blocks out") from error
+    record = _recorded(user.module, batch)
+    units = _units(user.module, blocks, record)
+    parts = {name: user.module.get_submodule(name) for name in units}
+    whole = any(name in blocks or any(True for _ in part.children()) for name, part in parts.items())
+    return CalledBlocks(units=units, recomputes=whole, trains_only=record is not None and record.trains_only)
+
+
+class _Event(Enum):
+    LEFT = auto()
+    """A module's forward ended."""
+    ENTERED_BACKWARD = auto()
+    """A gradient of a module's output is there."""
+    READ = auto()
+    """An operator reads a parameter."""
+
+
+class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """The calls and reads of one forward and backward, in order. Modules and parameters are named."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.module, self.trains_only = module, False
+        self.called: set[str] = set()
+        self.forward: list[tuple[str, tuple[str, ...]]] = []
+        """Each parameter that is read in forward, and the modules that run then."""
+        self.backward: list[tuple[_Event, str, tuple[str, ...]]] = []
+        self._running: list[str] = []
+        self._in_backward = False
+        self._parameters = {
+            parameter.untyped_storage()._cdata: name for name, parameter in module.named_parameters() if parameter.numel()
+        }
+
+    def run(self, batch: Mapping[str, Any]) -> None:
+        """Run in evaluation mode, as the first steps of a trial, or in training mode if that gives no loss.
+
+        Raises:
+            Exception: the module does not run.
+        """
+        names = {inner: name for name, inner in self.module.named_modules()}
+        with ExitStack() as stack:
+            for inner, name in names.items():
+                stack.callback(inner.register_forward_pre_hook(self._enters(name)).remove)
+                stack.callback(inner.register_forward_hook(self._leaves(name), always_call=True).remove)
+            training = [inner for inner in names if inner.training]
+            self._follow(self.module.eval(), batch)
+            if not self.backward:
+                for inner in training:
+                    inner.training = True
+                self.trains_only = True
+                self._follow(self.module, batch)
+
+    def _follow(self, module: nn.Module, batch: Mapping[str, Any]) -> None:
+        with torch.enable_grad(), self:
+            self.forward.clear()
+            try:
+                loss = loss_of(module(**batch))
+            except Exception:
+                if self.trains_only:
+                    raise
+                return
+            if loss is not None:
+                self._in_backward = True
+                loss.backward()  # type: ignore[no-untyped-call]
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        for leaf in tree_leaves((args, kwargs)):
+            if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
+                name = self._parameters.get(leaf.untyped_storage()._cdata)
+                if name is not None and self._in_backward:
+                    self.backward.append((_Event.READ, name, tuple(self._running)))
+                elif name is not None:
+                    self.forward.append((name, tuple(self._running)))
+        return func(*args, **(kwargs or {}))
+
+    def _enters(self, name: str) -> Any:
+        def enter(_module: nn.Module, _inputs: object) -> None:
+            self.called.add(name)
+            self._running.append(name)
+
+        return enter
+
+    def _leaves(self, name: str) -> Any:
+        def leave(_module: nn.Module, _inputs: object, output: object) -> None:
+            while self._running and self._running.pop() != name:
+                pass
+            if self._in_backward:
+                self.backward.append((_Event.LEFT, name, ()))
+            outputs = [tensor for tensor in output_tensors(output) if tensor.requires_grad]
+            if outputs:
+                event = (_Event.ENTERED_BACKWARD, name, ())
+                register_multi_grad_hook(outputs, lambda _: self.backward.append(event), mode="any")
+
+        return leave
+
+
+def output_tensors(output: object) -> list[Tensor]:
+    """Tensors in a module's output: the output itself, those inside containers and plain objects, and `.loss`."""
+    if isinstance(output, Tensor):
+        return [output]
+    if isinstance(output, Mapping):
+        return [tensor for value in output.values() for tensor in output_tensors(value)]
+    if isinstance(output, list | tuple):
+        return [tensor for value in output for tensor in output_tensors(value)]
+    tensors = [tensor for value in getattr(output, "__dict__", {}).values() for tensor in output_tensors(value)]
+    loss = loss_of(output)
+    return [*tensors, *([] if loss is None else [loss])]
+
+
+def _recorded(module: nn.Module, batch: Mapping[str, Any]) -> _Record | None:
+    """None: the module does not run here. What runs on the meta device for the first time loads for seconds."""
+    on_cpu = lambda: (copy.deepcopy(module), batch)  # noqa: E731
+    without_data = lambda: (on_meta(module), map_tensors(batch, lambda value: value.to("meta")))  # noqa: E731
+    size = sum(parameter.numel() for parameter in module.parameters())
+    runs = [on_cpu, without_data] if size <= QUICK_RUN else [without_data, *([on_cpu] if size <= LARGEST_RUN else [])]
+    for run in runs:
+        try:
+            copied, inputs = run()  # type: ignore[no-untyped-call]
+            record = _Record(copied)
+            record.run(inputs)
+        except Exception:
+            continue
+        return record
+    return None
+
+
+def _units(module: nn.Module, blocks: Sequence[str], record: _Record | None) -> tuple[str, ...]:
+    """The blocks, each that is not called or whose parameters are read elsewhere replaced by its parts."""
+    units = [unit for block in blocks for unit in _called(module, block, record)]
+    while record is not None and (misread := set(_misread(module, units, record))):
+        units = [part for unit in units for part in ([unit] if unit not in misread else _called_parts(module, unit, record))]
+    return tuple(units)
+
+
+def _called(module: nn.Module, name: str, record: _Record | None) -> list[str]:
+    """The module if it is called, else those of its parts that are."""
+    inner = module.get_submodule(name)
+    if not any(True for _ in inner.parameters()):
+        return []
+    is_called = not isinstance(inner, nn.ModuleList | nn.ModuleDict) if record is None else name in record.called
+    return [name] if is_called else _called_parts(module, name, record)
+
+
+def _called_parts(module: nn.Module, name: str, record: _Record | None) -> list[str]:
+    parts = (f"{name}.{child}" for child, _ in module.get_submodule(name).named_children())
+    return [unit for part in parts for unit in _called(module, part, record)]
+
+
+def _misread(module: nn.Module, units: Sequence[str], record: _Record) -> Iterator[str]:
+    """The units of which a parameter is read while it would not be gathered.
+
+    A unit is whole while it is called, and in backward from the first gradient of its output until the next unit's; if it is
+    called again in backward (the user's own checkpointing), until that call ends.
+    """
+    paths = {id(parameter): name for name, parameter in module.named_parameters()}
+    owners: dict[str, set[str]] = {}
+    for unit in units:
+        for parameter in module.get_submodule(unit).parameters():
+            owners.setdefault(paths[id(parameter)], set()).add(unit)
+    for name, running in record.forward:
+        if name in owners and owners[name].isdisjoint(running):
+            yield from owners[name]
+    current: str | None = None
+    for event, name, running in record.backward:
+        if event is _Event.ENTERED_BACKWARD and name in units:
+            current = name
+        elif event is _Event.LEFT and name == current:
+            current = None
+        elif event is _Event.READ and name in owners and owners[name].isdisjoint((*running, current)):
+            yield from owners[name]
