@@ -106,7 +106,18 @@ _PRODUCTS = re.compile(
 _WITHOUT = re.compile(r"^_thnn_fused|_vector_norm$|_cross$|_powsum$|check_errors|flatten_weight$|slice_inverse")
 """Of them those that do not."""
 _NAMESPACES = frozenset(
-    ("aten", "prim", "prims", "c10d", "_c10d_functional", "_c10d_functional_autograd", "profiler", "fsdp", "_dtensor", "streams")
+    (
+        "aten",
+        "prim",
+        "prims",
+        "c10d",
+        "_c10d_functional",
+        "_c10d_functional_autograd",
+        "profiler",
+        "fsdp",
+        "_dtensor",
+        "streams",
+    )
 )
 """Namespaces of operators whose products are known by their names."""
 
@@ -180,7 +191,11 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return NotImplemented
         kwargs = kwargs or {}
         formula = formula_of(func)
-        if (formula is None or formula is _unknown) and torch.is_inference_mode_enabled() and not isinstance(func, HigherOrderOperator):
+        if (
+            (formula is None or formula is _unknown)
+            and torch.is_inference_mode_enabled()
+            and not isinstance(func, HigherOrderOperator)
+        ):
             # Only in inference mode do composite operators arrive whole: otherwise autograd has already decomposed them.
             with self:
                 parts = func.decompose(*args, **kwargs)
