@@ -147,8 +147,8 @@ class TrialRequest:
 
 
 def reference_name(model: Model, config: TrialConfig) -> str:
-    """The name of a job's reference losses for a configuration. A user's loss may depend on the division into micro-batches, and
-    its samples do; all configurations of our own model have the same samples and loss."""
+    """The name of a job's reference losses for a configuration. Of a user's module the samples depend on the micro-batch size,
+    and the loss may; all configurations of our own model have the same samples and loss."""
     return f"{config.micro_batch_size} {config.precision}" if isinstance(model, FactoryModel) else ""
 
 
@@ -275,8 +275,8 @@ class TrialResult:
     slow_nodes: tuple[str, ...] = ()
     """Names of nodes that slowed this trial: ranks on them computed longer than ranks with the same shapes elsewhere."""
     phase_seconds: dict[str, float] = field(default_factory=dict)
-    """Wall seconds by phase on rank 0: setup, reference (of a user's module), build, warmup (without compile), compile (torch.compile, if used),
-    memory, measure, close."""
+    """Wall seconds by phase on rank 0: setup, reference (of a user's module), build, warmup (without compile), compile
+    (torch.compile, if used), memory, measure, close."""
     warm: bool = False
     """Whether the ranks had run a trial before."""
     environment: dict[str, str] = field(default_factory=dict)

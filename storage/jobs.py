@@ -159,7 +159,7 @@ class JobStore(StorePart):
     def set_reference_losses(
         self, session: Session, now: datetime, lease: Lease, losses: Sequence[float], name: str = ""
     ) -> None:
-        """Set the losses that later trials with this reference are compared with. The first call counts; later ones are ignored.
+        """Set the losses that later trials with this reference are compared with. Only the first call counts.
 
         `name`: of the reference (`search_spaces.trial.reference_name`).
         """

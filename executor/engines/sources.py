@@ -193,8 +193,8 @@ class _Factory(TrainingSource):
     def _whole(self, loaded: "LoadedModule", groups: ParallelGroups) -> ModelPart:
         division = divide(loaded.user, TensorParallel(groups.tensor, False, self.config.async_tensor_parallel))
         return ModelPart(
-            module=loaded.user.module, blocks=loaded.blocks, units=loaded.units, split=division.split,
-            summands=division.summands,
+            module=loaded.user.module, blocks=loaded.blocks, units=loaded.units, outside=loaded.called.outside,
+            split=division.split, summands=division.summands,
         )  # fmt: skip
 
     def _stage(self, stage: int, user: UserModule, groups: ParallelGroups, module_survey: Survey) -> ModelPart:
@@ -216,8 +216,8 @@ class _Factory(TrainingSource):
             if not isinstance(value, Tensor) or not value.dim() or len(value) != size:
                 raise EngineRefusalError(
                     "factory-shape",
-                    f"{self.model.name}: the first dimension of batch entry {name!r} is not the samples, as a pipeline needs; use "
-                    "pipeline_parallel_size=1",
+                    f"{self.model.name}: the first dimension of batch entry {name!r} is not the samples, as a pipeline needs; "
+                    "use pipeline_parallel_size=1",
                 )
         converted: dict[str, Tensor] = map_tensors(batch, self.first.converted)
         return converted
@@ -254,6 +254,18 @@ class LoadedModule:
         return value if self.input_dtype is None or not value.is_floating_point() else value.to(self.input_dtype)
 
 
+def require_one_dtype(module: nn.Module, engine: str) -> None:
+    """Refuse a module of several dtypes for an engine that gathers parameters of one.
+
+    Raises:
+        EngineRefusalError: it has several.
+    """
+    dtypes = sorted({str(value.dtype).removeprefix("torch.") for value in module.parameters() if value.is_floating_point()})
+    if len(dtypes) > 1:
+        problem = f"the {engine} engine needs parameters of one dtype, and the module has {', '.join(dtypes)}"
+        raise EngineRefusalError("factory-dtypes", f"{problem}; use engine=native, or pin another precision")
+
+
 def load_user_module(model: FactoryModel, config: TrialConfig, workload: Workload) -> LoadedModule:
     """Build a user's module from the workload's seed, in the precision of the configuration. One that already has it is not
     converted: parts of it may have other dtypes on purpose, such as frozen ones next to adapters.
@@ -264,6 +276,9 @@ def load_user_module(model: FactoryModel, config: TrialConfig, workload: Workloa
     torch.manual_seed(workload.seed)
     user = load_factory(model.reference, workload)
     data = FactoryData(batch=user.batch, seed=workload.seed)
+    for inner in user.module.modules():
+        if isinstance(inner, nn.Embedding | nn.EmbeddingBag):
+            inner.sparse = False  # the optimizers of engines take only dense gradients
     called = called_blocks(user, data.micro_batch(0, 0, LEAST_SAMPLES))
     dtype = None if config.precision == model.precision else DTYPES[config.precision]
     if dtype is not None:

@@ -19,7 +19,7 @@ from executor.engine import Engine, RankContext
 from executor.engines.capabilities import DDP, FSDP2
 from executor.engines.native.offload import adamw, hyperparameters_of, step_scaled
 from executor.engines.session import ParallelSession, loss_from, refuse
-from executor.engines.sources import DTYPES
+from executor.engines.sources import DTYPES, require_one_dtype
 from executor.parallel.collectives import ProcessGroup, all_gather_single, reduce_scatter_single
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.initialization import FirstValues, Share, materialise
@@ -89,12 +89,15 @@ class DdpReplica(TorchReplica):
         unused_parameters: bool,
     ) -> None:
         self.groups = groups
-        dtype = torch.promote_types(next(part.module.parameters()).dtype, torch.float32)
+        # A module of several dtypes stays as it is.
+        dtypes = {parameter.dtype for parameter in part.module.parameters() if parameter.is_floating_point()}
+        dtype = torch.promote_types(dtypes.pop(), torch.float32) if len(dtypes) == 1 else None
         materialise(part.module, part.values, device, dtype)
         bare = part.module.to(device=device, dtype=dtype)
         # DDP would not find the loss in a user-defined object, and would treat every parameter as unused.
         inner = _LossOnly(bare) if unused_parameters else bare
-        inner = _Autocast(inner, device.type) if DTYPES[config.precision] == torch.bfloat16 else inner
+        is_narrow = DTYPES[config.precision] == torch.bfloat16 and dtype is not None
+        inner = _Autocast(inner, device.type) if is_narrow else inner
         self.bare, self.module = bare, inner
         if groups.shard.size > 1:
             bytes_per_element = next(bare.parameters()).element_size()
@@ -200,6 +203,7 @@ class FullyShardedReplica(TorchReplica):
         device: torch.device,
         unused_parameters: bool,
     ) -> None:
+        require_one_dtype(part.module, "fsdp2")
         self.part, self.groups = part, groups
         self.module = part.module.to(torch.promote_types(_dtype(part.module), torch.float32))
         self.reshards = config.zero_stage == 3
@@ -287,10 +291,14 @@ class FullyShardedReplica(TorchReplica):
         # A tied table is used at both ends, so it belongs to the model as a whole.
         owners = Counter(id(parameter) for unit in self.part.units for parameter in unit.parameters())
         untied = [unit for unit in self.part.units if all(owners[id(parameter)] == 1 for parameter in unit.parameters())]
+        outside = {self.module.get_parameter(name) for name in self.part.outside}
         for unit in (*untied, self.module):
             # Backward gathers again only if torch finds a tensor in the module's output; a user's module may return any object.
             again = reshard and not (unit is self.module and unused_parameters)
-            sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy, offload_policy=offload)
+            kept_out = outside if unit is not self.module else None
+            sharded = fully_shard(
+                unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy, offload_policy=offload, ignored_params=kept_out
+            )
             sharded.set_gradient_divide_factor(1.0)
             # In fp32 and bf16 a custom divide factor would need a reduce op that only NCCL has.
             sharded.set_force_sum_reduction_for_comms(True)

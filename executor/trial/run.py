@@ -66,7 +66,8 @@ COUNTED_STEP = 1
 def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
     """Run one trial. Every rank of the gang calls this function and gets the same result.
 
-    1. If the job has no reference yet for this division of a user's module, compute it (`plain_losses`). Build the model (`build`).
+    1. If the job has no reference yet for this division of a user's module, compute it (`plain_losses`). Then build the model
+       (`build`).
     2. Step until lazily created state exists, at least two updates (`warmup`). Compare the first losses with the reference, and
        count the FLOPs of one of these steps, because counting slows a step down.
     3. Account for the memory of an untimed step (`memory`). If the limit is exceeded, the trial ends here, before timing.

@@ -31,8 +31,10 @@ class CalledBlocks:
     """What engines act on in a user's module. Names are those of `named_modules`."""
 
     units: tuple[str, ...]
-    """Modules whose parameters are read only while they are called, or in their backward: stage 3 gathers each by itself. They
-    are the blocks, or their parts if a block is not called. All other parameters are gathered with the whole module."""
+    """The blocks that are called, or the called parts of one that is not: stage 3 gathers each when it is called."""
+    outside: frozenset[str]
+    """Parameters of units that are read at another time, by a caller or in the backward of a recomputation of the user's own.
+    Like those of no unit, they are gathered with the whole module."""
     recomputes: bool
     """Whether checkpointing of the units keeps less: not if they are single layers, because only these are called."""
     trains_only: bool
@@ -52,10 +54,13 @@ def called_blocks(user: UserModule, batch: Mapping[str, Any]) -> CalledBlocks:
     except UndividedError as error:
         raise FactoryError(f"{user.reference}: {error}; name its ModuleList, or leave plan.blocks out") from error
     record = _recorded(user.module, batch)
-    units = _units(user.module, blocks, record)
+    units = tuple(unit for block in blocks for unit in _called(user.module, block, record))
     parts = {name: user.module.get_submodule(name) for name in units}
     whole = any(name in blocks or any(True for _ in part.children()) for name, part in parts.items())
-    return CalledBlocks(units=units, recomputes=whole, trains_only=record is not None and record.trains_only)
+    if record is None:
+        return CalledBlocks(units=units, outside=frozenset(), recomputes=whole, trains_only=False)
+    outside = frozenset(_misread(user.module, units, record))
+    return CalledBlocks(units=units, outside=outside, recomputes=whole, trains_only=record.trains_only)
 
 
 class _Event(Enum):
@@ -176,30 +181,19 @@ def _recorded(module: nn.Module, batch: Mapping[str, Any]) -> _Record | None:
     return None
 
 
-def _units(module: nn.Module, blocks: Sequence[str], record: _Record | None) -> tuple[str, ...]:
-    """The blocks, each that is not called or whose parameters are read elsewhere replaced by its parts."""
-    units = [unit for block in blocks for unit in _called(module, block, record)]
-    while record is not None and (misread := set(_misread(module, units, record))):
-        units = [part for unit in units for part in ([unit] if unit not in misread else _called_parts(module, unit, record))]
-    return tuple(units)
-
-
 def _called(module: nn.Module, name: str, record: _Record | None) -> list[str]:
     """The module if it is called, else those of its parts that are."""
     inner = module.get_submodule(name)
     if not any(True for _ in inner.parameters()):
         return []
     is_called = not isinstance(inner, nn.ModuleList | nn.ModuleDict) if record is None else name in record.called
-    return [name] if is_called else _called_parts(module, name, record)
-
-
-def _called_parts(module: nn.Module, name: str, record: _Record | None) -> list[str]:
-    parts = (f"{name}.{child}" for child, _ in module.get_submodule(name).named_children())
-    return [unit for part in parts for unit in _called(module, part, record)]
+    if is_called:
+        return [name]
+    return [unit for child, _ in inner.named_children() for unit in _called(module, f"{name}.{child}", record)]
 
 
 def _misread(module: nn.Module, units: Sequence[str], record: _Record) -> Iterator[str]:
-    """The units of which a parameter is read while it would not be gathered.
+    """The parameters of units that are read while they would not be gathered.
 
     A unit is whole while it is called, and in backward from the first gradient of its output until the next unit's; if it is
     called again in backward (the user's own checkpointing), until that call ends.
@@ -211,7 +205,7 @@ def _misread(module: nn.Module, units: Sequence[str], record: _Record) -> Iterat
             owners.setdefault(paths[id(parameter)], set()).add(unit)
     for name, running in record.forward:
         if name in owners and owners[name].isdisjoint(running):
-            yield from owners[name]
+            yield name
     current: str | None = None
     for event, name, running in record.backward:
         if event is _Event.ENTERED_BACKWARD and name in units:
@@ -219,4 +213,4 @@ def _misread(module: nn.Module, units: Sequence[str], record: _Record) -> Iterat
         elif event is _Event.LEFT and name == current:
             current = None
         elif event is _Event.READ and name in owners and owners[name].isdisjoint((*running, current)):
-            yield from owners[name]
+            yield name

@@ -34,7 +34,7 @@ def loss_traits(module: nn.Module, data: FactoryData, flops_per_sample: float | 
     if (flops_per_sample or 0.0) / 3 * SAMPLES * FORWARDS > MOST_FLOPS:
         return (LossTrait.UNCHECKED,)
     try:
-        return tuple(dict.fromkeys(_LossRuns(module, data).traits()))
+        return tuple(_LossRuns(module, data).traits())
     except Exception:
         # Some modules run only on an accelerator. The first trial reports errors of a module.
         return (LossTrait.UNCHECKED,)
@@ -63,13 +63,14 @@ class _LossRuns:
         if self._differs(self._loss(whole), self._loss(self.data.micro_batch(0, 0, SAMPLES))):
             yield LossTrait.IRREPRODUCIBLE
             return
-        if self._differs(self._loss(whole), self._loss(whole, seed=1)):
+        is_random = self._differs(self._loss(whole), self._loss(whole, seed=1))
+        if is_random:
             yield LossTrait.DROPOUT if trains_only else LossTrait.RANDOM
         else:
             yield from self._of_divisions(whole)
         buffers = [buffer.clone() for buffer in self.module.buffers()]
         self._train()
-        if self._differs(self._loss(whole), self._loss(whole, seed=1)):
+        if self._differs(self._loss(whole), self._loss(whole, seed=1)) and not is_random:
             yield LossTrait.DROPOUT
         if not all(torch.equal(*pair) for pair in zip(buffers, self.module.buffers(), strict=True)):
             yield LossTrait.BUFFERS
@@ -107,8 +108,8 @@ class _LossRuns:
 
 
 def _part(whole: Any, fewer: Any, first: int, size: int) -> Any:
-    """Samples from `first` on of a batch of SAMPLES samples; `fewer`: the same batch of one sample less, whose entries show what
-    their first dimension is.
+    """The `size` samples from `first` on of a batch of SAMPLES; `fewer`: a batch of one sample less, whose entries show which
+    dimension is the samples.
 
     Raises:
         _UndividedBatchError: it is not the samples.

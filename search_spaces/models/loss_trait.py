@@ -4,7 +4,7 @@ from enum import StrEnum
 
 
 class LossTrait(StrEnum):
-    """A property of a loss that decides what can be compared between configurations. The values are stored: never rename one."""
+    """A property of a loss that decides what can be compared. The values are stored: never rename one."""
 
     PADDED = "padded"
     """A mean over targets, of which samples have different numbers."""
@@ -42,8 +42,8 @@ class LossTrait(StrEnum):
 
 
 _CAUSES = {
-    LossTrait.PADDED: "a mean over targets, of which samples have different numbers: divide the sum by a fixed number of targets, "
-    "or pin micro_batch_size",
+    LossTrait.PADDED: "a mean over targets, of which samples have different numbers: divide the sum by a fixed number "
+    "of targets, or pin micro_batch_size",
     LossTrait.SUM: "a sum over samples: divide it by their number, or pin micro_batch_size",
     LossTrait.TOGETHER: "samples are computed together, such as in-batch negatives: pin micro_batch_size to the number that "
     "you train with",

@@ -25,7 +25,7 @@ from executor.engines.deepspeed.package import (
     some_group,
 )
 from executor.engines.session import RepeatableSteps, loss_from, refuse
-from executor.engines.sources import DTYPES, LoadedModule, load_user_module
+from executor.engines.sources import DTYPES, LoadedModule, load_user_module, require_one_dtype
 from executor.errors import EngineRefusalError
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.collectives import accounting, mark
@@ -69,6 +69,7 @@ def whole_module(
             "factory-shape", "the plan of a module:factory is not AutoTP's; use tensor_parallel_size=1, or the native engine"
         )
     loaded = load_user_module(model, config, workload)
+    require_one_dtype(loaded.user.module, "deepspeed")
     if loaded.blocks:
         checkpoint_blocks(loaded.blocks, config)
     users: Any = loaded.user.module

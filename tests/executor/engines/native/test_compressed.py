@@ -18,7 +18,7 @@ from executor.engines.native.parameter_shard import MasterShard, make_layout
 from executor.parallel.collectives import ProcessGroup
 from search_spaces.models.model import ModelSpec
 from search_spaces.optimizers import LEAST_ROOT
-from search_spaces.trial import TrialResult
+from search_spaces.trial import REFERENCE_STEPS, TrialResult
 from search_spaces.trial_config import TrialConfig
 
 Count = Callable[..., TrialResult]
