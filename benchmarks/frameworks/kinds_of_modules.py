@@ -560,8 +560,19 @@ def library_graphs() -> Made:
 
 def library_detection() -> Made:
     """torchvision's SSD: a dict of losses in training mode, boxes in evaluation mode, lists of dicts as targets."""
-    detection = _package("torchvision.models.detection")
-    net = detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None, num_classes=4, width_mult=0.2)
+    detection, anchors = _package("torchvision.models.detection.ssd"), _package("torchvision.models.detection.anchor_utils")
+
+    class Features(nn.Module):
+        out_channels = (WIDTH,)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.Sequential(nn.Conv2d(3, WIDTH, 4, 4), nn.BatchNorm2d(WIDTH), nn.ReLU())
+
+        def forward(self, x: Tensor) -> dict[str, Tensor]:
+            return {"0": self.layers(x)}
+
+    net = detection.SSD(Features(), anchors.DefaultBoxGenerator([[2]]), (32, 32), 4)
 
     class Detector(nn.Module):
         def __init__(self) -> None:

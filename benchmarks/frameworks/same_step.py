@@ -175,7 +175,7 @@ def configurations(model: FactoryModel) -> list[TrialConfig]:
 def model_of(name: str) -> FactoryModel:
     """The module as `autotune sweep` describes it."""
     model = describe(f"{FOLDER}:{name}", WORKLOAD)
-    return model if model.precision else dataclasses.replace(model, precision="bf16" if name == "in_bf16" else "fp32")
+    return model
 
 
 def compared(gang: Gang, model: FactoryModel, config: TrialConfig, engine: str = "native") -> Losses:

@@ -641,7 +641,10 @@ class FactoryModel:
     no_stages: str = ""
     """Why there is only one stage, in a clause."""
     precision: str = ""
-    """That of its trained parameters as the factory makes them, in which it is not converted; empty: unknown."""
+    """That of its trained parameters as the factory makes them, in which it is not converted; empty: several, or it is
+    unknown, so the module is converted to every precision."""
+    other_types: str = ""
+    """Numbers of parameters that have other types as the factory makes them; empty: there are none."""
     refused_knobs: tuple[tuple[str, str], ...] = ()
     """Knobs of `ON_BLOCKS` that would do nothing or fail, each with the reason."""
     loss_traits: tuple[LossTrait, ...] = ()
@@ -657,6 +660,28 @@ class FactoryModel:
     def name(self) -> str:
         """The reference, as the user wrote it."""
         return self.reference
+
+    @property
+    def default_precision(self) -> str:
+        """The precision that keeps its types, if they are not all fp32; empty: the device's default."""
+        return self.precision if self.other_types or self.precision != "fp32" else ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user must know of its types and of its FLOPs, one line each."""
+        lines = []
+        if self.other_types and not self.precision:
+            kinds = f"the factory makes parameters of several types ({self.other_types})"
+            lines.append(f"{kinds}, which engines train in one: all are converted to the precision (--pin precision)")
+        elif self.default_precision:
+            others = f" ({self.other_types})" if self.other_types else ""
+            lines.append(
+                f"with precision={self.precision} parameters keep the factory's types{others}; another one converts all"
+            )
+        if self.profile is not None and self.profile.uncounted:
+            operators = ", ".join(self.profile.uncounted)
+            lines.append(f"the FLOPs of {operators} are unknown: predicted times count the bytes that they move")
+        return tuple(lines)
 
 
 Model = ModelSpec | FactoryModel | CommandModel
