@@ -1,11 +1,10 @@
 """Modules as people write them, each a factory `benchmarks.frameworks.kinds_of_modules:NAME`, small, without a plan.
 
-The first part needs only torch; the second, the packages that `LIBRARIES` names.
+They need only torch. Modules of libraries are in `benchmarks.prediction.library_modules`.
 """
 
 import copy
 import dataclasses
-import importlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,13 +13,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 WIDTH, TOKENS, WORDS = 32, 12, 64
-LIBRARIES = {
-    "library_x_transformers": "x_transformers", "library_vit_pytorch": "vit_pytorch", "library_timm": "timm",
-    "library_albert": "transformers", "library_clip": "transformers", "library_t5": "transformers",
-    "library_peft_on_bf16": "peft", "library_graphs": "torch_geometric", "library_detection": "torchvision",
-    "library_diffusion": "diffusers",
-}  # fmt: skip
-"""Factory -> the package that it needs."""
 Made = tuple[nn.Module, Callable[[int, torch.Generator], Mapping[str, Any]]]
 
 
@@ -411,213 +403,8 @@ def trained_next_to_bf16() -> Made:
     return Adapting(), words
 
 
-def _package(name: str) -> Any:
-    return importlib.import_module(name)
-
-
-def library_x_transformers() -> Made:
-    """x-transformers' TransformerWrapper: layers are ModuleLists of ModuleLists."""
-    package = _package("x_transformers")
-    decoder = package.Decoder(dim=WIDTH, depth=3, heads=2, attn_dim_head=16)
-    net = package.TransformerWrapper(num_tokens=WORDS, max_seq_len=TOKENS, attn_layers=decoder)
-    wrapped = package.AutoregressiveWrapper(net)
-
-    class Wrapped(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = wrapped
-
-        def forward(self, tokens: Tensor) -> Tensor:
-            return self.inner(tokens)  # type: ignore[no-any-return]
-
-    return Wrapped(), lambda size, generator: {"tokens": words(size, generator)["tokens"]}
-
-
-class Labelled(nn.Module):
-    """A classifier of images, and its loss."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, images: Tensor, labels: Tensor) -> Tensor:
-        return functional.cross_entropy(self.inner(images), labels)
-
-
-def images(side: int) -> Callable[[int, torch.Generator], dict[str, Tensor]]:
-    """Random images of ten classes."""
-    return lambda size, generator: {
-        "images": torch.randn(size, 3, side, side, generator=generator),
-        "labels": torch.randint(10, (size,), generator=generator),
-    }
-
-
-def library_vit_pytorch() -> Made:
-    """vit-pytorch's ViT: attention and MLP of a layer are called one by one."""
-    vit = _package("vit_pytorch").ViT(
-        image_size=16, patch_size=4, num_classes=10, dim=WIDTH, depth=3, heads=2, dim_head=16, mlp_dim=64, dropout=0.1
-    )
-    return Labelled(vit), images(16)
-
-
-def library_timm() -> Made:
-    """timm's ConvNeXt, with drop path."""
-    net = _package("timm").create_model(
-        "convnext_atto", num_classes=10, depths=(1, 1, 2, 1), dims=(8, 16, 16, 32), drop_path_rate=0.1
-    )
-    return Labelled(net), images(32)
-
-
-def _transformer(name: str, **sizes: Any) -> nn.Module:
-    package = _package("transformers")
-    config = getattr(
-        package, f"{name.replace('ForMaskedLM', '').replace('ForConditionalGeneration', '').replace('Model', '')}Config"
-    )
-    return getattr(package, name)(config(**sizes))  # type: ignore[no-any-return]
-
-
-def library_albert() -> Made:
-    """Hugging Face's ALBERT: one layer that is called many times."""
-    package = _package("transformers")
-    config = package.AlbertConfig(
-        vocab_size=WORDS, embedding_size=16, hidden_size=WIDTH, num_hidden_layers=4,
-        num_attention_heads=2, intermediate_size=64, max_position_embeddings=TOKENS,
-    )  # fmt: skip
-    return package.AlbertForMaskedLM(config), lambda size, generator: {
-        "input_ids": words(size, generator)["tokens"], "labels": words(size, generator)["labels"],
-    }  # fmt: skip
-
-
-def library_clip() -> Made:
-    """Hugging Face's CLIP, with its loss over in-batch negatives."""
-    package = _package("transformers")
-    sizes = {"hidden_size": WIDTH, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    config = package.CLIPConfig(
-        text_config={**sizes, "vocab_size": WORDS, "max_position_embeddings": TOKENS, "eos_token_id": WORDS - 1},
-        vision_config={**sizes, "image_size": 16, "patch_size": 8},
-        projection_dim=16,
-    )
-    return package.CLIPModel(config), lambda size, generator: {
-        "input_ids": words(size, generator)["tokens"],
-        "pixel_values": torch.randn(size, 3, 16, 16, generator=generator),
-        "return_loss": True,
-    }
-
-
-def library_t5() -> Made:
-    """Hugging Face's T5: embeddings that encoder and decoder share, relative positions in the first layer."""
-    package = _package("transformers")
-    config = package.T5Config(
-        vocab_size=WORDS, d_model=WIDTH, d_kv=16, d_ff=64, num_layers=2, num_heads=2,
-        decoder_start_token_id=0,
-    )  # fmt: skip
-    return package.T5ForConditionalGeneration(config), lambda size, generator: {
-        "input_ids": words(size, generator)["tokens"], "labels": words(size, generator)["labels"],
-    }  # fmt: skip
-
-
-def library_peft_on_bf16() -> Made:
-    """PEFT: fp32 adapters on a frozen Llama in bf16."""
-    package, peft = _package("transformers"), _package("peft")
-    config = package.LlamaConfig(
-        vocab_size=WORDS, hidden_size=WIDTH, intermediate_size=64, num_hidden_layers=3, num_attention_heads=2,
-        max_position_embeddings=TOKENS, use_cache=False,
-    )  # fmt: skip
-    base = package.LlamaForCausalLM(config).to(torch.bfloat16)
-    model = peft.get_peft_model(base, peft.LoraConfig(r=4, target_modules=["q_proj", "v_proj"]))
-    return model, lambda size, generator: {
-        "input_ids": words(size, generator)["tokens"], "labels": words(size, generator)["labels"],
-    }  # fmt: skip
-
-
-def library_graphs() -> Made:
-    """torch_geometric: graphs of different sizes in one batch object."""
-    data, layers = _package("torch_geometric.data"), _package("torch_geometric.nn")
-
-    class Graphs(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(layers.GATConv(WIDTH, WIDTH) for _ in range(3))
-            self.head = nn.Linear(WIDTH, 1)
-
-        def forward(self, graphs: Any) -> Tensor:
-            x = graphs.x
-            for layer in self.layers:
-                x = functional.relu(layer(x, graphs.edge_index))
-            pooled = layers.global_mean_pool(x, graphs.batch)
-            return functional.mse_loss(self.head(pooled).squeeze(1), graphs.y)
-
-    def batch(size: int, generator: torch.Generator) -> dict[str, Any]:
-        graphs = []
-        for count in torch.randint(3, 8, (size,), generator=generator).tolist():
-            edges = torch.randint(count, (2, 2 * count), generator=generator)
-            nodes = torch.randn(count, WIDTH, generator=generator)
-            graphs.append(data.Data(x=nodes, edge_index=edges, y=torch.randn(1, generator=generator)))
-        return {"graphs": data.Batch.from_data_list(graphs)}
-
-    return Graphs(), batch
-
-
-def library_detection() -> Made:
-    """torchvision's SSD: a dict of losses in training mode, boxes in evaluation mode, lists of dicts as targets."""
-    detection, anchors = _package("torchvision.models.detection.ssd"), _package("torchvision.models.detection.anchor_utils")
-
-    class Features(nn.Module):
-        out_channels = (WIDTH,)
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.Sequential(nn.Conv2d(3, WIDTH, 4, 4), nn.BatchNorm2d(WIDTH), nn.ReLU())
-
-        def forward(self, x: Tensor) -> dict[str, Tensor]:
-            return {"0": self.layers(x)}
-
-    net = detection.SSD(Features(), anchors.DefaultBoxGenerator([[2]]), (32, 32), 4)
-
-    class Detector(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, images: list[Tensor], targets: list[dict[str, Tensor]]) -> Any:
-            losses = self.net(images, targets)
-            return sum(losses.values()) if self.training else losses
-
-    def batch(size: int, generator: torch.Generator) -> dict[str, Any]:
-        corners = [torch.rand(2, 2, generator=generator) * 20 for _ in range(size)]
-        targets = [
-            {"boxes": torch.cat([corner, corner + 8], 1), "labels": torch.randint(1, 4, (2,), generator=generator)}
-            for corner in corners
-        ]
-        return {"images": [torch.rand(3, 32, 32, generator=generator) for _ in range(size)], "targets": targets}
-
-    return Detector(), batch
-
-
-def library_diffusion() -> Made:
-    """diffusers' U-Net with skip connections; noise and times are drawn in forward."""
-    package = _package("diffusers")
-    net = package.UNet2DModel(
-        sample_size=8, in_channels=3, out_channels=3, layers_per_block=1, block_out_channels=(8, 16), norm_num_groups=4,
-        down_block_types=("DownBlock2D", "AttnDownBlock2D"), up_block_types=("AttnUpBlock2D", "UpBlock2D"),
-    )  # fmt: skip
-    scheduler = package.DDPMScheduler(num_train_timesteps=100)
-
-    class Diffusion(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, images: Tensor) -> Tensor:
-            drawn = torch.randn_like(images)
-            times = torch.randint(0, 100, (len(images),), device=images.device)
-            return functional.mse_loss(self.net(scheduler.add_noise(images, drawn, times), times).sample, drawn)
-
-    return Diffusion(), lambda size, generator: {"images": torch.randn(size, 3, 8, 8, generator=generator)}
-
-
 WRITTEN = (
     called, lists_of_lists, attributes, gain_outside, encoder, tied, parametrized, repeated, by_methods, padded, noise,
     time_first, nested, loss_in_training_only, sparse_tables, teacher, own_checkpointing, in_bf16, trained_next_to_bf16,
 )  # fmt: skip
-"""The factories that need only torch."""
+"""All factories."""

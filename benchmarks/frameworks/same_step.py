@@ -22,7 +22,8 @@ from torch import nn
 
 from benchmarks.common.gang import Gang, TaskError
 from benchmarks.common.written_page import table
-from benchmarks.frameworks.kinds_of_modules import LIBRARIES, WRITTEN
+from benchmarks.frameworks import kinds_of_modules
+from benchmarks.prediction import library_modules
 from executor.batches import FactoryData, forward_seed, map_tensors, seed_generators
 from executor.engine import GroupKey, RankContext
 from executor.engines.native.engine import NativeEngine
@@ -38,7 +39,14 @@ from search_spaces.trial_config import TrialConfig
 
 RANKS, STEPS = 2, 3
 WORKLOAD = Workload(global_batch_size=8, sequence_length=16)
-FOLDER = "benchmarks.frameworks.kinds_of_modules"
+MODULES = {
+    **{factory.__name__: ("torch", f"{kinds_of_modules.__name__}:{factory.__name__}") for factory in kinds_of_modules.WRITTEN},
+    **{
+        f"{name} of {library}": (library, f"{library_modules.__name__}:{name}")
+        for name, (library, *_) in library_modules.ZOO.items()
+    },
+}
+"""Name -> package and factory."""
 BOUND = {"fp32": 2e-5, "bf16": 2e-2}
 """Largest relative difference of a loss that rounding explains, by the precision of the module."""
 ENGINES = {engine.capability.engine: engine for engine in (NativeEngine, DdpEngine, Fsdp2Engine)}
@@ -161,21 +169,19 @@ def plain_steps(model: FactoryModel, config: TrialConfig) -> tuple[float, ...]:
 
 
 def configurations(model: FactoryModel) -> list[TrialConfig]:
-    """Every stage, with micro-batches of 2 and 4 samples, and with checkpointing if the module has blocks that it calls."""
+    """Every stage, and stage 3 with micro-batches of 4 samples; with checkpointing too unless it is refused."""
     base = TrialConfig(precision=model.precision or "fp32", param_persistence_threshold=10)
     kinds = ("none", "full") if "activation_checkpointing" not in dict(model.refused_knobs) else ("none",)
     return [
         dataclasses.replace(base, zero_stage=stage, micro_batch_size=size, activation_checkpointing=kind)
         for kind in kinds
-        for size in (2, 4)
-        for stage in range(4)
+        for stage, size in ((0, 2), (1, 2), (2, 2), (3, 2), (3, 4))
     ]
 
 
 def model_of(name: str) -> FactoryModel:
     """The module as `autotune sweep` describes it."""
-    model = describe(f"{FOLDER}:{name}", WORKLOAD)
-    return model
+    return describe(MODULES[name][1], WORKLOAD)
 
 
 def compared(gang: Gang, model: FactoryModel, config: TrialConfig, engine: str = "native") -> Losses:
@@ -204,7 +210,7 @@ def row_of(gang: Gang, name: str, repeats: int) -> tuple[list[str], bool]:
     stages = [f"{largest[stage, 'none']:.0e}" for stage in range(4)]
     checkpointed = [value for (_, kind), value in largest.items() if kind == "full"]
     cells = [
-        f"`{name.removeprefix('library_')}`", LIBRARIES.get(name, "torch"), ", ".join(model.loss_traits) or "–",
+        f"`{name.partition(' ')[0]}`", MODULES[name][0], ", ".join(model.loss_traits) or "–",
         *stages, f"{max(checkpointed):.0e}" if checkpointed else "refused", f"{reference:.0e}",
     ]  # fmt: skip
     return cells, max(*largest.values(), reference) <= bound
@@ -212,8 +218,7 @@ def row_of(gang: Gang, name: str, repeats: int) -> tuple[list[str], bool]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    installed = [name for name, package in LIBRARIES.items() if importlib.util.find_spec(package)]
-    names = [*(factory.__name__ for factory in WRITTEN), *installed]
+    names = [name for name, (package, _) in MODULES.items() if importlib.util.find_spec(package)]
     parser.add_argument("--only", nargs="+", choices=names, default=names, metavar="NAME")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--markdown", type=Path)

@@ -266,6 +266,14 @@ def require_one_dtype(module: nn.Module, engine: str) -> None:
         raise EngineRefusalError("factory-dtypes", f"{problem}; use engine=native, or pin another precision")
 
 
+@functools.lru_cache(maxsize=4)
+def _observed(reference: str, workload: Workload) -> CalledBlocks:
+    """The blocks that a module calls; observed once by a process on a module of its own, as a run without data may leave its
+    tensors in what the module shares."""
+    user = load_factory(reference, workload)
+    return called_blocks(user, FactoryData(batch=user.batch, seed=workload.seed).micro_batch(0, 0, LEAST_SAMPLES))
+
+
 def load_user_module(model: FactoryModel, config: TrialConfig, workload: Workload) -> LoadedModule:
     """Build a user's module from the workload's seed, in the precision of the configuration. One that already has it is not
     converted: parts of it may have other dtypes on purpose, such as frozen ones next to adapters.
@@ -273,13 +281,13 @@ def load_user_module(model: FactoryModel, config: TrialConfig, workload: Workloa
     Raises:
         FactoryError: the factory violates the Protocol, or raises.
     """
+    called = _observed(model.reference, workload)
     torch.manual_seed(workload.seed)
     user = load_factory(model.reference, workload)
     data = FactoryData(batch=user.batch, seed=workload.seed)
     for inner in user.module.modules():
         if isinstance(inner, nn.Embedding | nn.EmbeddingBag):
             inner.sparse = False  # the optimizers of engines take only dense gradients
-    called = called_blocks(user, data.micro_batch(0, 0, LEAST_SAMPLES))
     dtype = None if config.precision == model.precision else DTYPES[config.precision]
     if dtype is not None:
         user.module.to(dtype)

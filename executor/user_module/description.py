@@ -32,13 +32,12 @@ def describe(reference: str, workload: Workload) -> FactoryModel:
     user = load_factory(reference, workload)
     data = FactoryData(batch=user.batch, seed=workload.seed)
     batch = data.micro_batch(0, 0, LEAST_SAMPLES)
-    flops = flops_per_sample(user.module, batch)
-    called = called_blocks(user, batch)
+    traits = loss_traits(user.module, data)  # first, as a run without data may leave its tensors in what the module shares
     return replace(
         described(user, batch)[0],
-        flops_per_sample=flops,
-        refused_knobs=called.refused_knobs,
-        loss_traits=loss_traits(user.module, data, flops),
+        flops_per_sample=flops_per_sample(user.module, batch),
+        refused_knobs=called_blocks(user, batch).refused_knobs,
+        loss_traits=traits,
     )
 
 

@@ -1,6 +1,7 @@
 """Finds what the loss of a user's module depends on, by running the plain module on a few samples in different ways."""
 
 import math
+import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -8,20 +9,18 @@ import torch
 from torch import Tensor, nn
 
 from executor.batches import FactoryData, seed_generators, tensors_of
-from executor.user_module.survey import loss_of
+from executor.user_module.survey import LARGEST_RUN, loss_of
 from search_spaces.models.loss_trait import LossTrait
 
 SAMPLES = 4
 """Samples of the batch that is divided."""
-MOST_FLOPS = 3e11
-"""Most FLOPs of all forwards together: a few seconds on two cores."""
-FORWARDS = 9
-"""Forwards of the whole batch; its halves and its single samples count as one each."""
+MOST_SECONDS = 3.0
+"""Longest forward of such a batch for which the others are run: nine as long."""
 IGNORED = -100
 """Label of a token without a target."""
 
 
-def loss_traits(module: nn.Module, data: FactoryData, flops_per_sample: float | None) -> tuple[LossTrait, ...]:
+def loss_traits(module: nn.Module, data: FactoryData) -> tuple[LossTrait, ...]:
     """Run the module on the whole of a batch, on its parts, and again with other seeds. Its buffers may change.
 
     1. The same seeds twice: if losses differ, nothing can be compared.
@@ -31,7 +30,7 @@ def loss_traits(module: nn.Module, data: FactoryData, flops_per_sample: float | 
        together.
     4. In training mode: whether other seeds change the loss (dropout), and whether buffers change.
     """
-    if (flops_per_sample or 0.0) / 3 * SAMPLES * FORWARDS > MOST_FLOPS:
+    if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_RUN:
         return (LossTrait.UNCHECKED,)
     try:
         return tuple(_LossRuns(module, data).traits())
@@ -56,6 +55,7 @@ class _LossRuns:
     def traits(self) -> Iterator[LossTrait]:
         whole = self.data.micro_batch(0, 0, SAMPLES)
         self.module.eval()
+        began = time.perf_counter()
         try:
             trains_only = self._loss(whole) is None
         except Exception:
@@ -63,6 +63,9 @@ class _LossRuns:
         if trains_only:
             yield LossTrait.TRAINS_ONLY
             self._train()
+        if time.perf_counter() - began > MOST_SECONDS:
+            yield LossTrait.UNCHECKED
+            return
         if self._differs(self._loss(whole), self._loss(self.data.micro_batch(0, 0, SAMPLES))):
             yield LossTrait.IRREPRODUCIBLE
             return
