@@ -146,10 +146,19 @@ class TrialRequest:
     """A folder of every node in which each rank writes the profiler's trace of one more step; None: they write none."""
 
 
+UNDIVIDED = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "compile_blocks": False}
+"""Knobs on which random numbers and states of a forward depend, with the values of the module itself."""
+
+
 def reference_name(model: Model, config: TrialConfig) -> str:
     """The name of a job's reference losses for a configuration. Of a user's module the samples depend on the micro-batch size,
     and the loss may; all configurations of our own model have the same samples and loss."""
-    return f"{config.micro_batch_size} {config.precision}" if isinstance(model, FactoryModel) else ""
+    if not isinstance(model, FactoryModel):
+        return ""
+    layout = (
+        [getattr(config, name) for name in UNDIVIDED] if any(trait.depends_on_layout for trait in model.loss_traits) else []
+    )
+    return " ".join(map(str, (config.micro_batch_size, config.precision, *layout)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ from search_spaces.patterns import compiled
 from search_spaces.placeholders import FILES, files_read, follows_micro_batch, is_trainer, samples_of_step
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.rules.training import PACK
-from search_spaces.trial import REFERENCE_STEPS, TrialRequest, TrialResult
+from search_spaces.trial import REFERENCE_STEPS, UNDIVIDED, TrialRequest, TrialResult, reference_name
 from search_spaces.trial_config import TrialConfig
 
 
@@ -89,10 +89,9 @@ def _compared_steps(session: Session) -> int:
 
 def _plain_steps(session: Session, config: TrialConfig) -> int:
     """The first steps in which a user's module without an engine, with AdamW, has the losses of this configuration."""
-    random = {LossTrait.RANDOM, LossTrait.TRAINS_ONLY} & {*_traits(session)}
-    # Compiled code and slices of tensors draw other random numbers.
-    draws_others = random and (config.compile_blocks or config.tensor_parallel_size > 1)
-    if not isinstance(session.model, FactoryModel) or draws_others or _differs(config, CHANGED_FROM_START):
+    # A layout that divides the module, or compiled code, draws other random numbers and changes other states.
+    is_alike = reference_name(session.model, config) == reference_name(session.model, config.replace(UNDIVIDED))
+    if not isinstance(session.model, FactoryModel) or not is_alike or _differs(config, CHANGED_FROM_START):
         return 0
     # Narrow gradients need a loss scale.
     updates_differ = _differs(config, CHANGED_BY_UPDATES) or config.reduce_dtype == INT8 or config.precision == "fp16"

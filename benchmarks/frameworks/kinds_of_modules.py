@@ -313,13 +313,13 @@ def loss_in_training_only() -> Made:
     }  # fmt: skip
 
 
-def sparse_tables() -> Made:
-    """DLRM-like: tables with sparse gradients, bags of indices, an interaction."""
+def bags_of_rows() -> Made:
+    """DLRM-like: bags of indices into several tables, an interaction."""
 
     class Recommender(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.tables = nn.ModuleList(nn.EmbeddingBag(50, WIDTH, mode="sum", sparse=True) for _ in range(6))
+            self.tables = nn.ModuleList(nn.EmbeddingBag(50, WIDTH, mode="sum") for _ in range(6))
             self.top = nn.Linear(WIDTH + 21, 1)
             self.bottom = nn.Linear(4, WIDTH)
 
@@ -354,6 +354,25 @@ def teacher() -> Made:
             return functional.mse_loss(self.student(x), target)
 
     return Distilled(), lambda size, generator: {"x": torch.randn(size, WIDTH, generator=generator)}
+
+
+def moving_teacher() -> Made:
+    """A copy that follows the trained part a little in each forward."""
+
+    class Following(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.student = nn.Sequential(Block(), Block())
+            self.teacher = copy.deepcopy(self.student).requires_grad_(False)
+
+        def forward(self, x: Tensor) -> Tensor:
+            with torch.no_grad():
+                target = self.teacher(x) + x
+                for mean, value in zip(self.teacher.parameters(), self.student.parameters(), strict=True):
+                    mean.lerp_(value, 0.01)
+            return functional.mse_loss(self.student(x), target)
+
+    return Following(), lambda size, generator: {"x": torch.randn(size, WIDTH, generator=generator)}
 
 
 def own_checkpointing() -> Made:
@@ -405,6 +424,7 @@ def trained_next_to_bf16() -> Made:
 
 WRITTEN = (
     called, lists_of_lists, attributes, gain_outside, encoder, tied, parametrized, repeated, by_methods, padded, noise,
-    time_first, nested, loss_in_training_only, sparse_tables, teacher, own_checkpointing, in_bf16, trained_next_to_bf16,
+    time_first, nested, loss_in_training_only, bags_of_rows, teacher, moving_teacher, own_checkpointing, in_bf16,
+    trained_next_to_bf16,
 )  # fmt: skip
 """All factories."""

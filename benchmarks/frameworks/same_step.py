@@ -33,6 +33,7 @@ from executor.errors import EngineRefusalError
 from executor.trial.reference import plain_losses
 from executor.user_module.description import describe
 from executor.user_module.factory import load_factory
+from search_spaces.models.loss_trait import LossTrait
 from search_spaces.models.model import FactoryModel
 from search_spaces.trial import TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
@@ -118,7 +119,8 @@ def compare(rank: int, case: Case) -> Losses:
         attempt="one", model=case.model, config=case.config, workload=WORKLOAD, world_size=RANKS, plain_steps=STEPS
     )
     reference = plain_losses(context, request)
-    plain = plain_steps(case.model, case.config)
+    # What changes in forward changes on each rank by its own micro-batches, so that one process is no comparison.
+    plain = reference if LossTrait.STATE in case.model.loss_traits else plain_steps(case.model, case.config)
     try:
         session = ENGINES[case.engine]().build(context, case.model, case.config, WORKLOAD)
     except EngineRefusalError as error:
@@ -142,11 +144,8 @@ def plain_steps(model: FactoryModel, config: TrialConfig) -> tuple[float, ...]:
     module, data = user.module, FactoryData(batch=user.batch, seed=WORKLOAD.seed)
     if config.precision != model.precision:
         module.to({"fp32": torch.float32, "bf16": torch.bfloat16}[config.precision])
-    if "trains_only" not in model.loss_traits:
+    if LossTrait.TRAINS_ONLY not in model.loss_traits:
         module.eval()
-    for inner in module.modules():
-        if isinstance(inner, nn.EmbeddingBag):
-            inner.sparse = False  # torch's AdamW refuses sparse gradients
     trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=WORKLOAD.learning_rate, weight_decay=WORKLOAD.weight_decay)
     size, losses = config.micro_batch_size, []

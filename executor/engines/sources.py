@@ -285,9 +285,6 @@ def load_user_module(model: FactoryModel, config: TrialConfig, workload: Workloa
     torch.manual_seed(workload.seed)
     user = load_factory(model.reference, workload)
     data = FactoryData(batch=user.batch, seed=workload.seed)
-    for inner in user.module.modules():
-        if isinstance(inner, nn.Embedding | nn.EmbeddingBag):
-            inner.sparse = False  # the optimizers of engines take only dense gradients
     dtype = None if config.precision == model.precision else DTYPES[config.precision]
     if dtype is not None:
         user.module.to(dtype)

@@ -55,14 +55,21 @@ class _LossRuns:
     def traits(self) -> Iterator[LossTrait]:
         whole = self.data.micro_batch(0, 0, SAMPLES)
         self.module.eval()
+        state = [*self.module.parameters(), *self.module.buffers()]
+        versions = [value._version for value in state]
         began = time.perf_counter()
         try:
             trains_only = self._loss(whole) is None
         except Exception:
             trains_only = True  # its predictions may need other arguments, or operators that are not there
         if trains_only:
-            yield LossTrait.TRAINS_ONLY
             self._train()
+            if self._loss(whole) is None:
+                yield LossTrait.UNCHECKED
+                return
+            yield LossTrait.TRAINS_ONLY
+        elif versions != [value._version for value in state]:
+            yield LossTrait.STATE
         if time.perf_counter() - began > MOST_SECONDS:
             yield LossTrait.UNCHECKED
             return

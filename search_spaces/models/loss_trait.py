@@ -22,6 +22,8 @@ class LossTrait(StrEnum):
     """The same seeds give different samples or losses."""
     DROPOUT = "dropout"
     """Random numbers are drawn in training mode only."""
+    STATE = "state"
+    """Parameters or buffers change in forward, in evaluation mode too, such as a teacher that follows the trained part."""
     BUFFERS = "buffers"
     """Buffers change in training mode, such as the statistics of BatchNorm."""
     TRAINS_ONLY = "trains_only"
@@ -31,6 +33,11 @@ class LossTrait(StrEnum):
     def varies_with_size(self) -> bool:
         """Whether the loss of a step depends on its division into micro-batches."""
         return self in (LossTrait.PADDED, LossTrait.SUM, LossTrait.TOGETHER, LossTrait.RANDOM)
+
+    @property
+    def depends_on_layout(self) -> bool:
+        """Whether losses of layouts that divide the module are not those of the module, though both are right."""
+        return self in (LossTrait.RANDOM, LossTrait.TRAINS_ONLY, LossTrait.STATE)
 
     @property
     def note(self) -> str:
@@ -58,6 +65,8 @@ _NOTES = {
     LossTrait.IRREPRODUCIBLE: "the same seeds give different samples or losses, so that losses of configurations are not "
     "compared; use only the generator that `batch` gets, and no generator of your own in forward",
     LossTrait.DROPOUT: "dropout and other randomness of training is off in the first three steps, whose losses are compared",
+    LossTrait.STATE: "parameters or buffers change in forward (such as a teacher that follows), on each rank by its own "
+    "micro-batches: layouts with another number of data-parallel ranks train differently",
     LossTrait.BUFFERS: "buffers change in training (such as BatchNorm's statistics, which each rank takes of its own "
     "micro-batch): training depends on micro_batch_size, and the compared steps use the first buffers",
     LossTrait.TRAINS_ONLY: "there is none in evaluation mode, so the compared steps run in training mode with fixed seeds",

@@ -63,7 +63,8 @@ def test_units_are_modules_that_are_called() -> None:
 CAUSES = {
     "called": {LossTrait.DROPOUT}, "padded": {LossTrait.PADDED, LossTrait.DROPOUT},
     "by_methods": {LossTrait.TOGETHER, LossTrait.DROPOUT},
-    "noise": {LossTrait.RANDOM}, "time_first": {LossTrait.UNDIVIDED}, "attributes": set(), "nested": {LossTrait.DROPOUT},
+    "noise": {LossTrait.RANDOM}, "moving_teacher": {LossTrait.STATE, LossTrait.DROPOUT},
+    "time_first": {LossTrait.UNDIVIDED}, "attributes": set(), "nested": {LossTrait.DROPOUT},
     "loss_in_training_only": {LossTrait.TRAINS_ONLY, LossTrait.DROPOUT, LossTrait.BUFFERS},
 }  # fmt: skip
 
