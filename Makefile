@@ -135,6 +135,7 @@ extras: $(EXTRAS_STAMP) trackers
 	    tests/autotune/test_agents.py tests/search_spaces/models tests/executor/files tests/executor/engines/test_user_modules.py tests/executor/engines/command/test_frameworks.py tests/executor/engines/deepspeed tests/deploy/test_chart.py
 	$(EXTRAS_BIN)/python -m benchmarks.frameworks.torch_export --markdown docs/results/torch-export.md
 	$(EXTRAS_BIN)/python -m benchmarks.frameworks.own_models --markdown docs/results/own-models.md
+	$(EXTRAS_BIN)/python -m benchmarks.frameworks.same_step --markdown docs/results/same-step.md
 	$(EXTRAS_BIN)/python -m benchmarks.prediction.module_plans --markdown docs/results/module-plans.md
 	$(EXTRAS_BIN)/python -m benchmarks.frameworks.own_scripts --markdown docs/results/own-scripts.md
 	$(EXTRAS_BIN)/python -m benchmarks.engines.prefetch --markdown docs/results/prefetch.md

@@ -1,17 +1,23 @@
-"""Training data: every layout gets the same global batch for a step, of text or documents, cut into micro-batches; with data
+"""Training data: every layout gets the same micro-batches for a step, of text or documents or from a user's factory; with data
 schedules shorter samples (curriculum), or fewer tokens in middle layers (random-LTD).
 """
 
+import copy
+import dataclasses
 import functools
 import hashlib
+import random
+import sys
 import sysconfig
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._pytree import tree_map
 
 from executor.errors import DataError, FactoryError
 from search_spaces.models.model import ModelSpec
@@ -22,7 +28,7 @@ from search_spaces.trial_config import TrialConfig
 TEXT_BYTES = 8_000_000
 """Maximum number of bytes of text that are read; more than any trial uses."""
 
-BatchFunction = Callable[[int, torch.Generator], Mapping[str, Tensor]]
+BatchFunction = Callable[[int, torch.Generator], Mapping[str, Any]]
 
 
 class Data(Protocol):
@@ -51,22 +57,83 @@ class TextData:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FactoryData:
-    """Calls the user's `batch(micro_batch_size, generator)` for a whole global batch, so that layouts see the same samples."""
+    """Calls the user's `batch(micro_batch_size, generator)` once for each micro-batch.
+
+    The samples depend on the seed, the step, the number of the micro-batch in the step and its size. So all layouts with one
+    micro-batch size train on the same samples; with another size they are others.
+    """
 
     batch: BatchFunction
-    workload: Workload
+    seed: int
 
-    def global_batch(self, step: int) -> dict[str, Tensor]:
-        """The result of the user's function.
+    def micro_batch(self, step: int, index: int, size: int) -> dict[str, Any]:
+        """The result of the user's function: keyword arguments of any type, on the device where the function made them.
 
         Raises:
-            FactoryError: it is not a dict of tensors.
+            FactoryError: it is not a dict of keyword arguments.
         """
-        generator = torch.Generator().manual_seed(_seed(self.workload.seed, step))
-        drawn = self.batch(self.workload.global_batch_size, generator)
-        if not isinstance(drawn, Mapping) or not all(isinstance(value, Tensor) for value in drawn.values()):
-            raise FactoryError("batch(micro_batch_size, generator) must return a dict of tensors; return {name: tensor}")
+        number = forward_seed(self.seed, step, index)
+        seed_generators(number)  # for a function that also uses the global generators
+        drawn = self.batch(size, torch.Generator().manual_seed(number))
+        if not isinstance(drawn, Mapping) or not all(isinstance(name, str) for name in drawn):
+            raise FactoryError(
+                f"batch(micro_batch_size, generator) returned {type(drawn).__name__}; return the keyword arguments of the "
+                "module's call as a dict {name: value}"
+            )
         return dict(drawn)
+
+
+def rank_batches(
+    source: FactoryData | Mapping[str, Tensor], step: int, *, rank: int, ranks: int, size: int, count: int
+) -> list[dict[str, Any]]:
+    """The `count` micro-batches of `size` samples that a data-parallel rank trains on in a step: of all micro-batches of the
+    step, those with number rank, rank + ranks, … `source`: a factory's data, or the global batch of the step."""
+    indices = range(rank, count * ranks, ranks)
+    if isinstance(source, FactoryData):
+        return [source.micro_batch(step, index, size) for index in indices]
+    return [{name: value[index * size : (index + 1) * size] for name, value in source.items()} for index in indices]
+
+
+def seed_generators(number: int) -> None:
+    """Seed the global random generators of torch, Python and NumPy, which a user's code may use."""
+    torch.manual_seed(number)
+    random.seed(number)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(number % 2**32)
+
+
+def map_tensors(batch: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """A batch with `function` applied to every tensor inside dicts, lists, tuples, dataclasses and graphs of torch_geometric;
+    other values are kept. The lengths of a packed sequence stay on the CPU, as torch requires."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return function(value)
+        if isinstance(value, PackedSequence):
+            indices = [None if part is None else function(part) for part in (value.sorted_indices, value.unsorted_indices)]
+            return PackedSequence(function(value.data), value.batch_sizes, *indices)
+        if dataclasses.is_dataclass(value) and not isinstance(value, type):
+            fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+            return dataclasses.replace(value, **map_tensors(fields, function))
+        if isinstance(value, Mapping):  # a mapping of another package, such as a tokenizer's encoding
+            return type(value)(map_tensors(dict(value), function))  # type: ignore[call-arg]
+        if hasattr(value, "apply") and hasattr(value, "to") and not isinstance(value, nn.Module):
+            return copy.copy(value).apply(function)
+        return value
+
+    return tree_map(convert, batch, is_leaf=lambda value: isinstance(value, PackedSequence))
+
+
+def tensors_of(batch: Any) -> list[Tensor]:
+    """The tensors inside a batch, wherever `map_tensors` finds them."""
+    tensors: list[Tensor] = []
+
+    def note(value: Tensor) -> Tensor:
+        tensors.append(value)
+        return value
+
+    map_tensors(batch, note)
+    return tensors
 
 
 @functools.lru_cache(maxsize=1)
@@ -118,19 +185,9 @@ def long_text(workload: Workload) -> Tensor:
     return text
 
 
-def micro_batches(
-    batch: Mapping[str, Tensor], *, rank: int, ranks: int, micro_batch_size: int, global_batch_size: int
-) -> list[dict[str, Tensor]]:
-    """This rank's micro-batches of a global batch. Each micro-batch gets tensors without the sample dimension whole."""
-    stride = micro_batch_size * ranks
-    firsts = range(rank * micro_batch_size, global_batch_size, stride)
-    return [
-        {
-            name: value[first : first + micro_batch_size] if value.dim() and len(value) == global_batch_size else value
-            for name, value in batch.items()
-        }
-        for first in firsts
-    ]
+def forward_seed(seed: int, step: int, index: int) -> int:
+    """The seed of micro-batch `index` of a step: of its samples, and of random numbers that a module draws in forward."""
+    return _seed(seed, step) + index
 
 
 def _seed(seed: int, step: int) -> int:

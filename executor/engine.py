@@ -11,16 +11,13 @@ import torch.distributed as dist
 
 from search_spaces.capability import Capability
 from search_spaces.models.model import Model
-from search_spaces.trial import CheckpointTimes, Workload
+from search_spaces.trial import REFERENCE_STEPS, CheckpointTimes, Workload
 from search_spaces.trial_config import TrialConfig
 
 TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
 """The categories of device memory. `activations` is everything that an engine does not assign to another tag."""
 HOST = "host"
 """Tag of tensors that offloading keeps in host memory. They are counted separately from device memory, even on a CPU device."""
-
-REFERENCE_STEPS = 3
-"""Number of first steps whose losses are compared with the job's reference."""
 
 
 def measured_config(config: TrialConfig) -> TrialConfig:

@@ -38,7 +38,8 @@ CUDA_DEFAULTS: Mapping[str, Value] = {knob.name: knob.on_cuda for knob in KNOBS.
 
 def device_defaults(cluster: ClusterSpec, capability: Capability | None = None, model: Model | None = None) -> TrialConfig:
     """Every knob at its default on this cluster: on CUDA bf16 if the GPU supports it, expandable segments and, for our own
-    models, compiled blocks. Whether a user's `model` compiles is unknown before it is tried.
+    models, compiled blocks. Whether a user's `model` compiles is unknown before it is tried. One that is not all in fp32 keeps
+    its types.
 
     If the engine does not honour such a value, the knob has TrialConfig's default; if the engine does not honour that either,
     the first value that the engine lists.
@@ -49,6 +50,8 @@ def device_defaults(cluster: ClusterSpec, capability: Capability | None = None, 
         defaults.pop("precision", None)
     if isinstance(model, FactoryModel | CommandModel):
         defaults.pop(COMPILED, None)
+    if isinstance(model, FactoryModel) and model.default_precision:
+        defaults["precision"] = model.default_precision
     honoured = {name: value for name, value in defaults.items() if capability is None or capability.honours(name, value)}
     return TrialConfig().replace({**(capability.starting_values() if capability else {}), **honoured})
 

@@ -4,12 +4,15 @@ import math
 from dataclasses import dataclass, field
 
 from search_spaces.failure import FailureRow
-from search_spaces.models.model import Model
+from search_spaces.models.model import FactoryModel, Model
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 
 COMPARABLE = "comparable"
 """Key of a result's `environment` that states how far its figures are comparable with others; absent: unknown."""
+
+REFERENCE_STEPS = 3
+"""Number of first steps whose losses are compared with the job's reference."""
 
 TRACE_FILE = "rank-{rank}.json.gz"
 """Name of a rank's trace in `TrialRequest.trace_path`."""
@@ -106,6 +109,8 @@ class TrialRequest:
     """Time limit in seconds from start of build to end of measurement, after which every rank is killed."""
     reference_losses: tuple[float, ...] = ()
     """Losses of the first steps on the same seed and data; empty: this trial sets them."""
+    plain_steps: int = 0
+    """First steps of a user's module to run without an engine before the trial, whose losses it must have; 0: none."""
     peak_flops_per_device: float | None = None
     """Dense FLOP/s of a device at the trial's precision, for MFU; None: not stated."""
     device_kind: str | None = None
@@ -139,6 +144,21 @@ class TrialRequest:
     """A folder of every node in which the states are saved and loaded once, after the measurement; None: they are not."""
     trace_path: str | None = None
     """A folder of every node in which each rank writes the profiler's trace of one more step; None: they write none."""
+
+
+UNDIVIDED = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "compile_blocks": False}
+"""Knobs on which random numbers and states of a forward depend, with the values of the module itself."""
+
+
+def reference_name(model: Model, config: TrialConfig) -> str:
+    """The name of a job's reference losses for a configuration. Of a user's module the samples depend on the micro-batch size,
+    and the loss may; all configurations of our own model have the same samples and loss."""
+    if not isinstance(model, FactoryModel):
+        return ""
+    layout = (
+        [getattr(config, name) for name in UNDIVIDED] if any(trait.depends_on_layout for trait in model.loss_traits) else []
+    )
+    return " ".join(map(str, (config.micro_batch_size, config.precision, *layout)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -265,8 +285,8 @@ class TrialResult:
     slow_nodes: tuple[str, ...] = ()
     """Names of nodes that slowed this trial: ranks on them computed longer than ranks with the same shapes elsewhere."""
     phase_seconds: dict[str, float] = field(default_factory=dict)
-    """Wall seconds by phase on rank 0: setup, build, warmup (without compile), compile (torch.compile, if used),
-    memory, measure, close."""
+    """Wall seconds by phase on rank 0: setup, reference (of a user's module), build, warmup (without compile), compile
+    (torch.compile, if used), memory, measure, close."""
     warm: bool = False
     """Whether the ranks had run a trial before."""
     environment: dict[str, str] = field(default_factory=dict)

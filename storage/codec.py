@@ -4,7 +4,7 @@ import contextlib
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from sqlalchemy import Row
@@ -109,20 +109,27 @@ def record_of(kind: type[T], row: Any, **values: Any) -> T:
 
 def job_record(row: JobRow) -> JobRecord:
     """Return a job as a value. A damaged one has an empty request, because it must not make a list of jobs fail."""
-    return _job(row, row.request, row.reference_losses or (), damage_of(row))
+    return _job(row, row.request, row.reference_losses, damage_of(row))
 
 
 def job_summary(row: JobRow) -> JobRecord:
     """Return a job for lists, from a row without its request."""
-    return _job(row, row.summary, (), _damage(row.summary, row.answer))
+    return _job(row, row.summary, None, _damage(row.summary, row.answer))
 
 
-def _job(row: JobRow, request: Mapping[str, Any], losses: Sequence[float], damage: str) -> JobRecord:
+def references_of(stored: Any) -> dict[str, tuple[float, ...]]:
+    """Name -> losses of each reference of a job. A list, as earlier versions stored, is the only one and has no name."""
+    if isinstance(stored, list):
+        stored = {"": stored}
+    return {name: tuple(losses) for name, losses in (stored or {}).items()}
+
+
+def _job(row: JobRow, request: Mapping[str, Any], losses: Any, damage: str) -> JobRecord:
     return record_of(
         JobRecord,
         row,
         request={} if damage else request,
-        reference_losses=() if damage else tuple(losses),
+        reference_losses={} if damage else references_of(losses),
         answer=None if damage else row.answer,
         owner=owner_of(row),
         version=row.event_count,
@@ -141,7 +148,10 @@ def damage_of(row: JobRow | Row[Any]) -> str:
     """Describe the damaged part of a job's row; empty: none."""
     if damage := _damage(row.request, row.answer):
         return damage
-    if not isinstance(row.reference_losses, list | None):
+    losses = row.reference_losses
+    if not isinstance(losses, dict | list | None) or (
+        isinstance(losses, dict) and not all(isinstance(values, list) for values in losses.values())
+    ):
         return "its reference losses cannot be read"
     return ""
 

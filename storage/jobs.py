@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session, defer
 from search_spaces.outcome import JobState
 from search_spaces.plain import to_plain
 from storage import audit, events, leases
-from storage.codec import clean, damaged, dump_json, job_record, job_summary, owner_of
+from storage.codec import clean, damaged, dump_json, job_record, job_summary, owner_of, references_of
 from storage.database import StorePart, reads, writes
 from storage.errors import JobStateError, UnknownJobError
 from storage.events import append_event
@@ -156,12 +156,18 @@ class JobStore(StorePart):
         return job_record(job)
 
     @writes
-    def set_reference_losses(self, session: Session, now: datetime, lease: Lease, losses: Sequence[float]) -> None:
-        """Set the losses that later trials are compared with. The first call counts; later ones are ignored."""
+    def set_reference_losses(
+        self, session: Session, now: datetime, lease: Lease, losses: Sequence[float], name: str = ""
+    ) -> None:
+        """Set the losses that later trials with this reference are compared with. Only the first call counts.
+
+        `name`: of the reference (`search_spaces.trial.reference_name`).
+        """
         job = leases.fenced(session, now, lease)
-        if losses and not job.reference_losses:
-            job.reference_losses = list(losses)
-            append_event(session, now, job, EventKind.REFERENCE_SET, {"losses": list(losses)})
+        references = references_of(job.reference_losses)
+        if losses and name not in references:
+            job.reference_losses = {**references, name: list(losses)}
+            append_event(session, now, job, EventKind.REFERENCE_SET, {"losses": list(losses), "reference": name})
 
     @writes
     def set_answer(self, session: Session, now: datetime, lease: Lease, answer: Mapping[str, Any] | None) -> None:

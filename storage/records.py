@@ -313,8 +313,9 @@ class JobRecord:
     message: str
     request: Mapping[str, Any]
     """The job request as plain data (`autotune.request`)."""
-    reference_losses: tuple[float, ...]
-    """Losses of the first steps, which every trial is compared with; empty until the first OK trial."""
+    reference_losses: Mapping[str, tuple[float, ...]]
+    """Name of a reference (`search_spaces.trial.reference_name`) -> losses of the first steps, which every trial with it is
+    compared with; empty until the first OK trial."""
     active_seconds: float
     """Total seconds that processes have held the job. A budget in seconds limits this time."""
     owner: Owner | None

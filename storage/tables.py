@@ -153,7 +153,8 @@ class JobRow(Base):
     request: Mapped[dict[str, Any]]
     summary: Mapped[dict[str, Any]] = mapped_column(default=_summary, server_default="{}")
     """The fields of the request that lists show; the whole request may have a megabyte."""
-    reference_losses: Mapped[list[Any] | None]
+    reference_losses: Mapped[dict[str, Any] | None]
+    """Losses by the name of the reference; a list in rows of earlier versions (`references_of`)."""
     answer: Mapped[dict[str, Any] | None]
     """The job's answer so far, as its holder decided from the ended trials; None: nothing yet."""
     active_seconds: Mapped[float]

@@ -190,7 +190,7 @@ def _job(job: JobSummary) -> JobRecord:
         raise ServiceError(f"state: {job.state!r} of job {job.id} is not known here; {NEWER}") from None
     return JobRecord(
         id=job.id, created=job.created, updated=job.updated, state=state, reason=job.reason, message=job.message,
-        request=request, reference_losses=(), active_seconds=job.active_seconds, owner=None, submitter=job.submitter,
+        request=request, reference_losses={}, active_seconds=job.active_seconds, owner=None, submitter=job.submitter,
         priority=job.priority, version=job.version, answer=None if job.answer is None else to_plain(job.answer),
     )  # fmt: skip
 

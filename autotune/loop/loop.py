@@ -26,7 +26,7 @@ from executor.runners.runner import Runner
 from search_spaces.checkpoints import checkpoints
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import RETRIES, JobState, Outcome
-from search_spaces.trial import LogLines, NodeEvent, Progress, TrialRequest, TrialResult
+from search_spaces.trial import LogLines, NodeEvent, Progress, TrialRequest, TrialResult, reference_name
 from storage.errors import DamagedRowError, JobStateError, StorageError
 from storage.leases import current_owner
 from storage.records import ASKED, JobRecord, TrialRecord
@@ -126,7 +126,7 @@ class TuningLoop:
         self._answered: JobVerdict | None = None
         self._next_answer = 0.0
         self._spread = session.prior
-        self._referenced = False
+        self._references: frozenset[str] = frozenset()
         self._incumbent = Incumbent()
         # To tell a hang from a slow step. The rate of a script is its own report.
         is_script = isinstance(session.model, CommandModel)
@@ -173,7 +173,7 @@ class TuningLoop:
         drift = drift_of(snapshot, measured_baseline(snapshot, self._session.baselines), self._session.prior)
         self._drift_reporter.report(self._heartbeat.lease, drift)
         self._spread = snapshot.spread(self._session.prior, drift.cuts())
-        self._referenced = bool(snapshot.job.reference_losses)
+        self._references = frozenset(snapshot.job.reference_losses)
         self.known_request = snapshot.job.request
         # A user may extend the budget or change a label while the job runs.
         self._session = with_changes_of(self._session, snapshot.job)
@@ -249,7 +249,8 @@ class TuningLoop:
 
     def _request(self, token: str, trial: TrialRecord, snapshot: JobSnapshot) -> TrialRequest:
         excluded = self._node_monitor.excluded_nodes(trial)
-        request = trial_request(self._session, token, trial.config, snapshot.job.reference_losses, excluded)
+        losses = snapshot.job.reference_losses.get(reference_name(self._session.model, trial.config), ())
+        request = trial_request(self._session, token, trial.config, losses, excluded)
         fresh = self._verifying.is_verification(trial) or needs_fresh_processes(self._session, snapshot, trial)
         expected = self._forecast.seconds(trial.config, snapshot) if self._forecast is not None else None
         request = dataclasses.replace(request, fresh_processes=fresh, expected_step_seconds=expected)
@@ -261,9 +262,10 @@ class TuningLoop:
         self._output_writer.end(result.attempt)
         lease = self._heartbeat.lease
         # Results of models with fewer layers have no losses, so they cannot be the reference.
-        if result.outcome is Outcome.OK and result.losses and not self._referenced:
+        name = reference_name(self._session.model, trial.config)
+        if result.outcome is Outcome.OK and result.losses and name not in self._references:
             # Before the trial is closed: if the process is killed in between, the trial is retried, and no reference is lost.
-            self._store.jobs.set_reference_losses(lease, result.losses)
+            self._store.jobs.set_reference_losses(lease, result.losses, name)
         result, elsewhere = self._node_monitor.judge(trial, result, self._spread.relative)
         retry = elsewhere or self._is_retried(trial, result)
         if self._store.attempts.finish(lease, with_stated_interval(result, self._spread), retry) and not retry:

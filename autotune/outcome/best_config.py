@@ -23,7 +23,7 @@ from executor.engines.capabilities import COMMAND
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
-from search_spaces.trial import Interval, TrialResult
+from search_spaces.trial import Interval, TrialResult, reference_name
 from search_spaces.trial_config import TrialConfig, stable_hash
 from storage.records import TrialRecord
 
@@ -141,7 +141,7 @@ def _job(session: Session, snapshot: JobSnapshot, verdict: JobVerdict) -> dict[s
         "spent": spent(session, snapshot, verdict),
         "assumed": assumed_document(session.request.resolved_assumed),
         "runner_up": verdict.runner_up.config.values() if verdict.runner_up else None,
-        "reference_losses": list(snapshot.job.reference_losses),
+        "reference_losses": list(snapshot.job.reference_losses.get(reference_name(session.model, verdict.best.config), ())),
         # The measurements by others are in the job's prior, and are not this result's to pass on.
         "request": request_to_row(dataclasses.replace(session.request, knowledge=None)),
     }

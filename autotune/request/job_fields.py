@@ -284,6 +284,16 @@ class JobFields(QuestionFields):
         helps=(("form", ""),),
     )
     """Whether a trial with an unstable measurement may win."""
+    loss_depends_on_batch: bool = request_field(
+        False,
+        "The loss of your module is meant to depend on micro_batch_size, as with in-batch negatives: no note about it.",
+        Panel.TRIALS,
+        commands=JOB,
+        label="The loss depends on the micro-batch size",
+        section="search",
+        helps=(("form", "As with in-batch negatives; no note about it."),),
+    )
+    """Whether the user states that the module's loss depends on the division into micro-batches (`LossTrait`)."""
     racing: bool = request_field(
         True,
         "Stop a trial as soon as it can no longer be the fastest.",

@@ -21,7 +21,8 @@ KEPT_SECONDS = 60.0
 """How long a result is valid: `local` may then be a changed machine."""
 INDEPENDENT = (
     "objective", "strategy", "seed", "trials", "max_seconds", "trial_timeout", "headroom", "runner", "confirm_repeats",
-    "control_every", "fidelity", "allow_unstable", "racing", "stop_at_first", "name", "tags", "note",
+    "control_every", "fidelity", "allow_unstable", "loss_depends_on_batch", "racing", "stop_at_first", "name",
+    "tags", "note",
 )  # fmt: skip
 """Fields that do not affect the resolved fields. The request itself checks them."""
 

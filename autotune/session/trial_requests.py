@@ -21,13 +21,14 @@ from search_spaces.communication import INT8
 from search_spaces.knob import VIRTUAL_TOKENS, Value
 from search_spaces.knob_values import value_text
 from search_spaces.models.command import CommandModel
-from search_spaces.models.model import without_profile
+from search_spaces.models.loss_trait import LossTrait
+from search_spaces.models.model import FactoryModel, without_profile
 from search_spaces.outcome import Outcome
 from search_spaces.patterns import compiled
 from search_spaces.placeholders import FILES, files_read, follows_micro_batch, is_trainer, samples_of_step
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.rules.training import PACK
-from search_spaces.trial import TrialRequest, TrialResult
+from search_spaces.trial import REFERENCE_STEPS, UNDIVIDED, TrialRequest, TrialResult, reference_name
 from search_spaces.trial_config import TrialConfig
 
 
@@ -38,8 +39,12 @@ def trial_request(
     reference_losses: tuple[float, ...],
     excluded_nodes: tuple[str, ...] = (),
 ) -> TrialRequest:
-    """Build the request to measure `config` in full under this job's workload and limits."""
+    """Build the request to measure `config` in full under this job's workload and limits.
+
+    `reference_losses`: those that the job has for this configuration (`reference_name`).
+    """
     request = session.request
+    compared = _compared_steps(session)
     return TrialRequest(
         attempt=attempt,
         model=without_profile(session.model),
@@ -50,7 +55,8 @@ def trial_request(
         fidelity=dataclasses.replace(request.fidelity, most_micro_batches=None, most_layers=None),
         memory_limit_bytes=request.memory_limit,
         timeout_seconds=request.trial_timeout,
-        reference_losses=_comparable(session, reference_losses),
+        reference_losses=reference_losses[:compared],
+        plain_steps=0 if reference_losses else min(compared, _plain_steps(session, config)),
         peak_flops_per_device=session.cluster.device.peak_flops.get(config.precision),
         excluded_nodes=excluded_nodes,
         node_kinds=session.cluster.node_kinds,
@@ -61,20 +67,43 @@ def trial_request(
     )
 
 
-def _comparable(session: Session, losses: tuple[float, ...]) -> tuple[float, ...]:
-    """Return the reference losses that are comparable in all trials of the job.
+CHANGED_FROM_START = ("frozen_dtype", "gather_dtype", *VIRTUAL_TOKENS, "attention_window", "attention_global_tokens", PACK)
+"""Quantised weights or gathers, virtual tokens and attention windows change the model from the start; packed rows change the
+documents of a step."""
+CHANGED_BY_UPDATES = (OPTIMIZER, "lora_rank", "lora_targets", "adapter_size")
+"""Adapters do not change the model's output before the first update: their second matrices are zero."""
 
-    With different optimizers or adapter sizes (second adapter matrices are zero), trials have the same first loss and differ
-    from the first update on. The same holds if gradients are rounded to integers, because blocks depend on the layout.
-    Quantised weights or gathers, virtual tokens and attention windows change the model from the start; packed rows change the
-    documents of a step.
+
+def _compared_steps(session: Session) -> int:
+    """The first steps whose losses are comparable in all trials of the job.
+
+    With different optimizers or adapter sizes, trials have the same first loss and differ from the first update on. The same
+    holds if gradients are rounded to integers, because blocks depend on the layout.
     """
-    changing_from_start = ("frozen_dtype", "gather_dtype", *VIRTUAL_TOKENS, "attention_window", "attention_global_tokens", PACK)
-    if any(_varies(session, name) for name in changing_from_start):
-        return ()
-    # Adapters do not change the model's output before the first update.
-    updates_differ = any(_varies(session, name) for name in (OPTIMIZER, "lora_rank", "lora_targets", "adapter_size"))
-    return losses[:1] if updates_differ or INT8 in _values(session, "reduce_dtype") else losses
+    if any(_varies(session, name) for name in CHANGED_FROM_START) or LossTrait.IRREPRODUCIBLE in _traits(session):
+        return 0
+    updates_differ = any(_varies(session, name) for name in CHANGED_BY_UPDATES) or INT8 in _values(session, "reduce_dtype")
+    return 1 if updates_differ else REFERENCE_STEPS
+
+
+def _plain_steps(session: Session, config: TrialConfig) -> int:
+    """The first steps in which a user's module without an engine, with AdamW, has the losses of this configuration."""
+    # A layout that divides the module, or compiled code, draws other random numbers and changes other states.
+    is_alike = reference_name(session.model, config) == reference_name(session.model, config.replace(UNDIVIDED))
+    if not isinstance(session.model, FactoryModel) or not is_alike or _differs(config, CHANGED_FROM_START):
+        return 0
+    # Narrow gradients need a loss scale.
+    updates_differ = _differs(config, CHANGED_BY_UPDATES) or config.reduce_dtype == INT8 or config.precision == "fp16"
+    return 1 if updates_differ else REFERENCE_STEPS
+
+
+def _differs(config: TrialConfig, names: Sequence[str]) -> bool:
+    """Whether a knob does not have its default."""
+    return any(getattr(config, name) != getattr(TrialConfig(), name) for name in names)
+
+
+def _traits(session: Session) -> tuple[LossTrait, ...]:
+    return session.model.loss_traits if isinstance(session.model, FactoryModel) else ()
 
 
 def _varies(session: Session, knob: str) -> bool:
@@ -102,6 +131,8 @@ def notes_of(session: Session) -> list[str]:
     command = session.model
     assumed = assumed_lines(session.request.resolved_assumed)
     notes = ["\n".join(assumed)] if assumed else []
+    is_stated = session.request.loss_depends_on_batch
+    notes += [trait.note for trait in _traits(session) if not (is_stated and trait.varies_with_size)]
     if not isinstance(command, CommandModel):
         return notes
     space = session.space

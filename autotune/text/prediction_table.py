@@ -39,10 +39,12 @@ def print_estimate(question: Question, answer: ConditionalEstimate, console: Con
     say(f"\nstep {seconds_text(step.mean)}   nine times in ten {seconds_text(step.low)} to {seconds_text(step.high)}", "bold")
     console.print(_time_table(estimate))
     share = "" if estimate.mfu is None else f", MFU {estimate.mfu:.1%}"
+    work = (
+        "FLOPs unknown" if estimate.tflops_per_device is None else f"{estimate.tflops_per_device:.3g} TFLOP/s a device{share}"
+    )
     say(
         f"  {number_text(rate.mean)} samples/s [{number_text(rate.low)}, {number_text(rate.high)}], "
-        f"{estimate.tokens_per_second:,.0f} tokens/s, "
-        f"{estimate.tflops_per_device:.3g} TFLOP/s a device{share}"
+        f"{estimate.tokens_per_second:,.0f} tokens/s, {work}"
     )
     peak, fullest = estimate.peak_memory_bytes, estimate.fullest
     rank_text = ""

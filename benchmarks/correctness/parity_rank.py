@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from unittest.mock import patch
 
@@ -15,7 +15,7 @@ from benchmarks.correctness.reference_documents import documents_loss
 from benchmarks.correctness.reference_optimizers import reference_optimizers
 from benchmarks.correctness.reference_router import ReferenceBalance
 from benchmarks.correctness.reference_schedule import Schedule, schedule_of, scheduled_loss
-from executor.batches import Data, FactoryData, document_data, text_data
+from executor.batches import Data, FactoryData, document_data, map_tensors, text_data
 from executor.engine import GroupKey, RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession, loss_from
@@ -26,7 +26,7 @@ from executor.parallel.attention import sees
 from executor.parallel.collectives import ProcessGroup
 from executor.parallel.model import build_transformer
 from executor.user_module.factory import load_factory
-from search_spaces.models.model import Model, ModelSpec
+from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.rules.computation import FLOAT8
 from search_spaces.training.adapters import configured
 from search_spaces.training.windows import AttentionWindow
@@ -67,7 +67,9 @@ def compare(rank: int, case: Case) -> Report:
     dtype = DTYPES[case.config.precision if case.config.precision in (*NARROW, FLOAT8) else "fp64"]
     model = configured(case.model_of(), case.config)
     config = case.config
-    options = (config.optimizer, schedule_of(config), config.pack_sequences, config.router_bias_update_rate)
+    # Of a factory's module the samples depend on the micro-batch size.
+    size = config.micro_batch_size if isinstance(model, FactoryModel) else 0
+    options = (config.optimizer, schedule_of(config), config.pack_sequences, config.router_bias_update_rate, size)
     losses, norms, weights = _reference(model, case.workload(), dtype, *options)
     context = RankContext(rank=rank, world_size=case.ranks, device=torch.device("cpu"), reusable_groups=GROUPS)
     with _unguarded(case.refused):
@@ -127,8 +129,9 @@ def _reference(
     schedule: Schedule = (),
     packed: bool = False,
     bias_rate: float = 0.0,
+    micro_batch_size: int = 0,
 ) -> tuple[list[float], list[float | None], dict[str, Tensor]]:
-    """Plain PyTorch on the whole batch, in float64 from weights rounded to `dtype`.
+    """Plain PyTorch on the whole batch (a factory's module: on its micro-batches), in float64 from weights rounded to `dtype`.
 
     A part that no sample of a step used (an expert, a branch) has a zero gradient, as with sharded gradients, so that momentum
     and decay act on it; plain AdamW would skip it.
@@ -141,11 +144,14 @@ def _reference(
     norms: list[float | None] = []
     for step in range(STEPS):
         with patch.object(attention, "attend_to_window", _attend_by_a_mask):
-            batch = _exact(data.global_batch(step))
-            if workload.document_lengths:
-                output: object = documents_loss(module, batch)
+            if isinstance(data, FactoryData):
+                indices = range(workload.global_batch_size // micro_batch_size)
+                batches = [map_tensors(data.micro_batch(step, index, micro_batch_size), _exact) for index in indices]
+                output: object = torch.stack([loss_from(module(**batch)) for batch in batches]).mean()
+            elif workload.document_lengths:
+                output = documents_loss(module, data.global_batch(step))
             else:
-                output = scheduled_loss(module, model, workload, schedule, step, batch, balance)
+                output = scheduled_loss(module, model, workload, schedule, step, data.global_batch(step), balance)
         loss = loss_from(output)
         loss.backward()
         for parameter in module.parameters():
@@ -168,9 +174,9 @@ def _attend_by_a_mask(query: Tensor, key: Tensor, value: Tensor, window: Attenti
     return nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=seen, enable_gqa=grouped)
 
 
-def _exact(batch: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _exact(value: Tensor) -> Tensor:
     """Floating inputs as float64."""
-    return {name: value.double() if value.is_floating_point() else value for name, value in batch.items()}
+    return value.double() if value.is_floating_point() else value
 
 
 def _module(model: Model, workload: Workload, dtype: torch.dtype) -> nn.Module:
@@ -180,12 +186,12 @@ def _module(model: Model, workload: Workload, dtype: torch.dtype) -> nn.Module:
     return load_factory(model.reference, workload).module.to(dtype).eval()  # engines disable dropout in the first steps
 
 
-def _data(model: Model, workload: Workload, packed: bool) -> Data:
+def _data(model: Model, workload: Workload, packed: bool) -> Data | FactoryData:
     if isinstance(model, ModelSpec) and workload.document_lengths:
         return document_data(TrialConfig(pack_sequences=packed), workload, model.vocab_size)
     if isinstance(model, ModelSpec):
         return text_data(workload, model.vocab_size)
-    return FactoryData(batch=load_factory(model.reference, workload).batch, workload=workload)
+    return FactoryData(batch=load_factory(model.reference, workload).batch, seed=workload.seed)
 
 
 def _splits(session: ParallelSession) -> dict[str, tuple[int, ProcessGroup]]:

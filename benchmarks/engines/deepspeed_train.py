@@ -17,7 +17,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from executor.batches import micro_batches, text_data
+from executor.batches import rank_batches, text_data
 from executor.parallel.model import build_transformer
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import ModelSpec
@@ -59,7 +59,7 @@ def train(deepspeed: object, arguments: argparse.Namespace) -> None:
     data = text_data(Workload(global_batch_size=batch, sequence_length=work.sequence_length), spec.vocab_size)
     seconds: list[float] = []
     for step in range(STEPS):
-        share = micro_batches(data.global_batch(step), rank=rank, ranks=ranks, micro_batch_size=micro, global_batch_size=batch)
+        share = rank_batches(data.global_batch(step), step, rank=rank, ranks=ranks, size=micro, count=accumulation)
         if arguments.time_into:
             torch.distributed.barrier()
         began = time.perf_counter()

@@ -18,7 +18,7 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
 
-from executor.batches import micro_batches, text_data
+from executor.batches import rank_batches, text_data
 from executor.engine import RankContext, StepReport
 from executor.engines.native.engine import NativeEngine
 from executor.parallel.model import Transformer, build_transformer
@@ -50,12 +50,13 @@ class _Peer:
         self.batches: list[dict[str, Tensor]] = []
 
     def prepare(self, step: int) -> None:
-        mine = micro_batches(
+        mine = rank_batches(
             self.data.global_batch(step),
+            step,
             rank=self.context.rank,
             ranks=self.context.world_size,
-            micro_batch_size=self.config.micro_batch_size,
-            global_batch_size=self.workload.global_batch_size,
+            size=self.config.micro_batch_size,
+            count=self.accumulation,
         )
         self.batches = [{name: value.clone() for name, value in batch.items()} for batch in mine]
 

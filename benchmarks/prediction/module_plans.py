@@ -132,7 +132,7 @@ def counts_of(reference: str, samples: int) -> tuple[int, int, int | None]:
     user = load_factory(reference, WORKLOAD)
     parameters = dict(user.module.named_parameters()).values()
     trained = sum(parameter.numel() for parameter in parameters if parameter.requires_grad)
-    batch = FactoryData(batch=user.batch, workload=dataclasses.replace(WORKLOAD, global_batch_size=samples)).global_batch(0)
+    batch = FactoryData(batch=user.batch, seed=WORKLOAD.seed).micro_batch(0, 0, samples)
     with FlopCounter() as counter:
         loss = loss_of(user.module.train()(**batch))
         assert loss is not None

@@ -76,6 +76,9 @@ class StandIns:
         places = {id(value): position for position, value in enumerate(inputs) if isinstance(value, Tensor)}
         leaves, structure = tree_flatten(output)
         hidden = next((position for position, leaf in enumerate(leaves) if isinstance(leaf, Tensor)), None)
+        entry = _hidden_input(args, inputs)
+        if hidden is None or entry is None or (entry.shape, entry.dtype) != (leaves[hidden].shape, leaves[hidden].dtype):
+            return  # it is no link of a chain, such as one of many tables
         template: list[object] = []
         for position, leaf in enumerate(leaves):
             if position == hidden:
@@ -86,8 +89,7 @@ class StandIns:
                 template.append(_ReturnedInput(places[id(leaf)]))
             else:
                 template.append(leaf)
-        if hidden is not None:
-            self._calls[index] = _RepresentativeCall(_described(inputs), structure, tuple(template))
+        self._calls[index] = _RepresentativeCall(_described(inputs), structure, tuple(template))
 
     def call(self, index: int) -> _RepresentativeCall:
         """How the representative was called.
@@ -110,7 +112,7 @@ class _PassOn:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = self.stand_ins.call(self.representative)
         inputs = tree_leaves((args, kwargs))
-        hidden = first_tensor(args) if args else next((value for value in inputs if isinstance(value, Tensor)), None)
+        hidden = _hidden_input(args, inputs)
         if hidden is None or _described(inputs) != call.inputs:
             raise UnequalError
         returned = [
@@ -118,6 +120,11 @@ class _PassOn:
             for leaf in call.leaves
         ]
         return tree_unflatten(returned, call.output)
+
+
+def _hidden_input(args: tuple[Any, ...], inputs: Sequence[object]) -> Tensor | None:
+    """The input of a block that the previous one returned: its first one, or without positional arguments the first tensor."""
+    return first_tensor(args) if args else next((value for value in inputs if isinstance(value, Tensor)), None)
 
 
 def _described(inputs: Sequence[object]) -> tuple[object, ...]:

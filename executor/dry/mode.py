@@ -1,5 +1,6 @@
 """The dispatch mode that every operator of a dry run passes, its fast path, and the memory of CUDA's fused RMSNorm."""
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,13 +8,19 @@ from unittest.mock import patch
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, in_kernel_invocation_manager
+from torch._subclasses.fake_tensor import (
+    FakeTensor,
+    FakeTensorMode,
+    in_kernel_invocation_manager,
+    unset_fake_temporarily,
+)
 from torch.nn import functional
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from executor.dry.ledger import CommunicationBackend, Ledger
-from executor.dry.operators import FORMULAS, FULL_MESSAGE, Traffic, keep_sent_tensors, workspace_bytes
+from executor.dry.operators import FULL_MESSAGE, Traffic, keep_sent_tensors, workspace_bytes
+from executor.measurement.flop_counter import count_flops, formula_of
 from executor.parallel.collectives import observed_by
 from search_spaces.models.model import ModelSpec
 
@@ -39,7 +46,6 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         # In steps of our own model only torch reads values, and accepts 1.
         self._returns_values = int(spec is not None)
         self._copy: object = None
-        self._formulas: dict[Any, Callable[..., int] | None] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -51,14 +57,14 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._returns_values and func is torch.ops.aten._local_scalar_dense.default:
             return 1.0
-        if func not in self._formulas:
-            self._formulas[func] = FORMULAS.get(getattr(func, "_overloadpacket", func))
-        result = quick(func, args, kwargs) if func in QUICK else NotImplemented
+        substitute = quick if func in QUICK else _SUBSTITUTES.get(func)
+        result = NotImplemented if substitute is None else substitute(func, args, kwargs)
         if result is NotImplemented:
             result = func(*args, **kwargs)
-        formula = self._formulas[func]
+        formula = formula_of(func)
         if formula is not None:
-            self._count(formula, args, kwargs, result)
+            flops = count_flops(formula, args, kwargs, result)
+            self.flops = None if flops is None or self.flops is None else self.flops + flops
         elif getattr(func, "namespace", "") in ("c10d", "_c10d_functional") and func._schema.name in FULL_MESSAGE:
             operation, size = self.traffic.add(func, args, kwargs, result)
             self._copy = self.ledger.allocate(size, "buffers") if operation in self.backend.copies else None
@@ -122,15 +128,6 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elif isinstance(result, list | tuple):
             for part in result:
                 self._track(part)
-
-    def _count(self, formula: Callable[..., int], args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
-        try:
-            flops = formula(*args, **kwargs, out_val=result)
-        except Exception:  # as in the measurement, the FLOPs are then reported as unknown
-            self.flops = None
-            return
-        if self.flops is not None:
-            self.flops += flops
 
     def _begin_update(self, *_: Any) -> None:
         self._returns_values += 1
@@ -239,6 +236,44 @@ QUICK: frozenset[Any] = frozenset(
 """Operators whose results have the shapes and strides of torch's own meta kernels."""
 
 _CPU = torch.device("cpu")
+
+
+def _grouped(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Products by group, which torch refuses without data in other types than bf16; on devices it has them in every type."""
+    arguments = {spec.name: value for spec, value in zip(func._schema.arguments, args, strict=False)} | dict(kwargs)
+    first, second = arguments["self"], arguments["mat2"]
+    groups = arguments["offs"].numel() if first.dim() == second.dim() == 2 else first.shape[0]
+    shape = (first.shape[-2], second.shape[-1]) if first.dim() != second.dim() else (groups, first.shape[-2], second.shape[-1])
+    return first.new_empty(shape, dtype=arguments.get("out_dtype") or first.dtype)
+
+
+def _recurrent(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """A recurrent layer of oneDNN with the workspace that it keeps for backward, of which torch says nothing without data."""
+    *results, workspace = func(*args, **kwargs)
+    *_, trains = args
+    if trains:
+        operands = tuple((tuple(value.shape[1:] if value is args[0] else value.shape), value.dtype) if isinstance(value, Tensor)
+                         else tuple(value) if isinstance(value, list) else value for value in args)  # fmt: skip
+        steps, few = len(args[0]), 64
+        size = _recurrent_workspace(func, operands, min(steps, few))
+        if steps > few:
+            size += (size - _recurrent_workspace(func, operands, few // 2)) * (steps - few) // (few // 2)
+        workspace = workspace.new_empty(size)
+    return (*results, workspace)
+
+
+@functools.cache
+def _recurrent_workspace(func: Any, operands: tuple[Any, ...], steps: int) -> int:
+    """Bytes that oneDNN asks for, found by running the layer on zeros; beyond a few steps they are affine in the steps."""
+    with unset_fake_temporarily():
+        (row, dtype), *others = operands
+        values = (torch.zeros(value[0], dtype=value[1]) if isinstance(value, tuple) and value else list(value) if value == ()
+                  else value for value in others)  # fmt: skip
+        return int(func(torch.zeros(steps, *row, dtype=dtype), *values)[-1].numel())
+
+
+_SUBSTITUTES = {aten._grouped_mm.default: _grouped, aten.mkldnn_rnn_layer.default: _recurrent}
+"""Operators of which torch's own results without data are wrong."""
 
 
 def quick(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:

@@ -19,9 +19,10 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.autograd.graph import register_multi_grad_hook
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from executor.batches import FactoryData, read_text
+from executor.batches import FactoryData, map_tensors, read_text, tensors_of
 from executor.dry.equal_blocks import StandIns, UnequalError, choices_of_stand_ins, completed
 from executor.dry.ledger import backend_of
 from executor.dry.mode import DryMode
@@ -36,10 +37,11 @@ from executor.dry.recorded import (
     moments_of,
     with_levels,
 )
-from executor.engines.sources import DTYPES, blocks_of
-from executor.errors import ExecutorError, FactoryError
+from executor.engines.sources import DTYPES
+from executor.errors import ExecutorError, FactoryError, one_line
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.pipeline import precise
+from executor.user_module.calls import called_blocks
 from executor.user_module.description import described
 from executor.user_module.factory import UserModule, load_factory
 from executor.user_module.survey import Survey, first_tensor, loss_of
@@ -79,17 +81,22 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, mode.running():
         user = _build(reference, workload)
         batches = {size: _batch(user, workload, size, fake) for size in SIZES}
-        blocks = blocks_of(user)
+        blocks = [user.module.get_submodule(name) for name in called_blocks(user, batches[SIZES[0]]).units]
         model, survey = described(user, batches[SIZES[0]])
         runs = _ModuleRuns(user, blocks, mode)
-        for precision in precisions:
-            dtype = DTYPES[precision]
-            user.module.to(dtype)
-            cast = {
-                size: {name: value.to(dtype) if value.is_floating_point() else value for name, value in batch.items()}
-                for size, batch in batches.items()
-            }
-            traces[precision] = runs.trace(cast)
+        # The first one does not convert the module.
+        for precision in dict.fromkeys(
+            (*filter(None, (model.default_precision,)), *sorted(precisions, key=model.precision.__ne__))
+        ):
+            if precision != model.precision:
+                user.module.to(DTYPES[precision])
+                convert = functools.partial(_floating_to, DTYPES[precision])
+                batches = {size: map_tensors(batch, convert) for size, batch in batches.items()}
+            try:
+                traces[precision] = runs.trace(batches)
+            except FactoryError:
+                if not traces:  # else the module runs, but not in this precision
+                    raise
     names = {id(inner): name for name, inner in user.module.named_modules()}
     parameters = _held(user.module, blocks, survey)
     frozen = [parameter_info for parameter, parameter_info in parameters if not parameter.requires_grad]
@@ -108,8 +115,13 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
         starts=() if survey is None else survey.starts,
         traces=traces,
         sequence_length=workload.sequence_length if reference.startswith(BUILT) else 0,
+        uncounted=tuple(mode.uncounted),
     )
-    return dataclasses.replace(model, flops_per_sample=profile.flops_per_sample(SIZES[0]) or None, profile=profile)
+    return dataclasses.replace(model, flops_per_sample=profile.flops_per_sample(SIZES[0]), profile=profile)
+
+
+def _floating_to(dtype: torch.dtype, value: Tensor) -> Tensor:
+    return value.to(dtype) if value.is_floating_point() else value
 
 
 def _held(module: nn.Module, blocks: Sequence[nn.Module], survey: Survey | None) -> list[tuple[nn.Parameter, TrainedParameter]]:
@@ -136,14 +148,25 @@ def with_profile(model: FactoryModel, workload: Workload, precisions: Sequence[s
 
 
 def _build(reference: str, workload: Workload) -> UserModule:
-    """The module with parameters without data: made without data, or if its factory reads values, on the meta device."""
+    """The module with parameters without data: made without data, or if its factory fails then, on the meta device.
+
+    Raises:
+        FactoryError: it fails on both.
+    """
     try:
         return load_factory(reference, workload)
     except FactoryError as error:
-        if not isinstance(error.__cause__, _READS_VALUES):
+        if error.__cause__ is None:
             raise
-    with unset_fake_temporarily(), torch.device("meta"):
-        user = load_factory(reference, workload)
+        first = error
+    try:
+        with unset_fake_temporarily(), _OnMeta():
+            user = load_factory(reference, workload)
+    except FactoryError as error:
+        if error.__cause__ is None or str(error) == str(first):
+            raise
+        problem = f"cannot be built without memory for its parameters ({one_line(error.__cause__)})"
+        raise FactoryError(f"{reference} {problem}; measure it by trials (`autotune sweep`)") from None
     replacements: dict[int, Tensor] = {}
 
     def without_data(value: Tensor) -> Tensor:
@@ -155,22 +178,37 @@ def _build(reference: str, workload: Workload) -> UserModule:
     for inner in user.module.modules():
         for store in (inner._parameters, inner._buffers):
             for name, value in store.items():
-                if value is not None and value.is_meta:
+                if value is not None:
                     store[name] = without_data(value)  # type: ignore[assignment]
     return user
 
 
-def _batch(user: UserModule, workload: Workload, size: int, fake: FakeTensorMode) -> dict[str, Tensor]:
+class _OnMeta(TorchFunctionMode):  # type: ignore[no-untyped-call]
+    """Makes what modules initialise on the meta device, but constants, from which a factory may compute sizes, with data."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func in (torch.empty, torch.rand, torch.randn) and kwargs.get("device") is None:
+            kwargs["device"] = "meta"
+        return func(*args, **kwargs)
+
+
+def _batch(user: UserModule, workload: Workload, size: int, fake: FakeTensorMode) -> dict[str, Any]:
     """A micro-batch; drawn with data if the factory's function can."""
-    data = FactoryData(batch=user.batch, workload=dataclasses.replace(workload, global_batch_size=size))
+    data = FactoryData(batch=user.batch, seed=workload.seed)
     try:
         with unset_fake_temporarily():
-            drawn = data.global_batch(0)
+            drawn = data.micro_batch(0, 0, size)
     except ExecutorError:
         raise
     except Exception:  # it uses tensors that the factory made, which have no data
-        drawn = data.global_batch(0)
-    return {name: value if isinstance(value, FakeTensor) else fake.from_tensor(value) for name, value in drawn.items()}
+        drawn = data.micro_batch(0, 0, size)
+    without_data: dict[str, Any] = map_tensors(
+        drawn, lambda value: value if isinstance(value, FakeTensor) else fake.from_tensor(value)
+    )
+    return without_data
 
 
 class _ReadsValueError(FactoryError):
@@ -204,24 +242,28 @@ class _Recorder(DryMode):  # type: ignore[no-untyped-call]
         self.running_modules: list[nn.Module] = []
         self.reader: nn.Module | None = None
         """The innermost module that ran when a value was read."""
+        self.uncounted: dict[str, None] = {}
+        """Operators whose FLOPs are unknown."""
         self._views: dict[Any, bool] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        before = self.flops
+        self.flops = 0
         try:
             result = super().__torch_dispatch__(func, types, args, kwargs)
         except _READS_VALUES:
             self.reader = self.running_modules[-1] if self.running_modules else None
             raise
-        if self.part is not None and result is not NotImplemented and getattr(func, "namespace", "") == "aten":
-            self._record(self.part, func, args, kwargs or {}, result, before)
+        if (
+            self.part is not None
+            and result is not NotImplemented
+            and getattr(func, "namespace", "prim") not in ("prim", "profiler")
+        ):
+            self._record(self.part, func, args, kwargs or {}, result)
         return result
 
-    def _record(
-        self, part: RecordedPart, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, before: int | None
-    ) -> None:
+    def _record(self, part: RecordedPart, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
         if func not in self._views:
             returned = [item.alias_info for item in func._schema.returns]
             views = bool(returned) and all(info is not None and not info.is_write for info in returned)
@@ -230,7 +272,9 @@ class _Recorder(DryMode):  # type: ignore[no-untyped-call]
         if self._views[func]:
             return
         part.operators += 1
-        flops = (self.flops or 0) - (before or 0)
+        flops = self.flops
+        if flops is None:
+            self.uncounted[str(func)] = None
         if flops:
             part.flops += flops
             if ATTENTION in func._schema.name:
@@ -253,7 +297,7 @@ class _ModuleRuns:
         self._micro = RecordedMicroBatch()
         self._positions: list[int] = []
 
-    def trace(self, batches: Mapping[int, Mapping[str, Tensor]]) -> Trace:
+    def trace(self, batches: Mapping[int, Mapping[str, Any]]) -> Trace:
         """The trace in the precision that the module has now.
 
         Hugging Face's models make a mask of all pairs of tokens if they find themselves traced, because they cannot read
@@ -265,7 +309,7 @@ class _ModuleRuns:
         except _ReadsValueError:
             return self._shortest(batches)
 
-    def _shortest(self, batches: Mapping[int, Mapping[str, Tensor]]) -> Trace:
+    def _shortest(self, batches: Mapping[int, Mapping[str, Any]]) -> Trace:
         """With stand-ins for equal blocks if another choice of them gives the same micro-batch; else every block computes."""
         chosen = self._stand_ins
         try:
@@ -280,7 +324,7 @@ class _ModuleRuns:
             trace = self._trace(batches)
         return trace
 
-    def _trace(self, batches: Mapping[int, Mapping[str, Tensor]]) -> Trace:
+    def _trace(self, batches: Mapping[int, Mapping[str, Any]]) -> Trace:
         micro_batches = {
             policy: tuple(self._run(batches[size], policy) for size in SIZES)
             for policy in (POLICIES if self.blocks else POLICIES[:1])
@@ -299,22 +343,21 @@ class _ModuleRuns:
             outer=block_work(none, OUTER),
             blocks=tuple(block_work(none, index) for index in blocks),
             again=again,
-            batch_bytes=affine(*(_bytes(batches[size].values()) for size in SIZES)),
+            batch_bytes=affine(*(_bytes(tensors_of(batches[size])) for size in SIZES)),
             buffer_bytes=_bytes(self.user.module.buffers()),
             frozen_bytes=_bytes(parameter for parameter in parameters if not parameter.requires_grad),
             hidden_bytes=affine(*(micro.hidden_bytes for micro in none)),
         )
 
-    def _run(self, batch: Mapping[str, Tensor], policy: str) -> RecordedMicroBatch:
+    def _run(self, batch: Mapping[str, Any], policy: str) -> RecordedMicroBatch:
         self._micro, self._positions = RecordedMicroBatch(), []
         mode, module = self.mode, self.user.module
         for parameter in module.parameters():
             parameter.grad = None
             mode.ledger.track(parameter.data)
-        for value in (*module.buffers(), *batch.values()):
+        for value in (*module.buffers(), *tensors_of(batch)):
             mode.ledger.track(value)
         with self._policy(policy), self._watched():
-            mode.flops = 0
             mode.ledger.open(())
             self._mark(MomentKind.FORWARD, OUTER)
             try:
@@ -330,7 +373,9 @@ class _ModuleRuns:
             except _READS_VALUES as error:
                 raise self._reads_value(error) from None
             except Exception as error:
-                raise self._failed(error) from error
+                if self._stand_ins.representative:
+                    raise UnequalError from error
+                raise self._failed(error) from None
             self._mark(MomentKind.END, OUTER)
             mode.part = None
             del loss

@@ -1,7 +1,7 @@
 """What an operator of a dry run computes and sends: matrix products and FLOPs, and messages of collectives and pipelines."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import distributed_c10d
-from torch.utils.flop_counter import flop_registry
 
 from search_spaces.trial import CollectiveCount
 
@@ -51,7 +50,13 @@ def _convolution(weight: Any, transposed: bool, groups: int, flops: int) -> Shap
 
 
 def workspace_bytes(packet: Any, args: tuple[Any, ...]) -> int:
-    """Temporary memory of a CPU's kernel beside its results: reordered operands of convolutions [counted, torch 2.13]."""
+    """Temporary memory of a CPU's kernel beside its results: reordered operands of convolutions and recurrent layers, and of the
+    latter the gates of all steps and in backward the gradient of the output [counted, torch 2.13]."""
+    if packet in (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward):
+        x, inputs, hidden = args[:3]
+        rows, (gates, width) = x.numel() // x.shape[-1], hidden.shape
+        output = rows * width if packet is aten.mkldnn_rnn_layer_backward else 0
+        return int((inputs.numel() + hidden.numel() + rows * gates + output) * x.element_size())
     if packet in (aten.convolution, aten._convolution):
         copied = args[:2]
     elif packet is aten.convolution_backward:
@@ -60,42 +65,6 @@ def workspace_bytes(packet: Any, args: tuple[Any, ...]) -> int:
         return 0
     # oneDNN reorders operands in memory of their own from 16 channels on.
     return sum(value.numel() * value.element_size() for value in copied if value.shape[1] >= 16)
-
-
-Formula = Callable[..., int]
-"""(arguments of the operator, `out_val`: its result) -> FLOPs."""
-
-
-def _forward(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
-    """Two products: the scores, and the weighted values. With grouped queries each query head counts."""
-    pairs = query.shape[:-1].numel() * key.shape[-2]
-    return int(2 * pairs * (query.shape[-1] + value.shape[-1]))
-
-
-def _backward(_: Any, query: Any, key: Any, value: Any, *__: Any, **___: Any) -> int:
-    """The recomputed scores, and the gradients of scores, queries, keys and values."""
-    pairs = query.shape[:-1].numel() * key.shape[-2]
-    return int(2 * pairs * (3 * query.shape[-1] + 2 * value.shape[-1]))
-
-
-def _grouped(rows: Any, other: Any, *_: Any, **__: Any) -> int:
-    """Rows of [n, k] each times one of the matrices [groups, k, m]; or columns of [m, n] times rows of [n, k], by group."""
-    return int(2 * rows.shape[0] * rows.shape[1] * other.shape[-1])
-
-
-def _attention() -> dict[Any, Formula]:
-    """Formulas of this torch's fused attention operators: torch's own table lacks the CPU's and grouped queries."""
-    aten = torch.ops.aten
-    formulas: dict[Any, Formula] = {}
-    for kind in ("flash_attention_for_cpu", "flash_attention", "efficient_attention", "cudnn_attention"):
-        forward, backward = (f"_scaled_dot_product_{kind}{suffix}" for suffix in ("", "_backward"))
-        if hasattr(aten, forward) and hasattr(aten, backward):
-            formulas |= {getattr(aten, forward): _forward, getattr(aten, backward): _backward}
-    return formulas
-
-
-FORMULAS: Mapping[Any, Formula] = {**flop_registry, **_attention(), torch.ops.aten._grouped_mm: _grouped}
-"""Operator packet -> formula: torch's for matrix products and convolutions."""
 
 
 FULL_MESSAGE: Mapping[str, tuple[str, str]] = {

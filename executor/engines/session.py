@@ -1,17 +1,27 @@
 """The session that the parallel engines share: a model in parts on this rank, trained step by step, with loss scaling."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import is_fake
 
-from executor.batches import kept_tokens, shortened, useful_tokens
-from executor.batches import micro_batches as cut_batch
-from executor.engine import HOST, REFERENCE_STEPS, EngineSession, PrivatePool, RankContext, StepReport
+from executor.batches import (
+    FactoryData,
+    forward_seed,
+    kept_tokens,
+    map_tensors,
+    rank_batches,
+    seed_generators,
+    shortened,
+    tensors_of,
+    useful_tokens,
+)
+from executor.engine import HOST, EngineSession, PrivatePool, RankContext, StepReport
 from executor.engines.capabilities import version_refusals
-from executor.engines.sources import DTYPES, source_of
+from executor.engines.sources import source_of
 from executor.errors import EngineRefusalError, FactoryError, WrongResultError
 from executor.parallel.activation_offload import ActivationOffload
 from executor.parallel.attention import choose_attention_kernel
@@ -32,7 +42,7 @@ from search_spaces.rules.table import check_shapes
 from search_spaces.rules.training import ENGINE_REMEDY, PACK
 from search_spaces.training.data_schedule import is_scheduled, job_step, length_at
 from search_spaces.training.states import scales_losses
-from search_spaces.trial import Workload
+from search_spaces.trial import REFERENCE_STEPS, Workload
 from search_spaces.trial_config import TrialConfig
 
 
@@ -110,7 +120,8 @@ class ParallelSession(EngineSession):
         self._ties, self.data = source.ties, source.data
         self.groups = ParallelGroups(mesh, context, self._ties)
         self.parts = source.parts(self.groups)
-        self._in_training = [module for part in self.parts for module in in_training(model, part.module)]
+        users = [part.module for part in self.parts] if isinstance(model, FactoryModel) else []
+        self._repeatable = RepeatableSteps(users, workload, self.groups.coordinates[DATA], mesh.data, source.trains_only)
         for part in self.parts:
             if config.compile_blocks:
                 compile_blocks(part.blocks)
@@ -127,29 +138,27 @@ class ParallelSession(EngineSession):
         self._balance = RouterBalance((part.module for part in self.parts), rate, self.groups) if rate else None
         self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
         self._prepared = self.accumulation
-        self._dtype = DTYPES[config.precision]
+        self._input_dtype = source.input_dtype
         self.scaler = LossScaler() if scales_losses(config) else None
-        self._batches: list[dict[str, Tensor]] = []
+        self._batches: list[dict[str, Any]] = []
         self._length = workload.sequence_length
         self._positions = self._own_positions()
         self.pipeline = self._make_pipeline() if config.pipeline_parallel_size > 1 else None
 
     def prepare(self, step: int, micro_batches: int | None = None) -> None:
-        mesh = self.groups.mesh
-        suppress_randomness(self._in_training, step)
         self._prepared = micro_batches or self.accumulation
-        whole = self._scheduled(step)
-        self._count_targets(whole)
-        mine = cut_batch(
-            whole,
+        self._repeatable.begin(step, self._prepared)
+        mine = rank_batches(
+            self.data if isinstance(self.data, FactoryData) else self._scheduled(step),
+            step,
             rank=self.groups.coordinates[DATA],
-            ranks=mesh.data,
-            micro_batch_size=self.config.micro_batch_size,
-            global_batch_size=self.workload.global_batch_size,
-        )[: self._prepared]
+            ranks=self.groups.mesh.data,
+            size=self.config.micro_batch_size,
+            count=self._prepared,
+        )
         if self.pipeline is not None:
             mine = [{name: torch.cat([batch[name] for batch in mine]) for name in mine[0]}]
-        self._batches = [{name: self._to_device(value) for name, value in batch.items()} for batch in mine]
+        self._batches = [map_tensors(batch, self._to_device) for batch in mine]
         if self._graphs is not None and step >= EAGER_STEPS:
             self._graphs.capture()
 
@@ -184,7 +193,7 @@ class ParallelSession(EngineSession):
         for replica in self.replicas:
             yield from replica.tagged_storages()
         for batch in self._batches:
-            yield from (("activations", value) for value in batch.values())
+            yield from (("activations", value) for value in tensors_of(batch))
         if self._activations is not None:
             yield from ((HOST, value) for value in self._activations.pool.tensors())
         if self.pipeline is not None:
@@ -221,21 +230,24 @@ class ParallelSession(EngineSession):
             self._activations.close()
         if self._graphs is not None:
             self._graphs.close()
-        self._batches, self.parts, self._in_training, self._balance = [], [], [], None
+        self._repeatable.close()
+        self._batches, self.parts, self._balance = [], [], None
         self.groups.close()
         forget_compiled()
 
     def _scheduled(self, step: int) -> dict[str, Tensor]:
-        """The global batch of a step under the data schedules; prepares the parts for it."""
+        """The global batch of a step of our own model under the data schedules; prepares the parts for it."""
+        assert not isinstance(self.data, FactoryData)
         whole = self.data.global_batch(step)
-        if not is_scheduled(self.config):
-            return whole
-        length = length_at(self.config, self.workload, job_step(self.workload, step))
-        if length != self._length:
-            self._set_length(length)
-        for module in self._transformers():
-            module.kept = kept_tokens(self.config, self.workload, module.spec, step, self.context.device)
-        return shortened(whole, length)
+        if is_scheduled(self.config):
+            length = length_at(self.config, self.workload, job_step(self.workload, step))
+            if length != self._length:
+                self._set_length(length)
+            for module in self._transformers():
+                module.kept = kept_tokens(self.config, self.workload, module.spec, step, self.context.device)
+            whole = shortened(whole, length)
+        self._count_targets(whole)
+        return whole
 
     def _count_targets(self, batch: Mapping[str, Tensor]) -> None:
         """If samples contain padding, pass the mean number of targets per prepared micro-batch of all ranks to the head: a mean
@@ -328,11 +340,11 @@ class ParallelSession(EngineSession):
         return squared.sqrt()
 
     def _to_device(self, value: Tensor) -> Tensor:
-        """Copy this rank's tokens to the device, floating inputs in the model's dtype.
+        """Copy this rank's tokens to the device, floating inputs in the dtype that the model expects.
 
         Always copies, so that no micro-batch keeps the whole batch alive.
         """
-        dtype = self._dtype if value.is_floating_point() else value.dtype
+        dtype = self._input_dtype if value.is_floating_point() else None
         local_value = value if self._positions is None else value[:, self._positions]
         if self.context.device.type == "cuda":
             local_value = local_value.pin_memory()  # a copy from pageable memory would wait for all work on the device
@@ -364,15 +376,41 @@ def refuse(capability: Capability, context: RankContext, model: Model, config: T
         raise EngineRefusalError(refusals[0].rule, f"{refusals[0].message}; {refusals[0].remedy}")
 
 
-def in_training(model: Model, module: nn.Module) -> list[nn.Module]:
-    """The modules in training mode of a user's module, which may draw random numbers; ours draw none."""
-    return [inner for inner in module.modules() if inner.training] if isinstance(model, FactoryModel) else []
+class RepeatableSteps:
+    """Makes the first steps of a user's module, whose losses are compared, the same in every layout.
 
+    Dropout is off (the module is in evaluation mode), and before each forward of a micro-batch all random generators are seeded
+    with the number of that micro-batch, so that noise drawn in forward is the same.
+    """
 
-def suppress_randomness(modules: Iterable[nn.Module], step: int) -> None:
-    """Disable training mode in the first steps, whose losses are compared with those of other layouts."""
-    for module in modules:
-        module.training = step >= REFERENCE_STEPS
+    def __init__(
+        self, modules: Sequence[nn.Module], workload: Workload, rank: int, ranks: int, trains_only: bool = False
+    ) -> None:
+        """`modules`: the user's module, or its pipeline stages on this rank; `rank` of `ranks`: of data parallelism;
+        `trains_only`: the module returns no loss in evaluation mode, so it stays in training mode."""
+        self._in_training = [] if trains_only else [inner for module in modules for inner in module.modules() if inner.training]
+        self._seed, self._rank, self._ranks = workload.seed, rank, ranks
+        self._step, self._micro_batches = 0, 1
+        self._calls = dict.fromkeys(modules, 0)
+        self._hooks = [module.register_forward_pre_hook(self._before) for module in modules]
+
+    def begin(self, step: int, micro_batches: int) -> None:
+        """Prepare for a step of this many micro-batches, of which none has run. If gradients overflow, it runs again."""
+        self._step, self._micro_batches, self._calls = step, micro_batches, dict.fromkeys(self._calls, 0)
+        for module in self._in_training:
+            module.training = step >= REFERENCE_STEPS
+
+    def close(self) -> None:
+        """Remove the hooks, and drop the modules."""
+        while self._hooks:
+            self._hooks.pop().remove()
+        self._in_training, self._calls = [], {}
+
+    def _before(self, module: nn.Module, _: object) -> None:
+        if self._step < REFERENCE_STEPS:
+            index = self._calls[module] % self._micro_batches
+            seed_generators(forward_seed(self._seed, self._step, self._rank + index * self._ranks))
+            self._calls[module] += 1
 
 
 def loss_from(output: object) -> Tensor:

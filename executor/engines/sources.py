@@ -3,20 +3,22 @@
 import functools
 import itertools
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from executor.batches import AHEAD, PLACES, Data, DataAhead, FactoryData, document_data, text_data
-from executor.errors import EngineRefusalError, FactoryError
+from executor.batches import AHEAD, PLACES, Data, DataAhead, FactoryData, document_data, map_tensors, text_data
+from executor.errors import EngineRefusalError
 from executor.parallel.context import METHODS
 from executor.parallel.fused import load_operators
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.model import RankModel, Transformer, transformer_without_memory
 from executor.parallel.replica import ModelPart
 from executor.parallel.tensor import TensorParallel
-from executor.user_module.factory import UserModule, load_factory
-from executor.user_module.survey import Survey, UndividedError, block_names, cut_stage, survey
+from executor.user_module.calls import CalledBlocks, called_blocks
+from executor.user_module.factory import LEAST_SAMPLES, UserModule, load_factory
+from executor.user_module.survey import Survey, UndividedError, cut_stage, survey
 from executor.user_module.tensor_plan import divide
 from search_spaces.mesh import PIPELINE
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
@@ -37,11 +39,15 @@ TABLE, OUTPUT = "embedding.tokens.weight", "head.output.weight"
 class TrainingSource(ABC):
     """A model, its data and its parts. Every rank constructs it identically."""
 
-    data: Data
+    data: Data | FactoryData
+    trains_only = False
+    """Whether the module returns no loss in evaluation mode."""
+    input_dtype: torch.dtype | None
+    """Dtype of floating inputs; None: that of the batch."""
 
     def __init__(self, config: TrialConfig, workload: Workload) -> None:
         self.config, self.workload = config, workload
-        self.dtype = DTYPES[config.precision]
+        self.dtype = self.input_dtype = DTYPES[config.precision]
 
     @property
     @abstractmethod
@@ -165,9 +171,10 @@ class _Factory(TrainingSource):
         super().__init__(config, workload)
         if config.precision == FLOAT8:
             raise EngineRefusalError("float8-model", f"{model.name} has its own matrix products; {MODEL_REMEDY}")
-        self.reference = model.reference
-        self.first = self._make()
-        self.data = FactoryData(batch=self.first.batch, workload=workload)
+        self.model = model
+        self.first = load_user_module(model, config, workload)
+        self.data, self.trains_only = self.first.data, self.first.called.trains_only
+        self.input_dtype = self.first.input_dtype
         self.survey = self._survey_module() if config.pipeline_parallel_size > 1 else None
 
     @property
@@ -179,19 +186,16 @@ class _Factory(TrainingSource):
             return [self._whole(self.first, groups)]
         stages = stages_of_rank(self.config, groups.coordinates[PIPELINE])
         # One module per stage, from which unneeded parameters are removed.
-        modules = itertools.chain([self.first], (self._make() for _ in itertools.count()))
-        return [self._stage(stage, user, groups, self.survey) for stage, user in zip(stages, modules, strict=False)]
+        others = (load_user_module(self.model, self.config, self.workload) for _ in itertools.count())
+        modules = itertools.chain([self.first], others)
+        return [self._stage(stage, loaded.user, groups, self.survey) for stage, loaded in zip(stages, modules, strict=False)]
 
-    def _make(self) -> UserModule:
-        torch.manual_seed(self.workload.seed)
-        user = load_factory(self.reference, self.workload)
-        user.module.to(self.dtype)
-        return user
-
-    def _whole(self, user: UserModule, groups: ParallelGroups) -> ModelPart:
-        division = divide(user, TensorParallel(groups.tensor, False, self.config.async_tensor_parallel))
-        blocks = blocks_of(user)
-        return ModelPart(module=user.module, blocks=blocks, units=blocks, split=division.split, summands=division.summands)
+    def _whole(self, loaded: "LoadedModule", groups: ParallelGroups) -> ModelPart:
+        division = divide(loaded.user, TensorParallel(groups.tensor, False, self.config.async_tensor_parallel))
+        return ModelPart(
+            module=loaded.user.module, blocks=loaded.blocks, units=loaded.units, outside=loaded.called.outside,
+            split=division.split, summands=division.summands,
+        )  # fmt: skip
 
     def _stage(self, stage: int, user: UserModule, groups: ParallelGroups, module_survey: Survey) -> ModelPart:
         division = divide(user, TensorParallel(groups.tensor, False, self.config.async_tensor_parallel))
@@ -206,28 +210,82 @@ class _Factory(TrainingSource):
 
     @functools.cached_property
     def _micro_batch(self) -> dict[str, Tensor]:
-        size, whole = self.config.micro_batch_size, self.data.global_batch(0)
-        for name, value in whole.items():
-            if not value.dim() or len(value) != self.workload.global_batch_size:
-                raise FactoryError(f"{self.reference}: batch entry {name!r} has no sample dimension first; a pipeline needs it")
-        return {
-            name: value[:size].to(self.dtype) if value.is_floating_point() else value[:size] for name, value in whole.items()
-        }
+        size = self.config.micro_batch_size
+        batch: dict[str, Tensor] = self.first.data.micro_batch(0, 0, size)
+        for name, value in batch.items():
+            if not isinstance(value, Tensor) or not value.dim() or len(value) != size:
+                raise EngineRefusalError(
+                    "factory-shape",
+                    f"{self.model.name}: the first dimension of batch entry {name!r} is not the samples, as a pipeline needs; "
+                    "use pipeline_parallel_size=1",
+                )
+        converted: dict[str, Tensor] = map_tensors(batch, self.first.converted)
+        return converted
 
     def _survey_module(self) -> Survey:
         try:
-            return survey(self.first.module, self._micro_batch, self.first.plan)
+            return survey(self.first.user.module, self._micro_batch, self.first.user.plan)
         except UndividedError as error:
-            raise EngineRefusalError("factory-shape", f"{self.reference} has no pipeline stages: {error}") from error
+            raise EngineRefusalError("factory-shape", f"{self.model.name} has no pipeline stages: {error}") from error
 
 
-def blocks_of(user: UserModule) -> list[nn.Module]:
-    """The units of checkpointing and gathering: the blocks that the factory's plan names, else the repeated modules.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoadedModule:
+    """A user's module on the CPU, with its data."""
+
+    user: UserModule
+    data: FactoryData
+    called: CalledBlocks
+    input_dtype: torch.dtype | None
+    """Dtype of floating inputs; None: the module keeps its own dtypes, so inputs keep theirs."""
+
+    @property
+    def units(self) -> list[nn.Module]:
+        """The modules that stage 3 gathers."""
+        return [self.user.module.get_submodule(name) for name in self.called.units]
+
+    @property
+    def blocks(self) -> list[nn.Module]:
+        """The modules that checkpointing recomputes."""
+        return self.units if self.called.recomputes else []
+
+    def converted(self, value: Tensor) -> Tensor:
+        """An input in the dtype that the module expects."""
+        return value if self.input_dtype is None or not value.is_floating_point() else value.to(self.input_dtype)
+
+
+def require_one_dtype(module: nn.Module, engine: str) -> None:
+    """Refuse a module of several dtypes for an engine that gathers parameters of one.
 
     Raises:
-        FactoryError: the plan does not name a container of blocks.
+        EngineRefusalError: it has several.
     """
-    try:
-        return [user.module.get_submodule(name) for name in block_names(user.module, user.plan)]
-    except UndividedError as error:
-        raise FactoryError(f"{user.reference}: {error}; name its ModuleList, or leave plan.blocks out") from error
+    dtypes = sorted({str(value.dtype).removeprefix("torch.") for value in module.parameters() if value.is_floating_point()})
+    if len(dtypes) > 1:
+        problem = f"the {engine} engine needs parameters of one dtype, and the module has {', '.join(dtypes)}"
+        raise EngineRefusalError("factory-dtypes", f"{problem}; use engine=native, or pin another precision")
+
+
+@functools.lru_cache(maxsize=4)
+def _observed(reference: str, workload: Workload) -> CalledBlocks:
+    """The blocks that a module calls; observed once by a process on a module of its own, as a run without data may leave its
+    tensors in what the module shares."""
+    user = load_factory(reference, workload)
+    return called_blocks(user, FactoryData(batch=user.batch, seed=workload.seed).micro_batch(0, 0, LEAST_SAMPLES))
+
+
+def load_user_module(model: FactoryModel, config: TrialConfig, workload: Workload) -> LoadedModule:
+    """Build a user's module from the workload's seed, in the precision of the configuration. One that already has it is not
+    converted: parts of it may have other dtypes on purpose, such as frozen ones next to adapters.
+
+    Raises:
+        FactoryError: the factory violates the Protocol, or raises.
+    """
+    called = _observed(model.reference, workload)
+    torch.manual_seed(workload.seed)
+    user = load_factory(model.reference, workload)
+    data = FactoryData(batch=user.batch, seed=workload.seed)
+    dtype = None if config.precision == model.precision else DTYPES[config.precision]
+    if dtype is not None:
+        user.module.to(dtype)
+    return LoadedModule(user=user, data=data, called=called, input_dtype=dtype)

@@ -19,7 +19,8 @@ from executor.engine import Engine, RankContext
 from executor.engines.capabilities import DDP, FSDP2
 from executor.engines.native.offload import adamw, hyperparameters_of, step_scaled
 from executor.engines.session import ParallelSession, loss_from, refuse
-from executor.engines.sources import DTYPES
+from executor.engines.sources import DTYPES, require_one_dtype
+from executor.errors import EngineRefusalError
 from executor.parallel.collectives import ProcessGroup, all_gather_single, reduce_scatter_single
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.initialization import FirstValues, Share, materialise
@@ -89,12 +90,15 @@ class DdpReplica(TorchReplica):
         unused_parameters: bool,
     ) -> None:
         self.groups = groups
-        dtype = torch.promote_types(next(part.module.parameters()).dtype, torch.float32)
+        # A module of several dtypes stays as it is.
+        dtypes = {parameter.dtype for parameter in part.module.parameters() if parameter.is_floating_point()}
+        dtype = torch.promote_types(dtypes.pop(), torch.float32) if len(dtypes) == 1 else None
         materialise(part.module, part.values, device, dtype)
         bare = part.module.to(device=device, dtype=dtype)
         # DDP would not find the loss in a user-defined object, and would treat every parameter as unused.
         inner = _LossOnly(bare) if unused_parameters else bare
-        inner = _Autocast(inner, device.type) if DTYPES[config.precision] == torch.bfloat16 else inner
+        is_narrow = DTYPES[config.precision] == torch.bfloat16 and dtype is not None
+        inner = _Autocast(inner, device.type) if is_narrow else inner
         self.bare, self.module = bare, inner
         if groups.shard.size > 1:
             bytes_per_element = next(bare.parameters()).element_size()
@@ -200,6 +204,11 @@ class FullyShardedReplica(TorchReplica):
         device: torch.device,
         unused_parameters: bool,
     ) -> None:
+        require_one_dtype(part.module, "fsdp2")
+        for name, parameter in part.module.named_parameters():
+            if not parameter.dim():
+                problem = f"parameter {name} has no dimension, of which fully_shard needs one"
+                raise EngineRefusalError("fsdp2-scalars", f"{problem}; use engine=native, or a tensor of one element")
         self.part, self.groups = part, groups
         self.module = part.module.to(torch.promote_types(_dtype(part.module), torch.float32))
         self.reshards = config.zero_stage == 3
@@ -284,10 +293,15 @@ class FullyShardedReplica(TorchReplica):
         if config.offload_param == "cpu":
             offload = CPUOffloadPolicy(pin_memory=device.type == "cuda")
         mesh = self._device_mesh(device)
-        # A tied table is used at both ends, so it belongs to the model as a whole.
+        # A parameter that is read outside of its unit, such as a table tied at both ends, belongs to the model as a whole.
         owners = Counter(id(parameter) for unit in self.part.units for parameter in unit.parameters())
-        untied = [unit for unit in self.part.units if all(owners[id(parameter)] == 1 for parameter in unit.parameters())]
-        for unit in (*untied, self.module):
+        outside = {id(self.module.get_parameter(name)) for name in self.part.outside}
+        units = [
+            unit
+            for unit in self.part.units
+            if all(owners[id(parameter)] == 1 and id(parameter) not in outside for parameter in unit.parameters())
+        ]
+        for unit in (*units, self.module):
             # Backward gathers again only if torch finds a tensor in the module's output; a user's module may return any object.
             again = reshard and not (unit is self.module and unused_parameters)
             sharded = fully_shard(unit, mesh=mesh, reshard_after_forward=again, mp_policy=policy, offload_policy=offload)

@@ -66,11 +66,11 @@ class Region:
         """Restart at the first result."""
         self._next = 0
 
-    def recall(self, key: object) -> Any:
-        """The next kept result.
+    def recall(self, key: object, compute: Callable[[], Any]) -> Any:
+        """The next kept result; computed again if the block has changed it in place since.
 
         Raises:
-            RuntimeError: the block runs differently than in forward, or a kept result has been overwritten.
+            RuntimeError: the block runs differently than in forward.
         """
         index, self._next = self._next, self._next + 1
         entry = self._kept[index] if index < len(self._kept) else None
@@ -84,10 +84,7 @@ class Region:
         _, stored_result, versions = entry
         tensors = [leaf for leaf in tree_leaves(stored_result) if isinstance(leaf, Tensor)]
         if [tensor._version for tensor in tensors] != versions:
-            raise RuntimeError(
-                f"the result of {key} was changed in place after a selectively checkpointed block had kept it; "
-                "make the change out of place, or use activation_checkpointing=full or none"
-            )
+            return compute()
         return tree_map_only(Tensor, _detached, stored_result) if self.runs_again else stored_result
 
     def check_overwritten(self, tensors: list[Tensor]) -> None:
@@ -112,7 +109,7 @@ def keep_collective(compute: Callable[[], Tensor]) -> Tensor:
     if region is None:
         return compute()
     if not region.in_forward:
-        recalled: Tensor = region.recall(keep_collective)
+        recalled: Tensor = region.recall(keep_collective, compute)
         return recalled
     region.in_collective = True
     try:
@@ -173,7 +170,8 @@ class _Recalling(_RegionMode):  # type: ignore[no-untyped-call]
         return super().__enter__()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return self.region.recall(func) if func in KEPT else func(*args, **(kwargs or {}))
+        compute = functools.partial(func, *args, **(kwargs or {}))
+        return self.region.recall(func, compute) if func in KEPT else compute()
 
 
 def _detached(value: Tensor) -> Tensor:

@@ -94,6 +94,8 @@ class ModelPart:
     units: Sequence[nn.Module]
     """The modules that stage 3 gathers as units. Every rank calls them in the same order; branches that only some ranks take
     are inside units."""
+    outside: frozenset[str] = frozenset()
+    """Names of parameters of units that are read outside of them too, and so belong to the model as a whole."""
     values: Mapping[str, FirstValues] = field(default_factory=dict)
     """Initial values of the parameters that are on the meta device, by name: the replica that shards the module allocates and
     fills only what it keeps. Parameters of a user's module are whole, on the CPU, with the values that its code set."""

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from executor.engine import REFERENCE_STEPS, Engine, EngineSession, RankContext, StepReport, measured_config
+from executor.engine import Engine, EngineSession, RankContext, StepReport, measured_config
 from executor.engines.capabilities import COMMAND
 from executor.engines.command.trial import run_script
 from executor.engines.deepspeed.engine import DeepSpeedEngine
@@ -36,12 +36,13 @@ from executor.trial.extrapolation import (
     shallower,
 )
 from executor.trial.process import bound_to_node, collect_at, collected_by_steps
+from executor.trial.reference import plain_losses
 from search_spaces.knob import segments_may_grow
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plugins import PluginGroup, load_plugins
 from search_spaces.training.data_schedule import useful_samples
-from search_spaces.trial import TRACE_FILE, Progress, TrialRequest, TrialResult
+from search_spaces.trial import REFERENCE_STEPS, TRACE_FILE, Progress, TrialRequest, TrialResult
 
 ENGINES: dict[str, Engine] = {
     "native": NativeEngine(),
@@ -65,7 +66,8 @@ COUNTED_STEP = 1
 def run_trial(context: RankContext, request: TrialRequest, progress: Callable[[Progress], None]) -> TrialResult:
     """Run one trial. Every rank of the gang calls this function and gets the same result.
 
-    1. Build the model (`build`).
+    1. If the job has no reference yet for this division of a user's module, compute it (`plain_losses`). Then build the model
+       (`build`).
     2. Step until lazily created state exists, at least two updates (`warmup`). Compare the first losses with the reference, and
        count the FLOPs of one of these steps, because counting slows a step down.
     3. Account for the memory of an untimed step (`memory`). If the limit is exceeded, the trial ends here, before timing.
@@ -114,6 +116,10 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
             f"device: this trial is for {request.device_kind}, and rank {context.rank} has {context.device}; "
             "start the ranks on such devices"
         )
+    if request.plain_steps:
+        began = trial.enter("reference")
+        trial.request = replace(request, reference_losses=plain_losses(context, request))
+        trial.leave(began)
     set_expandable_segments(context.device, request.config.expandable_segments and segments_may_grow(request.config))
     trial.counters.reset_peaks()
     binds = bound_to_node(context.device, request.config.numa_binding)

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 import torch
 from torch import nn
+from torch.nn.parameter import is_lazy
 
 from executor.errors import ExecutorError, FactoryError, one_line
 from executor.user_module.huggingface import make_huggingface
@@ -14,6 +15,8 @@ from executor.user_module.plan import ParallelPlan, own_plan, read_plan, require
 from search_spaces.models.huggingface import BUILT
 from search_spaces.trial import Workload
 
+LEAST_SAMPLES = 2
+"""Samples of the batch that a module is examined with; some modules squeeze a batch of one sample."""
 Batch = Callable[[int, torch.Generator], Mapping[str, Any]]
 """`batch(micro_batch_size, generator)` returns the keyword arguments for a call of the module."""
 
@@ -52,6 +55,13 @@ def load_factory(reference: str, workload: Workload) -> UserModule:
         raise FactoryError(f"{reference} returned {type(module).__name__} as the module; return a torch.nn.Module first")
     if not callable(batch):
         raise FactoryError(f"{reference} returned {type(batch).__name__} as batch; return a function (size, generator) -> dict")
+    for name, inner in module.named_modules():
+        if any(is_lazy(parameter) for parameter in inner.parameters(recurse=False)):
+            problem = f"its module {name} ({type(inner).__name__}) has no size before its first call"
+            raise FactoryError(f"{reference}: {problem}; call the module once in the factory, on a batch")
+        if isinstance(inner, nn.Embedding | nn.EmbeddingBag) and inner.sparse and inner.weight.requires_grad:
+            problem = f"its module {name} ({type(inner).__name__}) has sparse gradients, which engines do not reduce"
+            raise FactoryError(f"{reference}: {problem}; make it with sparse=False")
     if not any(parameter.requires_grad for parameter in module.parameters()):
         raise FactoryError(f"{reference}: no parameter requires a gradient; return a module that can be trained")
     if len(result) == 2:

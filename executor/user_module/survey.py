@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from executor.batches import map_tensors
 from executor.errors import FactoryError
 from executor.user_module.plan import ParallelPlan
 
@@ -51,7 +52,7 @@ class Survey:
         return self.before & self.after
 
 
-def survey(module: nn.Module, batch: Mapping[str, Tensor], plan: ParallelPlan) -> Survey:
+def survey(module: nn.Module, batch: Mapping[str, Any], plan: ParallelPlan) -> Survey:
     """Run a copy of the module once on `batch` and follow it through its blocks. The module is not changed.
 
     Raises:
@@ -62,7 +63,7 @@ def survey(module: nn.Module, batch: Mapping[str, Tensor], plan: ParallelPlan) -
         raise UndividedError("no blocks repeat in a ModuleList or Sequential of it")
     run = _DetachedForward(on_meta(module), names)
     try:
-        return run.follow({name: value.to("meta") for name, value in batch.items()}, plan)
+        return run.follow(map_tensors(batch, lambda value: value.to("meta")), plan)
     except UndividedError:
         raise
     except Exception as error:
@@ -126,7 +127,7 @@ class _DetachedForward:
         self.wrapped = False
         self._next = 0
 
-    def follow(self, batch: Mapping[str, Tensor], plan: ParallelPlan) -> Survey:
+    def follow(self, batch: Mapping[str, Any], plan: ParallelPlan) -> Survey:
         with ExitStack() as stack:
             for block in self.blocks:
                 stack.enter_context(block.register_forward_pre_hook(self._enter, with_kwargs=True))

@@ -9,6 +9,7 @@ from functools import lru_cache
 from search_spaces.errors import ModelFormatError
 from search_spaces.models.command import CommandModel
 from search_spaces.models.config_keys import RopeScaling
+from search_spaces.models.loss_trait import LossTrait
 from search_spaces.models.module_profile import ModuleProfile
 
 MOST_LAYERS = 10_000
@@ -640,6 +641,15 @@ class FactoryModel:
     """Maximum number of pipeline stages."""
     no_stages: str = ""
     """Why there is only one stage, in a clause."""
+    precision: str = ""
+    """That of its trained parameters as the factory makes them, in which it is not converted; empty: several, or it is
+    unknown, so the module is converted to every precision."""
+    other_types: str = ""
+    """Numbers of parameters that have other types as the factory makes them; empty: there are none."""
+    refused_knobs: tuple[tuple[str, str], ...] = ()
+    """Knobs of `ON_BLOCKS` that would do nothing or fail, each with the reason."""
+    loss_traits: tuple[LossTrait, ...] = ()
+    """What its loss depends on besides the samples."""
     flops_per_sample: float | None = None
     """FLOPs of a sample, forward and backward, counted on the module; None: not counted."""
     profile: ModuleProfile | None = dataclasses.field(default=None, compare=False, repr=False)
@@ -652,8 +662,33 @@ class FactoryModel:
         """The reference, as the user wrote it."""
         return self.reference
 
+    @property
+    def default_precision(self) -> str:
+        """The precision that keeps its types, if they are not all fp32; empty: the device's default."""
+        return self.precision if self.other_types or self.precision != "fp32" else ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a user must know of its types and of its FLOPs, one line each."""
+        lines = []
+        if self.other_types and not self.precision:
+            kinds = f"the factory makes parameters of several types ({self.other_types})"
+            lines.append(f"{kinds}, which engines train in one: all are converted to the precision (--pin precision)")
+        elif self.default_precision:
+            others = f" ({self.other_types})" if self.other_types else ""
+            lines.append(
+                f"with precision={self.precision} parameters keep the factory's types{others}; another one converts all"
+            )
+        if self.profile is not None and self.profile.uncounted:
+            operators = ", ".join(self.profile.uncounted)
+            lines.append(f"the FLOPs of {operators} are unknown: predicted times count the bytes that they move")
+        return tuple(lines)
+
 
 Model = ModelSpec | FactoryModel | CommandModel
+
+ON_BLOCKS = ("activation_checkpointing", "offload_activations", "compile_blocks", "cuda_graphs")
+"""Knobs that act when a block of a user's module is called."""
 
 
 @lru_cache(maxsize=256)

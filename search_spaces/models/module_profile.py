@@ -129,6 +129,8 @@ class ModuleProfile:
     """Blocks before which a pipeline stage may begin, the first one included; empty: the module cannot be cut."""
     sequence_length: int = 0
     """Tokens per sample of the traces if the module's batches follow the workload (`hf:`); 0: they are the factory's own."""
+    uncounted: tuple[str, ...] = ()
+    """Operators whose FLOPs are unknown; times count the bytes that they move."""
 
     @property
     def trained_elements(self) -> int:
@@ -140,11 +142,13 @@ class ModuleProfile:
         """Elements of the trained parameters of all blocks."""
         return sum(parameter.elements for parameter in self.trained if parameter.block != OUTER)
 
-    def flops_per_sample(self, samples: int) -> float:
-        """FLOPs of a sample, forward and backward without recomputation, in micro-batches of so many samples."""
+    def flops_per_sample(self, samples: int) -> float | None:
+        """FLOPs of a sample, forward and backward without recomputation, in micro-batches of so many samples; None: unknown."""
+        if self.uncounted:
+            return None
         trace = next(iter(self.traces.values()))
         works = [work for part in (trace.outer, *trace.blocks) for work in (part.forward, part.backward)]
-        return sum(at(work.flops, samples) for work in works) / samples
+        return sum(at(work.flops, samples) for work in works) / samples or None
 
 
 def at(value: Affine, samples: float) -> float:

@@ -18,8 +18,9 @@ from search_spaces.kernels import (
     precision_problem,
     verdict,
 )
+from search_spaces.knob_values import value_text
 from search_spaces.models.command import CommandModel
-from search_spaces.models.model import FactoryModel, Model, ModelSpec
+from search_spaces.models.model import ON_BLOCKS, FactoryModel, Model, ModelSpec
 from search_spaces.rules.parallelism import CP, ETP, METHOD, TP
 from search_spaces.training.data_schedule import is_scheduled
 from search_spaces.training.windows import window_of, windowed
@@ -28,6 +29,14 @@ from search_spaces.trial_config import TrialConfig
 
 _DEFAULTS = TrialConfig()
 EVERY, WINDOW = "checkpoint_every_k", "attention_window"
+
+
+def _on_called_blocks(config: TrialConfig, context: SpaceContext) -> str | None:
+    model = context.model
+    for name, reason in model.refused_knobs if isinstance(model, FactoryModel) else ():
+        if (value := getattr(config, name)) not in ("none", False):
+            return f"{name}={value_text(value)} does not apply to {model.name}: {reason}"
+    return None
 
 
 def _checkpointed_layers(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -139,6 +148,7 @@ def kernels_untested(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 COMPUTATION_RULES: tuple[Rule, ...] = (
+    Rule("called-blocks", ON_BLOCKS, "leave it out, or call the blocks as modules", _on_called_blocks),
     Rule("checkpoint-layers", ("activation_checkpointing", EVERY), "lower checkpoint_every_k", _checkpointed_layers),
     Rule("precision-supported", ("precision",), "choose a precision that the device computes in", _precision_supported),
     Rule(

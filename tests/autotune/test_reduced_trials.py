@@ -85,7 +85,7 @@ def test_the_winner_and_its_memory_rest_on_the_whole_model(tmp_path: Path, store
         assert (trial.fidelity == "fewer_layers") == shallow
         assert requests[trial.number].fidelity.most_layers == (3 if shallow else None)
         assert not shallow or requests[trial.number].rate_to_beat is None
-    assert snapshot.job.reference_losses == (5.0, 4.5)
+    assert snapshot.job.reference_losses == {"": (5.0, 4.5)}
     best = build_best_config(session, snapshot)["best"]["measured"]
     assert best["extrapolated"] == []
     assert {rank["total"] for rank in best["peak_memory_bytes"]} == {1_000_000}

@@ -16,7 +16,7 @@ class TestJobs:
     def test_a_new_job_is_queued_and_told(self, store: Store) -> None:
         job = store.jobs.create({"model": "m", "budget": {"trials": 3}})
 
-        assert (job.state, job.owner, job.active_seconds, job.reference_losses) == (JobState.QUEUED, None, 0.0, ())
+        assert (job.state, job.owner, job.active_seconds, job.reference_losses) == (JobState.QUEUED, None, 0.0, {})
         assert store.jobs.get(job.id) == job
         assert job.request == {"model": "m", "budget": {"trials": 3}}
         assert kinds(store, job.id) == ["job_created"]

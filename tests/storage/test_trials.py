@@ -7,6 +7,7 @@ import pytest
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
+from storage.codec import references_of
 from storage.errors import UnknownTrialError
 from storage.leases import current_owner
 from storage.records import AttemptState, Lease
@@ -66,9 +67,14 @@ class TestTrials:
         store.jobs.set_reference_losses(lease, ())
         store.jobs.set_reference_losses(lease, (2.5, 2.25))
         store.jobs.set_reference_losses(lease, (9.0,))
+        store.jobs.set_reference_losses(lease, (8.0,), "4 fp32")
 
-        assert store.jobs.get(lease.job_id).reference_losses == (2.5, 2.25)
-        assert kinds(store, lease.job_id).count("reference_set") == 1
+        assert store.jobs.get(lease.job_id).reference_losses == {"": (2.5, 2.25), "4 fp32": (8.0,)}
+        assert kinds(store, lease.job_id).count("reference_set") == 2
+
+    def test_a_list_of_an_earlier_version_is_the_only_reference(self) -> None:
+        assert references_of([2.5, 2.25]) == {"": (2.5, 2.25)}
+        assert references_of(None) == {}
 
 
 class TestAttempts:

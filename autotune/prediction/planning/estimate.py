@@ -18,6 +18,7 @@ from autotune.prediction.fitting.features import config_features
 from autotune.prediction.fitting.residuals import ResidualProcess
 from autotune.prediction.planning.memory_fit import chance_to_fit, ranks_of_node
 from autotune.prediction.planning.question import Question
+from executor.measurement.flops import flops_utilization
 from search_spaces.models.model import FactoryModel
 from search_spaces.models.pipeline import stages_of_model, stages_of_rank
 from search_spaces.plain import to_plain
@@ -78,10 +79,11 @@ class StepEstimate:
     """Part of `step.PARTS` -> seconds; the sum is the mean of `step_seconds`."""
     samples_per_second: Interval
     tokens_per_second: float
-    tflops_per_device: float
-    """Useful work of the model only, without recomputation; by the convention of PaLM, appendix B."""
+    tflops_per_device: float | None
+    """Useful work of the model only, without recomputation; by the convention of PaLM, appendix B. None: a
+    module's FLOPs are unknown."""
     mfu: float | None
-    """`tflops_per_device` as a share of the peak; None: the peak is unknown."""
+    """`tflops_per_device` as a share of the peak; None: one of them is unknown."""
     ranks: tuple[RankEstimate, ...]
     """Every rank of the pipeline."""
     peak_memory_bytes: Interval
@@ -169,8 +171,8 @@ def _estimate(
     peak = fullest.total
     factor = math.exp(prediction.memory_reach)
     host = _at(prediction.memory.host, row)
-    flops = _flops_of_sample(question, config) * batch
-    tflops = flops / seconds / question.cluster.world_size / 1e12
+    flops = _flops_of_sample(question, config)
+    tflops = None if flops is None else flops * batch / seconds / question.cluster.world_size / 1e12
     peak_flops = question.cluster.device.peak_flops.get(config.precision)
     return StepEstimate(
         config=config,
@@ -179,7 +181,7 @@ def _estimate(
         samples_per_second=Interval(mean=batch / seconds, low=batch / slow, high=batch / fast),
         tokens_per_second=tokens / seconds,
         tflops_per_device=tflops,
-        mfu=tflops * 1e12 / peak_flops if peak_flops else None,
+        mfu=flops_utilization(tflops, peak_flops),
         ranks=ranks,
         peak_memory_bytes=Interval(mean=peak, low=peak / factor, high=peak * factor),
         host_memory_bytes=host * ranks_of_node(question.cluster),
@@ -197,8 +199,8 @@ def _with_every_rank(question: Question, config: TrialConfig, cases: Cases) -> C
     return dataclasses.replace(cases, ranks=ranks, layouts=dataclasses.replace(cases.layouts, laid_out=laid_out))
 
 
-def _flops_of_sample(question: Question, config: TrialConfig) -> float:
-    """Useful FLOPs of a sample."""
+def _flops_of_sample(question: Question, config: TrialConfig) -> float | None:
+    """Useful FLOPs of a sample; None: unknown."""
     if isinstance(question.model, FactoryModel):
         assert question.model.profile is not None
         return question.model.profile.flops_per_sample(config.micro_batch_size)

@@ -254,7 +254,7 @@ def assumptions(
         for name in ("sequence_length", "global_batch_size")
         if name in open_sizes(model, names)
     ]
-    notes = model.notes if isinstance(model, ModelSpec) else ()
+    notes = () if isinstance(model, CommandModel) else model.notes
     of_model = [Assumption(name="model", value=model.name, stated_by="", text=note) for note in notes]
     figures = [
         Assumption(name=item.name, value=item.value, stated_by=item.stated_by, alternatives=item.alternatives, text=item.text)

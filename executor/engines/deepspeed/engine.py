@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from executor.batches import Data, FactoryData, text_data
-from executor.batches import micro_batches as cut_batch
+from executor.batches import Data, FactoryData, map_tensors, rank_batches, tensors_of, text_data
 from executor.engine import Engine, EngineSession, RankContext, StepReport
 from executor.engines.deepspeed.capability import DEEPSPEED
 from executor.engines.deepspeed.package import (
@@ -25,13 +24,12 @@ from executor.engines.deepspeed.package import (
     quiet,
     some_group,
 )
-from executor.engines.session import in_training, loss_from, refuse, suppress_randomness
-from executor.engines.sources import DTYPES, blocks_of
+from executor.engines.session import RepeatableSteps, loss_from, refuse
+from executor.engines.sources import DTYPES, LoadedModule, load_user_module, require_one_dtype
 from executor.errors import EngineRefusalError
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.collectives import accounting, mark
 from executor.parallel.model import RankModel, Transformer, build_transformer, whole
-from executor.user_module.factory import load_factory
 from search_spaces.deepspeed import deepspeed_config, torch_optimizer
 from search_spaces.mesh import DATA, DIMENSIONS, PIPELINE, Mesh, make_mesh
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
@@ -52,7 +50,9 @@ TENSOR_PLAN: Mapping[str, Any] = {
 does the output projection if it is tied to the embedding."""
 
 
-def whole_module(model: Model, config: TrialConfig, workload: Workload, dtype: torch.dtype) -> tuple[nn.Module, Data]:
+def whole_module(
+    model: Model, config: TrialConfig, workload: Workload, dtype: torch.dtype
+) -> tuple[nn.Module, Data | LoadedModule]:
     """The whole model on the CPU and its data: the same weights and samples as on every other engine.
 
     Raises:
@@ -68,12 +68,14 @@ def whole_module(model: Model, config: TrialConfig, workload: Workload, dtype: t
         raise EngineRefusalError(
             "factory-shape", "the plan of a module:factory is not AutoTP's; use tensor_parallel_size=1, or the native engine"
         )
-    torch.manual_seed(workload.seed)
-    user = load_factory(model.reference, workload)
-    checkpoint_blocks(blocks_of(user), config)
+    loaded = load_user_module(model, config, workload)
+    require_one_dtype(loaded.user.module, "deepspeed")
+    if loaded.blocks:
+        checkpoint_blocks(loaded.blocks, config)
+    users: Any = loaded.user.module
     # DeepSpeed's hooks find tensors only in tuples and dicts: with other objects, stage 3 would miss the start of a backward.
-    user.module.forward = functools.partial(_loss_only, user.module.forward)
-    return user.module.to(dtype), FactoryData(batch=user.batch, workload=workload)
+    users.forward = functools.partial(_loss_only, users.forward)
+    return users, loaded
 
 
 def pipeline_module(
@@ -158,16 +160,23 @@ class DeepSpeedSession(EngineSession):
         self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
         self._prepared = self.accumulation
         self._dtype = DTYPES[config.precision]
-        self._batches: list[dict[str, Tensor]] = []
-        self._in_training: list[nn.Module] = []
+        self._input_dtype: torch.dtype | None = self._dtype
+        self._batches: list[dict[str, Any]] = []
         self._steps = 0
         self.engine: Any = None
         self._hooks: list[RemovableHandle] = []
+        self._repeatable = RepeatableSteps([], workload, self._replica, self._replicas)
         self._traces: Traces | None = Traces()
         self._account = Account(mesh)
         try:
-            module, self.data = self._make_module(model, coordinates[PIPELINE])
-            self._in_training = in_training(model, module)
+            module, data = self._make_module(model, coordinates[PIPELINE])
+            self.data: Data | FactoryData
+            if isinstance(data, LoadedModule):
+                self.data, self._input_dtype = data.data, data.input_dtype
+                trains_only = data.called.trains_only
+                self._repeatable = RepeatableSteps([module], workload, self._replica, self._replicas, trains_only)
+            else:
+                self.data = data
             # Before DeepSpeed adds its own hooks, which reduce and free gradients.
             trained: list[Any] = [value for value in module.parameters() if value.requires_grad]
             self._hooks = [value.register_post_accumulate_grad_hook(self._mark_gradient) for value in trained]
@@ -182,16 +191,17 @@ class DeepSpeedSession(EngineSession):
         self._account.attach(importlib.import_module("deepspeed.comm.comm").cdb)
 
     def prepare(self, step: int, micro_batches: int | None = None) -> None:
-        suppress_randomness(self._in_training, step)
         self._prepared = micro_batches or self.accumulation
-        mine = cut_batch(
-            self.data.global_batch(step),
+        self._repeatable.begin(step, self._prepared)
+        mine = rank_batches(
+            self.data if isinstance(self.data, FactoryData) else self.data.global_batch(step),
+            step,
             rank=self._replica,
             ranks=self._replicas,
-            micro_batch_size=self.config.micro_batch_size,
-            global_batch_size=self.workload.global_batch_size,
-        )[: self._prepared]
-        self._batches = [{name: self._to_device(value) for name, value in batch.items()} for batch in mine]
+            size=self.config.micro_batch_size,
+            count=self._prepared,
+        )
+        self._batches = [map_tensors(batch, self._to_device) for batch in mine]
         # DeepSpeed derives the number of micro-batches from it and divides losses by that number.
         self.engine.set_train_batch_size(self._prepared * self.config.micro_batch_size * self._replicas)
 
@@ -213,7 +223,7 @@ class DeepSpeedSession(EngineSession):
     def tagged_storages(self) -> Iterator[tuple[str, Tensor]]:
         yield from held_tensors(self.engine, self.config, self.context.device)
         for batch in self._batches:
-            yield from (("activations", value) for value in batch.values())
+            yield from (("activations", value) for value in tensors_of(batch))
 
     def collectives(self) -> Mapping[tuple[str, str], tuple[int, int]]:
         return self._account.sent
@@ -233,7 +243,8 @@ class DeepSpeedSession(EngineSession):
         self._account.detach()
         while self._hooks:
             self._hooks.pop().remove()
-        engine, self.engine, self._batches, self._in_training = self.engine, None, [], []
+        self._repeatable.close()
+        engine, self.engine, self._batches = self.engine, None, []
         with quiet():
             try:
                 if engine is not None:
@@ -242,7 +253,7 @@ class DeepSpeedSession(EngineSession):
             finally:
                 traces.remove(self.package)
 
-    def _make_module(self, model: Model, stage: int) -> tuple[nn.Module, Any]:
+    def _make_module(self, model: Model, stage: int) -> tuple[nn.Module, Data | LoadedModule]:
         if self.config.pipeline_parallel_size == 1:
             return whole_module(model, self.config, self.workload, self._dtype)
         if not isinstance(model, ModelSpec):
@@ -300,7 +311,7 @@ class DeepSpeedSession(EngineSession):
 
     def _to_device(self, value: Tensor) -> Tensor:
         """Copy to the device, floating inputs in the model's dtype, so that no micro-batch keeps the whole batch alive."""
-        dtype = self._dtype if value.is_floating_point() else value.dtype
+        dtype = self._input_dtype if value.is_floating_point() else None
         return value.to(device=self.context.device, dtype=dtype, copy=True)
 
 

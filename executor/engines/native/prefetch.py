@@ -1,7 +1,7 @@
 """Stage 3: gathers the parameters of a unit for its use, prefetches along a recorded trace, and releases them afterwards."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -15,6 +15,7 @@ from executor.engines.native.quantised_communication import GatherFormat
 from executor.parallel.adapters import Prompt
 from executor.parallel.collectives import InFlight, ProcessGroup, mark
 from executor.parallel.tensor import VocabularyEmbedding
+from executor.user_module.calls import output_tensors
 from search_spaces.trial_config import TrialConfig
 
 TABLES = (nn.Embedding, VocabularyEmbedding, Prompt)
@@ -200,7 +201,7 @@ class ParameterGatherer:
             self.declare_ready(slot for slot in unit.slots if self._units_left[slot] == 0)
 
     def _after_forward(self, unit: GatherUnit, output: object) -> None:
-        outputs = [tensor for tensor in _tensors(output) if tensor.requires_grad]
+        outputs = [tensor for tensor in output_tensors(output) if tensor.requires_grad]
         if outputs:
             register_multi_grad_hook(outputs, lambda _gradient: self._use_backward(unit), mode="any")
         if self.reshard and not self._used_soon(unit):
@@ -339,9 +340,12 @@ class ParameterGatherer:
             self._live_elements -= slot.elements
 
 
-def find_units(model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[Slot]) -> list[GatherUnit]:
-    """One unit for the parameters of each of `modules`; the remaining ones form a unit of the whole model."""
-    by_parameter = {id(slot.parameter): slot for slot in slots}
+def find_units(
+    model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[Slot], outside: Collection[str] = ()
+) -> list[GatherUnit]:
+    """One unit for the parameters of each of `modules`; the remaining ones, and those named in `outside`, form a unit of the
+    whole model."""
+    by_parameter = {id(slot.parameter): slot for slot in slots if slot.name not in outside}
     units = []
     for module in modules:
         inside = tuple(by_parameter[id(parameter)] for parameter in module.parameters() if id(parameter) in by_parameter)
@@ -353,14 +357,3 @@ def find_units(model: nn.Module, modules: Sequence[nn.Module], slots: Sequence[S
     if uncovered:
         units.insert(0, GatherUnit(model, uncovered, encloses=bool(units)))
     return units
-
-
-def _tensors(output: object) -> list[Tensor]:
-    """Tensors in a module's output: the output itself, or those inside tuples, lists, dicts and plain objects."""
-    if isinstance(output, Tensor):
-        return [output]
-    if isinstance(output, dict):
-        return [tensor for value in output.values() for tensor in _tensors(value)]
-    if isinstance(output, list | tuple):
-        return [tensor for value in output for tensor in _tensors(value)]
-    return [tensor for value in getattr(output, "__dict__", {}).values() for tensor in _tensors(value)]

@@ -80,7 +80,9 @@ class ShardedModel(Replica):
         self.layout: BucketLayout = make_layout(trainable, self.ranks, config.reduce_bucket_size, blocks)
         self._summands = [slot for slot in self.layout.slots if slot.name in part.summands]
         self._whole = [slot for slot in self.layout.slots if slot.name not in part.split]
-        self.dtype = next(value.dtype for value in self.module.parameters() if value.is_floating_point())
+        # Frozen parameters of a user's module may have another dtype, such as those next to adapters.
+        floating = [value for value in self.module.parameters() if value.is_floating_point()]
+        self.dtype = next(value.dtype for value in (*(value for _, value in trainable), *floating))
         shards_frozen = part.reads_in_units and config.zero_stage == 3
         fixed = [(name, value) for name, value in self.module.named_parameters() if not value.requires_grad and shards_frozen]
         plain, packed = ([item for item in fixed if item[1].is_floating_point() == kind] for kind in (True, False))
@@ -353,7 +355,8 @@ class ShardedModel(Replica):
         return RefillBesideForward(units, self.group, config)
 
     def _make_gatherer(self, near_group: ProcessGroup | None) -> ParameterGatherer:
-        units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots, *self._packed.slots))
+        slots = (*self.layout.slots, *self._frozen.slots, *self._packed.slots)
+        units = find_units(self.module, self.part.units, slots, self.part.outside)
         assert self._shard is not None
         copies = NearCopies(near_group, self.ranks) if near_group is not None else None
         return ParameterGatherer(units, self._shard, self.group, self.config, self._declare_ready, copies)
@@ -392,7 +395,7 @@ class ShardedModel(Replica):
         return WithQuantised(shard, packed, self._frozen.master_elements)
 
     def _file_shard(self) -> FileShard:
-        units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots))
+        units = find_units(self.module, self.part.units, (*self.layout.slots, *self._frozen.slots), self.part.outside)
         read = [[pair for slot in unit.slots for pair in ranges((slot,))] for unit in units]
         frozen = parts_of(self.layout.master_elements, self._frozen.master_elements)
         pieces, folder = [*self.optimizer.update_ranges(), *frozen], folder_of(self._workload)

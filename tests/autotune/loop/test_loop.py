@@ -72,7 +72,7 @@ def test_a_runner_without_room_at_the_moment_does_not_end_the_job(tmp_path: Path
 def test_later_trials_carry_the_reference_and_the_rate_to_beat(tmp_path: Path, store: Store) -> None:
     runner = table.Recorded()
     snapshot = run(table.session(tmp_path), store, runner)
-    assert snapshot.job.reference_losses == (5.0, 4.5)
+    assert snapshot.job.reference_losses == {"": (5.0, 4.5)}
     assert runner.requests[0].reference_losses == ()
     assert all(request.reference_losses == (5.0, 4.5) for request in runner.requests[1:])
     assert runner.requests[0].rate_to_beat is None

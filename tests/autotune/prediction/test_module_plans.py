@@ -56,7 +56,7 @@ def test_parameters_and_flops_are_those_of_the_module(name: str) -> None:
     trained = [parameter.numel() for parameter in parameters if parameter.requires_grad]
     assert [parameter.elements for parameter in model.profile.trained] == trained
     assert model.profile.frozen == sum(parameter.numel() for parameter in parameters) - sum(trained)
-    batch = FactoryData(batch=user.batch, workload=dataclasses.replace(WORKLOAD, global_batch_size=5)).global_batch(0)
+    batch = FactoryData(batch=user.batch, seed=WORKLOAD.seed).micro_batch(0, 0, 5)
     with FlopCounter() as counter:
         user.module(**batch).backward()
     trace = model.profile.traces["fp32"]

@@ -16,8 +16,8 @@ FIELDS = {"model": "llama-tiny", "ranks": 2, "global_batch_size": 8, "sequence_l
 OTHERS = {
     "objective": "memory", "strategy": "random", "seed": 7, "trials": 3, "max_seconds": 9.0, "trial_timeout": 8.0,
     "headroom": 0.2, "runner": "local", "confirm_repeats": 1, "control_every": 3,
-    "fidelity": {"max_steps": 11}, "allow_unstable": True, "racing": False, "stop_at_first": True,
-    "name": "first", "tags": ("a", "b"), "note": "n",
+    "fidelity": {"max_steps": 11}, "allow_unstable": True, "loss_depends_on_batch": True, "racing": False,
+    "stop_at_first": True, "name": "first", "tags": ("a", "b"), "note": "n",
 }  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 """Sessions: what is resolved and refused before anything runs."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,15 @@ from autotune.request.rows import request_from_fields, request_from_row, request
 from autotune.session.baselines import baselines_of
 from autotune.session.resolve import prepare, session_of
 from autotune.session.session import Session
-from autotune.session.trial_requests import trial_request
+from autotune.session.trial_requests import notes_of, trial_request
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.errors import SearchSpaceError
 from search_spaces.models.huggingface import resolve_model
+from search_spaces.models.loss_trait import LossTrait
+from search_spaces.models.model import FactoryModel
 from search_spaces.spaces import device_defaults, resolve_space
-from search_spaces.trial import Workload
+from search_spaces.trial import Workload, reference_name
+from search_spaces.trial_config import TrialConfig
 from storage.store import Store
 
 
@@ -191,3 +195,33 @@ def test_a_job_is_resumed_from_its_row_alone(tmp_path: Path, store: Store) -> No
     assert again.space.hash == session.space.hash
     assert again.baselines == session.baselines
     assert prepare(again.request).request == session.request
+
+
+def test_a_users_module_has_a_reference_for_each_micro_batch_size(tmp_path: Path) -> None:
+    def first_of(traits: tuple[LossTrait, ...] = (), losses: tuple[float, ...] = (), **pins: str) -> tuple[int, int]:
+        """Steps that the first trial runs without an engine, and losses that it is compared with."""
+        session = table.session(tmp_path, pins=pins)
+        model = FactoryModel(reference="a:b", parameter_count=9, loss_traits=traits)
+        request = trial_request(dataclasses.replace(session, model=model), "one", session.baselines[0], losses)
+        return request.plain_steps, len(request.reference_losses)
+
+    assert first_of() == (3, 0)
+    assert first_of(losses=LOSSES) == (0, 3)
+    assert first_of((LossTrait.TOGETHER,)) == first_of((LossTrait.RANDOM,)) == (3, 0)
+    assert first_of((LossTrait.RANDOM,), compile_blocks="true") == (0, 0)
+    assert first_of((LossTrait.IRREPRODUCIBLE,), LOSSES) == first_of((LossTrait.IRREPRODUCIBLE,)) == (0, 0)
+    assert first_of(optimizer="lamb") == first_of(precision="fp16") == (1, 0)
+    assert trial_request(table.session(tmp_path), "one", TrialConfig(), ()).plain_steps == 0
+    model = FactoryModel(reference="a:b", parameter_count=9)
+    sizes = {reference_name(model, TrialConfig(micro_batch_size=size, zero_stage=stage)) for size in (1, 2) for stage in (0, 3)}
+    assert len(sizes) == 2
+
+
+def test_what_a_loss_depends_on_is_printed_unless_it_is_meant(tmp_path: Path) -> None:
+    model = FactoryModel(reference="a:b", parameter_count=9, loss_traits=(LossTrait.PADDED, LossTrait.DROPOUT))
+    session = dataclasses.replace(table.session(tmp_path), model=model)
+    padded, dropout = (note for note in notes_of(session) if note.startswith("loss: "))
+    assert "depends on micro_batch_size (a mean over targets" in padded
+    assert padded.endswith("--loss-depends-on-batch")
+    request = dataclasses.replace(session.request, loss_depends_on_batch=True)
+    assert [note for note in notes_of(dataclasses.replace(session, request=request)) if "loss: " in note] == [dropout]

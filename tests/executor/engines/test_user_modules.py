@@ -33,6 +33,11 @@ def pair() -> Iterator[Gang]:
         yield gang
 
 
+def comparable(found: FactoryModel) -> FactoryModel:
+    """Without what only real runs find."""
+    return dataclasses.replace(found, flops_per_sample=None, precision="", loss_traits=(), refused_knobs=())
+
+
 def wrong(gang: Gang, cases: Sequence[Case]) -> list[str]:
     return [f"{row.case.label()}: {row.error or row.off}" for row in run(gang, cases) if not row.right]
 
@@ -62,7 +67,7 @@ def test_a_look_at_a_module_finds_what_the_matrix_states(model: str) -> None:
     stated = make_model(model, 3)
     assert isinstance(stated, FactoryModel)
     found = describe(stated.reference, Workload(global_batch_size=4, sequence_length=16))
-    assert dataclasses.replace(found, flops_per_sample=None) == stated
+    assert comparable(found) == stated
     # Between 2 and 8 FLOPs for each parameter and token: lookups have none, attention's products have no parameters.
     assert 2.0 < (found.flops_per_sample or 0.0) / stated.parameter_count / 16 < 8.0
 
@@ -75,7 +80,7 @@ def test_hugging_face_modules_train_as_they_do_alone(pair: Gang, model: str) -> 
         pytest.importorskip("peft", reason="needs the extra transformers")
     stated = HUGGING_FACE[model]
     found = describe(stated.reference, Workload(global_batch_size=4, sequence_length=16))
-    assert dataclasses.replace(found, flops_per_sample=None) == stated
+    assert comparable(found) == stated
     assert found.flops_per_sample
     layouts = [{}, {"zero_stage": 2, **CHECKPOINTED}, {"zero_stage": 3}, {**PIPELINE, "zero_stage": 1}]
     layouts += [{**TENSOR, "zero_stage": 3}] if stated.tensor_divisor else []

@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -219,11 +219,45 @@ def test_recurrent_layers_count_each_matrix_for_every_row(kind: type[nn.LSTM], g
     assert 3 * forward - 2 * 2 * samples * 2 * gates * 32 * 32 <= counter.total <= 3 * forward
 
 
+@torch.library.custom_op("mine::multiply", mutates_args=())
+def multiply(x: torch.Tensor) -> torch.Tensor:
+    return x @ x
+
+
+SQUARE = torch.ones(4, 4)
+
+
+@pytest.mark.parametrize(
+    ("compute", "flops"),
+    [
+        (lambda: torch.mv(SQUARE, SQUARE[0]) + torch.dot(SQUARE[0], SQUARE[0]), 2 * 16 + 2 * 4),
+        (lambda: torch.addmv(SQUARE[0], SQUARE, SQUARE[0]), 2 * 16),
+        (lambda: torch.zeros(4, 4).addmm_(SQUARE, SQUARE), 2 * 64),
+        (lambda: nn.Bilinear(4, 3, 2)(SQUARE, torch.ones(4, 3)), 4 * 4 * 4 * 3 * 2),
+        (lambda: torch._grouped_mm(SQUARE, torch.ones(2, 4, 8), offs=torch.tensor([1, 4], dtype=torch.int32)), 2 * 4 * 4 * 8),
+        (lambda: torch._grouped_mm(torch.ones(2, 4, 4), torch.ones(4, 8), offs=torch.tensor([4, 8], dtype=torch.int32)),
+         2 * 4 * 4 * 8),
+        (lambda: nn.functional.conv_transpose2d(torch.ones(1, 2, 3, 3), torch.ones(2, 5, 2, 2)), 2 * 9 * 2 * 5 * 4),
+        (lambda: torch.einsum("ij,jk->ik", SQUARE, SQUARE), 2 * 64),
+        (lambda: torch.linalg.vector_norm(SQUARE) + nn.functional.interpolate(SQUARE[None, None], scale_factor=2).sum(), 0),
+        (lambda: multiply(SQUARE), None),
+        (lambda: torch.sparse.mm(SQUARE.to_sparse(), SQUARE), None),
+        (lambda: torch.fft.rfft(SQUARE), None),
+        (lambda: torch.linalg.inv(SQUARE + torch.eye(4)), None),
+        (lambda: (SQUARE @ SQUARE, torch.cdist(SQUARE, SQUARE, p=1.0)), None),
+    ],
+)  # fmt: skip
+def test_products_are_counted_or_the_total_is_unknown(compute: Callable[[], object], flops: int | None) -> None:
+    with FlopCounter() as counter:
+        compute()
+    assert counter.total == flops
+
+
 def test_a_formula_that_fails_ends_the_count_not_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> int:
         raise AssertionError("unforeseen")
 
-    monkeypatch.setattr(flop_counter, "FORMULAS", {torch.ops.aten.mm: fails})
+    monkeypatch.setattr(flop_counter, "formula_of", lambda operator: fails if operator is torch.ops.aten.mm.default else None)
     with FlopCounter() as counter:
         result = torch.ones(2, 3) @ torch.ones(3, 2)
     assert result.tolist() == [[3.0, 3.0], [3.0, 3.0]]

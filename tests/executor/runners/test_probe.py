@@ -7,7 +7,8 @@ import pytest
 from executor.errors import FactoryError
 from executor.runners.one_process import describe_factory
 from executor.user_module.factory import load_factory
-from search_spaces.models.model import FactoryModel
+from search_spaces.models.loss_trait import LossTrait
+from search_spaces.models.model import ON_BLOCKS, FactoryModel
 from search_spaces.trial import Workload
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -89,7 +90,9 @@ def test_parameters_are_counted_in_another_process(factories: Path) -> None:
     model = describe_factory("users_factories:build", WORKLOAD, [str(factories)])
     assert model == FactoryModel(
         reference="users_factories:build", parameter_count=8, frozen_parameter_count=2, python_path=(str(factories),),
-        no_stages="no blocks repeat in a ModuleList or Sequential of it",
+        no_stages="no blocks repeat in a ModuleList or Sequential of it", precision="fp32",
+        refused_knobs=tuple((knob, "it has no repeated blocks that it calls as modules") for knob in ON_BLOCKS),
+        loss_traits=(LossTrait.UNCHECKED,),
     )  # fmt: skip
 
 

@@ -199,6 +199,11 @@ REFUSED = [
     ("engine-honours", {"zero_stage": 1}, {"capability": Capability(engine="small", knobs={})}),
     ("picky-reshard", {"zero_stage": 3, "reshard_after_forward": False}, {"capability": PICKY}),
     ("factory-shape", {"tensor_parallel_size": 2}, {"model": FactoryModel(reference="m:f", parameter_count=10)}),
+    (
+        "called-blocks",
+        {"offload_activations": True},
+        {"model": FactoryModel(reference="m:f", parameter_count=1, refused_knobs=(("offload_activations", "why"),))},
+    ),
 ]
 
 

@@ -9,7 +9,7 @@ from closed_forms import RANKS, Layout
 from torch import nn
 
 from benchmarks.correctness.compressed_forms import Forms
-from executor.engine import REFERENCE_STEPS, measured_config
+from executor.engine import measured_config
 from executor.engines.native.offload import Hyperparameters
 from executor.engines.native.optimizers.device_optimizer import Shares as Holders
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
@@ -18,7 +18,7 @@ from executor.engines.native.parameter_shard import MasterShard, make_layout
 from executor.parallel.collectives import ProcessGroup
 from search_spaces.models.model import ModelSpec
 from search_spaces.optimizers import LEAST_ROOT
-from search_spaces.trial import TrialResult
+from search_spaces.trial import REFERENCE_STEPS, TrialResult
 from search_spaces.trial_config import TrialConfig
 
 Count = Callable[..., TrialResult]
