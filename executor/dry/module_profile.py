@@ -116,6 +116,7 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
         traces=traces,
         sequence_length=workload.sequence_length if reference.startswith(BUILT) else 0,
         uncounted=tuple(mode.uncounted),
+        is_recurrent=mode.is_recurrent,
     )
     return dataclasses.replace(model, flops_per_sample=profile.flops_per_sample(SIZES[0]), profile=profile)
 
@@ -244,6 +245,8 @@ class _Recorder(DryMode):  # type: ignore[no-untyped-call]
         """The innermost module that ran when a value was read."""
         self.uncounted: dict[str, None] = {}
         """Operators whose FLOPs are unknown."""
+        self.is_recurrent = False
+        """Whether a recurrent layer is one operator."""
         self._views: dict[Any, bool] = {}
 
     def __torch_dispatch__(
@@ -275,6 +278,7 @@ class _Recorder(DryMode):  # type: ignore[no-untyped-call]
         flops = self.flops
         if flops is None:
             self.uncounted[str(func)] = None
+        self.is_recurrent = self.is_recurrent or func is torch.ops.aten.mkldnn_rnn_layer.default
         if flops:
             part.flops += flops
             if ATTENTION in func._schema.name:

@@ -681,6 +681,8 @@ class FactoryModel:
         if self.profile is not None and self.profile.uncounted:
             operators = ", ".join(self.profile.uncounted)
             lines.append(f"the FLOPs of {operators} are unknown: predicted times count the bytes that they move")
+        if self.profile is not None and self.profile.is_recurrent:
+            lines.append("recurrent layers keep the workspace of a CPU; that of a GPU is known after a trial only")
         return tuple(lines)
 
 
