@@ -362,7 +362,6 @@ ZOO: Mapping[str, tuple[str, Callable[[], nn.Module], Batch]] = {
     "mamba": ("transformers", lambda: _modelled("mamba", **MAMBA), CAUSAL),
     "mamba2": ("transformers", lambda: _modelled("mamba2", **MAMBA, num_heads=8, head_dim=16, n_groups=1, chunk_size=16),
         CAUSAL),
-        chunk_size=16), CAUSAL),
     "bert": ("transformers", lambda: _modelled("bert", "MaskedLM"), CAUSAL),
     "albert": ("transformers", lambda: _modelled("albert", "MaskedLM", embedding_size=32), CAUSAL),
     "deberta": ("transformers", lambda: _modelled("deberta-v2", "MaskedLM", relative_attention=True), CAUSAL),
