@@ -50,8 +50,8 @@ def _convolution(weight: Any, transposed: bool, groups: int, flops: int) -> Shap
 
 
 def workspace_bytes(packet: Any, args: tuple[Any, ...]) -> int:
-    """Temporary memory of a CPU's kernel beside its results: reordered operands of convolutions and recurrent layers, and of the
-    latter the gates of all steps and in backward the gradient of the output [counted, torch 2.13]."""
+    """Temporary memory of a CPU's kernel beside its results: reordered operands of convolutions and recurrent layers, and of
+    the latter the gates of all steps and in backward the gradient of the output [counted, torch 2.13]."""
     if packet in (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward):
         x, inputs, hidden = args[:3]
         rows, (gates, width) = x.numel() // x.shape[-1], hidden.shape

@@ -641,8 +641,8 @@ class FactoryModel:
     no_stages: str = ""
     """Why there is only one stage, in a clause."""
     precision: str = ""
-    """That of its trained parameters as the factory makes them, in which it is not converted; empty: they have several, or it is
-    unknown, so the module is converted to every precision."""
+    """That of its trained parameters as the factory makes them, in which it is not converted; empty: they have several, or it
+    is unknown, so the module is converted to every precision."""
     other_types: str = ""
     """Numbers of parameters that have other types as the factory makes them; empty: there are none."""
     called_blocks: int | None = None
