@@ -177,7 +177,7 @@ def _build(reference: str, workload: Workload) -> UserModule:
     return user
 
 
-class _OnMeta(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _OnMeta(TorchFunctionMode):
     """Makes what modules initialise on the meta device, but constants, from which a factory may compute sizes, with data."""
 
     def __torch_function__(
