@@ -125,7 +125,7 @@ class Predicted:
     fit_probability: float
     """Probability that device memory and host memory suffice."""
     tflops_per_device: float | None
-    """Useful TFLOP/s of the model per device, without recomputation; see `flops_convention`. None: a module's FLOPs are unknown."""
+    """Useful TFLOP/s of the model per device, without recomputation; see `flops_convention`. None: FLOPs are unknown."""
     mfu: float | None
     """`tflops_per_device` as a share of the device's peak. None: the peak is unknown."""
     flops_convention: str

@@ -1,6 +1,6 @@
-"""Modules of public libraries, small, as their users make them: `benchmarks.prediction.library_modules:NAME` is the factory of each.
+"""Modules of public libraries, small, as their users make them: `benchmarks.prediction.library_modules:NAME` makes each.
 
-Needs transformers, peft, timm, torchvision, diffusers, torch_geometric and x_transformers; a library is imported by its factories.
+Needs transformers, peft, timm, torchvision, diffusers, torch_geometric and x_transformers, which its factories import.
 """
 
 import copy
@@ -252,7 +252,8 @@ def _modelled(kind: str, task: str = "CausalLM", **changes: Any) -> nn.Module:
 
 def _adapted(config: str, base: str = "llama", dtype: torch.dtype = torch.float32, **options: Any) -> nn.Module:
     peft = importlib.import_module("peft")
-    return peft.get_peft_model(_modelled(base).to(dtype), getattr(peft, config)(task_type="CAUSAL_LM", **options))  # type: ignore[no-any-return]
+    model: nn.Module = peft.get_peft_model(_modelled(base).to(dtype), getattr(peft, config)(task_type="CAUSAL_LM", **options))
+    return model
 
 
 def _classified(library: str, name: str, **options: Any) -> nn.Module:
@@ -326,7 +327,8 @@ ZOO: Mapping[str, tuple[str, Callable[[], nn.Module], Batch]] = {
     "eva02": ("timm", lambda: _classified("timm", "eva02_tiny_patch14_224", img_size=28, depth=3), tensors(x=(3, 28, 28))),
     "edgenext": ("timm", lambda: _classified("timm", "edgenext_xx_small"), tensors(x=(3, 64, 64))),
     "x_decoder": ("x_transformers", _x_decoder, words()),
-    "x_rotary": ("x_transformers", lambda: _x_decoder(rotary_pos_emb=True, use_rmsnorm=True, ff_glu=True, attn_flash=True), words()),
+    "x_rotary": ("x_transformers", lambda: _x_decoder(rotary_pos_emb=True, use_rmsnorm=True, ff_glu=True, attn_flash=True),
+        words()),
     "gcn": ("torch_geometric", lambda: WithLoss(Graph("GCN"), functional.cross_entropy), GRAPHS),
     "gat": ("torch_geometric", lambda: WithLoss(Graph("GAT", heads=2), functional.cross_entropy), GRAPHS),
     "sage": ("torch_geometric", lambda: WithLoss(Graph("GraphSAGE"), functional.cross_entropy), GRAPHS),
@@ -358,13 +360,15 @@ ZOO: Mapping[str, tuple[str, Callable[[], nn.Module], Batch]] = {
         qk_rope_head_dim=8, qk_nope_head_dim=16, v_head_dim=16, n_routed_experts=4, n_group=1, topk_group=1,
         first_k_dense_replace=1, **EXPERTS), CAUSAL),
     "mamba": ("transformers", lambda: _modelled("mamba", **MAMBA), CAUSAL),
-    "mamba2": ("transformers", lambda: _modelled("mamba2", **MAMBA, num_heads=8, head_dim=16, n_groups=1, chunk_size=16), CAUSAL),
+    "mamba2": ("transformers", lambda: _modelled("mamba2", **MAMBA, num_heads=8, head_dim=16, n_groups=1, chunk_size=16),
+        CAUSAL),
     "bert": ("transformers", lambda: _modelled("bert", "MaskedLM"), CAUSAL),
     "albert": ("transformers", lambda: _modelled("albert", "MaskedLM", embedding_size=32), CAUSAL),
     "deberta": ("transformers", lambda: _modelled("deberta-v2", "MaskedLM", relative_attention=True), CAUSAL),
     "modernbert": ("transformers", lambda: _modelled("modernbert", "MaskedLM"), CAUSAL),
     "longformer": ("transformers", lambda: _modelled("longformer", "MaskedLM", attention_window=8), CAUSAL),
-    "xlnet": ("transformers", lambda: _modelled("xlnet", d_model=64, n_layer=2, n_head=4, d_inner=128, max_position_embeddings=-1), CAUSAL),
+    "xlnet": ("transformers", lambda: _modelled("xlnet", d_model=64, n_layer=2, n_head=4, d_inner=128,
+        max_position_embeddings=-1), CAUSAL),
     "t5": ("transformers", lambda: _modelled("t5", "Seq2SeqLM", d_model=64, d_ff=128, num_layers=2, num_heads=4, d_kv=16,
         decoder_start_token_id=0), CAUSAL),
     "bart": ("transformers", lambda: _modelled("bart", "Seq2SeqLM", **SEQ2SEQ), CAUSAL),

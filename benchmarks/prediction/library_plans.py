@@ -1,15 +1,16 @@
-"""Modules of public libraries, planned, predicted and trained: what is planned, what is refused and why, and how near the peaks are.
+"""Modules of public libraries, planned and trained: what is planned, what is refused and why, and how near predicted memory is.
 
     python -m benchmarks.prediction.library_plans [--only NAME ...] [--repeats 10] [--markdown docs/results/library-plans.md]
 
-Every module of `benchmarks.prediction.library_modules` first runs a step in plain torch. It is then described without data as
-often as `--repeats` says, each time in a process of its own, with glibc's checks of the heap where they exist; its predicted peaks
-are compared with those of trials on one rank. Exit code 1 if a process crashes, a refusal does not name the module, or a peak is
-off by more than the bound. A library that is not installed is listed. Takes about 40 minutes on two cores with ten repeats.
+Every module of `benchmarks.prediction.library_modules` is described without data as often as `--repeats` says, each time in a
+process of its own, with glibc's checks of the heap where they exist. It then trains a micro-batch in plain torch, without and
+with checkpointing of its blocks, and the peaks are compared. Exit code 1 if a process crashes, a step fails, a refusal does not
+name the module, or a peak is off by more than the bound. A library that is not installed is listed. Takes about 10 minutes on
+two cores for each repeat.
 """
 
 import argparse
-import dataclasses
+import importlib
 import importlib.util
 import multiprocessing
 import os
@@ -18,91 +19,78 @@ import statistics
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
-from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.equations.coefficients import rates_for
-from autotune.prediction.equations.memory import memory
 from benchmarks.common.written_page import table
 from benchmarks.prediction.library_modules import ZOO
-from executor.dry.module_profile import profile_module
+from executor.batches import FactoryData, tensors_of
+from executor.dry.module_profile import POLICIES, profile_module
 from executor.errors import ExecutorError
-from executor.runners.local import LocalRunner
-from executor.user_module.factory import load_factory
+from executor.measurement.memory import account_step
+from executor.parallel.checkpointing import checkpoint_blocks
 from executor.user_module.survey import loss_of
-from search_spaces.clusters.presets import local_cluster
 from search_spaces.models.model import FactoryModel
-from search_spaces.outcome import Outcome
-from search_spaces.trial import Fidelity, TrialRequest, Workload
+from search_spaces.models.module_profile import ModuleProfile, at
+from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 BOUND = 0.05
+SAMPLES = 4
 WORKLOAD = Workload(global_batch_size=8, sequence_length=32)
-QUICK = Fidelity(min_steps=1, max_steps=1, max_warmup_steps=2)
-CONFIGS: Mapping[str, Mapping[str, Any]] = {
-    "stage 0": {"micro_batch_size": 4},
-    "stage 3": {"micro_batch_size": 4, "zero_stage": 3},
-    "selective": {"micro_batch_size": 4, "activation_checkpointing": "selective"},
-    "full": {"micro_batch_size": 4, "activation_checkpointing": "full"},
-}
 HEAP_CHECKS = {"LD_PRELOAD": "libc_malloc_debug.so.0", "MALLOC_CHECK_": "3", "MALLOC_PERTURB_": "165"}
 """Environment in which glibc checks the heap."""
 PROSE = f"""# Modules of public libraries
 
 Written by `python -m benchmarks.prediction.library_plans`, in an environment with the libraries of the table. Each module is
 small, and made as its users make it: copies by `copy.deepcopy`, parametrisations, tied and repeated layers, recurrent layers,
-sparse tables, experts, adapters. It trains a step in plain torch, and is described without data in fresh processes with glibc's
-checks of the heap. A refusal names the module and what it does. Predicted peaks are compared with the allocator's events of a
-trial on one rank with micro-batches of 4 samples; the bound is {BOUND:.0%}. `-`: refused, or the engine refuses it.
+tables, experts, adapters. It is described without data in fresh processes with glibc's checks of the heap. A refusal names the
+module and what it does. The module then trains a micro-batch of {SAMPLES} samples in plain torch on the CPU, in its own types,
+without and with checkpointing of its blocks; gradients are dropped when they are complete. The columns are predicted peak by
+the allocator's peak (parameters, buffers, batch and activations) minus one; the bound is {BOUND:.0%}.
+[Plans for any module](module-plans.md) compares whole steps of the engine.
 """
 
 
 @dataclass(slots=True)
-class Checked:
+class CheckedModule:
     """What happened with one module."""
 
     name: str
-    plain: str = ""
-    """Empty: a step ran in plain torch; else its error."""
-    crashes: int = 0
+    crashes: list[str] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)
     model: FactoryModel | None = None
-    errors: dict[str, float | None] = field(default_factory=dict)
-    """Configuration -> predicted / measured peak - 1."""
-    failures: list[str] = field(default_factory=list)
-    """Trials that ended otherwise than OK or INVALID."""
-
-    @property
-    def verdict(self) -> str:
-        """What became of its plan."""
-        if self.crashes:
-            return f"**crashed {self.crashes} times**"
-        return "; ".join(self.refusals) or "planned"
+    errors: dict[str, float] = field(default_factory=dict)
+    """Kind of checkpointing -> predicted / measured peak - 1."""
+    failure: str = ""
+    """The error of a step in plain torch."""
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing crashed, refusals name the module, and peaks are within the bound."""
+        """Whether nothing crashed, refusals name the module in one line, and peaks are within the bound."""
         named = all(text.startswith(reference_of(self.name)) and "\n" not in text for text in self.refusals)
-        near = all(error is None or abs(error) <= BOUND for error in self.errors.values())
-        return not (self.crashes or self.plain or self.failures) and named and len(self.refusals) <= 1 and near
+        near = all(abs(error) <= BOUND for error in self.errors.values())
+        return not (self.crashes or self.failure) and named and bool(self.refusals) != bool(self.model) and near
 
     def row(self) -> list[str]:
         """Cells of the table."""
         model = self.model
+        plan = "; ".join((*(f"**{crash}**" for crash in self.crashes), *self.refusals)) or "planned"
         flops = (
             "-" if model is None else "unknown" if model.flops_per_sample is None else f"{model.flops_per_sample / 1e6:,.1f} M"
         )
-        errors = (self.errors.get(name) for name in CONFIGS)
+        errors = (self.errors.get(policy) for policy in POLICIES)
         return [
-            ZOO[self.name][0], self.name, self.verdict.removeprefix(reference_of(self.name)).lstrip(": "),
-            "" if model is None else f"{model.parameter_count:,}", flops,
+            ZOO[self.name][0], self.name, plan.replace(f"{reference_of(self.name)}: ", ""),
+            "-" if model is None else f"{model.parameter_count:,}", flops,
             *("-" if error is None else f"{error:+.2%}" if abs(error) <= BOUND else f"**{error:+.2%}**" for error in errors),
+            self.failure or "trained",
         ]  # fmt: skip
 
 
@@ -111,85 +99,96 @@ def reference_of(name: str) -> str:
     return f"benchmarks.prediction.library_modules:{name}"
 
 
-def _train_plainly(name: str) -> str:
-    """One forward and backward; the error, if any, in one line."""
+def describe(name: str) -> FactoryModel | str:
+    """The module without data, or why there is no description."""
     try:
-        user = load_factory(reference_of(name), WORKLOAD)
-        loss = loss_of(user.module.train()(**user.batch(2, torch.Generator().manual_seed(0))))
-        assert loss is not None
-        loss.backward()  # type: ignore[no-untyped-call]
-    except Exception as error:
-        return f"{type(error).__name__}: {error}".splitlines()[0]
-    return ""
-
-
-def _describe(name: str, answers: Connection) -> None:
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    try:
-        answers.send(profile_module(reference_of(name), WORKLOAD, ("fp32",)))
+        return profile_module(reference_of(name), WORKLOAD, ("fp32",))
     except ExecutorError as error:
-        answers.send(str(error))
+        return str(error)
 
 
-def describe(checked: Checked, repeats: int) -> None:
-    """Describe the module, in a fork of this process each time: libraries are imported once."""
+def train(name: str, profile: ModuleProfile | None) -> dict[str, int]:
+    """Kind of checkpointing -> peak bytes of a micro-batch in plain torch; one kind for a module without a description."""
+    _, make, draw = ZOO[name]
+    module = make().train()
+    for parameter in module.parameters():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
+    blocks = [module.get_submodule(block) for block in (profile.block_names if profile else ())]
+    forwards = [block.forward for block in blocks]
+    batch = FactoryData(batch=draw, seed=0).micro_batch(0, 0, SAMPLES)
+
+    def step() -> None:
+        loss = loss_of(module(**batch))
+        assert loss is not None, "its call returns no loss"
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    def storages() -> Any:
+        return [("parameters", value) for value in (*module.parameters(), *module.buffers(), *tensors_of(batch))]
+
+    peaks = {}
+    for policy in POLICIES if blocks else POLICIES[:1]:
+        for block, forward in zip(blocks, forwards, strict=True):
+            block.forward = forward
+        checkpoint_blocks(blocks, TrialConfig(activation_checkpointing=policy))
+        step()  # what is made in the first step
+        peaks[policy] = account_step(step, storages, torch.device("cpu")).peak
+    return peaks
+
+
+def _drop_gradient(parameter: nn.Parameter) -> None:
+    parameter.grad = None
+
+
+def predicted_peak(model: FactoryModel, policy: str) -> float:
+    """Bytes of parameters, buffers, batch and activations."""
+    assert model.profile is not None
+    precision, trace = next(iter(model.profile.traces.items()))
+    trained = (model.parameter_count - model.frozen_parameter_count) * (4 if precision == "fp32" else 2)
+    standing = trained + trace.frozen_bytes + trace.buffer_bytes + at(trace.batch_bytes, SAMPLES)
+    return standing + max(at(moment.peak, SAMPLES) for moment in trace.moments[policy])
+
+
+def in_fork(function: Callable[..., Any], *arguments: Any) -> tuple[Any, str]:
+    """The result of a function in a fork of this process, or the error that it raised; and how the fork crashed, if it did."""
     fork = multiprocessing.get_context("fork")
+    answers, sender = fork.Pipe(duplex=False)
+    process = fork.Process(target=_answer, args=(sender, function, *arguments))
+    process.start()
+    sender.close()
+    try:
+        answer = answers.recv()
+    except EOFError:
+        answer = None
+    process.join()
+    code = process.exitcode or 0
+    return answer, "" if not code else signal.Signals(-code).name if code < 0 else f"exit code {code}"
+
+
+def _answer(answers: Connection, function: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        answers.send(function(*arguments))
+    except Exception as error:
+        answers.send(error)
+
+
+def check(name: str, repeats: int) -> CheckedModule:
+    """Describe a module, and compare the predicted peaks with those of plain torch."""
+    checked = CheckedModule(name)
     for _ in range(repeats):
-        answers, sender = fork.Pipe(duplex=False)
-        process = fork.Process(target=_describe, args=(checked.name, sender))
-        process.start()
-        sender.close()
-        try:
-            answer = answers.recv()
-        except EOFError:
-            answer = None
-        process.join()
-        if process.exitcode:
-            crash = signal.Signals(-process.exitcode).name if process.exitcode < 0 else f"exit code {process.exitcode}"
-            print(f"{checked.name}: {crash}", flush=True)
-            checked.crashes += 1
+        answer, crash = in_fork(describe, name)
+        if crash or isinstance(answer, Exception):
+            checked.crashes.append(crash or f"{type(answer).__name__}: {answer}")
         elif isinstance(answer, FactoryModel):
             checked.model = answer
         else:
-            checked.refusals[str(answer)] += 1
-
-
-def measure(checked: Checked, model: FactoryModel, runner: LocalRunner) -> None:
-    """Predicted and measured peaks of the configurations, in the types that the module has."""
-    cluster = local_cluster(1)
-    for title, knobs in CONFIGS.items():
-        config = TrialConfig().replace({**knobs, "precision": model.default_precision or "fp32"})
-        request = TrialRequest(
-            attempt=config.hash, model=dataclasses.replace(model, profile=None), config=config, workload=WORKLOAD, world_size=1,
-            fidelity=QUICK, timeout_seconds=120,
-        )  # fmt: skip
-        result = runner.run(request)
-        if result.outcome is not Outcome.OK:
-            checked.errors[title] = None
-            if result.outcome is not Outcome.INVALID:
-                checked.failures.append(f"{title}: {result.outcome} {result.message}")
-                print(f"{checked.name} {checked.failures[-1]}", flush=True)
-            continue
-        cases = cases_of(model, cluster, WORKLOAD, [config], "native")
-        predicted = float(memory(cases, rates_for(cluster, "native")).allocated[0])
-        assert result.peak_memory_bytes is not None
-        checked.errors[title] = predicted / result.peak_memory_bytes - 1
-
-
-def check_all(names: Sequence[str], repeats: int) -> list[Checked]:
-    """Check every module whose library is installed."""
-    rows = []
-    environment = {"PYTHONPATH": os.pathsep.join(sys.path), **dict.fromkeys(HEAP_CHECKS, "")}
-    with LocalRunner(1, device="cpu", environment=environment) as runner:
-        for name in names:
-            checked = Checked(name, plain=_train_plainly(name))
-            describe(checked, repeats)
-            if checked.model is not None and not checked.crashes:
-                measure(checked, checked.model, runner)
-            rows.append(checked)
-            print(" | ".join(checked.row()), checked.plain, flush=True)
-    return rows
+            checked.refusals[answer] += 1
+    peaks, crash = in_fork(train, name, checked.model and checked.model.profile)
+    if crash or isinstance(peaks, Exception):
+        checked.failure = crash or f"{type(peaks).__name__}: {peaks}".splitlines()[0]
+    elif checked.model is not None:
+        checked.errors = {policy: predicted_peak(checked.model, policy) / peak - 1 for policy, peak in peaks.items()}
+    return checked
 
 
 def _with_heap_checks() -> None:
@@ -207,23 +206,29 @@ def main() -> int:
     arguments = parser.parse_args()
     _with_heap_checks()
     warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
     missing = {library for library, *_ in ZOO.values() if importlib.util.find_spec(library) is None}
-    rows = check_all([name for name in arguments.only if ZOO[name][0] not in missing], arguments.repeats)
-    errors = [abs(error) for row in rows for error in row.errors.values() if error is not None]
+    for library in {library for library, *_ in ZOO.values()} - missing:
+        importlib.import_module(library)  # before the forks
+    rows = []
+    for name in arguments.only:
+        if ZOO[name][0] not in missing:
+            rows.append(check(name, arguments.repeats))
+            print(" | ".join(rows[-1].row()), flush=True)
+    errors = [abs(error) for row in rows for error in row.errors.values()]
     planned = sum(row.model is not None for row in rows)
+    near, crashes = sum(error <= BOUND for error in errors), sum(len(row.crashes) for row in rows)
     summary = (
-        f"{len(rows)} modules: {planned} planned, {len(rows) - planned} refused by name, "
-        f"{sum(bool(row.crashes) for row in rows)} crashed in {arguments.repeats} repeats. {len(errors)} peaks: "
-        f"{sum(error <= BOUND for error in errors)} within {BOUND:.0%}, median {statistics.median(errors or [0.0]):.2%}, "
-        f"largest {max(errors, default=0.0):.2%}. Trials that failed: {sum(len(row.failures) for row in rows)}."
+        f"{len(rows)} modules: {planned} planned, {len(rows) - planned} refused by name; {crashes} crashes in "
+        f"{arguments.repeats} repeats of each. {len(errors)} peaks: {near} within {BOUND:.0%}, median error "
+        f"{statistics.median(errors or [0.0]):.2%}, largest {max(errors, default=0.0):.2%}."
         + (f" Not installed here: {', '.join(sorted(missing))}." if missing else "")
     )
     print(summary)
-    headings = ["library", "module", "plan", "parameters", "FLOPs of a sample", *CONFIGS]
-    failures = [f"- {row.name}, {failure}" for row in rows for failure in row.failures]
+    headings = ["library", "module", "plan", "parameters", "FLOPs of a sample", *POLICIES, "plain torch"]
     if arguments.markdown:
-        lines = [PROSE, summary, "", *table(headings, [row.row() for row in rows]), "", *failures]
-        arguments.markdown.write_text("\n".join(lines).rstrip() + "\n")
+        lines = [PROSE, summary, "", *table(headings, [row.row() for row in rows])]
+        arguments.markdown.write_text("\n".join(lines) + "\n")
     return 0 if all(row.is_right for row in rows) else 1
 
 

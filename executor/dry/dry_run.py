@@ -9,12 +9,11 @@ from contextlib import contextmanager
 import torch
 import torch.distributed as dist
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from executor.batches import read_text
 from executor.dry.ledger import backend_of
-from executor.dry.mode import DryMode
+from executor.dry.mode import READS_VALUES, DryMode
 from executor.dry.result import DryRank, DryRun
 from executor.engine import Engine, RankContext, measured_config
 from executor.engines.session import ParallelSession, refuse
@@ -135,10 +134,10 @@ def _run(
                 return _follow(session, mode)
             finally:
                 session.close()
-        except (DataDependentOutputException, DynamicOutputShapeException) as error:
-            raise FactoryError(
-                f"{model.name} asks for a tensor's value ({error.func}), which a dry run does not have; measure it by a trial"
-            ) from error
+        except READS_VALUES as error:
+            reader = "it" if mode.reader is None else f"its {type(mode.reader).__name__}"
+            problem = f"{reader} reads the value of a tensor ({error.func}), which a dry run does not have"
+            raise FactoryError(f"{model.name}: {problem}; measure it by a trial") from None
 
 
 def _follow(session: ParallelSession, mode: DryMode) -> DryRank:

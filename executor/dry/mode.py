@@ -9,12 +9,15 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
     FakeTensor,
     FakeTensorMode,
     in_kernel_invocation_manager,
     unset_fake_temporarily,
 )
 from torch.nn import functional
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -25,6 +28,8 @@ from executor.parallel.collectives import observed_by
 from search_spaces.models.model import ModelSpec
 
 _DEVICE = torch.ops.prim.device.default
+READS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
+"""Errors of operators that need the value of a tensor."""
 
 
 class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -43,6 +48,9 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.backend, self.ledger, self.traffic = backend, Ledger(backend.rounding_bytes), Traffic()
         self.flops: int | None = 0
+        self.running_modules: list[nn.Module] = []
+        self.reader: nn.Module | None = None
+        """The innermost module that ran when a value was read."""
         # In steps of our own model only torch reads values, and accepts 1.
         self._returns_values = int(spec is not None)
         self._copy: object = None
@@ -60,7 +68,11 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         substitute = quick if func in QUICK else _SUBSTITUTES.get(func)
         result = NotImplemented if substitute is None else substitute(func, args, kwargs)
         if result is NotImplemented:
-            result = func(*args, **kwargs)
+            try:
+                result = func(*args, **kwargs)
+            except READS_VALUES:
+                self.reader = self.running_modules[-1] if self.running_modules else None
+                raise
         formula = formula_of(func)
         if formula is not None:
             flops = count_flops(formula, args, kwargs, result)
@@ -105,7 +117,17 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.ledger.track(rng_state)
             return rng_state
 
-        hooks = register_optimizer_step_pre_hook(self._begin_update), register_optimizer_step_post_hook(self._end_update)
+        def enter(module: nn.Module, _: object) -> None:
+            self.running_modules.append(module)
+
+        def leave(module: nn.Module, *_: object) -> None:
+            while self.running_modules and self.running_modules.pop() is not module:
+                pass
+
+        hooks = (
+            register_optimizer_step_pre_hook(self._begin_update), register_optimizer_step_post_hook(self._end_update),
+            register_module_forward_pre_hook(enter), register_module_forward_hook(leave),
+        )  # fmt: skip
         try:
             with (
                 patch.object(torch.UntypedStorage, "resize_", resized),

@@ -11,21 +11,15 @@ from unittest.mock import patch
 import torch
 from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensor,
-    unset_fake_temporarily,
-)
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
 from torch.autograd.graph import register_multi_grad_hook
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from executor.batches import FactoryData, map_tensors, read_text, tensors_of
 from executor.dry.equal_blocks import StandIns, UnequalError, choices_of_stand_ins, completed
 from executor.dry.ledger import backend_of
-from executor.dry.mode import DryMode
+from executor.dry.mode import READS_VALUES, DryMode
 from executor.dry.operators import ATTENTION, products_of
 from executor.dry.recorded import (
     SIZES,
@@ -59,7 +53,6 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 POLICIES = ("none", "selective", "full")
-_READS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 
 
 def profile_module(reference: str, workload: Workload, precisions: Sequence[str]) -> FactoryModel:
@@ -116,6 +109,7 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
         traces=traces,
         sequence_length=workload.sequence_length if reference.startswith(BUILT) else 0,
         uncounted=tuple(mode.uncounted),
+        is_recurrent=mode.is_recurrent,
     )
     return dataclasses.replace(model, flops_per_sample=profile.flops_per_sample(SIZES[0]), profile=profile)
 
@@ -183,7 +177,7 @@ def _build(reference: str, workload: Workload) -> UserModule:
     return user
 
 
-class _OnMeta(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _OnMeta(TorchFunctionMode):
     """Makes what modules initialise on the meta device, but constants, from which a factory may compute sizes, with data."""
 
     def __torch_function__(
@@ -239,22 +233,17 @@ class _Recorder(DryMode):  # type: ignore[no-untyped-call]
         super().__init__(backend_of("gloo"))
         self.reference = reference
         self.part: RecordedPart | None = None
-        self.running_modules: list[nn.Module] = []
-        self.reader: nn.Module | None = None
-        """The innermost module that ran when a value was read."""
         self.uncounted: dict[str, None] = {}
         """Operators whose FLOPs are unknown."""
+        self.is_recurrent = False
+        """Whether a recurrent layer is one operator."""
         self._views: dict[Any, bool] = {}
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         self.flops = 0
-        try:
-            result = super().__torch_dispatch__(func, types, args, kwargs)
-        except _READS_VALUES:
-            self.reader = self.running_modules[-1] if self.running_modules else None
-            raise
+        result = super().__torch_dispatch__(func, types, args, kwargs)
         if (
             self.part is not None
             and result is not NotImplemented
@@ -275,6 +264,7 @@ class _Recorder(DryMode):  # type: ignore[no-untyped-call]
         flops = self.flops
         if flops is None:
             self.uncounted[str(func)] = None
+        self.is_recurrent = self.is_recurrent or func is torch.ops.aten.mkldnn_rnn_layer.default
         if flops:
             part.flops += flops
             if ATTENTION in func._schema.name:
@@ -370,7 +360,7 @@ class _ModuleRuns:
                 (precise(loss) * 1.0).backward()  # type: ignore[no-untyped-call]
             except (ExecutorError, UnequalError):
                 raise
-            except _READS_VALUES as error:
+            except READS_VALUES as error:
                 raise self._reads_value(error) from None
             except Exception as error:
                 if self._stand_ins.representative:
@@ -401,20 +391,9 @@ class _ModuleRuns:
 
     @contextmanager
     def _watched(self) -> Iterator[None]:
-        """With hooks that mark the moments, and that note which module runs."""
-        running = self.mode.running_modules
-
-        def enter(module: nn.Module, _: object) -> None:
-            running.append(module)
-
-        def leave(module: nn.Module, _: object, __: object) -> None:
-            while running and running.pop() is not module:
-                pass
-
+        """With hooks that mark the moments."""
+        self.mode.running_modules.clear()
         with ExitStack() as stack:
-            running.clear()
-            stack.callback(register_module_forward_pre_hook(enter).remove)
-            stack.callback(register_module_forward_hook(leave).remove)
             for index, block in enumerate(self.blocks):
                 before = block.register_forward_pre_hook(functools.partial(self._begins, index))
                 after = block.register_forward_hook(functools.partial(self._ends, index), with_kwargs=True)

@@ -50,21 +50,30 @@ def _convolution(weight: Any, transposed: bool, groups: int, flops: int) -> Shap
 
 
 def workspace_bytes(packet: Any, args: tuple[Any, ...]) -> int:
-    """Temporary memory of a CPU's kernel beside its results: reordered operands of convolutions and recurrent layers, and of the
-    latter the gates of all steps and in backward the gradient of the output [counted, torch 2.13]."""
+    """Temporary memory of a CPU's kernel beside its results: reordered operands of convolutions and recurrent layers, and of
+    the latter the gates of all steps and in backward the gradient of the output [counted, torch 2.13]."""
     if packet in (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward):
         x, inputs, hidden = args[:3]
         rows, (gates, width) = x.numel() // x.shape[-1], hidden.shape
         output = rows * width if packet is aten.mkldnn_rnn_layer_backward else 0
         return int((inputs.numel() + hidden.numel() + rows * gates + output) * x.element_size())
     if packet in (aten.convolution, aten._convolution):
-        copied = args[:2]
+        (x, weight), strides, groups = args[:2], args[3], args[8]
     elif packet is aten.convolution_backward:
-        copied = args[:3]
+        (gradient, x, weight), strides, groups = args[:3], args[4], args[9]
     else:
         return 0
-    # oneDNN reorders operands in memory of their own from 16 channels on.
-    return sum(value.numel() * value.element_size() for value in copied if value.shape[1] >= 16)
+    if groups == 1 and max(*weight.shape[2:], *strides) == 1:
+        return 0  # a plain matrix product
+    # oneDNN reorders operands in memory of their own from 16 channels on, then the result.
+    entry, kernels = (value.numel() * value.element_size() for value in (x, weight))
+    entry *= x.shape[1] >= 16
+    if packet is not aten.convolution_backward:
+        return int(entry + kernels * (groups == 1))
+    wide = x.shape[1] < 16 and max(weight.shape[2:]) >= 16  # as of patches
+    return int(
+        max(entry + gradient.numel() * gradient.element_size() * (gradient.shape[1] >= 16), kernels * (4 if wide else 1))
+    )
 
 
 FULL_MESSAGE: Mapping[str, tuple[str, str]] = {

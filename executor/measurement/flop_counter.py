@@ -155,8 +155,8 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     1. Every operator is dispatched to this mode before its kernel, also from the threads in which autograd runs backward on a
        device: autograd propagates the modes of the thread that called `backward` [ATen/ThreadLocalState.h].
     2. Matrix products, convolutions, fused attention and recurrent layers are counted, with the shapes of this rank.
-       Element-wise operators are not: they are bound by memory, not by FLOPs. The total is unknown, never a part, if an operator
-       has products and no formula: of another library, of a Fourier transform, of a sparse matrix.
+       Element-wise operators are not: they are bound by memory, not by FLOPs. The total is unknown, never a part, if an
+       operator has products and no formula: of another library, of a Fourier transform, of a sparse matrix.
     3. Tensors that wrap others (DTensor) are skipped: the wrapped tensors arrive as operators of their own, in local shapes.
 
     `observe` is called with the FLOPs of each operator, in the thread that runs it. The counter does not change results, but a

@@ -642,8 +642,8 @@ class FactoryModel:
     no_stages: str = ""
     """Why there is only one stage, in a clause."""
     precision: str = ""
-    """That of its trained parameters as the factory makes them, in which it is not converted; empty: several, or it is
-    unknown, so the module is converted to every precision."""
+    """That of its trained parameters as the factory makes them, in which it is not converted; empty: they have several, or it
+    is unknown, so the module is converted to every precision."""
     other_types: str = ""
     """Numbers of parameters that have other types as the factory makes them; empty: there are none."""
     refused_knobs: tuple[tuple[str, str], ...] = ()
@@ -682,6 +682,8 @@ class FactoryModel:
         if self.profile is not None and self.profile.uncounted:
             operators = ", ".join(self.profile.uncounted)
             lines.append(f"the FLOPs of {operators} are unknown: predicted times count the bytes that they move")
+        if self.profile is not None and self.profile.is_recurrent:
+            lines.append("recurrent layers keep the workspace of a CPU; that of a GPU is known after a trial only")
         return tuple(lines)
 
 

@@ -131,6 +131,8 @@ class ModuleProfile:
     """Tokens per sample of the traces if the module's batches follow the workload (`hf:`); 0: they are the factory's own."""
     uncounted: tuple[str, ...] = ()
     """Operators whose FLOPs are unknown; times count the bytes that they move."""
+    is_recurrent: bool = False
+    """Whether recurrent layers keep a workspace of oneDNN; cuDNN keeps another."""
 
     @property
     def trained_elements(self) -> int:
