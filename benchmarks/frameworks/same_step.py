@@ -56,8 +56,8 @@ INTRODUCTION = f"""# The same training step
 Written by `make extras` (`benchmarks/frameworks/same_step.py`). Small modules as people write them, and of other packages,
 train {STEPS} steps of AdamW with clipped gradients on {RANKS} ranks of a CPU with the native engine, in each ZeRO stage, with
 micro-batches of 2 and 4 samples, and with `activation_checkpointing=full` (refused: no repeated module is called, or it
-does not run again in the same way). The figures are the largest relative difference of a loss from that of a plain loop of torch
-in one process, on the same micro-batches with the same seeds. Bounds: {BOUND["fp32"]:g} in fp32, {BOUND["bf16"]:g} in bf16.
+does not run again in the same way). The figures are the largest relative difference of a loss from that of plain torch, on the
+same micro-batches with the same seeds. Bounds: {BOUND["fp32"]:g} in fp32, {BOUND["bf16"]:g} in bf16.
 *Reference*: the losses that trials are compared with, computed by the ranks together (`executor.trial.reference`)."""
 
 
