@@ -29,7 +29,7 @@ class Batch:
 
     samples: int
     """Samples in a step, over all ranks."""
-    script_samples: int
+    script_samples: float
     """Samples in a step of the script, as far as its command says (`samples_of_step`)."""
     sequence_length: int
     world_size: int
@@ -60,6 +60,10 @@ class Readings:
     """Samples of the last report, or of a step as the log states them."""
     reported_samples: Counter[float] = field(default_factory=Counter)
     """Samples of a report -> number of reports with as many."""
+    reported_at: list[tuple[float, float]] = field(default_factory=list)
+    """Time and samples of each report."""
+    observed_samples: float | None = None
+    """Samples of a step over all ranks, as the probe counts them; None: not known for certain."""
     device_bytes: int | None = None
     """Peak of the device's allocator, as reported by the script's own torch."""
     reserved_bytes: int | None = None
@@ -101,6 +105,7 @@ class Readings:
         if reports_samples:
             self.samples = row["samples"] if "samples" in row else row["tokens"] / batch.sequence_length
             self.reported_samples[self.samples] += 1
+            self.reported_at.append((row.get("clock", 0.0), self.samples))
         if rate := row.get("samples_per_second"):
             return batch.samples / rate, 1.0
         if rate := row.get("tokens_per_second"):
@@ -108,7 +113,7 @@ class Readings:
         if rate := row.get("tokens_per_second_per_device"):
             return tokens / (rate * batch.world_size), 1.0
         if seconds := _step_seconds(row):
-            scale = batch.samples / (self.samples or batch.script_samples)
+            scale = batch.samples / (self.samples or self.observed_samples or batch.script_samples)
             return seconds * scale, scale
         if self.samples is None or not reports_samples or "clock" not in row:
             return None

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from executor.engines.command.agreement import disagreement, unseen_text, work_text
 from executor.engines.command.readings import FEWEST_TIMED
 from executor.engines.command.watch import FAILURES, ScriptWatch, State
 from executor.failures import failure_table
@@ -51,7 +52,10 @@ def facts_of(watch: ScriptWatch, rank: int, table: FailureTable) -> Facts:
         "killed_for_memory": watch.killed_for_memory,
         "port_taken": watch.state is State.BROKEN and failure.port_taken,
         "report_problem": readings.not_finite or readings.problem,
-        "reports": readings.count,
+        "reports": watch.step_count,
+        "work": watch.work.summary(readings.reported_at),
+        "reported_seconds": watch.reported_seconds,
+        "times_observed_work": watch.times_observed_work,
         "samples": next(iter(readings.reported_samples.most_common(1)), (None, 0))[0],
         "losses": readings.losses[:3],
         "seconds": [step.seconds for step in timed],
@@ -181,7 +185,9 @@ def _without_timing(
 
 
 def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence[str]) -> TrialResult:
-    request = trial.request
+    request, works = trial.request, [row["work"] for row in rows]
+    if problem := disagreement(request, works, timed):
+        return _without_timing(trial, Outcome.WRONG, problem, None, rows)
     timing = step_time(timed["seconds"])
     lost = _lost_rate(trial, timed)
     rate = lost or rate_of(timing, request.workload.global_batch_size)
@@ -202,7 +208,11 @@ def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence
         flops_convention=convention_of(request.model),
         unstable=lost is None and not timed["settled"],
         phase_seconds=dict(trial.phase_seconds),
-        environment={**environment(trial.context.device), "command": shlex.join(words)},
+        environment={
+            **environment(trial.context.device),
+            "command": shlex.join(words),
+            "observed_work": work_text(request, works),
+        },
     )
 
 
@@ -227,7 +237,8 @@ def _message(trial: Trial, timed: Facts, rows: Sequence[Facts], lost: Interval |
         )
         parts.append(f"unstable: {why}")
     waits = [row["waited"] / statistics.fmean(row["seconds"]) for row in rows if row["waited"] and row["seconds"]]
-    parts += filter(None, (waiting_text(max(waits, default=0.0), trial.request.model), _samples_text(trial, timed)))
+    texts = (waiting_text(max(waits, default=0.0), trial.request.model), _samples_text(trial, timed))
+    parts += filter(None, (*texts, unseen_text([row["work"] for row in rows])))
     return "; ".join(parts)
 
 
