@@ -128,7 +128,7 @@ class ObservedWork:
             "steps": len(self.steps),
             "samples": samples,
             "micro_batches": micro_batches,
-            "steady": 2 * majority > len(steps) >= FEWEST_STEPS,
+            "steady": 3 * majority > 2 * len(steps) >= 2 * FEWEST_STEPS,
             "certain": bool(steps) and sum(step.certain for step in steps) > len(steps) / 2,
             "seconds": statistics.median(calm) if calm else None,
             "mean_samples": statistics.fmean(step.samples for step in steps if step.samples) if steps else None,
