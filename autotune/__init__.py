@@ -5,7 +5,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from autotune.measured import batches, report
+from autotune.measured import batches, paused, report
 
 if TYPE_CHECKING:
     from autotune.client import Client
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from autotune.series.run import tune_series
     from autotune.tuning import TuneResult, tune
 
-__all__ = ["Client", "GuidedSampler", "TuneResult", "batches", "report", "tune", "tune_series"]
+__all__ = ["Client", "GuidedSampler", "TuneResult", "batches", "paused", "report", "tune", "tune_series"]
 
 
 def __getattr__(name: str) -> Any:

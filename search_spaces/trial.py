@@ -121,8 +121,8 @@ class TrialRequest:
     race_degrees_of_freedom: int = 5
     """Degrees of freedom of `race_spread`."""
     race_warmup_steps: int | None = 0
-    """Warm-up steps that do not count against the trial: a script's rivals may need as many as its baseline did before they
-    are fast. None: no warm-up step counts."""
+    """Steps before which the trial loses no race: a script's rivals may need as many as its baseline did before they are fast.
+    None: it does not race."""
     command_has_reported: bool = False
     """Whether another trial of the job's command reported steps."""
     excluded_nodes: tuple[str, ...] = ()
@@ -243,7 +243,8 @@ class TrialResult:
     within_relative_error: float = 0.0
     """Standard error of the mean step time within this trial, as a share of it."""
     warmup_steps: int | None = None
-    """Steps before the timed ones; None: unknown, or they did not settle."""
+    """Steps before the timed ones; of a script, only those up to the last slow one of its start. None: unknown, or they did not
+    settle."""
     peak_memory_bytes: int | None = None
     """The highest peak of any rank."""
     ranks: tuple[RankMeasurement, ...] = ()

@@ -14,6 +14,8 @@ from autotune.frameworks.peft import ADAPTER_KNOBS, peft_notes
 from search_spaces.communication import INT8
 from search_spaces.deepspeed import KEEP_ALL, KEYS, REDUCTION, deepspeed_config, offloads_a_part
 from search_spaces.knob_values import value_text
+from search_spaces.models.command import CommandModel
+from search_spaces.placeholders import files_read, is_trainer
 from search_spaces.training.data_schedule import GRANULARITY, UNSCHEDULED_LAYERS
 from search_spaces.trial_config import TrialConfig
 
@@ -312,14 +314,41 @@ def export_deepspeed(winner: Winner) -> Export:
 
 
 def deepspeed_document(winner: Winner) -> dict[str, Any]:
-    """The configuration as plain data."""
+    """The configuration as plain data. Of a script that reads the file, it is the one that was measured."""
     config = winner.config
-    content = _as_stated(deepspeed_config(config, winner.workload, winner.world_size, winner.model.parameter_count), winner)
+    content = deepspeed_config(config, winner.workload, winner.world_size, winner.model.parameter_count)
+    command = script_of(winner)
+    content = _as_stated(content, winner) if command is None else _for_script(content, winner, command)
     if config.tensor_parallel_size > 1 and config.pipeline_parallel_size == 1:
         content["tensor_parallel"] = {"autotp_size": config.tensor_parallel_size}
     if schedules := {**_sampling(winner), **_routing(winner)}:
         content["data_efficiency"] = {"enabled": True, "seed": winner.workload.seed, **schedules}
     return content
+
+
+def script_of(winner: Winner) -> CommandModel | None:
+    """The user's script, if it reads this file in its trials."""
+    return winner.model if isinstance(winner.model, CommandModel) and "config" in files_read(winner.model) else None
+
+
+def makes_optimizer(command: CommandModel) -> bool:
+    """Whether the script makes the optimizer itself: a Trainer, or a script under Accelerate's plugin."""
+    return is_trainer(command) or command.plugin == "deepspeed"
+
+
+def _for_script(content: dict[str, Any], winner: Winner, command: CommandModel) -> dict[str, Any]:
+    """The configuration as the script's trials have it, with the trials' hyperparameters where the user stated none."""
+    if makes_optimizer(command):
+        content = {name: value for name, value in content.items() if name != "optimizer"}
+        content |= {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    elif not winner.on_gpus and content["optimizer"]["type"] == "AdamW" and not offloads_a_part(winner.config):
+        # DeepSpeed's own AdamW takes a minute to compile at first use, and needs a compiler. Only partial offload requires it.
+        content["optimizer"]["params"]["torch_adam"] = True
+    if not is_trainer(command):
+        return content
+    # A Trainer takes these from its arguments, and refuses to start if the file has other values.
+    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    return content | dict.fromkeys(batch, "auto") | {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
 
 
 def _as_stated(content: dict[str, Any], winner: Winner) -> dict[str, Any]:
@@ -340,6 +369,11 @@ def _as_stated(content: dict[str, Any], winner: Winner) -> dict[str, Any]:
 def _stated_notes(winner: Winner) -> list[str]:
     """Notes about hyperparameters. DeepSpeed reads those of an optimizer only beside its type."""
     config, notes = winner.config, []
+    command = script_of(winner)
+    if command is not None:
+        names = ("clip",) if makes_optimizer(command) else ("optimizer", "lr", "weight_decay", "clip")
+        placeholders = "those of the trials are in the file as placeholders, put in your own"
+        return [] if is_trainer(command) else unstated_note(winner, placeholders, *names)
     if winner.hyperparameters.optimizer is None:
         outcome = "left out, hand DeepSpeed the optimizer that your program makes"
         outcome += ", a DeepSpeedCPUAdam for states in main memory" if config.offload_optimizer != "none" else ""

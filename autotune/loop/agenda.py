@@ -21,6 +21,7 @@ from search_spaces.knob_values import value_text
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
+from search_spaces.placeholders import follows_micro_batch
 from search_spaces.shared_records import JobEvent
 from search_spaces.training.fewer import fewer_layers, fewer_micro_batches
 from search_spaces.trial import TrialRequest
@@ -288,20 +289,27 @@ class Incumbent:
             rate_to_beat=rate(best),
             race_spread=spread_of_ratio,
             race_degrees_of_freedom=spread.degrees_of_freedom,
-            race_warmup_steps=_warmup_steps(session, snapshot),
+            race_warmup_steps=_warmup_steps(trial.config, session, snapshot),
         )
 
 
-def _warmup_steps(session: Session, snapshot: JobSnapshot) -> int | None:
-    """Warm-up steps that say nothing about a trial's speed: of a script, as many as its baseline needed; None: all.
+def _warmup_steps(config: TrialConfig, session: Session, snapshot: JobSnapshot) -> int | None:
+    """Steps before which a trial's speed says nothing: of a script, those with as many micro-batches as its baseline's slow
+    start had; None: all.
 
-    A script may compile, read its data for the first time, or try kernels in its first steps, in every configuration alike.
+    A script may compile, read its data for the first time, or try kernels in its first steps, for each new micro-batch.
     """
     if not isinstance(session.model, CommandModel):
         return 0
     baseline = measured_baseline(snapshot, session.baselines)
     result = None if baseline is None else snapshot.whole(baseline).result
-    return None if result is None else result.warmup_steps
+    if baseline is None or result is None or result.warmup_steps is None:
+        return None
+    if follows_micro_batch(session.model):
+        return result.warmup_steps
+    batch, ranks = session.request.global_batch_size, session.world_size
+    micro_batches = result.warmup_steps * baseline.config.gradient_accumulation_steps(batch, ranks)
+    return max(result.warmup_steps, -(-micro_batches // config.gradient_accumulation_steps(batch, ranks)))
 
 
 def _fastest(session: Session, trials: list[TrialRecord], best: TrialRecord | None) -> TrialRecord | None:

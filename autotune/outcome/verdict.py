@@ -18,6 +18,8 @@ from storage.records import TrialRecord
 
 EQUAL = 0.01
 """Relative difference of rates that is negligible: not worth more memory or another round of measurements."""
+NOT_COMPARED = (Outcome.PRUNED, Outcome.FAILED, Outcome.WRONG, Outcome.TIMEOUT)
+"""Outcomes of configurations that ran, but have no rate to compare; that of a pruned one is below a bound."""
 RISK = 0.02
 """Highest accepted probability that the answer is slower than the baseline by more than `EQUAL`."""
 
@@ -122,6 +124,7 @@ def answer_document(verdict: JobVerdict) -> dict[str, Any]:
         "tie": verdict.tie,
         "probability_best": verdict.probability_best,
         "expected_loss": verdict.expected_loss,
+        "not_compared": _not_compared(verdict),
         "unresolved": [{"trial": trial.number, "rate": to_plain(verdict.rate(trial))} for trial in verdict.unresolved],
         **_goodput(verdict),
         "standings": [
@@ -133,6 +136,15 @@ def answer_document(verdict: JobVerdict) -> dict[str, Any]:
             for index in places
         ],
     }
+
+
+def _not_compared(verdict: JobVerdict) -> dict[str, list[int]]:
+    """Outcome -> search trials whose configurations were run and are no contenders, so that no probability includes them."""
+    trials: dict[str, list[int]] = {}
+    for trial in verdict.standings.snapshot.searched:
+        if trial.config_hash not in verdict.standings.places and trial.outcome in NOT_COMPARED:
+            trials.setdefault(trial.outcome.value, []).append(trial.number)
+    return trials
 
 
 def _goodput(verdict: JobVerdict) -> dict[str, Any]:

@@ -2,12 +2,12 @@
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.frameworks.best_config import SCHEMA_VERSION
+from autotune.frameworks.best_config import SCHEMA_VERSION, stated_of
 from autotune.frameworks.exporters import EXPORTERS
 from autotune.frameworks.launch import FILE_FORMATS
 from autotune.question.assumption import assumed_lines
@@ -18,7 +18,6 @@ from autotune.session.session import OPTIMIZER, Session
 from executor.runners.gang_runner import GangsRunner
 from executor.runners.runner import Runner
 from search_spaces.communication import INT8
-from search_spaces.deepspeed import offloads_a_part
 from search_spaces.knob import VIRTUAL_TOKENS, Value
 from search_spaces.knob_values import value_text
 from search_spaces.models.command import CommandModel
@@ -94,7 +93,8 @@ def _files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]
     command = session.model
     if not isinstance(command, CommandModel):
         return ()
-    return tuple((FILES[name], _rendered(session, command, config, FILE_FORMATS[name])) for name in files_read(command))
+    exported = {name: EXPORTERS[FILE_FORMATS[name]](_document(session, config)) for name in files_read(command)}
+    return tuple((FILES[name], export.text) for name, export in exported.items())
 
 
 def notes_of(session: Session) -> list[str]:
@@ -112,6 +112,10 @@ def notes_of(session: Session) -> list[str]:
         notes.append(f"no placeholder of the command carries {', '.join(fixed_knobs)}: left at {stays}")
     if follows_micro_batch(command):
         notes.append("the command does not receive {gradient_accumulation_steps}: its global batch follows micro_batch_size")
+    missing = stated_of(session.request, space.base).missing("optimizer", "lr", "weight_decay", "clip")
+    if "config" in files_read(command) and missing and not (is_trainer(command) or command.plugin == "deepspeed"):
+        options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
+        notes.append(f"the DeepSpeed file has the trials' own {', '.join(missing)}, as nobody stated yours ({options})")
     groups = compiled(command.pattern).groups if command.pattern else frozenset()
     step_times = {"step_seconds", "step_milliseconds", "steps_per_second"}  # of a step, whatever samples it trains
     if groups & step_times and not groups & {"samples", "tokens"}:
@@ -120,35 +124,6 @@ def notes_of(session: Session) -> list[str]:
         counted = f"{samples} samples with micro_batch_size={first.micro_batch_size}"
         notes.append(f"a step in the log counts {counted}; if that is wrong, read them with a group `samples` or `tokens`")
     return notes
-
-
-def _rendered(session: Session, command: CommandModel, config: TrialConfig, form: str) -> str:
-    text = EXPORTERS[form](_document(session, config)).text
-    if form != "deepspeed":
-        return text
-    content = json.loads(text)
-    if is_trainer(command):
-        # Values that a Trainer takes from its arguments: it refuses to start if the file has others.
-        content = _with_own_optimizer(content) | {
-            "train_batch_size": "auto",
-            "train_micro_batch_size_per_gpu": "auto",
-            "gradient_accumulation_steps": "auto",
-            "gradient_clipping": "auto",
-            "bf16": {"enabled": "auto"},
-            "fp16": {"enabled": "auto"},
-        }
-    elif command.plugin == "deepspeed":
-        content = _with_own_optimizer(content)
-    elif session.cluster.device.kind == "cpu" and content["optimizer"]["type"] == "AdamW" and not offloads_a_part(config):
-        # DeepSpeed's own AdamW takes a minute to compile at first use, and needs a compiler. Only partial offload requires it.
-        content["optimizer"]["params"]["torch_adam"] = True
-    return json.dumps(content, indent=2) + "\n"
-
-
-def _with_own_optimizer(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Adapt the file for a program that creates the optimizer itself, offloaded or not."""
-    file_entries = {name: value for name, value in content.items() if name != "optimizer"}
-    return file_entries | {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
 
 
 def _document(session: Session, config: TrialConfig) -> dict[str, Any]:

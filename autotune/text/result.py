@@ -19,6 +19,8 @@ from search_spaces.trial import COMPARABLE
 from search_spaces.trial_config import TrialConfig
 
 DEFAULTS = TrialConfig().every_value()
+MOST_NUMBERS = 8
+"""Trials that a line lists at most."""
 
 
 def print_result(document: dict[str, Any] | None, console: Console) -> None:
@@ -70,14 +72,27 @@ def _headline(document: dict[str, Any], count: int) -> str:
     baseline_text = (
         "your configuration" if document["job"]["request"].get("baseline") else "the baseline, which are the defaults"
     )
+    decision = document.get("decision") or {}
+    if others := _uncompared_alone(decision):
+        listed = ", ".join(f"{len(numbers)} {outcome}" for outcome, numbers in others.items())
+        return f"Keep {baseline_text}, to which nothing could be compared: of {tried}, {listed}"
     return f"Keep {baseline_text}: none of {tried} is known to be better"
+
+
+def _uncompared_alone(decision: dict[str, Any]) -> dict[str, list[int]]:
+    """The trials that could not be compared, if there are no others; else empty."""
+    return decision.get("not_compared", {}) if decision.get("runner_up") is None else {}
 
 
 def _decision_text(decision: dict[str, Any]) -> str:
     """How certain the answer is, and the runner-up."""
-    text = f"  probability that nothing tried is better: {_probability_text(decision)}"
+    if _uncompared_alone(decision) and not decision.get("unresolved"):
+        return _uncompared_text(decision, ("PRUNED", "FAILED", "WRONG", "TIMEOUT"))
+    text = f"  probability that nothing measured is better: {_probability_text(decision)}"
     if decision["expected_loss"] > 0.0:
         text += f"; expected loss if it is not the best: {100 * decision['expected_loss']:.2g} %"
+    if uncompared := _uncompared_text(decision, ("FAILED", "WRONG", "TIMEOUT")):
+        text += f"\n{uncompared}"
     if decision["runner_up"] is None:
         return text
     # Above this expected loss of keeping the baseline, more measurements are worthwhile.
@@ -87,6 +102,18 @@ def _decision_text(decision: dict[str, Any]) -> str:
     interval = f"{ratio['mean']:.3f}x [{ratio['low']:.3f}, {ratio['high']:.3f}]"
     tie = "; the measurements do not separate them" if decision["tie"] else ""
     return f"{text}\n  runner-up: trial {decision['runner_up']}, {interval} the samples/s of the answer{tie}"
+
+
+def _uncompared_text(decision: dict[str, Any], outcomes: tuple[str, ...]) -> str:
+    """The trials with these outcomes, which no probability includes; empty: there are none."""
+    unresolved = {trial["trial"] for trial in decision.get("unresolved", ())}
+    parts = []
+    for outcome, numbers in decision.get("not_compared", {}).items():
+        numbers = [number for number in numbers if number not in unresolved]
+        if outcome in outcomes and numbers:
+            listed = ", ".join(map(str, numbers[:MOST_NUMBERS])) + (", …" if len(numbers) > MOST_NUMBERS else "")
+            parts.append(f"trial{'s' if len(numbers) > 1 else ''} {listed} ({outcome})")
+    return f"  not compared: {', '.join(parts)}; see `autotune show`" if parts else ""
 
 
 def _probability_text(decision: dict[str, Any]) -> str:

@@ -4,7 +4,7 @@ Intervals have a probability of 95 %.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
@@ -86,6 +86,8 @@ class Answer:
     """Expected shortfall of the answer's rate, as a share of the rate of the best tried configuration."""
     unresolved: tuple[UnresolvedTrial, ...]
     """Trials whose configurations may be better."""
+    not_compared: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    """Outcome -> trials that ran and have no rate to compare (PRUNED: below a bound), which no probability includes."""
     goodput: AnswerGoodput | None = None
     """How to run the answer on nodes that fail. None: the objective is not goodput."""
 

@@ -21,7 +21,7 @@ from search_spaces.plain import from_plain, to_plain
 from search_spaces.training.adapters import configured
 from search_spaces.training.data_schedule import useful_samples
 from search_spaces.training.fewer import MICRO_BATCHES
-from search_spaces.trial import Interval, Progress, RankMeasurement, TrialRequest, TrialResult
+from search_spaces.trial import Fidelity, Interval, Progress, RankMeasurement, TrialRequest, TrialResult
 
 CONFIDENCE = 0.99
 """One-sided: of trials whose configuration is as fast as the best, at most one in a hundred may be ended early."""
@@ -46,7 +46,7 @@ class Race:
     """Relative standard deviation of the measured ratio of two equally fast configurations, beyond the trial's own error."""
     degrees_of_freedom: int
     warmup_steps: int | None = 0
-    """Warm-up steps that are ignored; None: all."""
+    """Steps of a script before which it loses no race; None: it does not race."""
 
     def interval(self, seconds: Sequence[float]) -> Interval:
         """Estimate the configuration's rate from these steps, for comparison with the best rate; `high` is the upper bound.
@@ -68,14 +68,12 @@ class Race:
         return is_estimable and self.interval(seconds).high < self.rate_to_beat
 
     def is_hopeless(self, seconds: Sequence[float]) -> bool:
-        """Whether every warm-up step that counts is so slow that no timing is needed."""
-        if self.warmup_steps is None or len(seconds) - self.warmup_steps < FEWEST_WARM_UP_STEPS:
-            return False
-        return self.hopeless_interval(seconds).high < self.rate_to_beat
+        """Whether every warm-up step is so slow that no timing is needed."""
+        return len(seconds) >= FEWEST_WARM_UP_STEPS and self.hopeless_interval(seconds).high < self.rate_to_beat
 
     def hopeless_interval(self, seconds: Sequence[float]) -> Interval:
-        """Return the rate of the fastest warm-up step that counts, with a factor `HOPELESS` in both directions."""
-        rate = self.samples / min(seconds[self.warmup_steps or 0 :])
+        """Return the rate of the fastest warm-up step, with a factor `HOPELESS` in both directions."""
+        rate = self.samples / min(seconds)
         return Interval(mean=rate, low=rate / HOPELESS, high=rate * HOPELESS)
 
 
@@ -144,17 +142,21 @@ class Trial:
 
 
 def is_enough(trial: Trial, seconds: list[float], spent: float) -> bool:
-    """Whether the interval is narrow enough, the budget spent, or the race lost.
+    """Whether the steps are measured, or the race is lost.
 
     All ranks have the same `seconds` and the budget is compared with their sum, so all ranks stop together.
     """
-    fidelity = trial.request.fidelity
+    is_lost = trial.race is not None and len(seconds) >= trial.request.fidelity.min_steps and trial.race.is_lost(seconds)
+    return is_lost or is_measured(trial.request.fidelity, seconds, spent)
+
+
+def is_measured(fidelity: Fidelity, seconds: list[float], spent: float) -> bool:
+    """Whether the interval is narrow enough, or the budget is spent."""
     if len(seconds) < fidelity.min_steps:
         return False
-    if (trial.race is not None and trial.race.is_lost(seconds)) or spent > fidelity.max_seconds:
-        return True
     has_interval = len(seconds) >= MIN_STEPS_FOR_INTERVAL
-    return has_interval and 0.0 <= step_time(seconds).relative_half_width <= fidelity.target_relative_half_width
+    is_narrow = has_interval and 0.0 <= step_time(seconds).relative_half_width <= fidelity.target_relative_half_width
+    return is_narrow or spent > fidelity.max_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

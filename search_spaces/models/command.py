@@ -15,7 +15,7 @@ LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 PLUGINS = ("", "deepspeed", "fsdp")
 """Accelerate's plugin; empty: plain data parallelism."""
 RATES = (
-    "samples_per_second", "step_seconds", "step_milliseconds", "steps_per_second", "tokens_per_second",
+    "samples_per_second", "micro_batch_seconds", "step_seconds", "step_milliseconds", "steps_per_second", "tokens_per_second",
     "tokens_per_second_per_device",
 )  # fmt: skip
 """Pattern groups that report the speed of a step; at least one is required."""

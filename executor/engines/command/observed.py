@@ -42,6 +42,8 @@ class ObservedWork:
     folder: Path
     micro_batch_size: int | None
     """What the script was given; None: it gets none. It decides which dimension of an input has the samples."""
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """End and seconds of each time that the script leaves out (`Readings.pauses`)."""
     steps: list[ObservedStep] = field(default_factory=list)
     problem: str = ""
     """Why nothing more is observed; empty: it is."""
@@ -105,12 +107,12 @@ class ObservedWork:
         )
 
     def seconds(self) -> Iterator[tuple[float, ObservedStep]]:
-        """The time between steps [s], with the later step."""
+        """The time between steps without pauses [s], with the later step."""
         for before, step in itertools.pairwise(self.steps):
+            seconds = step.clock - before.clock
             if before.device_clock is not None and step.device_clock is not None:
-                yield step.device_clock - before.device_clock, step
-            else:
-                yield step.clock - before.clock, step
+                seconds = step.device_clock - before.device_clock
+            yield max(seconds - sum(pause for end, pause in self.pauses if before.clock < end <= step.clock), 1e-9), step
 
     def samples_of_step(self) -> float | None:
         """Samples of a step on this rank, the most frequent number; None: not known for certain."""

@@ -12,8 +12,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from executor.measurement.timing import has_trend
-from executor.measurement.trial_report import Trial, is_enough
 from search_spaces.patterns import compiled
 
 TAIL_BYTES = 32_768
@@ -31,6 +29,8 @@ class Batch:
     """Samples in a step, over all ranks."""
     script_samples: float
     """Samples in a step of the script, as far as its command says (`samples_of_step`)."""
+    micro_batch_samples: int
+    """Samples of a micro-batch of every data-parallel rank."""
     sequence_length: int
     world_size: int
 
@@ -67,6 +67,14 @@ class Readings:
     device_bytes: int | None = None
     """Peak of the device's allocator, as reported by the script's own torch."""
     reserved_bytes: int | None = None
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """End and seconds of each time that the script leaves out of its steps (`autotune.paused`)."""
+    log_seconds: float = 0.0
+    """Sum of the times of steps or micro-batches in the log, without the first."""
+    log_clock: float = 0.0
+    """Seconds in which the lines with these times were printed."""
+    _log_began: float | None = None
+    _waited: float | None = None
     _before: float | None = None
     """Time of the last report."""
 
@@ -84,15 +92,24 @@ class Readings:
         for name in ("device_bytes", "reserved_bytes"):
             if name in row:
                 setattr(self, name, max(int(row[name]), getattr(self, name) or 0))
+        if "waited" in row:
+            self._waited = (self._waited or 0.0) + row["waited"]
+        if "paused" in row:
+            self.pauses.append((row["clock"], row["paused"]))
         timing = self._seconds(row)
         if timing is None:
             return None
         seconds, scale = timing
         self.count += 1
+        waited = self.take_waited()
         if seconds is None:
             return None
-        waited = row.get("waited")
         return ReportedStep(seconds=seconds, waited=None if waited is None else min(waited * scale, seconds))
+
+    def take_waited(self) -> float | None:
+        """Seconds for which the script waited for data since the last call; None: not reported."""
+        waited, self._waited = self._waited, None
+        return waited
 
     def _seconds(self, row: Mapping[str, float]) -> tuple[float | None, float] | None:
         """Seconds for the samples of one step (None: the first report), and the factor that scales the row's own seconds to it.
@@ -112,7 +129,12 @@ class Readings:
             return tokens / rate, 1.0
         if rate := row.get("tokens_per_second_per_device"):
             return tokens / (rate * batch.world_size), 1.0
+        if seconds := row.get("micro_batch_seconds"):
+            self._compare_with_clock(seconds)
+            scale = batch.samples / batch.micro_batch_samples
+            return seconds * scale, scale
         if seconds := _step_seconds(row):
+            self._compare_with_clock(seconds)
             scale = batch.samples / (self.samples or self.observed_samples or batch.script_samples)
             return seconds * scale, scale
         if self.samples is None or not reports_samples or "clock" not in row:
@@ -120,7 +142,15 @@ class Readings:
         now, before = row["clock"], self._before
         self._before = now
         scale = batch.samples / self.samples
-        return (None if before is None else max(now - before, 1e-9) * scale), scale
+        left_out = sum(seconds for end, seconds in self.pauses if before is not None and before < end <= now)
+        return (None if before is None else max(now - before - left_out, 1e-9) * scale), scale
+
+    def _compare_with_clock(self, seconds: float) -> None:
+        now = time.monotonic()
+        if self._log_began is None:
+            self._log_began = now
+        else:
+            self.log_seconds, self.log_clock = self.log_seconds + seconds, now - self._log_began
 
     def _take_loss(self, loss: float) -> None:
         self.losses.append(loss)
@@ -138,9 +168,10 @@ def _step_seconds(row: Mapping[str, float]) -> float | None:
 
 _NUMBERS = frozenset({
     "samples", "tokens", "clock", "samples_per_second", "tokens_per_second", "tokens_per_second_per_device",
-    "step_seconds", "step_milliseconds", "steps_per_second", "loss", "waited", "device_bytes", "reserved_bytes",
+    "micro_batch_seconds", "step_seconds", "step_milliseconds", "steps_per_second", "loss", "waited", "paused",
+    "device_bytes", "reserved_bytes",
 })  # fmt: skip
-_POSITIVE = _NUMBERS - {"loss", "clock", "waited", "device_bytes", "reserved_bytes"}
+_POSITIVE = _NUMBERS - {"loss", "clock", "waited", "paused", "device_bytes", "reserved_bytes"}
 
 
 def _number(name: str, value: Any) -> float:
@@ -227,56 +258,3 @@ def _read_from(path: Path, offset: int) -> bytes:
             return file.read()
     except FileNotFoundError:
         return b""
-
-
-FEWEST_TIMED = 2
-"""Minimum number of steps for an interval."""
-
-
-class ReportedSteps:
-    """Takes steps in order. The rules are those for steps of the other engines (`executor.trial.run`)."""
-
-    def __init__(self, trial: Trial) -> None:
-        self._trial = trial
-        self._warm: list[ReportedStep] = []
-        self._timed: list[ReportedStep] = []
-        self.settled = False
-        self.measuring = False
-        self.enough = False
-        self.hopeless = False
-        """Whether the warm-up already showed that the trial cannot win."""
-
-    @property
-    def warm_seconds(self) -> list[float]:
-        """Duration of every warm-up step."""
-        return [step.seconds for step in self._warm]
-
-    @property
-    def latest_rate(self) -> float:
-        """Samples/s of the last step; 0: no step yet."""
-        last = (self._timed or self._warm)[-1:]
-        return self._trial.request.workload.global_batch_size / last[0].seconds if last else 0.0
-
-    def add(self, step: ReportedStep) -> None:
-        """Add one step. Steps are ignored once there are enough."""
-        if self.enough:
-            return
-        if self.measuring:
-            self._timed.append(step)
-            seconds = [timed.seconds for timed in self._timed]
-            most = self._trial.request.fidelity.max_steps
-            self.enough = len(seconds) >= most or is_enough(self._trial, seconds, sum(seconds))
-            return
-        self._warm.append(step)
-        fidelity, race = self._trial.request.fidelity, self._trial.race
-        self.settled = not has_trend(self.warm_seconds[fidelity.warmup_updates :])
-        self.measuring = self.settled or len(self._warm) >= fidelity.max_warmup_steps
-        self.enough = self.hopeless = race is not None and race.is_hopeless(self.warm_seconds)
-
-    def timed(self) -> list[ReportedStep]:
-        """The timed steps. If the script ended before there were enough: the later half of all steps, marked as not settled."""
-        if len(self._timed) >= FEWEST_TIMED:
-            return self._timed
-        every = [*self._warm, *self._timed]
-        self.settled = False
-        return every[len(every) // 2 :]

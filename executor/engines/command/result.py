@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from executor.engines.command.agreement import disagreement, unseen_text, work_text
-from executor.engines.command.readings import FEWEST_TIMED
+from executor.engines.command.steps import FEWEST_TIMED, SlowSteps
 from executor.engines.command.watch import FAILURES, ScriptWatch, State
 from executor.failures import failure_table
 from executor.measurement.device import environment
@@ -23,9 +23,12 @@ from search_spaces.failure import Evidence, FailureTable, Sign
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
 from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, is_trainer, names_in
+from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 from search_spaces.waiting import waiting_text
 
+SHORTEST_CLOCK = 1.0
+"""Seconds of log lines from which their times are compared with the clock: a rank reads them ten times a second."""
 REMEDY = "call autotune.report(samples=…) after every optimizer step, or give --pattern for its log"
 
 Facts = dict[str, Any]
@@ -48,6 +51,7 @@ def facts_of(watch: ScriptWatch, rank: int, table: FailureTable) -> Facts:
         "problem": ended.problem if ended is not None else "",
         "line": row.line_in(failure.line) or row.line_in(failure.text) or failure.line,
         "text": failure.text,
+        "last_line": watch.output.tail.replace("\r", "\n").strip().rpartition("\n")[2],
         "cause": row.name,
         "killed_for_memory": watch.killed_for_memory,
         "port_taken": watch.state is State.BROKEN and failure.port_taken,
@@ -57,10 +61,12 @@ def facts_of(watch: ScriptWatch, rank: int, table: FailureTable) -> Facts:
         "reported_seconds": watch.reported_seconds,
         "times_observed_work": watch.times_observed_work,
         "samples": next(iter(readings.reported_samples.most_common(1)), (None, 0))[0],
+        "log_seconds": readings.log_seconds,
+        "log_clock": readings.log_clock,
         "losses": readings.losses[:3],
         "seconds": [step.seconds for step in timed],
-        "warm": watch.steps.warm_seconds,
-        "hopeless": watch.steps.hopeless,
+        "slow": to_plain(watch.steps.slow),
+        "lost": watch.steps.lost,
         "waited": statistics.fmean(waited) if waited else None,
         "settled": watch.steps.settled,
         "peak": watch.peak_bytes,
@@ -78,8 +84,9 @@ def result_of(trial: Trial, end: str, rows: Sequence[Facts], words: Sequence[str
         return _hanging(trial, rows)
     if end == "silent":
         seconds = trial.phase_seconds.get("build", 0.0)
-        message = f"the script runs but has reported no steps within {seconds:.0f} s; {_remedy(trial, rows[0])}"
-        return _without_timing(trial, Outcome.FAILED, message, rows[0]["text"])
+        printed = max(rows, key=lambda row: len(row["last_line"]))
+        message = f"the script runs but has reported no steps within {seconds:.0f} s; {_remedy(trial, printed)}"
+        return _without_timing(trial, Outcome.FAILED, message, printed["text"])
     timed = max(rows, key=lambda row: (State(row["state"]) is State.ENOUGH, len(row["seconds"]), -row["rank"]))
     if len(timed["seconds"]) < FEWEST_TIMED:
         return _not_measured(trial, timed)
@@ -91,8 +98,8 @@ def _remedy(trial: Trial, row: Facts) -> str:
     command = trial.request.model
     if not isinstance(command, CommandModel) or command.pattern is None:
         return REMEDY
-    last = row["text"].strip().rpartition("\n")[2]
-    return "--pattern matches nothing in its output" + (f", which ends with {last[:160]!r}" if last else ", which is empty")
+    last = row["last_line"]
+    return "--pattern matches nothing in its output" + (f", which ends with {last[-160:]!r}" if last else ", which is empty")
 
 
 def _not_measured(trial: Trial, timed: Facts) -> TrialResult:
@@ -189,7 +196,7 @@ def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence
     if problem := disagreement(request, works, timed):
         return _without_timing(trial, Outcome.WRONG, problem, None, rows)
     timing = step_time(timed["seconds"])
-    lost = _lost_rate(trial, timed)
+    lost = trial.race.interval(timed["seconds"]) if timed["lost"] and trial.race is not None else None
     rate = lost or rate_of(timing, request.workload.global_batch_size)
     tflops = tflops_per_device(request.model, request.workload, rate.mean, request.world_size)
     return TrialResult(
@@ -200,7 +207,7 @@ def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence
         step_seconds=tuple(timed["seconds"]),
         samples_per_second=rate,
         within_relative_error=timing.relative_error,
-        warmup_steps=len(timed["warm"]) if timed["settled"] else None,
+        warmup_steps=timed["slow"]["start"] if timed["settled"] else None,
         peak_memory_bytes=max(row["peak"] for row in rows) or None,
         ranks=tuple(map(_rank, rows)),
         tflops_per_device=tflops,
@@ -216,19 +223,10 @@ def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence
     )
 
 
-def _lost_rate(trial: Trial, timed: Facts) -> Interval | None:
-    """The rate with which the trial lost its race, and its bound; None: it did not lose."""
-    if trial.race is None or State(timed["state"]) is not State.ENOUGH:
-        return None
-    if timed["hopeless"]:
-        return trial.race.hopeless_interval(timed["warm"])
-    return trial.race.interval(timed["seconds"]) if trial.race.is_lost(timed["seconds"]) else None
-
-
 def _message(trial: Trial, timed: Facts, rows: Sequence[Facts], lost: Interval | None) -> str:
     parts = []
     if lost is not None and trial.race is not None:
-        steps = "in warm-up" if timed["hopeless"] else f"after {len(timed['seconds'])} timed steps"
+        steps = f"after {len(timed['seconds'])} timed steps"
         parts.append(f"ended {steps}: at most {lost.high:.4g} samples/s, and the best has {trial.race.rate_to_beat:.4g}")
     elif not timed["settled"]:
         ended = State(timed["state"]) is State.ENDED
@@ -237,9 +235,40 @@ def _message(trial: Trial, timed: Facts, rows: Sequence[Facts], lost: Interval |
         )
         parts.append(f"unstable: {why}")
     waits = [row["waited"] / statistics.fmean(row["seconds"]) for row in rows if row["waited"] and row["seconds"]]
-    texts = (waiting_text(max(waits, default=0.0), trial.request.model), _samples_text(trial, timed))
-    parts += filter(None, (*texts, unseen_text([row["work"] for row in rows])))
+    parts += filter(
+        None,
+        (
+            waiting_text(max(waits, default=0.0), trial.request.model),
+            _slow_text(timed),
+            _clock_text(timed),
+            _samples_text(trial, timed),
+            unseen_text([row["work"] for row in rows]),
+        ),
+    )
     return "; ".join(parts)
+
+
+def _slow_text(timed: Facts) -> str:
+    """What is slow regularly, with the way to leave it out."""
+    slow = from_plain(SlowSteps, timed["slow"])
+    if not slow.regular:
+        return ""
+    excess = slow.period * (statistics.fmean(timed["seconds"]) - slow.ordinary)
+    return (
+        f"1 of {slow.period:.0f} steps takes {excess:.2g} s longer: evaluation or checkpoint? its time counts; "
+        "leave it out with autotune.paused()"
+    )
+
+
+def _clock_text(timed: Facts) -> str:
+    """A warning if the times in a log do not add up to the time in which it was printed."""
+    logged, passed = timed["log_seconds"], timed["log_clock"]
+    if passed < SHORTEST_CLOCK or 0.8 * passed < logged < 1.25 * passed:
+        return ""
+    return (
+        f"the times in the log add up to {logged:.3g} s, but its lines were printed in {passed:.3g} s: check the unit, and "
+        "whether they are of a step (step_seconds) or of a micro-batch (micro_batch_seconds), unless the log leaves steps out"
+    )
 
 
 def _samples_text(trial: Trial, timed: Facts) -> str:

@@ -28,7 +28,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-SIGNALS = {b"t": signal.SIGTERM, b"a": signal.SIGABRT, b"k": signal.SIGKILL}
+SIGNALS = {b"a": signal.SIGABRT, b"k": signal.SIGKILL}
 """Letter -> signal to the script. SIGABRT goes only to its own process, which then prints its stack traces (faulthandler)."""
 POLL_SECONDS = 0.02
 KILL_SECONDS = 5.0

@@ -211,7 +211,7 @@ def _run_once(trial: Trial, command: CommandModel) -> tuple[TrialResult, bool]:
             began = trial.enter("close")
             _end(watch, end)
         finally:
-            watch.close(0.0)
+            watch.close()
             remove_shared_memory(placement.address, placement.port)
         rows = gather_plain(trial.context, facts_of(watch, trial.context.rank, failure_table(trial.request.failures)))
         shutil.rmtree(placement.folder.parent, ignore_errors=True)  # on other hosts than rank 0's too
@@ -295,4 +295,4 @@ def _end(watch: ScriptWatch, end: ScriptEnd) -> None:
     if end is ScriptEnd.HANGING:
         watch.process.signal(b"a")
         time.sleep(ABORT_SECONDS)
-    watch.close(1.0 if end is ScriptEnd.MEASURED else 0.0)  # time for a measured script to end after SIGTERM
+    watch.close()

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from executor.engines.command.observed import FEWEST_STEPS, MOST_INTERVALS, ObservedStep, ObservedWork
-from executor.engines.command.readings import Batch, Output, Readings, ReportedStep, ReportedSteps, ReportFile
+from executor.engines.command.readings import Batch, Output, Readings, ReportedStep, ReportFile
+from executor.engines.command.steps import ReportedSteps
 from executor.measurement.trial_report import Trial
 from executor.process_tree import below, out_of_memory_kills
 from search_spaces.models.command import CommandModel
@@ -107,11 +108,11 @@ class ScriptProcess:
             self._supervisor.stdin.write(letter)
             self._supervisor.stdin.flush()
 
-    def end(self, grace: float) -> None:
-        """Terminate the script, kill it after `grace` seconds; return when all its processes are gone. May be called twice."""
-        if self.poll() is None and grace > 0:
-            self.signal(b"t")
-            self._wait_for(lambda: False, grace)
+    def end(self) -> None:
+        """Kill the script; return when all its processes are gone. May be called twice.
+
+        Not by SIGTERM: a script that handles it may save a checkpoint then, over that of the user's own run.
+        """
         if self.poll() is None:
             self.signal(b"k")
             self._wait_for(lambda: False, END_SECONDS)
@@ -193,6 +194,7 @@ class ScriptWatch:
         work = request.workload
         batch = Batch(
             samples=work.global_batch_size, script_samples=samples_of_step(command, request.config, work, request.world_size),
+            micro_batch_samples=request.config.micro_batch_size * request.config.data_parallel_size(request.world_size),
             sequence_length=work.sequence_length, world_size=request.world_size,
         )  # fmt: skip
         self._batch = batch
@@ -201,7 +203,7 @@ class ScriptWatch:
         self.steps = ReportedSteps(trial)
         self.output = Output(folder / "output.log", command.pattern)
         micro_batch_size = request.config.micro_batch_size if "micro_batch_size" in names_in(command.arguments) else None
-        self.work = ObservedWork(folder / PROBE_FOLDER, micro_batch_size)
+        self.work = ObservedWork(folder / PROBE_FOLDER, micro_batch_size, self.readings.pauses)
         self._data_parallel_size = request.config.data_parallel_size(request.world_size)
         self.reported_seconds: list[float] = []
         """Seconds of every reported step."""
@@ -265,9 +267,9 @@ class ScriptWatch:
         if not self._on_cpu and self.readings.device_bytes is None:
             self._device_bytes = device_bytes(self.tree.processes)
 
-    def close(self, grace: float) -> None:
+    def close(self) -> None:
         """End the script and read its last reports. May be called twice."""
-        self.process.end(grace)
+        self.process.end()
         self._read()
         if self.process.exit is not None:
             self.tree.record_own_peak(self.process.exit.peak_bytes)
@@ -299,11 +301,16 @@ class ScriptWatch:
     def _time_observed_steps(self) -> None:
         """Take the steps that the probe counts."""
         usual = self.readings.observed_samples or self._batch.script_samples
-        for seconds, step in [*self.work.seconds()][self._observed :]:
-            self._observed += 1
+        new = [*self.work.seconds()][self._observed :]
+        self._observed += len(new)
+        waited = self.readings.take_waited() if new else None
+        for seconds, step in new:
             samples = step.samples * self._data_parallel_size if step.certain and step.samples else usual
             if not self._leaves_out([step]):
-                self.steps.add(ReportedStep(seconds=max(seconds, 1e-9) * self._batch.samples / samples, waited=None))
+                scale = self._batch.samples / samples
+                self.steps.add(
+                    ReportedStep(seconds=seconds * scale, waited=None if waited is None else waited / len(new) * scale)
+                )
 
     def _leaves_out(self, steps: Sequence[ObservedStep]) -> bool:
         """Whether an evaluation, a checkpoint or a compilation falls in the time of these steps, unless most steps have one."""

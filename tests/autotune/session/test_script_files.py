@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from autotune.errors import RequestError
+from autotune.frameworks.exporters import EXPORTERS
 from autotune.request.rows import request_from_fields, request_from_row, request_to_row
+from autotune.session import trial_requests
 from autotune.session.resolve import prepare, resolve
 from autotune.session.session import Session
 from autotune.session.trial_requests import notes_of, trial_request
@@ -62,6 +64,18 @@ def test_a_file_carries_what_its_format_expresses() -> None:
     assert (name, content["zero_optimization"]["stage"]) == ("config.json", 2)
     assert (content["train_batch_size"], content["gradient_accumulation_steps"]) == (8, 2)
     assert content["optimizer"]["params"]["torch_adam"] is True  # nothing is compiled on a processor
+
+
+@pytest.mark.parametrize("words", ["PLAIN", "TRAINER"])
+def test_the_exported_file_is_the_one_that_was_measured(words: str) -> None:
+    found = session(globals()[words])
+    best = found.space.base.replace({"zero_stage": 2, "micro_batch_size": 2})
+    document = trial_requests._document(found, best) | {"job": {"id": "", "request": request_to_row(found.request)}}
+    export = EXPORTERS["deepspeed"](document)
+    assert export.text == _file(found, best)
+    unstated = "not stated: optimizer, lr, weight_decay, clip; those of the trials are in the file as placeholders"
+    assert any(note.startswith(unstated) for note in export.notes) is (words == "PLAIN")
+    assert any("the trials' own optimizer, lr, weight_decay, clip" in note for note in notes_of(found)) is (words == "PLAIN")
 
 
 def test_an_accelerate_file_carries_what_fsdp2_is_told() -> None:

@@ -17,7 +17,7 @@ from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
 
-BATCH = Batch(samples=8, script_samples=4, sequence_length=16, world_size=2)
+BATCH = Batch(samples=8, script_samples=4, micro_batch_samples=2, sequence_length=16, world_size=2)
 PLACEMENT = RankPlacement(
     rank=3, world_size=4, local_rank=1, local_world_size=2, node=1, nodes=2, address="10.0.0.1", port=2345
 )
@@ -34,6 +34,12 @@ def test_a_report_tells_the_seconds_of_a_step_from_the_second_on() -> None:
     assert both is not None
     assert (both.seconds, both.waited) == (0.5, 0.2)
     assert told.take({"loss": 2.0, "clock": 3.0}) is None
+    # An evaluation that the script leaves out, and an earlier one.
+    assert told.take({"paused": 3.0, "clock": 6.0}) is None
+    paused = told.take({"samples": 8, "clock": 6.25})
+    assert paused is not None
+    assert paused.seconds == pytest.approx(0.75)
+    told.count -= 1
     assert (told.count, told.losses) == (3, [2.0])
 
 
@@ -42,6 +48,7 @@ def test_a_report_tells_the_seconds_of_a_step_from_the_second_on() -> None:
     [
         ({"samples_per_second": "1,600"}, 0.005),
         ({"step_seconds": "0.25"}, 0.5),
+        ({"micro_batch_seconds": "0.25"}, 1.0),
         ({"step_milliseconds": "12.5"}, 0.025),
         ({"steps_per_second": "2"}, 1.0),
         ({"step_seconds": "0.25", "samples": "16"}, 0.125),
@@ -272,7 +279,6 @@ def test_a_report_is_plain_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     autotune.report(samples=8)
     rows = [json.loads(line) for line in (tmp_path / "report").read_text().splitlines()]
     assert rows[0]["loss"] == 0.5
-    assert "waited" not in rows[0]  # a loss alone ends no step
-    assert rows[1]["samples"] == 8
-    assert 0 < rows[1]["waited"] < 1
+    assert 0 < rows[0]["waited"] < 1
+    assert (rows[1]["samples"], rows[1]["waited"]) == (8, 0.0)
     assert rows[1]["clock"] >= rows[0]["clock"]

@@ -77,6 +77,12 @@ def test_one_rank_that_reports_is_enough(run: Run) -> None:
     assert result.tflops_per_device is None  # a sample of a script need not be a sequence
 
 
+def test_a_script_that_saves_when_it_is_terminated_saves_nothing(run: Run, tmp_path: Path) -> None:
+    result = run("saves_when_terminated", tmp_path / "last.pt")
+    assert result.outcome is Outcome.OK, result.message
+    assert not (tmp_path / "last.pt").exists()
+
+
 def test_the_script_is_told_what_its_launcher_would_tell(run: Run, tmp_path: Path) -> None:
     words = ("show", tmp_path / "told", "{micro_batch_size}", "{gradient_accumulation_steps}", "{workers}", "{config}")
     own: dict[str, object] = {
