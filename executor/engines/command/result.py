@@ -22,7 +22,7 @@ from executor.measurement.trial_report import Trial, rate_of
 from search_spaces.failure import Evidence, FailureTable, Sign
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
-from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, is_trainer, names_in
+from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, names_in
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 from search_spaces.waiting import waiting_text
@@ -97,7 +97,7 @@ def _remedy(trial: Trial, row: Facts) -> str:
     """What to do where a script reported nothing."""
     command = trial.request.model
     if not isinstance(command, CommandModel) or command.pattern is None:
-        return REMEDY
+        return "; ".join(filter(None, (unseen_text([row["work"]]), REMEDY)))
     last = row["last_line"]
     return "--pattern matches nothing in its output" + (f", which ends with {last[-160:]!r}" if last else ", which is empty")
 
@@ -283,14 +283,9 @@ def _samples_text(trial: Trial, timed: Facts) -> str:
     if timed["samples"] % batch == 0 and command.pattern is None:
         return ""  # it reports once per several steps
     matches_batch = timed["samples"] * trial.request.world_size == batch
-    if "gradient_accumulation_steps" in names_in(command.arguments) and matches_batch and command.pattern is not None:
-        remedy = "if it divides its accumulation by the ranks, pass it {total_gradient_accumulation_steps}"
-    elif matches_batch and not is_trainer(command):
-        remedy = "report those of all ranks, which must train together"
-    elif ACCUMULATION_PLACEHOLDERS & set(names_in(command.arguments)):
-        remedy = "let all ranks train together, and switch off what changes the batch (auto_find_batch_size, split_batches)"
-    else:
-        remedy = "pass it {gradient_accumulation_steps}"
+    remedy = (
+        "report those of all ranks, which must train together" if matches_batch else "pass it {gradient_accumulation_steps}"
+    )
     return f"reports {timed['samples']:g} samples at a time, and the global batch is {batch}: {remedy}"
 
 

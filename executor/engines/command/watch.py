@@ -283,6 +283,7 @@ class ScriptWatch:
         rows = [*self._reports.rows()]
         output_rows = self.output.rows()
         self.work.read()
+        self.readings.take(self.work.device_bytes)
         if (samples := self.work.samples_of_step()) is not None:
             self.readings.observed_samples = samples * self._data_parallel_size
         for row in rows if not self._by_pattern else output_rows:
