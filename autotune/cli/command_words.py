@@ -8,7 +8,7 @@ import typer
 
 from autotune.errors import RequestError
 
-SCRIPT_COMMANDS = ("sweep", "submit")
+SCRIPT_COMMANDS = ("sweep", "submit", "check")
 """Our commands whose question may be a user's command."""
 COMMANDS = (*SCRIPT_COMMANDS, "verify")
 """Our commands that accept a user's command."""

@@ -117,11 +117,10 @@ def _other_batch(request: TrialRequest, works: Sequence[Work]) -> str:
         text = f"a micro-batch has {micro:g} samples, not the {asked_micro} that the script was given"
     if asked_micro is None or micro == asked_micro:
         return f"{text}: pass the batch as the script reads it"
-    if micro * ranks == asked_micro:
-        return f"{text}: it divides the batch by the ranks"
-    if micro < asked_micro and math.log2(asked_micro / micro).is_integer():
-        return f"{text}: it may have halved its batch by itself (auto_find_batch_size), or ignore what it was given"
-    return f"{text}: it ignores the batch size that it was given"
+    halvings = math.log2(asked_micro / micro)
+    divides = ["divides the batch by the ranks"] if micro * ranks == asked_micro else []
+    halves = ["made it smaller by itself (auto_find_batch_size)"] if halvings > 0 and halvings.is_integer() else []
+    return f"{text}: it {', or '.join((*divides, *halves, 'ignores the batch size that it was given'))}"
 
 
 def _other_samples(request: TrialRequest, works: Sequence[Work]) -> str:

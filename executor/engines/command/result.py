@@ -97,7 +97,7 @@ def _remedy(trial: Trial, row: Facts) -> str:
     """What to do where a script reported nothing."""
     command = trial.request.model
     if not isinstance(command, CommandModel) or command.pattern is None:
-        return "; ".join(filter(None, (unseen_text([row["work"]]), REMEDY)))
+        return "; ".join(filter(None, (REMEDY, unseen_text([row["work"]]))))
     last = row["last_line"]
     return "--pattern matches nothing in its output" + (f", which ends with {last[-160:]!r}" if last else ", which is empty")
 
