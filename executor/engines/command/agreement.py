@@ -15,6 +15,8 @@ Work = Mapping[str, Any]
 """What a rank's probe observed: `ObservedWork.summary`."""
 TOLERATED = 1.5
 """Factor by which reported and observed times may differ."""
+STEADY = 1.25
+"""Factor by which reported times may drift to be judged."""
 TOLERATED_TOTAL = 0.15
 """Part by which the samples of all reports and of all steps may differ, where most reports agree."""
 
@@ -104,7 +106,7 @@ def _other_batch(request: TrialRequest, works: Sequence[Work]) -> str:
             return ""
         text = f"a step has {step:g} samples, {micro_batches} times {micro:g} on {ranks} ranks, not {batch}"
         if replicas < config.data_parallel_size(ranks):
-            return f"{text}: ranks train on the same samples; give each its own (DistributedSampler)"
+            return f"{text}: ranks train on the same samples, by tensor parallelism or without a DistributedSampler"
         if asked_micro in (None, micro) and micro_batches * ranks == accumulation:
             ignores = ", or ignores it" if micro_batches == 1 else ""
             remedy = "pass it {total_gradient_accumulation_steps}"
@@ -157,9 +159,13 @@ def _other_samples(request: TrialRequest, works: Sequence[Work]) -> str:
 def _other_time(request: TrialRequest, works: Sequence[Work], timed: Mapping[str, Any]) -> str:
     """Whether the reported time of a step is another than the observed one."""
     work, reported, batch = works[timed["rank"]], timed["reported_seconds"], request.workload.global_batch_size
-    if len(reported) < FEWEST_STEPS or not work["certain"] or not work["seconds"]:
+    third, fourth = reported[len(reported) // 2 : 3 * len(reported) // 4], reported[3 * len(reported) // 4 :]
+    if len(reported) < 2 * FEWEST_STEPS or not work["certain"] or not work["seconds"]:
         return ""
-    seconds, scale = statistics.median(reported), batch / (work["mean_samples"] * ranks_with_own_samples(request, works))
+    seconds = statistics.median(fourth)
+    if not 1 / STEADY < statistics.median(third) / seconds < STEADY:  # such as a mean since a slow start
+        return ""
+    scale = batch / (work["mean_samples"] * ranks_with_own_samples(request, works))
     observed = [work[name] * scale for name in ("seconds", "mean_seconds")]  # evaluation between reports may count or not
     ratios = [seconds / value for value in observed]
     if min(ratios) <= TOLERATED and max(ratios) >= 1 / TOLERATED:
@@ -186,9 +192,6 @@ def _cause(ratio: float, causes: Mapping[str, float]) -> str:
 def unseen_text(works: Sequence[Work]) -> str:
     """Why the script's work could not be checked; empty: it was."""
     problem = next((work["problem"] for work in works if work["problem"]), "")
-    others = sorted({name for work in works for name in work.get("others", ())} & {"jax", "tensorflow", "mlx"})
-    if not problem and others:
-        problem = f"it uses {', '.join(others)}"
     if not problem and any(work["processes"] > 1 for work in works):
         problem = "several processes of a rank train"
     if not problem and all(not work["steps"] for work in works):

@@ -106,9 +106,9 @@ class ObservedWork:
             apart=sum(row.get(kind, 0.0) for kind in ("evaluation", "checkpoint", "compilation")),
         )
 
-    def seconds(self) -> Iterator[tuple[float, ObservedStep]]:
-        """The time between steps without pauses [s], with the later step."""
-        for before, step in itertools.pairwise(self.steps):
+    def seconds(self, first: int = 0) -> Iterator[tuple[float, ObservedStep]]:
+        """The time between steps without pauses [s], with the later step, from the step with index `first` on."""
+        for before, step in itertools.pairwise(self.steps[first:]):
             seconds = step.clock - before.clock
             if before.device_clock is not None and step.device_clock is not None:
                 seconds = step.device_clock - before.device_clock
@@ -116,7 +116,7 @@ class ObservedWork:
 
     def samples_of_step(self) -> float | None:
         """Samples of a step on this rank, the most frequent number; None: not known for certain."""
-        certain = Counter(step.samples for step in self.steps if step.certain)
+        certain = Counter(step.samples for step in self.steps[-MOST_INTERVALS:] if step.certain)
         return next((samples for samples, _ in certain.most_common(1)), None)
 
     def summary(self, reports: Sequence[tuple[float, float]]) -> dict[str, Any]:
@@ -165,7 +165,7 @@ def _counts(passes: int, rows: int, shapes: Sequence[str], asked: int | None) ->
 
     `passes`, `rows`: forward passes of its first module, and their rows in all. `shapes`: the inputs of the first of them.
     """
-    sizes = [[int(size) for size in shape.rstrip("i").split("x")] for shape in shapes]
+    sizes = [[int(size) for size in shape.strip("#i").split("x")] for shape in shapes]
     if not sizes:
         return (), False  # type: ignore[return-value]
     first, second = sizes[0][0], sizes[0][1] if len(sizes[0]) > 1 else sizes[0][0]
@@ -174,4 +174,5 @@ def _counts(passes: int, rows: int, shapes: Sequence[str], asked: int | None) ->
         if likely == asked:
             return (likely, *others), True
     packed = first == 1 and (asked or 2) > 1 and shapes[0].endswith("i")  # samples one after another in one row
-    return (first, *others), passes == 1 and not packed and len({size[0] for size in sizes}) == 1
+    has_list = any(shape.startswith("#") for shape in shapes)
+    return (first, *others), passes == 1 and not packed and not has_list and len({size[0] for size in sizes}) == 1

@@ -102,6 +102,7 @@ class Probe:
         """Begin in a new process."""
         self.pid = os.getpid()
         self.problem = ""
+        self.file: Any = None
         self.steps = 0
         self.roots: dict[int, tuple[Any, Callable[[], None]]] = {}
         """Identity of a module that trains -> the module, and a call that removes its hook."""
@@ -316,7 +317,11 @@ class Probe:
         return functools.partial(setattr, module, "_compiled_call_impl", compiled)
 
     def tensors(self, value: Any, depth: int = 0) -> Iterator[tuple[Any, str]]:
-        """Tensors of a module's inputs, each with its shape as text, `i` at its end for whole numbers; at most 8."""
+        """Tensors of a module's inputs, each with its shape as text, `i` at its end for whole numbers; at most 8.
+
+        Lists inside of an argument are preceded by their length, as `#8`: each tensor may be a sample (detection), or one of
+        several inputs.
+        """
         torch = self.torch
         if issubclass(type(value), torch.Tensor):
             if value.dim() and not value.is_nested:
@@ -331,6 +336,8 @@ class Probe:
         if isinstance(value, type) or callable(parts) or depth > 3:
             return
         count = 0
+        if depth > 1 and isinstance(value, (list, tuple)):
+            yield None, f"#{len(value)}"
         for part in parts:
             for tensor in self.tensors(part, depth + 1):
                 yield tensor
@@ -399,8 +406,9 @@ class Probe:
 
     def append(self, text: str) -> None:
         """Append lines to the file of this process."""
-        with Path(self.folder, f"steps-{self.pid}.jsonl").open("a", encoding="utf-8") as file:
-            file.write(text + "\n")
+        if self.file is None:
+            self.file = Path(self.folder, f"steps-{self.pid}.jsonl").open("ab", buffering=0)  # noqa: SIM115  it stays open
+        self.file.write(text.encode() + b"\n")
 
     def stop(self, problem: str) -> None:
         """Write why the probe stops."""
@@ -411,7 +419,7 @@ class Probe:
 
 def rows_of(shapes: list[str]) -> int:
     """First dimension of the first tensor; 0: there is none."""
-    return int(shapes[0].rstrip("i").split("x")[0]) if shapes else 0
+    return int(shapes[0].strip("#i").split("x")[0]) if shapes else 0
 
 
 class Finder:

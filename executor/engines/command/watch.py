@@ -302,7 +302,7 @@ class ScriptWatch:
     def _time_observed_steps(self) -> None:
         """Take the steps that the probe counts."""
         usual = self.readings.observed_samples or self._batch.script_samples
-        new = [*self.work.seconds()][self._observed :]
+        new = [*self.work.seconds(self._observed)]
         self._observed += len(new)
         waited = self.readings.take_waited() if new else None
         for seconds, step in new:

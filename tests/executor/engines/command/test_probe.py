@@ -98,6 +98,8 @@ torch.set_num_threads(1)
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 4))
 run = torch.compile(model, backend="aot_eager", fullgraph=True) if "compile" in sys.argv else model
+if "in_place" in sys.argv:
+    model.compile(backend="aot_eager")
 optimizer = torch.optim.AdamW(model.parameters(), 0.01, fused=False)
 data = TensorDataset(torch.randn(64, 8), torch.randint(4, (64,)))
 for epoch in range(2):
@@ -132,7 +134,7 @@ def python(folder: Path | None, *words: str, hidden: Path | None = None) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("how", ["eager", pytest.param("compile", marks=pytest.mark.prove)])
+@pytest.mark.parametrize("how", ["eager", *(pytest.param(how, marks=pytest.mark.prove) for how in ("compile", "in_place"))])
 def test_a_script_computes_the_same_to_the_bit_and_its_files_do_not_need_the_probe(tmp_path: Path, how: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINED_ALONE)
@@ -175,6 +177,8 @@ def test_an_error_of_the_probe_stops_it_and_not_the_script(tmp_path: Path) -> No
         ([[1, 1, 90, ["90x4", "2x300i", "90i"]]], 8, 90, False),  # a graph
         ([[1, 1, 8, ["8x13", "26x8i"]]], 8, 8, True),
         ([[1, 1, 8, ["8x13", "26x7i"]]], None, 8, False),
+        ([[1, 1, 2, ["#2", "3x64x80", "3x48x64", "#2", "5x4"]]], 2, 2, True),  # a list of images and of their targets
+        ([[1, 1, 2, ["#2", "3x64x80", "3x48x64"]]], None, 2, False),
         ([[1, 2, 8, ["4x32"]]], 8, 8, True),  # two passes for the parts of a micro-batch
         ([[1, 2, 16, ["8x32"]]], 8, 8, True),  # two passes for pairs
         ([[1, 2, 16, ["8x32"]]], None, 8, False),
