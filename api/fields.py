@@ -78,6 +78,12 @@ class SubmittedCommand(BaseModel):
     parameter_count: Annotated[Integer, Field(ge=0, le=2**53)] = 0
     pattern: Text | None = None
     """Regular expression that extracts the rate from its log, with named groups."""
+    trial_folder: Annotated[str, Field(max_length=20)] = "none"
+    """none (a trial runs in `folder`), link or copy."""
+    template: Annotated[str, Field(max_length=100_000, pattern=r"^[^\x00]*$")] = ""
+    """Text of a configuration file with placeholders; {template} in the command is its path."""
+    template_name: Annotated[str, Field(max_length=100)] = ""
+    """Name of that file, such as config.json."""
     script_knobs: Annotated[dict[OwnName, Values], Field(max_length=10)] = {}
     environment_knobs: Annotated[dict[OwnName, Values], Field(max_length=10)] = {}
     report_seconds: Annotated[float, Field(gt=0, le=1e9)] | None = None

@@ -1,5 +1,7 @@
 """Placeholders `{…}` in the words of a user's command, and the knobs that the command can set with them."""
 
+import ast
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
@@ -12,8 +14,11 @@ from search_spaces.preset_files import unknown_name
 from search_spaces.trial import Workload
 from search_spaces.trial_config import KNOB_NAMES, SCRIPT, TrialConfig
 
-_PLACEHOLDER = re.compile(r"\{\{(\w+)\}\}|\{([A-Za-z_]\w*)\}")
+_PLACEHOLDER = re.compile(r"\{\{([\w\s+*()/-]+)\}\}|\{((?:[(\d][(\d\s+*/-]*(?<=[\s(+*/-]))?[A-Za-z_][\w\s+*()/-]*)\}")
 """`{{word}}` is the literal text `{word}`. Other braces, as in JSON, are left unchanged."""
+_OPERATORS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
+    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
+}  # fmt: skip
 _CONDITION = re.compile(r"\{([A-Za-z_]\w*)=([^:{}]*):(.+)\}")
 """`{knob=value:word}`: the word if the knob has the value, otherwise nothing. For flags without a value."""
 
@@ -47,6 +52,8 @@ SWITCHES: Mapping[str, tuple[str, tuple[Value, ...]]] = {
 """Boolean placeholder -> the knob that it sets, and the knob's values for false and true."""
 WITHOUT_PLACEHOLDER = frozenset({SCRIPT, ENVIRONMENT})
 """Knobs without a placeholder: the script's own knobs have their own names, and its environment is set anyway."""
+TEMPLATE = "template"
+"""The placeholder of the path of the command's template, filled in for each trial."""
 ACCUMULATION_PLACEHOLDERS = frozenset({
     "gradient_accumulation_steps", "total_gradient_accumulation_steps", "global_batch_size", "config",
 })  # fmt: skip
@@ -56,9 +63,15 @@ ACCUMULATION_PLACEHOLDERS = frozenset({
 _LITERAL_BATCH = re.compile(r"--(?:global|total)[-_]batch[-_]size[ =](\d+)")
 
 
-def names_in(words: Iterable[str]) -> tuple[str, ...]:
-    """The distinct placeholders of a command."""
-    return tuple(dict.fromkeys(match[2] for word in words for match in _PLACEHOLDER.finditer(word) if match[2]))
+def names_in(command: CommandModel) -> tuple[str, ...]:
+    """The distinct placeholders of a command and of its template."""
+    texts = _expressions((*command.arguments, command.template))
+    return tuple(dict.fromkeys(name for text in texts for name in re.findall(r"[A-Za-z_]\w*", text)))
+
+
+def _expressions(words: Iterable[str]) -> Iterator[str]:
+    """What stands between the braces of each placeholder: a name, or arithmetic with names."""
+    return (match[2] for word in words for match in _PLACEHOLDER.finditer(word) if match[2])
 
 
 def conditions_in(words: Iterable[str]) -> list[tuple[str, str]]:
@@ -75,7 +88,7 @@ def require_known(command: CommandModel) -> None:
         ModelFormatError: a script knob has the name of another placeholder, does not occur in the command, or lacks the value
             that a word depends on.
     """
-    used, built_in = names_in(command.arguments), {*KNOB_NAMES, *DERIVED, *FILES, TRIAL_FOLDER} - WITHOUT_PLACEHOLDER
+    used, built_in = names_in(command), {*KNOB_NAMES, *DERIVED, *FILES, TRIAL_FOLDER, TEMPLATE} - WITHOUT_PLACEHOLDER
     conditions = conditions_in(command.arguments)
     for name, value in conditions:
         _require_value(command, name, value)
@@ -89,6 +102,44 @@ def require_known(command: CommandModel) -> None:
         if name not in built_in and name not in command.script_knobs:
             placeholders = sorted({*built_in, *command.script_knobs})
             raise unknown_name("placeholder", f"{{{name}}}", placeholders, f"{{{{{name}}}}} is the text itself")
+    if bool(command.template) != (TEMPLATE in used):
+        remedy = "write {template} in it for the path" if command.template else "give the template's file (--template)"
+        raise ModelFormatError("command.template", "a template and the placeholder {template} need each other", remedy)
+    for text in _expressions((*command.arguments, command.template)):
+        if not text.isidentifier():
+            _evaluate(text, lambda name: _whole_number(command, name))
+
+
+def _whole_number(command: CommandModel, name: str) -> int:
+    """A whole number among the values of a placeholder."""
+    is_whole = (name in DERIVED and name not in SWITCHES) or (name in KNOBS and KNOBS[name].kind is ValueKind.INT)
+    if is_whole or all(value.isdecimal() for value in command.script_knobs.get(name, ("",))):
+        return 1
+    raise ModelFormatError("command.arguments", f"{name} is no whole number", "compute with numbers only")
+
+
+def _evaluate(text: str, value_of: Callable[[str], int]) -> int:
+    """The value of arithmetic with whole numbers.
+
+    Raises:
+        ModelFormatError: it has other operators, or divides by zero.
+    """
+
+    def value(node: ast.expr) -> int:
+        match node:
+            case ast.Name(id=name):
+                return value_of(name)
+            case ast.Constant(value=int(number)):
+                return number
+            case ast.BinOp(left=left, op=op, right=right) if type(op) in _OPERATORS:
+                return _OPERATORS[type(op)](value(left), value(right))
+        raise SyntaxError
+
+    try:
+        return value(ast.parse(text.strip(), mode="eval").body)
+    except (SyntaxError, ZeroDivisionError):
+        remedy = f"use whole numbers, +, -, *, // and parentheses, or {{{{{text}}}}} for the text itself"
+        raise ModelFormatError("command.arguments", f"{{{text}}} cannot be computed", remedy) from None
 
 
 def _require_value(command: CommandModel, name: str, text: str) -> None:
@@ -105,7 +156,7 @@ def _require_value(command: CommandModel, name: str, text: str) -> None:
 
 def expressible_values(command: CommandModel) -> dict[str, tuple[Value, ...] | None]:
     """Knob -> its values that the command can express; None: all."""
-    used = names_in(command.arguments)
+    used = names_in(command)
     distinct: dict[str, tuple[Value, ...]] = {}
     for knob, values in [*(SWITCHES[name] for name in used if name in SWITCHES), *_values_in_conditions(command)]:
         distinct[knob] = tuple(dict.fromkeys((*distinct.get(knob, ()), *values)))
@@ -135,17 +186,33 @@ def words_of(
         config: the trial's configuration.
         workload: the job's workload.
         world_size: ranks of a trial.
-        paths: placeholder of `FILES` -> path of that file; `TRIAL_FOLDER` -> that folder. In a launch it is `run`.
+        paths: placeholder of `FILES`, `TEMPLATE` -> path of that file; `TRIAL_FOLDER` -> that folder. In a launch it is `run`.
     """
+    chosen = _chosen(command.arguments, {**config.every_value(), **variant_values(config.script)})
+    return tuple(_filled(word, config, workload, world_size, paths) for word in chosen)
+
+
+def template_of(
+    command: CommandModel, config: TrialConfig, workload: Workload, world_size: int, paths: Mapping[str, str]
+) -> str:
+    """The template with every placeholder filled in; see `words_of`."""
+    return _filled(command.template, config, workload, world_size, paths)
+
+
+def _filled(text: str, config: TrialConfig, workload: Workload, world_size: int, paths: Mapping[str, str]) -> str:
     values: dict[str, Value] = {TRIAL_FOLDER: "run", **config.every_value(), **variant_values(config.script), **paths}
+
+    def value_of(name: str) -> Value:
+        return DERIVED[name](config, workload, world_size) if name in DERIVED else values[name]
 
     def filled(match: re.Match[str]) -> str:
         if match[1]:
             return f"{{{match[1]}}}"
-        name = match[2]
-        return value_text(DERIVED[name](config, workload, world_size) if name in DERIVED else values[name])
+        if match[2].isidentifier():
+            return value_text(value_of(match[2]))
+        return str(_evaluate(match[2], lambda name: int(value_of(name))))
 
-    return tuple(_PLACEHOLDER.sub(filled, word) for word in _chosen(command.arguments, values))
+    return _PLACEHOLDER.sub(filled, text)
 
 
 def _chosen(words: Iterable[str], values: Mapping[str, Value]) -> Iterator[str]:
@@ -181,7 +248,7 @@ def stated_batch(command: CommandModel) -> int | None:
 
 def follows_micro_batch(command: CommandModel) -> bool:
     """Whether the script receives the micro-batch size and no accumulation, so that a step has one micro-batch on each rank."""
-    used = set(names_in(command.arguments))
+    used = set(names_in(command))
     accumulates = used & ACCUMULATION_PLACEHOLDERS - ({"config"} if is_trainer(command) else set())
     literal = stated_batch(command) is not None
     return "micro_batch_size" in used and not accumulates and not literal and command.launcher != "accelerate"
@@ -200,7 +267,12 @@ def samples_of_step(command: CommandModel, config: TrialConfig, workload: Worklo
     return config.micro_batch_size * config.data_parallel_size(world_size) * (int(accumulation[1]) if accumulation else 1)
 
 
+def launch_paths(command: CommandModel) -> dict[str, str]:
+    """Placeholder -> name of its file in a launch."""
+    return {**FILES, TEMPLATE: command.template_name}
+
+
 def files_read(command: CommandModel) -> list[str]:
     """The placeholders of the files that the script or its launcher reads."""
-    used = [name for name in names_in(command.arguments) if name in FILES]
+    used = [name for name in names_in(command) if name in FILES]
     return used + (["config"] if command.plugin == "deepspeed" and "config" not in used else [])

@@ -68,7 +68,7 @@ def _document(session: Session, command: CommandModel, result: TrialResult, writ
     more = f" and {len(written) - 5} more" if len(written) > 5 else ""
     return {
         "step": f"step: {result.outcome.value}  {step}",
-        "reads": f"reads: {', '.join(names_in(command.arguments)) or 'no placeholder'}",
+        "reads": f"reads: {', '.join(names_in(command)) or 'no placeholder'}",
         "searched": f"searched: {' '.join(searched) or 'nothing'}",
         "writes": f"writes in {command.folder}: {', '.join(written[:5]) + more if written else 'nothing'}",
     }

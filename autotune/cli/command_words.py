@@ -37,6 +37,11 @@ def command_of(context: typer.Context, **options: Any) -> dict[str, Any] | None:
             name = next(iter(settings))
             raise RequestError(name, "requires a command", "write the command after --, as in -- python train.py")
         return None
+    if (template := settings.pop("template", None)) is not None:
+        try:
+            settings |= {"template": template.read_text(encoding="utf-8"), "template_name": template.name.removesuffix(".in")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError("command.template", f"{template} cannot be read ({error})", "name a text file") from error
     for name in ("script_knobs", "environment_knobs"):
         if name in settings:
             settings[name] = dict(_values(name, text) for text in settings[name])

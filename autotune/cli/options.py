@@ -150,6 +150,22 @@ Pattern = Annotated[
         rich_help_panel=Panel.SCRIPT.value,
     ),
 ]
+TrialFolder = Annotated[
+    str | None,
+    typer.Option(
+        metavar="WAY",
+        help="Where a trial of the command runs: none (in its own folder), link or copy (in a new one). [default: none]",
+        rich_help_panel=Panel.SCRIPT.value,
+    ),
+]
+Template = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        help="Configuration file with placeholders, such as config.json.in; {template} in the command is its path.",
+        rich_help_panel=Panel.SCRIPT.value,
+    ),
+]
 ParameterCount = Annotated[
     str | None,
     typer.Option(

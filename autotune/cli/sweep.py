@@ -8,6 +8,7 @@ from rich.table import Table
 
 from autotune.cli.fields import request_fields, with_import_folders
 from autotune.cli.foreground import print_line, resume_line, run_job_with_table, run_new, start_runner
+from autotune.cli.launch_start import start_once
 from autotune.cli.options import SweepOptions
 from autotune.cli.status import Status, write_document
 from autotune.cli.worker import pass_environment
@@ -27,6 +28,7 @@ from autotune.text.console import Console
 from autotune.text.result import print_result
 from autotune.text.rows import rate_text
 from autotune.tuning import TuneResult, resume_job
+from executor.engines.capabilities import COMMAND
 from search_spaces.outcome import JobState
 from search_spaces.trial import Interval
 from storage.address import default_database_url, without_password
@@ -127,6 +129,10 @@ def _print(result: TuneResult, options: SweepOptions, console: Console) -> None:
         print_line(console, result.traceback.rstrip())
     print_result(result.best_config, Console())
     if result.best_config is not None:
+        if result.state is JobState.SUCCEEDED and result.best_config["engine"] == COMMAND:
+            with console.status("starting the launch line once"):
+                line = start_once(result.best_config)
+            Console().print(f"  {line}", soft_wrap=True, highlight=False, markup=False)
         Console().print(f"written to {options.out} (job {result.job_id})", soft_wrap=True, highlight=False)
     if result.state is JobState.PAUSED:
         print_line(console, f"paused; continue with:\n  {resume_line(result.job_id, options)}")

@@ -13,7 +13,7 @@ from autotune.request.rows import request_from_row
 from search_spaces.file_kinds import BEST_CONFIG, mistaken
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model, ModelSpec
-from search_spaces.placeholders import FILES, words_of
+from search_spaces.placeholders import launch_paths, words_of
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -204,7 +204,7 @@ def winner_of(document: Mapping[str, Any]) -> Winner:
         on_gpus=cluster.device.kind == "cuda",
         verified=document.get("verified", "native-only"),
         env=launch.get("env", {}),
-        script=words_of(model, config, request.workload, launch["world_size"], FILES)
+        script=words_of(model, config, request.workload, launch["world_size"], launch_paths(model))
         if isinstance(model, CommandModel)
         else (),
         launch=launch.get("command", ""),

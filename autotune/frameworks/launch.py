@@ -8,7 +8,7 @@ from search_spaces.environment import ENVIRONMENT
 from search_spaces.knob_values import value_text
 from search_spaces.mesh import DIMENSIONS, make_mesh
 from search_spaces.models.command import CommandModel
-from search_spaces.placeholders import FILES, files_read
+from search_spaces.placeholders import FILES, files_read, launch_paths, template_of
 from search_spaces.trial_config import TrialConfig
 
 PORT = 29500
@@ -78,16 +78,26 @@ def _arguments(winner: Winner) -> str:
     return "MORE_ARGUMENTS …" if winner.script else "train.py …"
 
 
-def files_notes(winner: Winner) -> list[str]:
-    """Notes on how to write each file that the user's script reads."""
+def files_of(winner: Winner) -> list[str]:
+    """Placeholders of the files that the launch of the user's script reads."""
     if not isinstance(winner.model, CommandModel):
         return []
     names = files_read(winner.model)
     # In trials, and in launches on CPUs, variables replace this file.
     if winner.model.plugin == "fsdp" and "accelerate" not in names and winner.on_gpus:
         names.append("accelerate")
+    return names
+
+
+def files_notes(winner: Winner) -> list[str]:
+    """Notes on how to write each file that the user's script reads."""
     command = " ".join(["autotune export", *([winner.job] if winner.job else [])])
-    return [f"{FILES[name]}: `{command} --format {FILE_FORMATS[name]} --out {FILES[name]}` writes it" for name in names]
+    notes = [
+        f"{FILES[name]}: `{command} --format {FILE_FORMATS[name]} --out {FILES[name]}` writes it" for name in files_of(winner)
+    ]
+    if isinstance(winner.model, CommandModel) and winner.model.template:
+        notes.append(f"{winner.model.template_name}: the script of `{command} --format torchrun` writes it and starts it")
+    return notes
 
 
 def layout_notes(winner: Winner) -> list[str]:
@@ -135,8 +145,13 @@ def _places(winner: Winner) -> str:
 
 
 def environment(winner: Winner) -> str:
-    """Shell lines that export the launch's environment variables."""
-    return "".join(f"export {name}={shlex.quote(value)}\n" for name, value in winner.env.items())
+    """Shell lines that export the launch's environment variables, and write the command's template, filled in."""
+    lines = "".join(f"export {name}={shlex.quote(value)}\n" for name, value in winner.env.items())
+    command = winner.model
+    if not isinstance(command, CommandModel) or not command.template:
+        return lines
+    text = template_of(command, winner.config, winner.workload, winner.world_size, launch_paths(command))
+    return f"{lines}cat > {shlex.quote(command.template_name)} <<'END OF FILE'\n{text.rstrip()}\nEND OF FILE\n"
 
 
 def _lines(winner: Winner) -> str:

@@ -2,6 +2,7 @@
 
 import shlex
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any
 
 from autotune.session.session import Session
@@ -12,7 +13,7 @@ from search_spaces.mesh import DIMENSIONS, PIPELINE, Mesh, make_mesh
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.models.pipeline import stages_of_model, stages_of_rank
-from search_spaces.placeholders import FILES, environment_of, words_of
+from search_spaces.placeholders import FILES, environment_of, launch_paths, words_of
 from search_spaces.trial_config import TrialConfig
 
 
@@ -40,12 +41,16 @@ def launch_line(document: Mapping[str, Any]) -> str:
 
 def _command_line(command: CommandModel, config: TrialConfig, session: Session, placement: dict[str, Any]) -> str:
     """The command line of the user's script under its launcher, on the first node; files have the names that it reads."""
-    words = words_of(command, config, session.request.workload, session.world_size, FILES)
+    words = words_of(command, config, session.request.workload, session.world_size, launch_paths(command))
     python = words[0] in ("python", "python3")
     nodes, ranks = placement["nodes"], placement["ranks_per_node"]
+    deepspeed = ["deepspeed"]
+    if command.launcher == "deepspeed" and PurePath(words[0]).name.startswith("python") and not python:
+        # DeepSpeed inserts --local_rank after the first word of a program that it does not start by its own Python.
+        deepspeed, words, python = [words[0], "-m", "deepspeed.launcher.runner"], ("python", *words[1:]), True
     launcher = {
         "torchrun": ["torchrun", f"--nnodes={nodes}", f"--nproc-per-node={ranks}", *([] if python else ["--no-python"])],
-        "deepspeed": ["deepspeed", f"--num_nodes={nodes}", f"--num_gpus={ranks}", *([] if python else ["--no_python"])],
+        "deepspeed": [*deepspeed, f"--num_nodes={nodes}", f"--num_gpus={ranks}", *([] if python else ["--no_python"])],
         "accelerate": ["accelerate", "launch", f"--num_machines={nodes}", f"--num_processes={session.world_size}"],
     }
     if command.launcher != "accelerate" or session.cluster.device.kind == "cpu":  # there Accelerate starts one process

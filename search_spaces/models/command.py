@@ -14,6 +14,8 @@ LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 """Launchers whose environment variables are set for a rank's script."""
 PLUGINS = ("", "deepspeed", "fsdp")
 """Accelerate's plugin; empty: plain data parallelism."""
+TRIAL_FOLDERS = ("none", "link", "copy")
+"""Where a trial runs: in the user's folder, in a folder of links to it, or in a copy of it."""
 RATES = (
     "samples_per_second", "micro_batch_seconds", "step_seconds", "step_milliseconds", "steps_per_second", "tokens_per_second",
     "tokens_per_second_per_device",
@@ -46,12 +48,18 @@ class CommandModel:
     """One of `PLUGINS`; only with the launcher accelerate."""
     folder: str = ""
     """Working directory, the same on every node; empty: that of the ranks."""
+    trial_folder: str = "none"
+    """One of `TRIAL_FOLDERS`."""
     parameter_count: int = 0
     """Stated by the user; 0: unknown. FLOPs are reported if it is known and `has_sequences`. The search starts with
     configurations for a model of this size."""
     pattern: str | None = None
     """A regular expression that is searched in each output line, with named groups from `READINGS`; None: the script reports
     by itself (`autotune.report`)."""
+    template: str = ""
+    """Text of a configuration file with placeholders, which is filled in for each trial; empty: there is none."""
+    template_name: str = ""
+    """Name of the filled file, such as config.json."""
     script_knobs: Values = field(default_factory=dict)
     """The script's own placeholders, such as `num_workers`, and their values."""
     environment_knobs: Values = field(default_factory=dict)
@@ -66,6 +74,8 @@ class CommandModel:
         )
         plugged = self.plugin in PLUGINS and (not self.plugin or self.launcher == "accelerate")
         _require(plugged, "plugin", f"{self.plugin!r} is not accelerate's", "use deepspeed or fsdp with --launcher accelerate")
+        way = self.trial_folder
+        _require(way in TRIAL_FOLDERS, "trial_folder", f"{way!r} is not known", f"use one of {', '.join(TRIAL_FOLDERS)}")
         is_count = isinstance(self.parameter_count, int) and self.parameter_count >= 0
         _require(
             is_count, "parameter_count", f"{self.parameter_count!r} is not a number of parameters", "give 125M, or leave it out"
@@ -77,6 +87,9 @@ class CommandModel:
         )  # fmt: skip
         if self.pattern is not None:
             _require_pattern(self.pattern)
+        file_name = self.template_name
+        named = bool(file_name) == bool(self.template) and file_name == PurePath(file_name or "x").name * bool(file_name)
+        _require(named, "template_name", f"{file_name!r} is not the name of a file", "give for example config.json")
         for name in ("script_knobs", "environment_knobs"):
             object.__setattr__(self, name, _checked_values(name, getattr(self, name)))
         shared_names = sorted(set(self.script_knobs) & set(self.environment_knobs))
@@ -107,7 +120,8 @@ class CommandModel:
     @property
     def has_sequences(self) -> bool:
         """Whether a sample is known to be a sequence: the command uses its length, or the pattern reads tokens."""
-        return any("{sequence_length}" in word for word in self.arguments) or "?P<tokens_per_second" in (self.pattern or "")
+        words = (*self.arguments, self.template)
+        return any("{sequence_length}" in word for word in words) or "?P<tokens_per_second" in (self.pattern or "")
 
     def _own_knobs(self) -> Values:
         return {**self.script_knobs, **self.environment_knobs}

@@ -1,5 +1,7 @@
 """What a user's command says, and which knobs it carries."""
 
+import dataclasses
+
 import pytest
 
 from search_spaces.errors import ModelFormatError, SearchSpaceError, UnknownNameError
@@ -12,6 +14,7 @@ from search_spaces.placeholders import (
     require_known,
     samples_of_step,
     stated_batch,
+    template_of,
     words_of,
 )
 from search_spaces.plain import from_plain, to_plain
@@ -62,7 +65,54 @@ def test_other_braces_are_left_alone() -> None:
     command = CommandModel(arguments=("python", "t.py", '{"zero": {"stage": 1}}', "{{seed}}", "{seed}", "{config}"))
     words = words_of(command, TrialConfig(), WORK, 2, {"config": "/tmp/c.json"})
     assert words[2:] == ('{"zero": {"stage": 1}}', "{seed}", "7", "/tmp/c.json")
-    assert names_in(command.arguments) == ("seed", "config")
+    assert names_in(command) == ("seed", "config")
+
+
+@pytest.mark.parametrize(
+    ("word", "filled"),
+    [
+        ("{micro_batch_size*sequence_length}", "128"),
+        ("{(micro_batch_size + 2) * 3 - 1}", "17"),
+        ("--n={2*workers//3}", "--n=4"),
+        ("{{micro_batch_size*2}}", "{micro_batch_size*2}"),
+        ('{"a": [1-2]}', '{"a": [1-2]}'),
+        ("{8}", "{8}"),
+    ],
+)
+def test_placeholders_compute_with_whole_numbers(word: str, filled: str) -> None:
+    command = CommandModel(arguments=("t", word, "{workers}"), script_knobs={"workers": [6, 2]})
+    require_known(command)
+    assert words_of(command, TrialConfig(micro_batch_size=4, script="workers=6"), WORK, 2, {})[1] == filled
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("{micro_batch_size/2}", r"cannot be computed; use whole numbers"),
+        ("{micro_batch_size**2}", "cannot be computed"),
+        ("{micro_batch_size//(seed-seed)}", "cannot be computed"),
+        ("{2*precision}", "precision is no whole number"),
+        ("{2*bf16}", "bf16 is no whole number"),
+        ("{learning-rate}", "learning"),
+        ("{template}", "need each other; give the template's file"),
+    ],
+)
+def test_what_cannot_be_computed_is_refused(word: str, told: str) -> None:
+    with pytest.raises(SearchSpaceError, match=told):
+        require_known(CommandModel(arguments=("t", word)))
+
+
+def test_a_template_is_filled_like_the_words() -> None:
+    text = '{"tokens": {micro_batch_size*sequence_length}, "steps": [{{x}}], "out": "{trial_folder}"}'
+    command = CommandModel(arguments=("t", "--config={template}"), template=text, template_name="c.json")
+    require_known(command)
+    assert expressible_values(command) == {"micro_batch_size": None}
+    paths = {"template": "/tmp/c.json", "trial_folder": "/tmp/run"}
+    assert words_of(command, TrialConfig(), WORK, 2, paths) == ("t", "--config=/tmp/c.json")
+    filled = template_of(command, TrialConfig(micro_batch_size=2), WORK, 2, paths)
+    assert filled == '{"tokens": 64, "steps": [{x}], "out": "/tmp/run"}'
+    with pytest.raises(SearchSpaceError, match=r"write \{template\} in it for the path"):
+        require_known(dataclasses.replace(command, arguments=("t",)))
 
 
 def test_what_the_words_carry_is_what_can_be_turned() -> None:

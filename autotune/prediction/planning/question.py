@@ -270,7 +270,7 @@ def open_sizes(model: Model, names: Collection[str]) -> tuple[str, ...]:
     """Those of `names`, of `WORKLOAD`, that the model leaves to the question: a user's module has batches of its own length,
     and a script its own samples if its command receives no length, and its own batch if its command states one."""
     if isinstance(model, CommandModel):
-        stated_by_model = {"sequence_length": "sequence_length" not in names_in(model.arguments)}
+        stated_by_model = {"sequence_length": "sequence_length" not in names_in(model)}
         stated_by_model["global_batch_size"] = stated_batch(model) is not None
     else:
         stated_by_model = {"sequence_length": not isinstance(model, ModelSpec) and not model.reference.startswith(BUILT)}

@@ -94,7 +94,7 @@ def _other_batch(request: TrialRequest, works: Sequence[Work]) -> str:
     """Whether a step has another batch than the command was given."""
     command, config, ranks = request.model, request.config, request.world_size
     assert isinstance(command, CommandModel)
-    used = set(names_in(command.arguments))
+    used = set(names_in(command))
     replicas = ranks_with_own_samples(request, works)
     samples, micro_batches = works[0]["samples"], works[0]["micro_batches"]
     micro, step = samples / micro_batches, sum(work["samples"] for work in works) * replicas / ranks

@@ -278,7 +278,7 @@ def _samples_text(trial: Trial, timed: Facts) -> str:
         return ""
     # Placeholders from which a script knows the batch size.
     batch_placeholders = ACCUMULATION_PLACEHOLDERS | {"micro_batch_size"}
-    if not batch_placeholders & set(names_in(command.arguments)):
+    if not batch_placeholders & set(names_in(command)):
         return ""
     if timed["samples"] % batch == 0 and command.pattern is None:
         return ""  # it reports once per several steps

@@ -21,13 +21,14 @@ from executor.engines.command import probe
 from executor.engines.command.launchers import RankPlacement, launcher_command, launcher_environment
 from executor.engines.command.result import facts_of, result_of
 from executor.engines.command.watch import FAILURES, PROBE_FOLDER, Launch, ScriptWatch, State, python_command
+from executor.engines.command.working_folder import make_working_folder
 from executor.errors import EngineRefusalError
 from executor.failures import failure_table
 from executor.measurement.memory import SLACK_BYTES
 from executor.measurement.trial_report import Trial, gather_numbers, gather_plain
 from executor.process_tree import remove_shared_memory
 from search_spaces.models.command import CommandModel
-from search_spaces.placeholders import TRIAL_FOLDER, environment_of, names_in, words_of
+from search_spaces.placeholders import TEMPLATE, TRIAL_FOLDER, environment_of, names_in, template_of, words_of
 from search_spaces.trial import TrialRequest, TrialResult
 
 
@@ -47,8 +48,11 @@ def make_launch(trial: Trial, command: CommandModel, placement: RankPlacement, f
     config, work = request.config, request.workload
     files = _write_files(request.files, folder)
     paths = {TRIAL_FOLDER: str(placement.folder), **{name: str(path) for name, path in files.items()}}
+    if command.template:
+        paths[TEMPLATE] = str(folder / f"filled-{command.template_name}")
+        Path(paths[TEMPLATE]).write_text(template_of(command, config, work, request.world_size, paths), encoding="utf-8")
     words = words_of(command, config, work, request.world_size, paths)
-    if TRIAL_FOLDER in names_in(command.arguments):
+    if TRIAL_FOLDER in names_in(command):
         placement.folder.mkdir(parents=True, exist_ok=True)
     accumulation = config.gradient_accumulation_steps(work.global_batch_size, request.world_size)
     variables = {
@@ -63,7 +67,7 @@ def make_launch(trial: Trial, command: CommandModel, placement: RankPlacement, f
         words=tuple(launcher_command(command.launcher, python_command(words), placement)),
         # Output is unbuffered, and faults print a traceback.
         environment={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **variables},
-        folder=command.folder,
+        folder=command.folder if command.trial_folder == "none" else str(placement.folder.with_name("work")),
         # The resident set decides the outcome; this limit stops a process that would exhaust the host before the next look.
         data_limit=2 * limit + SLACK_BYTES if on_cpu and limit is not None else None,
         shared_memory=process_tree.shared_memory(placement.address, placement.port),
@@ -204,6 +208,10 @@ def _run_once(trial: Trial, command: CommandModel) -> tuple[TrialResult, bool]:
     with trial_folder() as folder:
         began = trial.enter("build")
         placement = gather_placement(trial.context, folder)
+        if command.trial_folder != "none" and placement.local_rank == 0:
+            source = Path(command.folder or Path.cwd())
+            make_working_folder(source, placement.folder.with_name("work"), command.trial_folder)
+        gather_plain(trial.context, None)  # no script starts before the folder of its host is complete
         launch = make_launch(trial, command, placement, folder, on_cpu)
         watch = ScriptWatch(trial, command, launch, folder, on_cpu)
         try:

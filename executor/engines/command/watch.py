@@ -202,7 +202,7 @@ class ScriptWatch:
         self.readings = Readings(batch)
         self.steps = ReportedSteps(trial)
         self.output = Output(folder / "output.log", command.pattern)
-        micro_batch_size = request.config.micro_batch_size if "micro_batch_size" in names_in(command.arguments) else None
+        micro_batch_size = request.config.micro_batch_size if "micro_batch_size" in names_in(command) else None
         self.work = ObservedWork(folder / PROBE_FOLDER, micro_batch_size, self.readings.pauses)
         self._data_parallel_size = request.config.data_parallel_size(request.world_size)
         self.reported_seconds: list[float] = []

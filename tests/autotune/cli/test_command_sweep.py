@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import json
+import os
 import shlex
 import sys
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from called import Command
 
+from autotune.cli.launch_start import start_once
 from autotune.request.rows import request_from_fields
 from autotune.session.resolve import prepare
 from autotune.session.trial_requests import make_runner
@@ -52,6 +54,7 @@ def script(folder: Path, ranks: Runner, monkeypatch: pytest.MonkeyPatch) -> Path
     """The folder of a script, and ranks that are there already."""
     for module in ("check", "foreground", "reproduce"):
         monkeypatch.setattr(f"autotune.cli.{module}.make_runner", lambda _: contextlib.nullcontext(ranks))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # torchrun's
     (folder / "train.py").write_text(SCRIPT)
     return folder
 
@@ -91,7 +94,7 @@ def test_a_script_is_tuned_as_it_is(script: Path, command: Command) -> None:
     assert (best["best"]["config"]["micro_batch_size"], best["best"]["config"]["script"]) == (4, "workers=2")
     assert best["baseline"]["gain"]["mean"] > 1.5
     assert best["launch"]["command"].endswith("train.py 4 1 2")
-    assert f"launch:\n  {best['launch']['command']}\n" in answer.out
+    assert f"launch:\n  {best['launch']['command']}\n  started once: 2 ranks, the first step after " in answer.out
     exported = command("export", "--format", "torchrun")
     script = best["launch"]["command"].partition(" train.py ")[2]
     assert exported.out.splitlines()[-1].endswith(f' train.py {script} "$@"')
@@ -106,6 +109,14 @@ def test_what_was_found_is_verified_by_a_script(script: Path, command: Command) 
     assert answer.status == 0, answer.err
     refused = command("verify", "best-config.json", "--engine", "native")
     assert (refused.status, "native does not run the script that was tuned; use command" in refused.err) == (2, True)
+    best = json.loads((script / "best-config.json").read_text())
+    for wrong, line in {
+        "--nproc-per-node=1": "WRONG: the line starts 1 ranks, and the trials had 2",
+        "--nproc-per-node=2 --no-such-option": "WRONG: the line ended with code 2: torchrun: error: ",
+        "--nproc-per-node=2 --no-python": "WRONG: the line ended with code 1: ",
+    }.items():
+        other = best["launch"]["command"].replace("--nproc-per-node=2", wrong)
+        assert start_once({**best, "launch": {**best["launch"], "command": other}}).startswith(line)
     verified = command("verify", "best-config.json", "--engine", "command", "--rounds", 1)
     assert verified.status == 0, verified.err
     assert "on command: " in verified.out

@@ -176,6 +176,11 @@ def test_a_program_that_is_no_python_and_another_launcher(tmp_path: Path) -> Non
     fields = {"command": ["./train.sh", "{micro_batch_size}"], "ranks": 2, "strategy": "random"}
     text = exporter("torchrun")(exported.document(resolve(request_from_fields(fields)), micro_batch_size=4)).text
     assert text.splitlines()[-1].endswith(' --no-python ./train.sh 4 "$@"')
+    # DeepSpeed would insert --local_rank between another Python and the script.
+    words = ["/opt/bin/python3.12", "train.py", "{config}"]
+    best = exported.document(resolve(request_from_fields({**fields, "command": {"arguments": words, "launcher": "deepspeed"}})))
+    started = "/opt/bin/python3.12 -m deepspeed.launcher.runner --num_nodes=1 --num_gpus=2 train.py config.json"
+    assert best["launch"]["command"] == started
     best = script_of(tmp_path, launcher="accelerate", plugin="deepspeed")
     notes = exporter("torchrun")(best).notes
     assert f"it was measured under accelerate, whose variables it may read: {best['launch']['command']}" in notes

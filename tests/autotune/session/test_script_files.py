@@ -78,6 +78,15 @@ def test_the_exported_file_is_the_one_that_was_measured(words: str) -> None:
     assert any("the trials' own optimizer, lr, weight_decay, clip" in note for note in notes_of(found)) is (words == "PLAIN")
 
 
+def test_a_template_is_written_by_the_exported_script() -> None:
+    template = {"template": "[data]\nmicro = {micro_batch_size}\n", "template_name": "run.toml"}
+    found = session({"arguments": ["python", "train.py", "{template}"], **template})
+    document = trial_requests._document(found, found.space.base.replace({"micro_batch_size": 4}))
+    text = EXPORTERS["torchrun"](document).text
+    assert "cat > run.toml <<'END OF FILE'\n[data]\nmicro = 4\nEND OF FILE\n" in text
+    assert 'train.py run.toml "$@"' in text
+
+
 def test_an_accelerate_file_carries_what_fsdp2_is_told() -> None:
     found = session(["python", "train.py", "{accelerate}", "{micro_batch_size}"])
     assert {config.zero_stage for config in found.space.enumerate()} == {0, 2, 3}

@@ -83,6 +83,18 @@ def test_a_script_that_saves_when_it_is_terminated_saves_nothing(run: Run, tmp_p
     assert not (tmp_path / "last.pt").exists()
 
 
+@pytest.mark.parametrize(("way", "measured"), [("link", True), ("copy", False)])
+def test_a_trial_in_its_own_folder_leaves_the_users_alone(run: Run, tmp_path: Path, way: str, measured: bool) -> None:
+    (tmp_path / "snapshot.pt").write_text("of the user")
+    (tmp_path / "state.json").write_text("of the user")
+    for _ in range(2 if measured else 1):
+        result = run("resumes", command={"folder": str(tmp_path), "trial_folder": way})
+        assert (result.outcome is Outcome.OK) is measured, result.message
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
+        ("snapshot.pt", "state.json"), "of the user"
+    )
+
+
 def test_the_script_is_told_what_its_launcher_would_tell(run: Run, tmp_path: Path) -> None:
     words = ("show", tmp_path / "told", "{micro_batch_size}", "{gradient_accumulation_steps}", "{workers}", "{config}")
     own: dict[str, object] = {

@@ -1,0 +1,125 @@
+"""Starts the launch line of a script's answer once, until its first step, and says what it started."""
+
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from autotune.frameworks.best_config import Winner, winner_of
+from autotune.frameworks.exporters import EXPORTERS
+from autotune.frameworks.launch import FILE_FORMATS, files_of
+from executor.engines.command import supervisor
+from executor.engines.command.working_folder import make_working_folder
+from executor.errors import EngineRefusalError
+from executor.process_tree import descendants
+from search_spaces.models.command import CommandModel
+from search_spaces.patterns import compiled
+from search_spaces.placeholders import FILES, TEMPLATE, TRIAL_FOLDER, launch_paths, template_of, words_of
+
+WAIT_SECONDS = 120.0
+"""Longest wait for the first step."""
+OTHER_RANKS_SECONDS = 5.0
+"""Longest wait for the other ranks after the first step of one."""
+
+
+def start_once(document: dict[str, Any]) -> str:
+    """Start the line of a best-config document with the files that it reads; return one line about it.
+
+    It runs on this machine, in the folder of the trials or as they did in one of its own. All its processes are killed.
+    """
+    winner = winner_of(document)
+    command = winner.model
+    assert isinstance(command, CommandModel)
+    if document["cluster"]["name"] != "local" or winner.nodes > 1:
+        return "not started here: its devices are not those of this machine alone"
+    with tempfile.TemporaryDirectory(prefix="autotune-launch-", ignore_cleanup_errors=True) as folder:
+        try:
+            work = Path(command.folder or Path.cwd())
+            if command.trial_folder != "none":
+                make_working_folder(work, Path(folder, "work"), command.trial_folder)
+                work = Path(folder, "work")
+            return _started(_words(document, winner, command, Path(folder)), winner, command, Path(folder), work)
+        except (OSError, EngineRefusalError) as error:
+            return f"not started: {error}"
+
+
+def _words(document: dict[str, Any], winner: Winner, command: CommandModel, folder: Path) -> list[str]:
+    """The line's words with the paths of the files, which are written."""
+    paths = {TRIAL_FOLDER: str(folder / "run")}
+    for name in files_of(winner):
+        paths[name] = str(folder / FILES[name])
+        Path(paths[name]).write_text(EXPORTERS[FILE_FORMATS[name]](document).text, encoding="utf-8")
+    if command.template:
+        paths[TEMPLATE] = str(folder / f"filled-{command.template_name}")
+        text = template_of(command, winner.config, winner.workload, winner.world_size, paths)
+        Path(paths[TEMPLATE]).write_text(text, encoding="utf-8")
+    (folder / "run").mkdir()
+    words = [*words_of(command, winner.config, winner.workload, winner.world_size, paths)]
+    printed = words_of(command, winner.config, winner.workload, winner.world_size, launch_paths(command))
+    line = shlex.split(winner.launch)
+    # The launcher may take the place of the command's Python.
+    words = words[0 if line[-len(printed) :] == [*printed] else 1 :]
+    launcher = line[: -len(words)]
+    for name in files_of(winner):
+        launcher = [word.replace(f"={FILES[name]}", f"={paths[name]}") for word in launcher]
+    return [*launcher, *words]
+
+
+def _started(words: list[str], winner: Winner, command: CommandModel, folder: Path, work: Path) -> str:
+    log, report, plan = folder / "output.log", folder / "report.jsonl", folder / "plan" / "launch.json"
+    plan.parent.mkdir()
+    variables = {"PYTHONUNBUFFERED": "1", "AUTOTUNE_REPORT": str(report), **winner.env}
+    launch = {
+        "words": words, "environment": {**os.environ, **variables}, "folder": str(work), "data_limit": None, "output": str(log),
+        "shared_memory": "",
+    }  # fmt: skip
+    plan.write_text(json.dumps(launch), encoding="utf-8")
+    began = time.monotonic()
+    # When its input closes, it kills all processes of the line.
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", supervisor.__file__, str(plan)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        process_group=0,
+    )  # fmt: skip
+    ranks: set[str] = set()
+    first: float | None = None
+    with process:
+        while (seconds := time.monotonic() - began) < WAIT_SECONDS and process.poll() is None:
+            ranks |= _ranks_below(process.pid)
+            output = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
+            by_pattern = command.pattern is not None and compiled(command.pattern).found_in(output)
+            if first is None and (by_pattern or (report.exists() and '"samples"' in report.read_text(encoding="utf-8"))):
+                first = seconds
+            if first is not None and (len(ranks) >= winner.world_size or seconds > first + OTHER_RANKS_SECONDS):
+                break
+            time.sleep(0.2)
+        answers, _ = process.communicate()
+    for line in answers.splitlines():
+        answer = json.loads(line)
+        if "failed" in answer:
+            return f"not started: {answer['failed']}"
+        if "exit" in answer and answer["exit"] != 0:
+            last = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+            return f"WRONG: the line ended with code {answer['exit']}: {last[-160:]}"
+    if len(ranks) != winner.world_size > 1:
+        return f"WRONG: the line starts {len(ranks)} ranks, and the trials had {winner.world_size}"
+    if first is None and seconds >= WAIT_SECONDS:
+        return f"started once: {len(ranks)} ranks ran for {WAIT_SECONDS:.0f} s without an error, and reported no step"
+    if first is None:
+        return "WRONG: the line ended without an error, and reported no step"
+    return f"started once: {len(ranks)} ranks, the first step after {first:.0f} s"
+
+
+def _ranks_below(root: int) -> set[str]:
+    """The values of RANK in the environments of a process's descendants."""
+    ranks = set()
+    for process in descendants(root):
+        with contextlib.suppress(OSError):
+            variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+            ranks |= {variable[5:].decode() for variable in variables if variable.startswith(b"RANK=")}
+    return ranks
