@@ -15,8 +15,6 @@ Work = Mapping[str, Any]
 """What a rank's probe observed: `ObservedWork.summary`."""
 TOLERATED = 1.5
 """Factor by which reported and observed times may differ."""
-STEADY = 1.25
-"""Factor by which reported times may drift to be judged."""
 TOLERATED_TOTAL = 0.15
 """Part by which the samples of all reports and of all steps may differ, where most reports agree."""
 
@@ -159,16 +157,15 @@ def _other_samples(request: TrialRequest, works: Sequence[Work]) -> str:
 def _other_time(request: TrialRequest, works: Sequence[Work], timed: Mapping[str, Any]) -> str:
     """Whether the reported time of a step is another than the observed one."""
     work, reported, batch = works[timed["rank"]], timed["reported_seconds"], request.workload.global_batch_size
-    third, fourth = reported[len(reported) // 2 : 3 * len(reported) // 4], reported[3 * len(reported) // 4 :]
     if len(reported) < 2 * FEWEST_STEPS or not work["certain"] or not work["seconds"]:
         return ""
-    seconds = statistics.median(fourth)
-    if not 1 / STEADY < statistics.median(third) / seconds < STEADY:  # such as a mean since a slow start
-        return ""
+    quarter = len(reported) // 4
+    seconds, drift = statistics.median(reported), statistics.median(reported[:quarter]) / statistics.median(reported[-quarter:])
     scale = batch / (work["mean_samples"] * ranks_with_own_samples(request, works))
     observed = [work[name] * scale for name in ("seconds", "mean_seconds")]  # evaluation between reports may count or not
     ratios = [seconds / value for value in observed]
-    if min(ratios) <= TOLERATED and max(ratios) >= 1 / TOLERATED:
+    falls = drift > TOLERATED  # as the mean time since a slow start, which is too long at first
+    if (min(ratios) <= TOLERATED or falls) and max(ratios) >= 1 / TOLERATED:
         return ""
     ratio, ranks = ratios[0], request.world_size
     cause = _cause(ratio, {
