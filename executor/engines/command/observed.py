@@ -160,19 +160,21 @@ class ObservedWork:
                 yield samples, len(steps), tuple(map(sum, zip(*counts, strict=True))) if counts else (0,)
 
 
-def _counts(passes: int, rows: int, shapes: Sequence[str], asked: int | None) -> tuple[tuple[int, int, int], bool]:
+def _counts(passes: int, rows: int, shapes: Sequence[str], asked: int | None) -> tuple[tuple[int, ...], bool]:
     """Of a micro-batch: its likely samples and two other counts that they may be; whether they are known for certain.
 
     `passes`, `rows`: forward passes of its first module, and their rows in all. `shapes`: the inputs of the first of them.
     """
-    sizes = [[int(size) for size in shape.strip("#i").split("x")] for shape in shapes]
+    tensors = [shape for shape in shapes if shape[0] != "#"]
+    sizes = [[int(size) for size in shape.rstrip("i").split("x")] for shape in tensors]
+    lengths = [int(shape[1:]) for shape in shapes if shape[0] == "#"]
     if not sizes:
-        return (), False  # type: ignore[return-value]
+        return (), False
     first, second = sizes[0][0], sizes[0][1] if len(sizes[0]) > 1 else sizes[0][0]
     others = (rows, second)
-    for likely in (first, *others, *(size[0] for size in sizes)):
+    for likely in (first, *others, *(size[0] for size in sizes), *lengths):
         if likely == asked:
             return (likely, *others), True
-    packed = first == 1 and (asked or 2) > 1 and shapes[0].endswith("i")  # samples one after another in one row
-    has_list = any(shape.startswith("#") for shape in shapes)
-    return (first, *others), passes == 1 and not packed and not has_list and len({size[0] for size in sizes}) == 1
+    packed = first == 1 and (asked or 2) > 1 and tensors[0].endswith("i")  # samples may follow each other in one row
+    listed = bool(lengths) and len({len(size) for size in sizes}) == 1  # tensors of a list may be samples
+    return (first, *others), passes == 1 and not packed and not listed and len({size[0] for size in sizes}) == 1

@@ -419,7 +419,8 @@ class Probe:
 
 def rows_of(shapes: list[str]) -> int:
     """First dimension of the first tensor; 0: there is none."""
-    return int(shapes[0].strip("#i").split("x")[0]) if shapes else 0
+    first = next((shape for shape in shapes if shape[0] != "#"), "0")
+    return int(first.rstrip("i").split("x")[0])
 
 
 class Finder:

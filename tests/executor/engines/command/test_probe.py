@@ -178,7 +178,8 @@ def test_an_error_of_the_probe_stops_it_and_not_the_script(tmp_path: Path) -> No
         ([[1, 1, 8, ["8x13", "26x8i"]]], 8, 8, True),
         ([[1, 1, 8, ["8x13", "26x7i"]]], None, 8, False),
         ([[1, 1, 2, ["#2", "3x64x80", "3x48x64", "#2", "5x4"]]], 2, 2, True),  # a list of images and of their targets
-        ([[1, 1, 2, ["#2", "3x64x80", "3x48x64"]]], None, 2, False),
+        ([[1, 1, 3, ["#2", "3x64x80", "3x48x64"]]], None, 3, False),
+        ([[1, 1, 4, ["#2", "4x32", "4i"]]], None, 4, True),  # a list of inputs and labels
         ([[1, 2, 8, ["4x32"]]], 8, 8, True),  # two passes for the parts of a micro-batch
         ([[1, 2, 16, ["8x32"]]], 8, 8, True),  # two passes for pairs
         ([[1, 2, 16, ["8x32"]]], None, 8, False),
