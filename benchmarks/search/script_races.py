@@ -199,7 +199,8 @@ def page_of(sweeps: Sequence[Played]) -> str:
         f"{len(sweeps)} simulated scripts, played through the code that times and races trials and through the loop",
         "(`python -m benchmarks.search.script_races`). `ended early`: rivals that lost their race; a bound is untrue if the",
         "configuration's true rate is above it. An answer is worse, and a best is found, by 1 %. `gain`: geometric mean of the",
-        "answer's true rate over the baseline's.", "", *table(headings, rows), "",
+        "answer's true rate over the baseline's. A sweep without an answer, because no trial had steps to time, counts as",
+        "worse.", "", *table(headings, rows), "",
     ])  # fmt: skip
 
 
