@@ -2,6 +2,9 @@
 
 import asyncio
 import gc
+import json
+import os
+import sys
 from collections.abc import AsyncIterator, Mapping, MutableMapping
 from contextlib import asynccontextmanager
 from functools import cache, partial
@@ -13,11 +16,10 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 
 from api import problems
 from api.auth import KeyReader
-from api.computing import ThreadPool, ThreadPools
+from api.computing import RequestBatcher, ThreadPool, ThreadPools
 from api.connections import ConnectionLimits, Connections
-from api.deliverer import Deliverer, deliver
+from api.deliverer import Deliverer, deliver, networks
 from api.document import DocumentedApp
-from api.figures import FigureBoard, PointsBoard
 from api.guard import VERSION, Guard
 from api.hub import EventHub, LogHub
 from api.limits import KnownKeys, OwnerLimits
@@ -28,25 +30,18 @@ from api.routes import (
     jobs,
     logs,
     operations,
-    overviews,
     page,
     predictions,
     results,
     webhooks,
 )
+from api.routes.figures import FigureBoard, PointsBoard
 from api.settings import Settings
-from api.targets import networks
-from api.together import RequestBatcher
-from autotune.ops.logs import are_traced
+from autotune.logs import are_traced
 from autotune.session.resolved import Resolver
+from search_spaces.plain import from_plain
 from search_spaces.preset_files import preset_tables
 from storage.store import open_store
-
-QUIET = ("/livez", "/readyz", "/metrics")
-JOBS_AT_ONCE = 500
-"""Most jobs that one database query reads."""
-SUBMITTED_AT_ONCE = 50
-"""Most submissions of one transaction."""
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -85,8 +80,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.store, app.state.settings = store, settings
     app.state.keys, app.state.resolver = KeyReader(store), Resolver()
     app.state.jobs, app.state.submissions = (
-        RequestBatcher(store.jobs.exact_in_order, JOBS_AT_ONCE),
-        RequestBatcher(store.queue.submit_all, SUBMITTED_AT_ONCE),
+        RequestBatcher(store.jobs.exact_in_order, 500),  # jobs of one query
+        RequestBatcher(store.queue.submit_all, 50),  # submissions of one transaction
     )
     app.state.hub, app.state.logs = EventHub(store), LogHub(store)
     # Close streams at shutdown, not at the end of the lifespan: before that the server waits for every response, and a stream
@@ -122,7 +117,7 @@ def with_routes(lifespan: Lifespan[FastAPI] | None = None, asks_for_keys: bool =
             "operation_spans": False,
             "metrics": False,
             "logs": False,
-            "exclude": lambda scope: scope["path"] in QUIET or page.is_page(scope["path"]),
+            "exclude": lambda scope: scope["path"] in ("/livez", "/readyz", "/metrics") or page.is_page(scope["path"]),
         },
         docs_url=None,  # FastAPI's pages load scripts from other hosts; `api.routes.page` has ours
         redoc_url=None,
@@ -144,7 +139,6 @@ def _api_routes() -> list[BaseRoute]:
     router = APIRouter(redirect_slashes=False)
     for routes in (
         jobs,
-        overviews,
         results,
         figures,
         logs,
@@ -191,3 +185,22 @@ class HeadRequests:
         except asyncio.CancelledError:
             if not is_answered:
                 raise
+
+
+def make_app() -> FastAPI:
+    """Create the service with the settings from the environment."""
+    # A computing thread yields this often to the event loop and to reads. With Python's default of 5 ms, each read would wait
+    # several times.
+    sys.setswitchinterval(0.0005)
+    app = create_app(settings_of(os.environ["AUTOTUNE_SERVER"]))  # the settings as JSON
+    app.openapi()  # cached now: building it during the first request would delay all others
+    return app
+
+
+def settings_of(text: str) -> Settings:
+    """The settings from their JSON text.
+
+    Raises:
+        RequestError: a setting is invalid.
+    """
+    return from_plain(Settings, json.loads(text))

@@ -9,11 +9,11 @@ import asyncio
 import contextlib
 import contextvars
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import Annotated, ParamSpec, TypeVar
+from typing import Annotated, Generic, ParamSpec, TypeVar
 
 from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
@@ -28,16 +28,12 @@ PATIENCE_SECONDS = 5.0
 """How long a request waits for a thread before it gets a 503 response."""
 CALL_SECONDS = 30.0
 """Time limit after which a call ends at its next checkpoint. Most calls have tighter limits, in steps."""
-TURN_SECONDS, REST_SECONDS = 0.002, 0.002
-"""How long a call computes before it yields, and for how long it yields: a read needs the interpreter briefly, many times."""
-WAITING = 100
-"""Most requests that wait for a thread of one pool; further ones get a 503 response at once."""
 
 
 class ThreadPool:
     """A thread pool for one kind of work. Used from one event loop."""
 
-    def __init__(self, kind: str, threads: int, waiting: int = WAITING) -> None:
+    def __init__(self, kind: str, threads: int, waiting: int = 100) -> None:
         """
         Args:
             kind: participle for the message when a request is refused: "too much is being {kind}".
@@ -101,8 +97,9 @@ def _paced(call: Callable[[], T]) -> T:
         if time.monotonic() > until:
             problem = f"it takes more than {CALL_SECONDS:.0f} seconds of this server"
             raise SpaceTooLargeError("space", problem, "pin some knobs, or choose a smaller space")
-        if time.monotonic() - yielded > TURN_SECONDS:
-            time.sleep(REST_SECONDS)
+        # Compute for 2 ms, then yield for 2 ms: a read needs the interpreter briefly, many times.
+        if time.monotonic() - yielded > 0.002:
+            time.sleep(0.002)
             yielded = time.monotonic()
 
     with checkpoints(on_checkpoint):
@@ -146,3 +143,45 @@ async def _computing(request: Request) -> ThreadPool:
 
 PoolsOf = Annotated[ThreadPools, Depends(_pools)]
 Computing = Annotated[ThreadPool, Depends(_computing)]
+
+
+Q = TypeVar("Q")
+A = TypeVar("A")
+
+
+class RequestBatcher(Generic[Q, A]):
+    """Answers questions in a thread, in order of arrival. Each call begins after its questions were asked."""
+
+    def __init__(self, answer: Callable[[Sequence[Q]], Sequence[A | Exception]], most: int) -> None:
+        """
+        Args:
+            answer: returns for each question its answer, or an exception to raise for it; an exception that `answer` itself
+                raises is raised for all questions of the call.
+            most: most questions of one call.
+        """
+        self._answer, self._most = answer, most
+        self._waiting: list[tuple[Q, asyncio.Future[A]]] = []
+        self._task: asyncio.Task[None] | None = None
+
+    async def ask(self, question: Q) -> A:
+        """Return the answer to the question, computed after this call."""
+        future: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._waiting.append((question, future))
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._work())
+        return await future
+
+    async def _work(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting[: self._most], self._waiting[self._most :]
+            try:
+                answers = await asyncio.to_thread(self._answer, [question for question, _ in batch])
+            except Exception as error:
+                answers = [error] * len(batch)
+            for (_, future), answer in zip(batch, answers, strict=True):
+                if future.done():
+                    continue  # its client disconnected
+                if isinstance(answer, Exception):
+                    future.set_exception(answer)
+                else:
+                    future.set_result(answer)

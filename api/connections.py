@@ -28,10 +28,6 @@ from uvicorn.server import ServerState
 
 from api.limits import network_of
 
-SWEEP_SECONDS = 1.0
-LOG_SECONDS = 10.0
-"""Least seconds between two log lines about ended connections."""
-MOST_HEADER_BYTES = 65_536
 log = logging.getLogger(__name__)
 
 
@@ -66,6 +62,11 @@ class ConnectionLimits:
 class Connections:
     """The connections of one process. Used only in its event loop."""
 
+    _LOG_SECONDS = 10.0
+    """Least seconds between two log lines about ended connections."""
+
+    _SWEEP_SECONDS = 1.0
+
     def __init__(self, limits: ConnectionLimits) -> None:
         self.limits = limits
         self.ended: Counter[Ended] = Counter()
@@ -76,7 +77,7 @@ class Connections:
         self._open: dict[str, dict[BoundedProtocol, None]] = {}
         """Address -> its connections, in the order in which the server began to wait for their next request."""
         self._unlogged: Counter[tuple[Ended, str]] = Counter()
-        self._logged = -LOG_SECONDS
+        self._logged = -self._LOG_SECONDS
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -88,7 +89,9 @@ class Connections:
         """Give the connection a place, if necessary that of another one; False: no place is available."""
         mine = self._open.get(connection.address, {})
         full: Sequence[dict[BoundedProtocol, None]] = ()
-        if len(mine) >= self.limits.per_address and not self._is_proxy(connection.peer):
+        peer = connection.peer
+        is_proxy = bool(peer) and any(ipaddress.ip_address(peer) in proxy for proxy in self._proxies)
+        if len(mine) >= self.limits.per_address and not is_proxy:
             full = [mine]
         elif self.count >= self.limits.total:
             full = sorted(self._open.values(), key=len, reverse=True)  # the address with the most connections yields first
@@ -102,7 +105,7 @@ class Connections:
             self.end(longest, Ended.DISPLACED)
         self._open.setdefault(connection.address, {})[connection] = None
         if self._timer is None:
-            self._timer = connection.loop.call_later(SWEEP_SECONDS, self._sweep, connection.loop)
+            self._timer = connection.loop.call_later(self._SWEEP_SECONDS, self._sweep, connection.loop)
         return True
 
     def answered(self, connection: "BoundedProtocol") -> None:
@@ -130,9 +133,6 @@ class Connections:
         self.ended[why] += 1
         self._unlogged[why, address] += 1
 
-    def _is_proxy(self, peer: str) -> bool:
-        return bool(peer) and any(ipaddress.ip_address(peer) in proxy for proxy in self._proxies)
-
     def _sweep(self, loop: asyncio.AbstractEventLoop) -> None:
         """End overdue connections once a second; a timer for each request would cost more."""
         now = loop.time()
@@ -140,12 +140,12 @@ class Connections:
             why = connection.overdue(now)
             if why is not None:
                 self.end(connection, why)
-        if self._unlogged and now - self._logged >= LOG_SECONDS:
+        if self._unlogged and now - self._logged >= self._LOG_SECONDS:
             self._logged = now
             log.warning("connections were ended: %s", _summary(self._unlogged))
             self._unlogged.clear()
         again = bool(self._open or self._unlogged)
-        self._timer = loop.call_later(SWEEP_SECONDS, self._sweep, loop) if again else None
+        self._timer = loop.call_later(self._SWEEP_SECONDS, self._sweep, loop) if again else None
 
 
 class BoundedProtocol(HttpToolsProtocol):
@@ -153,6 +153,8 @@ class BoundedProtocol(HttpToolsProtocol):
 
     `app_state`, which the app's lifespan yields, contains them as `connections`. `config.tls` is the optional TLS context.
     """
+
+    _MOST_HEADER_BYTES = 65_536
 
     def __init__(
         self,
@@ -247,7 +249,7 @@ class BoundedProtocol(HttpToolsProtocol):
             return
         if not self._speaks_http:
             self._early += data
-            if len(self._early) > MOST_HEADER_BYTES:
+            if len(self._early) > self._MOST_HEADER_BYTES:
                 self._places.end(self, Ended.HEADER_TOO_LONG)
             return
         if self._heard is None and (self.cycle is None or self.cycle.response_complete):
@@ -255,7 +257,7 @@ class BoundedProtocol(HttpToolsProtocol):
         self._is_read = False
         super().data_received(data)
         self._outside_bodies = 0 if self._is_read else self._outside_bodies + len(data)
-        if self._outside_bodies > MOST_HEADER_BYTES:
+        if self._outside_bodies > self._MOST_HEADER_BYTES:
             self._places.end(self, Ended.HEADER_TOO_LONG)
 
     def on_message_begin(self) -> None:

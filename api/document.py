@@ -9,12 +9,12 @@ from fastapi import FastAPI
 from pydantic import TypeAdapter
 
 from api.problems import MEDIA_TYPE
-from autotune.wire import choices, figures, jobs, plans, predictions, service, trials
+from autotune.wire import figures, jobs, predictions, service, trials
 from autotune.wire.problems import Problem
 
 WIRE_MODELS: Mapping[str, type] = {
     name: kind
-    for module in (choices, figures, jobs, plans, predictions, service, trials)
+    for module in (figures, jobs, predictions, service, trials)
     for name, kind in vars(module).items()
     if isinstance(kind, type) and dataclasses.is_dataclass(kind)
 }  # fmt: skip
@@ -164,10 +164,6 @@ def _with_keywords(schema: Any) -> None:
             _with_keywords(part)
 
 
-_JOB_IN = {f"{_SCHEMAS}JobView": "/id", f"{_SCHEMAS}JobPage": "/items/0/id"}
-"""Responses with jobs -> the JSON pointer of a job's id in them."""
-
-
 def _link_jobs(document: dict[str, Any]) -> None:
     """Add links from each operation that returns jobs to the operations that take a job."""
     operations = [(path, operation) for path, item in document["paths"].items() for operation in item.values()]
@@ -175,7 +171,8 @@ def _link_jobs(document: dict[str, Any]) -> None:
     for _, operation in operations:
         for answer in operation["responses"].values():
             schema = answer.get("content", {}).get("application/json", {}).get("schema", {})
-            if pointer := _JOB_IN.get(schema.get("$ref", "")):
+            # Responses with jobs -> the JSON pointer of a job's id in them.
+            if pointer := {f"{_SCHEMAS}JobView": "/id", f"{_SCHEMAS}JobPage": "/items/0/id"}.get(schema.get("$ref", "")):
                 parameters = {"job_id": f"$response.body#{pointer}"}
                 answer["links"] = {name: {"operationId": name, "parameters": parameters} for name in takes_job}
 

@@ -42,9 +42,13 @@ Length = Annotated[
     WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1, "maximum": 2**32}, {"type": "string", "maxLength": 40}]}),
 ]
 """Tokens as a number, or text such as 8k."""
-Load = Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]
 ExpertLoads = Annotated[
-    list[Annotated[list[Load], Field(max_length=MOST_LOADS, fail_fast=True)]], Field(max_length=MOST_LOADS, fail_fast=True)
+    list[
+        Annotated[
+            list[Annotated[float, Field(ge=0, le=1e15, allow_inf_nan=False)]], Field(max_length=MOST_LOADS, fail_fast=True)
+        ]
+    ],
+    Field(max_length=MOST_LOADS, fail_fast=True),
 ]
 DocumentLengths = Annotated[list[Annotated[Integer, Field(ge=1, le=2**32)]], Field(max_length=MOST_DOCUMENTS, fail_fast=True)]
 

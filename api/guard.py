@@ -15,19 +15,11 @@ from api.limits import KnownKeys, Rates
 from api.problems import problem
 from api.routes.page import is_page
 from api.settings import Settings
-from autotune.ops.network import is_loopback
+from autotune.client.transport import is_loopback
 
 VERSION = "1"
 """Version of the interface, sent in every response."""
 
-MOST_VALUES = 5_000
-"""Most values of a body, counted by its commas and brackets. Each invalid value is reported, which takes microseconds."""
-MOST_WITH_KNOWLEDGE = 50_000
-"""The same with those of the field `knowledge`, of which only the first invalid one is reported."""
-READING = ("GET", "HEAD", "OPTIONS")
-"""Methods that do not change anything."""
-FORWARDING = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")
-"""Headers in which proxies name their client, besides X-Forwarded-…"""
 
 Message = MutableMapping[str, Any]
 Refusal = tuple[HTTPStatus, str, dict[str, str]]
@@ -35,6 +27,13 @@ Refusal = tuple[HTTPStatus, str, dict[str, str]]
 
 class Guard:
     """ASGI middleware that refuses invalid requests."""
+
+    _READING = ("GET", "HEAD", "OPTIONS")
+    """Methods that do not change anything."""
+
+    _MOST_VALUES = 5_000
+    """Most values of a body, counted by its commas and brackets. Each invalid value is reported, which takes
+    microseconds."""
 
     def __init__(self, app: ASGIApp, settings: Settings, known_keys: KnownKeys) -> None:
         self.app, self.settings, self._known_keys = app, settings, known_keys
@@ -59,7 +58,7 @@ class Guard:
                 # The received part may look like a complete request.
                 refusal = HTTPStatus.BAD_REQUEST, "body: broke off; send it again", {}
             else:
-                if body is not None and _values(body) > MOST_VALUES:
+                if body is not None and _values(body) > self._MOST_VALUES:
                     refusal = await asyncio.to_thread(self._body_refusal, body, headers)
                 else:
                     refusal = self._body_refusal(body, headers)
@@ -79,10 +78,12 @@ class Guard:
                 {},
             )
         site = headers.get("sec-fetch-site", "").lower()
-        if scope["method"] not in READING and site in ("cross-site", "same-site"):
+        if scope["method"] not in self._READING and site in ("cross-site", "same-site"):
             return HTTPStatus.FORBIDDEN, "Sec-Fetch-Site: another site's page asks for a change; use this server's own page", {}
         if not self.settings.require_keys:
-            forwarded = next((name for name in headers if name in FORWARDING or name.startswith("x-forwarded-")), None)
+            # Headers in which proxies name their client, besides X-Forwarded-…
+            forwarding = ("forwarded", "via", "x-real-ip", "x-client-ip", "true-client-ip", "cf-connecting-ip")
+            forwarded = next((name for name in headers if name in forwarding or name.startswith("x-forwarded-")), None)
             if forwarded is not None:
                 # A proxy forwards requests of anyone who can reach it, and without keys every request is allowed.
                 detail = f"{forwarded}: comes from a proxy, and this server requires no API keys; start the server with --keys"
@@ -93,7 +94,7 @@ class Guard:
             origin = headers.get("origin")
             if origin is not None and _authority(origin) != headers.get("host"):
                 return HTTPStatus.FORBIDDEN, "Origin: is another site; open the page from this server", {}
-        if is_page(scope["path"]) and scope["method"] in READING:
+        if is_page(scope["path"]) and scope["method"] in self._READING:
             return None
         address = str((scope.get("client") or ("",))[0])
         wait = self._rates.wait(self._known_keys.client(headers.get("authorization"), address))
@@ -149,11 +150,11 @@ class Guard:
             return HTTPStatus.BAD_REQUEST, f"body: is not JSON ({error}); correct it", {}
         if _is_deeper(value, self.settings.depth):
             return self._too_deep()
-        if _values(body) > MOST_VALUES:
+        if _values(body) > self._MOST_VALUES:
             # Measurements do not count.
             rest = {name: field for name, field in value.items() if name != "knowledge"} if isinstance(value, dict) else value
-            if _values(json.dumps(rest).encode()) > MOST_VALUES:
-                return _too_many(MOST_VALUES)
+            if _values(json.dumps(rest).encode()) > self._MOST_VALUES:
+                return _too_many(self._MOST_VALUES)
         return None
 
     def _too_deep(self) -> Refusal:
@@ -170,7 +171,8 @@ class Guard:
             return None
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             return HTTPStatus.UNSUPPORTED_MEDIA_TYPE, "Content-Type: is not application/json; send JSON, and say so", {}
-        return _too_many(MOST_WITH_KNOWLEDGE) if _values(body) > MOST_WITH_KNOWLEDGE else None
+        # The same with those of the field `knowledge`, of which only the first invalid one is reported.
+        return _too_many(50_000) if _values(body) > 50_000 else None
 
 
 def _values(body: bytes) -> int:

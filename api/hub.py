@@ -220,15 +220,14 @@ def message(number: int | None, kind: str, data: bytes) -> bytes:
     return f"{id_line}event: {kind}\ndata: ".encode() + data + b"\n\n"
 
 
-EVENTS_PER_PAGE = 500
 LOOK = 5000
 """Most events per database query, but at least one for each followed job."""
-PROGRESS = "progress"
-"""The kind of messages with the progress of running attempts."""
 
 
 class EventHub(Hub[str]):
     """Follows jobs. The live messages are the progress of their running attempts."""
+
+    _EVENTS_PER_PAGE = 500
 
     def __init__(self, store: Store, poll_seconds: float = POLL_SECONDS) -> None:
         super().__init__(poll_seconds)
@@ -237,14 +236,17 @@ class EventHub(Hub[str]):
     def look(self, sequences: Mapping[str, int], live: Collection[str]) -> Mapping[str, News]:
         progress = self._store.logs.progress(live) if live else {}
         job_news: dict[str, News] = {}
-        for job_id, news in self._store.events.news(sequences, max(1, min(EVENTS_PER_PAGE, LOOK // len(sequences)))).items():
+        for job_id, news in self._store.events.news(
+            sequences, max(1, min(self._EVENTS_PER_PAGE, LOOK // len(sequences)))
+        ).items():
             last = news.events[-1].sequence if news.events else sequences[job_id]
+            # The kind of messages with the progress of running attempts.
             job_news[job_id] = News(
                 parts=[_encoded_event(event) for event in news.events],
                 over=news.state in ENDED and news.version <= last,
                 more=news.version > last,
                 live={
-                    record.trial: message(None, PROGRESS, to_json(record, inf_nan_mode="null")) for record in progress[job_id]
+                    record.trial: message(None, "progress", to_json(record, inf_nan_mode="null")) for record in progress[job_id]
                 }
                 if job_id in progress
                 else None,
@@ -252,7 +254,7 @@ class EventHub(Hub[str]):
         return job_news
 
     def read(self, key: str, after: int) -> list[Part]:
-        return [_encoded_event(event) for event in self._store.events.of(key, after, EVENTS_PER_PAGE)]
+        return [_encoded_event(event) for event in self._store.events.of(key, after, self._EVENTS_PER_PAGE)]
 
 
 def _encoded_event(event: JobEvent) -> Part:
@@ -261,7 +263,6 @@ def _encoded_event(event: JobEvent) -> Part:
     return event.sequence, message(event.sequence, kind, to_json(event, inf_nan_mode="null"))
 
 
-PARTS_PER_PAGE = 50
 Trial = tuple[str, int]
 """A job's id and a trial's number."""
 
@@ -269,7 +270,9 @@ Trial = tuple[str, int]
 class LogHub(Hub[Trial]):
     """Follows trials."""
 
-    cached = PARTS_PER_PAGE
+    _PARTS_PER_PAGE = 50
+
+    cached = _PARTS_PER_PAGE
     """Fewer than other hubs: a part may have tens of kilobytes."""
 
     def __init__(self, store: Store, poll_seconds: float = 0.5) -> None:  # as often as workers write output
@@ -279,13 +282,13 @@ class LogHub(Hub[Trial]):
     def look(self, sequences: Mapping[Trial, int], live: Collection[Trial]) -> Mapping[Trial, News]:
         del live
         trial_news: dict[Trial, News] = {}
-        for trial, news in self._store.logs.news(sequences, PARTS_PER_PAGE).items():
+        for trial, news in self._store.logs.news(sequences, self._PARTS_PER_PAGE).items():
             more = bool(news.parts) and news.parts[-1].sequence < news.last
             trial_news[trial] = News(parts=[_encoded_part(part) for part in news.parts], over=news.over, more=more)
         return trial_news
 
     def read(self, key: Trial, after: int) -> list[Part]:
-        return [_encoded_part(part) for part in self._store.logs.of(*key, after, PARTS_PER_PAGE)]
+        return [_encoded_part(part) for part in self._store.logs.of(*key, after, self._PARTS_PER_PAGE)]
 
 
 def _encoded_part(part: LogPart) -> Part:

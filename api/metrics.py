@@ -17,8 +17,6 @@ from storage.errors import DatabaseUnavailableError
 from storage.records import Figures
 from storage.store import Store
 
-KEPT_SECONDS = 5.0
-"""How long the database's figures are cached, so that several scrapes cost one query."""
 access = logging.getLogger("autotune.access")
 
 
@@ -143,7 +141,8 @@ class _DatabaseMetrics(Collector):
     def figures(self) -> tuple[Figures, int]:
         """The database's counts and the number of workers, read at most once in `KEPT_SECONDS`."""
         with self._lock:
-            if self._kept is None or self._clock() - self._kept[0] > KEPT_SECONDS:
+            # How long the database's figures are cached, so that several scrapes cost one query.
+            if self._kept is None or self._clock() - self._kept[0] > 5.0:
                 self._kept = (self._clock(), self._store.overviews.figures(), len(self._store.workers.alive()))
             return self._kept[1], self._kept[2]
 

@@ -29,8 +29,6 @@ from storage.errors import (
 
 log = logging.getLogger(__name__)
 MEDIA_TYPE = "application/problem+json"
-MOST_CHARACTERS = 1000
-"""Most characters of a message, which may contain text of the request."""
 
 
 def install(app: FastAPI) -> None:
@@ -146,5 +144,7 @@ def problem(
 
 def _cut(text: str) -> str:
     """The text, shortened, with characters escaped that UTF-8 cannot encode."""
-    shown = text if len(text) <= MOST_CHARACTERS else text[: MOST_CHARACTERS - 1] + "…"
+    # Most characters of a message, which may contain text of the request.
+    most_characters = 1000
+    shown = text if len(text) <= most_characters else text[: most_characters - 1] + "…"
     return shown.encode("utf-8", "backslashreplace").decode("utf-8")

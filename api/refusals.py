@@ -15,7 +15,6 @@ from autotune.errors import AutotuneError
 from autotune.request.job_fields import FIELDS
 from autotune.wire.problems import FieldProblem
 
-MOST_ERRORS = 20
 Schema = Mapping[str, Any]
 
 _FORMS: dict[str, tuple[str, str]] = {
@@ -68,7 +67,7 @@ class _InvalidValue:
 
 
 def refusals(errors: Sequence[Mapping[str, Any]], document: Mapping[str, Any], path: str, method: str) -> list[FieldProblem]:
-    """Return one entry for each invalid value, at most `MOST_ERRORS`.
+    """Return one entry for each invalid value, at most 20.
 
     Args:
         errors: the validator's errors.
@@ -78,20 +77,18 @@ def refusals(errors: Sequence[Mapping[str, Any]], document: Mapping[str, Any], p
     """
     operation = document.get("paths", {}).get(path, {}).get(method, {})
     places: dict[str, _InvalidValue] = {}
-    for error in errors[: 10 * MOST_ERRORS]:
+    most_errors = 20
+    for error in errors[: 10 * most_errors]:
         value_errors = _place(error, operation, document)
         places.setdefault(value_errors.name, value_errors).errors.append(error)
     # If a part of a value is invalid, the value itself has a right type, so its own error is dropped.
-    whole = [name for name, value in places.items() if not _has_a_right_kind(value) and _has_parts(name, places)]
-    return [_refused(value) for name, value in places.items() if name not in whole][:MOST_ERRORS]
-
-
-def _has_a_right_kind(value: _InvalidValue) -> bool:
-    return any(error["type"] in _OF_VALUES for error in value.errors)
-
-
-def _has_parts(name: str, places: Mapping[str, _InvalidValue]) -> bool:
-    return any(other.startswith(f"{name}.") for other in places)
+    whole = [
+        name
+        for name, value in places.items()
+        if not any(error["type"] in _OF_VALUES for error in value.errors)
+        and any(part.startswith(f"{name}.") for part in places)
+    ]
+    return [_refused(value) for name, value in places.items() if name not in whole][:most_errors]
 
 
 def _place(error: Mapping[str, Any], operation: Schema, document: Schema) -> _InvalidValue:

@@ -3,8 +3,8 @@
 import ipaddress
 from dataclasses import dataclass, field
 
+from autotune.client.transport import is_loopback
 from autotune.errors import RequestError
-from autotune.ops.network import is_loopback
 from autotune.session.allowed import AllowList
 from storage.service_records import Quotas
 

@@ -55,7 +55,6 @@ KnobValues = Annotated[
     dict[KnobName, KnobValue | Annotated[list[KnobValue], Field(min_length=1, max_length=100, fail_fast=True)]],
     Field(max_length=100),
 ]
-Setting = Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f]*$")]
 
 
 JobName = Annotated[str, Field(max_length=LONGEST["name"], pattern=r"^[^\x00-\x1f]*$")]
@@ -120,12 +119,19 @@ OWN_TYPES: Mapping[str, Any] = {
     "name": JobName, "note": JobNote, "tags": JobTags, "knowledge": KnowledgeContent,
     "goodput": Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=40, fail_fast=True)],
     "trackers": Annotated[list[Name], Field(max_length=10, fail_fast=True)],
-    "environment_settings": Annotated[list[Setting], Field(max_length=MOST_SETTINGS, fail_fast=True)],
+    "environment_settings": Annotated[
+        list[Annotated[str, Field(min_length=1, max_length=500, pattern=r"^[^\x00-\x1f]*$")]],
+        Field(max_length=MOST_SETTINGS, fail_fast=True),
+    ],
 }  # fmt: skip
 """Types of fields that are not numbers, switches or names."""
-_STATED = frozenset({"model", "command", "pins", "baseline", "failures"})
-"""Fields that `JobSubmission` states itself: their types are bodies of their own."""
-_DeclaredFields: Any = declared_body("_DeclaredFields", JobRequest, {*service_fields(JobRequest)} - _STATED, OWN_TYPES)
+# Without the fields that `JobSubmission` states itself: their types are bodies of their own.
+_DeclaredFields: Any = declared_body(
+    "_DeclaredFields",
+    JobRequest,
+    {*service_fields(JobRequest)} - {"model", "command", "pins", "baseline", "failures"},
+    OWN_TYPES,
+)
 
 
 class JobSubmission(_DeclaredFields):  # type: ignore[misc]
@@ -143,8 +149,6 @@ class JobSubmission(_DeclaredFields):  # type: ignore[misc]
     """Jobs with a higher priority run first."""
 
 
-SMALL_BYTES = 4_096
-"""Most bytes of a body that is processed in the event loop, which takes a millisecond or two."""
 HIDDEN = ("data_path", "nvme_path", "checkpoint_path", "python_path", "fidelity", "ray_address")
 """Request fields that only the server sets: they name its paths and hosts, or the cost of its trials."""
 
@@ -193,7 +197,7 @@ async def resolved_submission(
 ) -> Resolved:
     """Resolve and check a submission. Raises what `session_of_submission` and `Pool.run` raise.
 
-    The event loop does only short work: it looks up bodies of up to `SMALL_BYTES` in the cache; all else runs in a thread.
+    The event loop does only short work: it looks up bodies of up to 4 KiB in the cache; all else runs in a thread.
 
     Args:
         body: the submission.
@@ -203,7 +207,8 @@ async def resolved_submission(
         pool: threads for requests that are not cached.
         hashed: whether to compute `body_hash`.
     """
-    if length <= SMALL_BYTES and body.failures is None and body.command is None:
+    # Most bytes of a body that is processed in the event loop, which takes a millisecond or two.
+    if length <= 4_096 and body.failures is None and body.command is None:
         cached = resolver.known(*_request(body, settings))
         if cached is not None:
             return _row(body, cached, hashed)

@@ -1,10 +1,12 @@
-"""Makes the answers of the service (`autotune.wire`) from records."""
+"""Makes the answers of the service (`autotune.wire`) from records, and splits lists into pages of bounded size in bytes."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any, TypeVar
 
+from fastapi import Response
 from pydantic import TypeAdapter
+from pydantic_core import to_json
 
 from api.submission import shown_fields
 from autotune.question.assumption import assumed_document
@@ -16,8 +18,6 @@ from search_spaces.plain import to_plain
 from storage.records import AttemptRecord, JobRecord
 
 T = TypeVar("T")
-MOST_MESSAGE = 1000
-"""Most characters of a job's message in a list."""
 
 
 def checked_view(kind: type[T], plain: Mapping[str, Any]) -> T:
@@ -50,7 +50,9 @@ def assumed_views(documents: Sequence[Mapping[str, Any]]) -> tuple[AssumedValue,
 def job_summary(job: JobRecord) -> JobSummary:
     """The job in lists."""
     message = _message(job)
-    shown = message if len(message) <= MOST_MESSAGE else message[: MOST_MESSAGE - 1] + "…"
+    # Most characters of a job's message in a list.
+    most_message = 1000
+    shown = message if len(message) <= most_message else message[: most_message - 1] + "…"
     return JobSummary(**_job_fields(job), message=shown, request=job.request)
 
 
@@ -101,3 +103,47 @@ def _result(result: Any) -> dict[str, Any] | None:
         return None
     plain: dict[str, Any] = to_plain(result)
     return {name: value for name, value in plain.items() if name != "attempt"}
+
+
+MOST_BYTES = 4_000_000
+"""Most bytes of the items of one response. A longer item gets its own page."""
+READ_AT_ONCE = 100
+"""Most items that are read at once, before their bytes are counted."""
+
+
+def page(
+    read: Callable[[int, int], Sequence[T]],
+    start: int,
+    limit: int,
+    encode: Callable[[T], bytes],
+    following: Callable[[T], int],
+) -> tuple[list[bytes], int, bool]:
+    """Return up to `limit` encoded items, the start of the next page, and whether that page has items.
+
+    Args:
+        read: returns items from a start (first argument), at most as many as the second argument.
+        start: the start of this page.
+        limit: most items.
+        encode: encodes an item as JSON.
+        following: returns the start that follows an item.
+    """
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        batch_size = min(READ_AT_ONCE, limit + 1 - len(parts))
+        items = read(start, batch_size)
+        for item in items:
+            part = encode(item)
+            if len(parts) == limit or (parts and size + len(part) > MOST_BYTES):
+                return parts, start, True
+            parts.append(part)
+            size += len(part)
+            start = following(item)
+        if len(items) < batch_size:
+            return parts, start, False
+
+
+def page_response(parts: Sequence[bytes], following: str | int | None) -> Response:
+    """The response of a list: its items, and `next`."""
+    body = b'{"items":[' + b",".join(parts) + b'],"next":' + to_json(following) + b"}"
+    return Response(body, media_type="application/json")

@@ -10,7 +10,7 @@ from autotune.measured import batches, paused, report
 if TYPE_CHECKING:
     from autotune.client import Client
     from autotune.sampler import GuidedSampler
-    from autotune.series.run import tune_series
+    from autotune.series_run import tune_series
     from autotune.tuning import TuneResult, tune
 
 __all__ = ["Client", "GuidedSampler", "TuneResult", "batches", "paused", "report", "tune", "tune_series"]
@@ -32,7 +32,7 @@ def __getattr__(name: str) -> Any:
 
         return getattr(tuning, name)
     if name == "tune_series":
-        from autotune.series.run import tune_series
+        from autotune.series_run import tune_series
 
         return tune_series
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

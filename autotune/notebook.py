@@ -34,7 +34,7 @@ def figures(job: str | None = None, *names: str, database: str | None = None) ->
 
     Args:
         job: a job's id or a unique prefix of it; None: the job opened last.
-        names: as in `autotune.explain.figures.all_figures.NAMES`; empty: all.
+        names: as in `autotune.explain.figures.NAMES`; empty: all.
         database: the URL of the database; None: `AUTOTUNE_DB`, else the default database.
 
     Raises:
@@ -42,7 +42,7 @@ def figures(job: str | None = None, *names: str, database: str | None = None) ->
         UnknownNameError: there is no figure of that name.
         DatabaseUnavailableError: the database cannot be opened.
     """
-    from autotune.explain.figures.all_figures import NAMES, OF_TRIALS, figure_of
+    from autotune.explain.figures import NAMES, OF_TRIALS, figure_of
     from autotune.explain.figures.source import FigureSource
     from autotune.reports.page import figures_page
     from storage.address import default_database_url

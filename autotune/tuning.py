@@ -14,12 +14,11 @@ from autotune.errors import JobNotResumableError, MissingPackageError, NoBestErr
 from autotune.frameworks.best_config import best_config_text
 from autotune.loop.listener import LoopListener, StopSignal
 from autotune.loop.loop import run_job
-from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import JobSnapshot, read_snapshot
+from autotune.output import require_writable, write_whole
 from autotune.ray_cluster import with_address
-from autotune.request.failures_field import read_failures
-from autotune.request.rows import request_from_fields, request_to_row
+from autotune.request.rows import read_failures, request_from_fields, request_to_row
 from autotune.session.baselines import read_baseline
 from autotune.session.calibrate import calibrate_for
 from autotune.session.knowledge import with_knowledge
@@ -255,6 +254,8 @@ def result_of(session: Session, snapshot: JobSnapshot) -> TuneResult:
         document: dict[str, Any] | None = build_best_config(session, snapshot)
     except NoBestError:
         document = None
+    results = (snapshot.whole(trial).result for trial in snapshot.searched)
+    tracebacks = (result.traceback for result in results if result is not None and result.traceback)
     return TuneResult(
         job_id=snapshot.job.id,
         state=snapshot.job.state,
@@ -263,15 +264,9 @@ def result_of(session: Session, snapshot: JobSnapshot) -> TuneResult:
         best=TrialConfig().replace(document["best"]["config"]) if document else None,
         best_config=document,
         gain=_gain(document),
-        traceback=_traceback(snapshot) if snapshot.job.state is JobState.FAILED else None,
+        traceback=next(tracebacks, None) if snapshot.job.state is JobState.FAILED else None,
         trials=tuple(snapshot.trials),
     )
-
-
-def _traceback(snapshot: JobSnapshot) -> str | None:
-    """The first traceback of any trial."""
-    results = (snapshot.whole(trial).result for trial in snapshot.searched)
-    return next((result.traceback for result in results if result is not None and result.traceback), None)
 
 
 def _gain(document: dict[str, Any] | None) -> Interval | None:

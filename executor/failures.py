@@ -6,18 +6,14 @@ from pathlib import Path
 
 from search_spaces.failure import FailureRow, FailureTable, rows_from
 
-FILE = Path(__file__).with_suffix(".toml")
-
-
-def failure_table(rows: tuple[FailureRow, ...] = ()) -> FailureTable:
-    """Return the table, extended by a user's `rows`."""
-    return _SHIPPED if not rows else _extended(rows)
-
 
 @lru_cache(16)
-def _extended(rows: tuple[FailureRow, ...]) -> FailureTable:
-    return _SHIPPED.with_rows(rows)
+def failure_table(rows: tuple[FailureRow, ...] = ()) -> FailureTable:
+    """Return the table, extended by a user's `rows`."""
+    return _SHIPPED.with_rows(rows) if rows else _SHIPPED
 
 
 # Read at import time: a rank imports all of our modules when it starts, and none later.
-_SHIPPED = FailureTable(rows_from(tomllib.loads(FILE.read_text(encoding="utf-8")), FailureTable(())))
+_SHIPPED = FailureTable(
+    rows_from(tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")), FailureTable(()))
+)

@@ -33,9 +33,6 @@ from pathlib import Path
 MARK = "AUTOTUNE_RUN"
 """Environment variable of a rank and of all processes that it starts: NAMESPACE-PID-START-NUMBER. The first three identify the
 process that started the rank, the PID being one of its PID namespace; NUMBER identifies the rank among its ranks."""
-TIDY_SECONDS = 1.0
-"""How long the descendants of a killed rank may live. In this time the supervisor of a user's script ends the script and
-removes its folder and its shared memory."""
 KILL_SECONDS = 3.0
 """Longest wait for killed processes to disappear: a process inside a system call ends only after that call."""
 
@@ -89,14 +86,16 @@ def kill_all(roots: Mapping[int, str]) -> list[int]:
 
     1. Find their descendants, by the marks where a rank has already ended.
     2. Kill the ranks with their process groups. Supervisors of scripts notice this and clean up.
-    3. After `TIDY_SECONDS`, kill what still lives, repeatedly until nothing is found: a process may start others meanwhile.
+    3. After a second, kill what still lives, repeatedly until nothing is found: a process may start others meanwhile.
     """
     spared = {*roots, os.getpid()}
     processes = {process: start_of(process) for root in roots for process in descendants(root) if process not in spared}
     for root in roots:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(root, signal.SIGKILL)
-    tidied = time.monotonic() + TIDY_SECONDS
+    # How long the descendants of a killed rank may live. In this time the supervisor of a user's script ends the script and
+    # removes its folder and its shared memory.
+    tidied = time.monotonic() + 1.0
     while (now := time.monotonic()) < tidied + KILL_SECONDS:
         processes |= {process: start_of(process) for process in marked(*roots.values()) if process not in spared}
         living = [process for process, start in processes.items() if start is not None and start_of(process) == start]

@@ -24,8 +24,6 @@ MOST_SETTINGS = 4
 STANDARD = "standard"
 """Stands for the default settings of the device kind and the number of nodes."""
 _ANY_CASE = re.IGNORECASE | re.ASCII
-_PAIR = re.compile(r"([A-Z][A-Z0-9_]*)=(\S+)")
-_WHOLE = re.compile(r"0|[1-9][0-9]{0,14}")
 _ALGORITHM = r"(tree|ring|collnetdirect|collnetchain|nvls|nvlstree|pat)"
 _ALGORITHMS = rf"\^?{_ALGORITHM}(,{_ALGORITHM})*"
 _FUNCTION = r"(broadcast|reduce|allgather|reducescatter|allreduce)"
@@ -50,7 +48,7 @@ def _matching(pattern: re.Pattern[str], values: str, device: str | None = None) 
 
 def _between(least: int, most: int, unit: str = "", device: str | None = None) -> Variable:
     def holds(text: str) -> bool:
-        return bool(_WHOLE.fullmatch(text)) and least <= int(text) <= most
+        return bool(re.fullmatch(r"0|[1-9][0-9]{0,14}", text)) and least <= int(text) <= most
 
     return Variable(values=f"a whole number{f' of {unit}' if unit else ''} from {least} to {most}", holds=holds, device=device)
 
@@ -100,7 +98,7 @@ def variables_of(text: str) -> dict[str, str]:
     """
     variables: dict[str, str] = {}
     for word in text.split():
-        pair = _PAIR.fullmatch(word)
+        pair = re.fullmatch(r"([A-Z][A-Z0-9_]*)=(\S+)", word)
         if pair is None:
             raise _refused(f"{word!r} is not NAME=VALUE", "write for example NCCL_PROTO=Simple, with blanks between pairs")
         name, value = pair.groups()

@@ -12,14 +12,10 @@ from search_spaces.errors import FailureTableError, PatternError
 from search_spaces.outcome import Outcome
 from search_spaces.patterns import compiled
 
-OUTCOMES = (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.TIMEOUT, Outcome.LOST, Outcome.PREEMPTED)
-"""Outcomes that a row may assign. Rules and users decide the other outcomes."""
 LONGEST_PATTERN = 400
 """Maximum characters of a regular expression."""
 MOST_PATTERNS = 100
 """Maximum number of regular expressions in all rows of a user's table."""
-MOST_INSTRUCTIONS = 5_000
-"""Maximum total RE2 instructions of these (`search_spaces.patterns`): all are searched in each failure."""
 _PATTERNS = ("said", "message", "traceback", "output")
 
 
@@ -101,7 +97,9 @@ class FailureRow:
     def __post_init__(self) -> None:
         self._require(bool(self.name), "name", "is empty", "give the row a name")
         problem = f"{self.outcome} is not the outcome of a failure"
-        self._require(self.outcome in OUTCOMES, "outcome", problem, f"use one of {', '.join(OUTCOMES)}")
+        # Outcomes that a row may assign. Rules and users decide the other outcomes.
+        outcomes = (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.TIMEOUT, Outcome.LOST, Outcome.PREEMPTED)
+        self._require(self.outcome in outcomes, "outcome", problem, f"use one of {', '.join(outcomes)}")
         self._require(isinstance(self.remedy, str) and bool(self.remedy), "remedy", "is empty", "say in one line what to do")
         whole = isinstance(self.retries, int) and not isinstance(self.retries, bool) and self.retries >= 0
         self._require(whole, "retries", f"{self.retries!r} is not a number of attempts", "give 0 or more")
@@ -213,8 +211,10 @@ def require_small(rows: Sequence[FailureRow]) -> None:
     patterns = [pattern for row in rows for field in _PATTERNS for pattern in getattr(row, field)]
     _require_few(len(patterns))
     size = sum(compiled(pattern).instructions for pattern in patterns)
-    if size > MOST_INSTRUCTIONS:
-        problem = f"regular expressions have {size:,} RE2 instructions in total; the limit is {MOST_INSTRUCTIONS:,}"
+    # Maximum total RE2 instructions of these (`search_spaces.patterns`): all are searched in each failure.
+    most_instructions = 5_000
+    if size > most_instructions:
+        problem = f"regular expressions have {size:,} RE2 instructions in total; the limit is {most_instructions:,}"
         raise FailureTableError("failures", problem, "repeat less: .{100} is nearly a thousand")
 
 
@@ -225,7 +225,6 @@ def _require_few(count: int) -> None:
 
 
 _FIELDS = tuple(item.name for item in dataclasses.fields(FailureRow) if item.name != "name")
-_LISTS = ("exceptions", "exit_codes", "signals", "signs", *_PATTERNS)
 
 
 def _row(name: str, fields: Any, base: FailureRow | None) -> FailureRow:
@@ -233,14 +232,15 @@ def _row(name: str, fields: Any, base: FailureRow | None) -> FailureRow:
     if not isinstance(fields, Mapping):
         raise FailureTableError(table_name, f"{fields!r} is not a row", f"write [{name}] and its fields below it")
     values: dict[str, Any] = {} if base is None else {item: getattr(base, item) for item in _FIELDS}
+    lists = ("exceptions", "exit_codes", "signals", "signs", *_PATTERNS)
     for field, value in fields.items():
         if field not in _FIELDS:
             matches = difflib.get_close_matches(field, _FIELDS, n=1)
             remedy = f"did you mean {matches[0]}?" if matches else f"use some of {', '.join(_FIELDS)}"
             raise FailureTableError(f"{table_name}.{field}", "is not a field of a row", remedy)
-        if field in _LISTS and not isinstance(value, list | tuple):
+        if field in lists and not isinstance(value, list | tuple):
             raise FailureTableError(f"{table_name}.{field}", f"{value!r} is not a list", "write [ … ]")
-        values[field] = tuple(value) if field in _LISTS else value
+        values[field] = tuple(value) if field in lists else value
     for field in ("outcome", "remedy"):
         if field not in values:
             raise FailureTableError(f"{table_name}.{field}", "is missing", "a row of a new name needs outcome and remedy")

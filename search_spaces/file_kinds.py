@@ -45,9 +45,6 @@ KINDS: tuple[tuple[str, frozenset[str]], ...] = (
     (REQUEST_FILE, frozenset({"model"})),
 )
 """Kind -> keys that such a file has; the first match decides."""
-ENDINGS = {".py": "Python source", ".sh": "a shell script", ".safetensors": "weights", ".bin": "weights", ".pt": "weights"}
-MOST_BYTES = 4_000_000
-"""Maximum bytes read; configurations are smaller."""
 
 
 def kind_of(content: object) -> str:
@@ -59,11 +56,13 @@ def kind_of(content: object) -> str:
 
 def kind_of_file(path: Path) -> str:
     """Kind of the file; empty: unknown, or the file cannot be read."""
-    if path.suffix in ENDINGS:
-        return ENDINGS[path.suffix]
+    endings = {".py": "Python source", ".sh": "a shell script", ".safetensors": "weights", ".bin": "weights", ".pt": "weights"}
+    if path.suffix in endings:
+        return endings[path.suffix]
     try:
         with path.open(encoding="utf-8") as file:
-            text = file.read(MOST_BYTES)
+            # Maximum bytes read; configurations are smaller.
+            text = file.read(4_000_000)
     except (OSError, ValueError):
         return ""
     return next(filter(None, (kind_of(content) for content in _readings(text))), "")

@@ -162,12 +162,10 @@ class Knob:
         return self.unit == "elements"
 
 
-_KINDS = {bool: ValueKind.BOOL, int: ValueKind.INT, float: ValueKind.FLOAT, str: ValueKind.CHOICE}
-
-
 def knob(default: Value, description: str, *, number: int, **declared: Any) -> Any:
     """A dataclass field that declares a knob. Arguments as for `Knob`; `name` and `kind` follow from the field."""
-    kind = _KINDS[type(default)]
+    kinds = {bool: ValueKind.BOOL, int: ValueKind.INT, float: ValueKind.FLOAT, str: ValueKind.CHOICE}
+    kind = kinds[type(default)]
     if kind is ValueKind.BOOL:
         declared.setdefault("choices", (False, True))
     declaration = Knob(name="", default=default, description=description, number=number, kind=kind, **declared)

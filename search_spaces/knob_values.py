@@ -12,11 +12,6 @@ from search_spaces.trial_config import TrialConfig
 KNOBS: Mapping[str, Knob] = knobs_of(TrialConfig)
 """All knobs by name, ordered by number."""
 
-_TRUE = ("true", "on", "yes")
-_FALSE = ("false", "off", "no")
-_WHOLE = re.compile(r"[+-]?\d+(_\d+)*")
-_NUMBER = re.compile(r"[+-]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][+-]?\d+)?")
-
 
 def knob(name: str) -> Knob:
     """The knob with this name.
@@ -38,10 +33,12 @@ def parse_value(name: str, text: str) -> Value:
     """
     spelled = text.strip()
     kind = knob(name).kind
-    if kind is ValueKind.BOOL and spelled.lower() in _TRUE + _FALSE:
-        return spelled.lower() in _TRUE
-    if kind in (ValueKind.INT, ValueKind.FLOAT) and _NUMBER.fullmatch(spelled):
-        return check_value(name, int(spelled) if _WHOLE.fullmatch(spelled) else float(spelled))
+    true = ("true", "on", "yes")
+    false = ("false", "off", "no")
+    if kind is ValueKind.BOOL and spelled.lower() in true + false:
+        return spelled.lower() in true
+    if kind in (ValueKind.INT, ValueKind.FLOAT) and re.fullmatch(r"[+-]?(\d+(_\d+)*\.?\d*|\.\d+)([eE][+-]?\d+)?", spelled):
+        return check_value(name, int(spelled) if re.fullmatch(r"[+-]?\d+(_\d+)*", spelled) else float(spelled))
     if knob(name).unit == "tokens" and (tokens := read_quantity(Quantity.LENGTH, spelled)) is not None:
         return check_value(name, tokens)
     return check_value(name, spelled.lower() if kind is ValueKind.CHOICE and knob(name).choices else spelled)

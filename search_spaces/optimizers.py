@@ -24,8 +24,6 @@ QUANTISED_BLOCK = 256
 8-bit Optimizers via Block-wise Quantization]."""
 LEAST_QUANTISED = 4096
 """Parameters with fewer elements have unquantised moments, as in bitsandbytes and torchao."""
-QUANTISED_BYTES = 2 * (1 + 4 / QUANTISED_BLOCK)
-"""Bytes of both 8-bit moments of a parameter, with one fp32 scale per block."""
 
 
 def moment_bytes(optimizer: str, full: float, ranks: float = float("inf")) -> tuple[float, float]:
@@ -41,13 +39,15 @@ def moment_bytes(optimizer: str, full: float, ranks: float = float("inf")) -> tu
     small to be quantised (under 0.1 % of a model's) count as quantised. onebit_adam stores two moments and its rank's
     compression error.
     """
+    # Bytes of both 8-bit moments of a parameter, with one fp32 scale per block.
+    quantised_bytes = 2 * (1 + 4 / QUANTISED_BLOCK)
     match optimizer:
         case "sgd":
             return full, full
         case "muon":
             return full, 2 * full
         case "adamw8bit":
-            return QUANTISED_BYTES, QUANTISED_BYTES
+            return quantised_bytes, quantised_bytes
         case "onebit_adam":
             bytes_per_element = 3 * full + full / ranks
             return bytes_per_element, bytes_per_element

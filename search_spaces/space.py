@@ -24,8 +24,6 @@ from search_spaces.trial_config import TrialConfig, stable_hash
 
 Domain = tuple[Value, ...]
 
-LARGEST_BUCKET = 1_000_000_000
-"""Elements: 4 GB in fp32; more does not make a collective faster."""
 SOLVED = "solved"
 """For `pipeline_layout`: even stages, and the layouts that an integer program proposes."""
 
@@ -96,13 +94,15 @@ def _divisors(name: str, context: SpaceContext, degrees: Mapping[str, Domain]) -
 
 def _element_sizes(name: str, context: SpaceContext, _: Mapping[str, Domain]) -> list[Value]:
     """Fractions of the parameter count, to two digits, so that they differ in behaviour for models of any size."""
-    count = context.model.parameter_count or LARGEST_BUCKET  # 0: unknown, as for some user scripts
+    # Elements: 4 GB in fp32; more does not make a collective faster.
+    largest_bucket = 1_000_000_000
+    count = context.model.parameter_count or largest_bucket  # 0: unknown, as for some user scripts
     shares = set()
     for size in (count // 512, count // 64, count // 8):
         step = int(10 ** max(len(str(size)) - 2, 0))
-        shares.add(min(size // step * step, LARGEST_BUCKET))
+        shares.add(min(size // step * step, largest_bucket))
     zero = {0} if KNOBS[name].zero else set()
-    return sorted(size for size in {*shares, *zero, min(count, LARGEST_BUCKET)} if size >= KNOBS[name].minimum)
+    return sorted(size for size in {*shares, *zero, min(count, largest_bucket)} if size >= KNOBS[name].minimum)
 
 
 def _all(name: str, _: SpaceContext, __: Mapping[str, Domain]) -> list[Value]:

@@ -167,12 +167,9 @@ def _pins_refused(space: SearchSpace, pinned: Mapping[str, Any]) -> IllegalConfi
         further = [rules[refusal.rule] for refusal in check_config(example, space.context)]
         rule = next((other for other in further if other is not rule and set(other.reads) & set(pinned)), rule)
     message = rule.check(example, space.context) if example else None
-    pins = ", ".join(f"{name}={_pin_text(value)}" for name, value in pinned.items() if name in rule.reads)
+    values = {name: value if isinstance(value, list | tuple) else [value] for name, value in pinned.items()}
+    pins = ", ".join(f"{name}={','.join(map(str, values[name]))}" for name in pinned if name in rule.reads)
     return IllegalConfigError(rule.name, f"with {pins}, {message}" if pins else str(message), rule.remedy)
-
-
-def _pin_text(value: Any) -> str:
-    return ",".join(str(item) for item in value) if isinstance(value, list | tuple) else str(value)
 
 
 def _written_domains(text: str, context: SpaceContext) -> tuple[dict[str, Any], set[str]]:

@@ -310,3 +310,15 @@ class NodeEvent:
     kind: str
     """lost, added, slow, quarantined, shut (only for this job)."""
     message: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EarlierTrial:
+    """The measured rate of a configuration with the job's model and batch."""
+
+    config: TrialConfig
+    samples_per_second: float
+    noise: float
+    """Standard deviation of the logarithm of the rate."""
+    peak_memory_bytes: int | None = None
+    """Of the fullest rank; None: not measured."""

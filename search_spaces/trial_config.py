@@ -17,9 +17,6 @@ from search_spaces.plugins import PluginGroup, load_plugins
 
 SCRIPT = "script"
 """The knob that holds the values of a user's script's own knobs."""
-ORIGINAL_KNOBS = 32
-"""Knobs with smaller numbers are in every stored configuration. Later ones are stored only if they differ from their default,
-so that the stored form and hash of earlier configurations do not change."""
 
 
 _PLUGIN_KNOBS: tuple[type[Any], ...] = tuple(load_plugins(PluginGroup.KNOBS).values())
@@ -92,7 +89,7 @@ class TrialConfig(
         return dict(zip(KNOB_NAMES, _values_of(self), strict=True))
 
     def values(self) -> dict[str, Value]:
-        """The stored form: every knob and its value, except later ones (`ORIGINAL_KNOBS`) at their default."""
+        """The stored form: every knob and its value, except later ones (from number 32) at their default."""
         values = self.every_value()
         for name, default in _LATER_DEFAULTS.items():
             if values[name] == default:
@@ -129,7 +126,8 @@ _KNOBS = knobs_of(TrialConfig)
 KNOB_NAMES: tuple[str, ...] = tuple(_KNOBS)
 """The names of all knobs, ordered by number."""
 _DEFAULTS = TrialConfig()
-_LATER_DEFAULTS = {item.name: item.default for item in _KNOBS.values() if item.number >= ORIGINAL_KNOBS}
+# Knobs below number 32 are in every stored configuration. Later ones are stored only if they differ from their default.
+_LATER_DEFAULTS = {item.name: item.default for item in _KNOBS.values() if item.number >= 32}
 _SETTERS = {name: getattr(TrialConfig, name).__set__ for name in KNOB_NAMES}
 """Knob -> setter of its slot, to initialise a new frozen instance."""
 _values_of = operator.attrgetter(*KNOB_NAMES)

@@ -23,13 +23,6 @@ from storage.leases import fenced
 from storage.records import ENDED, AttemptState, Lease
 from storage.tables import AttemptRow, EventRow, JobRow, LogRow, TrialRow, table_of
 
-JOBS_AT_ONCE = 200
-"""Most jobs in one statement."""
-PART_CHARACTERS = 16_384
-"""Longest text of a row. Output is left out in whole rows."""
-_COLUMNS = (EventRow.job_id, EventRow.sequence, EventRow.time, EventRow.kind, EventRow.payload)
-"""Selecting columns is cheaper than creating a mapped object for each event."""
-
 
 def append_event(session: Session, now: datetime, job: JobRow, kind: str, payload: Mapping[str, Any]) -> EventRow:
     """Add an event to a job whose row is locked by this transaction; the job's counter gives the sequence number."""
@@ -48,6 +41,9 @@ def new_row(now: datetime, job: JobRow, kind: str, payload: Mapping[str, Any]) -
 class EventStore(StorePart):
     """The events of jobs."""
 
+    _COLUMNS = (EventRow.job_id, EventRow.sequence, EventRow.time, EventRow.kind, EventRow.payload)
+    """Selecting columns is cheaper than creating a mapped object for each event."""
+
     @writes
     def add(self, session: Session, now: datetime, lease: Lease, kind: str, payload: Mapping[str, Any]) -> JobEvent:
         """Add an event that no other method writes."""
@@ -56,7 +52,7 @@ class EventStore(StorePart):
     @reads
     def of(self, session: Session, job_id: str, after: int = 0, limit: int = 1000) -> list[JobEvent]:
         """Return events of a job with a sequence above `after`, in order."""
-        query = select(*_COLUMNS).where(EventRow.job_id == job_id, EventRow.sequence > after)
+        query = select(*self._COLUMNS).where(EventRow.job_id == job_id, EventRow.sequence > after)
         return [event_record(row) for row in session.execute(query.order_by(EventRow.sequence).limit(limit))]
 
     @reads
@@ -78,14 +74,16 @@ class EventStore(StorePart):
                 )
                 for job_id in job_ids
             ]
-            for row in session.execute(select(*_COLUMNS).where(or_(*parts)).order_by(EventRow.job_id, EventRow.sequence)):
+            for row in session.execute(select(*self._COLUMNS).where(or_(*parts)).order_by(EventRow.job_id, EventRow.sequence)):
                 job_events[row.job_id].append(event_record(row))
         return {row.id: JobNews(state=row.state, version=row.event_count, events=tuple(job_events[row.id])) for row in rows}
 
 
 def _batches(job_ids: Sequence[str]) -> Iterator[Sequence[str]]:
     """Split the ids: SQLite refuses a thousand conditions in one statement ("expression tree is too large")."""
-    return (job_ids[first : first + JOBS_AT_ONCE] for first in range(0, len(job_ids), JOBS_AT_ONCE))
+    # Most jobs in one statement.
+    jobs_at_once = 200
+    return (job_ids[first : first + jobs_at_once] for first in range(0, len(job_ids), jobs_at_once))
 
 
 class LogStore(StorePart):
@@ -235,7 +233,9 @@ def _add(session: Session, now: datetime, attempt: _LogPosition, printed: Sequen
 
 def _parts(printed: Sequence[LogLines]) -> Iterator[tuple[int, int, str]]:
     """Yield rank, bytes left out before it, and text of each part."""
+    # Longest text of a row. Output is left out in whole rows.
+    part_characters = 16_384
     for item in printed:
         text = clean(item.text)
-        for begin in range(0, max(1, len(text)), PART_CHARACTERS):
-            yield item.rank, 0 if begin else item.left_out, text[begin : begin + PART_CHARACTERS]
+        for begin in range(0, max(1, len(text)), part_characters):
+            yield item.rank, 0 if begin else item.left_out, text[begin : begin + part_characters]

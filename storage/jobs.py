@@ -74,7 +74,7 @@ class JobStore(StorePart):
     def summaries(
         self, session: Session, limit: int = 50, before: str | None = None, having: JobFilter = ANY_JOB
     ) -> list[JobRecord]:
-        """Like `newest`, with only the fields `LISTED` of each request: a whole request may have a megabyte."""
+        """Like `newest`, with only the fields of each request that lists show: a whole request may have a megabyte."""
         query = _newest(session, select(JobRow).options(*WITHOUT_REQUEST), limit, before, having)
         return [job_summary(row) for row in session.scalars(query)]
 

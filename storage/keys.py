@@ -16,13 +16,14 @@ from storage.errors import UnknownKeyError
 from storage.records import ApiKey
 from storage.tables import KeyRow
 
-PREFIX = "at"
-"""Prefix of every key, so that scanners of leaked secrets find it."""
-_USE_PRECISION = timedelta(minutes=1)
-
 
 class KeyStore(StorePart):
     """API keys."""
+
+    _USE_PRECISION = timedelta(minutes=1)
+
+    _PREFIX = "at"
+    """Prefix of every key, so that scanners of leaked secrets find it."""
 
     @writes
     def create(
@@ -33,7 +34,7 @@ class KeyStore(StorePart):
         row = KeyRow(id=public, secret_hash=_hash(secret), owner=owner, scopes=sorted(scopes), created=now, expires=expires)
         session.add(row)
         audit.record(session, now, self.actor, "key.create", public, {"owner": owner, "scopes": sorted(scopes)})
-        return _key(row), f"{PREFIX}_{public}_{secret}"
+        return _key(row), f"{self._PREFIX}_{public}_{secret}"
 
     @reads
     def authenticate(self, session: Session, text: str) -> ApiKey | None:
@@ -41,7 +42,7 @@ class KeyStore(StorePart):
         now = self.now(session)
         prefix, _, key_text = text.partition("_")
         public, _, secret = key_text.partition("_")
-        if prefix != PREFIX or not 1 <= len(public) <= 16 or set(public) - set("0123456789abcdef"):
+        if prefix != self._PREFIX or not 1 <= len(public) <= 16 or set(public) - set("0123456789abcdef"):
             return None
         row = session.get(KeyRow, public)
         # Compared even if there is no such key, so that the duration reveals nothing.
@@ -53,13 +54,13 @@ class KeyStore(StorePart):
     def note_use(self, key: ApiKey) -> None:
         """Record the use of the key, to the minute: a write for every request would be too expensive."""
         now = datetime.now(UTC) if self.clock is None else self.clock()
-        if key.last_used is None or now - key.last_used >= _USE_PRECISION:
+        if key.last_used is None or now - key.last_used >= self._USE_PRECISION:
             self._set_last_use(key.id)
 
     @writes
     def _set_last_use(self, session: Session, now: datetime, key_id: str) -> None:
         row = session.get(KeyRow, key_id)
-        if row is not None and (row.last_used is None or now - row.last_used >= _USE_PRECISION):
+        if row is not None and (row.last_used is None or now - row.last_used >= self._USE_PRECISION):
             row.last_used = now
 
     @writes

@@ -38,14 +38,13 @@ from storage.tables import (
 )
 from storage.webhooks import tries_of
 
-BATCH = 200
-
 
 def damages(session: Session, job_id: str | None = None) -> Iterator[Damage]:
     """Yield the damaged rows of a job, or of the whole database, table by table.
 
     Rows are read in batches, and one by one if a batch cannot be read.
     """
+    batch = 200
     for table in Base.metadata.sorted_tables:
         has_job = table is table_of(JobRow) or "job_id" in table.c or "attempt" in table.primary_key.columns
         if job_id is not None and not has_job:
@@ -54,8 +53,8 @@ def damages(session: Session, job_id: str | None = None) -> Iterator[Damage]:
         query = select(*key).order_by(*key)
         if job_id is not None:
             query = query.where(of_job(table, job_id))
-        with contextlib.closing(session.execute(query.execution_options(yield_per=BATCH))) as key_rows:
-            for keys in key_rows.partitions(BATCH):
+        with contextlib.closing(session.execute(query.execution_options(yield_per=batch))) as key_rows:
+            for keys in key_rows.partitions(batch):
                 yield from _among(session, table, [tuple(key) for key in keys])
 
 

@@ -11,9 +11,6 @@ from storage.database import StorePart, reads
 from storage.records import HELD, BestRate, DurationHistogram, Figures, TrialCounts
 from storage.tables import JobRow, TrialRow
 
-STEPS = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
-"""Upper bounds of the histogram of durations, in seconds."""
-
 
 class OverviewStore(StorePart):
     """Counts of jobs and trials."""
@@ -66,10 +63,12 @@ def _overview(rows: list[Any]) -> TrialCounts:
 
 def _durations(session: Session) -> Mapping[str, DurationHistogram]:
     seconds = _seconds(session)
-    within = [func.sum(case((seconds <= step, 1), else_=0)) for step in STEPS]
+    # Upper bounds of the histogram of durations, in seconds.
+    steps = (0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0)
+    within = [func.sum(case((seconds <= step, 1), else_=0)) for step in steps]
     query = select(TrialRow.outcome, func.count(), func.sum(seconds), *within).where(TrialRow.started.is_not(None))
     return {
-        str(outcome): DurationHistogram(count=count, seconds=float(total), within=dict(zip(STEPS, counts, strict=True)))
+        str(outcome): DurationHistogram(count=count, seconds=float(total), within=dict(zip(steps, counts, strict=True)))
         for outcome, count, total, *counts in session.execute(query.group_by(TrialRow.outcome))
         if outcome is not None
     }

@@ -13,12 +13,6 @@ from sqlalchemy.orm import Session
 from storage.backend import Backend, Fault
 from storage.tables import CommitRow
 
-CONNECT_SECONDS = 5
-KEPT = timedelta(hours=1)
-"""How long commit marks are kept."""
-NEVER = datetime(1970, 1, 1, tzinfo=UTC)
-"""The time of a mark that replaces the mark of a transaction that was not committed."""
-
 _REMEDIES = {
     "28000": ("refuses this user", "check user and password in the address"),
     "28P01": ("refuses this password", "check user and password in the address"),
@@ -42,7 +36,7 @@ class PostgreSQL(Backend):
         }
         return {
             "connect_args": {
-                "connect_timeout": CONNECT_SECONDS,
+                "connect_timeout": 5,
                 "application_name": "autotune",
                 # With several hosts in the address: the one that can be written.
                 "target_session_attrs": "read-write",
@@ -97,15 +91,18 @@ class PostgreSQL(Backend):
         mark = secrets.token_hex(16)
         session.execute(insert(CommitRow).values(mark=mark, time=func.clock_timestamp()))
         if mark.startswith("000"):
-            session.execute(delete(CommitRow).where(CommitRow.time < func.clock_timestamp() - KEPT))
+            # How long commit marks are kept.
+            session.execute(delete(CommitRow).where(CommitRow.time < func.clock_timestamp() - timedelta(hours=1)))
         return mark
 
     def was_committed(self, session: Session, mark: str) -> bool:
+        # The time of a mark that replaces the mark of a transaction that was not committed.
+        never = datetime(1970, 1, 1, tzinfo=UTC)
         # The insertion waits for a transaction with the same mark that is still in progress. After the insertion, that
         # transaction can no longer be committed. The time NEVER identifies this replacement, also if the connection breaks
         # again and this runs a second time.
-        session.execute(insert(CommitRow).values(mark=mark, time=NEVER).on_conflict_do_nothing())
-        return session.scalar(select(CommitRow.time).where(CommitRow.mark == mark)) != NEVER
+        session.execute(insert(CommitRow).values(mark=mark, time=never).on_conflict_do_nothing())
+        return session.scalar(select(CommitRow.time).where(CommitRow.mark == mark)) != never
 
 
 def _code(error: DBAPIError) -> str:

@@ -7,15 +7,12 @@ from pathlib import Path
 
 from platformdirs import user_data_path
 
-FILE = 0o600
-FOLDER = 0o700
-
 
 def make_private_folder(folder: Path) -> None:
     """Create a folder and its missing parents with mode 0700. An existing folder stays unchanged."""
     missing = [parent for parent in (folder, *folder.parents) if not parent.exists()]
     for parent in reversed(missing):
-        parent.mkdir(mode=FOLDER, exist_ok=True)
+        parent.mkdir(mode=0o700, exist_ok=True)
 
 
 def make_private_file(file: Path) -> None:
@@ -24,7 +21,7 @@ def make_private_file(file: Path) -> None:
     It is not even opened: closing a file that SQLite also has open would release this process's locks on it.
     """
     with contextlib.suppress(FileExistsError):
-        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, FILE))
+        os.close(os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
 
 
 def write_private(file: Path, text: str) -> None:

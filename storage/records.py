@@ -54,7 +54,7 @@ class EventKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Owner:
-    """A process that may hold a job, with what is needed to check whether it is alive. See `storage.owners.current_owner`."""
+    """A process that may hold a job, with what is needed to check whether it is alive. See `storage.leases.current_owner`."""
 
     host: str
     pid: int
@@ -113,8 +113,6 @@ SHAPE = (
     "experts_per_token",
 )  # fmt: skip
 """Fields of a request's model that tell apart models of one name."""
-LISTED = (*SEARCHED, "ranks", "trials", "max_seconds")
-"""Fields of a request that lists show."""
 
 
 def summary_of(request: Any) -> dict[str, Any]:
@@ -124,7 +122,8 @@ def summary_of(request: Any) -> dict[str, Any]:
     """
     if not isinstance(request, Mapping) or DAMAGED in request:
         return {DAMAGED: ""}
-    summary = {name: request[name] for name in LISTED if name in request}
+    # Fields of a request that lists show.
+    summary = {name: request[name] for name in (*SEARCHED, "ranks", "trials", "max_seconds") if name in request}
     return {name: value for name, value in summary.items() if not isinstance(value, dict)}
 
 

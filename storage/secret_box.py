@@ -21,11 +21,12 @@ KEYS_VARIABLE = "AUTOTUNE_SECRET_KEY"
 """Fernet keys, separated by commas: the first one encrypts, all can decrypt, so that keys can be rotated."""
 FILE_VARIABLE = "AUTOTUNE_SECRET_KEY_FILE"
 """A file with the keys."""
-_SEALED = "fernet:"
 
 
 class SecretBox:
     """Encrypts and decrypts with the keys of one database, which are loaded on demand. Thread-safe."""
+
+    _SEALED = "fernet:"
 
     def __init__(self, address: URL) -> None:
         self._address = address
@@ -38,7 +39,7 @@ class SecretBox:
         Raises:
             SecretError: there is no key, and none can be created.
         """
-        return _SEALED + self._cipher(make=True).encrypt(secret.encode()).decode()
+        return self._SEALED + self._cipher(make=True).encrypt(secret.encode()).decode()
 
     def open(self, stored: str) -> str:
         """Decrypt a secret from `seal`.
@@ -47,7 +48,7 @@ class SecretBox:
             SecretError: no key decrypts it.
         """
         try:
-            return self._cipher(make=False).decrypt(stored.removeprefix(_SEALED).encode()).decode()
+            return self._cipher(make=False).decrypt(stored.removeprefix(self._SEALED).encode()).decode()
         except InvalidToken:
             problem = f"a secret was encrypted with another key than {self._place()} has"
             raise SecretError(f"{problem}; also give the former key, after a comma") from None

@@ -62,7 +62,7 @@ def test_add_a_knob(copy: Path) -> None:
     insert(copy / "executor" / "trial" / "run.py", "    report = session.train_step()", recipe("engine"), after=True)
 
     assert "step_pause" in run(copy, "-c", MAIN, "space", "--knobs")
-    page = run(copy, "-c", "from search_spaces.reference import knobs_page_markdown; print(knobs_page_markdown())")
+    page = run(copy, "-c", "from autotune.cli.engines import knobs_page_markdown; print(knobs_page_markdown())")
     assert "| `step_pause` | Milliseconds that a rank waits after each step. |" in page
     words = (
         *(
@@ -161,7 +161,7 @@ def test_add_a_request_field(copy: Path) -> None:
 
     helped = " ".join(run(copy, "-c", MAIN, "sweep", "--help").split())
     assert "--cool-down-seconds SECONDS Seconds between two trials, for machines that get hot." in helped
-    document = json.loads(run(copy, "-m", "api.openapi"))
+    document = json.loads(run(copy, "-m", "api.reference"))
     field = document["components"]["schemas"]["JobSubmission"]["properties"]["cool_down_seconds"]
     assert {"type": "number", "minimum": 0.0} in field["anyOf"]
     refused = (

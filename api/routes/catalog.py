@@ -22,18 +22,19 @@ from autotune.request.field_forms import parse_allowed
 from autotune.request.job_fields import Objective
 from autotune.request.request import PREDICTION_FIELDS, JobRequest
 from autotune.request.rows import request_to_row
-from autotune.wire.choices import (
+from autotune.wire.service import (
     Choice,
     Choices,
     ClusterChoice,
     CommandChoice,
+    Descriptions,
     FormField,
     FormOption,
     ModelChoice,
+    Names,
     Space,
     Validation,
 )
-from autotune.wire.service import Descriptions, Names
 from search_spaces.clusters.presets import cluster_preset_names, resolve_cluster
 from search_spaces.knob_values import KNOBS, domain_text
 from search_spaces.models.huggingface import resolve_model
@@ -159,7 +160,8 @@ def choices(settings: Settings, may_submit: bool) -> Choices:
 
 
 def _form_fields(settings: Settings) -> tuple[FormField, ...]:
-    options = {"engine": tuple(FormOption(value=name, label=_labelled(name)) for name in CAPABILITIES)} | {
+    labels = {name: " – ".join(filter(None, (name, _missing(name)))) for name in CAPABILITIES}
+    options = {"engine": tuple(FormOption(value=name, label=label) for name, label in labels.items())} | {
         name: tuple(FormOption(value=str(value), label=str(value)) for value in values)
         for name, values in {
             "objective": list(Objective), "strategy": strategy_names(), "optimizer": OPTIMIZERS, "runner": settings.runners,
@@ -196,11 +198,6 @@ def _kind(name: str, kind: Any, declared: RequestField, options: Mapping[str, tu
     if plain is bool:
         return "switch"
     return "text" if plain is str else "percent" if declared.unit == "SHARE" else "number"
-
-
-def _labelled(engine: str) -> str:
-    missing = _missing(engine)
-    return f"{engine} – {missing}" if missing else engine
 
 
 @cache

@@ -1,7 +1,8 @@
 """Jobs: submit, list, read, control."""
 
 import re
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -10,22 +11,22 @@ from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
 from api.auth import Principal, Reader, SettingsOf, Steerer, StoreOf, Submitter, if_visible, visible_job
+from api.computing import RequestBatcher
 from api.document import ETAG, LOCATED
 from api.fields import Integer
-from api.paging import page, page_response
 from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, resolved_submission
-from api.together import RequestBatcher
-from api.views import job_summary, job_view
+from api.views import answer_view, job_summary, job_view, page, page_response
 from autotune.errors import RequestError
+from autotune.loop.budget import Measurements, job_seconds_left
 from autotune.request.checks import MOST_TAGS, checked_labels
 from autotune.request.rows import request_of
 from autotune.session.allowed import is_from_outside
-from autotune.wire.jobs import Job, JobPage, job_etag
+from autotune.wire.jobs import Answer, Job, JobPage, Leaderboard, LeaderboardEntry, Overview, OverviewList, job_etag
 from search_spaces.outcome import JobState
-from storage.records import LABELS, ORIGIN, OVER, Ask, JobFilter, JobRecord, Submission
+from storage.records import LABELS, ORIGIN, OVER, Ask, JobFilter, JobRecord, Submission, TrialCounts
 from storage.store import Store
 
-router = APIRouter(prefix="/v1/jobs", tags=["jobs"])
+router = APIRouter(prefix="/v1", tags=["jobs"])
 
 JobId = Annotated[str, Path(pattern=r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$", description="A job's whole id.")]
 Limit = Annotated[int, Query(ge=1, le=1000, description="Most items to return.")]
@@ -37,8 +38,6 @@ Key = Annotated[
         description="Your own name for this submission: sent again with the same body, it does not open a second job.",
     ),
 ]
-Submissions = RequestBatcher[tuple[Mapping[str, Any], Submission], tuple[JobRecord, bool]]
-IfNoneMatch = Annotated[str | None, Header(alias="If-None-Match", max_length=200)]
 
 FROM_SERVICE = {ORIGIN: "service"}
 ASKED: dict[int | str, dict[str, Any]] = {202: {"headers": ETAG}, 409: {}}
@@ -65,7 +64,7 @@ class JobChange(BudgetChange):
 
 
 @router.post(
-    "",
+    "/jobs",
     operation_id="submit_job",
     status_code=202,
     responses={202: {"description": "The job waits for a worker.", "headers": LOCATED}, 409: {}},
@@ -81,13 +80,13 @@ async def submit_job(body: JobSubmission, request: Request, principal: Submitter
         submitter=principal.owner, priority=body.priority, devices=resolved.devices, key=key, body_hash=resolved.body_hash,
         by=principal.actor,
     )  # fmt: skip
-    submissions: Submissions = state.submissions
+    submissions: RequestBatcher[tuple[Mapping[str, Any], Submission], tuple[JobRecord, bool]] = state.submissions
     job, _ = await submissions.ask(({**resolved.row, **FROM_SERVICE}, submission))
     return _located(job, response)
 
 
 @router.get(
-    "",
+    "/jobs",
     operation_id="list_jobs",
     response_model=JobPage,
     responses={404: {"description": "The job of the cursor no longer exists."}},
@@ -135,12 +134,18 @@ def list_jobs(
 
 
 @router.get(
-    "/{job_id}",
+    "/jobs/{job_id}",
     operation_id="get_job",
     response_model=Job,
     responses={200: {"headers": ETAG}, 304: {"description": "Nothing has changed.", "headers": ETAG}},
 )
-async def get_job(job_id: JobId, request: Request, principal: Reader, response: Response, etags: IfNoneMatch = None) -> Any:
+async def get_job(
+    job_id: JobId,
+    request: Request,
+    principal: Reader,
+    response: Response,
+    etags: Annotated[str | None, Header(alias="If-None-Match", max_length=200)] = None,
+) -> Any:
     """One job."""
     jobs: RequestBatcher[str, JobRecord | None] = request.app.state.jobs
     job = if_visible(await jobs.ask(job_id), principal, job_id)
@@ -151,13 +156,13 @@ async def get_job(job_id: JobId, request: Request, principal: Reader, response: 
     return job_view(job)
 
 
-@router.post("/{job_id}/pause", operation_id="pause_job", status_code=202, responses=ASKED)
+@router.post("/jobs/{job_id}/pause", operation_id="pause_job", status_code=202, responses=ASKED)
 def pause_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> Job:
     """Pause the job: running trials finish, then it waits until it is resumed."""
     return _ask(store, principal, job_id, Ask.PAUSE, response)
 
 
-@router.post("/{job_id}/resume", operation_id="resume_job", status_code=202, responses=ASKED)
+@router.post("/jobs/{job_id}/resume", operation_id="resume_job", status_code=202, responses=ASKED)
 def resume_job(
     job_id: JobId,
     store: StoreOf,
@@ -176,19 +181,19 @@ def resume_job(
     return _ask(store, principal, job_id, Ask.RESUME, response, body)
 
 
-@router.post("/{job_id}/stop", operation_id="stop_job", status_code=202, responses=ASKED)
+@router.post("/jobs/{job_id}/stop", operation_id="stop_job", status_code=202, responses=ASKED)
 def stop_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> Job:
     """Stop the job: running trials finish, and the best so far is the result."""
     return _ask(store, principal, job_id, Ask.STOP, response)
 
 
-@router.post("/{job_id}/cancel", operation_id="cancel_job", status_code=202, responses=ASKED)
+@router.post("/jobs/{job_id}/cancel", operation_id="cancel_job", status_code=202, responses=ASKED)
 def cancel_job(job_id: JobId, store: StoreOf, principal: Steerer, response: Response) -> Job:
     """Cancel the job: kill its running trials and end it."""
     return _ask(store, principal, job_id, Ask.CANCEL, response)
 
 
-@router.post("/{job_id}/clone", operation_id="clone_job", status_code=202, responses={202: {"headers": LOCATED}, 409: {}})
+@router.post("/jobs/{job_id}/clone", operation_id="clone_job", status_code=202, responses={202: {"headers": LOCATED}, 409: {}})
 def clone_job(
     job_id: JobId, store: StoreOf, settings: SettingsOf, principal: Submitter, response: Response, key: Key = None
 ) -> Job:
@@ -202,7 +207,7 @@ def clone_job(
     return _located(store.queue.submit({**job.request, **FROM_SERVICE}, submission)[0], response)
 
 
-@router.patch("/{job_id}", operation_id="change_job", responses={200: {"headers": ETAG}, 409: {}, 412: {}})
+@router.patch("/jobs/{job_id}", operation_id="change_job", responses={200: {"headers": ETAG}, 409: {}, 412: {}})
 def change_job(
     job_id: JobId,
     body: JobChange,
@@ -250,3 +255,69 @@ def _located(job: JobRecord, response: Response) -> Job:
     response.headers["Location"] = f"/v1/jobs/{job.id}"
     response.headers["ETag"] = etag(job)
     return job_view(job)
+
+
+@router.get("/overviews", operation_id="list_overviews", responses={404: {"description": "One of the jobs does not exist."}})
+def list_overviews(
+    store: StoreOf,
+    principal: Reader,
+    jobs: Annotated[
+        list[Annotated[str, Field(pattern=r"^[0-9]{8}-[0-9]{6}-[a-z0-9]{4}$")]],
+        Query(alias="job", min_length=1, max_length=200, description="Jobs, by their whole ids."),
+    ],
+) -> OverviewList:
+    """The progress of these jobs: trials by outcome, and the best so far."""
+    records_by_id = store.jobs.exact(jobs)
+    visible = [if_visible(records_by_id.get(job_id), principal, job_id, "job") for job_id in dict.fromkeys(jobs)]
+    job_overviews = store.overviews.of([job.id for job in visible])
+    return OverviewList(items=tuple(_overview(job, job_overviews[job.id]) for job in visible))
+
+
+def _overview(job: JobRecord, overview: TrialCounts) -> Overview:
+    answer = answer_view(job)
+    done = Measurements(search=overview.searched, control=overview.controls, confirm=overview.confirmations)
+    return Overview(
+        job=job.id,
+        version=job.version,
+        outcomes={str(name): count for name, count in overview.outcomes.items()},
+        searched=overview.searched,
+        running=overview.running,
+        seconds_left=job_seconds_left(job, done),
+        best_rate=None if answer is None else answer.rate.mean,
+        baseline_rate=None if answer is None or answer.baseline_rate is None else answer.baseline_rate.mean,
+        gain=None if answer is None else answer.gain,
+        keeps_baseline=answer is not None and answer.keeps_baseline,
+    )
+
+
+Workload = tuple[str, str, int, int, int, str]
+"""Model, cluster, ranks, global batch size, sequence length, and the model's shape: names of uploaded models are not unique."""
+Name = Annotated[str | None, Query(max_length=200)]
+
+
+@router.get("/leaderboard", operation_id="list_leaderboard")
+def list_leaderboard(store: StoreOf, principal: Reader, model: Name = None, cluster: Name = None) -> Leaderboard:
+    """The fastest answer for each model and cluster; of jobs with the same ranks, batch, sequence length and shape of
+    the model."""
+    answers: defaultdict[Workload, list[tuple[Answer, JobRecord]]] = defaultdict(list)
+    # Jobs with an answer that are compared, newest first.
+    for answered in store.jobs.answered(2_000, None if principal.sees_all else principal.owner):
+        job, batch, length = answered.job, answered.global_batch_size, answered.sequence_length
+        answer = answer_view(job)
+        name, cluster_name = (str(job.request.get(field) or "") for field in ("model", "cluster"))
+        if answer is None or not name or not cluster_name or batch is None or length is None:
+            continue  # damaged, or a cluster of the user's own, which has no name
+        if model in (None, name) and cluster in (None, cluster_name):
+            answers[name, cluster_name, job.devices, batch, length, str(answered.shape)].append((answer, job))
+    items = tuple(_entry(workload, answers[workload]) for workload in sorted(answers))
+    return Leaderboard(items=items, jobs=sum(entry.jobs for entry in items))
+
+
+def _entry(workload: Workload, answered: Sequence[tuple[Answer, JobRecord]]) -> LeaderboardEntry:
+    answer, job = max(answered, key=lambda item: item[0].rate.mean)
+    model, cluster, ranks, batch, length, _ = workload
+    return LeaderboardEntry(
+        model=model, cluster=cluster, ranks=ranks, global_batch_size=batch, sequence_length=length, jobs=len(answered),
+        job=job.id, name=str(job.request.get("name") or ""), submitter=job.submitter, created=job.created,
+        trial=answer.trial, rate=answer.rate, gain=answer.gain,
+    )  # fmt: skip

@@ -11,10 +11,10 @@ from pydantic_core import to_json
 
 from api.auth import Reader, StoreOf, visible_job, while_allowed
 from api.hub import LogHub, StreamAnswer
-from api.paging import MOST_BYTES, page, page_response
 from api.routes.jobs import JobId, Limit
 from api.routes.results import MOST, LastEventId, Number
-from autotune.ops.trial_log import LogText, has_several_ranks
+from api.views import MOST_BYTES, page, page_response
+from autotune.text.visible_text import LogText, has_several_ranks
 from autotune.wire.jobs import LogPage, ProgressList
 from search_spaces.shared_records import LogNews, LogPart
 from storage.errors import UnknownTrialError

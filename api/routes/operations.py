@@ -26,11 +26,6 @@ router = APIRouter(tags=["operations"])
 
 log = logging.getLogger(__name__)
 
-FAILURES = 3
-"""Consecutive failures after which streams count as broken."""
-SEEN_SECONDS = 60.0
-"""A worker without a heartbeat for this long counts as gone."""
-
 
 class Health(BaseModel):
     """The state of the process."""
@@ -166,10 +161,12 @@ class DiskCheck:
 
 def readiness(store: Store, disk: DiskCheck, hubs: Sequence[Hub[Any]]) -> Readiness:
     """The state of the service. It contains no hosts, paths or errors, because the route needs no key."""
+    # A worker without a heartbeat for this long counts as gone.
+    seen_seconds = 60.0
     try:
         revision, workers = store.revision(), None
         if revision == HEAD:
-            workers = store.workers.alive(SEEN_SECONDS)
+            workers = store.workers.alive(seen_seconds)
     except DatabaseUnavailableError:
         return _unavailable(database="cannot be used")
     if workers is None:
@@ -177,10 +174,11 @@ def readiness(store: Store, disk: DiskCheck, hubs: Sequence[Hub[Any]]) -> Readin
         return _unavailable(database="ok", migration=mismatch)
     if not disk.is_writable():
         return _unavailable(database="ok", migration=revision, disk="full or nearly full: see the log for the reason")
-    failing = any(hub.failures >= FAILURES for hub in hubs)
+    # Consecutive failures after which streams count as broken.
+    failing = any(hub.failures >= 3 for hub in hubs)
     ray = _ray(workers)
     status = "ok" if workers and not ray.startswith("failed") and not failing else "degraded"
-    worker_text = f"{len(workers)} seen within {SEEN_SECONDS:.0f} s" if workers else f"none seen within {SEEN_SECONDS:.0f} s"
+    worker_text = f"{len(workers)} seen within {seen_seconds:.0f} s" if workers else f"none seen within {seen_seconds:.0f} s"
     streams = "failed: news cannot be read; the log has the reason" if failing else "ok"
     return Readiness(
         status=status, database="ok", migration=revision, workers=worker_text, ray=ray, disk="ok", streams=streams

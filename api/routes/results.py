@@ -11,9 +11,8 @@ from starlette.exceptions import HTTPException
 from api.auth import Reader, StoreOf, visible_job, while_allowed
 from api.computing import Computing
 from api.hub import EventHub, StreamAnswer
-from api.paging import page, page_response
 from api.routes.jobs import JobId, Limit
-from api.views import attempt_view
+from api.views import attempt_view, page, page_response
 from autotune.frameworks.export import Export
 from autotune.frameworks.exporters import EXPORTERS, exporter
 from autotune.outcome.best_config import build_best_config

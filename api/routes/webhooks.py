@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from api.auth import Principal, Reader, SettingsOf, StoreOf, Submitter
 from api.computing import PoolsOf
-from api.targets import checked_target, networks
+from api.deliverer import checked_target, networks
 from autotune.wire.service import Delivery, DeliveryList, NewWebhook, Webhook, WebhookList
 from storage.errors import UnknownWebhookError
 from storage.records import Scope

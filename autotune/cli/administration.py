@@ -17,7 +17,7 @@ from autotune.cli.database import open_database
 from autotune.cli.options import Database, Json, only_database, parse_bytes
 from autotune.cli.status import Status, print_line, write_document
 from autotune.errors import RequestError
-from autotune.ops.output import require_writable, write_whole
+from autotune.output import require_writable, write_whole
 from search_spaces.plain import to_plain
 from storage.service_records import Quota, Quotas
 

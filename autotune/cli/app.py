@@ -10,14 +10,13 @@ from typing import Annotated
 import typer
 
 from autotune import installed
-from autotune.cli import options, planning_app, service_app
-from autotune.cli.command_words import command_of, without_command
+from autotune.cli import options, service_app
 from autotune.cli.database import database_app, study_app
 from autotune.cli.jobs import jobs_app
 from autotune.cli.options import SET, Database, Job, Json, Url
 from autotune.cli.overview import OverviewGroup
-from autotune.cli.question_options import QuestionCommand, asked_values, given_fields
-from autotune.cli.request_app import request_app
+from autotune.cli.question_app import planning_app, tuning_app
+from autotune.cli.question_options import QuestionCommand, asked_values, command_of, given_fields, without_command
 from autotune.cli.status import PROGRAM, Status, exit_status, print_error
 
 app = typer.Typer(
@@ -66,7 +65,7 @@ def _root(
         raise typer.Exit(Status.USAGE)
 
 
-app.registered_commands += request_app.registered_commands
+app.registered_commands += tuning_app.registered_commands
 app.registered_commands += jobs_app.registered_commands  # here, because `--help` lists commands in this order
 
 
@@ -199,7 +198,7 @@ def profile(
     return profile_command(ProfileOptions(**asked, depth=depth, every_block=every_block, timeout=timeout, json=json))
 
 
-app.registered_commands += planning_app.app.registered_commands
+app.registered_commands += planning_app.registered_commands
 service_app.register(app)
 app.add_typer(database_app, name="db")
 app.add_typer(study_app, name="study")
@@ -354,9 +353,9 @@ def doctor(
     json: Json = False,
 ) -> Status:
     """Check this installation and this machine; exit status 1 if something would prevent a sweep."""
-    from autotune.cli.doctor import DoctorOptions, doctor_command
+    from autotune.cli.doctor import doctor_command
 
-    return doctor_command(DoctorOptions(cluster=cluster, ray_address=ray_address, database=db, json=json))
+    return doctor_command(cluster, ray_address, db, json)
 
 
 @app.command()

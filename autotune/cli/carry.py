@@ -13,7 +13,7 @@ from autotune.cli.status import Status, write_document
 from autotune.errors import RequestError
 from autotune.frameworks.framework import Surroundings
 from autotune.frameworks.shell_values import stated_variables
-from autotune.ops.output import require_writable, write_whole
+from autotune.output import require_writable, write_whole
 from autotune.prediction.planning.estimate import StepEstimate
 from autotune.prediction.planning.question import cluster_of
 from autotune.question.question import QuestionFields

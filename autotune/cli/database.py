@@ -17,7 +17,7 @@ import typer
 from autotune.cli.options import Database, Job, Url, only_database
 from autotune.cli.status import Status, print_line
 from autotune.errors import AutotuneError, OutputError, RequestError
-from autotune.ops.output import require_writable
+from autotune.output import require_writable
 from autotune.text.visible_text import visible
 from search_spaces.errors import SearchSpaceError
 
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
     from storage.service_records import Damage
     from storage.store import Store
 
-PART = 1 << 20
-"""Characters per copy."""
 Out = Annotated[Path | None, typer.Option(metavar="FILE", help="A file, packed if it ends in .gz. [default: standard output]")]
 In = Annotated[Path, typer.Argument(metavar="FILE", help="A file written by the corresponding command; - for standard input.")]
 
@@ -183,14 +181,16 @@ def _sink(out: Path | None) -> Iterator[TextIO]:
 
 def _publish(file: TextIO, path: Path, out: Path | None) -> None:
     file.seek(0)
+    # Characters per copy.
+    part = 1 << 20
     if out is None:
-        shutil.copyfileobj(file, sys.stdout, PART)
+        shutil.copyfileobj(file, sys.stdout, part)
         sys.stdout.flush()
         return
     if out.suffix == ".gz":
         with tempfile.NamedTemporaryFile("wb", dir=path.parent, prefix=".autotune-", delete=False) as packed:
             with gzip.open(packed, "wt", encoding="utf-8") as text:
-                shutil.copyfileobj(file, text, PART)
+                shutil.copyfileobj(file, text, part)
             packed.flush()
             os.fsync(packed.fileno())
         Path(packed.name).replace(path)

@@ -22,12 +22,13 @@ from storage.address import default_database_url
 from storage.records import ENDED, Ask, JobFilter, JobRecord, Submission, TrialRecord
 from storage.store import open_store
 
-POLL_SECONDS = 0.2
-PAGE = 500
-
 
 class DatabaseBackend(JobBackend):
     """See `JobBackend`."""
+
+    _PAGE = 500
+
+    _POLL_SECONDS = 0.2
 
     runs_jobs = True
 
@@ -77,7 +78,7 @@ class DatabaseBackend(JobBackend):
 
     def trials(self, job: str | None, first: int = 0) -> Iterator[TrialRecord]:
         job_id = self._store.jobs.get(job).id
-        while page := self._store.trials.of(job_id, first, PAGE):
+        while page := self._store.trials.of(job_id, first, self._PAGE):
             yield from page
             first = page[-1].number + 1
 
@@ -93,7 +94,7 @@ class DatabaseBackend(JobBackend):
 
     def logs(self, job: str | None, trial: int, attempt: int | None = None, rank: int | None = None) -> Iterator[LogPart]:
         job_id, after = self._store.jobs.get(job).id, 0
-        while parts := self._store.logs.of(job_id, trial, after, PAGE, attempt, rank):
+        while parts := self._store.logs.of(job_id, trial, after, self._PAGE, attempt, rank):
             yield from parts
             after = parts[-1].sequence
 
@@ -101,14 +102,14 @@ class DatabaseBackend(JobBackend):
         self, job: str | None, trial: int, after: int, attempt: int | None = None, rank: int | None = None
     ) -> Iterator[LogPart]:
         of = (self._store.jobs.get(job).id, trial)
-        while (news := self._store.logs.news({of: after}, PAGE).get(of)) is not None:
+        while (news := self._store.logs.news({of: after}, self._PAGE).get(of)) is not None:
             yield from (part for part in news.parts if attempt in (None, part.attempt) and rank in (None, part.rank))
             if news.over:
                 return
             if news.parts:
                 after = news.parts[-1].sequence
             else:
-                time.sleep(POLL_SECONDS)
+                time.sleep(self._POLL_SECONDS)
 
     def best(self, job: str | None) -> dict[str, Any]:
         snapshot = read_snapshot(self._store, self._store.jobs.get(job).id)
@@ -131,7 +132,7 @@ class DatabaseBackend(JobBackend):
         job_id = self._store.jobs.get(job).id
         reported: Collection[AttemptProgress] = ()
         while True:
-            events = self._store.events.of(job_id, after, PAGE)
+            events = self._store.events.of(job_id, after, self._PAGE)
             yield from events
             if events:
                 after = events[-1].sequence
@@ -142,4 +143,4 @@ class DatabaseBackend(JobBackend):
             record = self._store.jobs.get(job_id)
             if record.state in ENDED and record.version <= after:
                 return
-            time.sleep(POLL_SECONDS)
+            time.sleep(self._POLL_SECONDS)

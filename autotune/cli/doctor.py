@@ -50,33 +50,21 @@ class CheckedItem:
         return {"name": self.name, "good": self.good, "text": self.text, "remedy": self.remedy}
 
 
-PACKAGES = ("api", "autotune", "executor", "search_spaces", "storage")
 SHARED_MEMORY_BYTES = 1 << 30
 """Minimum free space in /dev/shm, which holds Ray's object store and the buffers of gloo and NCCL."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DoctorOptions:
-    """Parsed options of the command."""
-
-    cluster: bool
-    """Whether every node of a Ray cluster is checked too."""
-    ray_address: str | None
-    database: str | None
-    json: bool
-
-
-def doctor_command(options: DoctorOptions) -> Status:
-    """Run all checks. Nothing is changed, except that the database is opened."""
-    if options.ray_address is not None and not options.cluster:
+def doctor_command(cluster: bool, ray_address: str | None, database: str | None, json: bool) -> Status:
+    """Run all checks; `cluster`: of every node of a Ray cluster too. Nothing is changed, except that the database is opened."""
+    if ray_address is not None and not cluster:
         raise RequestError("ray_address", "is for a cluster, but only this machine is checked", "add --cluster")
     checks: list[Callable[[], list[CheckedItem]]] = [
-        _python, _packages, _engines, _names, _machine, _shared_memory, lambda: _database(options.database),
+        _python, _packages, _engines, _names, _machine, _shared_memory, lambda: _database(database),
     ]  # fmt: skip
-    if options.cluster:
-        checks.append(lambda: cluster_findings(options.ray_address, options.database))
+    if cluster:
+        checks.append(lambda: cluster_findings(ray_address, database))
     findings = [finding for check in checks for finding in check()]
-    if options.json:
+    if json:
         write_document([finding.document() for finding in findings])
     else:
         console = Console()
@@ -119,12 +107,13 @@ def _names() -> list[CheckedItem]:
     """Another distribution with one of our top-level package names conflicts with ours in one environment."""
     owners = importlib.metadata.packages_distributions()
     findings = []
-    for package in PACKAGES:
+    packages = ("api", "autotune", "executor", "search_spaces", "storage")
+    for package in packages:
         other_owners = sorted({owner for owner in owners.get(package, []) if owner.lower() not in (WHOLE, CLIENT)})
         if other_owners:
             text = f"the package {package!r} is also installed by {', '.join(other_owners)}"
             findings.append(CheckedItem(name="names", good=False, text=text, remedy="use an environment without it"))
-    return findings or [CheckedItem(name="names", good=True, text=f"{', '.join(PACKAGES)} belong only to autotune")]
+    return findings or [CheckedItem(name="names", good=True, text=f"{', '.join(packages)} belong only to autotune")]
 
 
 def _machine() -> list[CheckedItem]:
@@ -349,10 +338,6 @@ def links_of(topology: Sequence[str]) -> dict[str, str]:
     return link_of_pair
 
 
-SLOWER = 2.0
-"""Slowdown above which a fault is assumed; smaller ones cannot be distinguished from other traffic."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedAllReduce:
     """Expected duration of an all-reduce over a pair."""
@@ -415,7 +400,9 @@ def _finding(pair: "Pair", expected: ExpectedAllReduce | None, backend: str) -> 
 
 
 def _slower(pair: "Pair", expected: ExpectedAllReduce) -> Iterator[str]:
-    if pair.small_seconds > SLOWER * expected.small_seconds:
+    # Slowdown above which a fault is assumed; smaller ones cannot be distinguished from other traffic.
+    slower = 2.0
+    if pair.small_seconds > slower * expected.small_seconds:
         yield f"{pair.small_seconds / expected.small_seconds:.1f} times the latency"
-    if pair.large_seconds > SLOWER * expected.large_seconds:
+    if pair.large_seconds > slower * expected.large_seconds:
         yield f"{expected.large_seconds / pair.large_seconds:.0%} of the bandwidth"

@@ -1,7 +1,8 @@
-"""The values of each knob that engines honour, and combinations that they refuse: docs/engines.md, `autotune engines`."""
+"""Reference tables of engines and knobs: docs/engines.md, docs/knobs.md, `autotune engines`."""
 
 import itertools
 import sys
+from collections.abc import Iterable
 
 from rich.table import Table
 
@@ -9,14 +10,18 @@ from autotune.cli.status import Status
 from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.text.console import Console
 from search_spaces.capability import Capability, Combination
-from search_spaces.knob import Value
-from search_spaces.knob_values import KNOBS, value_text
-from search_spaces.reference import markdown_table
+from search_spaces.knob import Knob, Numerics, Value
+from search_spaces.knob_values import KNOBS, domain_text, value_text
+from search_spaces.rules.table import RULES
+from search_spaces.spaces import CUDA_DEFAULTS
 from search_spaces.trial_config import SCRIPT, TrialConfig
 
 Row = tuple[str, ...]
 
-INTRODUCTION = """\
+
+def engines_page_markdown() -> str:
+    """The whole page docs/engines.md."""
+    introduction = """\
 # Engines
 
 Generated from `executor/engines/*/capability.py` by `autotune engines --markdown`.
@@ -29,15 +34,11 @@ rule `engine-honours` refuses other values before any process starts. The rules 
 
 `command` runs your training script: it honours the knobs that the script's [placeholders](bring-your-own-script.md) pass on.
 """
-
-
-def engines_page_markdown() -> str:
-    """The whole page."""
     knobs = markdown_table(knob_head(), ((f"`{name}`", *cells) for name, *cells in knob_rows()))
     schedules = markdown_table(schedule_head(), ((f"`{name}`", *cells) for name, *cells in schedule_rows()))
     refused = markdown_table(refused_head(), ((engine, f"`{rule}`", *cells) for engine, rule, *cells in refused_rows()))
     return (
-        f"{INTRODUCTION}\n{knobs}\n## Pipeline schedules\n\n"
+        f"{introduction}\n{knobs}\n## Pipeline schedules\n\n"
         "`yes`: supported with all other honoured values; `unless`: the named rule below refuses it with some of them.\n"
         f"\n{schedules}\n## Combinations that are refused\n\n"
         f"Values that an engine honours individually but refuses in combination, before any process starts.\n\n{refused}"
@@ -137,3 +138,53 @@ def _print(head: Row, rows: list[Row], console: Console) -> None:
     for row in rows:
         table.add_row(*row)
     console.print(table)
+
+
+def knobs_page_markdown() -> str:
+    """The whole page docs/knobs.md."""
+    introduction = """\
+# Knobs
+
+Generated from `search_spaces.knob_values` and `search_spaces.rules.table` by `autotune.cli.engines.knobs_page_markdown()`.
+
+Sizes are in elements, not bytes. A knob whose condition does not hold is set to its default, and all element sizes of at
+least the model's parameter count are one value (the default if it is among them, else the count), so that configurations
+with equal behaviour are one configuration. **Numerics** is the effect of a change on the results: `exact`: the same sums in
+the same order, `reorders`: equal except for rounding, `changes`: different results; such a knob is searched only if a space
+file or a pin names it. **A change needs**, from cheap to expensive: `step`, `rebuild`, `process_group`, `process`.
+"""
+    head = ("knob", "what it does", "domain", "default", "has an effect when", "numerics", "a change needs")
+    knobs = markdown_table(head, (_knob_row(knob) for knob in KNOBS.values()))
+    rows = []
+    for rule in RULES:
+        names = "every knob" if len(rule.reads) == len(KNOBS) else ", ".join(f"`{name}`" for name in rule.reads)
+        rows.append((f"`{rule.name}`", names, rule.remedy))
+    rules = markdown_table(("rule", "knobs", "remedy"), rows)
+    rules_head = "These apply to every engine. [Engines](engines.md) lists what each engine refuses in addition."
+    return f"{introduction}\n{knobs}\n## Rules\n\n{rules_head}\n\n{rules}"
+
+
+def _knob_row(knob: Knob) -> tuple[str, ...]:
+    numerics = f"**{knob.numerics}**" if knob.numerics is Numerics.CHANGES else str(knob.numerics)
+    condition = knob.condition.name if knob.condition else "always"
+    return (
+        f"`{knob.name}`",
+        knob.description,
+        domain_text(knob),
+        default_text(knob),
+        condition,
+        numerics,
+        str(knob.applies),
+    )
+
+
+def default_text(knob: Knob) -> str:
+    """The default, and the default on CUDA devices if it differs."""
+    default = value_text(knob.default)
+    return f"{default}; {value_text(CUDA_DEFAULTS[knob.name])} on CUDA" if knob.name in CUDA_DEFAULTS else default
+
+
+def markdown_table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    """A Markdown table, a line for each row."""
+    lines = [head, ("---",) * len(head), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

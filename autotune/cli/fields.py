@@ -7,9 +7,8 @@ from typing import Any
 
 from autotune.cli.status import print_note
 from autotune.installed import has
-from autotune.request.failures_field import read_failures
 from autotune.request.field_forms import read_lengths, read_loads
-from autotune.request.rows import read_config_file
+from autotune.request.rows import read_config_file, read_failures
 from autotune.session.baselines import read_baseline
 from search_spaces.errors import ModelFormatError
 from search_spaces.models.huggingface import BUILT, is_factory_reference, read_model_config

@@ -20,8 +20,6 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.finding import Effect
 from search_spaces.models.huggingface import resolve_model
 
-AUTO = "auto"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LintOptions:
@@ -72,12 +70,12 @@ def lint_command(options: LintOptions) -> Status:
 def _asked(words: tuple[str, ...]) -> tuple[str, list[Path]]:
     """The format, empty if the files decide it, and the files."""
     first, further = words[0], words[1:]
-    if first in (AUTO, *FORMATS):
+    if first in ("auto", *FORMATS):
         if not further:
             raise RequestError("file", "is missing", "name the files to check")
-        return "" if first == AUTO else first, [Path(word) for word in further]
+        return "" if first == "auto" else first, [Path(word) for word in further]
     if further and not Path(first).exists():
-        raise UnknownFormatError("format", f"{first!r} is not known", f"use {AUTO}, {', '.join(FORMATS)}")
+        raise UnknownFormatError("format", f"{first!r} is not known", f"use auto, {', '.join(FORMATS)}")
     return "", [Path(word) for word in words]
 
 

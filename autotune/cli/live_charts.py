@@ -123,8 +123,6 @@ def _label_width(y: ChartAxis) -> int:
 
 HEIGHTS = (9, 15)
 """Minimum and maximum lines of a chart, which takes a third of the terminal."""
-GAP = 2
-LEGEND_GAP = "  "
 
 
 class ChartMark(StrEnum):
@@ -194,14 +192,15 @@ def charts(session: Session, snapshot: JobSnapshot, verdict: JobVerdict | None, 
     if not trials:
         return []
     several = width >= 76
-    wide = min((width - GAP) // 2 if several else width, 72)
+    gap = 2
+    wide = min((width - gap) // 2 if several else width, 72)
     high = min(max(height // 3, HEIGHTS[0]), HEIGHTS[1]) - 1
     baseline = measured_baseline(snapshot, session.baselines)
     shown = _Shown(ranking=session.ranking, trials=trials, baseline=baseline, verdict=verdict)
     scatter, marks = _scatter(shown, wide, high)
     if several:
         beside = zip(scatter, _best_so_far(shown, wide, high), strict=True)
-        scatter = [Text.assemble(left_line, " " * GAP, right_line) for left_line, right_line in beside]
+        scatter = [Text.assemble(left_line, " " * gap, right_line) for left_line, right_line in beside]
     return [*scatter, *_legend(session.ranking, marks, width)]
 
 
@@ -262,12 +261,13 @@ def _reached(trial: TrialRecord) -> float:
 def _legend(ranking: Ranking, marks: Collection[ChartMark], width: int) -> list[Text]:
     """The legend of the drawn marks, in as many lines as necessary."""
     lines = [Text()]
+    legend_gap = "  "
     for mark in (mark for mark in ChartMark if mark in marks):
         name = f"{mark.value} {bytes_text(ranking.memory_limit_bytes)}" if mark is ChartMark.LIMIT else mark.value
         entry = Text.assemble(LOOKS[mark], (f" {name}", "dim"))
-        if lines[-1] and lines[-1].cell_len + len(LEGEND_GAP) + entry.cell_len > width:
+        if lines[-1] and lines[-1].cell_len + len(legend_gap) + entry.cell_len > width:
             lines.append(Text())
-        lines[-1].append_text(Text(LEGEND_GAP if lines[-1] else "")).append_text(entry)
+        lines[-1].append_text(Text(legend_gap if lines[-1] else "")).append_text(entry)
     return lines
 
 

@@ -7,7 +7,6 @@ from rich.table import Table
 
 from autotune.cli.status import Status, write_document
 from autotune.text.console import Console
-from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.devices import device_preset, link_of
 from search_spaces.clusters.presets import cluster_preset_names, cluster_source, resolve_cluster
 from search_spaces.errors import SearchSpaceError
@@ -66,8 +65,18 @@ def clusters_command(as_json: bool) -> Status:
     clusters = [(name, resolve_cluster(name)) for name in cluster_preset_names()]
     devices = [(name, device_preset(name), link_of(name)) for name in preset_tables("devices")]
     if as_json:
+        fields = (
+            "devices_per_node", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node",
+            "link_domain_size",
+        )  # fmt: skip
         document = {
-            "clusters": [_cluster_row(name, cluster) for name, cluster in clusters],
+            "clusters": [
+                {
+                    "name": name, "device": cluster.device.name, **{field: getattr(cluster, field) for field in fields},
+                    "source": cluster_source(name),
+                }
+                for name, cluster in clusters
+            ],
             "devices": [
                 {
                     "name": name, "memory_bytes": device.memory_bytes, "peak_flops": device.peak_flops, "link": link,
@@ -102,12 +111,6 @@ def clusters_command(as_json: bool) -> Status:
         soft_wrap=True, highlight=False,
     )  # fmt: skip
     return Status.OK
-
-
-def _cluster_row(name: str, cluster: ClusterSpec) -> dict[str, Any]:
-    fields = ("devices_per_node", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node")
-    figures = {field: getattr(cluster, field) for field in (*fields, "link_domain_size")}
-    return {"name": name, "device": cluster.device.name, **figures, "source": cluster_source(name)}
 
 
 def _table(*columns: str) -> Table:

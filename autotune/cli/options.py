@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from autotune.errors import RequestError
-from autotune.ops.logs import LogFormat
+from autotune.logs import LogFormat
 from autotune.question.field import Panel
 from autotune.question.sizes import parse_length, parse_size
 
@@ -81,32 +81,8 @@ RayToInspect = Annotated[
         help="HOST:PORT. Default: AUTOTUNE_RAY_ADDRESS, RAY_ADDRESS, else the Ray that this machine belongs to.",
     ),
 ]  # fmt: skip
-Price = Annotated[
-    float | None,
-    typer.Option(
-        metavar="PRICE", help="Price of a device per hour, for the objective cost.", rich_help_panel=Panel.SERIES.value
-    ),
-]
-Rate = Annotated[
-    float | None,
-    typer.Option(metavar="RATE", help="Samples/s to reach, for the objective devices.", rich_help_panel=Panel.SERIES.value),
-]
-Step = Annotated[
-    int | None,
-    typer.Option(
-        metavar="TOKENS",
-        help="Resolution in tokens of the objective sequence. [default: 128]",
-        rich_help_panel=Panel.SERIES.value,
-    ),
-]
 AllTrials = Annotated[int | None, typer.Option("--trials", min=1, metavar="N", help="Total number of search trials.")]
 AllSeconds = Annotated[float | None, typer.Option("--max-seconds", metavar="SECONDS", help="Total seconds.")]
-TrialSeconds = Annotated[
-    float | None,
-    typer.Option(
-        metavar="SECONDS", help="Maximum seconds of timed steps in a trial. [default: 5]", rich_help_panel=Panel.TRIALS.value
-    ),
-]
 SET = {"metavar": "NAME=VALUE", "help": "A variable of a launch script, or an argument by its number. May be repeated."}
 Set = Annotated[list[str] | None, typer.Option("--set", rich_help_panel=Panel.SEARCH.value, **SET)]
 From = Annotated[
@@ -147,46 +123,6 @@ Pattern = Annotated[
     typer.Option(
         metavar="REGEX",
         help="Regular expression that reads the rate from the command's log, with named groups.",
-        rich_help_panel=Panel.SCRIPT.value,
-    ),
-]
-TrialFolder = Annotated[
-    str | None,
-    typer.Option(
-        metavar="WAY",
-        help="Where a trial of the command runs: none (in its own folder), link or copy (in a new one). [default: none]",
-        rich_help_panel=Panel.SCRIPT.value,
-    ),
-]
-Template = Annotated[
-    Path | None,
-    typer.Option(
-        metavar="FILE",
-        help="Configuration file with placeholders, such as config.json.in; {template} in the command is its path.",
-        rich_help_panel=Panel.SCRIPT.value,
-    ),
-]
-ParameterCount = Annotated[
-    str | None,
-    typer.Option(
-        metavar="COUNT", help="Trained parameters of the command's model, such as 125M.", rich_help_panel=Panel.SCRIPT.value
-    ),
-]
-ScriptKnobs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--script-knob",
-        metavar="NAME=A,B",
-        help="Values for the placeholder {NAME} of the command. May be repeated.",
-        rich_help_panel=Panel.SCRIPT.value,
-    ),
-]
-EnvironmentKnobs = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--environment-knob",
-        metavar="NAME=A,B",
-        help="Values of an environment variable of the command. May be repeated.",
         rich_help_panel=Panel.SCRIPT.value,
     ),
 ]

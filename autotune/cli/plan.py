@@ -77,9 +77,6 @@ LETTERS = {
     "optimizer": ("o", "cyan"), "offload": ("h", "red"),
 }  # fmt: skip
 """Part of a step -> its letter in a bar."""
-ALTERNATIVES = 4
-"""Maximum alternatives printed per knob."""
-ALWAYS = ("zero_stage", "micro_batch_size")
 
 
 def print_plans(question: Question, plans: RankedPlans, options: PlanOptions, console: Console, ties: bool = False) -> None:
@@ -105,10 +102,12 @@ def print_plans(question: Question, plans: RankedPlans, options: PlanOptions, co
     if options.objective is PlanObjective.THROUGHPUT and (note := _unusual_note(plans, question)):
         print_line(note)
     print_line("")
+    # Maximum alternatives printed per knob.
+    alternatives = 4
     for number, ranked in enumerate(plans.plans, 1):
         console.print(_figures(number, ranked, question), soft_wrap=True)
         print_line("    " + _config_text(ranked, ranked.estimate.config, question), "dim" if number > 1 else "")
-        for position, choice in enumerate(ranked.goodput[: ALTERNATIVES if number == 1 else 1]):
+        for position, choice in enumerate(ranked.goodput[: alternatives if number == 1 else 1]):
             print_line(f"    {'' if position == 0 else 'or '}{goodput_text(choice)}", "dim" if number > 1 or position else "")
         if (simplest := ranked.simplest) is not None:
             rate = question.global_batch_size / simplest.seconds
@@ -133,7 +132,7 @@ def print_plans(question: Question, plans: RankedPlans, options: PlanOptions, co
             "bold",
         )
         for reason in best.reasons:
-            print_line("  " + reason.text(best.goal, ALTERNATIVES))
+            print_line("  " + reason.text(best.goal, alternatives))
 
 
 def _unusual_note(plans: RankedPlans, question: Question) -> str:
@@ -235,7 +234,7 @@ def _config_text(plan: RankedPlan, config: TrialConfig, question: Question) -> s
     """All knobs that differ from the device's defaults."""
     changed = config.differences(plan.base)
     world = plan.cluster.world_size
-    always = ALWAYS if config.zero_ranks(world) > 1 else ("micro_batch_size",)
+    always = ("zero_stage", "micro_batch_size") if config.zero_ranks(world) > 1 else ("micro_batch_size",)
     names = (name for name in dict.fromkeys((*always, *changed)) if name not in TRAFFIC or has_traffic(config, world))
     shown = [f"{name}={value_text(getattr(config, name))}" for name in names]
     data, count = config.data_parallel_size(world), config.gradient_accumulation_steps(question.global_batch_size, world)

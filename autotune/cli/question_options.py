@@ -1,26 +1,62 @@
-"""Options of the fields of a question, made from their declarations."""
+"""Options of the fields of a question, made from their declarations; the user's command after `--` and its options."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand
 
 from autotune.cli import options
-from autotune.cli.command_words import SCRIPT_COMMANDS, command_of
+from autotune.errors import RequestError
 from autotune.question.field import EVERY, ONE_AT_A_TIME, PLANNED, Panel, RequestField, declared_fields, option_name, plain_type
 
 _SCRIPT: dict[str, Any] = {
     "launcher": options.Launcher,
     "plugin": options.Plugin,
     "folder": options.Folder,
-    "trial_folder": options.TrialFolder,
+    "trial_folder": Annotated[
+        str | None,
+        typer.Option(
+            metavar="WAY",
+            help="Where a trial of the command runs: none (in its own folder), link or copy (in a new one). [default: none]",
+            rich_help_panel=Panel.SCRIPT.value,
+        ),
+    ],
     "pattern": options.Pattern,
-    "template": options.Template,
-    "parameter_count": options.ParameterCount,
-    "script_knobs": options.ScriptKnobs,
-    "environment_knobs": options.EnvironmentKnobs,
+    "template": Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Configuration file with placeholders, such as config.json.in; {template} in the command is its path.",
+            rich_help_panel=Panel.SCRIPT.value,
+        ),
+    ],
+    "parameter_count": Annotated[
+        str | None,
+        typer.Option(
+            metavar="COUNT", help="Trained parameters of the command's model, such as 125M.", rich_help_panel=Panel.SCRIPT.value
+        ),
+    ],
+    "script_knobs": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--script-knob",
+            metavar="NAME=A,B",
+            help="Values for the placeholder {NAME} of the command. May be repeated.",
+            rich_help_panel=Panel.SCRIPT.value,
+        ),
+    ],
+    "environment_knobs": Annotated[
+        list[str] | None,
+        typer.Option(
+            "--environment-knob",
+            metavar="NAME=A,B",
+            help="Values of an environment variable of the command. May be repeated.",
+            rich_help_panel=Panel.SCRIPT.value,
+        ),
+    ],
     "report_seconds": options.ReportSeconds,
 }
 """Part of the user's own script, which is the field `command` -> its option."""
@@ -142,3 +178,49 @@ def _help(declared: RequestField, default: Any, command: str) -> str:
     default_text = f"{default:g}" if isinstance(default, float) else "" if default in (None, "", ()) else str(default)
     shown = (declared.shown_default or default_text).strip()
     return f"{text} [default: {shown}]" if shown else text
+
+
+SCRIPT_COMMANDS = ("sweep", "submit", "check")
+"""Our commands whose question may be a user's command."""
+KEY = "command"
+
+
+def without_command(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]]:
+    """Split our arguments from the words of the user's command, in which our options are not parsed."""
+    words = list(arguments)
+    # Our commands that accept a user's command.
+    if not words or words[0] not in (*SCRIPT_COMMANDS, "verify") or "--" not in words:
+        return words, {}
+    at = words.index("--")
+    return words[:at], {KEY: words[at + 1 :]}
+
+
+def command_of(context: typer.Context, **options: Any) -> dict[str, Any] | None:
+    """The field `command` of a request; None: there is none.
+
+    Raises:
+        RequestError: an option about a command is given without a command, or cannot be parsed.
+    """
+    settings = {name: value for name, value in options.items() if value is not None}
+    words = (context.obj or {}).get(KEY)
+    if words is None:
+        if settings:
+            name = next(iter(settings))
+            raise RequestError(name, "requires a command", "write the command after --, as in -- python train.py")
+        return None
+    if (template := settings.pop("template", None)) is not None:
+        try:
+            settings |= {"template": template.read_text(encoding="utf-8"), "template_name": template.name.removesuffix(".in")}
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError("command.template", f"{template} cannot be read ({error})", "name a text file") from error
+    for name in ("script_knobs", "environment_knobs"):
+        if name in settings:
+            settings[name] = dict(_values(name, text) for text in settings[name])
+    return {"arguments": words, "folder": str(Path.cwd()), **settings}
+
+
+def _values(field: str, text: str) -> tuple[str, list[str]]:
+    name, equals, values = text.partition("=")
+    if not (name and equals and values):
+        raise RequestError(f"command.{field}", f"{text!r} is not NAME=VALUES", "write for example num_workers=0,2,4")
+    return name.strip(), [value.strip() for value in values.split(",")]

@@ -8,9 +8,9 @@ from autotune.cli.status import Status, error_document, write_document
 from autotune.errors import OutputError, RequestError
 from autotune.frameworks.best_config import best_config_text, read_best_config, request_of, require_measured
 from autotune.objective.intervals import Repeat
-from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.job_snapshot import repeat_of
 from autotune.outcome.verification import Verification, target_session, verified, verify
+from autotune.output import require_writable, write_whole
 from autotune.ray_cluster import run_by
 from autotune.session.resolve import prepare
 from autotune.session.session import Session

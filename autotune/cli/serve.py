@@ -26,9 +26,9 @@ from autotune.cli import ROOT, bind_own_packages
 from autotune.cli.administration import parsed_quotas
 from autotune.cli.status import Status
 from autotune.cli.worker import pass_environment
+from autotune.client.transport import is_loopback
 from autotune.errors import RequestError
-from autotune.ops.logs import LogFormat, set_up_logs, traces
-from autotune.ops.network import is_loopback
+from autotune.logs import LogFormat, set_up_logs, traces
 from autotune.request.field_forms import parse_allowed
 from autotune.text.console import Console
 from search_spaces.plain import to_plain
@@ -37,15 +37,8 @@ from storage.service_records import Quotas
 from storage.store import open_store
 
 SHUTDOWN_SECONDS = 30
-MOST_DESCRIPTORS = 65_536
-RESERVED_DESCRIPTORS = 128
-"""For the database, webhooks and pipes, and for connections that have just been accepted."""
-LEAST_CONNECTIONS = 64
-BACKLOGS = (32, 1024)
-"""Listen backlog with few and with many descriptors. Waiting connections are accepted all at once."""
 
 log = logging.getLogger(__name__)
-_SPAWN = multiprocessing.get_context("spawn")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,9 +112,12 @@ def serve_command(options: ServeOptions) -> Status:
         )
     _require_tls_files(options.tls_certificate, options.tls_key)
     descriptors = _raised_descriptors()
-    connections = min(options.connections, descriptors - RESERVED_DESCRIPTORS)
-    if connections < LEAST_CONNECTIONS:
-        remedy = f"allow at least {RESERVED_DESCRIPTORS + LEAST_CONNECTIONS}: ulimit -n"
+    # For the database, webhooks and pipes, and for connections that have just been accepted.
+    reserved_descriptors = 128
+    connections = min(options.connections, descriptors - reserved_descriptors)
+    least_connections = 64
+    if connections < least_connections:
+        remedy = f"allow at least {reserved_descriptors + least_connections}: ulimit -n"
         raise RequestError("descriptors", f"this process may open {descriptors} files and connections", remedy)
     set_up_logs(options.log_format)
     if readable := readable_by_others(url):
@@ -137,6 +133,8 @@ def serve_command(options: ServeOptions) -> Status:
     }  # fmt: skip
     _require_settings(settings)
     os.environ["AUTOTUNE_SERVER"] = json.dumps(settings)
+    # Listen backlog with few and with many descriptors. Waiting connections are accepted all at once.
+    backlogs = (32, 1024)
     # Bound before a worker starts and anything is printed, because the port may be in use.
     with contextlib.ExitStack() as stack:
         stack.enter_context(traces("autotune-api"))
@@ -148,12 +146,12 @@ def serve_command(options: ServeOptions) -> Status:
         if options.worker:
             stack.enter_context(_worker(url, options, quotas))
         config = ServeConfig(
-            "api.server:make_app", factory=True, http="api.connections:BoundedProtocol",
+            "api.app:make_app", factory=True, http="api.connections:BoundedProtocol",
             host=options.host, port=options.port, access_log=False, server_header=False, log_config=None,
             log_level="error",  # lower levels log a line for each malformed request
             proxy_headers=bool(options.trusted_proxies), forwarded_allow_ips=[*options.trusted_proxies],
             timeout_graceful_shutdown=5, ws="none",
-            backlog=BACKLOGS[descriptors - connections > 2 * BACKLOGS[1]],
+            backlog=backlogs[descriptors - connections > 2 * backlogs[1]],
             ssl_certfile=options.tls_certificate, ssl_keyfile=options.tls_key,
         )  # fmt: skip
         scheme = "http" if options.tls_certificate is None else "https"
@@ -187,7 +185,7 @@ def _run_several(config: uvicorn.Config, listeners: Sequence[socket.socket], log
         signal.signal(end, lambda *_: ended.set())
 
     def start(listener: socket.socket) -> SpawnProcess:
-        process = _SPAWN.Process(target=_run_child, args=(config, listener, log_format))
+        process = multiprocessing.get_context("spawn").Process(target=_run_child, args=(config, listener, log_format))
         process.start()
         return process
 
@@ -240,7 +238,7 @@ def _require_settings(settings: dict[str, Any]) -> None:
     from importlib import import_module
 
     # By name, because this layer must not import the one above it.
-    import_module("api.server").settings_of(json.dumps(settings))
+    import_module("api.app").settings_of(json.dumps(settings))
 
 
 def _require_tls_files(certificate: Path | None, key: Path | None) -> None:
@@ -269,16 +267,17 @@ def _require_tls_files(certificate: Path | None, key: Path | None) -> None:
 
 def _raised_descriptors() -> int:
     """Raise the limit of open files and connections of this process and its children as far as possible, and return it."""
+    most_descriptors = 65_536
     if sys.platform == "win32":
-        return MOST_DESCRIPTORS
+        return most_descriptors
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    most = MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, MOST_DESCRIPTORS)
+    most = most_descriptors if hard == resource.RLIM_INFINITY else min(hard, most_descriptors)
     if soft != resource.RLIM_INFINITY and soft < most:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         return most
-    return MOST_DESCRIPTORS if soft == resource.RLIM_INFINITY else soft
+    return most_descriptors if soft == resource.RLIM_INFINITY else soft
 
 
 def _bound(host: str, port: int, shared: bool) -> socket.socket:

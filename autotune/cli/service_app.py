@@ -11,10 +11,7 @@ from autotune.cli.status import Status
 from autotune.cli.worker import AllowCommand, AllowFactory, worker
 from autotune.errors import MissingPackageError, RequestError
 from autotune.installed import install_line
-from autotune.ops.logs import LogFormat
-
-LOCAL_ADDRESSES = ("127.0.0.1", "localhost", "::1")
-"""Addresses of this machine for which the protocol's server checks which page of a browser asks."""
+from autotune.logs import LogFormat
 
 
 def register(app: typer.Typer) -> None:
@@ -107,7 +104,7 @@ def mcp(
 
     endpoint = None if http is None else _address(http)
     try:
-        from autotune.agents.server import make_server
+        from autotune.agents import make_server
     except ImportError as error:
         if error.name is None or error.name.partition(".")[0] != "mcp":
             raise
@@ -126,7 +123,9 @@ def _address(text: str) -> tuple[str, int]:
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdigit() or not 0 < int(port) < 65536:
         raise RequestError("http", f"{text!r} is not an address", "give ADDRESS:PORT, such as 127.0.0.1:8765")
-    if host not in LOCAL_ADDRESSES:
+    # Addresses of this machine for which the protocol's server checks which page of a browser asks.
+    local_addresses = ("127.0.0.1", "localhost", "::1")
+    if host not in local_addresses:
         problem = f"{host} can be reached by other machines, or by pages in a browser, which would use your key"
-        raise RequestError("http", problem, f"use {' or '.join(LOCAL_ADDRESSES)}")
+        raise RequestError("http", problem, f"use {' or '.join(local_addresses)}")
     return host, int(port)

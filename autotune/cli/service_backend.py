@@ -27,14 +27,13 @@ from search_spaces.trial import TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import LATEST, Ask, JobFilter, JobRecord, TrialRecord
 
-WHOLE_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
-OVERVIEWS = 200
-"""Maximum jobs per overview request."""
 NEWER = "use the `autotune` of the service's version"
 
 
 class ServiceBackend(JobBackend):
     """See `JobBackend`."""
+
+    _WHOLE_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[a-z0-9]{4}")
 
     def __init__(self, url: str, words: tuple[str, ...] = ()) -> None:
         self.words = words
@@ -61,7 +60,9 @@ class ServiceBackend(JobBackend):
         return map(_job, summaries)
 
     def standings(self, jobs: Sequence[JobRecord]) -> list[JobProgress]:
-        pages = [jobs[first : first + OVERVIEWS] for first in range(0, len(jobs), OVERVIEWS)]
+        # Maximum jobs per overview request.
+        overviews = 200
+        pages = [jobs[first : first + overviews] for first in range(0, len(jobs), overviews)]
         searched = [overview.searched for page in pages for overview in self._client.overviews([job.id for job in page])]
         return [standing_of(job, count) for job, count in zip(jobs, searched, strict=True)]
 
@@ -131,7 +132,7 @@ class ServiceBackend(JobBackend):
         self._client.close()
 
     def _id(self, job: str | None) -> str:
-        return job if job is not None and WHOLE_ID.fullmatch(job) else self._found(job).id
+        return job if job is not None and self._WHOLE_ID.fullmatch(job) else self._found(job).id
 
     def _found(self, job: str | None) -> Job:
         """The job. A service accepts only whole ids, so a prefix is searched in the list of jobs."""
@@ -140,7 +141,7 @@ class ServiceBackend(JobBackend):
             if newest is None:
                 raise NotFoundError(f"there is no job yet at {self._client.url}; submit one with `autotune submit`")
             return self._client.job(newest.id)
-        if WHOLE_ID.fullmatch(job):
+        if self._WHOLE_ID.fullmatch(job):
             return self._client.job(job)
         fitting = self._fitting(job) if job else []
         if len(fitting) > 1:

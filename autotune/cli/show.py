@@ -12,7 +12,7 @@ from autotune.cli.status import Status, write_document
 from autotune.errors import NoBestError, RequestError
 from autotune.explain.findings import Explanation
 from autotune.objective.ranking import peak_bytes, rate
-from autotune.ops.output import require_writable, write_whole
+from autotune.output import require_writable, write_whole
 from autotune.question.assumption import assumed_document, assumed_lines
 from autotune.request.job_fields import Objective
 from autotune.request.rows import assumed_of_row

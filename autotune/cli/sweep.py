@@ -15,12 +15,12 @@ from autotune.cli.worker import pass_environment
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import best_config_text
 from autotune.frameworks.history import read_history
-from autotune.ops.output import require_writable, write_whole
+from autotune.output import require_writable, write_whole
 from autotune.ray_cluster import with_address
 from autotune.request.request import JobRequest
 from autotune.request.rows import SERIES, request_from_fields
-from autotune.series.run import EquationForecast, run_series
-from autotune.series.series import SeriesEntry, SeriesRequest, SeriesResult
+from autotune.series import SeriesEntry, SeriesRequest, SeriesResult
+from autotune.series_run import EquationForecast, run_series
 from autotune.session.knowledge import admit, require_learning, with_knowledge
 from autotune.session.resolve import prepare
 from autotune.session.session import Session

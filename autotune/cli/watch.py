@@ -14,11 +14,10 @@ from autotune.cli.backend import JobBackend
 from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status
 from autotune.errors import NoBestError, RequestError
-from autotune.ops.trial_log import LogText, has_several_ranks
 from autotune.text.console import Console
 from autotune.text.result import print_result
 from autotune.text.rows import TrialRows, place_text, progress_text, rate_text, state_text, state_word
-from autotune.text.visible_text import visible
+from autotune.text.visible_text import LogText, has_several_ranks, visible
 from search_spaces.outcome import JobState, StopReason
 from search_spaces.shared_records import JobEvent
 from search_spaces.trial import Interval

@@ -15,7 +15,7 @@ import typer
 from autotune.cli.options import Database, Logs, PassEnvironment, RayAddress
 from autotune.cli.status import Status
 from autotune.errors import RequestError
-from autotune.ops.logs import LogFormat, set_up_logs, traces
+from autotune.logs import LogFormat, set_up_logs, traces
 from executor.runners.rank_process import PASSED_VARIABLE, passed_names
 
 AllowFactory = Annotated[

@@ -16,12 +16,10 @@ from autotune.client.errors import (
     WaitTimeoutError,
 )
 from autotune.client.results import Export
-from autotune.wire.choices import Choices, Space, Validation
 from autotune.wire.figures import Figure, StepParts
 from autotune.wire.jobs import Job, JobSummary, Overview
-from autotune.wire.plans import Plan, Plans
-from autotune.wire.predictions import Draft, Estimate, Predicted, Prediction
-from autotune.wire.service import Delivery, NewWebhook, QuotaUse, Usage, Webhook
+from autotune.wire.predictions import Draft, Estimate, Plan, Plans, Predicted, Prediction
+from autotune.wire.service import Choices, Delivery, NewWebhook, QuotaUse, Space, Usage, Validation, Webhook
 from autotune.wire.trials import Attempt, Points, Trial
 from search_spaces.errors import Refusal
 from search_spaces.shared_records import AttemptProgress, AuditEntry, JobEvent, LogPart

@@ -1,15 +1,128 @@
-"""`autotune.Client`: the service from Python."""
+"""The client of a service: its connection, and the calls that are about no job."""
 
 import os
+from collections.abc import Iterator, Mapping
+from datetime import datetime
 from types import TracebackType
+from typing import Any
 
-from autotune.client.catalog import CatalogCalls
 from autotune.client.events import LogCalls
+from autotune.client.fields import PLAN, PREDICTION, SUBMISSION, KnobValue, Model, body_of
 from autotune.client.jobs import JobCalls, WebhookCalls
 from autotune.client.results import ResultCalls
 from autotune.client.transport import HttpTransport
+from autotune.wire.predictions import Draft, Estimate, Plans, Prediction
+from autotune.wire.service import AuditPage, Choices, Descriptions, Names, Space, Usage, Validation
+from search_spaces.shared_records import AuditEntry
 
-OUTAGE_SECONDS = 60.0
+
+class CatalogCalls:
+    """Calls that are about no job."""
+
+    _transport: HttpTransport
+
+    def models(self) -> tuple[str, ...]:
+        """Models by name."""
+        return self._transport.get(Names, "/v1/models").items
+
+    def clusters(self) -> tuple[str, ...]:
+        """Clusters by name; several nodes of one are NAME:NODES."""
+        return self._transport.get(Names, "/v1/clusters").items
+
+    def spaces(self) -> tuple[str, ...]:
+        """Search spaces by name."""
+        return self._transport.get(Names, "/v1/spaces").items
+
+    def engines(self) -> tuple[Mapping[str, Any], ...]:
+        """What each engine honours and refuses."""
+        return self._transport.get(Descriptions, "/v1/engines").items
+
+    def knobs(self) -> tuple[Mapping[str, Any], ...]:
+        """Every knob: name, unit, domain, default, description."""
+        return self._transport.get(Descriptions, "/v1/knobs").items
+
+    def usage(self, submitter: str | None = None) -> Usage:
+        """What the jobs of a submitter take today; None: yours. Others' are shown to operators."""
+        return self._transport.get(Usage, "/v1/usage", None if submitter is None else {"submitter": submitter})
+
+    def audit(self, since: datetime | None = None, actor: str | None = None, action: str | None = None) -> Iterator[AuditEntry]:
+        """Who did what, newest first; for administrators. `since` has a zone."""
+        filters = {"since": None if since is None else since.isoformat(), "actor": actor, "action": action}
+        params = {name: text for name, text in filters.items() if text is not None}
+        while True:
+            page = self._transport.get(AuditPage, "/v1/audit", params)
+            yield from page.items
+            if page.next is None:
+                return
+            params["cursor"] = page.next
+
+    def choices(self) -> Choices:
+        """The values that a submission's fields may have on this service, in one answer."""
+        return self._transport.get(Choices, "/v1/choices")
+
+    def check(self, model: Model | None = None, **fields: Any) -> Draft:
+        """Check a submission as `submit` does, and open no job.
+
+        Raises:
+            InvalidRequestError: a field is refused.
+        """
+        return self._transport.post(Draft, "/v1/drafts/check", body_of(model, fields, SUBMISSION))
+
+    def estimate(self, model: Model | None = None, **fields: Any) -> Estimate:
+        """What a submission's job may find and what its trials take, predicted; nothing is run.
+
+        Raises:
+            InvalidRequestError: a field is refused.
+        """
+        return self._transport.post(Estimate, "/v1/drafts/estimate", body_of(model, fields, SUBMISSION))
+
+    def count_space(self, model: Model, **fields: Any) -> Space:
+        """Count the legal configurations that a submission would search, and what each rule refuses.
+
+        Raises:
+            InvalidRequestError: a field is refused.
+        """
+        return self._transport.post(Space, "/v1/spaces/count", body_of(model, fields, SUBMISSION))
+
+    def validate_config(self, model: Model, config: Mapping[str, KnobValue], **fields: Any) -> Validation:
+        """Whether a configuration is legal under a submission, and which rule refuses it with which remedy.
+
+        Args:
+            model: as in `submit`.
+            config: knob -> value; knobs that are left out have the space's own values.
+            fields: as in `submit`.
+
+        Raises:
+            InvalidRequestError: a field is refused, or there is no such knob or value.
+        """
+        body = body_of(model, fields, SUBMISSION) | {"config": dict(config)}
+        return self._transport.post(Validation, "/v1/spaces/validate", body)
+
+    def predict(self, model: Model, config: Mapping[str, KnobValue] | None = None, **fields: Any) -> Prediction:
+        """Step time and memory of one configuration, predicted; nothing is run.
+
+        Args:
+            model: as in `submit`, but no `module:factory`.
+            config: knob -> value; knobs that are left out have the device's defaults.
+            fields: `PlanningFields` that `autotune predict` takes; what is left out has its defaults.
+
+        Raises:
+            InvalidRequestError: a field is refused, or a rule refuses the configuration.
+        """
+        body = body_of(model, fields, PREDICTION) | {"config": dict(config or {})}
+        return self._transport.post(Prediction, "/v1/predictions", body)
+
+    def plan(self, model: Model, **fields: Any) -> Plans:
+        """The configurations of a space that are predicted to be best, with the reason for each knob; nothing is run.
+
+        Args:
+            model: as in `predict`.
+            fields: `PlanningFields` that `autotune plan` takes; what is left out has its defaults.
+
+        Raises:
+            InvalidRequestError: a field is refused, nothing fits, or the space is too large.
+        """
+        return self._transport.post(Plans, "/v1/plans", body_of(model, fields, PLAN))
 
 
 class Client(JobCalls, ResultCalls, LogCalls, CatalogCalls, WebhookCalls):
@@ -26,7 +139,7 @@ class Client(JobCalls, ResultCalls, LogCalls, CatalogCalls, WebhookCalls):
         api_key: str | None = None,
         *,
         timeout: float = 30.0,
-        outage_seconds: float = OUTAGE_SECONDS,
+        outage_seconds: float = 60.0,
     ) -> None:
         """Connects to nothing yet.
 

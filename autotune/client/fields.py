@@ -13,8 +13,6 @@ from autotune.request.job_fields import JobFields
 Model = str | Path | Mapping[str, Any]
 """A preset's name, a `module:factory` that the server allows, the path of a Hugging Face config.json, or {config: …}."""
 
-_GIVE = "give a preset, the path of a Hugging Face config.json, or module:factory"
-
 
 KnobValue = bool | int | float | str
 SUBMISSION = (*(name for name in service_fields(JobFields) if name != "model"), "priority")
@@ -57,14 +55,15 @@ def model_body(model: Model) -> str | dict[str, Any]:
         return model
     file = Path(model).expanduser()
     file = file / "config.json" if file.is_dir() else file
+    give = "give a preset, the path of a Hugging Face config.json, or module:factory"
     try:
         config = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
-        raise RequestError("model", f"{file} cannot be read ({error.strerror})", _GIVE) from None
+        raise RequestError("model", f"{file} cannot be read ({error.strerror})", give) from None
     except ValueError as error:
-        raise RequestError("model", f"{file} is not JSON ({error})", _GIVE) from None
+        raise RequestError("model", f"{file} is not JSON ({error})", give) from None
     if not isinstance(config, dict):
-        raise RequestError("model", f"{file} holds no JSON object", _GIVE)
+        raise RequestError("model", f"{file} holds no JSON object", give)
     return {"name": _name(config, file), "config": config}
 
 

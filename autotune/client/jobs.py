@@ -17,8 +17,6 @@ from autotune.wire.service import Delivery, DeliveryList, NewWebhook, Webhook, W
 
 JOBS = "/v1/jobs"
 PAGE = 100
-POLL_SECONDS = (0.2, 2.0)
-"""Between two looks of `wait`: at first, and at most."""
 
 
 class JobCalls:
@@ -181,7 +179,8 @@ class JobCalls:
             UnreachableError, UnavailableError: the service was away for longer than `outage_seconds`.
         """
         began = heard = time.monotonic()
-        pause, most = POLL_SECONDS
+        # Between two looks of `wait`: at first, and at most.
+        pause, most = 0.2, 2.0
         while True:
             try:
                 summary = self.job(job)

@@ -1,6 +1,7 @@
 """Requests to one service: what is tried again, how answers are decoded, and which errors (RFC 9457) come out."""
 
 import dataclasses
+import ipaddress
 import json
 import random
 import ssl
@@ -26,12 +27,10 @@ from autotune.client.errors import (
     UnreachableError,
 )
 from autotune.errors import RequestError
-from autotune.ops.network import is_loopback
 from autotune.wire.problems import FieldProblem
 
 T = TypeVar("T")
 
-TRIES = 5
 SILENCE_SECONDS = 45.0
 """After which a stream is given up: the service gives a sign of life every 15 s."""
 
@@ -160,7 +159,7 @@ class HttpTransport:
 
 def pauses() -> Iterator[float | None]:
     """Seconds to wait after each try; None: it was the last one."""
-    for number in range(TRIES - 1):
+    for number in range(4):
         # Spread, so that clients that were cut off together do not come back together.
         yield 0.1 * 2**number * random.uniform(0.5, 1.5)
     yield None
@@ -304,3 +303,13 @@ def _document(answer: httpx2.Response) -> dict[str, Any] | None:
 def _problem(item: dict[str, Any]) -> FieldProblem:
     field, message, remedy = (one_line(str(item.get(name, ""))) for name in ("field", "message", "remedy"))
     return FieldProblem(field=field, message=message, remedy=remedy)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only processes of this machine can reach the address."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return False

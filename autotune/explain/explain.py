@@ -1,5 +1,6 @@
 """Builds the explanation of a job, with notes about the machine, and compares two configurations by the equations."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +14,6 @@ from autotune.outcome.best_config import environment_document, environment_findi
 from autotune.outcome.standings import drift_of
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.question import Question
-from autotune.question.assumption import in_words
 from autotune.wire.figures import KnobDifference, KnobEffect
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Value
@@ -65,7 +65,10 @@ def explain_evidence(evidence: ExplanationEvidence) -> Explanation:
         gain=verdict.gain,
         tie=verdict.tie,
         calibration_source=evidence.question.calibration_source if evidence.question else "",
-        assumed=tuple(map(in_words, session.request.resolved_assumed)),
+        assumed=tuple(
+            replace(item, alternatives=(), text=item.text or item.words(item.value))
+            for item in session.request.resolved_assumed
+        ),
         time=time_use(evidence),
         memory=memory_use(evidence),
         knobs=knob_findings(evidence),

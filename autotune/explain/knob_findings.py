@@ -18,9 +18,6 @@ from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import TrialRecord
 
-ALIKE = 0.01
-"""Relative difference of predicted rates below which values count as equal."""
-
 
 def knob_findings(evidence: ExplanationEvidence) -> tuple[KnobFinding, ...]:
     """All knobs that could have another value: measured before predicted, then by gain, largest first."""
@@ -88,7 +85,8 @@ def _verdict_of(other_points: Sequence[KnobPoint], measured: Sequence[KnobPoint]
     if not basis:
         unknown = not other_points or any(point.source in (Basis.UNKNOWN, Basis.BOUND) for point in other_points)
         return KnobVerdict.UNKNOWN if unknown else KnobVerdict.FORCED
-    if not measured and all(point.speedup and abs(point.speedup.mean - 1.0) <= ALIKE for point in basis):
+    # Relative difference of predicted rates below which values count as equal.
+    if not measured and all(point.speedup and abs(point.speedup.mean - 1.0) <= 0.01 for point in basis):
         return KnobVerdict.ALIKE
     left_open = any(point.source is Basis.BOUND and not point.compared for point in other_points)
     if all(point.speedup and point.speedup.low > 1.0 for point in basis) and not left_open:
@@ -137,8 +135,6 @@ def _far(evidence: ExplanationEvidence, knob: str) -> tuple[FarTrial, ...]:
 
 LIKELY = 0.5
 """Probability of running below which a configuration is reported as not running."""
-MOST_ERROR = 0.5
-"""Upper bound of the standard deviation of a measured rate's logarithm; used where the interval reaches down to 0."""
 _INFORMATIVE = (Outcome.OK, Outcome.PRUNED, Outcome.INFEASIBLE, Outcome.WRONG, Outcome.FAILED, Outcome.TIMEOUT, Outcome.INVALID)
 """Outcomes by how much they say: of several trials with one value, the one whose outcome comes first is reported."""
 
@@ -248,7 +244,9 @@ def _predicted(
 def _rate(winner_rate: Interval, log_speedup: float, spread: float) -> Interval:
     """The rate derived from the winner's measured rate, whose error widens the band."""
     error = winner_rate.log_deviation
-    ratio = band(-log_speedup, math.hypot(spread, MOST_ERROR if error is None else min(error, MOST_ERROR)))
+    # Upper bound of the standard deviation of a measured rate's logarithm; used where the interval reaches down to 0.
+    most_error = 0.5
+    ratio = band(-log_speedup, math.hypot(spread, most_error if error is None else min(error, most_error)))
     return Interval(mean=winner_rate.mean * ratio.mean, low=winner_rate.mean * ratio.low, high=winner_rate.mean * ratio.high)
 
 

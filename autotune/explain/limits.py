@@ -192,10 +192,6 @@ def _fastest(outlook: WinnerOutlook, pool: CandidatePool) -> tuple[float, int | 
     return float(slower[index]), index
 
 
-INSIDE = ("link_seconds",)
-BETWEEN = ("network_seconds", "half_message", "crossed_seconds")
-
-
 def limits_of(evidence: ExplanationEvidence, step: Counterfactual, memory: tuple[MoreMemory, ...]) -> Limits:
     """Each cost of the step, ordered by the time that removing it would save."""
     config, cluster = evidence.config, evidence.session.cluster
@@ -204,13 +200,15 @@ def limits_of(evidence: ExplanationEvidence, step: Counterfactual, memory: tuple
         "memory bandwidth": step.saved({"bandwidth": FREE}),
         "launch overhead": step.saved({}, ("kernel_seconds", "collective_launch", "step_seconds")),
     }
+    inside = ("link_seconds",)
     if cluster.linked_devices > 1:
-        saved[f"the link inside a {cluster.link_domain_text}"] = step.saved({"intra": FREE}, INSIDE)
+        saved[f"the link inside a {cluster.link_domain_text}"] = step.saved({"intra": FREE}, inside)
+    between = ("network_seconds", "half_message", "crossed_seconds")
     if cluster.world_size > cluster.linked_devices:
-        saved[f"the network between {cluster.link_domain_text}s"] = step.saved({"inter": FREE}, BETWEEN)
+        saved[f"the network between {cluster.link_domain_text}s"] = step.saved({"inter": FREE}, between)
     if config.pipeline_parallel_size > 1:
         links = {"intra": FREE, "inter": FREE}
-        saved["the pipeline's bubble"] = step.part("pipeline", links, (*INSIDE, *BETWEEN, "hop_seconds")) * step.scale
+        saved["the pipeline's bubble"] = step.part("pipeline", links, (*inside, *between, "hop_seconds")) * step.scale
     if _offloads(evidence):
         saved["the host's memory and its link"] = step.saved({"host_link": FREE, "host_bandwidth": FREE})
     saved[UNEXPLAINED] = max(step.measured - step.seconds(), 0.0)

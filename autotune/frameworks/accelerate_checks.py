@@ -119,14 +119,21 @@ COUNTS: tuple[tuple[str, Callable[[LintCase], bool]], ...] = (
     ("deepspeed_config.gradient_accumulation_steps", _without_file),
 )
 """Settings that are read as whole numbers, and when they are."""
-NULL_COUNTS_AS_UNSTATED = ("distributed_type", "mixed_precision", STATE_DICT, fsdp("backward_prefetch"), INIT_FLAG, ZERO_STAGE)
 
 
 def _findings(case: LintCase) -> Iterator[Finding]:
     """What is not declared one by one: words, fields that Accelerate does not have, and the DeepSpeed file."""
+    null_counts_as_unstated = (
+        "distributed_type",
+        "mixed_precision",
+        STATE_DICT,
+        fsdp("backward_prefetch"),
+        INIT_FLAG,
+        ZERO_STAGE,
+    )
     for rule, key, words, holds in WORDS:
         value = case.imported.settings.get(key, "")
-        unstated = value is None and key in NULL_COUNTS_AS_UNSTATED
+        unstated = value is None and key in null_counts_as_unstated
         if key not in case.imported.settings or unstated or not holds(case) or (rule == "type" and not isinstance(value, str)):
             continue
         text = str(value).lower() if next(iter(words)).islower() else str(value)
@@ -162,14 +169,12 @@ def _deepspeed_file(case: LintCase, inner: Imported) -> Iterator[Finding]:
             yield replace(finding, key=f"{name}:{finding.key}")
 
 
-READ_TABLES = ("fsdp_config", "parallelism_config", "deepspeed_config", "megatron_lm_config")
-"""Tables whose settings are all in `OPTIONS`. Accelerate copies others of them, and never reads the copies."""
-
-
 def _unknown_fields(case: LintCase) -> Iterator[Finding]:
     tables = {key.partition(".")[0] for key in KNOWN}
     sagemaker = case.get("compute_environment") == SAGEMAKER
     reported = set()
+    # Tables whose settings are all in `OPTIONS`. Accelerate copies others of them, and never reads the copies.
+    read_tables = ("fsdp_config", "parallelism_config", "deepspeed_config", "megatron_lm_config")
     for key in case.imported.settings:
         table, _, name = key.partition(".")
         if sagemaker:
@@ -179,7 +184,7 @@ def _unknown_fields(case: LintCase) -> Iterator[Finding]:
         elif table not in tables and table not in reported:
             reported.add(table)
             yield unknown(case, table, tables, Effect.REFUSED)
-        elif name and table in READ_TABLES and not KNOWN & {key, f"{table}.fsdp_{name}"}:
+        elif name and table in read_tables and not KNOWN & {key, f"{table}.fsdp_{name}"}:
             finding = unknown(case, key, [known for known in KNOWN if known.startswith(f"{table}.")], Effect.IGNORED)
             if table == "deepspeed_config" and not finding.remedy.startswith("did you mean"):
                 problem, remedy = "Accelerate never reads it here", "state it in a file that deepspeed_config_file names"

@@ -18,7 +18,6 @@ from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
 SCHEMA_VERSION = 1
-GIVE = "give a best-config.json: a sweep writes one (--out), and so does `autotune export JOB`"
 SCHEMA_PATH = Path(__file__).parents[1] / "schemas" / "best-config.schema.json"
 
 
@@ -33,15 +32,16 @@ def read_best_config(path: Path) -> dict[str, Any]:
     Raises:
         BestConfigError: the file cannot be read, is not a best-config, or has another schema version.
     """
+    give = "give a best-config.json: a sweep writes one (--out), and so does `autotune export JOB`"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise BestConfigError(str(path), f"cannot be read ({error.strerror})", GIVE) from error
+        raise BestConfigError(str(path), f"cannot be read ({error.strerror})", give) from error
     except ValueError as error:
         problem = mistaken(path, BEST_CONFIG) or f"is not JSON ({error})"
-        raise BestConfigError(str(path), problem, GIVE) from error
+        raise BestConfigError(str(path), problem, give) from error
     if not isinstance(document, dict) or document.get("schema_version") is None:
-        raise BestConfigError(str(path), mistaken(path, BEST_CONFIG) or f"is not {BEST_CONFIG}", GIVE)
+        raise BestConfigError(str(path), mistaken(path, BEST_CONFIG) or f"is not {BEST_CONFIG}", give)
     require_schema_version(document, str(path))
     for key in ("job", "best"):
         if not isinstance(document.get(key), dict):

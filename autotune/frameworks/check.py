@@ -208,14 +208,11 @@ def _experts(case: LintCase) -> Iterator[Finding]:
         yield Finding(rule="experts-divide", key=key, effect=Effect.FAILS, problem=problem, remedy=remedy)
 
 
-LARGEST_DEGREE = 512
 READS: Mapping[str, tuple[str, ...]] = {
     **{rule.name: rule.reads for rule in RULES},
     "experts-divide": ("expert_parallel_size", "tensor_parallel_size"),
 }
 """Rule -> the knobs that a change for it may touch."""
-CHOICE_DISTANCE = math.log(2)
-"""Distance of another word, beside the logarithm of the ratio of two numbers."""
 
 
 def smallest_change(case: LintCase, finding: Finding) -> Settings:
@@ -255,22 +252,25 @@ def _values(case: LintCase, name: str) -> Iterator[tuple[Value, float]]:
         yield from _batches(case)
         return
     present, knob = getattr(case.config, name), KNOBS[name]
+    # Distance of another word, beside the logarithm of the ratio of two numbers.
+    choice_distance = math.log(2)
     if isinstance(present, bool):
-        yield not present, CHOICE_DISTANCE
+        yield not present, choice_distance
     elif knob.choices:
         for index, value in enumerate(knob.choices):
             if value != present:
-                yield value, CHOICE_DISTANCE * (1 + index / 100)
+                yield value, choice_distance * (1 + index / 100)
     elif isinstance(present, int) and not isinstance(present, bool):
         for value in _degrees(present, case):
-            yield value, abs(math.log(value / max(present, 1))) or CHOICE_DISTANCE
+            yield value, abs(math.log(value / max(present, 1))) or choice_distance
 
 
 def _degrees(present: int, case: LintCase) -> list[int]:
-    most = min(case.ranks or LARGEST_DEGREE, LARGEST_DEGREE)
+    largest_degree = 512
+    most = min(case.ranks or largest_degree, largest_degree)
     return [
         value
-        for value in range(1, min(max(most, present), LARGEST_DEGREE) + 1)
+        for value in range(1, min(max(most, present), largest_degree) + 1)
         if value != present and (value <= 16 or value % 2 == 0)
     ]
 

@@ -44,7 +44,7 @@ def findings(config: Config, version: str, world_size: int | None = None) -> lis
 
 
 def _removed_keys(config: Config, version: tuple[int, ...]) -> Iterator[Finding]:
-    if version < version_numbers(REMOVED_VERSION):
+    if version < version_numbers("0.19.8"):
         return
     for path, instead in REMOVED.items():
         section, _, key = path.rpartition(".")
@@ -134,7 +134,8 @@ def _words(config: Config, version: tuple[int, ...]) -> Iterator[Finding]:
         table = section_at(config, section) if section else config
         if key not in table or (table[key] is None and path in DTYPE_KEYS):
             continue
-        if path in DTYPE_KEYS and version < BF16_SPELLED:
+        # Older versions spell bf16 bfp16 in `DTYPE_KEYS`.
+        if path in DTYPE_KEYS and version < (0, 14, 1):
             words = ("fp16", "bfp16", "fp32")
         if not isinstance(table[key], str) or table[key].lower() not in words:
             problem = f"{json.dumps(table[key], default=str)} is not one of {', '.join(words)}"
@@ -153,7 +154,11 @@ def _types(config: Config, _: tuple[int, ...]) -> Iterator[Finding]:
     if isinstance(size, int) and size % 2 and stage in (1, 2):
         path = "zero_optimization.allgather_bucket_size"
         yield finding_of("odd-bucket", path, "it must be even, though it is never read", "leave it out", Effect.FAILS)
-    for section, key in NEED_ZERO:
+    # Sections and their switches that DeepSpeed refuses without ZeRO.
+    need_zero = (
+        ("fp16", "fp16_master_weights_and_grads"), ("bf16", "bf16_master_weights_and_grads"), ("bf16", "bf16_optimizer_states"),
+    )  # fmt: skip
+    for section, key in need_zero:
         section = _bf16(config) if section == "bf16" else section
         if section_at(config, section).get(key) is True and stage not in (1, 2, 3):
             yield finding_of("master-stage", f"{section}.{key}", "it needs ZeRO", "set zero_optimization.stage to 1, 2 or 3")
@@ -181,7 +186,9 @@ def _sections(config: Config, _version: tuple[int, ...]) -> Iterator[Finding]:
         outer, _, name = path.rpartition(".")
         value = (section_at(config, outer) if outer else config).get(name, {})
         as_flag = path == "zero_optimization" and isinstance(value, bool)
-        unstated = (value is None and path in ("aio", "bf16")) or (value == AUTO and path in MONITORS)
+        unstated = (value is None and path in ("aio", "bf16")) or (
+            value == AUTO and path in ("tensorboard", "wandb", "csv_monitor", "comet")
+        )
         unread = (path == "bfloat16" and config.get("bf16") is not None) or (path == "expert_parallel" and not value)
         if not (isinstance(value, Mapping) or as_flag or unstated or unread):
             problem = f"{json.dumps(value, default=str)} is not an object"
@@ -292,15 +299,12 @@ SECTIONS = (
     "flops_profiler", "autotuning", "pipeline", "data_efficiency", "checkpoint", "data_types", "aio", "torch_autocast",
     "timers", "timers.throughput", "bfloat16", "expert_parallel",
 )  # fmt: skip
-MONITORS = ("tensorboard", "wandb", "csv_monitor", "comet")
 SCALARS: Mapping[str, tuple[type, ...]] = {
     "wall_clock_breakdown": (int,), "flops_profiler.enabled": (int,), "data_types.keep_in_fp32_modules": (list,),
     "optimizer.type": (str, type(None)), "optimizer.params": (Mapping, type(None)),
 }  # fmt: skip
 """Settings outside the closed sections whose values DeepSpeed uses while it reads the configuration -> their types."""
 DTYPE_KEYS = ("communication_data_type", "seq_parallel_communication_data_type")
-BF16_SPELLED = (0, 14, 1)
-"""Older versions spell bf16 bfp16 in `DTYPE_KEYS`."""
 WORDS: Mapping[str, tuple[str, ...]] = {
     **dict.fromkeys(DTYPE_KEYS, ("fp16", "bf16", "fp32")),
     "gradient_allreduce_op": ("mean", "sum"),
@@ -308,11 +312,6 @@ WORDS: Mapping[str, tuple[str, ...]] = {
     "torch_autocast.dtype": ("bf16", "fp16", "fp32", "bfloat16", "float16", "float32", "half", "float", "int8",
                              "torch.bfloat16", "torch.float16", "torch.float32", "torch.int8"),
 }  # fmt: skip
-NEED_ZERO = (
-    ("fp16", "fp16_master_weights_and_grads"), ("bf16", "bf16_master_weights_and_grads"), ("bf16", "bf16_optimizer_states"),
-)  # fmt: skip
-"""Sections and their switches that DeepSpeed refuses without ZeRO."""
-REMOVED_VERSION = "0.19.8"
 REMOVED: Mapping[str, str] = {
     "nebula": "checkpoints are written by torch.save",
     "compression_training": "use a library for compression",
@@ -329,7 +328,7 @@ REMOVED: Mapping[str, str] = {
     "zero_optimization.mics_hierarchical_params_gather": "use zero_hpz_partition_size",
     "zero_optimization.zeropp_loco_param": "zero_quantized_gradients works without it",
 }
-"""Key that stops DeepSpeed from `REMOVED_VERSION` on -> its replacement."""
+"""Key that stops DeepSpeed from 0.19.8 on -> its replacement."""
 STAGE_3_KEYS = frozenset({
     *EITHER, *(f"stage3_{name}" for name in EITHER), "sub_group_size", "zero_quantized_weights", "zero_quantized_gradients",
     "zero_quantized_nontrainable_weights", "memory_efficient_linear",
@@ -359,14 +358,10 @@ def version_of(stated_version: str) -> str:
 
 
 def _findings_of_table(case: LintCase) -> list[Finding]:
+    # DeepSpeed's reader refuses keys that the file states twice.
+    repeated = [finding_of("repeated-key", key, "the file states it twice", "state it once") for key in case.imported.repeated]
     table_findings = findings(nested(case.imported.settings), version_of(case.around.version), case.ranks)
-    return [replace(finding, fix=_fix(case, finding)) for finding in [*repeated_keys(case.imported), *table_findings]]
-
-
-def repeated_keys(imported: Imported) -> Iterator[Finding]:
-    """Keys that the file states twice, which DeepSpeed's reader refuses."""
-    for key in imported.repeated:
-        yield finding_of("repeated-key", key, "the file states it twice", "state it once")
+    return [replace(finding, fix=_fix(case, finding)) for finding in [*repeated, *table_findings]]
 
 
 def _fix(case: LintCase, finding: Finding) -> Settings:

@@ -15,12 +15,7 @@ from autotune.frameworks.imported import AUTO, flat, nested, short_text, switch_
 from search_spaces.finding import Effect, Finding
 
 Version = tuple[int, ...]
-COMPARISONS = {">=": float.__ge__, ">": float.__gt__, "<=": float.__le__, "<": float.__lt__}
-TABLE_VERSION = (0, 19, 8)
-"""The version that the table of sections is of."""
 UNREAD = "no part of DeepSpeed reads this key"
-KIND_WORDS = {"bool": "true or false", "int": "a whole number", "float": "a number", "text": "a text", "table": "an object",
-              "section": "an object", "list": "a list"}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +45,19 @@ class SectionKey:
     @property
     def words(self) -> str:
         """The values in words."""
+        kind_words = {
+            "bool": "true or false", "int": "a whole number", "float": "a number", "text": "a text", "table": "an object",
+            "section": "an object", "list": "a list",
+        }  # fmt: skip
         return " or ".join(
-            re.sub(r"^\w+", lambda match: KIND_WORDS.get(match[0], match[0]), kind)
+            re.sub(r"^\w+", lambda match: kind_words.get(match[0], match[0]), kind)
             for kind in self.kinds if kind not in ("null", "nothing")
         )  # fmt: skip
 
 
 def _takes(kind: str, value: Any) -> bool:
     name, _, rest = kind.partition(" ")
+    comparisons = {">=": float.__ge__, ">": float.__gt__, "<=": float.__le__, "<": float.__lt__}
     match name:
         case "any":
             return True
@@ -78,7 +78,7 @@ def _takes(kind: str, value: Any) -> bool:
         case "int" | "float":
             number = _number(name, value)
             bounds = re.findall(r"([<>]=?) (\S+)", rest)
-            return number is not None and all(COMPARISONS[sign](number, float(bound)) for sign, bound in bounds)
+            return number is not None and all(comparisons[sign](number, float(bound)) for sign, bound in bounds)
     return False
 
 
@@ -131,13 +131,9 @@ def section_at(config: Mapping[str, Any], path: str) -> Mapping[str, Any]:
 
 def meant(key: str, allowed: Mapping[str, object] | frozenset[str]) -> str:
     """The remedy for an unknown key; comments are left out."""
-    close = [] if is_comment(key) else closest(key, tuple(sorted(allowed)), 0.6)
+    is_comment = key.startswith(("_", "//", "#", "$")) or key.lower() in ("comment", "comments", "note", "notes", "description")
+    close = [] if is_comment else closest(key, tuple(sorted(allowed)), 0.6)
     return f"did you mean {close[0]}?" if close else "leave it out"
-
-
-def is_comment(key: str) -> bool:
-    """Whether a key is meant for people."""
-    return key.startswith(("_", "//", "#", "$")) or key.lower() in ("comment", "comments", "note", "notes", "description")
 
 
 def unknown_keys(config: Mapping[str, Any], gone: Mapping[str, str]) -> Iterator[Finding]:
@@ -174,7 +170,8 @@ def section_findings(config: Mapping[str, Any], version: Version, gone: Mapping[
                     yield finding_of("unknown-key", setting, UNREAD, meant(name, keys), Effect.IGNORED)
             elif key is None:
                 effect, problem = Effect.REFUSED, "the section has no such key"
-                if version > TABLE_VERSION:
+                # The version that the table of sections is of.
+                if version > (0, 19, 8):
                     continue  # a later version may have it
                 if value == "auto":  # counts as not stated, whatever the key
                     effect, problem = Effect.IGNORED, UNREAD

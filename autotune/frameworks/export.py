@@ -314,9 +314,6 @@ def python_text(value: object, indent: str = "") -> str:
     return json.dumps(value) if isinstance(value, str) else repr(value)
 
 
-_PLAIN = re.compile(r"[A-Za-z_][\w./-]*")
-
-
 def yaml_text(content: Mapping[str, object]) -> str:
     """The tables as YAML, keys in their order."""
     return "".join(_lines(content, ""))
@@ -335,6 +332,6 @@ def _lines(content: Mapping[str, object], indent: str) -> list[str]:
 def _scalar(value: object) -> str:
     # Words that YAML does not read as text.
     special = ("y", "n", "yes", "no", "on", "off", "true", "false", "null")
-    if isinstance(value, str) and _PLAIN.fullmatch(value) and value.lower() not in special:
+    if isinstance(value, str) and re.fullmatch(r"[A-Za-z_][\w./-]*", value) and value.lower() not in special:
         return value
     return json.dumps(value)

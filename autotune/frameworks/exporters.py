@@ -73,7 +73,6 @@ def exporter(name: str) -> Exporter:
     return EXPORTERS[name]
 
 
-MOST_VALUES = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_stages": 2}
 NEEDS = {
     "virtual_stages": ("pipeline_schedule",),
     "offload_optimizer": ("offload_param",),
@@ -82,8 +81,6 @@ NEEDS = {
     "async_tensor_parallel": ("sequence_parallel",),
 }
 """Knob -> further companions, without whose values no configuration with it is legal, or each has a note."""
-_NAMED = re.compile(r"(?:^|, )([a-z_]+)=")
-"""Matches the knobs at the start of a note: `KNOB=VALUE: …`, or several."""
 
 
 def expressible(space: SearchSpace, target: str, pinned: frozenset[str] = frozenset()) -> SearchSpace:
@@ -119,8 +116,9 @@ def expressible(space: SearchSpace, target: str, pinned: frozenset[str] = frozen
 
 def _companions(space: SearchSpace, names: Sequence[str]) -> Iterator[TrialConfig]:
     """The base combined with the values of these companion knobs, the simplest first."""
+    most_values = {"tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_stages": 2}
     choices = [
-        [(name, value) for value in space.domains.get(name, (getattr(space.base, name),))[: MOST_VALUES.get(name)]]
+        [(name, value) for value in space.domains.get(name, (getattr(space.base, name),))[: most_values.get(name)]]
         for name in names
     ]
     for chosen in itertools.product(*choices):
@@ -163,4 +161,5 @@ def _noted(space: SearchSpace, config: TrialConfig, export: Callable[[Winner], E
         notes = export(winner).notes
     except ExportRefusedError:
         return None
-    return {knob for note in notes for knob in _NAMED.findall(note.partition(":")[0])}
+    # Matches the knobs at the start of a note: `KNOB=VALUE: …`, or several.
+    return {knob for note in notes for knob in re.findall(r"(?:^|, )([a-z_]+)=", note.partition(":")[0])}

@@ -80,13 +80,11 @@ def state_copies(winner: Winner, form: str) -> int:
     return winner.data_parallel_size if winner.config.zero_stage == 0 else replicas(winner, form)
 
 
-BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
-"""Bytes per element of a reduction, by dtype."""
-
-
 def bucket_megabytes(config: TrialConfig) -> int:
     """The reduction bucket size in the unit of `bucket_cap_mb` (MiB); at least 1."""
-    return max(config.reduce_bucket_size * BYTES[sent_dtype(config)] // 2**20, 1)
+    # Bytes per element of a reduction, by dtype.
+    element_bytes = {"fp32": 4, "bf16": 2, "fp16": 2}
+    return max(config.reduce_bucket_size * element_bytes[sent_dtype(config)] // 2**20, 1)
 
 
 def sent_dtype(config: TrialConfig) -> str:

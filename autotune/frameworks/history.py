@@ -13,9 +13,6 @@ from search_spaces.knob_values import KNOBS
 REMEDY = "give a CSV file, or an Optuna storage such as sqlite:///studies.db#NAME"
 RATES = ("samples_per_second", "value", "values_0")
 """Columns of a table that may hold samples/s; the first existing one is used."""
-SQLITE = "sqlite:///"
-PARAMETER = "params_"
-"""Prefix of the parameters' columns in Optuna's `trials_dataframe`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +41,9 @@ def read_history(source: str) -> list[EarlierRow]:
     if "://" not in address and not address.endswith((".db", ".sqlite", ".sqlite3")):
         return _table_rows(Path(source))
     storage = address if "://" in address else f"sqlite:///{Path(address).absolute()}"
-    file = storage.removeprefix(SQLITE)
-    if storage.startswith(SQLITE) and not Path(file).is_file():  # Optuna would create it
+    sqlite = "sqlite:///"
+    file = storage.removeprefix(sqlite)
+    if storage.startswith(sqlite) and not Path(file).is_file():  # Optuna would create it
         raise RequestError("knowledge", f"{file} does not exist", REMEDY)
     return _study_rows(storage, study)
 
@@ -71,13 +69,15 @@ def _table_row(number: int, row: Mapping[str, Any], rate: str) -> EarlierRow:
     }
     attributes = {name.removeprefix("user_attrs_"): value for name, value in cells.items()}
     state = next((cells[name] for name in ("state", "outcome") if name in cells), "")
+    # Prefix of the parameters' columns in Optuna's `trials_dataframe`.
+    parameter = "params_"
     return EarlierRow(
         number=number,
         # A table may have other columns: parameters are those with the prefix, or with the name of a knob.
         parameters={
-            name.removeprefix(PARAMETER): value
+            name.removeprefix(parameter): value
             for name, value in cells.items()
-            if value and (name in KNOBS or name.startswith(PARAMETER))
+            if value and (name in KNOBS or name.startswith(parameter))
         },
         rate=_number(cells[rate]) if state.lower() in ("", "complete", "ok") else None,
         state=state,

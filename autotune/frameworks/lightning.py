@@ -18,9 +18,6 @@ from autotune.frameworks.export import (
 from autotune.frameworks.fsdp2 import DECODER_LAYERS, bucket_megabytes, offload_notes, reduction_note
 
 _SHARED = frozenset({"zero_stage", "micro_batch_size", "precision"})
-DDP = ExportTarget(
-    format="lightning", name="Lightning's DDPStrategy", expressed=_SHARED | {"reduce_bucket_size"}, refused=OTHER_FORMATS
-)
 FSDP = ExportTarget(
     format="lightning",
     name="Lightning's FSDPStrategy",
@@ -41,8 +38,6 @@ MODEL_PARALLEL = ExportTarget(
     },
     refused=OTHER_FORMATS,
 )
-PRECISIONS = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp64": "64-true", "fp8": "transformer-engine"}
-BATCH = ("train_batch_size", "gradient_accumulation_steps")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,11 +86,14 @@ def _strategy(winner: Winner) -> _Strategy:
 
 
 def _ddp(winner: Winner) -> _Strategy:
-    DDP.require(winner.config)
+    ddp = ExportTarget(
+        format="lightning", name="Lightning's DDPStrategy", expressed=_SHARED | {"reduce_bucket_size"}, refused=OTHER_FORMATS
+    )
+    ddp.require(winner.config)
     return _Strategy(
         imports=("from lightning.pytorch.strategies import DDPStrategy",),
         constructor=f"DDPStrategy(bucket_cap_mb={bucket_megabytes(winner.config)}, gradient_as_bucket_view=True)",
-        notes=tuple(DDP.unexpressed(winner.config)),
+        notes=tuple(ddp.unexpressed(winner.config)),
         same=("ddp",),
     )
 
@@ -156,7 +154,11 @@ def _model_parallel(winner: Winner) -> _Strategy:
 def _deepspeed(winner: Winner) -> _Strategy:
     FSDP.require(winner.config)
     # Lightning takes the batch size from the Trainer and the DataLoader, and refuses accumulation steps here.
-    config = {name: value for name, value in deepspeed_document(winner).items() if name not in BATCH}
+    config = {
+        name: value
+        for name, value in deepspeed_document(winner).items()
+        if name not in ("train_batch_size", "gradient_accumulation_steps")
+    }
     return _Strategy(
         imports=("from lightning.pytorch.strategies import DeepSpeedStrategy",),
         before=f"config = {python_text(config)}\n",
@@ -186,7 +188,8 @@ def _precision(winner: Winner, strategy: _Strategy) -> str:
     precision = winner.config.precision
     # For fp8, DeepSpeed's configuration states bf16; the model itself computes the fp8 products.
     by_deepspeed = precision == "fp8" and strategy.checkpoints is Checkpoints.DEEPSPEED
-    return PRECISIONS["bf16" if by_deepspeed else precision]
+    precisions = {"fp32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed", "fp64": "64-true", "fp8": "transformer-engine"}
+    return precisions["bf16" if by_deepspeed else precision]
 
 
 def _stated_notes(winner: Winner, strategy: _Strategy) -> list[str]:

@@ -114,18 +114,12 @@ OTHER_LAYERS = (
     "encoder_num_layers", "encoder_seq_length", "retro_num_layers",
 )  # fmt: skip
 """Settings of models with layers of Mamba, or with an encoder."""
-TOKENIZERS = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
-"""Type of tokenizer -> its tokens."""
 MOST_LAYERS = 100_000
 """Layers of a model, and letters of a layout: a few characters could stand for more than fit into memory."""
-LAYER_LETTERS = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
-"""Part of a model in a list of stages -> its letter in a layout."""
 SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 """ZeRO stage -> Megatron-FSDP's sharding strategy."""
 ATTENTION = {"flash": "flash", "cudnn": "fused", "math": "unfused"}
 """Attention kernel -> its name in Transformer Engine, which runs attention there."""
-NAMES = ("recipe", "--tokenizer-model", "model.hf_model_id", "tokenizer.tokenizer_model", "--hf-model-id")
-"""Settings that name a model, or that of its tokenizer."""
 DESCRIBING = (
     "num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels", "num_query_groups",
     "group_query_attention", "swiglu", "gated_linear_unit", "normalization", "position_embedding_type", "vocab_size",
@@ -134,7 +128,6 @@ DESCRIBING = (
     "q_lora_rank", "kv_lora_rank", "qk_head_dim", "qk_pos_emb_head_dim", "v_head_dim",
 )  # fmt: skip
 """Settings that only describe the model."""
-ASSUMED_VOCABULARY = 128_256
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,6 +163,8 @@ def from_megatron(content: Mapping[str, Any], source: str, dialect: Dialect) -> 
 
 class _MegatronReading:
     """One configuration while it is read."""
+
+    _ASSUMED_VOCABULARY = 128_256
 
     def __init__(self, content: Mapping[str, Any], source: str, dialect: Dialect) -> None:
         self.table, self.dialect = FlatTable(content, source), dialect
@@ -368,7 +363,11 @@ class _MegatronReading:
         if (sizes["num_layers"] or 0) > MOST_LAYERS:
             problem = f"{sizes['num_layers']} in {table.source} is more than {MOST_LAYERS:,} layers"
             raise RequestError(self.dialect.key("num_layers"), problem, "give the layers of the model")
-        model_names = [str(table.take(key) or "") for key in NAMES]
+        # Settings that name a model, or that of its tokenizer.
+        model_names = [
+            str(table.take(key) or "")
+            for key in ("recipe", "--tokenizer-model", "model.hf_model_id", "tokenizer.tokenizer_model", "--hf-model-id")
+        ]
         other = next((key for name in OTHER_LAYERS if table.settings.get(key := self.key(name))), "")
         experts = self.key("num_moe_experts")
         if len(str(table.settings.get(experts, "")).split()) > 1:  # Megatron-DeepSpeed has one number for each such layer
@@ -392,11 +391,13 @@ class _MegatronReading:
         groups = whole("num_query_groups") if grouped else 1 if self.word("attention_head_type") == "multiquery" else None
         tokenizer = next((model for name in model_names if name and (model := model_named(name)) is not None), None)
         vocabulary = whole("padded_vocab_size") or whole("vocab_size") or (tokenizer.vocab_size if tokenizer else None)
-        vocabulary = vocabulary or TOKENIZERS.get(str(self.table.settings.get("--tokenizer-type")))
+        # Type of tokenizer -> its tokens.
+        tokenizers = {"GPT2BPETokenizer": 50_257, "Llama2Tokenizer": 32_000}
+        vocabulary = vocabulary or tokenizers.get(str(self.table.settings.get("--tokenizer-type")))
         step = whole("make_vocab_size_divisible_by") or 1
         vocabulary = vocabulary and -(-vocabulary // step) * step
         if vocabulary is None:
-            self.table.assumed["vocab_size"] = ASSUMED_VOCABULARY
+            self.table.assumed["vocab_size"] = self._ASSUMED_VOCABULARY
         rope = self.word("position_embedding_type") == "rope" or self.switch("use_rotary_position_embeddings")
         tied = not self.switch("untie_embeddings_and_output_weights")
         positions = whole("max_position_embeddings") or 1
@@ -407,7 +408,7 @@ class _MegatronReading:
                 num_key_value_heads=heads if groups is None or latent else groups,
                 head_dim=latent_head or channels or max(hidden // heads, 1), latent=latent,
                 ffn_hidden_size=whole("moe_ffn_hidden_size") or ffn if experts else ffn,
-                vocab_size=vocabulary or ASSUMED_VOCABULARY,
+                vocab_size=vocabulary or self._ASSUMED_VOCABULARY,
                 sequence_length=positions, tied_embeddings=tied, gated_mlp=gated, activation="silu" if gated else "gelu",
                 norm=Norm.RMSNORM if self.word("normalization").lower() == "rmsnorm" else Norm.LAYERNORM,
                 position=Position.ROTARY if rope else Position.LEARNED, num_experts=experts,
@@ -493,11 +494,13 @@ def layout_stages(layout: Any, key: str = "pipeline_model_parallel_layout") -> l
     Raises:
         RequestError: a list is not one of lists of parts, or the layout has more than `MOST_LAYERS` letters.
     """
+    # Part of a model in a list of stages -> its letter in a layout.
+    layer_letters = {"embedding": "E", "decoder": "t", "mtp": "m", "loss": "L"}
     if isinstance(layout, list):
         try:
-            return ["".join(LAYER_LETTERS[str(part).strip().lower()] for part in stage) for stage in layout]
+            return ["".join(layer_letters[str(part).strip().lower()] for part in stage) for stage in layout]
         except (KeyError, TypeError):
-            remedy = f"give each stage a list of {', '.join(LAYER_LETTERS)}"
+            remedy = f"give each stage a list of {', '.join(layer_letters)}"
             raise RequestError(key, "is not a list of lists of parts", remedy) from None
     text = "" if layout is None else str(layout).replace(",", "")
     for pattern in (r"\(([^()]+)\)\*(\d{1,6})", r"(.)\*(\d{1,6})"):

@@ -31,11 +31,7 @@ from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 QUEUES = f"{ENVIRONMENT}CUDA_DEVICE_MAX_CONNECTIONS"
-NEAR = 0.94
-"""Likeness from which an unknown option is a misspelling of a known one: Megatron-LM has options that are not listed here."""
 ENDS = ("num_layers_in_first_pipeline_stage", "num_layers_in_last_pipeline_stage")
-UNEVEN = ("pipeline_model_parallel_layout", *ENDS, "hybrid_layer_pattern", "hybrid_override_pattern")
-"""Settings with which stages have different numbers of layers."""
 RECOMPUTED = frozenset({
     "core_attn", "moe_act", "layernorm", "mla_up_proj", "mlp", "moe", "shared_experts", "gdn_norm_out", "gdp_in_proj",
     "gdp_qkv", "mhc",
@@ -64,6 +60,9 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         layers = case.get(key("num_layers"))
         return layers if isinstance(layers, int) else None
 
+    # Settings with which stages have different numbers of layers.
+    uneven = ("pipeline_model_parallel_layout", *ENDS, "hybrid_layer_pattern", "hybrid_override_pattern")
+
     def uneven_layers(case: LintCase) -> str | None:
         count, ranks = layers_of(case), case.config.pipeline_parallel_size
         if count is None or ranks == 1 or case.on("--deepspeed"):  # DeepSpeed's pipelines have stages of any sizes
@@ -74,7 +73,7 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
         ends = [case.get(key(name)) for name in ENDS if isinstance(case.get(key(name)), int)]
         if ends and len(ends) < ranks and (count - sum(ends)) % (ranks - len(ends)):
             return f"the {ranks - len(ends)} other ranks do not divide {count - sum(ends)} layers"
-        if any(case.get(key(name)) for name in UNEVEN):
+        if any(case.get(key(name)) for name in uneven):
             return None
         return f"{ranks} ranks do not divide {count + halves(case)} layers" if (count + halves(case)) % ranks else None
 
@@ -84,7 +83,7 @@ def _checks(dialect: Dialect) -> tuple[Check, ...]:
 
     def fewer_ranks(case: LintCase) -> Settings:
         count, ranks = layers_of(case) or 1, case.config.pipeline_parallel_size
-        if any(case.get(key(name)) for name in UNEVEN):
+        if any(case.get(key(name)) for name in uneven):
             return {}
         options = [
             size for size in range(1, min(count, MOST) + 1) if count % size == 0 and (not case.ranks or case.ranks % size == 0)
@@ -391,7 +390,9 @@ def _misspelled(case: LintCase) -> Iterator[Finding]:
     for key in case.imported.settings:
         if key in accepted_keys or not key.startswith(("--", "model.", "train.", "ddp.")):
             continue
-        finding = unknown(case, key, known_keys, effect, cutoff=NEAR)
+        # Likeness from which an unknown option is a misspelling of a known one: Megatron-LM has options that are not listed
+        # here.
+        finding = unknown(case, key, known_keys, effect, cutoff=0.94)
         if finding.remedy.startswith("did you mean"):
             yield finding
 

@@ -23,7 +23,6 @@ from search_spaces.models.pipeline import split_layers
 from search_spaces.optimizers import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE, SGD_MOMENTUM
 from search_spaces.trial_config import TrialConfig
 
-QUEUES = "CUDA_DEVICE_MAX_CONNECTIONS"
 OPTIONS = options_of(Dialect(LM))
 OPTION_OF = {option.knob: option.key for option in OPTIONS if option.knob}
 TARGET = ExportTarget(
@@ -69,7 +68,8 @@ def export_megatron(winner: Winner) -> Export:
 def _environment(winner: Winner) -> str:
     # Megatron-LM requires one hardware queue if it overlaps tensor-parallel or context-parallel communication.
     overlaps = winner.config.tensor_parallel_size > 1 or winner.config.context_parallel_size > 1
-    return environment(winner) + (f"export {QUEUES}=1\n" if overlaps and QUEUES not in winner.env else "")
+    queues = "CUDA_DEVICE_MAX_CONNECTIONS"
+    return environment(winner) + (f"export {queues}=1\n" if overlaps and queues not in winner.env else "")
 
 
 def _layout(winner: Winner) -> list[str]:

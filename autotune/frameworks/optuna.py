@@ -20,9 +20,6 @@ from search_spaces.trial_config import TrialConfig
 from storage.address import without_password
 from storage.records import JobRecord, TrialRecord
 
-STATES = {Outcome.OK: TrialState.COMPLETE, Outcome.PRUNED: TrialState.PRUNED}
-"""Outcome -> Optuna state. All other outcomes become FAIL."""
-
 
 def write_study(storage: str, name: str, job: JobRecord, trials: Sequence[TrialRecord]) -> str:
     """Write the job's trials that have an outcome, in order; return the study's name.
@@ -67,7 +64,9 @@ def _distribution(name: str, values: list[Value]) -> BaseDistribution:
 
 
 def _frozen(trial: TrialRecord, distributions: dict[str, BaseDistribution]) -> FrozenTrial:
-    state = STATES.get(trial.outcome, TrialState.FAIL) if trial.outcome else TrialState.FAIL
+    # Outcome -> Optuna state. All other outcomes become FAIL.
+    states = {Outcome.OK: TrialState.COMPLETE, Outcome.PRUNED: TrialState.PRUNED}
+    state = states.get(trial.outcome, TrialState.FAIL) if trial.outcome else TrialState.FAIL
     measured = trial.result.samples_per_second if trial.result else None
     if measured is None:
         state = TrialState.FAIL

@@ -43,15 +43,9 @@ FRAMEWORKS: Mapping[str, Framework] = {
     **TRAINERS,
 }
 FORMATS = tuple(FRAMEWORKS)
-MOST_HINTED = 500_000
-"""Characters of a file whose suffix names no table; a longer one is a script or a log."""
 TABLES = (".json", ".yaml", ".yml", ".toml")
-UNREAD_PROGRAM = re.compile(r"(?:openrlhf|verl|xtuner)(?=\.)")
-"""Packages that start with a program whose options are not read."""
 OFF = re.compile(r"(^|\.)no_(?=\w+$)")
 """Before a switch of tyro that is off."""
-DEGREES = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--sequence-parallel")
-"""Options of Megatron-LM that a file with none of the degrees leaves to the script that launches it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -176,7 +170,8 @@ def _table_of(path: Path, format_name: str) -> tuple[Mapping[str, Any], tuple[st
         return read_table_and_repeated(path)
     of_tables = format_name in (DEEPSPEED.name, ACCELERATE.name)
     text = read_text(path).lstrip()
-    if (text.startswith("#!") or len(text) > MOST_HINTED) and not of_tables:
+    # Characters of a file whose suffix names no table; a longer one is a script or a log.
+    if (text.startswith("#!") or len(text) > 500_000) and not of_tables:
         return None
     try:
         content, repeated = read_table_and_repeated(path)
@@ -280,7 +275,8 @@ def _script(path: Path, format_name: str, beside: Path, stated: Mapping[str, str
     # Overrides of Megatron-Bridge: `model.tensor_model_parallel_size=4`.
     matches = (re.fullmatch(r"\+{0,2}([A-Za-z_]\w*(?:\.\w+)+)=(.+)", word, re.DOTALL) for word in script.words)
     overrides = {match[1]: _override(match[2]) for match in matches if match}
-    package = UNREAD_PROGRAM.match(script.program)
+    # Packages that start with a program whose options are not read.
+    package = re.match(r"(?:openrlhf|verl|xtuner)(?=\.)", script.program)
     if package or any(key.startswith("trainer.") for key in overrides):
         raise RequestError("from", f"{path} starts a program of {package[0] if package else 'NeMo'}, which is not read", REMEDY)
     undecided = {key: by for key, by in script.open.items() if not key.startswith("$")}
@@ -300,6 +296,8 @@ def _script(path: Path, format_name: str, beside: Path, stated: Mapping[str, str
     content: Mapping[str, Any]
     if kind in ("", *TRAINERS):
         kind, content = launched(script, path, kind)
+    # Options of Megatron-LM that a file with none of the degrees leaves to the script that launches it.
+    degrees = ("--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--sequence-parallel")
     match kind:
         case _ if kind in TRAINERS:
             stating = {option.key for option in FRAMEWORKS[kind].options}
@@ -318,8 +316,8 @@ def _script(path: Path, format_name: str, beside: Path, stated: Mapping[str, str
             undecided = {_tyro(key): by for key, by in undecided.items()}
         case "megatron":
             content = settings
-            if not script.program and not set(DEGREES[:2]) & {*settings, *undecided}:  # a part of a launch
-                undecided |= {key: "what launches these options" for key in DEGREES if key not in {*settings, *undecided}}
+            if not script.program and not set(degrees[:2]) & {*settings, *undecided}:  # a part of a launch
+                undecided |= {key: "what launches these options" for key in degrees if key not in {*settings, *undecided}}
         case _:
             content = {}
     has_settings = "recipe" in content or kind in TRAINERS or _format_of_keys([*content, *undecided]) == kind
@@ -381,10 +379,6 @@ def from_best_config(content: Mapping[str, Any], source: str) -> Imported:
     )
 
 
-CHECKPOINTS = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}
-"""torchtitan's classes of activation checkpointing -> the modes of its TOML files."""
-HELPERS = {"_with_global_batch_size": "train.global_batch_size"}
-"""Functions of Megatron-Bridge that change a configuration -> the setting that their second argument gives."""
 _MISSING = object()
 
 
@@ -424,13 +418,15 @@ def _settings(
     settings: dict[str, Any] = {}
     settings_by_name[node.name] = {}
     variable = ""
+    # Functions of Megatron-Bridge that change a configuration -> the setting that their second argument gives.
+    helpers = {"_with_global_batch_size": "train.global_batch_size"}
     for statement in node.body:
         match statement:
             case ast.Assign(targets=[ast.Name(id=name)], value=ast.Call() as call):
                 base = call.func.id if isinstance(call.func, ast.Name) else ""
                 further: dict[str, Any] = {}
-                if base in HELPERS and len(call.args) == 2 and isinstance(call.args[0], ast.Call):
-                    further = dict(_value(call.args[1], HELPERS[base]))
+                if base in helpers and len(call.args) == 2 and isinstance(call.args[0], ast.Call):
+                    further = dict(_value(call.args[1], helpers[base]))
                     call = call.args[0]
                     base = call.func.id if isinstance(call.func, ast.Name) else ""
                 if base in functions and base != node.name:
@@ -464,11 +460,13 @@ def _arguments(call: ast.Call, before: str) -> Iterator[tuple[str, Any]]:
 
 
 def _value(node: ast.expr, key: str) -> Iterator[tuple[str, Any]]:
+    # torchtitan's classes of activation checkpointing -> the modes of its TOML files.
+    checkpoints = {"SelectiveAC": "selective", "FullAC": "full", "MemoryBudgetAC": "memory_budget"}
     if isinstance(node, ast.Call):
         yield from _registry(node)
-        name = next((part for part in _path(node.func) if part in CHECKPOINTS), "")
+        name = next((part for part in _path(node.func) if part in checkpoints), "")
         if name:
-            yield f"{key}.mode", CHECKPOINTS[name]
+            yield f"{key}.mode", checkpoints[name]
         yield from _arguments(node, f"{key}.")
         return
     if isinstance(node, ast.Dict):

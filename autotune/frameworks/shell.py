@@ -55,7 +55,6 @@ PROGRAM = re.compile(
 """The word after which options are the program's."""
 LAUNCH = re.compile(r"(?:^|\s)(?:torchrun|accelerate|deepspeed|\S+\.py|torchtitan\.\S+|axolotl|trl|swift|llamafactory-cli)\s")
 """In a text that is a script of its own: an argument of `bash -c`, or a here-document."""
-DECLARATIONS = ("export", "declare", "local", "readonly", "typeset")
 SLURM: Mapping[str, tuple[str, ...]] = {
     "nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"), "ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
     "ntasks-per-node": ("SLURM_NTASKS_PER_NODE",), "gpus-per-node": ("SLURM_GPUS_PER_NODE", "SLURM_GPUS_ON_NODE"),
@@ -63,9 +62,6 @@ SLURM: Mapping[str, tuple[str, ...]] = {
     "cpus-per-task": ("SLURM_CPUS_PER_TASK",),
 }  # fmt: skip
 """Option of sbatch -> the variables of the job that have its value [sbatch(1), output environment variables]."""
-COMPARISONS: Mapping[str, Callable[[int, int], bool]] = {
-    "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt, "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
-}  # fmt: skip
 MOST_COMMANDS, MOST_ROUNDS, DEEPEST_CALL = 20_000, 256, 20
 """After so many commands loops end; a script may have five times as many."""
 
@@ -381,7 +377,7 @@ class _ScriptRun:
         if words and words[0] == "[[":
             self._truth = self._test([self.variables.text(word) for word in words[1:] if word != "]]"])
             return ShellFlow.NORMAL
-        if words and words[0] in DECLARATIONS:
+        if words and words[0] in ("export", "declare", "local", "readonly", "typeset"):
             return self._declare(words)
         fields = [field for word in words for field in self.variables.fields(word)]
         self._truth_before, self._truth = self._truth, None if fields else True
@@ -587,6 +583,10 @@ class _ScriptRun:
                 if word in connectives and 0 < index < len(words) - 1:
                     sides = (self._test(words[:index], split=split), self._test(words[index + 1 :], split=split))
                     return result if result in sides else None if None in sides else not result
+        comparisons: Mapping[str, Callable[[int, int], bool]] = {
+            "-eq": operator.eq, "-ne": operator.ne, "-gt": operator.gt,
+            "-ge": operator.ge, "-lt": operator.lt, "-le": operator.le,
+        }  # fmt: skip
         match words:
             case ["!", *rest]:
                 truth = self._test(rest, split=split)
@@ -612,9 +612,9 @@ class _ScriptRun:
                 r"\^?[\w.-]*(\[[\w-]+\][+*]?)?[\w.-]*\$?", pattern
             ):
                 return re.search(pattern, text[:1000]) is not None
-            case [left, sign, right] if sign in COMPARISONS:
+            case [left, sign, right] if sign in comparisons:
                 numbers = self.variables.arithmetic(left), self.variables.arithmetic(right)
-                return None if None in numbers else COMPARISONS[sign](*numbers)  # type: ignore[arg-type]
+                return None if None in numbers else comparisons[sign](*numbers)  # type: ignore[arg-type]
             case _:
                 return None
 

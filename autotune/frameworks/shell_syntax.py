@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 ARRAY = re.compile(r"[A-Za-z_]\w*(?:\[[^\]\s]*\])?\+?=\(")
-OPERATORS = ("\n", ";;&", ";;", ";&", "&&", "||", "|&", ";", "&", "|", "(", ")")
 REDIRECTION = re.compile(r"(?:\d*|&)(<<<|<<-?|>>|>\||>&|<&|>|<)(&?-?)")
-DEEPEST = 60
-"""Nested commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,7 +206,8 @@ class _ShellParser:
     def operator(self) -> str:
         """The operator that is next; empty: a word, or the end."""
         self.position = _blank_end(self.text, self.position, lines=False)
-        return next((sign for sign in OPERATORS if self.text.startswith(sign, self.position)), "")
+        signs = ("\n", ";;&", ";;", ";&", "&&", "||", "|&", ";", "&", "|", "(", ")")
+        return next((sign for sign in signs if self.text.startswith(sign, self.position)), "")
 
     def _peek(self) -> str:
         """The word that is next; empty: none."""
@@ -245,7 +243,8 @@ class _ShellParser:
         """The commands before one of the words or operators."""
         result: list[ShellCommand] = []
         self.depth += 1
-        if self.depth > DEEPEST:
+        # Nested commands.
+        if self.depth > 60:
             raise RecursionError
         while True:
             self._lines()

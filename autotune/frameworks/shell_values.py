@@ -14,7 +14,6 @@ from autotune.errors import RequestError
 from autotune.frameworks.shell_syntax import array_words, closing
 
 REFERENCE = re.compile("\ue000([^\ue001]*)\ue001")
-PARAMETER = re.compile(r"([#!]?)([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[((?:[^\[\]]|\[[^\]]*\])*)\])?(.*)", re.DOTALL)
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(?:\[([^\]]*)\])?(\+?)=(.*)", re.DOTALL)
 LONGEST, MOST_CHARACTERS = 1_000_000, 20_000_000
 """Characters of one value, and of all values together: a few lines could double a text until the memory is full. What takes as
@@ -274,7 +273,9 @@ class ShellVariables:
 
     def _parameter(self, body: str, quoted: bool) -> tuple[list[str], bool]:
         """What `${body}` stands for, and whether each element is a word."""
-        match = PARAMETER.fullmatch(body)
+        match = re.fullmatch(
+            r"([#!]?)([A-Za-z_]\w*|\d+|[@*#?$!-])(?:\[((?:[^\[\]]|\[[^\]]*\])*)\])?(.*)", body, flags=re.DOTALL
+        )
         if match is None:
             return [COMPUTED], False
         prefix, name, index, rest = match.groups()

@@ -23,7 +23,6 @@ from autotune.frameworks.framework import BATCH, Option, knobs_of
 from autotune.frameworks.fsdp2 import fsdp2_notes, state_copies
 from autotune.frameworks.imported import FlatTable, Imported, flat, model_named
 from autotune.frameworks.launch import environment, torchrun_words
-from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, split_layers
 
@@ -90,8 +89,6 @@ UNREAD = ("job.", "profiling.", "metrics.", "checkpoint.", "comm.", "validation.
           "memory_estimation.", "fault_tolerance.", "experimental.", "float8.", "mx.", "launcher.", "env.",
           "dataloader.")  # fmt: skip
 """Tables about how a run is started, watched and saved."""
-PRECISIONS: Mapping[str, Value] = {"bfloat16": "bf16", "float32": "fp32"}
-MODES: Mapping[str, Value] = {"none": "none", "selective": "selective", "full": "full", "memory_budget": "selective"}
 TARGET = ExportTarget(
     format="torchtitan",
     name="torchtitan's command line",
@@ -346,7 +343,7 @@ def _read_pipeline(table: FlatTable, model: ModelSpec | None, ranks: int) -> Non
 
 def _computation(table: FlatTable) -> None:
     _recomputation(table)
-    precision = table.choice(PRECISION, PRECISIONS) or "bf16"
+    precision = table.choice(PRECISION, {"bfloat16": "bf16", "float32": "fp32"}) or "bf16"
     converters = table.take("model.converters") or ()
     if precision == "bf16" and "float8" in str(converters):
         precision = "fp8"
@@ -372,7 +369,7 @@ def _computation(table: FlatTable) -> None:
 
 def _recomputation(table: FlatTable) -> None:
     """Files of 0.1 and 0.2 recompute every layer, every second one or, with `op`, some operators; 0.3 recomputes operators."""
-    mode = table.choice(CHECKPOINTS, MODES)
+    mode = table.choice(CHECKPOINTS, {"none": "none", "selective": "selective", "full": "full", "memory_budget": "selective"})
     if table.settings.get("activation_checkpoint", "") is None:  # after 0.3: `activation_checkpoint=None`
         mode = "none"
         table.drop("activation_checkpoint")

@@ -83,13 +83,8 @@ TRL = replace(
 )
 COMMAND = "launcher.command"
 """The command of TRL that a script starts, as a setting."""
-OF_TRL = ("dataset_mixture", "use_peft", "completion_only_loss", "assistant_only_loss", "dataset_text_field", "packing")
-"""Settings that TRL's commands have and the Trainer has not."""
 METHODS = re.compile(r"(?<![a-z])(?:dpo|kto|grpo|rloo|orpo|cpo|ppo|gkd|nash|xpo|reward|rm)(?![a-z])")
 """Names of methods in TRL's commands and in names of programs."""
-OF_DATA = ("dataset_name", "datasets", "dataset_mixture")
-FORMER_DATA = ("dataset_mixer", "dataset_splits", "dataset_configs")
-"""Settings by which earlier versions of alignment-handbook name their data."""
 OF_PREFERENCES: Mapping[str, str] = {
     "beta": "dpo", "rpo_alpha": "dpo", "max_prompt_length": "dpo", "max_completion_length": "grpo", "num_generations": "grpo",
     "dpo_loss_type": "dpo", "ref_model": "dpo",
@@ -168,7 +163,9 @@ def _program(settings: Settings) -> TrainingProgram:
     if settings.get(STARTED) == "swift" or settings.keys() & {"tuner_type", "train_type"}:
         return SWIFT
     named = re.match(rf"sft|{METHODS.pattern}", str(settings.get(STARTED, "")))
-    return TRL if named or COMMAND in settings or any(key in settings for key in OF_TRL) else TRANSFORMERS
+    # Settings that TRL's commands have and the Trainer has not.
+    of_trl = ("dataset_mixture", "use_peft", "completion_only_loss", "assistant_only_loss", "dataset_text_field", "packing")
+    return TRL if named or COMMAND in settings or any(key in settings for key in of_trl) else TRANSFORMERS
 
 
 def _without_data(case: LintCase) -> str | None:
@@ -177,13 +174,17 @@ def _without_data(case: LintCase) -> str | None:
     A program of the user's own may name it by an argument of its own.
     """
     settings = case.imported.settings
+    # Settings by which earlier versions of alignment-handbook name their data.
+    former_data = ("dataset_mixer", "dataset_splits", "dataset_configs")
     data_arguments = {
-        key for key in settings if re.match(r"data|train_", key) and key.partition(".")[0] not in FORMER_DATA
+        key for key in settings if re.match(r"data|train_", key) and key.partition(".")[0] not in former_data
     } - fields_of("transformers", "trl", "sft")
-    by_name = any(is_set(case, key) or key in case.imported.undecided for key in OF_DATA)
+    by_name = any(
+        is_set(case, key) or key in case.imported.undecided for key in ("dataset_name", "datasets", "dataset_mixture")
+    )
     if data_arguments or by_name or _program(settings) is not TRL or (STARTED in settings and COMMAND not in settings):
         return None
-    former = next((name for key in settings if (name := key.partition(".")[0]) in FORMER_DATA), "")
+    former = next((name for key in settings if (name := key.partition(".")[0]) in former_data), "")
     return "neither dataset_name nor datasets is stated" + (f", and {former} is not read" if former else "")
 
 

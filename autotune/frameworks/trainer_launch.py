@@ -15,12 +15,6 @@ from autotune.frameworks.trainer_checks import COMMAND, TRAINER, fields_of
 from autotune.frameworks.trainer_table import STARTED
 
 TRAINERS = {framework.name: framework for framework in (TRAINER, AXOLOTL, LLAMA_FACTORY)}
-PROGRAMS = {
-    "axolotl": AXOLOTL.name, "axolotl.cli.train": AXOLOTL.name, "llamafactory-cli": LLAMA_FACTORY.name, "trl": TRAINER.name,
-}  # fmt: skip
-"""Word that starts a program -> the format of its settings."""
-COMMANDED = ("axolotl", "llamafactory-cli", "trl", "swift")
-"""Programs whose first argument is a command."""
 OF_LAUNCHER = frozenset(option.key.rpartition(".")[2] for option in OF_ACCELERATE) | {
     "config_file", "use_deepspeed", "use_fsdp", "use_megatron_lm", "multi_gpu", "gpu_ids", "zero_stage",
     "deepspeed_config_file", "num_cpu_threads_per_process", "max_restarts", "rdzv_conf", "accelerate_config", "cpu",
@@ -57,7 +51,11 @@ def launched(script: Script, path: Path, format_name: str) -> tuple[str, dict[st
     """
     settings, words = dict[str, Any](), script.arguments
     program = script.program.rsplit("/", 1)[-1]
-    kind = format_name or PROGRAMS.get(program, "")
+    # Word that starts a program -> the format of its settings.
+    programs = {
+        "axolotl": AXOLOTL.name, "axolotl.cli.train": AXOLOTL.name, "llamafactory-cli": LLAMA_FACTORY.name, "trl": TRAINER.name,
+    }  # fmt: skip
+    kind = format_name or programs.get(program, "")
     for key, value in script.settings.items():
         name = key.removeprefix("--").replace("-", "_") if key.startswith("--") else key
         negated = name.startswith("no_") and value is True
@@ -65,7 +63,8 @@ def launched(script: Script, path: Path, format_name: str) -> tuple[str, dict[st
     kind = kind or trainer_format(settings)
     # `axolotl train FILE`, `train.py FILE`, and `--config FILE`
     positional = [word for word in itertools.takewhile(lambda word: not word.startswith("-"), words) if "=" not in word]
-    names = [*positional[program in COMMANDED :][:1], str(settings.get("config"))]
+    # Programs whose first argument is a command.
+    names = [*positional[program in ("axolotl", "llamafactory-cli", "trl", "swift") :][:1], str(settings.get("config"))]
     named = next((name for name in names if name.endswith((".yaml", ".yml", ".json"))), "")
     if named and (kind or script.program):
         content = _content(path, named, kind)

@@ -13,9 +13,6 @@ from autotune.frameworks.trainer_table import TrainerTable
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 
-BUCKETS = {"reduce_bucket_size": 1.0, "stage3_prefetch_bucket_size": 0.9}
-"""Automatic sizes of DeepSpeed's buckets, in squares of the hidden size [transformers, integrations/deepspeed.py]."""
-
 
 def read_sharding(table: TrainerTable, model: ModelSpec | None, precision: Value | None, micro: int, steps: int) -> int | None:
     """Read how the states are divided, and in which precision; returns the number of processes if the recipe states it.
@@ -143,8 +140,10 @@ def _filled(deepspeed: Mapping[str, Any], model: ModelSpec | None, precision: Va
         "train_micro_batch_size_per_gpu": micro, "gradient_accumulation_steps": steps, "fp16.enabled": precision == "fp16",
         **dict.fromkeys(("bf16.enabled", "bfloat16.enabled"), precision in ("bf16", "fp8")),
     }  # fmt: skip
+    # Automatic sizes of DeepSpeed's buckets, in squares of the hidden size [transformers, integrations/deepspeed.py].
+    buckets = {"reduce_bucket_size": 1.0, "stage3_prefetch_bucket_size": 0.9}
     if model is not None:
-        sizes = {name: int(part * model.hidden_size**2) for name, part in BUCKETS.items()}
+        sizes = {name: int(part * model.hidden_size**2) for name, part in buckets.items()}
         sizes["stage3_param_persistence_threshold"] = 10 * model.hidden_size
         values |= {f"zero_optimization.{name}": size for name, size in sizes.items()}
     filled = {key: values.get(key) if value == AUTO else value for key, value in deepspeed.items()}

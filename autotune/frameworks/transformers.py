@@ -28,8 +28,6 @@ TARGET = ExportTarget(
     refused=OTHER_FORMATS,
 )  # fmt: skip
 STATED = ("lr", "weight_decay", "clip", "optimizer")
-HERE = frozenset({"activation_checkpointing", "fused_kernels", "fused_optimizer", *STATED[:3], *ADAPTER_KNOBS})
-"""Knobs that a DeepSpeed configuration cannot express, but TrainingArguments or their context can."""
 
 
 def export_transformers(winner: Winner) -> Export:
@@ -114,9 +112,11 @@ def _notes(winner: Winner) -> list[str]:
         )
     if config.zero_stage == 3:
         notes.append("for ZeRO stage 3 make the TrainingArguments before the model, so that it is divided while it is loaded")
+    # Knobs that a DeepSpeed configuration cannot express, but TrainingArguments or their context can.
+    here = frozenset({"activation_checkpointing", "fused_kernels", "fused_optimizer", *STATED[:3], *ADAPTER_KNOBS})
     if _by_deepspeed(config):
         skipped_prefixes = ("not stated: ", RECOMPUTATION)
         return notes + [
-            note for note in deepspeed_notes(winner) if note.split("=")[0] not in HERE and not note.startswith(skipped_prefixes)
+            note for note in deepspeed_notes(winner) if note.split("=")[0] not in here and not note.startswith(skipped_prefixes)
         ]
     return notes + TARGET.unexpressed(config)

@@ -44,10 +44,6 @@ EDGE = 1e-12
 """Rates per interval below this are treated as no failures."""
 NEGLIGIBLE = 1e-6
 """Share of waiting or missing rate below which its course over the run is not integrated."""
-TRANSIENT_STEPS = 100
-"""Steps of the integral of waits."""
-FILLING = 24
-"""Times of a run at which missing nodes are counted."""
 ROUNDS = 60
 """Iterations of fixed points."""
 
@@ -180,10 +176,12 @@ def _waiting_seconds(rate: float, seconds: float, spares: int, active: float) ->
     `spares` is a wait with the mean `seconds / (spares + 1)`. The time in that state is integrated by implicit Euler steps.
     """
     flow = _flow(rate, seconds, spares)
-    step = active / TRANSIENT_STEPS
+    # Steps of the integral of waits.
+    transient_steps = 100
+    step = active / transient_steps
     advance = np.linalg.inv(np.eye(spares + 1) - step * flow)
     chance, at_limit = np.eye(spares + 1)[0], 0.0
-    for _ in range(TRANSIENT_STEPS):
+    for _ in range(transient_steps):
         before, chance = chance, advance @ chance
         at_limit += step * float(before[-1] + chance[-1]) / 2
     return at_limit * rate * seconds / (spares + 1)
@@ -265,7 +263,9 @@ def _filled(horizon: float, seconds: float) -> Floats:
     """The mean number of missing nodes at times of a run that begins without, relative to the stationary one (M/M/infinity)."""
     if math.isinf(horizon) or not seconds:
         return np.ones(1)
-    times = (np.arange(FILLING) + 0.5) / FILLING * horizon
+    # Times of a run at which missing nodes are counted.
+    filling = 24
+    times = (np.arange(filling) + 0.5) / filling * horizon
     return -np.expm1(-times / seconds)
 
 

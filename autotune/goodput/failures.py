@@ -13,8 +13,6 @@ from typing import Any
 from autotune.errors import RequestError
 
 DAY = 86400.0
-PLANNED = "planned"
-"""Kind of an interruption that was scheduled: the job saves a checkpoint first and loses no work."""
 START, END, PAUSED, RESUMED = "start", "end", "paused", "resumed"
 """Rows of a log that delimit the time in which failures were recorded."""
 
@@ -54,13 +52,6 @@ class FailureRates:
     def per_node_day(self) -> float:
         """Unexpected interruptions per node-day, all kinds."""
         return sum(kind.per_node_day for kind in self.kinds)
-
-    @property
-    def taking_node_share(self) -> float:
-        """Share of the failures after which the node must be replaced."""
-        return (
-            sum(kind.per_node_day for kind in self.kinds if kind.takes_node) / self.per_node_day if self.per_node_day else 0.0
-        )
 
     def per_second(self, nodes: int) -> float:
         """Unexpected interruptions per second of a job on `nodes` nodes."""
@@ -145,7 +136,8 @@ def read_log(path: Path, nodes: int) -> FailureRates:
     events = sum(counts[kind] for kind in counts)
     _require_no_gap(path, events, recorded, *longest)
     node_days = nodes * recorded / 24
-    planned = counts.pop(PLANNED, 0)
+    # Kind of an interruption that was scheduled: the job saves a checkpoint first and loses no work.
+    planned = counts.pop("planned", 0)
     without_repair = ("network", "software", "other", "hang")  # after these the node is used again
     kinds = (
         FailureKind(name=kind, per_node_day=count / node_days, takes_node=kind not in without_repair)

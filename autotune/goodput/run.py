@@ -179,7 +179,9 @@ class Run:
     @property
     def taking_rate(self) -> float:
         """Failures per second that take a node."""
-        return self.rate * self.failures.taking_node_share
+        failures = self.failures
+        taking = sum(kind.per_node_day for kind in failures.kinds if kind.takes_node)
+        return self.rate * (taking / failures.per_node_day if failures.per_node_day else 0.0)
 
     @property
     def planned_rate(self) -> float:

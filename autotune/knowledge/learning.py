@@ -24,8 +24,6 @@ from search_spaces.trial_config import TrialConfig
 if TYPE_CHECKING:
     from storage.store import Store
 
-ALIKE = 0.02
-"""Largest difference of the logarithm of a figure between devices that are the same."""
 KNOB_OF = {
     "zero_stage": "zero_stage", "tp": "tensor_parallel_size", "pp": "pipeline_parallel_size", "vpp": "virtual_stages",
     "cp": "context_parallel_size", "ep": "expert_parallel_size", "sequence_parallel": "sequence_parallel",
@@ -128,7 +126,8 @@ def _is_same_device(measurement: Measurement, cluster: ClusterSpec) -> bool:
 
 
 def _is_close(value: float | None, other: float | None) -> bool:
-    return value == other or (bool(value) and bool(other) and abs(math.log(value / other)) < ALIKE)  # type: ignore[operator]
+    # Largest difference of the logarithm of a figure between devices that are the same.
+    return value == other or (bool(value) and bool(other) and abs(math.log(value / other)) < 0.02)  # type: ignore[operator]
 
 
 def _refined(measurements: Sequence[Measurement], before: Coefficients) -> Coefficients:

@@ -24,7 +24,6 @@ from autotune.knowledge.table import CsvRecord, read_records, read_table
 from storage.address import default_database_url, without_password
 from storage.store import open_store
 
-MOST_BYTES = 1 << 28
 FORMS = "give a table, an MLPerf log or a folder of them, a job of the database, or the address of a table"
 _STUDIES = (".db", ".sqlite", ".sqlite3")
 
@@ -127,14 +126,15 @@ def _download(address: str) -> bytes:
     if not address.startswith(("http://", "https://")):
         raise KnowledgeError("knowledge", f"{shown} is not an address of HTTP", FORMS)
     content = bytearray()
+    most_bytes = 1 << 28
     try:
         with httpx2.stream("GET", address, timeout=60.0, follow_redirects=True) as answer:
             if answer.status_code != 200:
                 raise KnowledgeError("knowledge", f"{shown} answers with status {answer.status_code}", remedy)
             for chunk in answer.iter_bytes():
                 content += chunk
-                if len(content) > MOST_BYTES:
-                    raise KnowledgeError("knowledge", f"{shown} has more than {MOST_BYTES >> 20} MiB", remedy)
+                if len(content) > most_bytes:
+                    raise KnowledgeError("knowledge", f"{shown} has more than {most_bytes >> 20} MiB", remedy)
     except (httpx2.HTTPError, httpx2.InvalidURL) as error:
         problem = f"{shown} cannot be reached ({' '.join(str(error).split()) or type(error).__name__})"
         raise KnowledgeError("knowledge", problem, remedy) from error
@@ -168,13 +168,7 @@ _SIZES = {
     "vpp": ("INTERLEAVED_PIPELINE", "VPP"), "micro_batch": ("MICRO_BATCH_SIZE", "MBS"),
 }  # fmt: skip
 """Column -> the variables that state it."""
-_NAMED = re.compile(r"_(\d+)x\d+x\d+")
-"""Nodes, in the name of a script, before its devices and the samples of a replica."""
 _SOURCED = re.compile(r"^\s*(?:source|\.)\s+.*?/?(config_[A-Za-z0-9_]+\.sh)\s*$")
-_STEP_TIMES = ("train_step_time", "train_step_timing in s")
-"""Names under which logs track the seconds of steps."""
-_STEADY = 5
-"""Steps before these are not counted: they warm up."""
 
 
 def has_log(path: Path) -> bool:
@@ -286,14 +280,17 @@ def _precision(variables: Mapping[str, str]) -> str:
 def _time(path: Path, events: Sequence[Mapping[str, Any]], batch: object, length: object) -> dict[str, float]:
     """The median of the steps' times; else of the rates between evaluations."""
     stats = [event["value"] for event in events if event.get("key") == "tracked_stats" and isinstance(event.get("value"), dict)]
-    for name in _STEP_TIMES:
+    # Names under which logs track the seconds of steps.
+    step_times = ("train_step_time", "train_step_timing in s")
+    for name in step_times:
         if step_seconds := [value for stat in stats if isinstance(value := stat.get(name), int | float) and value > 0]:
-            return {"step_time_s": median(step_seconds[_STEADY:] or step_seconds)}
+            # Steps before these are not counted: they warm up.
+            return {"step_time_s": median(step_seconds[5:] or step_seconds)}
     if rates := [value for stat in stats if isinstance(value := stat.get("throughput"), int | float) and value > 0]:
         return {"samples_per_s": median(rates)}
     if isinstance(batch, int) and isinstance(length, int) and (seconds := _block_steps(events, batch * length)):
         return {"step_time_s": median(seconds)}
-    raise KnowledgeError(str(path), "states no time of a step", f"give a log with tracked_stats of {', '.join(_STEP_TIMES)}")
+    raise KnowledgeError(str(path), "states no time of a step", f"give a log with tracked_stats of {', '.join(step_times)}")
 
 
 def _block_steps(events: Sequence[Mapping[str, Any]], tokens: int) -> list[float]:
@@ -320,7 +317,8 @@ def _variables(path: Path, text: str, system: Mapping[str, Any]) -> dict[str, st
     runs = [script for script in texts if script.name not in sourced and "common" not in script.name]
     nodes = str(system.get("number_of_nodes") or "")
     # Those whose names state the log's number of nodes, or all if none does.
-    runs = [script for script in runs if (match := _NAMED.search(script.name)) and match[1] == nodes] or runs
+    # Nodes, in the name of a script, before its devices and the samples of a replica.
+    runs = [script for script in runs if (match := re.search(r"_(\d+)x\d+x\d+", script.name)) and match[1] == nodes] or runs
     if len(runs) > 1:
         names = ", ".join(script.name for script in runs)
         raise KnowledgeError(str(path), f"may be of {names}", "leave only the script of this run beside the log")

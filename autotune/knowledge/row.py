@@ -29,14 +29,6 @@ class RowOutcome(StrEnum):
     UNKNOWN = "unknown"
 
 
-Cell = int | float | bool | str
-
-LARGEST = 1e15
-"""Figures of a training run are below it and above its inverse; products of larger cells would overflow."""
-_TRUE = frozenset({"true", "yes", "1", "1.0"})
-_FALSE = frozenset({"false", "no", "0", "0.0"})
-
-
 class CellError(ValueError):
     """A cell's content is invalid for its column; the message describes it."""
 
@@ -51,7 +43,9 @@ def _number(text: str) -> float:
         raise CellError("is not a finite number")
     if value <= 0:
         raise CellError("is not positive")
-    if not 1 / LARGEST <= value <= LARGEST:
+    # Figures of a training run are below it and above its inverse; products of larger cells would overflow.
+    largest = 1e15
+    if not 1 / largest <= value <= largest:
         raise CellError("is out of any range")
     return value
 
@@ -80,16 +74,17 @@ def _stage(text: str) -> int:
 
 def _flag(text: str) -> bool:
     lower = text.lower()
-    if lower not in _TRUE | _FALSE:
+    true = ("true", "yes", "1", "1.0")
+    if lower not in (*true, "false", "no", "0", "0.0"):
         raise CellError("is neither true nor false")
-    return lower in _TRUE
+    return lower in true
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableColumn:
     """How the cells of a column are parsed, and the consequences of errors."""
 
-    read: Callable[[str], Cell] = str
+    read: Callable[[str], int | float | bool | str] = str
     """Parses the stripped text of a non-blank cell; raises CellError."""
     configures: bool = False
     """Whether an invalid cell makes the row unusable; else only the cell is lost."""

@@ -1,21 +1,25 @@
 """A row of a table of measurements as a case: missing values are derived from the names of the model and the device, from the
 model's size, and from what the notes state in words."""
 
+import dataclasses
 import re
-from collections.abc import Sequence
+import tomllib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 from itertools import product
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from autotune.knowledge.row import TableRow
 from autotune.knowledge.row_names import RowHardware, completed, expert_share, find_device, named_model, row_hardware
-from autotune.knowledge.row_software import row_software, stated_features
 from autotune.prediction.cases.config_cases import shapes_of
 from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar, stacked
 from autotune.prediction.equations.hardware import FP8_GAIN
 from autotune.prediction.equations.kernels import product_efficiency
-from autotune.prediction.equations.software import Software
+from autotune.prediction.equations.software import Software, software_of, with_numbers
 from search_spaces.clusters.cluster import PCIE_COPIES
 from search_spaces.errors import ModelFormatError
 
@@ -281,3 +285,52 @@ def _stage(row: TableRow) -> int:
 def _shard(row: TableRow, ranks: int) -> int:
     """HSDP shards inside a node."""
     return min(ranks, row.gpus_per_node or 8) if "HSDP" in row.notes else ranks
+
+
+FEATURES = frozenset(field.name for field in dataclasses.fields(Software) if field.name != "first_rank")
+"""What a row can state of its software."""
+
+
+def row_software(text: str) -> Software:
+    """The software that a row describes: the defaults, or our own engine, overridden by every stack whose words all match
+    `text`, then by the features that it states.
+
+    `text` has parts between semicolons: `framework=NAME`, `precision=TYPE`, `kernel=NAME`, and so on; parts without a name are
+    notes. A word of a stack matches whole words of the parts with its name. A feature is stated as `name=number`, with a name
+    of `FEATURES`; names of software only give the others.
+    """
+    text, parts, values = text.lower(), dict[str, str](), dict[str, float]()
+    for part in text.split(";"):
+        name, equals, value = part.strip().partition("=")
+        key = name if equals else "notes"
+        parts[key] = f"{parts.get(key, '')}; {value if equals else name}"
+    for stack in _stacks():
+        if all(_matches(word, parts) for word in stack["words"]):
+            values |= {name: value for name, value in stack.items() if name != "words"}
+    values |= {name: float(number) for name, number in stated_features(text)}
+    engine = parts.get("engine", "").strip("; ")
+    return with_numbers(software_of(engine, "") if engine else Software(), values)
+
+
+def numbers_of(software: Software) -> dict[str, float]:
+    """What a row can state, of one case."""
+    return {name: float(getattr(software, name)[0]) for name in sorted(FEATURES)}
+
+
+def _matches(word: str, parts: Mapping[str, str]) -> bool:
+    name, _, pattern = word.partition("=")
+    return re.search(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", parts.get(name, "")) is not None
+
+
+def stated_features(text: str) -> list[tuple[str, str]]:
+    """The features that `text` states, with their numbers."""
+    stated = re.findall(r"\b([a-z_]+)=(\d+(?:\.\d+)?(?:e[+-]?\d+)?)(?![\w.,])", text.lower())
+    return [(name, number) for name, number in stated if name in FEATURES]
+
+
+@cache
+def _stacks() -> list[dict[str, Any]]:
+    stacks: list[dict[str, Any]] = tomllib.loads(Path(__file__).with_name("row_software.toml").read_text(encoding="utf-8"))[
+        "stack"
+    ]
+    return stacks

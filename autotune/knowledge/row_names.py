@@ -18,10 +18,12 @@ from search_spaces.preset_files import plain_name, preset_tables
 
 _RATE = re.compile(r"(?<![\d.])(\d+(?:\.\d+)?)\s*([TtGg])(?:(b(?:it)?(?:/s|ps)|bE\b|igabit|\b)|B(?:/s|ps))")
 """400 Gb/s, 400Gbps, 3.2 Tb/s, 400G, 100GbE, or bytes: 50 GB/s."""
-_WORDS = re.compile(r"[a-z]*\d+[a-z]*|[a-z]+")
 
-_LINKS = {key.partition("-")[0]: link_of(key)[:2] for key in reversed(preset_tables("devices"))}
-_INTRA = {family: rate for family, (name, rate) in _LINKS.items() if not name.startswith("PCIe")}
+_INTRA = {
+    family: rate
+    for family, (name, rate) in {key.partition("-")[0]: link_of(key)[:2] for key in reversed(preset_tables("devices"))}.items()
+    if not name.startswith("PCIe")
+}
 """Family -> bytes/s that a device sends in its node over the family's own link, of its first preset; others: PCIe."""
 _PCIE = 25e9
 _INTER = {"v100": 12.5e9, "a100": 6.25e9, "a800": 6.25e9, "mi250x": 25e9}
@@ -46,7 +48,7 @@ class RowHardware:
 @cache
 def find_device(name: str) -> tuple[str, DeviceSpec] | None:
     """The preset whose family the name contains, with the stated memory; None: unknown device."""
-    words = _WORDS.findall(name.lower())
+    words = re.findall(r"[a-z]*\d+[a-z]*|[a-z]+", name.lower())
     several = [key for key in preset_tables("devices") if len(device_family(key)) > 1]
     families = {key.partition("-")[0] for key in preset_tables("devices") if key not in several}
     family = (
@@ -124,10 +126,6 @@ STATED = {
     "vocab": "vocab_size",
 }  # fmt: skip
 """Column -> field of a model."""
-EXPERTS = {
-    "experts": "num_experts", "topk": "experts_per_token", "moe_ffn": "ffn_hidden_size", "shared_expert": "shared_expert_size",
-}  # fmt: skip
-"""Column of a model's experts -> field."""
 
 
 def named_model(row: TableRow) -> ModelSpec | None:
@@ -143,8 +141,12 @@ def named_model(row: TableRow) -> ModelSpec | None:
     preset = resolve_model(name)
     if (row.num_layers or row.hidden or row.heads) and not beyond_columns(preset):
         return None
+    fields = STATED | {
+        "experts": "num_experts", "topk": "experts_per_token",
+        "moe_ffn": "ffn_hidden_size", "shared_expert": "shared_expert_size",
+    }  # fmt: skip
     sizes: dict[str, Any] = {
-        field: getattr(row, column) for column, field in (STATED | EXPERTS).items() if getattr(row, column) is not None
+        field: getattr(row, column) for column, field in fields.items() if getattr(row, column) is not None
     }
     # Sources state either width as `ffn_hidden` where dense layers have another width than experts.
     two_widths = {"moe_intermediate_size", "intermediate_size_mlp"} & set(preset_tables("models")[name])

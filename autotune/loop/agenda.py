@@ -29,9 +29,6 @@ from search_spaces.trial_config import TrialConfig
 from storage.records import FEWER, FULL, SHALLOWER, Lease, TrialRecord
 from storage.store import Store
 
-EVERY_TRIAL_FAILED = "EVERY_TRIAL_FAILED"
-"""Reason of a job in which every trial failed, if the failure table has no row for the cause."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ending:
@@ -99,14 +96,16 @@ def ending(session: Session, snapshot: JobSnapshot) -> Ending:
 
 def _broken(session: Session, snapshot: JobSnapshot, tried: str, common: CommonCause | None) -> Ending:
     """The ending of a job in which every trial failed, independently of the configuration."""
+    # Reason of a job in which every trial failed, if the failure table has no row for the cause.
+    every_trial_failed = "EVERY_TRIAL_FAILED"
     if common is None:
         message = f"every one of {tried} failed{_why_none(session, snapshot)}"
-        return Ending(state=JobState.FAILED, reason=EVERY_TRIAL_FAILED, message=message)
+        return Ending(state=JobState.FAILED, reason=every_trial_failed, message=message)
     # A script's error message already has a remedy; for a built-in model there is nothing that the user can fix.
     first = "fix the module or its batch" if isinstance(session.model, FactoryModel) else "correct that"
     remedy = f"{first} and start it again; the first trial's traceback is in `autotune show`"
     message = f"every one of {tried} failed alike: {common.message}; {remedy}"
-    return Ending(state=JobState.FAILED, reason=common.name or EVERY_TRIAL_FAILED, message=message)
+    return Ending(state=JobState.FAILED, reason=common.name or every_trial_failed, message=message)
 
 
 def _why_none(session: Session, snapshot: JobSnapshot) -> str:
@@ -212,12 +211,11 @@ def _control(baseline: TrialRecord, repeat: int) -> PlannedTrial:
     return PlannedTrial(config=baseline.config, purpose=Purpose.CONTROL, repeat=repeat)
 
 
-DRIFT_FOUND = "drift_found"
-"""Kind of the event: a repeat of the baseline shows that the machine's speed changed."""
-
-
 class DriftReporter:
     """Writes an event for each change of speed. It reads earlier reports from the job's events when it first needs them."""
+
+    _DRIFT_FOUND = "drift_found"
+    """Kind of the event: a repeat of the baseline shows that the machine's speed changed."""
 
     def __init__(self, store: Store, report: Callable[[str], None]) -> None:
         self._store, self._report = store, report
@@ -228,11 +226,11 @@ class DriftReporter:
         if not drift.found:
             return
         if self._reported is None:
-            self._reported = sum(event.kind == DRIFT_FOUND for event in self._events(lease.job_id))
+            self._reported = sum(event.kind == self._DRIFT_FOUND for event in self._events(lease.job_id))
         for level, next_level in list(pairwise(drift.levels))[self._reported :]:
             message = step_text(level, next_level)
             trials = {"after_trial": level.last, "until_trial": next_level.first}
-            self._store.events.add(lease, DRIFT_FOUND, {**trials, "speed": next_level.speed, "message": message})
+            self._store.events.add(lease, self._DRIFT_FOUND, {**trials, "speed": next_level.speed, "message": message})
             self._report(message)
             self._reported += 1
 

@@ -14,8 +14,6 @@ from storage.records import TrialRecord
 
 CONFIDENCE = 0.95
 """Required probability that no finalist is better than the answer."""
-LEAST = 2
-"""Least number of finalists in a round: a single one has nothing to be compared with."""
 
 
 def next_round(session: Session, snapshot: JobSnapshot) -> list[PlannedTrial]:
@@ -67,11 +65,13 @@ def _round(session: Session, snapshot: JobSnapshot, number: int) -> list[TrialCo
     begun = any(trial.repeat >= number for trial in _confirmations(snapshot))
     remaining = FINALISTS * session.request.confirm_repeats - sum(trial.repeat < number for trial in _confirmations(snapshot))
     finalists: list[int] = []
-    if remaining >= LEAST and not (number > 1 and (_is_decided(standings) or (not begun and _is_over(session, snapshot)))):
+    # Least number of finalists in a round: a single one has nothing to be compared with.
+    least = 2
+    if remaining >= least and not (number > 1 and (_is_decided(standings) or (not begun and _is_over(session, snapshot)))):
         baseline = baseline_position if number == 1 or standings.drift.found or not is_safe(standings, incumbent) else None
         chosen = (incumbent, _challenger(standings, incumbent, runners_up), baseline)
         finalists = [*dict.fromkeys(position for position in chosen if position is not None)][:remaining]
-    if len(finalists) < LEAST:
+    if len(finalists) < least:
         finalists = [] if incumbent in candidates_of(standings) else _full_measurement(standings, incumbent, baseline_position)
     return [trials[position].config for position in finalists]
 

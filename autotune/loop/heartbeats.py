@@ -13,7 +13,7 @@ from executor.runners.rank_process import HeadAndTail
 from search_spaces.shared_records import LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from search_spaces.trial import LogLines, Progress
 from storage.errors import DatabaseUnavailableError, LeaseLostError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Lease
 from storage.service_records import WorkerRecord
 from storage.store import Store

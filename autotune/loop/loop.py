@@ -28,7 +28,7 @@ from search_spaces.models.command import CommandModel
 from search_spaces.outcome import RETRIES, JobState, Outcome
 from search_spaces.trial import LogLines, NodeEvent, Progress, TrialRequest, TrialResult
 from storage.errors import DamagedRowError, JobStateError, StorageError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import ASKED, JobRecord, TrialRecord
 from storage.store import Store
 

@@ -103,10 +103,6 @@ def has_room(capacities: Mapping[str, int], without: Iterable[str], ranks: int) 
     return sum(capacity for node, capacity in capacities.items() if node not in excluded) >= ranks
 
 
-QUARANTINE_SECONDS = 3600.0
-"""How long all jobs of the database avoid a node: long enough to be noticed; it then ends without an operator."""
-
-
 class NodeMonitor:
     """Acts on what a job learns about its nodes. Each consequence is written before the attempt that caused it is closed.
 
@@ -212,8 +208,10 @@ class NodeMonitor:
         shut = self._quarantined()
         if node in shut or not self._has_room_without({*shut, node}):
             return
-        self._store.nodes.quarantine(self._lease(), node, reason, QUARANTINE_SECONDS)
-        self._report(f"{node} is in quarantine for {QUARANTINE_SECONDS / 60:.0f} minutes: {reason}")
+        # How long all jobs of the database avoid a node: long enough to be noticed; it then ends without an operator.
+        quarantine_seconds = 3600.0
+        self._store.nodes.quarantine(self._lease(), node, reason, quarantine_seconds)
+        self._report(f"{node} is in quarantine for {quarantine_seconds / 60:.0f} minutes: {reason}")
 
     def _add_event(self, event: NodeEvent, trial: int | None = None) -> None:
         # The store writes the event of a quarantine.

@@ -116,10 +116,6 @@ def kind_of_failure(result: TrialResult) -> tuple[str, str | None, str]:
     return result.outcome.value, result.cause, re.sub(r"0x[0-9a-fA-F]+|\d+", "", result.message)
 
 
-REMEMBERED = 64
-"""Number of latest trials whose ratio is used. More would not improve the median, and a resumed job recomputes each."""
-
-
 class StepForecast:
     """Predicted step times, scaled by the median ratio of measured to predicted step time of the job's trials.
 
@@ -127,14 +123,17 @@ class StepForecast:
     Each call examines only the closed trials that are new since the last call.
     """
 
+    _REMEMBERED = 64
+    """Number of latest trials whose ratio is used. More would not improve the median, and a resumed job recomputes each."""
+
     def __init__(self, session: Session, model: ModelSpec | FactoryModel, rates: Coefficients) -> None:
         self._session, self._model, self._rates = session, model, rates
         self._seen = 0
-        self._ratios: deque[float] = deque(maxlen=REMEMBERED)
+        self._ratios: deque[float] = deque(maxlen=self._REMEMBERED)
 
     def seconds(self, config: TrialConfig, snapshot: JobSnapshot) -> float | None:
         """Expected seconds of a step of the whole global batch; None: the prediction is not finite."""
-        first = max(self._seen, snapshot.searched_count - REMEMBERED)
+        first = max(self._seen, snapshot.searched_count - self._REMEMBERED)
         new = islice(snapshot.closed.searched, first, snapshot.searched_count)
         timed = [trial for trial in new if trial.outcome is Outcome.OK and rate(trial) > 0]
         batch = self._session.request.global_batch_size

@@ -24,16 +24,9 @@ from executor.runners.runner import Runner
 from search_spaces.errors import SearchSpaceError
 from search_spaces.outcome import JobState, Outcome
 from storage.errors import DamagedRowError, DatabaseUnavailableError, LeaseLostError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import JobRecord, Lease, QueueLimits, TrialRecord
 from storage.store import Store
-
-POLL_SECONDS = 0.5
-"""How soon a new job in an empty queue is seen."""
-OUTAGE_SECONDS = 5.0
-"""How long a worker waits before it retries an unavailable database."""
-TRIES = 3
-"""How often a worker starts ranks for a job before it gives up the job."""
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +50,7 @@ class Worker:
         store: Store,
         make_runner: Callable[[Session], Runner],
         limits: QueueLimits | None = None,
-        poll_seconds: float = POLL_SECONDS,
+        poll_seconds: float = 0.5,
         ray_address: str | None = None,
         allowed: AllowList | None = None,
     ) -> None:
@@ -96,7 +89,8 @@ class Worker:
                 except DatabaseUnavailableError as error:
                     log.error("%s", error)
                     self.close()
-                    stop.wait(OUTAGE_SECONDS)
+                    # How long a worker waits before it retries an unavailable database.
+                    stop.wait(5.0)
 
     def close(self) -> None:
         """Stop the ranks."""
@@ -135,9 +129,10 @@ class Worker:
 
     def _run_held(self, session: Session, heartbeat: LeaseHeartbeat, stop: StopSignal) -> JobRecord:
         """Run the job. Ranks that do not start, or break permanently (for example because Ray itself dies), are not the job's
-        fault: they are started up to `TRIES` times in all.
+        fault: they are started up to three times in all.
         """
-        for tries_left in reversed(range(TRIES)):
+        # How often a worker starts ranks for a job before it gives up the job.
+        for tries_left in reversed(range(3)):
             try:
                 runner = self._runner_for(session)
             except Exception as error:

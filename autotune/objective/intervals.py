@@ -85,7 +85,7 @@ class Spread:
         return (self.relative**2 + within) / len(repeats)
 
     def _quantile(self) -> float:
-        return t_quantile(_UPPER, self.degrees_of_freedom)
+        return t_quantile((1.0 + CONFIDENCE) / 2, self.degrees_of_freedom)
 
 
 def pooled_spread(groups: Iterable[Sequence[Repeat]], prior: Spread | None = None) -> Spread:
@@ -116,6 +116,3 @@ def _log_mean(repeats: Sequence[Repeat]) -> float:
 
 def _exponential(center: float, half: float) -> Interval:
     return Interval(mean=math.exp(center), low=math.exp(center - half), high=math.exp(center + half))
-
-
-_UPPER = (1.0 + CONFIDENCE) / 2

@@ -15,24 +15,12 @@ from search_spaces.trial import Interval
 
 Array = NDArray[np.float64]
 
-NOISE_WEIGHT = 0.75
-"""Degrees of freedom of the assumed noise once there are repeats. Few, because machines differ by a factor of five: with more,
-a noisy machine makes wrong answers look certain (docs/results/decision-benchmark.md). Without repeats, the assumption keeps the
-prior's degrees of freedom."""
-WELL_CHOSEN = 1 / 3
-"""Prior probability that the user's configuration is already tuned, so that no tried one is faster. Otherwise each of the n
-configurations, including the user's, is the best with probability 1/n."""
 NOISE_LEVELS, DRAWS = 5, 400
 """Number of noise levels, and of draws at each level."""
-BROAD = 0.3
-"""Weight of the broad distribution that the fit starts from, in configurations."""
 BLOCK_RATIOS = (0.0, 1.0, 4.0, 16.0, 64.0)
 """Hypotheses of the variance of the machine's speed between blocks, relative to the variance of the noise."""
-STEADY = 0.8
-"""Prior probability that the machine has the same speed in all blocks; the other hypotheses share the rest."""
 DRIFTED_RATIOS = (1e4,)
 """The hypothesis if the machine is known to have drifted: measurements are not compared across blocks."""
-_UPPER = 0.975
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,6 +39,8 @@ class Observation:
 @dataclass(frozen=True, slots=True)
 class Posterior:
     """Joint draws of the candidates' log rates, at the machine's mean speed in the confirmation rounds."""
+
+    _UPPER = 0.975
 
     draws: Array
     """Shape (candidates, draws)."""
@@ -72,7 +62,7 @@ class Posterior:
 
     def upper(self) -> Array:
         """97.5 % quantiles of log rates, shape (candidates,)."""
-        bounds: Array = np.quantile(self.draws, _UPPER, axis=1)
+        bounds: Array = np.quantile(self.draws, self._UPPER, axis=1)
         return bounds
 
     def probability_best(self, candidate: int, margin: float = 0.0) -> float:
@@ -93,7 +83,9 @@ class Posterior:
     def _interval(self, values: Array) -> Interval:
         order = np.argsort(values)
         reached = np.cumsum(self.weights[order])
-        low, high = (values[order[np.searchsorted(reached, q).clip(max=len(order) - 1)]] for q in (1 - _UPPER, _UPPER))
+        low, high = (
+            values[order[np.searchsorted(reached, q).clip(max=len(order) - 1)]] for q in (1 - self._UPPER, self._UPPER)
+        )
         return Interval(mean=math.exp(float(values @ self.weights)), low=math.exp(float(low)), high=math.exp(float(high)))
 
 
@@ -119,7 +111,7 @@ def posterior_of(
        algorithm from a broad start [Laird, JASA 73 (1978); Efron, Statistical Science 29 (2014)]. This shrinkage corrects the
        selection bias of the fastest of many.
     4. Draws of the candidates' posteriors are combined at random. Draws in which the baseline is the best are weighted so that
-       its prior probability of being the best follows from `WELL_CHOSEN`.
+       its prior probability of being the best follows from the probability that it is already tuned.
     """
     logs = np.log([observation.rate for observation in observations])
     owner = np.array([observation.candidate for observation in observations])
@@ -134,8 +126,11 @@ def posterior_of(
             parts.append(_draws(means, fit.scale / quantile / counts, random))
             weights.append(np.full(DRAWS, fit.weight))
     draws, weight = np.hstack(parts), np.concatenate(weights)
+    # Prior probability that the user's configuration is already tuned, so that no tried one is faster. Otherwise each of the n
+    # configurations, including the user's, is the best with probability 1/n.
+    well_chosen = 1 / 3
     if baseline is not None and candidates > 1:
-        best = WELL_CHOSEN + (1.0 - WELL_CHOSEN) / candidates
+        best = well_chosen + (1.0 - well_chosen) / candidates
         weight[draws[baseline] >= draws.max(axis=0)] *= best / (1.0 - best) * (candidates - 1)
     return Posterior(draws, weight / weight.sum())
 
@@ -157,11 +152,13 @@ def _draws(means: Array, variances: Array, random: np.random.Generator) -> Array
     start = np.exp(-0.5 * ((grid - means.mean()) / width) ** 2)
     start /= start.sum()
     density = start
+    # Weight of the broad distribution that the fit starts from, in configurations.
+    broad = 0.3
     # Few on purpose: for few configurations, a converged fit collapses to a handful of points.
     for _ in range(10):
         shares = likelihood * density
         shares /= shares.sum(axis=1, keepdims=True)
-        density = (shares.sum(axis=0) + BROAD * start) / (len(means) + BROAD)
+        density = (shares.sum(axis=0) + broad * start) / (len(means) + broad)
     reached = np.cumsum(likelihood * density, axis=1)
     ranks = (np.arange(DRAWS) + 0.5) / DRAWS
     places = [np.searchsorted(cumulative, cumulative[-1] * random.permutation(ranks)) for cumulative in reached]
@@ -198,11 +195,16 @@ def _fits(
     repeated_blocks = random.any(axis=0)
     reference = repeated_blocks & (names > 0) if (repeated_blocks & (names > 0)).any() else repeated_blocks
     scored_fits = []
+    # Prior probability that the machine has the same speed in all blocks; the other hypotheses share the rest.
+    steady = 0.8
     for ratio in ratios if repeated_blocks.sum() > 1 else BLOCK_RATIOS[:1]:
         # After a drift, differences between blocks do not contribute to the noise.
         design = np.hstack([fixed, random]) if ratio in DRIFTED_RATIOS else fixed
         independent = len(y) - int(np.linalg.matrix_rank(design))
-        weight = NOISE_WEIGHT if independent else prior.degrees_of_freedom
+        # Degrees of freedom of the assumed noise once there are repeats. Few, because machines differ by a factor of five: with
+        # more, a noisy machine makes wrong answers look certain (docs/results/decision-benchmark.md). Without repeats, the
+        # assumption keeps the prior's degrees of freedom.
+        weight = 0.75 if independent else prior.degrees_of_freedom
         freedom = independent + weight
         covariance = np.eye(len(y)) + ratio * random @ random.T
         inverse = np.linalg.inv(covariance)
@@ -212,7 +214,7 @@ def _fits(
         effects = np.where(repeated_blocks, effects - effects[reference].mean(), 0.0)
         scale = weight * assumed + float(error @ inverse @ error)
         size = float(np.linalg.slogdet(covariance)[1] + np.linalg.slogdet(information)[1])
-        before = math.log(STEADY if ratio == 0.0 else (1.0 - STEADY) / max(len(ratios) - 1, 1))
+        before = math.log(steady if ratio == 0.0 else (1.0 - steady) / max(len(ratios) - 1, 1))
         fit = _EffectFit(effects[np.searchsorted(names, block)], scale, freedom, 1.0)
         scored_fits.append((fit, before - 0.5 * (size + freedom * math.log(scale))))
     most = max(likelihood for _, likelihood in scored_fits)

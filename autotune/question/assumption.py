@@ -1,7 +1,7 @@
 """Where the values of a question come from, and which of them nobody stated."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
@@ -132,11 +132,6 @@ class AnswerAt:
         return {name: getattr(self, name) for name in names}
 
 
-ASSUMED_TITLE = "assumed, because it was not stated:"
-MOST_CLAUSES = 3
-"""Alternatives that the line of an assumption names."""
-
-
 def by_assumption(assumed: Sequence[Assumption], results: Sequence[AnswerAt]) -> list[tuple[Assumption, list[AnswerAt]]]:
     """Each assumption with the answers at its alternatives, in their order; most consequential first."""
     grouped = [
@@ -150,11 +145,6 @@ def by_assumption(assumed: Sequence[Assumption], results: Sequence[AnswerAt]) ->
         for item in assumed
     ]
     return sorted(grouped, key=lambda group: -max((result.weight for result in group[1]), default=-1.0))
-
-
-def in_words(item: Assumption) -> Assumption:
-    """The assumption with its text and without alternatives, as it is shown where nothing is computed at them."""
-    return replace(item, alternatives=(), text=item.text or item.words(item.value))
 
 
 def assumed_document(assumed: Sequence[Assumption], results: Sequence[AnswerAt] = ()) -> list[dict[str, Any]]:
@@ -180,7 +170,7 @@ def assumed_lines(assumed: Sequence[Assumption], results: Sequence[AnswerAt] = (
     for item, answers in by_assumption(assumed, results):
         clauses = "; ".join(str(result) for result in _most_telling(answers))
         lines.append(f"  {item}{f': {clauses}' if clauses else ''}")
-    return [ASSUMED_TITLE, *lines] if lines else []
+    return ["assumed, because it was not stated:", *lines] if lines else []
 
 
 def _most_telling(answers: Sequence[AnswerAt]) -> list[AnswerAt]:
@@ -188,5 +178,6 @@ def _most_telling(answers: Sequence[AnswerAt]) -> list[AnswerAt]:
     changing = [item for item in answers if item.changes_answer]
     nearest = sorted((item for item in changing if item.changes_verdict), key=lambda item: item.distance)
     by_rate = sorted(changing, key=lambda item: item.tokens_per_second)
-    values = list(dict.fromkeys(item.value for item in (*nearest[:1], *by_rate[:1], *by_rate[-1:])))[:MOST_CLAUSES]
+    # Alternatives that the line of an assumption names.
+    values = list(dict.fromkeys(item.value for item in (*nearest[:1], *by_rate[:1], *by_rate[-1:])))[:3]
     return [item for item in changing if item.value in values]

@@ -21,8 +21,6 @@ from search_spaces.preset_files import unknown_name
 
 SIZES = ("sequence_length", BATCH, VOCABULARY)
 """Fields of `Surroundings` that `--assume` states beside knobs."""
-DEGREES = ("tensor_parallel_size", "pipeline_parallel_size")
-"""Knobs that an override of Megatron-Bridge leaves to the recipe that it begins with."""
 
 
 def surroundings_with(around: Surroundings, texts: Sequence[str]) -> Surroundings:
@@ -88,7 +86,8 @@ def assumptions(case: LintCase) -> tuple[Assumption, ...]:
             continue
         setting = case.imported.keys.get(name) or next(iter(case.framework.write(case, name, value)), "")
         item = assumption(name, value, f"{setting} or --assume" if setting else "--assume")
-        if name in DEGREES and case.ranks:
+        # Knobs that an override of Megatron-Bridge leaves to the recipe that it begins with.
+        if name in ("tensor_parallel_size", "pipeline_parallel_size") and case.ranks:
             degrees = tuple(size for size in (1, 2, 4, 8) if size != value and case.ranks % size == 0)
             item = dataclasses.replace(item, alternatives=degrees)
         assumed.append(item)

@@ -40,8 +40,6 @@ CHOICES: Mapping[str, tuple[Value, ...]] = {
 }
 NORMAL_MEDIAN = 0.6745
 """Median of the absolute value of a standard normal variable: `RESOLUTION` is the median error between two configurations."""
-MOST = 30_000
-"""Number of predicted layouts. Of more, those that are furthest from the recipe are left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +221,8 @@ def _ranked(case: LintCase, batch: int, offloads: bool, most_changes: int) -> li
     """Layouts that are predicted to fit, the fastest first."""
     groups: dict[ModelSpec, list[TrialConfig]] = {}
     assert case.model is not None
-    for config in itertools.islice(_layouts(case, batch, offloads, most_changes), MOST):
+    # Number of predicted layouts. Of more, those that are furthest from the recipe are left out.
+    for config in itertools.islice(_layouts(case, batch, offloads, most_changes), 30_000):
         try:
             groups.setdefault(case.framework.as_run(case.model, config), []).append(config)
         except SearchSpaceError:

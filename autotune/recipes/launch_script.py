@@ -3,7 +3,7 @@
 import json
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any
 
 from autotune.frameworks.framework import Settings
@@ -30,7 +30,8 @@ def edited_scripts(source: str, changes: Settings, present: Settings, titan: boo
         code = re.sub(rf"(?<![^\s\"'(]){re.escape(key)}{ENDS}", "", code)
     changes = {key: value for key, value in changes.items() if key not in switches}
     for through_variables in (True, False):
-        yield _unmasked(_with_settings(code, changes, through_variables, titan), comments)
+        changed = _with_settings(code, changes, through_variables, titan)
+        yield re.sub("\0(\\d+)\0", lambda mark: comments[int(mark[1])], changed)
 
 
 def _masked(text: str) -> tuple[str, list[str]]:
@@ -42,10 +43,6 @@ def _masked(text: str) -> tuple[str, list[str]]:
         return f"\0{len(comments) - 1}\0"
 
     return re.sub(r"^[ \t]*#.*$|(?<=\s)#[^'\"\n]*$", mark, text, flags=re.MULTILINE), comments
-
-
-def _unmasked(text: str, comments: Sequence[str]) -> str:
-    return re.sub("\0(\\d+)\0", lambda mark: comments[int(mark[1])], text)
 
 
 def _with_settings(text: str, changes: Settings, through_variables: bool, titan: bool) -> str:

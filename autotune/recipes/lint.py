@@ -128,8 +128,6 @@ def _with_fix(case: LintCase, finding: Finding) -> Finding:
 
 
 RULE = "experts-beyond-links"
-GAIN = 1.1
-"""Least predicted ratio of rates from which a slower exchange of tokens is a finding: less is within the predictions' error."""
 
 
 def linked_devices(case: LintCase) -> int | None:
@@ -169,14 +167,14 @@ def _faster(case: LintCase, key: str, problem: str, inside: Sequence[Variant]) -
     if isinstance(present, str) or best is None:
         return
     ratio = best.estimate.samples_per_second.mean / present.samples_per_second.mean
-    if ratio >= GAIN:
+    # Least predicted ratio of rates from which a slower exchange of tokens is a finding: less is within the predictions' error.
+    if ratio >= 1.1:
         slower = f"{problem}; groups within one are predicted {ratio:.2f} times as fast"
         yield Finding(
             rule=RULE, key=key, effect=Effect.SLOW, problem=slower, remedy=written(best.changes), fix=best.changes
         )  # fmt: skip
 
 
-SCHEMA = "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json"
 LEVELS = {
     Effect.REFUSED: "error", Effect.FAILS: "error", Effect.DOES_NOT_FIT: "error", Effect.IGNORED: "warning",
     Effect.CHANGED: "warning", Effect.SLOW: "warning", Effect.MAY_NOT_FIT: "note",
@@ -297,7 +295,7 @@ def sarif(linted: Sequence[Linted], unread: Sequence[str]) -> dict[str, Any]:
     ]
     invocation = {"executionSuccessful": not unread, "toolExecutionNotifications": notifications}
     return {
-        "$schema": SCHEMA,
+        "$schema": "https://docs.oasis-open.org/sarif/sarif/v2.1.0/errata01/os/schemas/sarif-schema-2.1.0.json",
         "version": "2.1.0",
         "runs": [{"tool": {"driver": driver}, "invocations": [invocation], "results": results}],
     }

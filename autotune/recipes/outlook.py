@@ -98,9 +98,6 @@ def as_predicted(case: LintCase) -> TrialConfig:
     return case.config.replace(case.framework.predicted)
 
 
-TIMEOUT_SECONDS = 300.0
-
-
 def dry_run(case: LintCase) -> DryRun:
     """Run one rank of each pipeline stage on tensors without storage.
 
@@ -125,6 +122,6 @@ def dry_run(case: LintCase) -> DryRun:
         config=as_predicted(case).replace(kernels),
         workload=Workload(global_batch_size=batch, sequence_length=tokens),
         world_size=cluster.world_size,
-        timeout_seconds=TIMEOUT_SECONDS,
+        timeout_seconds=300.0,
     )
     return dry_run_model(request, backend="gloo" if cluster.device.kind == "cpu" else "nccl", python_path=())

@@ -29,8 +29,6 @@ LEVERS = (
 """Knobs that save memory, in the order in which people try them."""
 FRUGAL: Mapping[str, Value] = {"activation_checkpointing": "full", "micro_batch_size": 1}
 """Values with which a configuration needs least memory, of knobs that a file may leave to the program that trains."""
-MOST_VALUES = 12
-"""Values of a lever that are tried, the nearest first."""
 MOST_GROWTH = 64
 """Largest multiple of the nodes that is tried."""
 
@@ -113,7 +111,8 @@ def remedy_of(case: LintCase) -> Remedy | None:
 
     def variants(source: LintCase, lever: str) -> list[Variant]:
         """Legal changes of a knob."""
-        changes = itertools.islice(single_changes(source, (lever,)), MOST_VALUES)
+        # Values of a lever that are tried, the nearest first.
+        changes = itertools.islice(single_changes(source, (lever,)), 12)
         return [
             (settings, changed)
             for settings, changed in changes

@@ -9,9 +9,6 @@ from autotune.text.explain_sections import Section, SectionTable
 from autotune.text.prediction_table import bar_text
 from autotune.wire.figures import Figure, Table
 
-MOST_ROWS = 50
-"""Most rows of a table; the HTML report has more."""
-
 
 def markdown_of(report: Report) -> str:
     """The whole report."""
@@ -80,7 +77,9 @@ def _table_parts(figure_table: Table) -> list[str]:
         if any(value is not None for value in column.values)
     ]
     rows = []
-    for row in range(min(len(figure_table), MOST_ROWS)):
+    # Most rows of a table; the HTML report has more.
+    most_rows = 50
+    for row in range(min(len(figure_table), most_rows)):
         cells = [cell_text(column.values[row], column.unit) for column, _ in drawn]
         share = shares.values[row] if shares is not None else None
         rows.append([*cells, bar_text(float(share))] if isinstance(share, int | float) else cells)
@@ -88,8 +87,8 @@ def _table_parts(figure_table: Table) -> list[str]:
     rows = [[*row, *[""] * (len(header) - len(row))] for row in rows]
     numbers = [index for index, (column, _) in enumerate(drawn) if not any(isinstance(value, str) for value in column.values)]
     parts = [f"{escaped(figure_table.title[:1].upper() + figure_table.title[1:])}:", table(header, rows, numbers)]
-    if len(figure_table) > MOST_ROWS:
-        parts.append(f"*The first {MOST_ROWS} of {len(figure_table):,} rows.*")
+    if len(figure_table) > most_rows:
+        parts.append(f"*The first {most_rows} of {len(figure_table):,} rows.*")
     return parts
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from autotune.explain.figures.all_figures import OF_TRIALS
+from autotune.explain.figures import OF_TRIALS
 from autotune.explain.figures.source import cell_text
 from autotune.reports.report import Report
 from autotune.text.explain_sections import SectionTable
@@ -22,13 +22,10 @@ from autotune.wire.figures import Column, Figure, Table
 from autotune.wire.trials import Points
 from search_spaces.plain import finite, to_plain
 
-POLICY = "default-src 'none'; base-uri 'none'; form-action 'none'"
-"""The file's Content-Security-Policy, apart from its style sheet and its script, which are named by their hashes."""
 MOST_ROWS = 150
 """Most rows of a table that is shown without JavaScript."""
 PROGRAM, CHARTS = "report.mjs", "vendor/echarts.mjs"
 """The module of the page that draws the figures of a file, and the chart library, which only figures of trials need."""
-STYLES = ("style.css", "style/parts.css", "style/tables.css", "style/charts.css")
 _EXPORTS = re.compile(r"\bexport ?\{([^}]*)\};")
 
 
@@ -65,7 +62,9 @@ def _document(template: str, figures: Sequence[Figure], points: Points | None, *
             most_rows=MOST_ROWS,
             style=Markup(style),
             program=Markup(program),
-            policy=f"{POLICY}; style-src {_hash(style)}; script-src {_hash(program)}",
+            # The file's Content-Security-Policy, which names its style sheet and its script by their hashes.
+            policy="default-src 'none'; base-uri 'none'; form-action 'none'; "
+            f"style-src {_hash(style)}; script-src {_hash(program)}",
             data=Markup(script_json({"points": to_plain(points), "figures": to_plain(shown)})),
         )
     )
@@ -111,7 +110,12 @@ def _resolved(path: str, name: str) -> str:
 
 @cache
 def _style() -> str:
-    return "\n".join([*map(_page_file, STYLES), files("autotune.reports").joinpath("templates/report.css").read_text("utf-8")])
+    return "\n".join(
+        [
+            *map(_page_file, ("style.css", "style/parts.css", "style/tables.css", "style/charts.css")),
+            files("autotune.reports").joinpath("templates/report.css").read_text("utf-8"),
+        ]
+    )
 
 
 def _page_file(path: str) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.errors import NoBestError, UnknownFormatError
 from autotune.explain.explain import explain_evidence
-from autotune.explain.figures.all_figures import NAMES, figure_of
+from autotune.explain.figures import NAMES, figure_of
 from autotune.explain.figures.source import FigureSource, bytes_text, rate_text, seconds_text, share_text
 from autotune.objective.intervals import CONFIDENCE
 from autotune.outcome.best_config import build_best_config

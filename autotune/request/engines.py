@@ -48,17 +48,6 @@ def why_unusable(engine: str) -> Refusal | None:
     return unusable(installed_version()) if engine == DEEPSPEED.engine else None
 
 
-def require_usable(engine: str) -> None:
-    """Refuse an engine whose package is missing on this machine.
-
-    Raises:
-        RequestError: it is not installed, or too old.
-    """
-    refusal = why_unusable(engine)
-    if refusal is not None:
-        raise RequestError(f"engine {engine}", refusal.message, refusal.remedy)
-
-
 PLACES: tuple[Value, ...] = ("none", "cpu")
 """Offload targets of rendered files: NVMe would need a path, which is not known."""
 Knobs = Mapping[str, tuple[Value, ...] | None]

@@ -77,10 +77,6 @@ def _load_number(word: str, text: str) -> float:
     return load
 
 
-_LENGTHS_FIELD = "document_lengths"
-_LENGTHS_REMEDY = "give numbers separated by commas, or the path of a file of numbers"
-
-
 def read_lengths(text: str | None, folder: Path = Path()) -> tuple[int, ...]:
     """Lengths of the documents in tokens, from numbers separated by commas or from a file of numbers in `folder`; empty if
     nothing is given.
@@ -90,10 +86,12 @@ def read_lengths(text: str | None, folder: Path = Path()) -> tuple[int, ...]:
     """
     if text is None:
         return ()
-    words = [word for line in words_of_lines(_LENGTHS_FIELD, text, r"[\d,\s]", folder, _LENGTHS_REMEDY) for word in line]
+    lengths_field = "document_lengths"
+    lengths_remedy = "give numbers separated by commas, or the path of a file of numbers"
+    words = [word for line in words_of_lines(lengths_field, text, r"[\d,\s]", folder, lengths_remedy) for word in line]
     wrong = next((word for word in words if not word.isdecimal()), None)
     if wrong is not None:
-        raise RequestError(_LENGTHS_FIELD, f"{wrong[:40]!r} in {text} is not a number of tokens", _LENGTHS_REMEDY)
+        raise RequestError(lengths_field, f"{wrong[:40]!r} in {text} is not a number of tokens", lengths_remedy)
     return tuple(map(int, words))
 
 

@@ -22,7 +22,6 @@ from autotune.request.checks import (
     require_text,
 )
 from autotune.request.component_names import PREDICTING
-from autotune.request.earlier_trial import EarlierTrial
 from autotune.request.field_forms import parse_shape, require_loads
 from autotune.request.job_fields import JobFields, Objective
 from search_spaces.clusters.cluster import ClusterSpec
@@ -31,7 +30,7 @@ from search_spaces.knob import Value
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model
 from search_spaces.training.data_schedule import documents_problem
-from search_spaces.trial import Fidelity, Workload
+from search_spaces.trial import EarlierTrial, Fidelity, Workload
 from search_spaces.trial_config import TrialConfig
 
 PREDICTION_FIELDS = ("run_device_hours", "stop_margin")

@@ -18,25 +18,23 @@ if TYPE_CHECKING:
     from autotune.session.extrapolation import Extrapolation
 
 
-GIVE = "give a JSON object {knob: value}, or a best-config.json"
-
-
 def read_baseline(path: Path) -> dict[str, Value]:
     """Read knob values from a user's file: a JSON object {knob: value}, or the best of a best-config.json.
 
     Raises:
         RequestError: the file cannot be read, or names an unknown knob.
     """
+    give = "give a JSON object {knob: value}, or a best-config.json"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RequestError("baseline", f"{path} cannot be read as JSON ({error})", GIVE) from error
+        raise RequestError("baseline", f"{path} cannot be read as JSON ({error})", give) from error
     if isinstance(content, Mapping) and isinstance(content.get("best"), Mapping):
         content = content["best"].get("config")
     if not isinstance(content, Mapping):
-        raise RequestError("baseline", f"{path} is not a JSON object", GIVE)
+        raise RequestError("baseline", f"{path} is not a JSON object", give)
     if not set(content) & set(KNOBS) and (kind := kind_of(content)):
-        remedy = "start from it with --from" if kind == DEEPSPEED else GIVE
+        remedy = "start from it with --from" if kind == DEEPSPEED else give
         raise RequestError("baseline", f"{path} is {kind}, not values of knobs", remedy)
     return {str(name): check_value(str(name), value) for name, value in content.items()}
 

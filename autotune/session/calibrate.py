@@ -32,9 +32,6 @@ from search_spaces.models.model import FactoryModel, ModelSpec
 from storage.records import PROVENANCE, QUICK, CalibrationRecord
 from storage.store import Store
 
-LEAST_SECONDS = 2.0
-MOST_SECONDS = 3600.0
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationRequest:
@@ -63,8 +60,10 @@ class CalibrationRequest:
         if self.runner not in RUNNERS:
             raise RequestError("runner", f"{self.runner!r} is not known", f"use one of {', '.join(RUNNERS)}")
         capability_of(self.engine)
-        if not LEAST_SECONDS <= self.seconds <= MOST_SECONDS:
-            bounds = f"between {LEAST_SECONDS:g} and {MOST_SECONDS:g}"
+        least_seconds = 2.0
+        most_seconds = 3600.0
+        if not least_seconds <= self.seconds <= most_seconds:
+            bounds = f"between {least_seconds:g} and {most_seconds:g}"
             raise RequestError("seconds", f"{self.seconds:g} is not {bounds}", "give seconds such as 20")
         if not self.timeout > self.seconds:
             problem = f"{self.timeout:g} is not more than the {self.seconds:g} seconds of the measurement"

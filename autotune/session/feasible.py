@@ -63,11 +63,6 @@ def _gib(count: float) -> str:
     return f"{count / 2**30:.2f} GiB"
 
 
-SLOW = 5e8
-"""Bytes/s below which a folder is reported as slow: less than a single SATA solid-state disk reaches."""
-REMEDY = "name a folder on a fast local disk (--nvme-path), or leave it out"
-
-
 def require_folder(request: JobRequest) -> None:
     """Refuse a folder that the ranks of this machine cannot write to.
 
@@ -77,12 +72,13 @@ def require_folder(request: JobRequest) -> None:
     if request.nvme_path is None:
         return
     folder = Path(request.nvme_path)
+    remedy = "name a folder on a fast local disk (--nvme-path), or leave it out"
     if not folder.exists():
-        raise RequestError("nvme_path", f"{folder} does not exist", REMEDY)
+        raise RequestError("nvme_path", f"{folder} does not exist", remedy)
     if not folder.is_dir():
-        raise RequestError("nvme_path", f"{folder} is not a folder", REMEDY)
+        raise RequestError("nvme_path", f"{folder} is not a folder", remedy)
     if not os.access(folder, os.W_OK | os.X_OK):
-        raise RequestError("nvme_path", f"{folder} cannot be written to", REMEDY)
+        raise RequestError("nvme_path", f"{folder} cannot be written to", remedy)
 
 
 def space_problem(request: JobRequest, cluster: ClusterSpec, model: Model, config: TrialConfig) -> str | None:
@@ -111,7 +107,9 @@ def speed_warning(request: JobRequest) -> str | None:
     except EngineRefusalError as error:
         return error.message
     how = "" if direct else ", without direct I/O, which its file system refuses"
-    if rate >= SLOW:
+    # Bytes/s below which a folder is reported as slow: less than a single SATA solid-state disk reaches.
+    slow = 5e8
+    if rate >= slow:
         return None if direct else f"nvme_path: {request.nvme_path} moves {rate / 1e9:.3g} GB/s{how}: through the page cache"
     problem = f"nvme_path: {request.nvme_path} moves {rate / 1e9:.3g} GB/s{how}"
-    return f"{problem}; a solid-state disk moves {SLOW / 1e9:g} GB/s or more, and updates in files take accordingly longer"
+    return f"{problem}; a solid-state disk moves {slow / 1e9:g} GB/s or more, and updates in files take accordingly longer"

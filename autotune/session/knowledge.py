@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 from autotune.errors import RequestError
 from autotune.frameworks.history import EarlierRow
 from autotune.request.component_names import PREDICTING
-from autotune.request.earlier_trial import EarlierTrial
 from autotune.request.request import JobRequest
 from autotune.session.session import Session
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.errors import SearchSpaceError
 from search_spaces.knob_values import check_value, parse_value
 from search_spaces.models.model import Model, ModelSpec
+from search_spaces.trial import EarlierTrial
 from search_spaces.trial_config import TrialConfig
 
 if TYPE_CHECKING:

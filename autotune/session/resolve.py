@@ -15,7 +15,7 @@ from autotune.prediction.planning.question_space import layouts_of, nothing_lega
 from autotune.question.assumption import Assumption
 from autotune.ray_cluster import address_of, cluster_of, found_cluster, require_here, require_text
 from autotune.request.component_names import PREDICTING, require_installed
-from autotune.request.engines import capability_of, require_carried, require_script, require_usable
+from autotune.request.engines import capability_of, require_carried, require_script, why_unusable
 from autotune.request.field_forms import with_loads
 from autotune.request.job_fields import Objective
 from autotune.request.request import JobRequest
@@ -24,7 +24,7 @@ from autotune.session.baselines import baselines_of
 from autotune.session.feasible import require_fit, require_folder, require_positions
 from autotune.session.knowledge import learned_of, require_knowledge
 from autotune.session.session import OPTIMIZER, Session, environments_of
-from autotune.strategies.registry import FrontStrategy, make_strategy
+from autotune.strategies import FrontStrategy, make_strategy
 from autotune.strategies.strategy import Strategy
 from search_spaces.capability import Capability
 from search_spaces.clusters.cluster import ClusterSpec
@@ -84,7 +84,8 @@ def prepare(request: JobRequest, live: ClusterSpec | None = None) -> Session:
     if live is None:
         require_here(session.cluster, address_of(request))
         require_folder(request)
-        require_usable(request.engine)
+        if (missing := why_unusable(request.engine)) is not None:
+            raise RequestError(f"engine {request.engine}", missing.message, missing.remedy)
     require_positions(session.model, session.request.sequence_length)
     require_fit(session.space)
     if request.command is not None:

@@ -87,8 +87,6 @@ def _place(values: Sequence[Value], value: Value) -> int:
 
 STARTUP_TRIALS = 8
 """Trials that `random` chooses before the optimizer has data to learn from."""
-ASKS = 3
-"""Maximum number of asks, in a large space, before a configuration near the last answer is taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,7 +106,7 @@ class AdviserStrategy(Strategy):
 
     1. The first `STARTUP_TRIALS` come from `random`.
     2. A known or illegal answer costs nothing: the optimizer is asked again, up to `asks` times in a small space, where most
-       combinations of the domains do not exist, and up to `ASKS` times in a large one.
+       combinations of the domains do not exist, and up to three times in a large one.
     3. Then the unknown configuration nearest to the last answer on its axes is taken; in a space too large to list, an unknown
        neighbour of that answer. If there is none, `random` chooses.
     """
@@ -172,7 +170,8 @@ class AdviserStrategy(Strategy):
         running = [axes.places(config) for config in pending]
         answers = self.answers(axes, self._observed(history, axes), running, _seed(seed, len(history) + len(pending)))
         places: Mapping[str, int] = {}
-        for places, _ in zip(answers, range(ASKS if untried is None else self.asks), strict=False):
+        # Maximum number of asks, in a large space, before a configuration near the last answer is taken.
+        for places, _ in zip(answers, range(3 if untried is None else self.asks), strict=False):
             config = axes.config(places)
             if config.hash not in hashes and not candidates.check(config):
                 return config
@@ -265,18 +264,17 @@ class GpStrategy(StudyStrategy):
         return GPSampler(n_startup_trials=1, seed=seed, warn_independent_sampling=False)
 
 
-POPULATION = STARTUP_TRIALS
-"""Trials per generation. With Optuna's default of 50, a whole sweep would be a random search."""
-
-
 class Nsga2Strategy(StudyStrategy):
-    """`NSGAIISampler` (Deb 2002, doi 10.1109/4235.996017) with generations of `POPULATION` trials in the order of the rows.
+    """`NSGAIISampler` (Deb 2002, doi 10.1109/4235.996017) with generations of a few trials in the order of the rows.
 
     With one objective it sorts by the constraint, then by the score. Known children cost nothing: others are bred instead.
     """
 
+    _POPULATION = STARTUP_TRIALS
+    """Trials per generation. With Optuna's default of 50, a whole sweep would be a random search."""
+
     def sampler(self, seed: int) -> BaseSampler:
-        return NSGAIISampler(population_size=POPULATION, seed=seed)
+        return NSGAIISampler(population_size=self._POPULATION, seed=seed)
 
     def attributes(self, number: int) -> dict[str, Any]:
-        return {"NSGAIISampler:generation": number // POPULATION}
+        return {"NSGAIISampler:generation": number // self._POPULATION}

@@ -15,9 +15,6 @@ from search_spaces.quantities import number_text
 from search_spaces.trial import Progress
 from storage.records import TrialRecord
 
-WIDTH = 10
-"""Characters of the bar."""
-
 
 class ProgressBar(LoopListener):
     """Shows how many trials are done and the best so far; forwards every call to another listener.
@@ -93,9 +90,11 @@ class ProgressBar(LoopListener):
     def _line(self, snapshot: JobSnapshot) -> str:
         trial_count = snapshot.job.request["trials"]  # may change while the job runs
         done = sum(trial.counted and trial.outcome is not None for trial in snapshot.trials)
-        filled = min(WIDTH, WIDTH * done // trial_count)
+        # Characters of the bar.
+        width = 10
+        filled = min(width, width * done // trial_count)
         parts = [
-            f"[{'#' * filled}{'.' * (WIDTH - filled)}] {done}/{trial_count} trials",
+            f"[{'#' * filled}{'.' * (width - filled)}] {done}/{trial_count} trials",
             duration_text(time.monotonic() - self._began),
         ]
         rate = self._verdict.rate(self._verdict.best) if self._verdict is not None else None

@@ -17,8 +17,6 @@ STYLES = {
     Outcome.OK: "green", Outcome.INFEASIBLE: "yellow", Outcome.INVALID: "yellow", Outcome.WRONG: "red", Outcome.FAILED: "red",
     Outcome.TIMEOUT: "red", Outcome.LOST: "red", Outcome.PRUNED: "cyan",
 }  # fmt: skip
-ALWAYS = ("zero_stage", "micro_batch_size")
-"""Knobs that every row shows."""
 
 
 class TrialRows:
@@ -38,7 +36,8 @@ class TrialRows:
         baseline, above = self._baseline or config, self._above or config
         self._baseline, self._above = baseline, config
         reference = TrialConfig() if config == baseline else baseline
-        shown = {*ALWAYS, *config.differences(reference), *config.differences(above)}
+        # Knobs that every row shows.
+        shown = {"zero_stage", "micro_batch_size", *config.differences(reference), *config.differences(above)}
         return " ".join(f"{knob}={value_text(getattr(config, knob))}" for knob in KNOB_NAMES if knob in shown)
 
     def line(self, trial: TrialRecord) -> str:

@@ -14,13 +14,12 @@ from autotune.trackers.tracker import TrackedJob, TrackedSummary, TrackedTrial, 
 
 JOB, TRIAL = "autotune.job", "autotune.trial"
 """Tags of runs. The job's own run has no `TRIAL`."""
-TABLE = "summary.json"
-_MOST = 100
-"""Values in a request; MLflow's limit for parameters and tags."""
 
 
 class MlflowTracker(Tracker):
     """Uses the client of MLflow, without its process-wide active run."""
+
+    _TABLE = "summary.json"
 
     def __init__(self, job: TrackedJob) -> None:
         logging.getLogger("mlflow").setLevel(logging.WARNING)
@@ -67,10 +66,10 @@ class MlflowTracker(Tracker):
 
     def log_summary(self, summary: TrackedSummary) -> None:
         table = {"columns": summary.columns, "data": summary.rows}
-        self._client.log_text(self._own, json.dumps(table), TABLE)
+        self._client.log_text(self._own, json.dumps(table), self._TABLE)
         self._client.log_text(self._own, summary.markdown(), "summary.md")
         # With this tag MLflow shows the file as a table, and `load_table` reads it.
-        self._client.set_tag(self._own, "mlflow.loggedArtifacts", json.dumps([{"path": TABLE, "type": "table"}]))
+        self._client.set_tag(self._own, "mlflow.loggedArtifacts", json.dumps([{"path": self._TABLE, "type": "table"}]))
         for name in ("state", "reason", "message"):
             self._client.set_tag(self._own, f"autotune.{name}", getattr(summary, name))
         now = _milliseconds(datetime.now().astimezone())
@@ -93,8 +92,10 @@ class MlflowTracker(Tracker):
 
     def _log(self, run: str, metrics: Sequence[Metric] = (), params: Mapping[str, object] | None = None) -> None:
         texts = [Param(name, str(value)) for name, value in (params or {}).items()]
-        for first in range(0, max(len(metrics), len(texts)), _MOST):
-            some = slice(first, first + _MOST)
+        # Values in a request; MLflow's limit for parameters and tags.
+        most = 100
+        for first in range(0, max(len(metrics), len(texts)), most):
+            some = slice(first, first + most)
             self._client.log_batch(run, metrics=metrics[some], params=texts[some])
 
     def _end(self, run: str, failed: bool, finished: datetime | None) -> None:

@@ -8,9 +8,6 @@ from datetime import datetime
 from search_spaces.knob import Value
 from search_spaces.outcome import Outcome
 
-ERRORS = (Outcome.FAILED, Outcome.WRONG, Outcome.TIMEOUT, Outcome.LOST)
-"""Outcomes for which a tracker marks the run as failed. The others are results of a search, such as not fitting into memory."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrackedJob:
@@ -51,8 +48,8 @@ class TrackedTrial:
 
     @property
     def is_error(self) -> bool:
-        """Whether its outcome is one of `ERRORS`."""
-        return self.outcome in ERRORS
+        """Whether a tracker marks the run as failed. Other outcomes are results of a search, such as not fitting in memory."""
+        return self.outcome in (Outcome.FAILED, Outcome.WRONG, Outcome.TIMEOUT, Outcome.LOST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,12 +10,12 @@ import wandb
 
 from autotune.trackers.tracker import TrackedJob, TrackedSummary, TrackedTrial, Tracker
 
-COMPLETE = "autotune-complete"
-"""An empty file in the folder of a run that was written to its end."""
-
 
 class WandbTracker(Tracker):
     """The id of a run is that of its job and its number, so that a run that is written again is the same run."""
+
+    _COMPLETE = "autotune-complete"
+    """An empty file in the folder of a run that was written to its end."""
 
     def __init__(self, job: TrackedJob) -> None:
         self._job = job
@@ -24,7 +24,7 @@ class WandbTracker(Tracker):
         wandb.setup(settings=wandb.Settings(silent=True))
 
     def recorded_trials(self) -> Collection[int]:
-        files = self._folder.glob(f"*run-*-{self._job.id}-*/{COMPLETE}")
+        files = self._folder.glob(f"*run-*-{self._job.id}-*/{self._COMPLETE}")
         numbers = (file.parent.name.rpartition("-")[2] for file in files)
         return {int(number) for number in numbers if number.isdigit()}
 
@@ -78,4 +78,4 @@ class WandbTracker(Tracker):
         folder = Path(run.settings.sync_dir)
         run.finish(exit_code=int(failed))
         if folder.is_dir():  # there is none with WANDB_MODE=disabled
-            (folder / COMPLETE).touch()
+            (folder / self._COMPLETE).touch()

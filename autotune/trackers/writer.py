@@ -131,10 +131,6 @@ def _line(error: Exception) -> str:
     return f"{type(error).__name__}: {text[:300]}"
 
 
-COLUMNS = ("trial", "purpose", "outcome", "samples_per_second", "low", "high", "peak_memory_bytes", "seconds", "message")
-"""Columns of the summary before the knobs that differ."""
-
-
 def tracked_job(session: Session, job: JobRecord) -> TrackedJob:
     """The job of this session."""
     request = session.request
@@ -218,7 +214,18 @@ def job_summary(snapshot: JobSnapshot) -> TrackedSummary:
         state=snapshot.job.state.value,
         reason=snapshot.job.reason,
         message=snapshot.job.message,
-        columns=(*COLUMNS, *varied),
+        columns=(
+            "trial",
+            "purpose",
+            "outcome",
+            "samples_per_second",
+            "low",
+            "high",
+            "peak_memory_bytes",
+            "seconds",
+            "message",
+            *varied,
+        ),
         rows=tuple((*_row(trial), *(config[name] for name in varied)) for trial, config in zip(ended, configs, strict=True)),
         figures=_answer(snapshot.job.answer or {}),
     )

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from autotune.wire.plans import PlanGoodput
-from autotune.wire.predictions import AssumedValue, Interval
+from autotune.wire.predictions import AssumedValue, Interval, PlanGoodput
 from search_spaces.outcome import JobState
 from search_spaces.shared_records import AttemptProgress, JobEvent, LogPart
 
@@ -125,10 +124,6 @@ class LogPage:
     """`after` of the next page, which may still be empty."""
 
 
-ENDED = (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
-"""States of a job that only change by a user's request."""
-
-
 def job_etag(version: int, active_seconds: int) -> str:
     """Return a job's entity tag: its version, and the only field that changes without a new version."""
     return f'"{version}-{active_seconds}"'
@@ -181,7 +176,8 @@ class JobSummary:
     @property
     def ended(self) -> bool:
         """Whether the job has ended. A job that failed or succeeded can be resumed."""
-        return self.state in ENDED
+        # States of a job that only change by a user's request.
+        return self.state in (JobState.SUCCEEDED, JobState.FAILED, JobState.CANCELLED)
 
     @property
     def etag(self) -> str:

@@ -1,13 +1,16 @@
 """Do the engines train exactly like one process? Prints a table; exit code 1 if a case differs or is missing.
 
-    python -m benchmarks.correctness.parity [--ranks 2 4 8] [--every N] [--only TEXT] [--markdown docs/results/parity.md]
+    python -m benchmarks.correctness.parity [--ranks 2 4 8] [--every N] [--only TEXT] [--lines FILE] [--seconds 120]
+        [--markdown docs/results/parity.md]
 
 Each case trains three AdamW steps on real text, on `--ranks` gloo processes, and compares every loss, gradient norm and
 weight with plain PyTorch in one process on the whole batch; for types less exact than float64, only losses are compared, within
-a bound stated in `parity_cases.py`. A failing case is printed with its label: `--only LABEL` runs just that case.
+a bound stated in `parity_cases.py`. A failing case is printed with its label: `--only LABEL` runs just that case. With
+`--lines`, each case that passed becomes a line of the file, and a run that ended early goes on after them.
 """
 
 import argparse
+import json
 import math
 import sys
 import time
@@ -138,23 +141,40 @@ def _types_of(case: Case) -> tuple[str, str, str, str]:
     return case.engine, config.precision, config.accumulation_dtype, config.reduce_dtype
 
 
+def passed_cases(lines: Path | None) -> dict[tuple[int, str], float]:
+    """Ranks and label of each case that passed in earlier runs -> its difference."""
+    if lines is None or not lines.exists():
+        return {}
+    return {(ranks, label): off for ranks, label, off in map(json.loads, lines.read_text().splitlines())}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--every", type=int, default=1, help="of the chosen cases run only every Nth, and each schedule once")
     parser.add_argument("--only", default="", help="run only cases whose label contains this text")
+    parser.add_argument("--lines", type=Path, help="file of the cases that passed, which are not run again")
+    parser.add_argument(
+        "--seconds", type=float, default=120.0, help="longest time of a case, more where other work runs beside it"
+    )
     parser.add_argument("--markdown", type=Path)
     arguments = parser.parse_args()
     began = time.monotonic()
+    passed = passed_cases(arguments.lines)
     cases = {ranks: matrix(ranks) for ranks in arguments.ranks}
     whole = arguments.every == 1 and not arguments.only
     missing = untested(case for ranks in RANKS for case in cases.get(ranks) or matrix(ranks)) if whole else []
     rows = []
     for ranks, mine in cases.items():
         chosen = some([case for case in mine if arguments.only in case.label()], arguments.every)
-        with Gang(ranks, compare) as gang:
+        rows += [Row(case=case, off=passed[ranks, case.label()]) for case in chosen if (ranks, case.label()) in passed]
+        chosen = [case for case in chosen if (ranks, case.label()) not in passed]
+        with Gang(ranks, compare, arguments.seconds) as gang:
             for done, row in enumerate(run(gang, chosen), 1):
                 rows.append(row)
+                if arguments.lines and row.right:
+                    with arguments.lines.open("a") as file:
+                        file.write(json.dumps([ranks, row.case.label(), row.off]) + "\n")
                 if done % 100 == 0:
                     print(f"{ranks} ranks: {done} of {len(chosen)} cases, {time.monotonic() - began:.0f} s", flush=True)
                 if not row.right:

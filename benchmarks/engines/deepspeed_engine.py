@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from autotune.prediction.fitting.rank_correlation import spearman
+from autotune.prediction.planning.depth import spearman
 from benchmarks.common.written_page import give, page_parser, table
 from executor.engines.deepspeed.capability import installed_version, unusable
 from executor.runners.local import LocalRunner

@@ -171,7 +171,7 @@ def commands(case: Path) -> list[list[str]]:
 def ask(words: list[str], folder: Path) -> Answer:
     """Run one of our commands in this process, in `folder`, with a new database."""
     from autotune.cli.app import app
-    from autotune.cli.command_words import without_command
+    from autotune.cli.question_options import without_command
     from autotune.cli.status import exit_status
 
     printed, previous = io.StringIO(), Path.cwd()

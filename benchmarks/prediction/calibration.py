@@ -16,8 +16,8 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import predict
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
-from autotune.prediction.fitting.rank_correlation import spearman
 from autotune.prediction.fitting.trial_fit import Runs, fit_runs, trial_history
+from autotune.prediction.planning.depth import spearman
 from autotune.request.rows import request_from_fields, request_from_row, request_to_row
 from autotune.session.calibrate import CalibrationRequest, measure_cluster, prepare_calibration
 from autotune.session.resolve import prepare
@@ -28,7 +28,7 @@ from executor.runners.local import LocalRunner
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import CalibrationRecord
 from storage.store import Store, open_store
 

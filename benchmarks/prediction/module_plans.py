@@ -24,7 +24,7 @@ from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import seconds_of
 from autotune.prediction.fitting.calibration import coefficients_from_benchmark
-from autotune.prediction.fitting.rank_correlation import spearman
+from autotune.prediction.planning.depth import spearman
 from benchmarks.common.shaped_link import why_not
 from benchmarks.common.shaped_network import NetworkRunner, ShapedNetwork
 from benchmarks.common.written_page import table

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.fitting.rank_correlation import spearman
+from autotune.prediction.planning.depth import spearman
 from benchmarks.common.paired_statistics import pooled_deviation
 from benchmarks.common.written_page import table
 from search_spaces.knob import Value

@@ -6,10 +6,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 from autotune.errors import RequestError
+from autotune.strategies import make_strategy
 from autotune.strategies.guided.described import Guide
 from autotune.strategies.guided.prior import learn_prior, setting_of
 from autotune.strategies.guided.space_forecaster import SpaceForecaster
-from autotune.strategies.registry import make_strategy
 from autotune.strategies.strategy import Score, Strategy
 
 if TYPE_CHECKING:

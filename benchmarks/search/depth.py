@@ -13,8 +13,7 @@ from statistics import fmean
 
 import numpy as np
 
-from autotune.prediction.fitting.rank_correlation import spearman
-from autotune.prediction.planning.depth import correlation
+from autotune.prediction.planning.depth import correlation, spearman
 from autotune.request.engines import capability_of
 from benchmarks.common.paired_statistics import Estimate, paired_gain
 from benchmarks.common.shaped_link import why_not

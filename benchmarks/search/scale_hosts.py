@@ -17,8 +17,8 @@ from pathlib import Path
 
 from autotune.request.field_forms import parse_shape
 from autotune.request.request import JobRequest
-from autotune.series.run import scaled
-from autotune.series.series import SeriesEntry, SeriesObjective, SeriesRequest, SeriesResult
+from autotune.series import SeriesEntry, SeriesObjective, SeriesRequest, SeriesResult
+from autotune.series_run import scaled
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.tuning import TuneResult, run_new_job

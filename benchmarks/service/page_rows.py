@@ -19,7 +19,7 @@ from search_spaces.plain import to_plain
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.codec import dump_json
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import AttemptState, EventKind, Lease, Submission
 from storage.store import open_store
 from storage.tables import AttemptRow, EventRow, JobRow, TrialRow

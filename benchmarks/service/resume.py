@@ -14,7 +14,7 @@ from autotune.loop.loop import TuningLoop
 from autotune.session.resolve import session_of
 from benchmarks.service.rows import measured
 from executor.runners.replay import ReplayRunner
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.store import open_store
 
 TURNS = 20

@@ -15,7 +15,7 @@ from benchmarks.service.rows import add_planned, measured
 from search_spaces.outcome import Purpose
 from search_spaces.trial_config import TrialConfig
 from storage.errors import DatabaseUnavailableError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import JobRecord, Lease
 from storage.store import Store, open_store
 

@@ -166,10 +166,6 @@ def _close(pool: ThreadPoolExecutor, descriptor: int) -> None:
     os.close(descriptor)
 
 
-AHEAD = 2
-"""Number of reads in flight when a record is first used."""
-
-
 @dataclass(frozen=True, slots=True)
 class Extent:
     """A byte range that is transferred as a whole; both fields are multiples of `rank_file.ALIGNMENT`."""
@@ -230,7 +226,8 @@ class FileStream:
         self._next = 0
 
     def _read_ahead(self) -> None:
-        while len(self._reading) < AHEAD and self._next < len(self._extents) and (self._free or self._writing):
+        # Number of reads in flight when a record is first used.
+        while len(self._reading) < 2 and self._next < len(self._extents) and (self._free or self._writing):
             extent, buffer = self._extents[self._next], self.fresh()
             self._reading.append((self.file.read(extent.offset, buffer[: extent.size]), buffer))
             self._next += 1

@@ -17,7 +17,6 @@ from executor.parallel.operators import rotary_table
 from search_spaces.clusters.microbenchmark import COLLECTIVES, SINGLE_RANK, GroupShape, Operation, layer_model
 from search_spaces.training.states import CHUNK_ELEMENTS
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 Run = Callable[[], object]
 LAUNCH_FLOPS = 3e7
 """FLOPs that a CPU core does in the time of launching a layer's kernels: the lower bound of a layer's cost."""
@@ -84,8 +83,9 @@ CUDA_GRID = ShapeGrid(
 def compute_cases(device: torch.device, precisions: tuple[str, ...]) -> Iterator[KernelCase]:
     """Yield all cases that need no other rank, at each precision that the device supports."""
     grid = CUDA_GRID if device.type == "cuda" else CPU_GRID
+    dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
     for precision in precisions:
-        dtype = DTYPES[precision]
+        dtype = dtypes[precision]
         if device.type == "cuda" and precision == "bf16" and not torch.cuda.is_bf16_supported():
             continue
         for rows in grid.rows:

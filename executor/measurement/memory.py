@@ -19,8 +19,6 @@ from executor.engine import HOST, TAGS, PrivatePool, RankContext
 from executor.measurement.device import counters_of
 from search_spaces.clusters.presets import host_memory_bytes
 
-_MARK = re.compile(r"autotune\.tag:(\w+):(\d+)")
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryAccount:
@@ -152,7 +150,7 @@ def _events(recorder: Any) -> list[_Event]:
             )
         else:
             name = node.name
-            if mark := _MARK.fullmatch(name):
+            if mark := re.fullmatch(r"autotune\.tag:(\w+):(\d+)", name):
                 events.append(_Event(node.start_time_ns, "mark", tag=mark[1], address=int(mark[2])))
             # Inside these operators the backend allocates memory for itself.
             in_backend = in_backend or name.startswith(("c10d::", "gloo:", "nccl:"))

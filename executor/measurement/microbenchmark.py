@@ -115,8 +115,6 @@ def _by_events(run: Callable[[], object], runs: int) -> float:
     return float(begin.elapsed_time(end)) / 1e3
 
 
-FILE_SHARE = 0.2
-"""Share of the time for files, if a folder is given."""
 WEIGHTS = {Operation.LAYER: 4.0, Operation.HEAD: 2.0, Operation.PRODUCT: 2.0, Operation.PRODUCT_BACKWARD: 1.5}
 """Relative share of time for an operation (others: 1.0): layers determine most of a step."""
 QUICK_SHAPES: Mapping[Operation, tuple[tuple[int, ...], ...]] = {
@@ -142,11 +140,13 @@ def run_microbenchmark(
     cases = [case for case in compute_cases(context.device, request.precisions) if _wanted(case, request)]
     compute = sorted(cases, key=lambda case: (case.operation, case.precision, case.cost))
     files = [*file_cases(Path(request.nvme_path))] if request.nvme_path is not None else []
+    # Share of the time for files, if a folder is given.
+    file_share = 0.2
     # Of the time, 0.35 is for communication.
-    share = (1.0 if context.world_size == 1 else 0.65) - (FILE_SHARE if files else 0)
+    share = (1.0 if context.world_size == 1 else 0.65) - (file_share if files else 0)
     bench = _Bench(context, request, stopwatch, progress)
     rows = bench.run(compute, share * request.seconds, "compute")
-    rows += bench.run(files, FILE_SHARE * request.seconds, "files")
+    rows += bench.run(files, file_share * request.seconds, "files")
     if context.world_size > 1:
         groups = open_groups(context, hosts)
         links = sorted(

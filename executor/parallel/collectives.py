@@ -21,9 +21,6 @@ reduce_scatter_single: Callable[..., dist.Work | None] = (
 _use_count: Callable[[Tensor], int] | None = getattr(Tensor, "_use_count", None)
 """References to a tensor, from Python and from the backend; None if this torch does not report them."""
 
-BACKEND_SECONDS = 0.001
-"""Seconds that a memory account gives the backend's thread to release a finished collective."""
-
 
 class Observer(Protocol):
     """Observes an engine from outside, such as a dry run, which has no allocator that reports."""
@@ -60,6 +57,9 @@ def rows_of(counts: Tensor, total: int) -> list[int]:
 class InFlight:
     """A collective in flight."""
 
+    _BACKEND_SECONDS = 0.001
+    """Seconds that a memory account gives the backend's thread to release a finished collective."""
+
     def __init__(self, start: Callable[[], dist.Work | None], *aliases: Tensor, clock: "Clock | None" = None) -> None:
         """`aliases` are views created only for this collective; `clock` counts the time spent in `wait`."""
         self._clock = clock
@@ -82,16 +82,16 @@ class InFlight:
             work.wait()
         self._observed = None
         if self._aliases:
-            time.sleep(BACKEND_SECONDS)
+            time.sleep(self._BACKEND_SECONDS)
             del work
             self._wait_for_backend()
 
     def _wait_for_backend(self) -> None:
         assert _use_count is not None
-        until = time.monotonic() + 100 * BACKEND_SECONDS
+        until = time.monotonic() + 100 * self._BACKEND_SECONDS
         pairs = list(zip(self._aliases, self._uses, strict=True))
         while any(_use_count(alias) > uses for alias, uses in pairs) and time.monotonic() < until:
-            time.sleep(BACKEND_SECONDS / 10)
+            time.sleep(self._BACKEND_SECONDS / 10)
         self._aliases = ()
 
 

@@ -30,8 +30,6 @@ from search_spaces.trial_config import TrialConfig
 
 Function = Any
 """The class of an autograd function; torch.compile traces `apply` only if it is called on the class."""
-NO_TARGET = -100
-"""The ignored label, as in torch's cross-entropy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +83,9 @@ class LigerOperators(Operators):
     def _summed_loss(self, rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
         """Summed loss. Weight gradients are accumulated over chunks of rows in fp32, as in a single product."""
         narrow = weight.dtype.itemsize < torch.float32.itemsize
+        # The ignored label, as in torch's cross-entropy.
         loss: Tensor = self._functions.linear_loss.apply(
-            rows.contiguous(), weight, targets.contiguous(), None, None, NO_TARGET, 0.0, 0.0, "sum", None, False,
+            rows.contiguous(), weight, targets.contiguous(), None, None, -100, 0.0, 0.0, "sum", None, False,
             torch.float32 if narrow else None,
         )[0]  # fmt: skip
         return loss
@@ -132,8 +131,6 @@ LIGER_ARGUMENTS: Mapping[str, Sequence[str]] = {
     ),
 }  # fmt: skip
 """Function of liger_kernel.ops -> the first arguments of its forward, which are passed by position."""
-NORM_ARGUMENTS = ("eps", "device", "dtype")
-"""Keyword arguments of norms of transformer_engine.pytorch, after the width."""
 
 
 def load_operators(config: TrialConfig, spec: ModelSpec, device: torch.device, dtype: torch.dtype) -> Operators:
@@ -173,13 +170,15 @@ def _function(module: Any, name: str, expected: Sequence[str]) -> Any:
 
 
 def _norm(module: Any, name: str) -> Callable[..., Any]:
-    """A norm class whose arguments are a width and `NORM_ARGUMENTS`."""
+    """A norm class whose arguments are a width, eps, device and dtype."""
     norm_class = getattr(module, name, None)
+    # Keyword arguments of norms of transformer_engine.pytorch, after the width.
+    norm_arguments = ("eps", "device", "dtype")
     try:
-        inspect.signature(norm_class).bind(1, **dict.fromkeys(NORM_ARGUMENTS))  # type: ignore[arg-type]
+        inspect.signature(norm_class).bind(1, **dict.fromkeys(norm_arguments))  # type: ignore[arg-type]
     except TypeError:
         norm_class = None
-    _require(norm_class is not None, f"{module.__name__}.{name}", f"a width and {', '.join(NORM_ARGUMENTS)}")
+    _require(norm_class is not None, f"{module.__name__}.{name}", f"a width and {', '.join(norm_arguments)}")
     kind: Callable[..., Any] = norm_class  # type: ignore[assignment]
     return kind
 

@@ -9,9 +9,6 @@ from executor.engine import GroupKey, RankContext
 from executor.parallel.collectives import Clock, ProcessGroup, group_options
 from search_spaces.mesh import CONTEXT, DATA, EXPERT, EXPERT_DATA, EXPERT_TENSOR, PIPELINE, TENSOR, Mesh
 
-NEAR = "near"
-"""Name under which gathers from the second copy of parameters are reported (`secondary_shard_size`)."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharing:
@@ -49,7 +46,8 @@ class ParallelGroups:
         self.shard = self._group(DATA, mesh.shard_groups())
         # Name under which traffic between copies of the sharded states is reported (HSDP).
         self.replica = self._group("replica", mesh.replica_groups())
-        self._near_group = self._group(NEAR, mesh.near_groups()) if mesh.secondary_shard else None
+        # Name under which gathers from the second copy of parameters are reported (`secondary_shard_size`).
+        self._near_group = self._group("near", mesh.near_groups()) if mesh.secondary_shard else None
         self.tied = self._tied_group(tied_ranks)
         self.expert = self._group(EXPERT, mesh.expert_groups())
         slices = mesh.expert_slices

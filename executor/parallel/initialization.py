@@ -13,13 +13,9 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.distributed.tensor import DTensor
 
 INITIAL_DEVIATION = 0.02
-MOST_POSITIONS = 1 << 32
-"""Maximum elements of a whole parameter, since positions are hashed in 32 bits."""
 CHUNK_ELEMENTS = 1 << 18
 """Elements drawn at a time, so that temporaries stay in a processor's cache. Values do not depend on it."""
 _LEVELS = 1 << 16
-_UNIT = 2.0**-26
-"""Values are multiples of it, so that they are exact in fp32 and do not depend on a processor's rounding."""
 
 
 class Distribution(StrEnum):
@@ -205,8 +201,10 @@ def draw(
     Raises:
         ValueError: the parameter has too many elements, or the part is not within it.
     """
-    if torch.Size(shape).numel() > MOST_POSITIONS:
-        raise ValueError(f"{name} has more than {MOST_POSITIONS:,} elements; cut it into several parameters")
+    # Maximum elements of a whole parameter, since positions are hashed in 32 bits.
+    most_positions = 1 << 32
+    if torch.Size(shape).numel() > most_positions:
+        raise ValueError(f"{name} has more than {most_positions:,} elements; cut it into several parameters")
     return Drawn(name=name, seed=seed, dtype=dtype, window=window(shape, dimension, first, size))
 
 
@@ -262,7 +260,9 @@ def _quantiles() -> Tensor:
     Their standard deviation is 0.99999 of `INITIAL_DEVIATION`.
     """
     middles = (torch.arange(_LEVELS // 2, dtype=torch.float64) + 0.5) / _LEVELS + 0.5
-    upper = (torch.special.ndtri(middles) * (INITIAL_DEVIATION / _UNIT)).round() * _UNIT
+    # Values are multiples of it, so that they are exact in fp32 and do not depend on a processor's rounding.
+    unit = 2.0**-26
+    upper = (torch.special.ndtri(middles) * (INITIAL_DEVIATION / unit)).round() * unit
     return torch.cat((-upper.flip(0), upper)).float()
 
 

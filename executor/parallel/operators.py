@@ -10,9 +10,6 @@ from torch.nn import functional
 from search_spaces.models.config_keys import RopeKind, RopeScaling
 from search_spaces.models.model import CLAMPED, ModelSpec, Norm
 
-LinearLoss = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Summed cross-entropy of rows [n, hidden] times a weight [vocabulary, hidden] against targets [n], in at least fp32."""
-
 
 class Operators:
     """Norms, rotations, gates and the loss, implemented by torch operators; fused-kernel packages override some.
@@ -21,7 +18,7 @@ class Operators:
     once for every forward.
     """
 
-    linear_loss: LinearLoss | None = None
+    linear_loss: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
     """Replaces the output projection and its loss if a rank has the whole vocabulary; None: not replaced."""
 
     def make_norm(self, spec: ModelSpec, width: int = 0) -> nn.Module:

@@ -17,8 +17,6 @@ from executor.parallel.initialization import CHUNK_ELEMENTS, Drawn, FirstValues
 from search_spaces.optimizers import QUANTISED_BLOCK
 from search_spaces.training.adapters import FROZEN_BLOCK
 
-BLOCK_CHUNK_ELEMENTS = 1 << 22
-"""Elements that are quantised or dequantised at once: 16 MiB of fp32."""
 LARGEST = 127
 """The largest code; the smallest is -127."""
 
@@ -54,7 +52,8 @@ def unpack(packed: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
 
 def row_chunks(rows: Tensor) -> Sequence[Tensor]:
     """The rows in chunks of at most BLOCK_CHUNK_ELEMENTS, or one row, so that temporaries are small."""
-    return torch.split(rows, max(BLOCK_CHUNK_ELEMENTS // max(rows.shape[1], 1), 1))
+    # Elements that are quantised or dequantised at once: 16 MiB of fp32.
+    return torch.split(rows, max((1 << 22) // max(rows.shape[1], 1), 1))
 
 
 def _pack(rows: Tensor) -> Tensor:
@@ -66,10 +65,6 @@ def _pack(rows: Tensor) -> Tensor:
 
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
-LEAST = 1e-12
-"""Lower bound of a tensor's largest magnitude, so that zeros have a scale."""
-ROWS = 16
-"""A sum over rows must have a multiple of this number of rows on devices with float8 products."""
 
 
 class Scaled(NamedTuple):
@@ -100,7 +95,8 @@ def scaled(matrix: Tensor, dtype: torch.dtype) -> Scaled:
     """The matrix in `dtype`, E4M3 or E5M2. An element that is not finite makes all of it NaN."""
     least, most = torch.aminmax(matrix)
     # fp64, so that compiled and eager blocks compute the same scale [torchao.float8.float8_utils.amax_to_scale].
-    largest = torch.maximum(most, -least).double().clamp(min=LEAST)
+    # Lower bound of a tensor's largest magnitude, so that zeros have a scale.
+    largest = torch.maximum(most, -least).double().clamp(min=1e-12)
     scale = (torch.finfo(dtype).max / largest).float()
     # View with one dimension, so that the products are fp32 and are rounded only once, to 8 bits.
     return Scaled((matrix * scale.view(1)).to(dtype), scale.reciprocal())
@@ -146,7 +142,8 @@ def _transpose(matrix: Scaled) -> Scaled:
 
 def _pad_rows(matrix: Scaled) -> Scaled:
     """The matrix, padded with rows of zeros to a multiple of `ROWS`."""
-    missing = -len(matrix.values) % ROWS
+    # A sum over rows must have a multiple of this number of rows on devices with float8 products.
+    missing = -len(matrix.values) % 16
     if not missing:
         return matrix
     filled = functional.pad(matrix.values.view(torch.uint8), (0, 0, 0, missing))

@@ -14,9 +14,6 @@ from search_spaces.models.model import Model
 from search_spaces.outcome import Outcome
 from search_spaces.trial import NodeEvent, TrialRequest, TrialResult
 
-POLL_SECONDS = 0.1
-"""Longest delay until a cancellation, which may come from a signal handler, is handled."""
-
 
 class GangsRunner(Runner):
     """Runs queued trials on gangs, each of which runs one attempt at a time. A subclass has the gangs.
@@ -69,7 +66,8 @@ class GangsRunner(Runner):
             self._start_waiting()
             if self._events or (remaining := until - time.monotonic()) <= 0:
                 break
-            for event in self.poll(min(remaining, POLL_SECONDS)):
+            # Longest delay until a cancellation, which may come from a signal handler, is handled.
+            for event in self.poll(min(remaining, 0.1)):
                 self._emit(event)
         events, self._events = self._events, []
         return events

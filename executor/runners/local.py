@@ -24,9 +24,6 @@ from executor.runners.transport import (
     thread_environment,
 )
 
-_SLICE_SECONDS = 0.1
-"""Longest delay until the end of a rank is noticed if a child of the rank keeps the pipe open."""
-
 
 class LocalRunner(GangRunner):
     """Runs trials on `world_size` processes of this machine, one trial at a time.
@@ -100,7 +97,8 @@ class LocalTransport(RankTransport):
             if received or remaining <= 0:
                 return received
             if self._ranks:
-                wait([process.connection for process in self._ranks.values()], min(remaining, _SLICE_SECONDS))
+                # Longest delay until the end of a rank is noticed if a child of the rank keeps the pipe open.
+                wait([process.connection for process in self._ranks.values()], min(remaining, 0.1))
                 time.sleep(0.001)  # a closed pipe is always readable: never spin while its process ends
             else:
                 time.sleep(remaining)

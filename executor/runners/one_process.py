@@ -123,10 +123,6 @@ def _error_of(request: TrialRequest, failure: Message) -> Exception:
     return (FactoryError if isinstance(request.model, FactoryModel) else RunnerError)(text)
 
 
-PROBE_SECONDS = 300.0
-"""Time for a fresh process to import its code and the user's, and to build the module."""
-
-
 def describe_factory(
     reference: str,
     workload: Workload,
@@ -149,11 +145,13 @@ def describe_factory(
     """
     # Without an accelerator: the devices may be busy, and the parameters are only counted.
     transport = LocalTransport(1, environment=NO_DEVICE)
+    # Time for a fresh process to import its code and the user's, and to build the module.
+    probe_seconds = 300.0
     try:
         transport.start(python_path)
         transport.send(0, {"kind": MessageKind.DESCRIBE, "reference": reference, "workload": to_plain(workload),
                            "precisions": [*precisions], "without_data": without_data})  # fmt: skip
-        until, ready = time.monotonic() + PROBE_SECONDS, False
+        until, ready = time.monotonic() + probe_seconds, False
         while (remaining := until - time.monotonic()) > 0:
             for _, message in transport.receive(remaining):
                 if isinstance(message, Death):
@@ -171,7 +169,7 @@ def describe_factory(
                         raise FactoryError("\n".join(filter(None, (message["message"], message["traceback"]))).rstrip())
     finally:
         transport.close()
-    raise FactoryError(f"{reference} did not return within {PROBE_SECONDS:g} s; build a smaller module, or a faster way")
+    raise FactoryError(f"{reference} did not return within {probe_seconds:g} s; build a smaller module, or a faster way")
 
 
 TIMEOUT_SECONDS = 15.0

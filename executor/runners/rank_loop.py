@@ -35,8 +35,6 @@ from search_spaces.models.model import FactoryModel
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Progress, TrialRequest, TrialResult, Workload
 
-RunTrial = Callable[[RankContext, TrialRequest, Callable[[Progress], None]], TrialResult]
-
 
 class RankLoop:
     """Serves one parent until it closes the pipe. A thread receives the messages, because `abort` arrives during a collective.
@@ -48,7 +46,9 @@ class RankLoop:
     3. Memory is released, and what is still held is reported (`rested`). The parent decides whether this process continues.
     """
 
-    def __init__(self, connection: Connection, run_trial: RunTrial) -> None:
+    def __init__(
+        self, connection: Connection, run_trial: Callable[[RankContext, TrialRequest, Callable[[Progress], None]], TrialResult]
+    ) -> None:
         self._connection = connection
         self._run_trial = run_trial
         self._inbox: queue.SimpleQueue[Message | None] = queue.SimpleQueue()

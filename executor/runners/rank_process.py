@@ -39,16 +39,15 @@ from executor.process_tree import (
     sweep_ledgers,
 )
 
-TAIL_BYTES = 16_384
-"""Bytes of the end of a rank's output that are kept in memory."""
-FIRST_BYTES, LAST_BYTES = 65_536, 262_144
-"""Bytes of the beginning and of the end that are forwarded of the output between two readings."""
-_READS = 32
-"""Most reads at once: a rank may print faster than the parent reads."""
-
 
 class RankOutput:
     """Reads a rank's output, so that the rank never blocks on it; keeps its end, and forwards all of it in pieces."""
+
+    _READS = 32
+    """Most reads at once: a rank may print faster than the parent reads."""
+
+    _TAIL_BYTES = 16_384
+    """Bytes of the end of a rank's output that are kept in memory."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", log_path: str | None) -> None:
         assert process.stdout is not None
@@ -59,7 +58,8 @@ class RankOutput:
         self._forgotten = 0
         self.length = 0
         """Total bytes printed so far."""
-        self._pending: HeadAndTail[bytes] = HeadAndTail(FIRST_BYTES, LAST_BYTES)
+        # Bytes of the beginning and of the end that are forwarded of the output between two readings.
+        self._pending: HeadAndTail[bytes] = HeadAndTail(65_536, 262_144)
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._passed_at = 0.0
         self._lock = threading.Lock()
@@ -73,13 +73,13 @@ class RankOutput:
         """Return the kept output. With `wait`, read the rest first: the process has ended, so all output is available."""
         if wait:
             with self._lock:  # the thread may lag behind on a busy machine
-                self._read(_READS)
+                self._read(self._READS)
         return self.since(self._forgotten)
 
     def since(self, length: int) -> str:
         """Return the output after the first `length` bytes, as far as it is kept."""
         with self._lock:
-            printed = min(self.length - length, TAIL_BYTES)
+            printed = min(self.length - length, self._TAIL_BYTES)
             return self._kept[-printed:].decode(errors="replace").strip() if printed > 0 else ""
 
     def forget(self) -> None:
@@ -95,7 +95,7 @@ class RankOutput:
             return []
         self._passed_at = time.monotonic()
         with self._lock:
-            self._read(_READS)
+            self._read(self._READS)
             pieces = self._pending.take()
         messages = [self._message(left_out, chunk) for left_out, chunk in pieces]
         return [json.dumps(message).encode() for message in messages if message["text"] or message["left_out"]]
@@ -135,7 +135,7 @@ class RankOutput:
 
     def _keep(self, chunk: bytes) -> None:
         self._pending.add(chunk, len(chunk))
-        self._kept = (self._kept + chunk)[-TAIL_BYTES:]
+        self._kept = (self._kept + chunk)[-self._TAIL_BYTES :]
         self.length += len(chunk)
         if self._log_path is not None:
             self._log = _roll(self._log_path, self._log)

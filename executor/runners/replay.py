@@ -14,7 +14,6 @@ from search_spaces.trial_config import TrialConfig
 
 Table = Mapping[str, TrialResult | Mapping[str, Any]]
 """Config hash -> the result, as an object or as plain data; its attempt is replaced."""
-POLL_SECONDS = 0.05
 
 
 class ReplayRunner(Runner):
@@ -49,7 +48,7 @@ class ReplayRunner(Runner):
             if events or remaining <= 0:
                 return events
             next_due = min((due for due, _ in self._running.values()), default=until)
-            time.sleep(max(0.0, min(remaining, POLL_SECONDS, next_due - time.monotonic())))
+            time.sleep(max(0.0, min(remaining, 0.05, next_due - time.monotonic())))
 
     def cancel(self, handle: Handle, reason: str) -> None:
         """End an attempt; see `Runner`."""

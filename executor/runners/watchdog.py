@@ -14,9 +14,6 @@ from search_spaces.models.command import CommandModel
 from search_spaces.plain import to_plain
 from search_spaces.trial import Progress, TrialRequest
 
-BEAT_SECONDS = 0.5
-BUILD = "build"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankPosition:
@@ -33,13 +30,15 @@ class RankPosition:
 class RankHeartbeat:
     """Sends the position of one rank's trial. `report` is the trial's progress callback, on every rank."""
 
+    _BUILD = "build"
+
     def __init__(self, send: Callable[[Message], None]) -> None:
         self._send = send
         self._lock = threading.Lock()
         self._working = threading.Event()
         self._attempt = ""
         self._reports = False
-        self._phase, self._step, self._longest = BUILD, 0, 0.0
+        self._phase, self._step, self._longest = self._BUILD, 0, 0.0
         # When progress last came (monotonic seconds), and was last reported to the parent.
         self._came = self._reported = 0.0
         threading.Thread(target=self._beat, name="heartbeat", daemon=True).start()
@@ -48,7 +47,7 @@ class RankHeartbeat:
         """Start a trial. `reports`: forward this rank's progress to the parent."""
         with self._lock:
             self._attempt, self._reports = attempt, reports
-            self._phase, self._step, self._longest = BUILD, 0, 0.0
+            self._phase, self._step, self._longest = self._BUILD, 0, 0.0
             self._came, self._reported = time.monotonic(), 0.0
         self._working.set()
 
@@ -88,7 +87,7 @@ class RankHeartbeat:
                 self._send(self._beat_message())
             except OSError:  # the parent has ended, so this process is about to end
                 return
-            time.sleep(BEAT_SECONDS)
+            time.sleep(0.5)
 
 
 SLOW_FACTOR = 20.0
@@ -101,8 +100,6 @@ FIRST_STEP_SECONDS = 120.0
 grow with the step. It is added, because a step may both be slow and connect slowly."""
 COMPILE_SECONDS = 600.0
 """Further additional time for the first step with torch.compile."""
-MOST_RANKS = 8
-"""Most ranks that a message names."""
 
 
 class Watchdog:
@@ -178,8 +175,10 @@ def stacks_text(stacks: Mapping[int, str], order: list[int], most: int) -> str |
 
 
 def _named(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:MOST_RANKS])) + (
-        f" and {len(ranks) - MOST_RANKS} more" if len(ranks) > MOST_RANKS else ""
+    # Most ranks that a message names.
+    most_ranks = 8
+    shown = ", ".join(map(str, ranks[:most_ranks])) + (
+        f" and {len(ranks) - most_ranks} more" if len(ranks) > most_ranks else ""
     )
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
 

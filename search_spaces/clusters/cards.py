@@ -11,12 +11,6 @@ from search_spaces.errors import ClusterFormatError, SearchSpaceError
 from search_spaces.preset_files import preset_tables, unknown_name
 
 _MEMORY = re.compile(r"([1-9][0-9]{0,3}(?:\.[0-9]{1,3})?)gi?b?")
-MOST_CARDS = 16
-"""Of a machine, unless a preset has more."""
-_SLOW_NETWORK = 1.25e9
-"""10 Gbit/s, between machines of which nothing is known."""
-_REPORTED = 0.988
-"""Share of the nominal memory that most drivers report (devices.toml); with error correction in GDDR memory it is 0.92."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +49,8 @@ def machines_of_cards(text: str) -> ClusterSpec | None:
     if memory is None and not devices:
         return None
     word = f"{memory[1]}GB" if memory else "-".join(re.findall(r"[a-z0-9]+", written))
-    if count > max([MOST_CARDS, *(table["devices_per_node"] for name in devices for table in _machines_with(name))]):
+    # Of a machine, unless a preset has more.
+    if count > max([16, *(table["devices_per_node"] for name in devices for table in _machines_with(name))]):
         problem = f"a machine with {count} of these cards is not known"
         raise ClusterFormatError("cluster", problem, f"write MACHINESxCARDSx{word}, such as {-(-count // 8)}x8x{word}")
     device = _card(word, float(memory[1])) if memory else device_preset(devices[0])
@@ -145,7 +140,8 @@ def _machines_with(device: str) -> list[dict[str, Any]]:
 def _networks(device: str, count: int) -> tuple[float, ...]:
     """Bytes/s of a machine to others, assumed and plausible ones: as much for each card as the presets of clusters have."""
     tables = _machines_with(device)
-    rates = [table["inter_node_bandwidth"] / table["devices_per_node"] * count for table in tables] or [_SLOW_NETWORK]
+    # 10 Gbit/s, between machines of which nothing is known.
+    rates = [table["inter_node_bandwidth"] / table["devices_per_node"] * count for table in tables] or [1.25e9]
     return tuple(dict.fromkeys([*rates, 12.5e9]))
 
 
@@ -164,8 +160,9 @@ def _other_links(devices: Sequence[str]) -> tuple[float, ...]:
 
 def _card(name: str, memory: float) -> DeviceSpec:
     """A card of which only the nominal memory is known, in GiB (what card makers call GB)."""
+    # Share of the nominal memory that most drivers report (devices.toml); with error correction in GDDR memory it is 0.92.
     return DeviceSpec(
-        name=f"a {name} card", kind="cuda", memory_bytes=int(memory * _REPORTED * 2**30), memory_bandwidth=9e11,
+        name=f"a {name} card", kind="cuda", memory_bytes=int(memory * 0.988 * 2**30), memory_bandwidth=9e11,
         peak_flops={"bf16": 1e14, "fp16": 1e14, "fp32": 2.5e13},
         source="memory as it was said; speed of no card in particular, name a device for its own",
     )  # fmt: skip

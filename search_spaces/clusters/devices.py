@@ -12,7 +12,6 @@ from search_spaces.errors import ClusterFormatError
 from search_spaces.preset_files import preset_tables, unknown_name
 from search_spaces.quantities import Quantity, read_quantity
 
-PRECISIONS = ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8")
 LEAST = {Quantity.RATE: (1e4, "GB/s"), Quantity.BYTES: (1e6, "GB"), Quantity.FLOPS: (1e7, "TFLOP/s")}
 """A smaller number was written in another unit than bytes, bytes/s or FLOP/s; the unit in which it is usually stated."""
 
@@ -104,7 +103,7 @@ def device_of(name: str, table: Mapping[str, Any]) -> DeviceSpec:
     flops = table.get("peak_flops", {})
     if not isinstance(flops, Mapping):
         raise ClusterFormatError("peak_flops", f"{flops!r} is not a table", "write peak_flops = { bf16 = 312e12 }")
-    require_known("peak_flops.", flops, PRECISIONS)
+    require_known("peak_flops.", flops, ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8"))
     return DeviceSpec(
         name=name,
         kind=str(table.get("kind", "cuda")),

@@ -31,14 +31,10 @@ from search_spaces.preset_files import plain_name, preset_tables, unknown_name
 from search_spaces.quantities import Quantity
 
 REMEDY = "give the path of a TOML file, local, or NAME:NODES"
-RANKS_PER_CORE = 4
-"""Maximum ranks per core of `local`: more would only take turns."""
 CPU_PEAK_FLOPS_PER_CORE = 1e11
 """fp32 FLOP/s of a core, a rough estimate: 3 GHz x 2 fused multiply-add units x 8 lanes x 2. The peak for MFU on a CPU."""
 CPU_MEMORY_BANDWIDTH = 2e10
 """Memory bandwidth of a machine in bytes/s, shared by its ranks: a rough estimate for two DDR4 channels."""
-LOOPBACK_BANDWIDTH = 2e9
-"""Bytes/s between two ranks of this machine through gloo, a rough estimate."""
 NODE_KEYS = (
     "device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node", "ray_resource"
 )  # fmt: skip
@@ -82,6 +78,11 @@ def cluster_source(preset: str) -> str:
     return str(_machines()[preset]["source"])
 
 
+def unstated_figures(preset: str) -> tuple[str, ...]:
+    """The fields of a preset's `ClusterSpec` that no page states."""
+    return tuple(_machines()[preset].get("assumed", ()))
+
+
 def is_cluster_name(text: str) -> bool:
     """Whether `text` is `local` or names a preset or cards, and so cannot be a path."""
     name, colon, nodes = text.partition(":")
@@ -103,10 +104,10 @@ def cluster_preset_named(text: str) -> str | None:
 def _machines() -> dict[str, dict[str, Any]]:
     """The tables of clusters and of clouds' types of instances, with the links of their devices."""
     clusters, types = preset_tables("clusters"), preset_tables("instances")
-    fields = ("device", "devices_per_node", "cores_per_node", "host_memory_bytes", "inter_node_bandwidth")
+    fields = ("device", "devices_per_node", "cores_per_node", "host_memory_bytes", "inter_node_bandwidth", "assumed")
     tables = {**clusters, **{name: clusters[preset] for name, preset in types["presets"].items()}}
     for vendor_page, rows in types["machines"].items():
-        tables |= {name: {"source": vendor_page, **dict(zip(fields, row, strict=True))} for name, row in rows.items()}
+        tables |= {name: {"source": vendor_page, **dict(zip(fields, row, strict=False))} for name, row in rows.items()}
     return {name: {"intra_node_bandwidth": link_of(table["device"])[1], **table} for name, table in tables.items()}
 
 
@@ -120,23 +121,27 @@ def local_cluster(
     """This machine: one rank per GPU if GPUs are passed (this package cannot detect them itself), else ranks on its cores.
 
     Raises:
-        ClusterFormatError: `ranks` is not positive, or exceeds `RANKS_PER_CORE` per core or the number of GPUs.
+        ClusterFormatError: `ranks` is not positive, or exceeds four per core or the number of GPUs.
     """
     cores = _cores()
-    most = gpu_count or RANKS_PER_CORE * cores
+    # Maximum ranks per core of `local`: more would only take turns.
+    ranks_per_core = 4
+    most = gpu_count or ranks_per_core * cores
     if ranks is None:
         ranks = gpu_count or min(2, cores)
     if not 1 <= ranks <= most:
-        limit = f"{gpu_count} GPUs" if gpu_count else f"{cores} cores at {RANKS_PER_CORE} ranks a core"
+        limit = f"{gpu_count} GPUs" if gpu_count else f"{cores} cores at {ranks_per_core} ranks a core"
         raise ClusterFormatError("ranks", f"{ranks} is not between 1 and {most} ({limit})", f"use at most {most} ranks")
     device = _gpu(gpu_name or "gpu", gpu_memory_bytes) if gpu_count else _cpu_share(ranks, cores)
+    # Bytes/s between two ranks of this machine through gloo, a rough estimate.
+    loopback_bandwidth = 2e9
     cluster = ClusterSpec(
         name="local",
         nodes=1,
         devices_per_node=ranks,
         device=device,
-        intra_node_bandwidth=link_of_gpus(device.name) if gpu_count else LOOPBACK_BANDWIDTH,
-        inter_node_bandwidth=LOOPBACK_BANDWIDTH,
+        intra_node_bandwidth=link_of_gpus(device.name) if gpu_count else loopback_bandwidth,
+        inter_node_bandwidth=loopback_bandwidth,
         host_memory_bytes=host_memory_bytes(),
         cores_per_node=cores,
         numa_nodes=len(numa_nodes()) or None,

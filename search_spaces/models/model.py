@@ -13,8 +13,6 @@ from search_spaces.models.module_profile import ModuleProfile
 
 MOST_LAYERS = 10_000
 """Maximum layers of a model, a hundred times that of real models, so that a typo is an error instead of a long computation."""
-LARGEST_SIZE = 2**31 - 1
-"""Maximum of any other size: the largest dimension that kernels can index."""
 
 
 CLAMPED = "clamped_silu"
@@ -91,6 +89,9 @@ class ModelSpec:
     Raises:
         ModelFormatError: a size is not positive, or the numbers of heads are not divisible.
     """
+
+    _LARGEST_SIZE = 2**31 - 1
+    """Maximum of any other size: the largest dimension that kernels can index."""
 
     name: str
     family: str
@@ -221,7 +222,7 @@ class ModelSpec:
         ):  # fmt: skip
             if getattr(self, field) < 1:
                 raise ModelFormatError(field, f"{getattr(self, field)} is not positive", "give a positive integer")
-            self._require_at_most(field, MOST_LAYERS if field == "num_layers" else LARGEST_SIZE)
+            self._require_at_most(field, MOST_LAYERS if field == "num_layers" else self._LARGEST_SIZE)
         for field in (
             "position_offset",
             "embedding_size",
@@ -230,7 +231,7 @@ class ModelSpec:
             "sliding_window",
             "global_tokens",
         ):
-            self._require_at_most(field, LARGEST_SIZE)
+            self._require_at_most(field, self._LARGEST_SIZE)
         if self.num_attention_heads % self.num_key_value_heads:
             raise ModelFormatError(
                 "num_key_value_heads",
@@ -264,7 +265,7 @@ class ModelSpec:
 
     def _check_routing(self) -> None:
         for field in ("shared_expert_size", "dense_ffn_size"):
-            self._require_at_most(field, LARGEST_SIZE)
+            self._require_at_most(field, self._LARGEST_SIZE)
         groups, kept_groups = self.router_groups, self.router_groups_kept
         if not 1 <= kept_groups <= groups or self.num_experts % groups:
             problem = f"{kept_groups} of {groups} groups of {self.num_experts} experts cannot be chosen"
@@ -326,7 +327,7 @@ class ModelSpec:
 
     def _check_adapters(self) -> None:
         for field in ("lora_rank", "adapter_size", "prefix_length", "prompt_length"):
-            self._require_at_most(field, LARGEST_SIZE)
+            self._require_at_most(field, self._LARGEST_SIZE)
             if getattr(self, field) < 0:
                 raise ModelFormatError(field, f"{getattr(self, field)} is negative", "give a positive integer, or 0 for none")
         unknown = [name for name in self.lora_targets if name not in LORA_TARGETS]

@@ -130,14 +130,12 @@ def is_split(layout: str, config: Config, model: Any, sequence_length: int) -> b
     return layout == layout_text(Stage(layers=len(layers)) for layers in split_layers(model, config, sequence_length))
 
 
-KNOB = "pipeline_layout"
 SEPARATOR = "-"
 """Between stages. Not a comma, because that separates the values of a pin."""
 MARKS = {"s": "selective", "f": "full"}
 """Letter after a stage's layers -> `activation_checkpointing` of its first layers; their number may follow, default all."""
 OFFLOADED = "o"
 """Letter of a stage whose whole optimizer state is stored and updated in host memory."""
-FORM = "a count of layers for each stage, such as 6-7f3-7s-4o: f recomputes layers fully, s selectively, o offloads"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -220,13 +218,15 @@ def redundancy(stages: Sequence[Stage]) -> str | None:
 
 def _stage(part: str, text: str) -> Stage:
     match = re.fullmatch(r"([1-9]\d{0,5})(?:([sf])([1-9]\d{0,5})?)?(o)?", part)
+    knob = "pipeline_layout"
+    form = "a count of layers for each stage, such as 6-7f3-7s-4o: f recomputes layers fully, s selectively, o offloads"
     if match is None:
-        raise KnobValueError(KNOB, f"{part!r} in {text!r} is not a stage", f"write {FORM}")
+        raise KnobValueError(knob, f"{part!r} in {text!r} is not a stage", f"write {form}")
     layers, mark, count, offloaded = match.groups()
     recomputed = int(count or layers) if mark else 0
     if recomputed > int(layers):
         problem = f"{part!r} in {text!r} recomputes {recomputed} layers and has {layers}"
-        raise KnobValueError(KNOB, problem, "give at most the stage's layers after f or s")
+        raise KnobValueError(knob, problem, "give at most the stage's layers after f or s")
     return Stage(
         layers=int(layers), recompute=MARKS[mark] if mark else "none", recomputed=recomputed, offloads=offloaded is not None
     )

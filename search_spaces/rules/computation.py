@@ -77,8 +77,6 @@ def _environment(config: TrialConfig, context: SpaceContext) -> str | None:
 
 FLOAT8 = "fp8"
 """The value of `precision` that selects them."""
-MULTIPLE = 16
-"""Both dimensions of a matrix must be multiples of this, as cuBLASLt's float8 products require."""
 MODEL_REMEDY = "use precision=bf16; the factory may convert its linear layers itself (torchao.float8)"
 
 
@@ -101,8 +99,10 @@ def float8_sizes(config: TrialConfig, context: SpaceContext) -> str | None:
     """Check the sizes of a rank's slices of a layer's matrices."""
     if config.precision != FLOAT8 or not isinstance(context.model, ModelSpec) or float8_device(config, context):
         return None
-    wrong = [f"{name} ({size})" for name, size in _sizes(context.model, config) if size % MULTIPLE]
-    return f"a rank's {', '.join(wrong)} of {context.model.name} are not multiples of {MULTIPLE}" if wrong else None
+    # Both dimensions of a matrix must be multiples of this, as cuBLASLt's float8 products require.
+    multiple = 16
+    wrong = [f"{name} ({size})" for name, size in _sizes(context.model, config) if size % multiple]
+    return f"a rank's {', '.join(wrong)} of {context.model.name} are not multiples of {multiple}" if wrong else None
 
 
 def _sizes(model: ModelSpec, config: TrialConfig) -> Iterator[tuple[str, int]]:

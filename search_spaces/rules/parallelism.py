@@ -18,9 +18,7 @@ TP, PP, CP = "tensor_parallel_size", "pipeline_parallel_size", "context_parallel
 EP, ETP, METHOD = "expert_parallel_size", "expert_tensor_parallel_size", "context_parallel_method"
 STAGES, SCHEDULE, LAYOUT = "virtual_stages", "pipeline_schedule", "pipeline_layout"
 DEGREES = (TP, PP, CP)
-FACTORY = (*DEGREES, EP, ETP, "sequence_parallel")
 BATCH = ("micro_batch_size", *DEGREES)
-SEQUENCE = (CP, TP, METHOD, "sequence_parallel", "prompt_length")
 ONE_STAGE_EQUALS = {"interleaved_1f1b": "1f1b", "looped_bfs": "gpipe"}
 """Schedule for several stages per rank -> the equivalent schedule with one stage per rank."""
 
@@ -250,9 +248,19 @@ PARALLELISM_RULES: tuple[Rule, ...] = (
         "choose a tensor_parallel_size that divides the devices of a node, or link domain",
         _tensor_in_node,
     ),
-    Rule("factory-shape", FACTORY, "leave these degrees at 1, or have the factory return a plan", _factory_shape),
+    Rule(
+        "factory-shape",
+        (*DEGREES, EP, ETP, "sequence_parallel"),
+        "leave these degrees at 1, or have the factory return a plan",
+        _factory_shape,
+    ),
     Rule("batch-divides", BATCH, "change micro_batch_size, or the global batch", _batch_divides),
-    Rule("sequence-divides", SEQUENCE, "choose degrees that divide the sequence", _sequence_divides),
+    Rule(
+        "sequence-divides",
+        (CP, TP, METHOD, "sequence_parallel", "prompt_length"),
+        "choose degrees that divide the sequence",
+        _sequence_divides,
+    ),
     Rule("pipeline-layers", (PP, STAGES), "use fewer pipeline ranks or virtual stages", _pipeline_layers),
     Rule(
         "pipeline-layout", (PP, STAGES, LAYOUT), "write one count for each stage; they must add up to the layers", _layout_fits
@@ -269,7 +277,6 @@ PARALLELISM_RULES: tuple[Rule, ...] = (
 
 
 ZERO = "zero_stage"
-OFFLOADS = ("offload_optimizer", ZERO, PP, LAYOUT)
 
 
 def _hsdp_divides(config: TrialConfig, context: SpaceContext) -> str | None:
@@ -318,7 +325,9 @@ ZERO_RULES: tuple[Rule, ...] = (
         "choose a divisor of them, or 0",
         _secondary_divides,
     ),
-    Rule("offload-optimizer-stage", OFFLOADS, "use zero_stage 1, 2 or 3", _offload_optimizer_stage),
+    Rule(
+        "offload-optimizer-stage", ("offload_optimizer", ZERO, PP, LAYOUT), "use zero_stage 1, 2 or 3", _offload_optimizer_stage
+    ),
     Rule("offload-param-stage", ("offload_param", ZERO), "use zero_stage=3", _offload_param_stage),
     Rule("nvme-path", ("offload_optimizer", "offload_param"), "name a folder with --nvme-path, or use cpu", _nvme_path),
 )

@@ -198,8 +198,6 @@ CURRICULUM = ("curriculum_start_length", "curriculum_steps")
 RANDOM_LTD = ("random_ltd_start_tokens", "random_ltd_steps")
 START_REMEDY = f"set it to a multiple of {GRANULARITY} below --sequence-length, or to 0 for none"
 STEPS_REMEDY = "state the run's steps (--training-steps), and set it to at least 1 and to fewer than those"
-TOKENS_REMEDY = "set prefix_length=0 and prompt_length=0, or schedule nothing"
-MODEL_REMEDY = "set it to 0, or give a preset or a config.json"
 
 
 def starts(knob: str) -> Check:
@@ -292,6 +290,11 @@ SCHEDULE_RULES: tuple[Rule, ...] = (
         f"set random_ltd_start_tokens=0, or use a model of more than {UNSCHEDULED_LAYERS} layers without experts or a window",
         random_ltd_layers,
     ),
-    Rule("schedule-tokens", (CURRICULUM[0], RANDOM_LTD[0], *VIRTUAL_TOKENS), TOKENS_REMEDY, schedule_tokens),
-    Rule("schedule-model", (CURRICULUM[0], RANDOM_LTD[0]), MODEL_REMEDY, schedule_model),
+    Rule(
+        "schedule-tokens",
+        (CURRICULUM[0], RANDOM_LTD[0], *VIRTUAL_TOKENS),
+        "set prefix_length=0 and prompt_length=0, or schedule nothing",
+        schedule_tokens,
+    ),
+    Rule("schedule-model", (CURRICULUM[0], RANDOM_LTD[0]), "set it to 0, or give a preset or a config.json", schedule_model),
 )

@@ -9,7 +9,6 @@ from search_spaces.models.model import Model, ModelSpec
 
 Loads = tuple[tuple[float, ...], ...]
 """The load of each expert, in any unit: one row for all layers with experts, or one for each of these. Empty: not stated."""
-REMEDY = "give a row of one number for each expert, for all layers with experts or one row for each of them"
 MOST = 1000
 """Rows, and numbers in a row, at most."""
 
@@ -25,11 +24,12 @@ def loads_problem(loads: Loads, model: Model) -> tuple[str, str] | None:
             f"the load_balance of {model.name} works against stated loads",
             "leave output_router_logits out of its config.json",
         )
+    remedy = "give a row of one number for each expert, for all layers with experts or one row for each of them"
     if len(loads) not in (1, model.expert_layers):
-        return f"has {len(loads)} rows, and {model.name} has {model.expert_layers} layers with experts", REMEDY
+        return f"has {len(loads)} rows, and {model.name} has {model.expert_layers} layers with experts", remedy
     for index, row in enumerate(loads):
         if len(row) != model.num_experts:
-            return f"row {index + 1} has {len(row)} numbers, and {model.name} has {model.num_experts} experts", REMEDY
+            return f"row {index + 1} has {len(row)} numbers, and {model.name} has {model.num_experts} experts", remedy
         if not all(0 <= load < math.inf for load in row) or not sum(row):
             return f"row {index + 1} has a number that is negative or not finite, or no load", "give counts or shares of tokens"
         most = max(row) / sum(row) * model.experts_per_token

@@ -11,9 +11,6 @@ from search_spaces.trial_config import TrialConfig
 
 Trained = TypeVar("Trained", bound=Model)
 
-USUAL_BLOCK, SHORTEST_BLOCK = 128, 8
-"""Queries of a block: the usual size, suited to kernels, and the minimum size for narrow windows."""
-
 
 @dataclass(frozen=True, slots=True)
 class Visit:
@@ -64,8 +61,10 @@ class AttentionWindow:
         are copied together, so a block is half of the window.
         """
         share = self.tokens // (2 if self.global_tokens else 4)
-        least = SHORTEST_BLOCK if self.tokens < USUAL_BLOCK else USUAL_BLOCK
-        queries = share if self.tokens >= USUAL_BLOCK else self.tokens
+        # Queries of a block: the usual size, suited to kernels, and the minimum size for narrow windows.
+        usual_block, shortest_block = 128, 8
+        least = shortest_block if self.tokens < usual_block else usual_block
+        queries = share if self.tokens >= usual_block else self.tokens
         return max(1 << (queries.bit_length() - 1) if queries else 0, least)  # the largest power of two that is at most it
 
     def visits(self, start: int, queries: int) -> Iterator[Visit]:
@@ -83,10 +82,6 @@ class AttentionWindow:
     def visited_pairs(self, length: int) -> int:
         """Query-key pairs that are computed for a sequence, including masked ones."""
         return sum(visit.queries * visit.keys for visit in self.visits(0, length))
-
-    def copied_keys(self, length: int) -> int:
-        """Keys of a sequence that are copied together with the global ones of a block, including these."""
-        return sum(visit.keys for visit in self.visits(0, length) if visit.global_keys)
 
     def visible_pairs(self, length: int) -> int:
         """Unmasked query-key pairs: w s - w (w - 1) / 2 from the window w in a sequence s, plus g n - g (g - 1) / 2 from the

@@ -13,9 +13,6 @@ VERSION_TABLE = "autotune_version"
 SCRIPT_LOCATION = "storage:migrations"
 """Where Alembic finds `env.py` and `versions/`."""
 
-_LOCK = 4_281_703_164
-"""PostgreSQL advisory lock for migrations: an arbitrary number without other users."""
-
 
 def migrate(connection: Connection, database: str) -> None:
     """Migrate the tables to HEAD inside the connection's write transaction, and check that it can write.
@@ -29,7 +26,8 @@ def migrate(connection: Connection, database: str) -> None:
         # Another process may take minutes to migrate a large database: only this wait has no timeout.
         usual = connection.execute(text("SHOW lock_timeout")).scalar_one()
         connection.execute(text("SET LOCAL lock_timeout = 0"))
-        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": _LOCK})
+        # PostgreSQL advisory lock for migrations: an arbitrary number without other users.
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": 4_281_703_164})
         connection.execute(text("SELECT set_config('lock_timeout', :usual, true)"), {"usual": usual})
     revision = _revision(connection, database)
     if revision != HEAD:

@@ -18,7 +18,7 @@ from autotune.session.resolve import session_of
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.store import Store, open_store
 from tests.api.stalls import noticed_stalls
 

@@ -26,7 +26,7 @@ from starlette.testclient import TestClient
 
 from api.app import create_app, with_routes
 from api.settings import Settings
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Ask
 from storage.store import Store, open_store
 from tests.api.conftest import measure, submit

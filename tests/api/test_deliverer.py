@@ -7,8 +7,18 @@ from datetime import UTC, datetime
 
 import pytest
 
-from api.deliverer import AT_A_HOST, FAILURES, LEAST_SECONDS, MOST_SECONDS, OF_AN_OWNER, SLOW_SECONDS, Breaker, Deliverer
-from api.targets import checked_target, networks
+from api.deliverer import (
+    AT_A_HOST,
+    FAILURES,
+    LEAST_SECONDS,
+    MOST_SECONDS,
+    OF_AN_OWNER,
+    SLOW_SECONDS,
+    Breaker,
+    Deliverer,
+    checked_target,
+    networks,
+)
 from autotune.errors import RequestError
 from search_spaces.shared_records import DeliveryTry
 from storage.records import Ask, Submission

@@ -15,7 +15,7 @@ from api.routes.operations import DiskCheck, readiness
 from search_spaces.outcome import JobState
 from search_spaces.shared_records import JobEvent
 from storage.errors import DatabaseUnavailableError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Submission
 from storage.service_records import Quotas
 from storage.store import Store

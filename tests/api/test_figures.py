@@ -3,7 +3,7 @@
 import pytest
 from starlette.testclient import TestClient
 
-from autotune.explain.figures.all_figures import NAMES
+from autotune.explain.figures import NAMES
 from autotune.explain.figures.source import FigureSource
 from storage.store import Store
 from tests.api.conftest import measure, problem_of, submit
@@ -35,7 +35,7 @@ def test_figures_are_made_once_for_a_state_of_the_job(
             made.append(job_id)
             super().__init__(store, job_id)
 
-    monkeypatch.setattr("api.figures.FigureSource", Counted)
+    monkeypatch.setattr("api.routes.figures.FigureSource", Counted)
     job_id = submit(client)["id"]
     for name in ("timeline", "timeline", "best_so_far"):
         assert client.get(f"/v1/jobs/{job_id}/figures/{name}").status_code == 200

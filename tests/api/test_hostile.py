@@ -345,7 +345,7 @@ def test_names_that_do_not_resolve_take_no_thread_of_reads(client: TestClient, m
         may_end.wait(60)
         raise socket.gaierror
 
-    monkeypatch.setattr("api.targets.socket.getaddrinfo", dead)
+    monkeypatch.setattr("api.deliverer.socket.getaddrinfo", dead)
 
     async def run() -> list[int]:
         body = (json.dumps({"url": "https://nowhere.example/"}).encode(),)

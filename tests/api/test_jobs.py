@@ -9,7 +9,7 @@ from starlette.testclient import TestClient
 from api.routes import jobs as routes
 from autotune.frameworks.exporters import EXPORTERS
 from search_spaces.outcome import JobState
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Ask, JobRecord
 from storage.store import Store
 from tests.api.conftest import REQUEST, measure, problem_of, submit
@@ -317,8 +317,8 @@ def test_a_list_does_not_read_requests(store: Store) -> None:
 @pytest.mark.prove
 def test_pages_are_bounded_in_bytes(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """And no item is lost between them."""
-    monkeypatch.setattr("api.paging.MOST_BYTES", 5000)
-    monkeypatch.setattr("api.paging.READ_AT_ONCE", 3)
+    monkeypatch.setattr("api.views.MOST_BYTES", 5000)
+    monkeypatch.setattr("api.views.READ_AT_ONCE", 3)
     jobs = [submit(client, name=f"job {number}", note="n" * 800)["id"] for number in range(9)]
     job_id = jobs[0]
     measure(store, job_id, trials=6)

@@ -13,7 +13,7 @@ from api.hub import LogHub
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Lease
 from storage.store import Store
 from tests.api.conftest import problem_of, submit

@@ -13,10 +13,10 @@ from starlette.testclient import TestClient
 
 from api.metrics import Metrics
 from api.routes.operations import DiskCheck
-from autotune.ops.logs import JsonLines
+from autotune.logs import JsonLines
 from search_spaces.outcome import JobState
 from storage.errors import DatabaseUnavailableError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.service_records import WorkerRecord
 from storage.store import Store
 from tests.api.conftest import measure, problem_of, submit

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from starlette.testclient import TestClient
 
-from api.openapi import document
+from api.reference import document
 from api.routes.page import FOLDER, TYPES
 from tests.api.conftest import problem_of
 

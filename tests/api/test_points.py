@@ -8,7 +8,7 @@ from starlette.testclient import TestClient
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Lease
 from storage.store import Store
 from tests.api.conftest import measure, problem_of, submit

@@ -10,7 +10,7 @@ from pydantic_core import ErrorDetails
 from pydantic_core.core_schema import ErrorType
 from starlette.testclient import TestClient
 
-from api.openapi import document
+from api.reference import document
 from api.refusals import refusals
 from api.submission import JobSubmission
 from tests.api.conftest import REQUEST, problem_of

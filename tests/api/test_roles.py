@@ -6,9 +6,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from api.app import with_routes
-from api.roles import EVERYBODY, roles, table
+from api.reference import EVERYBODY, roles, table
 from search_spaces.outcome import JobState
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Scope
 from storage.store import Store
 from tests.api.conftest import REQUEST, measure, problem_of, submit
@@ -37,7 +37,7 @@ def test_every_route_needs_a_role_but_those_that_are_open_to_everybody() -> None
 
 
 def test_the_table_in_the_docs_is_that_of_the_routes() -> None:
-    """Write it anew with `python -m api.roles`."""
+    """Write it anew with `python -m api.reference roles`."""
     assert table() in PAGE.read_text(encoding="utf-8")
 
 

@@ -16,9 +16,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from api import deliverer
-from api.deliverer import WAITS, after
+from api.deliverer import WAITS, CheckedTarget, after, checked_target, networks
 from api.settings import Settings
-from api.targets import CheckedTarget, checked_target, networks
 from autotune.errors import RequestError
 from search_spaces.shared_records import DeliveryTry
 from storage.service_records import DeliveryRecord, DeliveryState
@@ -199,7 +198,7 @@ def test_a_name_that_turns_private_later_is_not_called(
     def resolve(host: str, port: int, **_: Any) -> list[Any]:
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (next(answers, "127.0.0.1"), port))]
 
-    monkeypatch.setattr("api.targets.socket.getaddrinfo", resolve)
+    monkeypatch.setattr("api.deliverer.socket.getaddrinfo", resolve)
     monkeypatch.setattr(deliverer, "WAITS", ())
     client = serve()
     made = client.post("/v1/webhooks", json={"url": f"http://rebound.example:{receiver.server.server_port}/"})
@@ -217,7 +216,7 @@ def test_the_address_that_was_checked_is_the_one_that_is_called(receiver: Receiv
         asked.append(host)
         return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
 
-    monkeypatch.setattr("api.targets.socket.getaddrinfo", resolve)
+    monkeypatch.setattr("api.deliverer.socket.getaddrinfo", resolve)
     target = checked_target(f"http://name.example:{receiver.server.server_port}/", networks(["127.0.0.0/8"]))
     assert (target.host, target.address, asked) == ("name.example", "127.0.0.1", ["name.example"])
 

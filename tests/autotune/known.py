@@ -18,7 +18,7 @@ from search_spaces.models.huggingface import resolve_model
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.store import Store
 
 CONFIGS = tuple(

@@ -15,8 +15,8 @@ import autotune
 from autotune import tuning
 from autotune.errors import JobNotResumableError, NothingFeasibleError, OutputError, RequestError
 from autotune.loop.listener import LoopListener
-from autotune.ops.output import require_writable, write_whole
 from autotune.outcome.job_snapshot import JobSnapshot
+from autotune.output import require_writable, write_whole
 from search_spaces.outcome import JobState
 from storage.records import TrialRecord
 from storage.store import open_store

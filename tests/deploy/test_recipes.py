@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from autotune.cli.app import app
-from autotune.cli.command_words import without_command
+from autotune.cli.question_options import without_command
 
 ROOT = Path(__file__).parents[2]
 DEPLOY = ROOT / "examples/deploy"

@@ -12,7 +12,7 @@ from autotune.session.resolve import resolve
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, LogLines, Progress, RankMeasurement, TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Submission
 from storage.store import Store, open_store
 from tests.page.conftest import DESKTOP, Open

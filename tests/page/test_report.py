@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from autotune.client import Client
-from autotune.explain.figures.all_figures import NAMES
+from autotune.explain.figures import NAMES
 from autotune.notebook import figures
 from tests.page.conftest import PATIENCE
 from tests.page.place import Place

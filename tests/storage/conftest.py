@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 import storage
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Lease
 from storage.store import Store
 from tests.storage.postgres import PostgresServer

@@ -10,7 +10,7 @@ import sqlalchemy as sa
 from search_spaces.outcome import JobState
 from storage.audit import local_actor
 from storage.errors import JobStateError, UnknownKeyError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Ask, Submission
 from storage.service_records import Actor, Quota
 from storage.store import Store

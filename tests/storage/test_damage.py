@@ -15,7 +15,7 @@ from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.errors import DamagedRowError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Ask, JobFilter, JobRecord, QueueLimits, Submission
 from storage.store import Store, open_store
 from tests.storage.job_steps import RANK

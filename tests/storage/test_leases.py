@@ -1,6 +1,9 @@
-"""Who holds a job, on every backend."""
+"""Who holds a job, on every backend; telling a dead process from a live one."""
 
 import dataclasses
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -8,9 +11,10 @@ import pytest
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
+from storage import leases
 from storage.errors import LeaseHeldError, LeaseLostError, UnknownJobError
-from storage.owners import current_owner
-from storage.records import AttemptState, Lease
+from storage.leases import current_owner, is_dead
+from storage.records import AttemptState, Lease, Owner
 from storage.store import Store
 from tests.storage.job_steps import ELSEWHERE, attempt, kinds
 
@@ -118,3 +122,41 @@ class TestLeases:
         store.jobs.release(lease, JobState.PAUSED, "", "")
 
         assert [a.state for a in store.attempts.of(lease.job_id)] == [AttemptState.ABANDONED]
+
+
+def test_this_process_lives() -> None:
+    assert not is_dead(current_owner())
+    assert current_owner() == current_owner()
+
+
+def test_nothing_is_known_of_another_host() -> None:
+    assert not is_dead(Owner(host="elsewhere", pid=2**22 + 1, started=1.0))
+
+
+def test_a_process_that_ended_is_dead_before_it_is_reaped_and_after() -> None:
+    process = subprocess.Popen([sys.executable, "-c", "pass"], stdout=subprocess.PIPE)
+    ended = dataclasses.replace(current_owner(), pid=process.pid, started=0.0)
+    assert process.stdout is not None
+    process.stdout.read()  # to its end: the process exits
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+
+    assert is_dead(ended)
+    process.communicate()
+    assert is_dead(ended)
+
+
+def test_a_pid_that_another_process_has_now() -> None:
+    assert is_dead(dataclasses.replace(current_owner(), started=current_owner().started - 1))
+    assert not is_dead(dataclasses.replace(current_owner(), started=0.0))
+
+
+def test_a_process_that_the_system_hides_is_not_taken_for_dead(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = current_owner()
+    monkeypatch.setattr(leases, "_look_up", lambda pid: None)
+    assert not is_dead(owner)
+
+
+def test_the_same_name_in_another_container_is_another_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    owner = current_owner()
+    monkeypatch.setattr(leases, "_INITIAL_PID_NAMESPACE", "pid:[1]")
+    assert current_owner().host != owner.host or "/" in owner.host

@@ -12,7 +12,7 @@ from search_spaces.shared_records import LOG_HEAD_BYTES, LOG_TAIL_BYTES, LogPart
 from search_spaces.trial import LogLines, Progress, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.errors import LeaseLostError, UnknownTrialError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import AttemptState, Lease
 from storage.store import Store, open_store
 

@@ -11,7 +11,7 @@ from sqlalchemy import Connection, event
 from search_spaces.outcome import JobState
 from search_spaces.shared_records import JobEvent
 from storage.errors import DatabaseUnavailableError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.store import Store
 from tests.storage.postgres import PostgresServer
 

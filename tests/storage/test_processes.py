@@ -11,7 +11,7 @@ import pytest
 
 from search_spaces.outcome import JobState
 from storage.errors import LeaseHeldError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.store import open_store
 from tests.storage.whole import check_whole, every_event
 

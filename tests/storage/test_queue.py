@@ -8,7 +8,7 @@ import pytest
 from search_spaces.outcome import JobState, Purpose, StopReason
 from search_spaces.trial_config import TrialConfig
 from storage.errors import JobStateError, LeaseHeldError, SubmissionConflictError, UnknownJobError, UnknownKeyError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Ask, AttemptState, Lease, Owner, QueueLimits, Submission
 from storage.store import Store
 from tests.storage.job_steps import ELSEWHERE

@@ -8,7 +8,7 @@ from search_spaces.outcome import JobState, Purpose
 from search_spaces.trial import LogLines
 from search_spaces.trial_config import TrialConfig
 from storage.errors import QuotaExceededError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Ask, QueueLimits, Submission
 from storage.service_records import Actor, Quota, Quotas
 from storage.store import Store

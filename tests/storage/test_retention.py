@@ -4,7 +4,7 @@ from datetime import timedelta
 
 from search_spaces.outcome import JobState
 from search_spaces.shared_records import DeliveryTry
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Submission
 from storage.service_records import DeliveryState
 from storage.store import Store

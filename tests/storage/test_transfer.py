@@ -10,7 +10,7 @@ from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.errors import TransferError, UnknownJobError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Ask, AttemptState, JobFilter, Lease, QueueLimits, Submission
 from storage.service_records import Quota, Quotas
 from storage.store import Store, open_store

@@ -8,7 +8,7 @@ from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.errors import UnknownTrialError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import AttemptState, Lease
 from storage.store import Store
 from tests.storage.job_steps import RANK, attempt, kinds

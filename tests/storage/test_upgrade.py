@@ -14,7 +14,7 @@ from search_spaces.plain import to_plain
 from search_spaces.trial import TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage import migrations
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Ask
 from storage.store import open_store
 from tests.storage.postgres import PostgresServer

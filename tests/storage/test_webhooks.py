@@ -10,7 +10,7 @@ from sqlalchemy import create_engine, text
 from search_spaces.outcome import JobState
 from search_spaces.shared_records import DeliveryTry
 from storage.errors import QuotaExceededError, UnknownWebhookError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Ask, Submission
 from storage.service_records import Actor, DeliveryState, Quotas
 from storage.store import Store

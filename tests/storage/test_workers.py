@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 import pytest
 
 from search_spaces.outcome import JobState
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import QueueLimits, Submission
 from storage.service_records import WorkerRecord
 from storage.store import Store

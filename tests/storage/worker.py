@@ -19,7 +19,7 @@ from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import RankMeasurement, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.errors import LeaseHeldError
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Lease
 from storage.store import Store, open_store
 

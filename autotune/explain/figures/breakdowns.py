@@ -131,10 +131,6 @@ def _summary(compared: Sequence[Contender], divided: Sequence[Sequence[StepActiv
     return f"{'; '.join([text, *other_times])}."
 
 
-TAG_ORDER = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
-"""Tags in drawing order, from the left; other tags follow."""
-
-
 def memory_breakdown(source: FigureSource, figure: MakeFigure) -> Figure:
     """The measured peak of each configuration's fullest rank by tag, and a table with every rank's peak."""
     evidence = source.evidence
@@ -185,7 +181,9 @@ def memory_breakdown(source: FigureSource, figure: MakeFigure) -> Figure:
 
 
 def _place(tag: str) -> tuple[int, str]:
-    return (TAG_ORDER.index(tag) if tag in TAG_ORDER else len(TAG_ORDER), tag)
+    # Tags in drawing order, from the left; other tags follow.
+    tag_order = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
+    return (tag_order.index(tag) if tag in tag_order else len(tag_order), tag)
 
 
 def _memory_summary(compared: list[Contender], fullest: list[RankMeasurement], limit: int | None) -> str:

@@ -78,12 +78,8 @@ def _summary(findings: list[KnobFinding]) -> str:
     return f"{counted(len(findings), 'knob')} around the best; {first.knob}={value_text(first.value)}: {first.text}."
 
 
-FEWEST = 5
-"""Least number of trials with a rate; with fewer, the importance would come from the equations only."""
 DRAWS = 100
 """Draws from the surrogate, from which the intervals are computed."""
-NEGLIGIBLE = 1e-12
-"""Variance of the logarithm below which all configurations count as equally fast."""
 Array = NDArray[np.float64]
 
 
@@ -109,14 +105,16 @@ def knob_importance(source: FigureSource, figure: MakeFigure) -> Figure:
     if not searched or source.session is None:
         return figure(summary=source.lacking())
     timed = sum(source.rate_of(trial) is not None for trial in searched)
-    if timed < FEWEST:
-        summary = f"{counted(timed, 'trial')} {'has' if timed == 1 else 'have'} a rate: knob importance needs {FEWEST}."
+    # Least number of trials with a rate; with fewer, the importance would come from the equations only.
+    fewest = 5
+    if timed < fewest:
+        summary = f"{counted(timed, 'trial')} {'has' if timed == 1 else 'have'} a rate: knob importance needs {fewest}."
         return figure(summary=summary)
     forecast = source.forecast or source.stand_in_forecast
     drawn = drawn_from(source.session.space, random.Random(source.session.request.seed))
     if forecast is not None:
         likely = forecast.feasibility.quick_probability(forecast.describe(drawn)) >= 0.5
-        if likely.sum() >= FEWEST:  # the others have no rate
+        if likely.sum() >= fewest:  # the others have no rate
             drawn = [config for config, fits in zip(drawn, likely, strict=True) if fits]
     knob_shares, together = shares(forecast, drawn) if forecast is not None else ([], 0.0)
     if not knob_shares:
@@ -162,7 +160,9 @@ def shares(forecast: Forecast, drawn: Sequence[TrialConfig]) -> tuple[list[_Shar
     random_parts = np.random.default_rng(0).standard_normal((len(drawn), DRAWS))
     draws = mean[:, None] + root @ random_parts
     total = draws.var(axis=0)
-    if total.max() < NEGLIGIBLE:
+    # Variance of the logarithm below which all configurations count as equally fast.
+    negligible = 1e-12
+    if total.max() < negligible:
         return [], 0.0
     knob_shares, sums = [], np.zeros(DRAWS)
     for name in KNOB_NAMES:
@@ -170,7 +170,7 @@ def shares(forecast: Forecast, drawn: Sequence[TrialConfig]) -> tuple[list[_Shar
         if len(values) < 2:
             continue
         places = np.array([values.index(getattr(config, name)) for config in drawn])
-        explained = _explained(draws, places, len(values)) / np.maximum(total, NEGLIGIBLE)
+        explained = _explained(draws, places, len(values)) / np.maximum(total, negligible)
         sums += explained
         low, middle, high = (float(edge) for edge in np.quantile(explained, (0.05, 0.5, 0.95)))
         knob_shares.append(_Share(name, middle, low, high, len(values)))

@@ -67,10 +67,6 @@ def _cell(value: Any) -> Cell:
     return number if math.isfinite(number) else None
 
 
-ALWAYS = ("zero_stage", "micro_batch_size")
-"""Knobs that are always shown."""
-
-
 def varying(trials: Iterable[TrialRecord]) -> list[str]:
     """The knobs in which trials differ, in display order."""
     configs = [trial.config for trial in trials]
@@ -79,7 +75,9 @@ def varying(trials: Iterable[TrialRecord]) -> list[str]:
 
 def config_text(config: TrialConfig, knobs: Collection[str] = ()) -> str:
     """`zero_stage=1 micro_batch_size=2`: the values of these knobs that are not defaults, and always those of `ALWAYS`."""
-    shown = [name for name in KNOB_NAMES if name in ALWAYS or (name in knobs and getattr(config, name) != _DEFAULTS[name])]
+    # Knobs that are always shown.
+    always = ("zero_stage", "micro_batch_size")
+    shown = [name for name in KNOB_NAMES if name in always or (name in knobs and getattr(config, name) != _DEFAULTS[name])]
     return " ".join(f"{name}={value_text(getattr(config, name))}" for name in shown)
 
 

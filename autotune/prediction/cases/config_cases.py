@@ -219,8 +219,6 @@ def layouts_of(configs: Sequence[TrialConfig], global_batch_size: int, world_siz
     return layouts_from(numbers, global_batch_size, world_size)
 
 
-MASTER = 4.0
-"""Bytes of an element of the master copy."""
 VALUES = tuple(field.name for field in dataclasses.fields(Layouts) if field.name in KNOBS)
 """The fields that have the name of a knob; unless they are derived, they hold its values."""
 
@@ -241,8 +239,10 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
     stage, shard = numbers("zero_stage"), numbers("hsdp_shard_size")
     signs = numbers("optimizer", lambda value: value == "onebit_adam")
     slices = numbers("expert_tensor_parallel_size")
+    # Bytes of an element of the master copy.
+    master = 4.0
     # Bytes per parameter: a rank keeps the error of the part that it reduces.
-    error_feedback = signs * MASTER / (data * context)
+    error_feedback = signs * master / (data * context)
     derived: dict[str, Array] = {
         "data": data,
         "tensor": tensor,
@@ -264,8 +264,8 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
         "reduce_bytes": np.where(signs > 0, SIGN_BYTES, numbers("reduce_dtype", lambda value: REDUCED_BYTES[str(value)])),
         "balanced": numbers("pipeline_split", lambda value: value == "balanced"),
         "accumulation_bytes": numbers("accumulation_dtype", lambda value: PARAMETER_BYTES[str(value)]),
-        "moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[0]) + error_feedback,
-        "other_moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), MASTER)[1]) + error_feedback,
+        "moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), master)[0]) + error_feedback,
+        "other_moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), master)[1]) + error_feedback,
         "update_bytes": numbers("optimizer", lambda value: MOVED[str(value)]),
         "updates_pieces": numbers("optimizer", lambda value: value == "adamw8bit"),
         "orthogonalizes": numbers("optimizer", lambda value: value == "muon"),

@@ -166,7 +166,6 @@ of a step does not depend on, is on another axis."""
 NOTHING = np.zeros(1, dtype=np.int16)
 """The column of a knob that is on another axis."""
 
-LARGEST = 1 << 62
 
 Mask = NDArray[np.bool_]
 
@@ -335,7 +334,7 @@ def _distinct(columns: Sequence[Codes], count: int) -> tuple[Index, Index]:
     row_codes, size = np.zeros(count, dtype=np.int64), 1
     for column in columns:
         values = int(column.max(initial=0)) + 1
-        if size * values >= LARGEST:
+        if size * values >= (1 << 62):
             met, row_codes = np.unique(row_codes, return_inverse=True)
             size = len(met)
         row_codes, size = row_codes * values + column, size * values

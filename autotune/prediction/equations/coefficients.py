@@ -110,9 +110,6 @@ def spread(name: str) -> float:
     return float(Coefficients.__dataclass_fields__[name].metadata["spread"])
 
 
-_FILE = Path(__file__).with_name("fitted.toml")
-
-
 ON_A_PROCESSOR = {
     "context_bytes": 1.0, "workspace_bytes": 1e5, "fragmentation": 1.0, "kernel_seconds": 2e-4, "collective_launch": 4e-4,
 }  # fmt: skip
@@ -139,4 +136,4 @@ def fitted_sources() -> frozenset[str]:
 
 @cache
 def _fitted() -> dict[str, Any]:
-    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("fitted.toml").read_text(encoding="utf-8"))

@@ -18,9 +18,6 @@ from search_spaces.clusters.devices import device_preset
 from search_spaces.kernels import KERNEL_CHOICES, LIGER, TRANSFORMER_ENGINE
 from search_spaces.knob import Value
 
-_FILE = Path(__file__).with_name("kernels.toml")
-SHARP = 4.0
-"""Exponent of `smooth_maximum`."""
 SHORT_SEQUENCE, NARROW_HEAD = 500.0, 25.0
 """Tokens of a causal sequence, and width of a head, at which a fused attention kernel reaches half of its speed:
 FlashAttention 2 on A100, L40S and RTX PRO 6000."""
@@ -32,7 +29,9 @@ LAYER_KERNELS = 20.0
 
 def smooth_maximum(first: Array, second: Array) -> Array:
     """A smooth maximum of two overlapping times: if they are similar, they delay each other."""
-    maximum: Array = (first**SHARP + second**SHARP) ** (1 / SHARP)
+    # Exponent of `smooth_maximum`.
+    sharp = 4.0
+    maximum: Array = (first**sharp + second**sharp) ** (1 / sharp)
     return maximum
 
 
@@ -105,7 +104,7 @@ def nearest(device: DeviceSpec, candidates: Sequence[DeviceSpec]) -> DeviceSpec:
 
 @cache
 def _efficiencies() -> dict[str, float]:
-    return tomllib.loads(_FILE.read_text(encoding="utf-8"))
+    return tomllib.loads(Path(__file__).with_name("kernels.toml").read_text(encoding="utf-8"))
 
 
 ACCUMULATED = 4.0
@@ -262,10 +261,6 @@ def _message(cases: Cases) -> Array:
 
 SEPARATE, FUSED = 5.0, 1.0
 """Temporary bytes per number during rounding: fp32 and 8 bits with separate operators, only 8 bits if compiled."""
-ROUNDED = 2.0 + 6.0 + 5.0
-"""Bytes moved to round a bf16 number with separate operators: its magnitude is read, fp32 written, read again and rounded."""
-TURNED = 2.0
-"""Bytes moved to transpose an 8-bit number, as gradients of inputs and of weights require."""
 
 
 def rounding_bytes(compiled: Value) -> float:
@@ -301,7 +296,11 @@ def rounding_seconds(cases: Cases, tokens: Array) -> Array:
     results = results + (1 + routed) * shapes.hidden
     again = np.where(layouts.activation_checkpointing > 0, 1.0, 0.0) / layouts.checkpoint_every_k
     operands = matrices + tokens * inputs
-    moved = (2 + again) * operands * ROUNDED + operands * TURNED + tokens * results * (ROUNDED + TURNED)
+    # Bytes moved to round a bf16 number with separate operators: its magnitude is read, fp32 written, read again and rounded.
+    rounded = 2.0 + 6.0 + 5.0
+    # Bytes moved to transpose an 8-bit number, as gradients of inputs and of weights require.
+    turned = 2.0
+    moved = (2 + again) * operands * rounded + operands * turned + tokens * results * (rounded + turned)
     return np.where(layouts.rounding_bytes == SEPARATE, moved / cases.hardware.bandwidth, 0.0)
 
 

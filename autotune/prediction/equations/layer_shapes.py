@@ -18,9 +18,6 @@ from search_spaces.training.windows import AttentionWindow, window_of, windowed
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
-FIELDS = ("adapter", "adapter_divided", "frozen_bytes", "low_rank", "bottleneck", "prefix", "prompt")
-"""Fields of `Shapes` that describe trained and frozen parameters."""
-
 
 def trained_shapes(shapes: Shapes, model: ModelSpec, sequence_length: int, configs: Sequence[TrialConfig]) -> Shapes:
     """The shapes with each configuration's adapters, window and modules for multi-token prediction."""
@@ -34,9 +31,11 @@ def adapted_shapes(shapes: Shapes, model: ModelSpec, configs: Sequence[TrialConf
     """Add each configuration's trained adapters to the shapes; unchanged if there are none."""
     if not any(adapts(config) for config in configs):
         return shapes
-    unchanged = tuple(float(getattr(shapes, name)[0]) for name in FIELDS)
+    # Fields of `Shapes` that describe trained and frozen parameters.
+    fields = ("adapter", "adapter_divided", "frozen_bytes", "low_rank", "bottleneck", "prefix", "prompt")
+    unchanged = tuple(float(getattr(shapes, name)[0]) for name in fields)
     rows = [_of(model, config) if adapts(config) else unchanged for config in configs]
-    return dataclasses.replace(shapes, **dict(zip(FIELDS, np.array(rows, dtype=np.float64).T, strict=True)))
+    return dataclasses.replace(shapes, **dict(zip(fields, np.array(rows, dtype=np.float64).T, strict=True)))
 
 
 def _of(model: ModelSpec, config: TrialConfig) -> tuple[float, ...]:
@@ -60,8 +59,10 @@ def windowed_shapes(shapes: Shapes, model: ModelSpec, sequence_length: int, conf
 
 @lru_cache(maxsize=1024)
 def keys_copied(window: AttentionWindow, sequence_length: int) -> float:
-    """The value of `Shapes.copied`."""
-    return window.copied_keys(sequence_length) / sequence_length if window.hides(sequence_length) else 0.0
+    """The value of `Shapes.copied`: of keys that are copied together with the global ones of a block, including these."""
+    if not window.hides(sequence_length):
+        return 0.0
+    return sum(visit.keys for visit in window.visits(0, sequence_length) if visit.global_keys) / sequence_length
 
 
 @lru_cache(maxsize=1024)

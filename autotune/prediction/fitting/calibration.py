@@ -33,11 +33,6 @@ from storage.records import CalibrationRecord
 Predicted = Callable[[Coefficients], Array]
 """Seconds of each row with these coefficients."""
 
-VOLUMES = {
-    Operation.ALL_REDUCE: 2.0, Operation.ALL_GATHER: 1.0, Operation.REDUCE_SCATTER: 1.0, Operation.ALL_TO_ALL: 1.0,
-}  # fmt: skip
-"""Operation -> volume through a rank's link, as a multiple of (n - 1) / n of the message."""
-
 
 def predicted_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
     """The seconds that the equations predict for rows of one operation."""
@@ -48,7 +43,11 @@ def predicted_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: st
 def link_volume(row: MeasuredRow) -> float:
     """Bytes that pass through a rank's link."""
     share = (row.group.ranks - 1) / row.group.ranks
-    return row.shape[0] * VOLUMES[row.operation] * share if row.operation in VOLUMES else float(row.shape[0])
+    # Operation -> volume through a rank's link, as a multiple of (n - 1) / n of the message.
+    volumes = {
+        Operation.ALL_REDUCE: 2.0, Operation.ALL_GATHER: 1.0, Operation.REDUCE_SCATTER: 1.0, Operation.ALL_TO_ALL: 1.0,
+    }  # fmt: skip
+    return row.shape[0] * volumes[row.operation] * share if row.operation in volumes else float(row.shape[0])
 
 
 def _product_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: str) -> Predicted:
@@ -196,9 +195,6 @@ _PARTS = (
     _FittedPart(names=("update_efficiency",), weights={Operation.UPDATE: 4.0}),
     _FittedPart(names=("host_update_efficiency",), weights={Operation.HOST_UPDATE: 4.0}),
 )  # fmt: skip
-_LINK_WEIGHTS = {
-    Operation.ALL_REDUCE: 6.0, Operation.ALL_GATHER: 6.0, Operation.REDUCE_SCATTER: 6.0, Operation.ALL_TO_ALL: 2.0,
-}  # fmt: skip
 
 
 def coefficients_from_benchmark(
@@ -223,8 +219,11 @@ def coefficients_from_benchmark(
     rates = _fit(_PARTS[0], computed, cluster, engine, before)
     for part in _PARTS[1:]:
         rates = _fit(part, _largest(inside, part), cluster, engine, rates)
-    links = _FittedPart(names=("link_efficiency", "link_seconds", "chunk_seconds"), weights=_LINK_WEIGHTS)
-    network = _FittedPart(names=("network_efficiency", "network_seconds", "half_message"), weights=_LINK_WEIGHTS)
+    link_weights = {
+        Operation.ALL_REDUCE: 6.0, Operation.ALL_GATHER: 6.0, Operation.REDUCE_SCATTER: 6.0, Operation.ALL_TO_ALL: 2.0,
+    }  # fmt: skip
+    links = _FittedPart(names=("link_efficiency", "link_seconds", "chunk_seconds"), weights=link_weights)
+    network = _FittedPart(names=("network_efficiency", "network_seconds", "half_message"), weights=link_weights)
     hops = _FittedPart(names=("hop_seconds",), weights={Operation.SEND: 6.0})
     for part, rows in ((links, inside), (network, across), (hops, inside)):
         rates = _fit(part, rows, cluster, engine, rates)

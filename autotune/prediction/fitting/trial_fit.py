@@ -19,7 +19,6 @@ from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients, names, spread
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import seconds_of
-from autotune.request.earlier_trial import EarlierTrial
 from autotune.request.request import JobRequest
 from autotune.request.rows import request_from_row
 from search_spaces.clusters.cluster import PCIE_COPIES, ClusterSpec
@@ -27,7 +26,7 @@ from search_spaces.errors import SearchSpaceError
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
-from search_spaces.trial import Workload
+from search_spaces.trial import EarlierTrial, Workload
 from search_spaces.trial_config import TrialConfig
 from storage.errors import DamagedRowError
 from storage.records import JobRecord, TrialRecord

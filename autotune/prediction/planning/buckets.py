@@ -25,8 +25,6 @@ TRAFFIC = (
     "overlap_comm", "overlap_param_gather",
 )  # fmt: skip
 """Buckets of gradients and parameters, which do nothing where these stay on one device."""
-WORTH = 1e-3
-"""Relative gain below which a bucket keeps its value unless another saves memory: the equations cannot resolve less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,11 +171,13 @@ def _best(first: Array, second: Array, fits: NDArray[np.bool_], now: Array, othe
     """For each column the best row; -1: no row is better than the current value."""
     ranked = np.where(fits, first, np.inf)
     least = ranked.min(axis=0)
-    as_good = ranked <= least * (1 + WORTH)
+    # Relative gain below which a bucket keeps its value unless another saves memory: the equations cannot resolve less.
+    worth = 1e-3
+    as_good = ranked <= least * (1 + worth)
     row = np.where(as_good, second, np.inf).argmin(axis=0)
     columns = np.arange(first.shape[1])
-    gains = ranked[row, columns] < now * (1 - WORTH)
-    saves = (ranked[row, columns] <= now * (1 + WORTH)) & (second[row, columns] < other * (1 - WORTH))
+    gains = ranked[row, columns] < now * (1 - worth)
+    saves = (ranked[row, columns] <= now * (1 + worth)) & (second[row, columns] < other * (1 - worth))
     return np.where(np.isfinite(least) & (gains | saves), row, -1)
 
 

@@ -249,11 +249,6 @@ def _lacks(needed: float, limit: float, whole: int) -> float:
     return max((needed / limit - 1) * whole, 0.0)
 
 
-ADAPTER_RANK = 16
-"""Rank of the adapters tried if a model cannot be trained in full."""
-QUANTISED_BITS = 4
-
-
 class Remedy(StrEnum):
     """Changes that would make the requested sample length fit."""
 
@@ -387,11 +382,14 @@ def _smaller(question: Question, probability: float) -> Iterator[Way]:
     model = question.model
     if isinstance(model, FactoryModel):
         return
+    # Rank of the adapters tried if a model cannot be trained in full.
+    adapter_rank = 16
+    quantised_bits = 4
     if not model.adapts:
-        option, smaller = Way(remedy=Remedy.ADAPTERS, value=ADAPTER_RANK), with_adapters(model, ADAPTER_RANK)
-    elif model.frozen_bits > QUANTISED_BITS:
-        option = Way(remedy=Remedy.FROZEN_BITS, value=QUANTISED_BITS)
-        smaller = dataclasses.replace(model, frozen_bits=QUANTISED_BITS)
+        option, smaller = Way(remedy=Remedy.ADAPTERS, value=adapter_rank), with_adapters(model, adapter_rank)
+    elif model.frozen_bits > quantised_bits:
+        option = Way(remedy=Remedy.FROZEN_BITS, value=quantised_bits)
+        smaller = dataclasses.replace(model, frozen_bits=quantised_bits)
     else:
         return
     if fits(dataclasses.replace(question, model=smaller), probability):

@@ -33,9 +33,6 @@ from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
 from search_spaces.trial_config import TrialConfig
 
-ONLY_IF_TELLING = ("reduce_dtype", "accumulation_dtype", "host_memory_bytes", "cores_per_node")
-"""What has no line of its own where nothing follows from it."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conditions:
@@ -45,7 +42,7 @@ class Conditions:
     results: tuple[Consequence, ...]
     """Most consequential first."""
     without_effect: tuple[Assumption, ...] = ()
-    """Further assumptions, of `ONLY_IF_TELLING`, whose alternatives leave the answer as it is."""
+    """Further assumptions, each of a detail, whose alternatives leave the answer as it is."""
 
     def lines(self) -> list[str]:
         """The printed block."""
@@ -106,7 +103,13 @@ def predicted(question: Question) -> ConditionalEstimate:
 
 def _conditions(assumed: Sequence[Assumption], results: Sequence[Consequence]) -> Conditions:
     telling = {item.assumption.name for item in results if item.changes_answer}
-    silent = tuple(item for item in assumed if item.name in ONLY_IF_TELLING and item.name not in telling)
+    # What has no line of its own where nothing follows from it.
+    silent = tuple(
+        item
+        for item in assumed
+        if item.name in ("reduce_dtype", "accumulation_dtype", "host_memory_bytes", "cores_per_node")
+        and item.name not in telling
+    )
     named = tuple(item for item in assumed if item not in silent)
     ordered = tuple(sorted(results, key=lambda item: -item.weight))
     return Conditions(assumed=named, results=ordered, without_effect=silent)

@@ -26,8 +26,6 @@ from search_spaces.training.data_schedule import flops_per_sample, points_of
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 
-FLOPS_CONVENTION = "palm-appendix-b"
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEstimate:
@@ -81,7 +79,7 @@ class StepEstimate:
     samples_per_second: Interval
     tokens_per_second: float
     tflops_per_device: float
-    """Useful work of the model only, without recomputation; by `FLOPS_CONVENTION`."""
+    """Useful work of the model only, without recomputation; by the convention of PaLM, appendix B."""
     mfu: float | None
     """`tflops_per_device` as a share of the peak; None: the peak is unknown."""
     ranks: tuple[RankEstimate, ...]
@@ -120,7 +118,7 @@ class StepEstimate:
                 "fit_probability": self.fit_probability,
                 "tflops_per_device": self.tflops_per_device,
                 "mfu": self.mfu,
-                "flops_convention": FLOPS_CONVENTION,
+                "flops_convention": "palm-appendix-b",
                 "schedule": [to_plain(point) for point in self.schedule],
             },
         }

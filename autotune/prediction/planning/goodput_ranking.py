@@ -14,9 +14,6 @@ from autotune.prediction.planning.estimate import alike
 from autotune.prediction.planning.question import Question
 from search_spaces.trial_config import TrialConfig
 
-BATCH = 64
-"""Configurations whose states are predicted together."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CandidateRuns:
@@ -58,8 +55,10 @@ def ranked_by_goodput(
 
 def _with_states(question: Question, candidates: Sequence[Tuned]) -> Iterator[tuple[Tuned, tuple[float, float]]]:
     """Each configuration with its `saved_bytes`."""
-    for start in range(0, len(candidates), BATCH):
-        part = candidates[start : start + BATCH]
+    # Configurations whose states are predicted together.
+    batch = 64
+    for start in range(0, len(candidates), batch):
+        part = candidates[start : start + batch]
         yield from zip(part, saved_bytes(question, [item.config for item in part]), strict=True)
 
 

@@ -31,7 +31,6 @@ from search_spaces.quantities import number_text
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
-MOST_PLANS = 100
 SHARE = 0.8
 """Default share of the best rate that a plan of least memory must reach."""
 
@@ -75,8 +74,9 @@ class PlanOptions:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "objective", _objective(self.objective))
-        if not 1 <= self.top <= MOST_PLANS:
-            raise RequestError("top", f"{self.top} is not between 1 and {MOST_PLANS}", "give for example 10")
+        most_plans = 100
+        if not 1 <= self.top <= most_plans:
+            raise RequestError("top", f"{self.top} is not between 1 and {most_plans}", "give for example 10")
         for name in ("price", "rate"):
             value = getattr(self, name)
             if value is not None and not (value > 0 and math.isfinite(value)):

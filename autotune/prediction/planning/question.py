@@ -1,7 +1,6 @@
 """The input of a prediction or plan: a model on a cluster under a workload, and the space to choose from."""
 
 import dataclasses
-import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -16,7 +15,7 @@ from autotune.request.engines import capability_of
 from executor.detect import local_gpus
 from search_spaces.clusters.cards import assumed_figures
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.clusters.presets import cluster_preset_named, cluster_source, local_cluster, resolve_cluster
+from search_spaces.clusters.presets import cluster_preset_named, local_cluster, resolve_cluster, unstated_figures
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.command import CommandModel
@@ -278,16 +277,16 @@ def open_sizes(model: Model, names: Collection[str]) -> tuple[str, ...]:
 
 
 _FIGURES = {
-    "inter_node_bandwidth": ("network|Gb/s", "{:g} Gbit/s from a machine to the others", 8e-9),
-    "host_memory_bytes": ("memory", "{:,.0f} GiB of main memory per machine", 2**-30),
-    "cores_per_node": ("cores", "{:,} processor cores per machine", 1),
+    "inter_node_bandwidth": ("{:g} Gbit/s from a machine to the others", 8e-9),
+    "host_memory_bytes": ("{:,.0f} GiB of main memory per machine", 2**-30),
+    "cores_per_node": ("{:,} processor cores per machine", 1),
 }
-"""Figure of a cluster -> its words in the sources of presets, and its text for the figure times a factor."""
+"""Figure of a cluster -> its text for the figure times a factor."""
 
 
 def _figure(cluster: ClusterSpec, name: str) -> Assumption:
     """A figure that nobody states; half and twice as much are plausible too."""
-    value, (_, text, factor) = getattr(cluster, name), _FIGURES[name]
+    value, (text, factor) = getattr(cluster, name), _FIGURES[name]
     return Assumption(
         name=name, value=value, stated_by="--cluster FILE.toml", alternatives=(value // 2 or 1, value * 2),
         text=text.format(value * factor),
@@ -295,16 +294,14 @@ def _figure(cluster: ClusterSpec, name: str) -> Assumption:
 
 
 def _figures_of_preset(cluster: ClusterSpec) -> list[Assumption]:
-    """What the source of a preset calls assumed, in its last clause."""
+    """The figures of a preset that no page states."""
     if (preset := cluster_preset_named(cluster.name.partition(":")[0])) is None or cluster.groups:
         return []
-    clause = cluster_source(preset).rpartition(";")[2]
-    names = [name for name, (words, _, _) in _FIGURES.items() if "assumed" in clause and re.search(words, clause)]
     # A file may describe a cluster with such a name.
     described = resolve_cluster(preset)
     return [
         _figure(cluster, name)
-        for name in names
+        for name in unstated_figures(preset)
         if (name != "inter_node_bandwidth" or cluster.nodes > 1) and getattr(cluster, name) == getattr(described, name)
     ]
 

@@ -16,8 +16,6 @@ from search_spaces.rules.table import check_config
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
-MOST = 6
-"""Number of layouts added to a space: each is combined with every other knob of its pipelines."""
 WEIGHED = (
     "pipeline_parallel_size", "pipeline_schedule", "virtual_stages", "pipeline_split", "tensor_parallel_size",
     "context_parallel_size", "expert_parallel_size", "sequence_parallel", "micro_batch_size", "zero_stage",
@@ -46,14 +44,16 @@ def solved_layouts(space: SearchSpace, engine: str, rates: Coefficients | None =
     policies = space.domains.get("activation_checkpointing", (space.base.activation_checkpointing,))
     menu = Menu(policies=tuple(dict.fromkeys(("none", *(str(policy) for policy in policies)))))
     solutions: list[tuple[float, str]] = []
-    for seconds, config in sorted(_pipelines(question, space, limits), key=lambda item: item[0])[: MOST * 2]:
+    # Number of layouts added to a space: each is combined with every other knob of its pipelines.
+    most = 6
+    for seconds, config in sorted(_pipelines(question, space, limits), key=lambda item: item[0])[: most * 2]:
         answer = solved(question, config, limits, menu)
         if answer is None or not answer.pipeline_layout or check_config(answer, space.context):
             continue
         predicted = float(seconds_of(cases_of(model, space.cluster, space.workload, [answer], engine), question.rates)[0])
         if predicted < seconds * (1 - 0.001):  # else a tie with the best even layout
             solutions.append((predicted, answer.pipeline_layout))
-    return tuple(dict.fromkeys(layout for _, layout in sorted(solutions)))[:MOST]
+    return tuple(dict.fromkeys(layout for _, layout in sorted(solutions)))[:most]
 
 
 def _pipelines(question: Question, space: SearchSpace, limits: MemoryLimits) -> Iterator[tuple[float, TrialConfig]]:

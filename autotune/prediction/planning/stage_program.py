@@ -41,8 +41,6 @@ from search_spaces.models.pipeline import Stage, fill, head_in_layers, is_split,
 from search_spaces.trial_config import TrialConfig
 
 ALWAYS = scalar(1)
-MOST = 400_000
-"""Maximum number of choices in a program; 80 layers on 16 ranks have 70,000."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +212,8 @@ def solved(question: Question, config: TrialConfig, limits: MemoryLimits, menu: 
     recomputing = sum(1 for policy in menu.policies if policy != "none")
     # The choices of a rank grow with the square of the layers.
     choices = most_layers * (most_layers + 1) // 2 * recomputing + most_layers
-    if ranks * choices * (2 if menu.offloads else 1) > MOST:
+    # Maximum number of choices in a program; 80 layers on 16 ranks have 70,000.
+    if ranks * choices * (2 if menu.offloads else 1) > 400_000:
         return None
     plain: dict[str, Value] = {"pipeline_layout": "", "activation_checkpointing": "none", "checkpoint_every_k": 1}
     config = config.replace(plain | ({"offload_optimizer": "none"} if menu.offloads else {}))

@@ -14,7 +14,6 @@ from autotune.prediction.equations.coefficients import Coefficients, rates_for
 from autotune.prediction.fitting.residuals import EarlierResidual
 from autotune.prediction.fitting.trial_fit import Runs, fit_time, jobs_elsewhere
 from autotune.prediction.planning.calibrated import Borrowed, calibrated
-from autotune.prediction.planning.memory_fit import ranks_of_node
 from autotune.prediction.planning.question import SHIPPED
 from autotune.request.job_fields import Objective
 from autotune.strategies.guided.described import noise_of
@@ -55,11 +54,6 @@ class JobSetting:
     def memory_share(self) -> float:
         """Share of memory in the maximised value, (1 - share) log rate - share log peak: 1 if the smallest peak wins."""
         return 1.0 if self.ranking.objective is Objective.MEMORY else self.ranking.memory_share
-
-    @property
-    def host_room(self) -> float:
-        """Bytes of a rank's share of its node's main memory."""
-        return self.cluster.host_memory_bytes / ranks_of_node(self.cluster)
 
     @property
     def room(self) -> float:
@@ -128,16 +122,12 @@ def shipped_prior(cluster: ClusterSpec, engine: str) -> Prior:
     return Prior(rates=rates_for(cluster, engine))
 
 
-MILESTONES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-"""Numbers of trials after which coefficients are refitted. In between, residuals are learned candidate by candidate."""
-REPEATS = 0.08
-"""Standard deviation of the logarithm of a rate between repeated trials, beyond the noise measured within each."""
-
-
 def milestone(count: int) -> int:
     """The last milestone that this many trials have reached; 0: none."""
-    index = bisect.bisect_right(MILESTONES, count)
-    return MILESTONES[index - 1] if index else 0
+    # Numbers of trials after which coefficients are refitted. In between, residuals are learned candidate by candidate.
+    milestones = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
+    index = bisect.bisect_right(milestones, count)
+    return milestones[index - 1] if index else 0
 
 
 def timed_trials(history: Sequence[TrialRecord]) -> list[TrialRecord]:
@@ -155,9 +145,10 @@ def fitted_to(timed: Sequence[TrialRecord], setting: JobSetting, before: Coeffic
 
 def _runs(trials: Sequence[TrialRecord], setting: JobSetting) -> Runs:
     configs = [trial.config for trial in trials]
+    # Standard deviation of the logarithm of a rate between repeated trials, beyond the noise measured within each.
     return Runs(
         cases=cases_of(setting.model, setting.cluster, setting.workload, configs, setting.engine), configs=tuple(configs),
         keys=tuple(config.hash for config in configs), peaks=np.full(len(trials), np.nan), repeats=np.ones(len(trials)),
         seconds=np.array([setting.workload.global_batch_size / rate(trial) for trial in trials]),
-        noise=np.array([np.hypot(noise_of(trial), REPEATS) for trial in trials]),
+        noise=np.array([np.hypot(noise_of(trial), 0.08) for trial in trials]),
     )  # fmt: skip

@@ -22,7 +22,7 @@ from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.step import predict, seconds_of
 from autotune.prediction.fitting.features import Numbers, knob_features, numbers_of
 from autotune.prediction.fitting.residuals import ResidualProcess
-from autotune.prediction.planning.memory_fit import probability_within
+from autotune.prediction.planning.memory_fit import probability_within, ranks_of_node
 from autotune.prediction.planning.scan import NOT_SCANNED, uniform_parts, without_buckets
 from autotune.strategies.guided.described import Array, Described, Index, joined
 from autotune.strategies.guided.prior import JobSetting, Prior, fitted_to, milestone, timed_trials
@@ -260,7 +260,8 @@ class SpaceForecaster:
     def _tightest(self, usage: Memory) -> tuple[Array, Array]:
         """Bytes needed and available, of the device or of the rank's share of the host, whichever is fuller."""
         room = self._setting.room + 0 * usage.needed
-        host = usage.host / self._setting.host_room
+        cluster = self._setting.cluster
+        host = usage.host / (cluster.host_memory_bytes / ranks_of_node(cluster))
         return usage.needed * np.maximum(1.0, host / (usage.needed / room)), room
 
     def _ranking_key(self, cases: Cases) -> Array:

@@ -28,16 +28,8 @@ from search_spaces.trial import Fidelity
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
-LEAST_GAIN = 0.02
-"""Expected improvement, as a share of the best, below which the most probable winner is taken: smaller gains mostly reflect
-uncertainty about distant candidates, not candidates known to be good."""
-HOPELESS = 0.01
-"""Candidates that are less likely to run are tried only if no others are left."""
 PRESELECTED = 200_000
 """Of more candidates, only this many are considered: those with the highest expected rate, ignoring nearby trials."""
-PATIENCE = 2.0
-"""Number of trials after which, if none is expected to gain, the probability to run counts half as much as before any trial:
-a doubtful verdict may cost a trial, but must not hide a winner for good."""
 CONSIDERED = 20_000
 """Number of candidates whose spread is computed and that are compared with each trial that ran out of memory."""
 
@@ -55,8 +47,8 @@ def choose(
     1. A running trial is assumed to end as expected [kriging believer: Ginsbourger 2010]; so is each choice, for the next one.
     2. Before any trial has run: the highest expected rate times the probability to run.
     3. Then expected improvement [Mockus 1975; Jones 1998] times that probability, per second of trial, while any candidate
-       exceeds `LEAST_GAIN`. Otherwise again the highest expected rate times a power of the probability that falls with the
-       number of trials (`PATIENCE`): likely winners with doubtful memory get their trial, only `HOPELESS` ones none. Every
+       exceeds 2 % of the best. Otherwise again the highest expected rate times a power of the probability that falls with the
+       number of trials: likely winners with doubtful memory get their trial, only hopeless ones none. Every
        second time only candidates that a trial could distinguish from the best: one that leads by less than a trial's noise,
        at its best, wins by luck. (But apparently equal neighbours may also differ for unmodelled reasons, which only a trial
        can reveal.)
@@ -167,13 +159,18 @@ def worth(mean: Array, spread: Array, distinguishable: Flags, runs: Array, cost:
         bar: the best so far.
     """
     chance = np.log(np.maximum(runs, 1e-12))
-    doubt = 1 / (1 + (bar.trials / PATIENCE) ** 2) if np.isfinite(bar.best) else 1.0
+    # Number of trials after which, if none is expected to gain, the probability to run counts half as much as before any trial:
+    # a doubtful verdict may cost a trial, but must not hide a winner for good.
+    doubt = 1 / (1 + (bar.trials / 2.0) ** 2) if np.isfinite(bar.best) else 1.0
     order = np.where(distinguishable, mean, mean - 50) + doubt * chance
     if np.isfinite(bar.best):
         gain = expected_gain(mean, spread, bar.best) * runs
         # 20 exceeds any difference between logarithms of rates.
-        order = np.where(gain > LEAST_GAIN, 20 + np.log(np.maximum(gain, 1e-12)) - np.log(cost), order)
-    worths: Array = np.where(runs < HOPELESS, order - 100 + chance, order)
+        # Expected improvement, as a share of the best, below which the most probable winner is taken: smaller gains mostly
+        # reflect uncertainty about distant candidates, not candidates known to be good.
+        order = np.where(gain > 0.02, 20 + np.log(np.maximum(gain, 1e-12)) - np.log(cost), order)
+    # Candidates that are less likely to run are tried only if no others are left.
+    worths: Array = np.where(runs < 0.01, order - 100 + chance, order)
     return worths
 
 
@@ -189,11 +186,6 @@ def _highest(values: Array, count: int) -> Index:
     if len(values) <= count:
         return np.arange(len(values))
     return np.sort(np.argpartition(-values, count - 1)[:count])
-
-
-TOGETHER = 400
-"""Number of candidates whose rates are drawn jointly: those most likely to be the best."""
-DRAWS = 2_000
 
 
 def outlook(pool: Described, observations: Observations, available: Flags, margin: float) -> Outlook | None:
@@ -215,7 +207,8 @@ def outlook(pool: Described, observations: Observations, available: Flags, margi
     runs = feasibility.probability(candidates) if len(free) <= CONSIDERED else feasibility.quick_probability(candidates)
     gains = expected_gain(mean, spread, surrogate.best) * runs
     chances = runs * _above(mean, spread, surrogate.best + np.log1p(margin))
-    likeliest = np.argsort(-chances, kind="stable")[:TOGETHER]
+    # Number of candidates whose rates are drawn jointly: those most likely to be the best.
+    likeliest = np.argsort(-chances, kind="stable")[:400]
     other_chances = float(np.delete(chances, likeliest).sum())
     drawn = _any_above(surrogate, candidates.take(likeliest), runs[likeliest], surrogate.best + float(np.log1p(margin)))
     return Outlook(
@@ -236,8 +229,9 @@ def _any_above(surrogate: Surrogate, candidates: Described, runs: Array, bar: fl
     # Eigenvalues that rounding made negative are set to 0.
     values, vectors = np.linalg.eigh(covariance)
     root = vectors * np.sqrt(np.maximum(values, 0.0))
-    drawn = mean + random.standard_normal((DRAWS, len(mean))) @ root.T
-    fits = random.random((DRAWS, len(mean))) < runs
+    draws = 2_000
+    drawn = mean + random.standard_normal((draws, len(mean))) @ root.T
+    fits = random.random((draws, len(mean))) < runs
     return float(((drawn > bar) & fits).any(axis=1).mean())
 
 
@@ -262,10 +256,6 @@ def with_moves(described: Described, last_mesh: int | None) -> Array:
     return seconds
 
 
-MIN_MEASURED = 4
-"""Number of measured trials after which knobs that no equation distinguishes are tuned around the best."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class _Options:
     """The candidates and the knowledge of them."""
@@ -283,7 +273,7 @@ class GuidedStrategy(Strategy):
     1. Describe every candidate once: predicted rate, memory by tag, features (`Forecaster.pool`).
     2. Fit the equations' coefficients to the trials (`Forecaster.after`). Learn the residuals of rates (`Surrogate`) and of
        memory (`Feasibility`).
-    3. After `MIN_MEASURED` measured rates, moves around the best join the candidates: knobs that the pool keeps fixed.
+    3. After four measured rates, moves around the best join the candidates: knobs that the pool keeps fixed.
     4. Choose (`choose`).
 
     The seed matters only after all of the pool was tried: nothing else is random.
@@ -363,7 +353,8 @@ class GuidedStrategy(Strategy):
     def _around(self, forecaster: Forecaster, informative_trials: Sequence[TrialRecord]) -> Sequence[TrialConfig]:
         """Moves around the best that no equation distinguishes, once enough trials were measured to locate it."""
         scores = {trial.number: score for trial in informative_trials if (score := self._score(trial)) is not None}
-        if len(scores) < MIN_MEASURED:
+        # Number of measured trials after which knobs that no equation distinguishes are tuned around the best.
+        if len(scores) < 4:
             return ()
         best = max(informative_trials, key=lambda trial: scores.get(trial.number, -np.inf))
         return forecaster.around(best.config, float(np.log(rate(best))))

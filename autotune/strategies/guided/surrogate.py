@@ -17,15 +17,8 @@ from autotune.strategies.guided.described import Array, Described, Flags, Observ
 
 COMMON = 0.6
 """Standard deviation of the part common to all residuals of a job: irrelevant to the order, learned from the first trial."""
-ROUNDS = 4
-"""Number of iterations that down-weight outliers."""
-SIZES = (0.1, 0.2, 0.4, 0.8)
-"""Candidate standard deviations of the residual, compared by how well they predict each trial from the others."""
-USUAL_SIZE = 0.2
 SLOPES = (0.05, 0.5)
 """Candidate errors of the prediction's slope: small, or half. The second lets the data overrule the prediction."""
-MOST = 300
-"""Maximum number of trials used: the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,11 +48,14 @@ class Surrogate:
     4. Outliers are down-weighted by their leave-one-out errors, as a Student t with three degrees of freedom would.
     """
 
+    _USUAL_SIZE = 0.2
+
     def __init__(self, observations: Observations) -> None:
         timed = np.flatnonzero(np.isfinite(observations.log_rate))
         self.best = float(observations.log_rate[timed][observations.wins[timed]].max(initial=-np.inf))
         """Logarithm of the highest rate among trials that can win."""
-        timed_trials = observations.take(timed[-MOST:])
+        # Maximum number of trials used: the newest.
+        timed_trials = observations.take(timed[-300:])
         self._seen = timed_trials.described
         self._noise = np.hypot(timed_trials.noise, NOISE)
         self.trial_noise = float(np.median(timed_trials.noise)) if len(timed_trials) else 0.0
@@ -131,7 +127,7 @@ class Surrogate:
         """Expected logarithms of the rates and their covariance, for a small number of candidates."""
         expected = prior(candidates)
         along = expected - self._centre
-        kernel = self._fit.kernel if self._fit is not None else _SurrogateKernel(size=USUAL_SIZE, slope=SLOPES[0])
+        kernel = self._fit.kernel if self._fit is not None else _SurrogateKernel(size=self._USUAL_SIZE, slope=SLOPES[0])
         covariance = _covariance(kernel, matern(candidates.features, candidates.features, LENGTH), along, along)
         if self._fit is None:
             return expected, covariance
@@ -145,7 +141,7 @@ class Surrogate:
     def _part(self, candidates: Described, spread: bool) -> tuple[Array, Array]:
         expected = prior(candidates)
         if self._fit is None:
-            return expected, np.full(len(candidates), np.hypot(USUAL_SIZE, COMMON))
+            return expected, np.full(len(candidates), np.hypot(self._USUAL_SIZE, COMMON))
         kernel = self._fit.kernel
         along = expected - self._centre
         between = self._between(kernel, candidates, along)
@@ -161,18 +157,20 @@ class Surrogate:
         return max(fits, key=lambda fit: fit.likelihood)
 
     def _fitted(self, kernel: _SurrogateKernel, covariance: Array, errors: Array) -> _Fit:
-        inverse, weights, left_out = fit_process(covariance, self._noise, errors, ROUNDS)
+        # Number of iterations that down-weight outliers.
+        inverse, weights, left_out = fit_process(covariance, self._noise, errors, 4)
         # The sum of the log-probabilities of each trial given all others, Student t with three degrees of freedom.
         variance = 1 / np.diag(inverse)
         likelihood = float((-2 * np.log1p(left_out**2 / (3 * variance)) - 0.5 * np.log(variance)).sum())
         # Negative log prior of the sizes: 2 for each doubling or halving of the residual's size, and for a wrong slope. A few
         # trials overrule the usual ones, a single trial does not.
-        cost = 2.0 * (abs(math.log2(kernel.size / USUAL_SIZE)) + (kernel.slope != SLOPES[0]))
+        cost = 2.0 * (abs(math.log2(kernel.size / self._USUAL_SIZE)) + (kernel.slope != SLOPES[0]))
         return _Fit(kernel=kernel, inverse=inverse, weights=weights, likelihood=likelihood - cost)
 
 
 def _kernels() -> list[_SurrogateKernel]:
-    return [_SurrogateKernel(size=size, slope=slope) for size in SIZES for slope in SLOPES]
+    # Candidate standard deviations of the residual, compared by how well they predict each trial from the others.
+    return [_SurrogateKernel(size=size, slope=slope) for size in (0.1, 0.2, 0.4, 0.8) for slope in SLOPES]
 
 
 def _covariance(kernel: _SurrogateKernel, alike: Single, along: Array, across: Array) -> Array:
@@ -200,14 +198,6 @@ def blocks(count: int, trial_count: int) -> Iterator[slice]:
 COMMON_VARIANCE, TERMS, INDIVIDUAL = 0.5, 0.25, 0.25
 """Parts of the variance of the memory's logarithm before any trial: an error common to all configurations, errors of the terms
 (states, activations, buffers) in proportion to their bytes, and an error specific to each configuration."""
-MEASURED = 0.02
-"""Standard deviation of the memory's logarithm that remains once a peak was measured."""
-OUTLIER = 4.0
-"""Standard deviations that an error counts at most: a trial that is off by more has another cause."""
-UNEXPLAINED = 0.1
-"""Probability of a failure of unknown cause where memory suffices."""
-SURE = 0.99
-"""Least probability that memory suffices if a trial with at least as many bytes ran."""
 
 
 class Feasibility:
@@ -245,10 +235,12 @@ class Feasibility:
     def fits(self, candidates: Described) -> Array:
         """(n,) The probability that memory suffices, including the evidence of individual trials."""
         fits = self.quick_probability(candidates)
-        doubtful = np.flatnonzero(fits < SURE)
+        # Least probability that memory suffices if a trial with at least as many bytes ran.
+        sure = 0.99
+        doubtful = np.flatnonzero(fits < sure)
         ran = self._observations.described.take(np.flatnonzero(self._observations.ran))
         below_one_that_ran = _any_other(candidates.take(doubtful), ran, lambda needed, other: needed <= other * (1 + 1e-9))
-        fits[doubtful[below_one_that_ran]] = SURE
+        fits[doubtful[below_one_that_ran]] = sure
         did_not_fit = self._observations.described.take(np.flatnonzero(self._observations.out_of_memory))
         above_one_that_did_not = _any_other(candidates, did_not_fit, lambda needed, other: needed >= other * (1 - 1e-9))
         chance: Array = np.where(above_one_that_did_not, 0.0, fits)
@@ -269,11 +261,14 @@ class Feasibility:
         """Update the errors by each trial, in order."""
         described, observations = self._observations.described, self._observations
         margins, along = np.log(described.room / described.needed) / described.memory_spread, _directions(described)
+        # Standard deviations that an error counts at most: a trial that is off by more has another cause.
+        outlier = 4.0
         for index, (margin, direction) in enumerate(zip(margins, along, strict=True)):
             variance = INDIVIDUAL
             projected = self._covariance @ direction
             if np.isfinite(observations.peak[index]):
-                variance += float(MEASURED / described.memory_spread[index]) ** 2
+                # Standard deviation of the memory's logarithm that remains once a peak was measured.
+                variance += float(0.02 / described.memory_spread[index]) ** 2
             spread = float(np.sqrt(variance + direction @ projected))
             expected = float(direction @ self._mean)
             z = float(margin - expected) / spread
@@ -286,7 +281,7 @@ class Feasibility:
             else:
                 ratio = hazard(z)
                 moved, narrower, weight = ratio, ratio * (ratio - z), self._blamed(index, z)
-            moved = float(np.clip(moved, -OUTLIER, OUTLIER))
+            moved = float(np.clip(moved, -outlier, outlier))
             step = projected / spread
             self._mean = self._mean + weight * moved * step
             spread_left = weight * narrower - weight * (1 - weight) * moved**2
@@ -297,7 +292,9 @@ class Feasibility:
         if self._observations.out_of_memory[index]:
             return 1.0
         fits = float(probability_within(np.array([margin]))[0])
-        return (1 - fits) / (1 - fits + UNEXPLAINED * fits)
+        # Probability of a failure of unknown cause where memory suffices.
+        unexplained = 0.1
+        return (1 - fits) / (1 - fits + unexplained * fits)
 
 
 def _any_other(candidates: Described, trials: Described, holds: Callable[[Array, Array], Flags]) -> Flags:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.fitting.rank_correlation import mid_ranks
+from autotune.prediction.planning.depth import mid_ranks
 from benchmarks.prediction.scoring.contract import Floats
 from benchmarks.prediction.scoring.facts import Candidate, Facts, GroupKey
 from benchmarks.prediction.scoring.ranking import timed_candidates

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.fitting.rank_correlation import spearman
+from autotune.prediction.planning.depth import spearman
 from benchmarks.prediction.scoring.contract import Flags, Forecast
 from benchmarks.prediction.scoring.facts import Candidate, Facts, GroupKey
 from benchmarks.prediction.scoring.outcomes import Fate

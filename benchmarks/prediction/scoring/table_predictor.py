@@ -9,9 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.knowledge.row import TableRow, peak_bytes, step_seconds
-from autotune.knowledge.row_cases import adapts, cases_of_rows, described, refusal
+from autotune.knowledge.row_cases import adapts, cases_of_rows, described, numbers_of, refusal, row_software
 from autotune.knowledge.row_names import find_device
-from autotune.knowledge.row_software import numbers_of, row_software
 from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, Flags
 from autotune.prediction.equations.coefficients import Coefficients, fitted_sources, names, shipped_rates
 from autotune.prediction.equations.memory import Memory, memory

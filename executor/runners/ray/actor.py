@@ -24,10 +24,6 @@ from executor.runners.rank_process import RankProcess, stacks_of
 
 CONTROL = "control"
 """The concurrency group whose thread answers while `run_rank` runs."""
-_SLICE_SECONDS = 0.1
-"""Longest delay until the end of a rank is noticed if a child of the rank keeps the pipe open."""
-_GET_ADDRESS = 0x8915
-"""Linux's SIOCGIFADDR."""
 
 
 class RankActor:
@@ -62,7 +58,8 @@ class RankActor:
                 rank = self._rank = RankProcess(rank_main, environment=variables, **options)
         exit_code = None
         while exit_code is None:
-            rank.wait(_SLICE_SECONDS)
+            # Longest delay until the end of a rank is noticed if a child of the rank keeps the pipe open.
+            rank.wait(0.1)
             exit_code = rank.exit_code()  # read before the messages, so that a death is reported after the last of them
             for message in rank.receive():  # noqa: UP028  Ray drives a generator by `send`, which a list does not have
                 yield message
@@ -120,7 +117,8 @@ def _interface_of(address: str) -> str | None:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(udp_socket.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                # Linux's SIOCGIFADDR.
+                answer = fcntl.ioctl(udp_socket.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))
                 if socket.inet_ntoa(answer[20:24]) == address:
                     return name
     return None

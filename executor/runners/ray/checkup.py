@@ -15,8 +15,6 @@ from executor.runners.ray.on_node import NodeProbe
 from executor.runners.transport import RANK_MAIN
 from search_spaces.plain import from_plain
 
-SMALL_BYTES = 4 * 1024
-"""A message whose time is dominated by latency."""
 LARGE_BYTES = 16 * 2**20
 """A message whose time is dominated by bandwidth."""
 ANSWER_SECONDS = 60.0
@@ -67,7 +65,7 @@ class Pair:
 
     nodes: tuple[str, str]
     small_seconds: float = 0.0
-    """For `SMALL_BYTES`."""
+    """For a message of 4 KiB."""
     large_seconds: float = 0.0
     """For `LARGE_BYTES`."""
     problem: str = ""
@@ -200,7 +198,8 @@ def _measured(nodes: tuple[RayNode, RayNode], ranks: Sequence[Any], backend: str
     port = _answer(ranks[0].open_store.remote(address), ANSWER_SECONDS)
     if isinstance(port, str):
         return Pair(nodes=names, problem=port)
-    sizes = [SMALL_BYTES, LARGE_BYTES]
+    # A message whose time is dominated by latency.
+    sizes = [4 * 1024, LARGE_BYTES]
     calls = [rank.all_reduce.remote(number, address, port, sizes, backend) for number, rank in enumerate(ranks)]
     answers = [_answer(call, 120.0) for call in calls]
     problems = [answer if isinstance(answer, str) else answer.get("problem", "") for answer in answers]

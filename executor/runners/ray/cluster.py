@@ -23,8 +23,6 @@ from executor.runners.rank_process import hidden_from_children
 log = logging.getLogger(__name__)
 CONNECT_SECONDS = 3.0
 """Time for the head of a cluster to accept a connection, and again to answer it."""
-FRAME_HEADER_BYTES, SETTINGS = 9, b"\x04"
-"""A frame's type is the fourth byte of its header."""
 
 
 class RayCluster:
@@ -88,14 +86,16 @@ def _require_answer(address: str) -> None:
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit() or "/" in address:
         raise RunnerError(f"{address} is not the address of a Ray cluster; give the head's HOST:PORT (default port: 6379)")
+    # A frame's type is the fourth byte of its header.
+    frame_header_bytes, settings = 9, b"\x04"
     try:
         with socket.create_connection((host.strip("[]"), int(port)), CONNECT_SECONDS) as head:
             if os.environ.get("RAY_USE_TLS", "0") in ("", "0"):  # with TLS a handshake comes first
                 # The preface and an empty SETTINGS frame.
                 head.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes((0, 0, 0, 4, 0, 0, 0, 0, 0)))
                 with head.makefile("rb") as answer:
-                    header = answer.read(FRAME_HEADER_BYTES)
-                if header[3:4] != SETTINGS:
+                    header = answer.read(frame_header_bytes)
+                if header[3:4] != settings:
                     raise _no_answer(address, "what listens there is not a Ray head")
     except (OSError, OverflowError) as error:
         why = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -22,8 +22,6 @@ from search_spaces.trial import TrialRequest
 
 RESERVE_SECONDS = 2.0
 """Time for Ray to reserve resources that it has reported as free."""
-VIEW_SECONDS = 1.0
-"""Maximum age of the cached view of free resources."""
 
 
 class NodePool:
@@ -31,6 +29,9 @@ class NodePool:
 
     `own_cores`: exclusive cores of each slot; 0: slots are not bound to cores.
     """
+
+    _VIEW_SECONDS = 1.0
+    """Maximum age of the cached view of free resources."""
 
     def __init__(self, settings: SlotSettings, tracker: NodeTracker, mailbox: Mailbox, own_cores: int = 0) -> None:
         self._settings = settings
@@ -40,7 +41,7 @@ class NodePool:
         self.slots: list[RankSlot] = []
         self._full_until: dict[str, float] = {}
         self._free: Mapping[str, Mapping[str, float]] = {}
-        self._viewed_at = -VIEW_SECONDS
+        self._viewed_at = -self._VIEW_SECONDS
 
     def total_capacities(self) -> dict[str, int]:
         """Node -> slots that it could hold if nothing else used it."""
@@ -58,7 +59,7 @@ class NodePool:
     def spare_capacities(self) -> dict[str, int]:
         """Node -> further slots that it can hold now."""
         now = time.monotonic()
-        if now - self._viewed_at >= VIEW_SECONDS:
+        if now - self._viewed_at >= self._VIEW_SECONDS:
             self._free, self._viewed_at = ray._private.state.available_resources_per_node(), now
         mine = Counter(slot.node.name for slot in self.slots)
         capacities = {}
@@ -79,7 +80,7 @@ class NodePool:
             remove_placement_group(group)
             self._full_until[name] = time.monotonic() + 10.0  # the node counts as full until then
             return []
-        self._viewed_at = -VIEW_SECONDS
+        self._viewed_at = -self._VIEW_SECONDS
         reserved = []
         for index in range(count):
             reserved.append(RankSlot(self._settings, node, group, index, self._free_cores(node), self._mailbox))
@@ -91,7 +92,7 @@ class NodePool:
         group = placement_group([dict(self._settings.bundle) for _ in range(world_size)], strategy="PACK")
         has_capacity = bool(group.wait(seconds))
         remove_placement_group(group)
-        self._viewed_at = -VIEW_SECONDS
+        self._viewed_at = -self._VIEW_SECONDS
         self._tracker.refresh()
         return has_capacity
 

@@ -19,10 +19,6 @@ from search_spaces.clusters.presets import CPU_MEMORY_BANDWIDTH, CPU_PEAK_FLOPS_
 from search_spaces.kernels import PACKAGES
 from search_spaces.trial import NodeEvent
 
-REFRESH_SECONDS = 1.0
-"""How often Ray is asked which nodes are alive."""
-CONNECT_SECONDS = 0.5
-"""Timeout of a connection to a node that may be lost."""
 RETRY_SECONDS = 5.0
 """How often a node that did not answer is tried again."""
 
@@ -84,8 +80,9 @@ class NodeTracker:
         return [*lost, *(NodeEvent(node=name, kind="added", message="the node has joined Ray") for name in added)]
 
     def refresh_if_due(self) -> list[NodeEvent]:
-        """Call `refresh` at most once in `REFRESH_SECONDS`."""
-        return self.refresh() if time.monotonic() - self._refreshed_at >= REFRESH_SECONDS else []
+        """Call `refresh` at most once a second."""
+        # How often Ray is asked which nodes are alive.
+        return self.refresh() if time.monotonic() - self._refreshed_at >= 1.0 else []
 
     def check(self, name: str) -> list[NodeEvent]:
         """Contact a node on which an actor is out of reach; return the resulting events."""
@@ -127,7 +124,8 @@ def node_name(row: Mapping[str, Any], *, shared: bool) -> str:
 
 def _answers(address: str, port: int) -> bool:
     try:
-        socket.create_connection((address, port), CONNECT_SECONDS).close()
+        # Timeout of a connection to a node that may be lost.
+        socket.create_connection((address, port), 0.5).close()
     except OSError:
         return False
     return True
@@ -135,7 +133,6 @@ def _answers(address: str, port: int) -> bool:
 
 ACCELERATOR = "accelerator_type:"
 """Prefix of Ray's resource for a node's accelerators."""
-LOOPBACK_BANDWIDTH = 2e9
 
 
 def ray_nodes(address: str = "auto") -> tuple[RayNode, ...]:
@@ -194,7 +191,7 @@ def cluster_of(nodes: Sequence[Mapping[str, Any]]) -> ClusterSpec:
         devices_per_node=gpus or cpus,
         device=_gpu(name) if gpus else _core(memory // cpus),
         # Ray does not report links; a calibration measures them.
-        intra_node_bandwidth=link_of_gpus(_gpu(name).name) if gpus else LOOPBACK_BANDWIDTH,
+        intra_node_bandwidth=link_of_gpus(_gpu(name).name) if gpus else 2e9,
         # Bytes/s between two nodes, a rough estimate for 25 Gb/s.
         inter_node_bandwidth=2.5e9,
         host_memory_bytes=memory,
@@ -239,10 +236,6 @@ def _core(memory: int) -> DeviceSpec:
     )
 
 
-ANSWER_SECONDS = 60.0
-"""Time for a process on every node to start and answer."""
-
-
 def kernel_packages(address: str, node_ids: Sequence[str]) -> dict[str, str] | None:
     """Return module -> version of the packages that all these nodes have in the same version; None: a node did not answer.
 
@@ -270,7 +263,8 @@ def _asked(node_ids: Sequence[str]) -> dict[str, str] | None:
     ask = ray.remote(max_retries=0)(on_node.installed)
     affinities = [NodeAffinitySchedulingStrategy(node_id, soft=False) for node_id in node_ids]
     calls = [ask.options(num_cpus=0, scheduling_strategy=affinity).remote(distributions) for affinity in affinities]
-    done, late = ray.wait(calls, num_returns=len(calls), timeout=ANSWER_SECONDS) if calls else ([], [])
+    # Time for a process on every node to start and answer.
+    done, late = ray.wait(calls, num_returns=len(calls), timeout=60.0) if calls else ([], [])
     for call in late:
         ray.cancel(call, force=True)
     try:

@@ -26,10 +26,6 @@ import ray
 CONNECT_SECONDS = 3.0
 JOIN_SECONDS = 30.0
 """Timeout for the two ranks of a pair to connect, and for each collective."""
-_GET_ADDRESS = 0x8915
-"""Linux's SIOCGIFADDR."""
-_RUNS = 7
-"""Runs of each message, of which the median is taken."""
 
 
 class NodeProbe:
@@ -113,7 +109,8 @@ def _median_seconds(message: Any) -> float:
     import torch.distributed as dist
 
     seconds = []
-    for _ in range(2 + _RUNS):
+    # Runs of each message, of which the median is taken.
+    for _ in range(2 + 7):
         if message.is_cuda:
             torch.cuda.synchronize()
         began = time.perf_counter()
@@ -163,7 +160,8 @@ def _interfaces() -> dict[str, str]:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
         for _, name in socket.if_nameindex():
             with suppress(OSError):
-                answer = fcntl.ioctl(udp_socket.fileno(), _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                # Linux's SIOCGIFADDR.
+                answer = fcntl.ioctl(udp_socket.fileno(), 0x8915, struct.pack("256s", name.encode()[:15]))
                 addresses[name] = socket.inet_ntoa(answer[20:24])
     return addresses
 

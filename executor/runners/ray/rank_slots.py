@@ -20,11 +20,6 @@ from executor.runners.ray.actor import CONTROL, RankActor
 from executor.runners.ray.nodes import RayNode
 from executor.runners.transport import NO_VARIABLES, RANK_MAIN, Death, Message, MessageKind, RankTransport, decode, encode
 
-KILL_SECONDS = 5.0
-"""Time for an actor to end its rank. After that the actor itself is killed, and the system kills the rank with it."""
-CALL_SECONDS = 0.5
-"""Round-trip time of a call to an actor."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotSettings:
@@ -205,7 +200,8 @@ class Mailbox:
 def stacks_of(slots: Iterable[RankSlot], seconds: float) -> dict[RankSlot, str]:
     """Return the thread stacks of these slots' ranks, requested together, without ranks that do not answer in time."""
     calls = {call: slot for slot in slots if (call := slot.request_stacks(seconds)) is not None}
-    answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=seconds + CALL_SECONDS) if calls else ([], [])
+    # Round-trip time of a call to an actor.
+    answered, _ = ray.wait(list(calls), num_returns=len(calls), timeout=seconds + 0.5) if calls else ([], [])
     stacks = {}
     for call in answered:
         with contextlib.suppress(ray.exceptions.RayError):
@@ -218,7 +214,8 @@ def end_ranks(slots: Iterable[RankSlot]) -> None:
     calls = {call: slot for slot in slots if (call := slot.request_end()) is not None}
     if not calls:
         return
-    ended, late = ray.wait(list(calls), num_returns=len(calls), timeout=KILL_SECONDS)
+    # Time for an actor to end its rank. After that the actor itself is killed, and the system kills the rank with it.
+    ended, late = ray.wait(list(calls), num_returns=len(calls), timeout=5.0)
     for call in ended:
         try:
             ray.get(call)

@@ -14,7 +14,7 @@ import typer
 from called import Answer, Command
 
 from autotune.cli.app import run
-from autotune.ops.logs import CHATTY
+from autotune.logs import CHATTY
 from tests.documents import check_document
 
 

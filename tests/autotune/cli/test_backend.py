@@ -19,7 +19,7 @@ from autotune.errors import NoBestError, RequestError, UnknownFormatError
 from autotune.explain.explain import explain
 from autotune.reports.report import report_text
 from search_spaces.outcome import JobState, Outcome
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import ANY_JOB, Ask, JobFilter
 from storage.store import Store
 from tests.api.conftest import measure

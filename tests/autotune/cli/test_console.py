@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from called import Command
 
-from autotune.ops.logs import TextLines
+from autotune.logs import TextLines
 from autotune.text.console import Console
 from autotune.text.rows import bytes_text
 from autotune.text.visible_text import visible, visible_line
@@ -18,7 +18,7 @@ from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.quantities import number_text
 from search_spaces.trial import LogLines, TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Submission
 from storage.store import open_store
 

@@ -9,7 +9,7 @@ import pytest
 from called import Command
 
 from search_spaces.outcome import JobState
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Submission
 from storage.store import open_store
 

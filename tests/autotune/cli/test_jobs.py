@@ -21,7 +21,7 @@ from autotune.loop.worker import Worker
 from executor.runners.replay import ReplayRunner
 from executor.runners.runner import Event, Handle, Runner
 from search_spaces.outcome import JobState, Outcome
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.store import Store, open_store
 from tests.ports import free_port
 

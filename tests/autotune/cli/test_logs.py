@@ -28,7 +28,7 @@ from executor.runners.runner import Runner
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.shared_records import LOG_HEAD_BYTES, LOG_TAIL_BYTES, AttemptProgress, LogPart
 from search_spaces.trial import LogLines, Progress, TrialResult
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.store import Store
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")

@@ -14,7 +14,7 @@ from autotune import Client
 from autotune.client import ConflictError, InvalidRequestError, Job, NotFoundError, WaitTimeoutError
 from autotune.errors import RequestError
 from search_spaces.outcome import JobState
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.store import Store
 from tests.api.conftest import measure
 

@@ -14,7 +14,7 @@ from autotune import Client
 from autotune.client import JobEvent, ServiceError, UnreachableError, events
 from autotune.client.transport import decode
 from search_spaces.outcome import JobState
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.store import Store
 from tests.ports import free_port
 

@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 
 from autotune.knowledge.row import TableRow
-from autotune.knowledge.row_cases import described, noted_adapters, noted_precision, noted_recompute, noted_software
-from autotune.knowledge.row_software import numbers_of, row_software
+from autotune.knowledge.row_cases import (
+    described,
+    noted_adapters,
+    noted_precision,
+    noted_recompute,
+    noted_software,
+    numbers_of,
+    row_software,
+)
 from autotune.knowledge.table import read_table
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
 

@@ -5,9 +5,8 @@ from dataclasses import replace
 import pytest
 
 from autotune.knowledge.row import RowOutcome, TableRow
-from autotune.knowledge.row_cases import case_of, described, refusal
+from autotune.knowledge.row_cases import case_of, described, refusal, row_software
 from autotune.knowledge.row_names import find_device, row_hardware
-from autotune.knowledge.row_software import row_software
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
 
 ROW = TableRow(

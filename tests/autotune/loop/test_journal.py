@@ -17,10 +17,10 @@ import table
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from autotune.errors import RequestError
+from autotune.logs import JsonLines, traces
 from autotune.loop.heartbeats import WorkerHeartbeat
 from autotune.loop.listener import StopSignal
 from autotune.loop.worker import Worker
-from autotune.ops.logs import JsonLines, traces
 from autotune.request.rows import request_to_row
 from executor.errors import RunnerError
 from executor.runners.runner import Runner

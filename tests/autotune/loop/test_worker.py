@@ -19,7 +19,7 @@ from executor.runners.runner import Runner
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import JobState, Outcome
 from search_spaces.trial import TrialRequest
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Ask, AttemptState, Owner, Submission
 from storage.store import Store
 

@@ -12,7 +12,7 @@ from played import run
 from autotune.objective.ranking import Ranking, front_over_baseline, front_points, hypervolume
 from autotune.outcome.best_config import build_best_config
 from autotune.request.job_fields import Objective
-from autotune.strategies.registry import SHARES, FrontStrategy
+from autotune.strategies import SHARES, FrontStrategy
 from autotune.strategies.strategy import Candidates, Strategy
 from executor.runners.replay import ReplayRunner
 from search_spaces.trial import RankMeasurement, TrialRequest

@@ -11,7 +11,7 @@ from autotune.outcome.job_snapshot import SnapshotReader, read_snapshot
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.records import Lease
 from storage.store import Store, open_store
 

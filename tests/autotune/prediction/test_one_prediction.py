@@ -20,7 +20,7 @@ from autotune.session.resolve import resolve, with_prior
 from autotune.session.session import Session
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.store import Store
 from tests.sampling import sampled
 

@@ -11,7 +11,7 @@ import pytest
 import table
 from swept import swept, waiting
 
-from autotune.explain.figures.all_figures import NAMES
+from autotune.explain.figures import NAMES
 from autotune.notebook import figures
 from autotune.reports.markdown import code, escaped, markdown_of
 from autotune.reports.page import coded, page_of, script_json

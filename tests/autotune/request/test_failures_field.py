@@ -6,8 +6,7 @@ import pytest
 
 from autotune.cli.fields import request_fields
 from autotune.errors import RequestError
-from autotune.request.failures_field import read_failures
-from autotune.request.rows import read_config_file, request_from_fields, request_from_row, request_to_row
+from autotune.request.rows import read_config_file, read_failures, request_from_fields, request_from_row, request_to_row
 from search_spaces.errors import FailureTableError
 from search_spaces.failure import FailureRow
 from search_spaces.outcome import Outcome

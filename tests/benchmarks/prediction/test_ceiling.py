@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from autotune.knowledge.row import RowOutcome, TableRow
-from autotune.prediction.fitting.rank_correlation import spearman
+from autotune.prediction.planning.depth import spearman
 from benchmarks.prediction.scoring.ceiling import group_ceiling, noises
 from benchmarks.prediction.scoring.facts import Candidate, gather_facts
 from benchmarks.prediction.scoring.outcomes import NO_LABELS, Fate

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from autotune.knowledge.table import MeasurementTable, read_table
-from autotune.prediction.fitting.rank_correlation import mid_ranks, spearman
+from autotune.prediction.planning.depth import mid_ranks, spearman
 from benchmarks.prediction.scoring.forecasts import Protocol
 from benchmarks.prediction.scoring.outcomes import Fate, Labels
 from benchmarks.prediction.scoring.report import validate

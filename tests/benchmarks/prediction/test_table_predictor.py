@@ -12,8 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.path.insert(0, str(Path(__file__).parents[1] / "validation"))
 
 from autotune.knowledge.row import RowOutcome, TableRow
-from autotune.knowledge.row_cases import cases_of_rows, described, refusal
-from autotune.knowledge.row_software import numbers_of, row_software
+from autotune.knowledge.row_cases import cases_of_rows, described, numbers_of, refusal, row_software
 from autotune.knowledge.table import read_table
 from autotune.prediction.equations.coefficients import shipped_rates
 from autotune.prediction.equations.step import predict

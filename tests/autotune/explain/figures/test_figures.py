@@ -12,7 +12,7 @@ import table
 from swept import LIMIT, swept, waiting
 
 from autotune.explain.evidence import gather
-from autotune.explain.figures.all_figures import NAMES, figure_of
+from autotune.explain.figures import NAMES, figure_of
 from autotune.explain.figures.module_tree import parts_of_model
 from autotune.explain.figures.pipeline_schedule import durations_of, place
 from autotune.explain.figures.source import FigureSource

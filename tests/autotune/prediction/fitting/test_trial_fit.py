@@ -20,7 +20,7 @@ from search_spaces.clusters.presets import local_cluster, resolve_cluster
 from search_spaces.outcome import JobState, Outcome, Purpose
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
-from storage.owners import current_owner
+from storage.leases import current_owner
 from storage.store import Store, open_store
 
 CLUSTER = "dgx-a100:1"

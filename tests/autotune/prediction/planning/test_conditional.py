@@ -13,7 +13,7 @@ from autotune.prediction.planning.largest import largest
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_of
 from autotune.question.assumption import Source, assumed_document, assumed_lines, assumption
-from search_spaces.clusters.presets import cluster_preset_names, cluster_source
+from search_spaces.clusters.presets import cluster_preset_names, unstated_figures
 from search_spaces.knob_values import KNOBS
 
 NOT_OFFLOADED = {"offload_param": "none", "offload_optimizer": "none"}
@@ -191,6 +191,8 @@ def test_a_capacity_at_other_cards_or_main_memory_is_that_of_a_cluster_with_them
         ("hgx-h20", {"host_memory_bytes", "cores_per_node"}),
         ("mi325x-oam:2", {"inter_node_bandwidth", "host_memory_bytes", "cores_per_node"}),
         ("dgx-h100:2", set()),
+        ("nc6s_v3:2", {"inter_node_bandwidth"}),
+        ("nd96asr_v4:2", set()),
         ("8x80GB:2", {"device", "intra_node_bandwidth", "inter_node_bandwidth", "host_memory_bytes", "cores_per_node"}),
     ],
 )
@@ -201,11 +203,12 @@ def test_figures_that_a_preset_or_a_number_of_cards_leaves_open_are_assumed(clus
         assert next(item.value for item in question.assumed if item.name == name) == getattr(question.cluster, name)
 
 
-def test_every_preset_whose_source_calls_figures_assumed_names_them() -> None:
-    presets = [name for name in cluster_preset_names() if "assumed" in cluster_source(name)]
-    assert len(presets) >= 4
+def test_the_figures_that_no_page_states_of_a_preset_are_assumed() -> None:
+    presets = [name for name in cluster_preset_names() if unstated_figures(name)]
+    assert len(presets) >= 15
     for preset in presets:
-        assert asked(cluster=f"{preset}:2", sequence_length=4096, global_batch_size=16).assumed
+        assumed = asked(cluster=f"{preset}:2", sequence_length=4096, global_batch_size=16).assumed
+        assert {item.name for item in assumed} == {*unstated_figures(preset)}, preset
 
 
 def test_a_part_of_a_machine_has_its_share_of_what_is_assumed_of_it() -> None:

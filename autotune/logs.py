@@ -19,9 +19,6 @@ from autotune.text.visible_text import visible, visible_line
 CHATTY = ("httpx2", "httpcore2", "alembic", "urllib3")
 """Libraries that log each request at INFO, with addresses that may contain secrets."""
 
-ABOUT = ("job", "trial", "method", "path", "status", "seconds", "owner")
-"""Fields that a record may have by `extra={…}`."""
-
 
 class LogFormat(StrEnum):
     """The format of log lines."""
@@ -55,7 +52,7 @@ class TextLines(logging.Formatter):
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object per record: time (UTC, ISO 8601), level, logger, message, the fields in `ABOUT`, traceback."""
+    """One JSON object per record: time (UTC, ISO 8601), level, logger, message, fields of `extra={…}`, traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         fields = {
@@ -64,7 +61,12 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        fields |= {name: getattr(record, name) for name in ABOUT if hasattr(record, name)}
+        # Fields that a record may have by `extra={…}`.
+        fields |= {
+            name: getattr(record, name)
+            for name in ("job", "trial", "method", "path", "status", "seconds", "owner")
+            if hasattr(record, name)
+        }
         if record.exc_info:
             fields["traceback"] = self.formatException(record.exc_info)
         return json.dumps(fields, default=str)

@@ -1,5 +1,10 @@
-"""Prints every route and its required role as the Markdown table of docs/security.md: `python -m api.roles`."""
+"""Prints what docs/ has of the routes.
 
+`python -m api.reference > docs/openapi.json` writes the OpenAPI document; `python -m api.reference roles` prints every route
+and its required role as the Markdown table of docs/security.md.
+"""
+
+import json
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -9,6 +14,13 @@ from fastapi.dependencies.models import Dependant
 
 from api.app import with_routes
 from api.auth import RequiredScope
+
+
+def document() -> str:
+    """The OpenAPI document as docs/openapi.json has it."""
+    app: FastAPI = with_routes()
+    return json.dumps(app.openapi(), indent=1, sort_keys=True) + "\n"
+
 
 EVERYBODY = "everybody"
 
@@ -43,4 +55,4 @@ def _needs(dependant: Dependant) -> Iterator[RequiredScope]:
 
 
 if __name__ == "__main__":
-    sys.stdout.write(table())
+    sys.stdout.write(table() if "roles" in sys.argv else document())

@@ -11,7 +11,7 @@ from autotune.errors import AutotuneError, RequestError
 from autotune.forecast import question_of_session
 from autotune.frameworks.best_config import best_config_text
 from autotune.loop.listener import LoopListener
-from autotune.ops.output import require_writable, write_whole
+from autotune.output import require_writable, write_whole
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.largest import Dimension, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
@@ -21,7 +21,7 @@ from autotune.prediction.planning.scan import Bounds
 from autotune.ray_cluster import with_address
 from autotune.request.job_fields import Objective
 from autotune.request.rows import request_from_fields
-from autotune.series.series import (
+from autotune.series import (
     STEP,
     SeriesEntry,
     SeriesObjective,
@@ -289,13 +289,12 @@ def _spread(entry: SeriesEntry) -> str:
     return f" on {entry.nodes} nodes" if entry.nodes > 1 else ""
 
 
-MOST_PREDICTED = 2_000_000
-"""Most configurations that are examined for a size; this takes some seconds."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EquationForecast:
     """Predicts if the model's shape is known and its space is small enough to scan."""
+
+    _MOST_PREDICTED = 2_000_000
+    """Most configurations that are examined for a size; this takes some seconds."""
 
     database: str
 
@@ -305,7 +304,7 @@ class EquationForecast:
         if question is None:
             return None
         try:
-            plan_result = plan(question, PlanOptions(top=1), Bounds(configurations=MOST_PREDICTED))
+            plan_result = plan(question, PlanOptions(top=1), Bounds(configurations=self._MOST_PREDICTED))
         except (AutotuneError, SearchSpaceError):  # too many, or none is predicted to fit: trials decide instead
             return None
         return plan_result.plans[0].estimate.samples_per_second
@@ -316,7 +315,7 @@ class EquationForecast:
         if question is None:
             return None
         try:
-            return largest(question, Dimension.SEQUENCE_LENGTH, PROBABILITY, Bounds(configurations=MOST_PREDICTED)).value
+            return largest(question, Dimension.SEQUENCE_LENGTH, PROBABILITY, Bounds(configurations=self._MOST_PREDICTED)).value
         except (AutotuneError, SearchSpaceError):
             return None
 

@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-from search_spaces.reference import knobs_page_markdown
+from autotune.cli.engines import knobs_page_markdown
 
-PAGE = Path(__file__).parents[2] / "docs" / "knobs.md"
+PAGE = Path(__file__).parents[3] / "docs" / "knobs.md"
 
 
 def test_the_page_is_up_to_date() -> None:

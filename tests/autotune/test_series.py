@@ -13,8 +13,8 @@ import autotune
 from autotune import tuning
 from autotune.errors import RequestError
 from autotune.request.rows import request_from_fields
-from autotune.series.run import Bracket, run_series, scaled
-from autotune.series.series import SeriesRequest, SeriesResult
+from autotune.series import SeriesRequest, SeriesResult
+from autotune.series_run import Bracket, run_series, scaled
 from autotune.session.session import Session
 from autotune.tuning import TuneResult, run_new_job
 from search_spaces.outcome import JobState, Outcome

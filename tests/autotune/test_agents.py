@@ -17,7 +17,7 @@ from mcp import Client as Agent
 from mcp import StdioServerParameters
 
 from autotune import Client
-from autotune.agents.server import make_server
+from autotune.agents import make_server
 from autotune.client.fields import PLAN, PREDICTION, SUBMISSION
 from storage.store import Store
 

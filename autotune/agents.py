@@ -36,12 +36,6 @@ from search_spaces.plain import to_plain
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
 
-WATCH_SECONDS = 60.0
-"""Most seconds that one call of `watch` waits."""
-POLL_SECONDS = 0.5
-MOST_RECIPE_BYTES = 200_000
-LANGUAGES = ("json", "toml", "yaml", "sh", "py")
-BUDGET = ("trials", "device_hours")
 INSTRUCTIONS = """Autotune finds the fastest parallel training configuration (ZeRO stage, micro-batch, tensor, pipeline,
 context and expert parallelism, checkpointing, offload) for a model on a cluster. Begin with `plan`: it needs no device. Check
 an existing recipe with `lint_recipe`. `predict` computes one layout. Measure only what matters: call `estimate` first, show its
@@ -105,14 +99,16 @@ def checked_recipe(text: str, format_name: str, language: str, around: Surroundi
     Raises:
         RequestError: it is too long, names another file, or cannot be read.
     """
-    if language not in LANGUAGES:
-        raise RequestError("language", f"{language!r} is not known", f"use {', '.join(LANGUAGES)}")
+    languages = ("json", "toml", "yaml", "sh", "py")
+    if language not in languages:
+        raise RequestError("language", f"{language!r} is not known", f"use {', '.join(languages)}")
     try:
         written = text.encode()
     except UnicodeEncodeError:
         raise RequestError("recipe", "is not a text", "give it as Unicode") from None
-    if len(written) > MOST_RECIPE_BYTES:
-        raise RequestError("recipe", f"is longer than {MOST_RECIPE_BYTES:,} bytes", "give one recipe")
+    most_recipe_bytes = 200_000
+    if len(written) > most_recipe_bytes:
+        raise RequestError("recipe", f"is longer than {most_recipe_bytes:,} bytes", "give one recipe")
     with tempfile.TemporaryDirectory() as folder, one_file():
         path = Path(folder) / f"recipe.{language}"
         path.write_bytes(written)
@@ -247,6 +243,9 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
         """The newest jobs that the key may see."""
         return [_plain(summary) for summary in client.jobs(limit=min(max(limit, 0), 100))]
 
+    # Most seconds that one call of `watch` waits.
+    watch_seconds = 60.0
+
     @_one_line
     def watch(job: str, after: int = 0, seconds: float = 20.0) -> dict[str, Any]:
         """Wait until a job has news, at most `seconds` (60), and return its state and the events after number `after`.
@@ -254,14 +253,14 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
         Call again with the last event's `sequence`. A job has ended in the states SUCCEEDED, FAILED and CANCELLED.
         """
         if not math.isfinite(seconds):
-            raise RequestError("seconds", f"{seconds} is not a time", f"give up to {WATCH_SECONDS:g}")
-        until = time.monotonic() + min(max(seconds, 0.0), WATCH_SECONDS)
+            raise RequestError("seconds", f"{seconds} is not a time", f"give up to {watch_seconds:g}")
+        until = time.monotonic() + min(max(seconds, 0.0), watch_seconds)
         while True:
             now = client.job(job)
             news = [_plain(event) for event in client.events(job, after=after, follow=False)]
             if news or now.ended or time.monotonic() >= until:
                 return {"state": str(now.state), "events": news, "job": _plain(now)}
-            time.sleep(POLL_SECONDS)
+            time.sleep(0.5)
 
     @_one_line
     def stop(job: str) -> dict[str, Any]:
@@ -305,7 +304,7 @@ def _require_preset(field: str, text: str, presets: Sequence[str], is_known: boo
 
 def _fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a job that an agent may state: its model and budget have arguments of their own, and commands run code."""
-    for name in ("model", "command", *BUDGET):
+    for name in ("model", "command", "trials", "device_hours"):
         if name in fields:
             hint = "" if name == "command" else f"; it is an argument of its own: {name}"
             raise RequestError(f"fields.{name}", "is not accepted here" + hint, "leave it out")

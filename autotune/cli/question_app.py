@@ -1,0 +1,215 @@
+"""Commands that take a question: those that open tuning jobs, and those that predict. See `app`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from autotune.cli import options
+from autotune.cli.options import DEFAULT_OUT, Database, Json, SweepOptions, Url
+from autotune.cli.question_options import QuestionCommand, asked_values, given_fields
+from autotune.cli.status import Status
+from autotune.question.field import Panel
+
+tuning_app = typer.Typer()
+
+
+@tuning_app.command(cls=QuestionCommand)
+def sweep(
+    context: typer.Context,
+    price: Annotated[
+        float | None,
+        typer.Option(
+            metavar="PRICE", help="Price of a device per hour, for the objective cost.", rich_help_panel=Panel.SERIES.value
+        ),
+    ] = None,
+    rate: Annotated[
+        float | None,
+        typer.Option(metavar="RATE", help="Samples/s to reach, for the objective devices.", rich_help_panel=Panel.SERIES.value),
+    ] = None,
+    step: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TOKENS",
+            help="Resolution in tokens of the objective sequence. [default: 128]",
+            rich_help_panel=Panel.SERIES.value,
+        ),
+    ] = None,
+    trial_seconds: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SECONDS",
+            help="Maximum seconds of timed steps in a trial. [default: 5]",
+            rich_help_panel=Panel.TRIALS.value,
+        ),
+    ] = None,
+    from_: options.From = None,
+    set_: options.Set = None,
+    out: Annotated[
+        Path, typer.Option(metavar="FILE", help="Output file of the best configuration.", rich_help_panel=Panel.BASIC.value)
+    ] = DEFAULT_OUT,
+    pass_environment: options.PassEnvironment = None,
+    config: options.Config = None,
+    resume: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JOB",
+            help="Resume a job, or `latest`. With --trials N, also one that has succeeded.",
+            rich_help_panel=Panel.BASIC.value,
+        ),
+    ] = None,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Tune a model by real trials and write the best configuration as JSON. For your own script, add its command after --."""
+    from autotune.cli.sweep import sweep_command
+
+    fidelity = None if trial_seconds is None else {"max_seconds": trial_seconds}
+    return sweep_command(
+        SweepOptions(
+            fields=given_fields(context) | options.given(fidelity=fidelity),
+            series=options.given(price=price, rate=rate, step=step),
+            imported=from_,
+            stated=tuple(set_ or ()),
+            out=out,
+            pass_environment=tuple(pass_environment or ()),
+            config=config,
+            resume=resume,
+            database=options.only_database("sweep", db, "submit the job with `autotune submit`, "),
+            json=json,
+        )
+    )
+
+
+@tuning_app.command(cls=QuestionCommand)
+def check(context: typer.Context, config: options.Config = None, json: Json = False) -> Status:
+    """Run your script's baseline for ten steps, and say what was understood: its step, what it reads, what a trial writes."""
+    from autotune.cli.check import check_command
+
+    return check_command(given_fields(context), config, json)
+
+
+@tuning_app.command(cls=QuestionCommand)
+def scale(
+    context: typer.Context,
+    ranks: Annotated[
+        str,
+        typer.Option(metavar="N,N", help="Numbers of ranks to sweep, one after the other.", rich_help_panel=Panel.BASIC.value),
+    ] = "1,2,4",
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="FILE", help="Output file of the fastest size's configuration.", rich_help_panel=Panel.BASIC.value
+        ),
+    ] = DEFAULT_OUT,
+    config: options.Config = None,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Sweep a model on 1, 2, 4 ranks: samples/s and efficiency of each size, and where more ranks reduce throughput."""
+    from autotune.cli.sweep import sweep_command
+
+    return sweep_command(
+        SweepOptions(
+            fields=given_fields(context) | {"ranks": ranks, "objective": "scale"},
+            series={},
+            out=out,
+            config=config,
+            resume=None,
+            imported=None,
+            database=options.only_database("scale", db),
+            json=json,
+        )
+    )
+
+
+@tuning_app.command(cls=QuestionCommand)
+def submit(
+    context: typer.Context,
+    from_: options.From = None,
+    set_: options.Set = None,
+    config: options.Config = None,
+    priority: Annotated[
+        int,
+        typer.Option(
+            min=-100, max=100, metavar="N", help="Jobs with higher priority run first.", rich_help_panel=Panel.JOB.value
+        ),
+    ] = 0,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Follow the job until it ends.", rich_help_panel=Panel.JOB.value)
+    ] = False,
+    url: Url = None,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Submit a tuning job to the workers; prints its id to standard output."""
+    from autotune.cli.submit import submit_command
+
+    return submit_command(
+        given_fields(context), config, from_, set_ or (), priority, watch=watch, url=url, database=db, json=json
+    )
+
+
+planning_app = typer.Typer()
+Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")]
+
+
+@planning_app.command(cls=QuestionCommand)
+def predict(
+    context: typer.Context,
+    stages: Annotated[bool, typer.Option("--stages", help="Also show the memory of every pipeline rank.")] = False,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Predict step time and memory of one configuration, without running it."""
+    from autotune.cli.predict import predict_command
+
+    return predict_command(given_fields(context), db, stages=stages, json=json)
+
+
+@planning_app.command(cls=QuestionCommand)
+def plan(
+    context: typer.Context,
+    ties: Annotated[bool, typer.Option("--ties", help="Also show the configurations that tie with each plan.")] = False,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Rank all configurations of a space by predictions, with the reason for each knob, without running them."""
+    from autotune.cli.plan import plan_command
+
+    return plan_command(given_fields(context), db, ties=ties, json=json)
+
+
+@planning_app.command(cls=QuestionCommand)
+def capacity(context: typer.Context, db: Database = None, json: Json = False) -> Status:
+    """Predict the ZeRO stage and offloading that a model needs, and the largest micro-batch and sequence that then fit."""
+    from autotune.cli.capacity import capacity_command
+
+    return capacity_command(given_fields(context), db, json=json)
+
+
+@planning_app.command(cls=QuestionCommand)
+def calibrate(
+    context: typer.Context,
+    runner: Annotated[str, typer.Option(metavar="NAME", help="ray or local.")] = "ray",
+    seconds: Annotated[float, typer.Option(metavar="SECONDS", help="Approximate duration of the measurement.")] = 20.0,
+    timeout: Timeout = 300.0,
+    force: Annotated[bool, typer.Option("--force", help="Measure even if this cluster was measured before.")] = False,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Measure this cluster for predictions: matrix products, memory, collectives. The measurement is reused afterwards."""
+    from autotune.cli.calibrate import calibrate_command
+
+    asked = asked_values(context)
+    return calibrate_command(db, json, **asked, runner=runner, seconds=seconds, timeout=timeout, force=force)
+
+
+@planning_app.command("dry-run", cls=QuestionCommand)
+def dry_run(context: typer.Context, timeout: Timeout = 300.0, json: Json = False) -> Status:
+    """Compute memory, FLOPs and traffic of a configuration on any cluster, without its hardware; status 3: does not fit."""
+    from autotune.cli.dry_run import DryRunOptions, dry_run_command
+
+    values = asked_values(context)
+    asked = values | {"cluster": values["cluster"] or "local"}
+    return dry_run_command(DryRunOptions(**asked, timeout=timeout, json=json))

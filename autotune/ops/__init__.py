@@ -1,1 +1,0 @@
-"""For operators: logs, traces, output files, text for terminals."""
