@@ -102,7 +102,7 @@ class Probe:
         """Begin in a new process."""
         self.pid = os.getpid()
         self.problem = ""
-        self.file: Any = None
+        self.file: int | None = None
         self.steps = 0
         self.roots: dict[int, tuple[Any, Callable[[], None]]] = {}
         """Identity of a module that trains -> the module, and a call that removes its hook."""
@@ -407,8 +407,8 @@ class Probe:
     def append(self, text: str) -> None:
         """Append lines to the file of this process."""
         if self.file is None:
-            self.file = Path(self.folder, f"steps-{self.pid}.jsonl").open("ab", buffering=0)  # noqa: SIM115  it stays open
-        self.file.write(text.encode() + b"\n")
+            self.file = os.open(f"{self.folder}/steps-{self.pid}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(self.file, text.encode() + b"\n")
 
     def stop(self, problem: str) -> None:
         """Write why the probe stops."""

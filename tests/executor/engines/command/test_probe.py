@@ -162,7 +162,6 @@ def test_an_error_of_the_probe_stops_it_and_not_the_script(tmp_path: Path) -> No
     guard = probe.Guard(observer, lambda: 1 // 0)
     guard()
     guard()
-    observer.file.close()
     work = ObservedWork(tmp_path, None)
     assert work.read() == []
     assert work.problem == "the probe stopped: ZeroDivisionError: integer division or modulo by zero"
