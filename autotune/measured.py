@@ -31,8 +31,7 @@ def report(**values: Any) -> None:
         return
     reported = {name: value.item() if hasattr(value, "item") else value for name, value in values.items()}
     clocks = {"time": time.time(), "clock": time.monotonic()}
-    waited = _waiting.take() if "samples" in reported else {}  # only a report with samples ends a step
-    line = json.dumps({**clocks, **waited, **_device_memory(), **reported})
+    line = json.dumps({**clocks, **_waiting.take(), **_device_memory(), **reported})
     # A single write of a whole line in append mode, so that lines of several ranks do not mix.
     with Path(path).open("a", encoding="utf-8") as file:
         file.write(line + "\n")
@@ -83,36 +82,6 @@ def timed(items: Iterator[T]) -> Iterator[T]:
         finally:
             _waiting.add(time.perf_counter() - began)
         yield item
-
-
-def rows_of(batch: Any) -> int | None:
-    """The first dimension of a batch's first tensor, in dicts, lists and tuples; None: it has no tensor."""
-    if shape := getattr(batch, "shape", None):
-        return int(shape[0])
-    parts = batch.values() if hasattr(batch, "values") else batch if isinstance(batch, (list, tuple)) else ()
-    return next((rows for part in parts if (rows := rows_of(part)) is not None), None)
-
-
-class SampleCount:
-    """Counts the samples of one rank's batches between two reports."""
-
-    def __init__(self) -> None:
-        self._rows: list[int | None] = []
-        self._most = 0
-
-    def add(self, batch: Any) -> None:
-        """Count a batch."""
-        self._rows.append(rows_of(batch))
-        self._most = max(self._most, self._rows[-1] or 0)
-
-    def take(self, full: int) -> int:
-        """Return the samples since the last call, and start again.
-
-        `full`: samples of a full batch. If the largest batch so far has as many rows, rows are samples, so that a short batch
-        counts what it has; otherwise, as where the samples of a batch are packed into one row, every batch counts as full.
-        """
-        rows, self._rows = self._rows, []
-        return sum(full if count is None or self._most != full else count for count in rows)
 
 
 class _Waiting:

@@ -8,6 +8,7 @@ from typer.core import TyperGroup
 OVERVIEW: Mapping[str, Mapping[str, str]] = {
     "Tune": {
         "sweep": "autotune sweep llama-3-8b --space 3d --trials 40",
+        "check": "autotune check --config sweep.toml",
         "scale": "autotune scale llama-3-8b --ranks 2,4,8",
         "show": "autotune show latest",
         "explain": "autotune explain latest",

@@ -82,6 +82,14 @@ def sweep(
 
 
 @tuning_app.command(cls=QuestionCommand)
+def check(context: typer.Context, config: options.Config = None, json: Json = False) -> Status:
+    """Run your script's baseline for ten steps, and say what was understood: its step, what it reads, what a trial writes."""
+    from autotune.cli.check import check_command
+
+    return check_command(given_fields(context), config, json)
+
+
+@tuning_app.command(cls=QuestionCommand)
 def scale(
     context: typer.Context,
     ranks: Annotated[

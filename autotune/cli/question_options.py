@@ -180,7 +180,7 @@ def _help(declared: RequestField, default: Any, command: str) -> str:
     return f"{text} [default: {shown}]" if shown else text
 
 
-SCRIPT_COMMANDS = ("sweep", "submit")
+SCRIPT_COMMANDS = ("sweep", "submit", "check")
 """Our commands whose question may be a user's command."""
 KEY = "command"
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Union, get_args, get_origin
 
-EVERY = ("sweep", "scale", "submit")
-"""Commands that open jobs."""
-JOB = ("sweep", "submit")
+EVERY = ("sweep", "scale", "submit", "check")
+"""Commands that take the fields of jobs."""
+JOB = ("sweep", "submit", "check")
 SWEEP = ("sweep",)
 ASKED = ("predict", "plan")
 PLANNED = (*ASKED, "capacity")

@@ -47,7 +47,8 @@ class TrialRows:
         kind = "" if trial.purpose is Purpose.SEARCH else f" ({trial.purpose.value} {trial.repeat})"
         rate = f"{measured_text(result)} samples/s" if result and result.samples_per_second else ""
         message = result.message if result and result.message else ""
-        parts = [f"trial {trial.number}{kind}: {outcome}", rate, self.describe(trial.config), message]
+        observed = result.environment.get("observed_work", "") if result and trial.number == 0 else ""
+        parts = [f"trial {trial.number}{kind}: {outcome}", rate, self.describe(trial.config), observed, message]
         return "  ".join(part for part in parts if part)
 
 

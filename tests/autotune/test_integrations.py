@@ -1,8 +1,9 @@
-"""The callbacks count the samples that were in the batches, driven by a stand-in of each Trainer."""
+"""The callbacks report losses and waits, driven by a stand-in of each Trainer."""
 
 import importlib
 import json
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -10,24 +11,14 @@ from typing import Any
 
 import pytest
 
-Reports = Callable[[], list[float]]
-
-
-class Loader:
-    """Batches with these numbers of rows."""
-
-    def __init__(self, *rows: int) -> None:
-        self.rows, self.batch_size = rows, max(rows)
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter([{"x": [SimpleNamespace(shape=(rows, 3))]} for rows in self.rows])
+Reports = Callable[[], list[dict[str, Any]]]
 
 
 @pytest.fixture
 def reports(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Reports:
     path = tmp_path / "report.jsonl"
     monkeypatch.setenv("AUTOTUNE_REPORT", str(path))
-    return lambda: [row["samples"] for row in map(json.loads, path.read_text().splitlines()) if "samples" in row]
+    return lambda: [*map(json.loads, path.read_text().splitlines())]
 
 
 def callback(monkeypatch: pytest.MonkeyPatch, library: str, base: str, name: str) -> Any:
@@ -39,60 +30,38 @@ def callback(monkeypatch: pytest.MonkeyPatch, library: str, base: str, name: str
     return importlib.import_module(f"autotune.integrations.{name}").AutotuneCallback()
 
 
-def arguments(**changes: Any) -> SimpleNamespace:
-    fields = {"train_batch_size": 4, "gradient_accumulation_steps": 2, "world_size": 2, "accelerator_config": None}
-    return SimpleNamespace(**{**fields, "parallelism_config": None, **changes})
+def slow(count: int) -> Iterator[int]:
+    for number in range(count):
+        time.sleep(0.01)
+        yield number
 
 
-def train(trainer: Any, args: SimpleNamespace, loader: Loader, size: int, accumulation: int) -> None:
-    """As the Trainer: it takes the batches of a step from its loader, then ends the step."""
-    state = SimpleNamespace(train_batch_size=size, global_step=9)
-    trainer.on_train_begin(args, state, SimpleNamespace(), train_dataloader=loader)
-    for number, _ in enumerate(loader, 1):
-        if number % accumulation == 0 or number == len(loader.rows):
-            trainer.on_step_end(args, state, SimpleNamespace())
+class Loader:
+    def __iter__(self) -> Iterator[int]:
+        return slow(3)
 
 
-@pytest.mark.parametrize(
-    ("rows", "size", "changes", "samples"),
-    [
-        ((4, 4, 4, 4), 4, {}, [16, 16]),
-        ((2, 2, 2, 2), 2, {}, [8, 8]),  # auto_find_batch_size has halved it
-        ((2, 2, 2, 2), 4, {"accelerator_config": SimpleNamespace(split_batches=True)}, [8, 8]),
-        ((4, 4, 4), 4, {}, [16, 8]),  # the epoch ends within an accumulation
-        ((4, 4, 4, 3), 4, {}, [16, 14]),
-        ((1, 1, 1, 1), 4, {}, [16, 16]),  # a collator packs the samples of a batch into one row
-        ((4, 4), 4, {"parallelism_config": SimpleNamespace(tp_size=2, cp_size=1, sp_size=None)}, [8]),
-    ],
-)
-def test_the_trainer_of_hugging_face(
-    monkeypatch: pytest.MonkeyPatch,
-    reports: Reports,
-    rows: tuple[int, ...],
-    size: int,
-    changes: dict[str, Any],
-    samples: list[float],
-) -> None:
+def test_the_trainer_of_hugging_face(monkeypatch: pytest.MonkeyPatch, reports: Reports) -> None:
     trainer = callback(monkeypatch, "transformers", "TrainerCallback", "transformers")
-    train(trainer, arguments(**changes), Loader(*rows), size, 2)
-    assert reports() == samples
-
-
-def test_a_trainer_whose_loader_was_replaced_counts_what_its_state_says(
-    monkeypatch: pytest.MonkeyPatch, reports: Reports
-) -> None:
-    trainer = callback(monkeypatch, "transformers", "TrainerCallback", "transformers")
-    trainer.on_step_end(arguments(), SimpleNamespace(train_batch_size=2, global_step=9), SimpleNamespace())
-    assert reports() == [8]
+    args, state, control = SimpleNamespace(), SimpleNamespace(global_step=0), SimpleNamespace(should_log=False)
+    loader = Loader()
+    trainer.on_train_begin(args, state, control, train_dataloader=loader)
+    for _ in loader:
+        state.global_step += 1
+        trainer.on_step_end(args, state, control)
+        trainer.on_log(args, state, control, {"loss": 1.0 / state.global_step} if control.should_log else None)
+    assert args.logging_nan_inf_filter is False
+    assert [row["loss"] for row in reports() if "loss" in row] == [1.0, 1 / 2, 1 / 3]
+    assert sum(row.get("waited", 0.0) for row in reports()) > 0.03
 
 
 def test_the_trainer_of_lightning(monkeypatch: pytest.MonkeyPatch, reports: Reports) -> None:
     trainer = callback(monkeypatch, "lightning.pytorch", "Callback", "lightning")
-    loader = Loader(4, 4, 4, 3)
-    state = SimpleNamespace(
-        global_step=0, world_size=4, train_dataloader=loader, distributed_sampler_kwargs={"num_replicas": 2, "rank": 0}
-    )
-    for number, batch in enumerate(loader):
+    state = SimpleNamespace(global_step=0)
+    loss = SimpleNamespace(detach=lambda: 0.5)
+    for number in slow(4):
+        trainer.on_train_batch_start(state, None, None, number)
         state.global_step += number % 2
-        trainer.on_train_batch_end(state, None, None, batch, number)
-    assert reports() == [16, 14]
+        trainer.on_train_batch_end(state, None, {"loss": loss} if number else None, None, number)
+    assert [row["loss"] for row in reports()] == [0.5, 0.5]
+    assert [row["waited"] > 0.009 for row in reports()] == [True, True]

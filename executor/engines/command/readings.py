@@ -27,7 +27,7 @@ class Batch:
 
     samples: int
     """Samples in a step, over all ranks."""
-    script_samples: int
+    script_samples: float
     """Samples in a step of the script, as far as its command says (`samples_of_step`)."""
     micro_batch_samples: int
     """Samples of a micro-batch of every data-parallel rank."""
@@ -60,6 +60,10 @@ class Readings:
     """Samples of the last report, or of a step as the log states them."""
     reported_samples: Counter[float] = field(default_factory=Counter)
     """Samples of a report -> number of reports with as many."""
+    reported_at: list[tuple[float, float]] = field(default_factory=list)
+    """Time and samples of each report."""
+    observed_samples: float | None = None
+    """Samples of a step over all ranks, as the probe counts them; None: not known for certain."""
     device_bytes: int | None = None
     """Peak of the device's allocator, as reported by the script's own torch."""
     reserved_bytes: int | None = None
@@ -70,6 +74,7 @@ class Readings:
     log_clock: float = 0.0
     """Seconds in which the lines with these times were printed."""
     _log_began: float | None = None
+    _waited: float | None = None
     _before: float | None = None
     """Time of the last report."""
 
@@ -87,6 +92,8 @@ class Readings:
         for name in ("device_bytes", "reserved_bytes"):
             if name in row:
                 setattr(self, name, max(int(row[name]), getattr(self, name) or 0))
+        if "waited" in row:
+            self._waited = (self._waited or 0.0) + row["waited"]
         if "paused" in row:
             self.pauses.append((row["clock"], row["paused"]))
         timing = self._seconds(row)
@@ -94,10 +101,15 @@ class Readings:
             return None
         seconds, scale = timing
         self.count += 1
+        waited = self.take_waited()
         if seconds is None:
             return None
-        waited = row.get("waited")
         return ReportedStep(seconds=seconds, waited=None if waited is None else min(waited * scale, seconds))
+
+    def take_waited(self) -> float | None:
+        """Seconds for which the script waited for data since the last call; None: not reported."""
+        waited, self._waited = self._waited, None
+        return waited
 
     def _seconds(self, row: Mapping[str, float]) -> tuple[float | None, float] | None:
         """Seconds for the samples of one step (None: the first report), and the factor that scales the row's own seconds to it.
@@ -110,6 +122,7 @@ class Readings:
         if reports_samples:
             self.samples = row["samples"] if "samples" in row else row["tokens"] / batch.sequence_length
             self.reported_samples[self.samples] += 1
+            self.reported_at.append((row.get("clock", 0.0), self.samples))
         if rate := row.get("samples_per_second"):
             return batch.samples / rate, 1.0
         if rate := row.get("tokens_per_second"):
@@ -122,7 +135,7 @@ class Readings:
             return seconds * scale, scale
         if seconds := _step_seconds(row):
             self._compare_with_clock(seconds)
-            scale = batch.samples / (self.samples or batch.script_samples)
+            scale = batch.samples / (self.samples or self.observed_samples or batch.script_samples)
             return seconds * scale, scale
         if self.samples is None or not reports_samples or "clock" not in row:
             return None

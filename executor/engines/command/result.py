@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from executor.engines.command.agreement import disagreement, unseen_text, work_text
 from executor.engines.command.steps import FEWEST_TIMED, SlowSteps
 from executor.engines.command.watch import FAILURES, ScriptWatch, State
 from executor.failures import failure_table
@@ -21,7 +22,7 @@ from executor.measurement.trial_report import Trial, rate_of
 from search_spaces.failure import Evidence, FailureTable, Sign
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
-from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, is_trainer, names_in
+from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, names_in
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
 from search_spaces.waiting import waiting_text
@@ -55,7 +56,10 @@ def facts_of(watch: ScriptWatch, rank: int, table: FailureTable) -> Facts:
         "killed_for_memory": watch.killed_for_memory,
         "port_taken": watch.state is State.BROKEN and failure.port_taken,
         "report_problem": readings.not_finite or readings.problem,
-        "reports": readings.count,
+        "reports": watch.step_count,
+        "work": watch.work.summary(readings.reported_at),
+        "reported_seconds": watch.reported_seconds,
+        "times_observed_work": watch.times_observed_work,
         "samples": next(iter(readings.reported_samples.most_common(1)), (None, 0))[0],
         "log_seconds": readings.log_seconds,
         "log_clock": readings.log_clock,
@@ -93,7 +97,7 @@ def _remedy(trial: Trial, row: Facts) -> str:
     """What to do where a script reported nothing."""
     command = trial.request.model
     if not isinstance(command, CommandModel) or command.pattern is None:
-        return REMEDY
+        return "; ".join(filter(None, (REMEDY, unseen_text([row["work"]]))))
     last = row["last_line"]
     return "--pattern matches nothing in its output" + (f", which ends with {last[-160:]!r}" if last else ", which is empty")
 
@@ -188,7 +192,9 @@ def _without_timing(
 
 
 def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence[str]) -> TrialResult:
-    request = trial.request
+    request, works = trial.request, [row["work"] for row in rows]
+    if problem := disagreement(request, works, timed):
+        return _without_timing(trial, Outcome.WRONG, problem, None, rows)
     timing = step_time(timed["seconds"])
     lost = trial.race.interval(timed["seconds"]) if timed["lost"] and trial.race is not None else None
     rate = lost or rate_of(timing, request.workload.global_batch_size)
@@ -209,7 +215,11 @@ def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence
         flops_convention=convention_of(request.model),
         unstable=lost is None and not timed["settled"],
         phase_seconds=dict(trial.phase_seconds),
-        environment={**environment(trial.context.device), "command": shlex.join(words)},
+        environment={
+            **environment(trial.context.device),
+            "command": shlex.join(words),
+            "observed_work": work_text(request, works),
+        },
     )
 
 
@@ -232,6 +242,7 @@ def _message(trial: Trial, timed: Facts, rows: Sequence[Facts], lost: Interval |
             _slow_text(timed),
             _clock_text(timed),
             _samples_text(trial, timed),
+            unseen_text([row["work"] for row in rows]),
         ),
     )
     return "; ".join(parts)
@@ -272,14 +283,9 @@ def _samples_text(trial: Trial, timed: Facts) -> str:
     if timed["samples"] % batch == 0 and command.pattern is None:
         return ""  # it reports once per several steps
     matches_batch = timed["samples"] * trial.request.world_size == batch
-    if "gradient_accumulation_steps" in names_in(command) and matches_batch and command.pattern is not None:
-        remedy = "if it divides its accumulation by the ranks, pass it {total_gradient_accumulation_steps}"
-    elif matches_batch and not is_trainer(command):
-        remedy = "report those of all ranks, which must train together"
-    elif ACCUMULATION_PLACEHOLDERS & set(names_in(command)):
-        remedy = "let all ranks train together, and switch off what changes the batch (auto_find_batch_size, split_batches)"
-    else:
-        remedy = "pass it {gradient_accumulation_steps}"
+    remedy = (
+        "report those of all ranks, which must train together" if matches_batch else "pass it {gradient_accumulation_steps}"
+    )
     return f"reports {timed['samples']:g} samples at a time, and the global batch is {batch}: {remedy}"
 
 

@@ -17,9 +17,10 @@ import torch
 
 from executor import process_tree
 from executor.engine import RankContext
+from executor.engines.command import probe
 from executor.engines.command.launchers import RankPlacement, launcher_command, launcher_environment
 from executor.engines.command.result import facts_of, result_of
-from executor.engines.command.watch import FAILURES, Launch, ScriptWatch, State, python_command
+from executor.engines.command.watch import FAILURES, PROBE_FOLDER, Launch, ScriptWatch, State, python_command
 from executor.engines.command.working_folder import make_working_folder
 from executor.errors import EngineRefusalError
 from executor.failures import failure_table
@@ -60,6 +61,7 @@ def make_launch(trial: Trial, command: CommandModel, placement: RankPlacement, f
         "AUTOTUNE_REPORT": str(folder / "report.jsonl"),
         **environment_of(command, config),
     }
+    variables |= _probe_variables(folder / PROBE_FOLDER, variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")))
     limit = request.memory_limit_bytes
     return Launch(
         words=tuple(launcher_command(command.launcher, python_command(words), placement)),
@@ -70,6 +72,13 @@ def make_launch(trial: Trial, command: CommandModel, placement: RankPlacement, f
         data_limit=2 * limit + SLACK_BYTES if on_cpu and limit is not None else None,
         shared_memory=process_tree.shared_memory(placement.address, placement.port),
     )
+
+
+def _probe_variables(folder: Path, python_path: str | None) -> dict[str, str]:
+    """Write the probe of the script's work; return the variables with which every Python of the script runs it."""
+    folder.mkdir()
+    shutil.copyfile(str(probe.__file__), folder / "sitecustomize.py")
+    return {probe.VARIABLE: str(folder), "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), python_path)))}
 
 
 def _write_files(files: tuple[tuple[str, str], ...], folder: Path) -> dict[str, Path]:
@@ -131,9 +140,9 @@ def devices_of_host(visible: list[str | None]) -> str | None:
 
 
 def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("", 0))
-        return int(probe.getsockname()[1])
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        return int(listener.getsockname()[1])
 
 
 TICK_SECONDS = 0.1
@@ -272,12 +281,12 @@ def _watch_until_end(trial: Trial, command: CommandModel, watch: ScriptWatch, be
 def _gather_rows(trial: Trial, watch: ScriptWatch, first_report: float) -> list[RankUpdate]:
     """Look at this rank's script; return the rows of all ranks."""
     state = watch.look()
-    elapsed, silent = watch.elapsed, not watch.readings.count
+    elapsed, silent = watch.elapsed, not watch.step_count
     if silent and elapsed > first_report / 2:
         watch.record_activity()
     mine = RankUpdate(
         state=float(state),
-        reports=float(watch.readings.count),
+        reports=float(watch.step_count),
         elapsed=elapsed,
         busy=float(silent and elapsed > first_report and watch.is_busy()),
         phase=2.0 if watch.steps.measuring else float(not silent),

@@ -13,13 +13,16 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
-from executor.engines.command.readings import Batch, Output, Readings, ReportFile
+from executor.engines.command.observed import FEWEST_STEPS, MOST_INTERVALS, ObservedStep, ObservedWork
+from executor.engines.command.readings import Batch, Output, Readings, ReportedStep, ReportFile
 from executor.engines.command.steps import ReportedSteps
 from executor.measurement.trial_report import Trial
 from executor.process_tree import below, out_of_memory_kills
 from search_spaces.models.command import CommandModel
-from search_spaces.placeholders import samples_of_step
+from search_spaces.placeholders import names_in, samples_of_step
 
+PROBE_FOLDER = "probe"
+"""Folder of the probe and of its files, in that of the rank's trial."""
 START_SECONDS = 30.0
 """Time limit for the supervisor, a Python without packages, to start the script."""
 END_SECONDS = 10.0
@@ -194,9 +197,18 @@ class ScriptWatch:
             micro_batch_samples=request.config.micro_batch_size * request.config.data_parallel_size(request.world_size),
             sequence_length=work.sequence_length, world_size=request.world_size,
         )  # fmt: skip
+        self._batch = batch
+        self._observed = self._looked_at = self._left_out = 0
         self.readings = Readings(batch)
         self.steps = ReportedSteps(trial)
         self.output = Output(folder / "output.log", command.pattern)
+        micro_batch_size = request.config.micro_batch_size if "micro_batch_size" in names_in(command) else None
+        self.work = ObservedWork(folder / PROBE_FOLDER, micro_batch_size, self.readings.pauses)
+        self._data_parallel_size = request.config.data_parallel_size(request.world_size)
+        self.reported_seconds: list[float] = []
+        """Seconds of every reported step."""
+        self.times_observed_work = False
+        """Whether the script reports nothing, so that the steps that its probe counts are timed."""
         self._reports = ReportFile(folder / "report.jsonl")
         self._by_pattern = command.pattern is not None
         self._kills = out_of_memory_kills()
@@ -262,15 +274,58 @@ class ScriptWatch:
         if self.process.exit is not None:
             self.tree.record_own_peak(self.process.exit.peak_bytes)
 
+    @property
+    def step_count(self) -> int:
+        """Reports so far; of a script that reports nothing, the steps that its probe counts."""
+        return self.readings.count or (0 if self._by_pattern else len(self.work.steps))
+
     def _read(self) -> None:
         rows = [*self._reports.rows()]
         output_rows = self.output.rows()
+        self.work.read()
+        self.readings.take(self.work.device_bytes)
+        if (samples := self.work.samples_of_step()) is not None:
+            self.readings.observed_samples = samples * self._data_parallel_size
         for row in rows if not self._by_pattern else output_rows:
             if (step := self.readings.take(row)) is not None:
-                self.steps.add(step)
+                self.reported_seconds.append(step.seconds)
+                if not self.times_observed_work and not self._leaves_out(self._since_last_report(row)):
+                    self.steps.add(step)
+        if not self._by_pattern and not self.readings.count and len(self.work.steps) >= FEWEST_STEPS:
+            self.times_observed_work = True
+        if self.times_observed_work:
+            self._time_observed_steps()
         if self._by_pattern:
             for row in rows:  # if a script does both, only the memory of its reports is used
                 self.readings.take({name: row[name] for name in ("device_bytes", "reserved_bytes") if name in row})
+
+    def _time_observed_steps(self) -> None:
+        """Take the steps that the probe counts."""
+        usual = self.readings.observed_samples or self._batch.script_samples
+        new = [*self.work.seconds(self._observed)]
+        self._observed += len(new)
+        waited = self.readings.take_waited() if new else None
+        for seconds, step in new:
+            samples = step.samples * self._data_parallel_size if step.certain and step.samples else usual
+            if not self._leaves_out([step]):
+                scale = self._batch.samples / samples
+                self.steps.add(
+                    ReportedStep(seconds=seconds * scale, waited=None if waited is None else waited / len(new) * scale)
+                )
+
+    def _leaves_out(self, steps: Sequence[ObservedStep]) -> bool:
+        """Whether an evaluation, a checkpoint or a compilation falls in the time of these steps, unless most steps have one."""
+        self._looked_at += 1
+        is_apart = any(step.apart for step in steps) and 2 * self._left_out < self._looked_at + FEWEST_STEPS
+        self._left_out += is_apart
+        return is_apart
+
+    def _since_last_report(self, row: Mapping[str, Any]) -> list[ObservedStep]:
+        """The steps that the probe counted between the last two reports; none if the row states its time."""
+        if "clock" not in row or len(self.readings.reported_at) < 2:
+            return []
+        (before, _), (clock, _) = self.readings.reported_at[-2:]
+        return [step for step in self.work.steps[-MOST_INTERVALS:] if before < step.clock <= clock]
 
     def _next_state(self) -> State:
         if self.readings.not_finite:

@@ -52,11 +52,25 @@ def ranks() -> Iterator[Runner]:
 @pytest.fixture
 def script(folder: Path, ranks: Runner, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder of a script, and ranks that are there already."""
-    for module in ("foreground", "reproduce"):
+    for module in ("check", "foreground", "reproduce"):
         monkeypatch.setattr(f"autotune.cli.{module}.make_runner", lambda _: contextlib.nullcontext(ranks))
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # torchrun's
     (folder / "train.py").write_text(SCRIPT)
     return folder
+
+
+def test_a_check_says_what_was_understood(script: Path, command: Command) -> None:
+    with (script / "train.py").open("a") as more:
+        more.write("    open('written.txt', 'w').close()\n")
+    words = ("check", "--runner", "local", "--ranks", 2, "--global-batch-size", 8)
+    checked = command(*words, "--script-knob", "workers=1,2", "--", *WORDS)
+    assert checked.status == 0, checked.err
+    step, reads, searched, writes = checked.out.splitlines()
+    assert step.startswith("step: OK  loss 0.5; its work is not checked: no training with torch was seen in its processes")
+    assert reads == "reads: micro_batch_size, gradient_accumulation_steps, workers"
+    assert searched.startswith("searched: micro_batch_size=1,2,4")
+    assert writes == f"writes in {script}: written.txt"
+    assert "write your script's command after --" in command("check", "llama-tiny", *words[1:]).err
 
 
 def recipe(name: str) -> tuple[list[str], list[str]]:

@@ -58,7 +58,7 @@ def test_a_trainer_that_splits_its_batches_is_reported(runner: LocalRunner, tmp_
         "--gradient_accumulation_steps", "{gradient_accumulation_steps}", "--use_cpu", "true",
         "--accelerator_config", '{"split_batches": true}',
     )  # fmt: skip
-    with pytest.raises(AssertionError, match=r"reports 4 samples at a time, and the global batch is 8: .*split_batches"):
+    with pytest.raises(AssertionError, match=r"a step has 4 samples, 2 times 1 on 2 ranks, not 8: it divides"):
         run(runner, "hf_trainer", *words)
 
 

@@ -1,0 +1,88 @@
+"""`autotune check -- python train.py`: run a script's baseline for some steps, and say what was understood."""
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.cli.fields import request_fields, with_import_folders
+from autotune.cli.foreground import print_line
+from autotune.cli.status import Status, write_document
+from autotune.errors import RequestError
+from autotune.ray_cluster import with_address
+from autotune.request.rows import request_from_fields
+from autotune.session.resolve import prepare
+from autotune.session.session import Session
+from autotune.session.trial_requests import make_runner, notes_of, trial_request
+from autotune.text.console import Console
+from search_spaces.knob_values import value_text
+from search_spaces.models.command import CommandModel
+from search_spaces.outcome import Outcome
+from search_spaces.placeholders import names_in
+from search_spaces.trial import Fidelity, TrialResult
+
+MOST_FILES = 20_000
+"""Files of the script's folder, hidden ones left out, that are compared at most."""
+
+
+def check_command(fields: dict[str, Any], config: Path | None, json: bool) -> Status:
+    """Run ten steps of trial 0. Nothing is stored.
+
+    Raises:
+        RequestError: there is no command.
+    """
+    session = prepare(request_from_fields(with_import_folders(with_address(request_fields(fields, config)))))
+    command = session.model
+    if not isinstance(command, CommandModel):
+        raise RequestError("command", "is missing", "write your script's command after --, as in -- python train.py")
+    console = Console(stderr=True)
+    for note in () if json else notes_of(session):
+        print_line(console, f"note: {note}")
+    before = _files(Path(command.folder))
+    with make_runner(session) as runner, console.status("running trial 0"):
+        request = trial_request(session, "check", session.baselines[0], ())
+        brief = Fidelity(min_steps=10, max_steps=10, max_seconds=session.request.fidelity.max_seconds)
+        result = runner.run(dataclasses.replace(request, fidelity=brief))
+    after = _files(Path(command.folder))
+    written = sorted(name for name, state in after.items() if before.get(name) != state)
+    document = _document(session, command, result, written)
+    if json:
+        write_document(document)
+    else:
+        for text in document.values():
+            print_line(Console(), text)
+    return Status.OK if result.outcome is Outcome.OK else Status.FAILURE
+
+
+def _document(session: Session, command: CommandModel, result: TrialResult, written: list[str]) -> dict[str, str]:
+    """The lines: the step, what the command reads and what is searched, and what a trial writes."""
+    loss = f"loss {result.losses[0]:.4g}" if result.losses else ""
+    step = "; ".join(filter(None, (result.environment.get("observed_work", ""), loss, result.message)))
+    space = session.space
+    carried = space.capability.knobs if space.capability else {}
+    searched = [
+        f"{name}={','.join(map(value_text, values))}"
+        for name, values in space.domains.items()
+        if len(values) > 1 and (name in carried or not carried)
+    ]
+    more = f" and {len(written) - 5} more" if len(written) > 5 else ""
+    return {
+        "step": f"step: {result.outcome.value}  {step}",
+        "reads": f"reads: {', '.join(names_in(command)) or 'no placeholder'}",
+        "searched": f"searched: {' '.join(searched) or 'nothing'}",
+        "writes": f"writes in {command.folder}: {', '.join(written[:5]) + more if written else 'nothing'}",
+    }
+
+
+def _files(folder: Path) -> Mapping[str, tuple[int, int]]:
+    """Path -> size and time of change of the files in a folder, without hidden ones and compiled Python."""
+    states: dict[str, tuple[int, int]] = {}
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder)
+        if any(part.startswith(".") or part == "__pycache__" for part in name.parts) or not path.is_file():
+            continue
+        state = path.stat()
+        states[str(name)] = (state.st_size, state.st_mtime_ns)
+        if len(states) == MOST_FILES:
+            break
+    return states

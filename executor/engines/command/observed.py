@@ -1,0 +1,180 @@
+"""The work of one rank's script as its probe (`probe.py`) counted it, and what the ranks did together."""
+
+import itertools
+import statistics
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from executor.engines.command.readings import ReportFile
+
+FEWEST_STEPS = 5
+"""Steps from which counts and times are judged."""
+MOST_INTERVALS = 400
+"""Reports, and steps, that are compared at most."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ObservedStep:
+    """One optimizer step of one rank."""
+
+    clock: float
+    """When the script called it [s]."""
+    device_clock: float | None
+    """When the device had computed it [s]; None: the script uses no CUDA."""
+    micro_batches: int
+    samples: int | None
+    """Rows of all its micro-batches; None: its inputs were not seen."""
+    other_counts: tuple[int, ...]
+    """What else its samples may be: rows of all forward passes, or the second dimension of time-first inputs."""
+    certain: bool
+    """Whether `samples` is known to be the number of samples."""
+    apart: float
+    """Seconds of evaluation, checkpoints and compilation since the last step."""
+
+
+@dataclass(slots=True)
+class ObservedWork:
+    """Reads the probe's files of one rank."""
+
+    folder: Path
+    micro_batch_size: int | None
+    """What the script was given; None: it gets none. It decides which dimension of an input has the samples."""
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """End and seconds of each time that the script leaves out (`Readings.pauses`)."""
+    steps: list[ObservedStep] = field(default_factory=list)
+    problem: str = ""
+    """Why nothing more is observed; empty: it is."""
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What the probe found out about the script: `group`, `together`, `loader`, `others`."""
+    inputs: dict[int, int] = field(default_factory=dict)
+    """Number of a micro-batch -> checksum of its inputs."""
+    parameters: dict[int, int] = field(default_factory=dict)
+    """Number of a step -> checksum of parameters after it."""
+    before_first_step: dict[int, int] = field(default_factory=dict)
+    """Number of a micro-batch -> checksum of parameters before it, while there was no step."""
+    device_bytes: dict[str, int] = field(default_factory=dict)
+    """Peaks of the device's allocator, by the names of a report."""
+    _files: dict[Path, ReportFile] = field(default_factory=dict)
+
+    def read(self) -> list[ObservedStep]:
+        """Return the steps since the last call."""
+        for path in self.folder.glob("steps-*.jsonl"):
+            self._files.setdefault(path, ReportFile(path))
+        count = len(self.steps)
+        for file in self._files.values():
+            for row in file.rows():
+                self._take(row)
+        return self.steps[count:]
+
+    @property
+    def processes(self) -> int:
+        """Processes of the rank that train."""
+        return len(self._files)
+
+    def _take(self, row: Mapping[str, Any]) -> None:
+        if "problem" in row:
+            self.problem = str(row["problem"])
+        elif "inputs" in row:
+            self.inputs[row["inputs"]] = row["checksum"]
+        elif "before_first_step" in row:
+            self.before_first_step[row["before_first_step"]] = row["checksum"]
+        elif "parameters" in row:
+            self.parameters[row["parameters"]] = row["checksum"]
+        elif "micro_batches" in row:
+            self.facts |= {name: row[name] for name in ("group", "together", "loader", "others") if name in row}
+            self.device_bytes |= {name: row[name] for name in ("device_bytes", "reserved_bytes") if name in row}
+            self.steps.append(self._step(row))
+
+    def _step(self, row: Mapping[str, Any]) -> ObservedStep:
+        counted = [
+            (count, *_counts(passes, rows, shapes, self.micro_batch_size))
+            for count, passes, rows, shapes in row["micro_batches"]
+        ]
+        seen = bool(counted) and all(counts for _, counts, _ in counted)
+        combine = max if row["alternating"] else sum  # networks that train in turn share their samples
+        totals = [combine(count * counts[n] for count, counts, _ in counted) for n in range(3)] if seen else [0]
+        return ObservedStep(
+            clock=row["clock"],
+            device_clock=row.get("device_clock"),
+            micro_batches=sum(count for count, _, _ in counted),
+            samples=totals[0] if seen else None,
+            other_counts=tuple(totals[1:]),
+            certain=seen and not row["alternating"] and all(certain for _, _, certain in counted),
+            apart=sum(row.get(kind, 0.0) for kind in ("evaluation", "checkpoint", "compilation")),
+        )
+
+    def seconds(self, first: int = 0) -> Iterator[tuple[float, ObservedStep]]:
+        """The time between steps without pauses [s], with the later step, from the step with index `first` on."""
+        for before, step in itertools.pairwise(self.steps[first:]):
+            seconds = step.clock - before.clock
+            if before.device_clock is not None and step.device_clock is not None:
+                seconds = step.device_clock - before.device_clock
+            yield max(seconds - sum(pause for end, pause in self.pauses if before.clock < end <= step.clock), 1e-9), step
+
+    def samples_of_step(self) -> float | None:
+        """Samples of a step on this rank, the most frequent number; None: not known for certain."""
+        certain = Counter(step.samples for step in self.steps[-MOST_INTERVALS:] if step.certain)
+        return next((samples for samples, _ in certain.most_common(1)), None)
+
+    def summary(self, reports: Sequence[tuple[float, float]]) -> dict[str, Any]:
+        """What the other ranks need to know, as plain data. `reports`: time and samples of each report."""
+        steps = [step for step in self.steps if step.samples is not None]
+        counts = Counter((step.samples, step.micro_batches) for step in steps).most_common(1)
+        (samples, micro_batches), majority = counts[0] if counts else ((None, 0), 0)
+        intervals = [seconds for seconds, _ in self.seconds()]
+        calm = [seconds for seconds, step in self.seconds() if not step.apart] or intervals
+        return {
+            "steps": len(self.steps),
+            "samples": samples,
+            "micro_batches": micro_batches,
+            "steady": 3 * majority > 2 * len(steps) >= 2 * FEWEST_STEPS,
+            "certain": bool(steps) and sum(step.certain for step in steps) > len(steps) / 2,
+            "seconds": statistics.median(calm) if calm else None,
+            "mean_samples": statistics.fmean(step.samples for step in steps if step.samples) if steps else None,
+            "mean_seconds": statistics.fmean(intervals) if intervals else None,
+            "reported": list(self._between(reports))[-MOST_INTERVALS:],
+            "inputs": sorted(self.inputs.items()),
+            "parameters": sorted(self.parameters.items()),
+            "micro_batches_without_step": max(self.before_first_step, default=0) if not self.steps else 0,
+            "unchanged": len(set(self.before_first_step.values())) == 1 < len(self.before_first_step),
+            "problem": self.problem,
+            "processes": self.processes,
+            **self.facts,
+        }
+
+    def _between(self, reports: Sequence[tuple[float, float]]) -> Iterator[tuple[float, int, tuple[int, ...]]]:
+        """Of each interval between two reports: samples of the later report, steps, and samples that they may have had."""
+        at = 0
+        for (before, _), (clock, samples) in itertools.pairwise(reports):
+            while at < len(self.steps) and self.steps[at].clock <= before:
+                at += 1
+            first = at
+            while at < len(self.steps) and self.steps[at].clock <= clock:
+                at += 1
+            steps = self.steps[first:at]
+            if all(step.certain for step in steps):
+                counts = [(step.samples or 0, *step.other_counts) for step in steps]
+                yield samples, len(steps), tuple(map(sum, zip(*counts, strict=True))) if counts else (0,)
+
+
+def _counts(passes: int, rows: int, shapes: Sequence[str], asked: int | None) -> tuple[tuple[int, ...], bool]:
+    """Of a micro-batch: its likely samples and two other counts that they may be; whether they are known for certain.
+
+    `passes`, `rows`: forward passes of its first module, and their rows in all. `shapes`: the inputs of the first of them.
+    """
+    tensors = [shape for shape in shapes if shape[0] != "#"]
+    sizes = [[int(size) for size in shape.rstrip("i").split("x")] for shape in tensors]
+    lengths = [int(shape[1:]) for shape in shapes if shape[0] == "#"]
+    if not sizes:
+        return (), False
+    first, second = sizes[0][0], sizes[0][1] if len(sizes[0]) > 1 else sizes[0][0]
+    others = (rows, second)
+    for likely in (first, *others, *(size[0] for size in sizes), *lengths):
+        if likely == asked:
+            return (likely, *others), True
+    packed = first == 1 and (asked or 2) > 1 and tensors[0].endswith("i")  # samples may follow each other in one row
+    listed = bool(lengths) and len({len(size) for size in sizes}) == 1  # tensors of a list may be samples
+    return (first, *others), passes == 1 and not packed and not listed and len({size[0] for size in sizes}) == 1

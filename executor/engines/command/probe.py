@@ -1,0 +1,482 @@
+"""Counts the work of a training script from inside of its processes, without any change of the script.
+
+Each trial copies this file as `sitecustomize.py` into a folder that is first on PYTHONPATH, so every Python process of the
+script runs it at its start (`python -I` and `-E` do not). It uses only the standard library of Python 3.9:
+
+1. It runs the `sitecustomize` that it hides, if there is one, and waits for the script to import torch.
+2. A wrapper of `torch.autograd.backward` counts micro-batches, without backward passes inside a backward pass (reentrant
+   activation checkpointing).
+3. At the first backward pass it looks for the modules that train: no other module contains them, and they have trainable
+   parameters. A forward pre-hook on them notes the shapes of their inputs. If none is called before a backward pass (Lightning
+   calls a method of its module instead), their children take their place. Modules below have no hook, so nothing that torch
+   compiles is changed.
+4. torch's hook on optimizer steps writes a line of JSON for each step. Of several optimizers the one with the most parameters
+   decides. Calls without a backward pass in between (one per parameter group, as in DeepSpeed) are one step.
+5. Calls that write checkpoints, forward passes in evaluation mode and compilations are timed.
+
+The script's numbers stay the same to the bit, and no device is waited for: on CUDA the times of steps are those of events, and
+a line is written when its event has passed. No error of the probe reaches the script: the first is written to the file, and the
+probe stops.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import importlib.util
+import itertools
+import json
+import os
+import sys
+import time
+import weakref
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+VARIABLE = "AUTOTUNE_PROBE"
+"""Environment variable: the folder of this file's copy, into which each training process writes `steps-PID.jsonl`."""
+DEEPEST = 12
+"""Most times that children take the place of modules that are not called."""
+COMPARED = 4
+"""Micro-batches and steps whose inputs and parameters get a checksum, with which ranks are compared."""
+SAMPLED = 16_384
+"""Elements of a tensor in its checksum."""
+TRAINED_TOGETHER = frozenset({
+    "DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "ReplicateModule", "DeepSpeedEngine", "PipelineEngine",
+    "LightningDistributedDataParallel", "HybridParallelPlugin",
+})  # fmt: skip
+"""Classes that combine the gradients of ranks."""
+OTHER_COMMUNICATION = ("horovod", "mpi4py", "hivemind", "bagua", "oneccl_bindings_for_pytorch", "jax", "tensorflow", "mlx")
+"""Packages with which a script can train without torch, or combine gradients without torch's process groups."""
+
+
+class Guard:
+    """Calls a function of the probe; after its first error nothing of the probe runs any more."""
+
+    def __init__(self, probe: Probe, function: Callable[..., Any]) -> None:
+        self._probe, self._function = probe, function
+        self._torchdynamo_disable = True
+
+    def __call__(self, *arguments: Any) -> None:
+        probe = self._probe
+        if probe.problem:
+            return
+        try:
+            if probe.pid != os.getpid():  # a fork, such as a worker of a data loader, or of a script that starts ranks itself
+                probe.reset()
+            self._function(*arguments)
+        except Exception as error:  # nothing may reach the script
+            probe.stop(f"the probe stopped: {type(error).__name__}: {error}")
+
+
+class RootHook:
+    """The forward pre-hook of a module that trains. In a pickled module it is a call that does nothing, without this file."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._note, self._is_compiling = Guard(probe, probe.begin_forward), probe.torch.compiler.is_compiling
+
+    def __call__(self, module: Any, arguments: Any, keywords: Any) -> None:
+        if not self._is_compiling():
+            self._note(module, arguments, keywords)
+
+    def __deepcopy__(self, memory: Any) -> RootHook:
+        return self
+
+    def __reduce__(self) -> Any:
+        return functools.partial, (sys.audit, "autotune.forward")
+
+
+class Probe:
+    """Counts of one process."""
+
+    def __init__(self, folder: str) -> None:
+        self.folder = folder
+        self.torch: Any = None
+        self.reset()
+
+    def reset(self) -> None:
+        """Begin in a new process."""
+        self.pid = os.getpid()
+        self.problem = ""
+        self.file: int | None = None
+        self.steps = 0
+        self.roots: dict[int, tuple[Any, Callable[[], None]]] = {}
+        """Identity of a module that trains -> the module, and a call that removes its hook."""
+        self.depth = -1
+        self.in_backward = False
+        self.forwards: list[tuple[int, bool, list[str]]] = []
+        """Of each forward pass since the last backward pass: module, whether it was in training mode, shapes of inputs."""
+        self.micro_batches: list[tuple[int, int, tuple[str, ...]]] = []
+        """Of each backward pass since the last step: forward passes, rows of all of them, shapes of the first one's inputs."""
+        self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        """Optimizer -> elements of its parameters."""
+        self.optimizer_calls: set[int] = set()
+        self.seconds: dict[str, float] = {}
+        """Kind of time since the last step -> seconds."""
+        self.compilations = 0
+        self.began: dict[str, float] = {}
+        self.counted_inputs = 0
+        self.facts: dict[str, Any] = {}
+        self.waiting: list[tuple[dict[str, Any], list[Any]]] = []
+        """Lines to be written, with the events of the device that must have passed."""
+        self.base_event: Any = None
+
+    # The script's calls.
+
+    def install(self, torch: Any) -> None:
+        """Observe torch, which has just been imported."""
+        self.torch = torch
+        original, begin, end = torch.autograd.backward, Guard(self, self.begin_backward), Guard(self, self.end_backward)
+
+        @functools.wraps(original)
+        def backward(*arguments: Any, **keywords: Any) -> Any:
+            if self.in_backward:
+                return original(*arguments, **keywords)
+            begin()
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                end()
+
+        backward._torchdynamo_disable = True  # type: ignore[attr-defined]
+        torch.autograd.backward = backward
+        step = Guard(self, self.end_step)
+        sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(step)
+        self.time_calls(torch, "checkpoint", "save")
+
+    def time_calls(self, module: Any, kind: str, *names: str) -> None:
+        """Time calls of functions of a module. The hooks of modules are removed meanwhile, so that no file contains them."""
+        for name in names:
+            original = getattr(module, name, None)
+            if original is not None:
+                setattr(module, name, self._timed(original, kind))
+
+    def _timed(self, original: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        begin, end = Guard(self, self.begin_checkpoint), Guard(self, self.end_checkpoint)
+
+        @functools.wraps(original)
+        def timed(*arguments: Any, **keywords: Any) -> Any:
+            began = time.monotonic()
+            begin()
+            try:
+                return original(*arguments, **keywords)
+            finally:
+                end(kind, began)
+
+        return timed
+
+    def begin_checkpoint(self) -> None:
+        """Remove the hooks of the modules."""
+        for _, remove in self.roots.values():
+            remove()
+
+    def end_checkpoint(self, kind: str, began: float) -> None:
+        """Count the time of a checkpoint, and restore the hooks."""
+        self.roots = {key: (module, self.observe(module)) for key, (module, _) in self.roots.items()}
+        self.seconds[kind] = self.seconds.get(kind, 0.0) + time.monotonic() - began
+
+    def begin_compilation(self, _: Any) -> None:
+        """Called by torch's compiler."""
+        self.began.setdefault("compilation", time.monotonic())
+
+    def end_compilation(self, _: Any) -> None:
+        """Called by torch's compiler."""
+        self.compilations += 1
+        self.seconds["compilation"] = self.seconds.get("compilation", 0.0) + time.monotonic() - self.began.pop("compilation")
+
+    def begin_forward(self, module: Any, arguments: Any, keywords: Any) -> None:
+        """Note the inputs of a module that trains."""
+        if self.in_backward or id(module) not in self.roots:  # recomputed by activation checkpointing; a copy of the module
+            return
+        training = module.training
+        if not self.torch.is_grad_enabled():
+            if not training:
+                self.began.setdefault("evaluation", time.monotonic())
+            return
+        if self.forwards and self.forwards[-1][1] != training:
+            self.forwards.clear()  # an evaluation with gradients: no backward pass followed
+        if training:
+            self._end_evaluation()
+        tensors = list(self.tensors([arguments, keywords]))
+        self.forwards.append((id(module), training, [text for _, text in tensors]))
+        if self.counted_inputs < COMPARED:
+            self.counted_inputs += 1
+            self.write_later({"inputs": self.counted_inputs}, [tensor for tensor, _ in tensors if tensor is not None])
+
+    def _end_evaluation(self) -> None:
+        if "evaluation" in self.began:
+            self.seconds["evaluation"] = self.seconds.get("evaluation", 0.0) + time.monotonic() - self.began.pop("evaluation")
+
+    def begin_backward(self) -> None:
+        """Count a micro-batch."""
+        self.in_backward = True
+        if self.depth < 0 or (not self.forwards and self.depth < DEEPEST):
+            self.find_roots()
+        first = self.forwards[0] if self.forwards else None
+        if first is None:
+            self.micro_batches.append((0, 0, ()))
+            return
+        shapes = [texts for module, _, texts in self.forwards if module == first[0]]
+        self.micro_batches.append((len(shapes), sum(rows_of(texts) for texts in shapes), tuple(first[2])))
+        self.forwards.clear()
+        if not self.steps and len(self.micro_batches) in (4, 8, 16, 32, 64, 128):
+            self.write_later({"before_first_step": len(self.micro_batches)}, self.compared_parameters())
+            self.flush()
+
+    def end_backward(self) -> None:
+        """Let forward passes count again."""
+        self.in_backward = False
+
+    def end_step(self, optimizer: Any, _arguments: Any, _keywords: Any) -> None:
+        """Write a line if this ends a step."""
+        if optimizer not in self.optimizers:
+            self.optimizers[optimizer] = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+        if self.optimizers[optimizer] < max(self.optimizers.values()):
+            if self.micro_batches:
+                self.optimizer_calls.add(len(self.micro_batches))
+            return
+        if not self.micro_batches and not self.forwards:
+            return
+        if not self.micro_batches:  # gradients by torch.autograd.grad
+            self.micro_batches.append((len(self.forwards), 0, tuple(self.forwards[0][2])))
+            self.forwards.clear()
+        if type(optimizer).__name__ == "LBFGS":
+            del self.micro_batches[1:]  # it evaluates the same samples several times
+        alternating = any(count < len(self.micro_batches) for count in self.optimizer_calls)
+        self._end_evaluation()
+        self.steps += 1
+        row: dict[str, Any] = {
+            "step": self.steps, "clock": time.monotonic(), "alternating": alternating,
+            "micro_batches": [[len([*group]), *counts] for counts, group in itertools.groupby(self.micro_batches)],
+            "compilations": self.compilations, **self.seconds,
+        }  # fmt: skip
+        if self.steps <= 2:
+            row.update(self.describe())
+        self.micro_batches, self.seconds, self.compilations = [], {}, 0
+        self.optimizer_calls.clear()
+        events = []
+        cuda = self.torch.cuda
+        if cuda.is_initialized():
+            if cuda.is_current_stream_capturing():
+                self.stop("the step is captured as a CUDA graph, whose replays the probe does not see")
+                return
+            event = cuda.Event(enable_timing=True)
+            event.record()
+            events = [event]
+            if self.steps <= COMPARED or self.steps % 16 == 0:
+                row.update(device_bytes=cuda.max_memory_allocated(), reserved_bytes=cuda.max_memory_reserved())
+        self.waiting.append((row, events))
+        if self.steps <= COMPARED:
+            self.write_later({"parameters": self.steps}, self.compared_parameters())
+        self.flush()
+
+    # The modules that train.
+
+    def find_roots(self) -> None:
+        """Observe the outermost modules with trainable parameters; where none was called, the children of those."""
+        if self.depth < 0:
+            kind = self.torch.nn.Module
+            modules = [item for item in gc.get_objects() if issubclass(type(item), kind)]
+            inner = {id(child) for module in modules for child in (vars(module).get("_modules") or {}).values()}
+            roots = [module for module in modules if id(module) not in inner]
+            loader = sys.modules.get("torch.utils.data.dataloader")
+            iterator = getattr(loader, "_BaseDataLoaderIter", None)
+            self.facts["loader"] = iterator is not None and any(issubclass(type(item), iterator) for item in gc.get_objects())
+        else:
+            roots = [child for module, _ in self.roots.values() for child in module.children()]
+        roots = [module for module in roots if any(p.requires_grad for p in module.parameters())]
+        if not roots:
+            self.depth = DEEPEST
+            return
+        if self.depth < 0:
+            self.facts["together"] = sorted(
+                {c.__name__ for root in roots for m in root.modules() for c in type(m).__mro__} & TRAINED_TOGETHER
+            )
+        for _, remove in self.roots.values():
+            remove()
+        self.depth += 1
+        self.roots = {id(module): (module, self.observe(module)) for module in roots}
+
+    def observe(self, module: Any) -> Callable[[], None]:
+        """Call `begin_forward` before each call of a module; return what ends that."""
+        compiled = getattr(module, "_compiled_call_impl", None)
+        if compiled is None:
+            removable: Callable[[], None] = module.register_forward_pre_hook(RootHook(self), with_kwargs=True).remove
+            return removable
+        note = Guard(self, self.begin_forward)  # `module.compile()` would compile a hook
+
+        def call(*arguments: Any, **keywords: Any) -> Any:
+            note(module, arguments, keywords)
+            return compiled(*arguments, **keywords)
+
+        module._compiled_call_impl = call
+        return functools.partial(setattr, module, "_compiled_call_impl", compiled)
+
+    def tensors(self, value: Any, depth: int = 0) -> Iterator[tuple[Any, str]]:
+        """Tensors of a module's inputs, each with its shape as text, `i` at its end for whole numbers; at most 8.
+
+        Lists inside of an argument are preceded by their length, as `#8`: each tensor may be a sample (detection), or one of
+        several inputs.
+        """
+        torch = self.torch
+        if issubclass(type(value), torch.Tensor):
+            if value.dim() and not value.is_nested:
+                whole = not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool)
+                yield value, "x".join(str(int(size)) for size in value.shape) + "i" * whole
+            return
+        graphs = getattr(value, "num_graphs", None) if type(value).__module__.startswith("torch_geometric") else None
+        if graphs is not None:
+            yield None, str(graphs)
+            return
+        parts = value if isinstance(value, (list, tuple)) else value.values() if hasattr(value, "values") else ()
+        if isinstance(value, type) or callable(parts) or depth > 3:
+            return
+        count = 0
+        if depth > 1 and isinstance(value, (list, tuple)):
+            yield None, f"#{len(value)}"
+        for part in parts:
+            for tensor in self.tensors(part, depth + 1):
+                yield tensor
+                count += 1
+                if count == 8:
+                    return
+
+    def describe(self) -> dict[str, Any]:
+        """What is known of ranks that train together."""
+        distributed = self.torch.distributed
+        group = distributed.is_available() and distributed.is_initialized()
+        shared = [name for name in OTHER_COMMUNICATION if name in sys.modules]
+        return {**self.facts, "group": distributed.get_world_size() if group else 0, "others": shared}
+
+    def compared_parameters(self) -> list[Any]:
+        """Three of the parameters that train and are copies on every rank, as far as can be known."""
+        parameters = [p for module, _ in self.roots.values() for p in module.parameters() if p.requires_grad]
+        plain = [p for p in parameters if p.numel() and type(p) is self.torch.nn.Parameter]
+        divided = any(hasattr(p, "ds_id") or getattr(p, "tensor_model_parallel", False) for p in parameters)
+        if divided or len(plain) < len(parameters) or not plain:
+            return []
+        return [plain[0], plain[len(plain) // 2], plain[-1]]
+
+    # Lines.
+
+    def write_later(self, row: dict[str, Any], tensors: list[Any]) -> None:
+        """Write the row with a checksum of the tensors when the device has copied them."""
+        torch = self.torch
+        copies, events = [], []
+        with torch.no_grad():
+            for tensor in tensors[:4]:
+                if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type not in ("cpu", "cuda"):
+                    continue
+                if tensor.layout is not torch.strided or not tensor.numel():
+                    continue
+                flat = tensor.detach().reshape(-1)
+                sample = flat[:: max(flat.numel() // SAMPLED, 1)]
+                if tensor.is_cuda:
+                    host = torch.empty(sample.shape, dtype=sample.dtype, pin_memory=True)
+                    host.copy_(sample, non_blocking=True)
+                    event = torch.cuda.Event()
+                    event.record()
+                    events.append(event)
+                    copies.append(host)
+                else:
+                    copies.append(sample.clone())
+        if copies:
+            self.waiting.append(({**row, "copies": copies}, events))
+
+    def flush(self) -> None:
+        """Write the lines whose events have passed."""
+        lines = []
+        while self.waiting and all(event.query() for event in self.waiting[0][1]):
+            row, events = self.waiting.pop(0)
+            if "copies" in row:
+                checksum = 0
+                for copy in row.pop("copies"):
+                    checksum = zlib.crc32(bytes(copy.view(self.torch.uint8).tolist()), checksum)
+                row["checksum"] = checksum
+            elif events:
+                self.base_event = self.base_event or events[0]
+                row["device_clock"] = self.base_event.elapsed_time(events[0]) / 1e3
+            lines.append(json.dumps(row))
+        if lines:
+            self.append("\n".join(lines))
+
+    def append(self, text: str) -> None:
+        """Append lines to the file of this process."""
+        if self.file is None:
+            self.file = os.open(f"{self.folder}/steps-{self.pid}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.write(self.file, text.encode() + b"\n")
+
+    def stop(self, problem: str) -> None:
+        """Write why the probe stops."""
+        self.problem, self.in_backward = problem, False
+        with contextlib.suppress(OSError):
+            self.append(json.dumps({"problem": problem}))
+
+
+def rows_of(shapes: list[str]) -> int:
+    """First dimension of the first tensor; 0: there is none."""
+    first = next((shape for shape in shapes if shape[0] != "#"), "0")
+    return int(first.rstrip("i").split("x")[0])
+
+
+class Finder:
+    """Finds the modules that the probe observes, and has them observed after their import."""
+
+    def __init__(self, probe: Probe) -> None:
+        self._imported: dict[str, Callable[[Any], None]] = {
+            "torch": probe.install,
+            "torch.distributed.checkpoint.state_dict_saver": lambda module: probe.time_calls(module, "checkpoint", "save"),
+            "safetensors.torch": lambda module: probe.time_calls(module, "checkpoint", "save_file", "save_model"),
+            "torch._dynamo.callback": self._observe_compiler,
+        }
+        self._probe = probe
+
+    def _observe_compiler(self, module: Any) -> None:
+        module.callback_handler.register_start_callback(Guard(self._probe, self._probe.begin_compilation))
+        module.callback_handler.register_end_callback(Guard(self._probe, self._probe.end_compilation))
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """The specification of a module that is observed, whose loader then calls the probe."""
+        if name not in self._imported:
+            return None
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            specification = None if find is None else find(name, path, target)
+            if specification is not None:
+                return self._observed(specification, Guard(self._probe, self._imported.pop(name)))
+        return None
+
+    def _observed(self, specification: Any, observe: Callable[..., None]) -> Any:
+        loader = specification.loader
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return specification
+
+        def exec_module(module: Any) -> None:
+            execute(module)
+            observe(module)
+
+        loader.exec_module = exec_module
+        return specification
+
+
+def start() -> None:
+    """Observe this process if a trial asks for it, and run the `sitecustomize` that this one hides."""
+    folder = os.environ.get(VARIABLE)
+    here = str(Path(__file__).parent)
+    sys.path[:] = [entry for entry in sys.path if entry != here]
+    mine = sys.modules.pop("sitecustomize", None)
+    if importlib.util.find_spec("sitecustomize") is not None:
+        importlib.import_module("sitecustomize")
+    elif mine is not None:
+        sys.modules["sitecustomize"] = mine
+    if folder:
+        sys.meta_path.insert(0, Finder(Probe(folder)))
+
+
+if __name__ == "sitecustomize":
+    start()

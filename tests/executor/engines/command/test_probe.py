@@ -1,0 +1,195 @@
+"""What the probe in a script's processes counts, and that scripts which lie are told apart from those that do not."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from executor.engines.command import probe
+from executor.engines.command.observed import ObservedWork
+from executor.runners.local import LocalRunner
+from search_spaces.models.command import CommandModel
+from search_spaces.outcome import Outcome
+from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
+from search_spaces.trial_config import TrialConfig
+
+SCRIPT = str(Path(__file__).with_name("training.py"))
+PATTERNS = {
+    "rate": r"^rate=(?P<samples_per_second>\S+)",
+    "rate_of_one_rank": r"^rate=(?P<samples_per_second>\S+)",
+    "step_time": r"^seconds=(?P<step_seconds>\S+)",
+    "micro_batch_time": r"^seconds=(?P<step_seconds>\S+)",
+    "milliseconds": r"^milliseconds=(?P<step_milliseconds>\S+)",
+    "milliseconds_as_seconds": r"^seconds=(?P<step_seconds>\S+)",
+}
+HONEST = (
+    "silent", "reports", "reports_every_3", "rate", "step_time", "milliseconds", "per_micro_batch", "short_last", "evaluates",
+    "evaluates_silently", "tokens", "time_first", "packed", "own_reduction", "two_optimizers", "adversaries", "second_order",
+    "pairs", "sampler", "compiled",
+)  # fmt: skip
+LIES = {
+    "one_rank": "a report has 4 samples, and the step before it had 8: it reports the samples of one rank",
+    "twice": "a report has 16 samples, and the step before it had 8: it counts its ranks twice",
+    "micro_batch": "a step has 16 samples, 4 times 2 on 2 ranks, not 8",
+    "token_count": "a report has 128 samples, and the step before it had 8: it reports tokens as samples",
+    "every_3": "a report has 8 samples, and the 3 steps before it had 24: it reports one of 3 steps",
+    "skipped": "its reports have .* samples in .* steps, and the steps had .* or skipped",
+    "rate_of_one_rank": "it reports .* samples/s, and its steps had .*: it counts the samples of one rank",
+    "micro_batch_time": "it reports .* samples/s, and its steps had .*: it is the time of a micro-batch, not of a step",
+    "milliseconds_as_seconds": "its unit is milliseconds, not seconds",
+    "constant_batch": "a step has 4 samples, 2 times 1 on 2 ranks, not 8",
+    "ignores_accumulation": "a step has 4 samples, 1 times 2 on 2 ranks, not 8: .* or ignores it",
+    "divides_accumulation": r"divides its accumulation of 2 by the ranks \(pass it {total_gradient_accumulation_steps}\)",
+    "divides_batch": "it divides the batch by the ranks",
+    "alone": "each of the 2 ranks trains by itself: the script starts no process group",
+    "alone_silently": "each of the 2 ranks trains by itself",
+    "alone_in_a_group": "each of the 2 ranks trains by itself: their parameters differ after",
+    "same_samples": "a step has 4 samples, 2 times 2 on 2 ranks, not 8: ranks train on the same samples",
+    "never_steps": "no optimizer step was taken in .* micro-batches, and parameters did not change",
+    "larger": "a step has 24 samples, 2 times 6 on 2 ranks, not 8: it ignores the batch size",
+    "short_accumulation": "(a report|its reports) ha.* samples.* had .*",
+}
+
+
+def run(runner: LocalRunner, name: str) -> TrialResult:
+    words = ("python", SCRIPT, name, "{micro_batch_size}", "{gradient_accumulation_steps}")
+    command = CommandModel(arguments=words, pattern=PATTERNS.get(name))
+    return runner.run(
+        TrialRequest(
+            attempt="a", model=command, config=TrialConfig(micro_batch_size=2),
+            world_size=2, engine="command", workload=Workload(global_batch_size=8, sequence_length=16),
+            fidelity=Fidelity(min_steps=12, max_steps=20, max_warmup_steps=8), timeout_seconds=120.0,
+        )
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HONEST)
+@pytest.mark.prove(every=20)
+def test_an_honest_script_is_measured(runner: LocalRunner, name: str) -> None:
+    result = run(runner, name)
+    assert result.outcome is Outcome.OK, result.traceback or result.message
+    assert "not checked" not in result.message
+    samples = "about 4" if name == "packed" else "about 8" if name == "adversaries" else "8"
+    assert result.environment["observed_work"].startswith(f"{samples} samples a step in ")
+    assert "on 2 ranks that train together" in result.environment["observed_work"]
+    assert result.samples_per_second is not None
+    seconds = float(result.environment["observed_work"].split("; ")[1].split()[0]) / 1e3
+    assert 0.5 < result.samples_per_second.mean * seconds / 8 < 2.0  # a busy machine
+
+
+@pytest.mark.parametrize("name", LIES)
+@pytest.mark.prove(every=10)
+def test_a_script_that_lies_is_wrong_with_both_numbers_and_the_cause(runner: LocalRunner, name: str) -> None:
+    result = run(runner, name)
+    assert result.outcome is Outcome.WRONG, result.traceback or result.message
+    assert re.search(LIES[name], result.message), result.message
+
+
+TRAINED_ALONE = """
+import sys, torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+torch.set_num_threads(1)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.1), nn.Linear(16, 4))
+run = torch.compile(model, backend="aot_eager", fullgraph=True) if "compile" in sys.argv else model
+if "in_place" in sys.argv:
+    model.compile(backend="aot_eager")
+optimizer = torch.optim.AdamW(model.parameters(), 0.01, fused=False)
+data = TensorDataset(torch.randn(64, 8), torch.randint(4, (64,)))
+for epoch in range(2):
+    for x, y in DataLoader(data, 8, shuffle=True, num_workers=1):
+        loss = nn.functional.cross_entropy(run(x), y)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        print(loss.item().hex())
+torch.save(model, sys.argv[1])
+import pickle
+pickle.dump(model, open(sys.argv[1] + ".pickle", "wb"))
+"""
+LOADED = """
+import sys, pickle, torch
+torch.load(sys.argv[1], weights_only=False)
+pickle.load(open(sys.argv[1] + ".pickle", "rb"))(torch.ones(1, 8))
+"""
+
+
+def python(folder: Path | None, *words: str, hidden: Path | None = None) -> str:
+    """Run Python, with the probe in a folder, and with another `sitecustomize` that it hides."""
+    variables = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", probe.VARIABLE)}
+    if folder is not None:
+        folder.mkdir()
+        shutil.copyfile(str(probe.__file__), folder / "sitecustomize.py")
+        variables[probe.VARIABLE] = str(folder)
+    if folder or hidden:
+        variables["PYTHONPATH"] = os.pathsep.join(str(path) for path in (folder, hidden) if path)
+    return subprocess.run(
+        [sys.executable, *words], env=variables, capture_output=True, text=True, check=True, timeout=300
+    ).stdout
+
+
+@pytest.mark.parametrize("how", ["eager", *(pytest.param(how, marks=pytest.mark.prove) for how in ("compile", "in_place"))])
+def test_a_script_computes_the_same_to_the_bit_and_its_files_do_not_need_the_probe(tmp_path: Path, how: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINED_ALONE)
+    plain = python(None, str(script), str(tmp_path / "plain"), how)
+    assert python(tmp_path / "probe", str(script), str(tmp_path / "model"), how) == plain
+    assert len(plain.splitlines()) == 16
+    python(None, "-c", LOADED, str(tmp_path / "model"))
+    work = ObservedWork(tmp_path / "probe", 8)
+    assert [(step.samples, step.micro_batches) for step in work.read()[1:]] == [(8, 1)] * 15
+    assert (work.problem, work.processes, work.facts["loader"]) == ("", 1, True)
+
+
+def test_the_probe_hides_nothing(tmp_path: Path) -> None:
+    hidden = tmp_path / "hidden"
+    hidden.mkdir()
+    (hidden / "sitecustomize.py").write_text("import sys\nsys.seen = __name__")
+    words = "import sys, sitecustomize; print(getattr(sys, 'seen', ''), [p for p in sys.path if p.endswith('probe')])"
+    assert python(tmp_path / "probe", "-c", words, hidden=hidden) == "sitecustomize []\n"
+    shutil.rmtree(tmp_path / "probe")
+    assert python(tmp_path / "probe", "-c", words) == " []\n"
+
+
+def test_an_error_of_the_probe_stops_it_and_not_the_script(tmp_path: Path) -> None:
+    observer = probe.Probe(str(tmp_path))
+    guard = probe.Guard(observer, lambda: 1 // 0)
+    guard()
+    guard()
+    work = ObservedWork(tmp_path, None)
+    assert work.read() == []
+    assert work.problem == "the probe stopped: ZeroDivisionError: integer division or modulo by zero"
+
+
+@pytest.mark.parametrize(
+    ("micro_batches", "asked", "samples", "certain"),
+    [
+        ([[4, 1, 8, ["8x128i", "8x128i"]]], 8, 32, True),
+        ([[1, 1, 8, ["8x128i"]], [1, 1, 3, ["3x128i"]]], 8, 11, True),
+        ([[1, 1, 128, ["128x8i"]]], 8, 8, True),  # time first
+        ([[1, 1, 1, ["1x1024i"]]], 8, 1, False),  # may be packed
+        ([[1, 1, 90, ["90x4", "2x300i", "90i"]]], 8, 90, False),  # a graph
+        ([[1, 1, 8, ["8x13", "26x8i"]]], 8, 8, True),
+        ([[1, 1, 8, ["8x13", "26x7i"]]], None, 8, False),
+        ([[1, 1, 2, ["#2", "3x64x80", "3x48x64", "#2", "5x4"]]], 2, 2, True),  # a list of images and of their targets
+        ([[1, 1, 3, ["#2", "3x64x80", "3x48x64"]]], None, 3, False),
+        ([[1, 1, 4, ["#2", "4x32", "4i"]]], None, 4, True),  # a list of inputs and labels
+        ([[1, 2, 8, ["4x32"]]], 8, 8, True),  # two passes for the parts of a micro-batch
+        ([[1, 2, 16, ["8x32"]]], 8, 8, True),  # two passes for pairs
+        ([[1, 2, 16, ["8x32"]]], None, 8, False),
+        ([[1, 0, 0, []], [3, 1, 8, ["8"]]], 8, None, False),
+    ],
+)
+def test_samples_are_counted_where_they_are_known(
+    tmp_path: Path, micro_batches: list[object], asked: int | None, samples: int | None, certain: bool
+) -> None:
+    row = {"step": 1, "clock": 1.0, "alternating": False, "micro_batches": micro_batches}
+    (tmp_path / "steps-1.jsonl").write_text(json.dumps(row) + "\n")
+    (step,) = ObservedWork(tmp_path, asked).read()
+    assert (step.samples, step.certain) == (samples, certain)
