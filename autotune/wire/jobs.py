@@ -85,7 +85,7 @@ class Answer:
     """Expected shortfall of the answer's rate, as a share of the rate of the best tried configuration."""
     unresolved: tuple[UnresolvedTrial, ...]
     """Trials whose configurations may be better."""
-    not_compared: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    not_compared: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Outcome -> trials that ran and have no rate to compare (PRUNED: below a bound), which no probability includes."""
     goodput: AnswerGoodput | None = None
     """How to run the answer on nodes that fail. None: the objective is not goodput."""

@@ -44,6 +44,7 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "study export": (Place.SERVICE, ["--storage", "sqlite:///study.db"]),
     "reproduce": (Place.HERE, []),
     "verify": (Place.HERE, []),
+    "check": (Place.HERE, ["--", "python", "train.py"]),
     "space": (Place.HERE, []),
     "models": (Place.HERE, []),
     "clusters": (Place.HERE, []),

@@ -419,4 +419,5 @@ def test_it_is_refused_by_its_rule_with_the_remedy(command: Command, folder: Pat
 
 
 def test_no_rule_is_left_out() -> None:
-    assert {rule for rule, _, _ in CASES.values()} == set(REMEDIES)
+    of_modules = {"called-blocks"}  # found by the process that describes a module (tests/search_spaces/rules/test_table.py)
+    assert {rule for rule, _, _ in CASES.values()} == set(REMEDIES) - of_modules

@@ -39,7 +39,7 @@ FIELDS: dict[str, Any] = {
     "lr": 3e-4, "weight_decay": 0.05, "clip": 0.5, "optimizer": "sgd",
     "training_steps": 1000, "document_lengths": [64, 17, 8], "expert_loads": [[3.0, 1.0]],
     "memory_limit": 10**9, "headroom": 0.1, "baseline": {"zero_stage": 1}, "engine": "native", "runner": "local",
-    "confirm_repeats": 2, "control_every": 5, "allow_unstable": True, "racing": False, "device_hours": 4.0,
+    "confirm_repeats": 2, "control_every": 5, "allow_unstable": True, "loss_depends_on_batch": True, "racing": False, "device_hours": 4.0,
     "run_device_hours": 100.0, "stop_margin": 0.02, "priority": 5,
     "environment_settings": ["MALLOC_ARENA_MAX=1", "OMP_WAIT_POLICY=passive"],
     "failures": {"killed": {"retries": 1}}, "name": "nightly", "tags": ["a100", "smoke"], "note": "after the upgrade",

@@ -47,7 +47,7 @@ FLAGS = {
 NOT_OVER_HTTP = {*HIDDEN, "stop_at_first", "tune_on", "answer_for"}
 OF_TUNE = {"out", "database", "resume", "listener", "fields", "progress"}
 OF_THE_QUEUE = {"priority"}
-COMMAND_OPTIONS = {option_name(item.name) for item in dataclasses.fields(CommandModel)} - {"--arguments"}
+COMMAND_OPTIONS = {option_name(item.name) for item in dataclasses.fields(CommandModel)} - {"--arguments", "--template-name"}
 
 
 def options_of(*names: str) -> set[str]:
