@@ -155,7 +155,7 @@ def loss_by_division(place: Workplace) -> Problems:
         for trial in answer.with_outcome("WRONG", "FAILED"):
             yield f"{factory}: {trial['outcome']} {trial['result']['message'][:160]}"
         before, _, _ = answer.printed.partition("trial 0")
-        if not re.search(r"loss depends on|random numbers", before):
+        if not re.search(r"loss:? depends on|random numbers", before):
             yield f"{factory}: nothing is said before the first trial"
 
 
