@@ -20,7 +20,7 @@ from api.computing import RequestBatcher, ThreadPool, ThreadPools
 from api.connections import ConnectionLimits, Connections
 from api.deliverer import Deliverer, deliver, networks
 from api.document import DocumentedApp
-from api.guard import VERSION, Guard
+from api.guard import VERSION, RequestGuard
 from api.hub import EventHub, LogHub
 from api.limits import KnownKeys, OwnerLimits
 from api.metrics import Metrics, ProcessMetrics, RequestTimer
@@ -98,7 +98,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.known_keys = KnownKeys()
     app.add_middleware(HeadRequests)
-    app.add_middleware(Guard, settings=settings, known_keys=app.state.known_keys)
+    app.add_middleware(RequestGuard, settings=settings, known_keys=app.state.known_keys)
     app.add_middleware(RequestTimer, metrics=app.state.metrics, log=settings.access_log)
     return app
 

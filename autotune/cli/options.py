@@ -10,8 +10,7 @@ import typer
 
 from autotune.errors import RequestError
 from autotune.logs import LogFormat
-from autotune.question.field import Panel
-from autotune.question.sizes import parse_length, parse_size
+from autotune.question.field import Panel, parse_length, parse_size
 
 DEFAULT_OUT = Path("best-config.json")
 

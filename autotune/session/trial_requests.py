@@ -21,8 +21,8 @@ from search_spaces.communication import INT8
 from search_spaces.knob import VIRTUAL_TOKENS, Value
 from search_spaces.knob_values import value_text
 from search_spaces.models.command import CommandModel
-from search_spaces.models.loss_trait import LossTrait
 from search_spaces.models.model import FactoryModel, without_profile
+from search_spaces.models.module_profile import LossTrait
 from search_spaces.outcome import Outcome
 from search_spaces.patterns import compiled
 from search_spaces.placeholders import FILES, files_read, follows_micro_batch, is_trainer, samples_of_step

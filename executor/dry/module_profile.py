@@ -37,7 +37,8 @@ from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.pipeline import precise
 from executor.user_module.calls import called_blocks
 from executor.user_module.description import described
-from executor.user_module.factory import UserModule, load_factory
+from executor.user_module.factory import load_factory
+from executor.user_module.plan import UserModule
 from executor.user_module.survey import Survey, first_tensor, loss_of
 from search_spaces.models.huggingface import BUILT
 from search_spaces.models.model import FactoryModel

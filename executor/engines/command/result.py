@@ -22,10 +22,9 @@ from executor.measurement.trial_report import Trial, rate_of
 from search_spaces.failure import Evidence, FailureTable, Sign
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
-from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, names_in
+from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, names_in, waiting_text
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
-from search_spaces.waiting import waiting_text
 
 SHORTEST_CLOCK = 1.0
 """Seconds of log lines from which their times are compared with the clock: a rank reads them ten times a second."""

@@ -18,10 +18,16 @@ import torch
 from executor import process_tree
 from executor.engine import RankContext
 from executor.engines.command import probe
-from executor.engines.command.launchers import RankPlacement, launcher_command, launcher_environment
+from executor.engines.command.launchers import (
+    Launch,
+    RankPlacement,
+    launcher_command,
+    launcher_environment,
+    make_working_folder,
+    python_command,
+)
 from executor.engines.command.result import facts_of, result_of
-from executor.engines.command.watch import FAILURES, PROBE_FOLDER, Launch, ScriptWatch, State, python_command
-from executor.engines.command.working_folder import make_working_folder
+from executor.engines.command.watch import FAILURES, PROBE_FOLDER, ScriptWatch, State
 from executor.errors import EngineRefusalError
 from executor.failures import failure_table
 from executor.measurement.memory import SLACK_BYTES
