@@ -34,7 +34,7 @@ from autotune.text.result import print_result
 from autotune.text.rows import rate_text
 from autotune.tuning import TuneResult, resume_job
 from executor.engines.capabilities import COMMAND
-from search_spaces.outcome import JobState
+from search_spaces.outcome import JobState, StopReason
 from search_spaces.trial import Interval
 from storage.address import default_database_url, without_password
 from storage.records import BUDGET
@@ -146,7 +146,7 @@ def _print(result: TuneResult, options: SweepOptions, console: Console) -> None:
 def _status(result: TuneResult) -> Status:
     if result.state is JobState.PAUSED:
         return Status.INTERRUPTED
-    if result.found_nothing:
+    if result.reason == StopReason.NOTHING_FEASIBLE:
         return Status.NOTHING_FEASIBLE
     return Status.OK if result.state is JobState.SUCCEEDED else Status.FAILURE
 

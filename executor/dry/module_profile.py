@@ -396,7 +396,7 @@ class _ModuleRuns:
         self.mode.running_modules.clear()
         with ExitStack() as stack:
             for index, block in enumerate(self.blocks):
-                before = block.register_forward_pre_hook(functools.partial(self._begins, index))
+                before = block.register_forward_pre_hook(lambda *_, index=index: self._mark(MomentKind.FORWARD, index))
                 after = block.register_forward_hook(functools.partial(self._ends, index), with_kwargs=True)
                 stack.callback(before.remove)
                 stack.callback(after.remove)
@@ -404,9 +404,6 @@ class _ModuleRuns:
                 handle = parameter.register_post_accumulate_grad_hook(self._done(index))  # type: ignore[no-untyped-call]
                 stack.callback(handle.remove)
             yield
-
-    def _begins(self, index: int, *_: object) -> None:
-        self._mark(MomentKind.FORWARD, index)
 
     def _ends(self, index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
         self._mark(MomentKind.LEFT, index)
