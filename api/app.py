@@ -24,17 +24,7 @@ from api.guard import VERSION, RequestGuard
 from api.hub import EventHub, LogHub
 from api.limits import KnownKeys, OwnerLimits
 from api.metrics import Metrics, ProcessMetrics, RequestTimer
-from api.routes import (
-    catalog,
-    figures,
-    jobs,
-    logs,
-    operations,
-    page,
-    predictions,
-    results,
-    webhooks,
-)
+from api.routes import catalog, figures, jobs, logs, operations, page, predictions, results, webhooks
 from api.routes.figures import FigureBoard, PointsBoard
 from api.settings import Settings
 from autotune.logs import are_traced
@@ -137,17 +127,7 @@ def _api_routes() -> list[BaseRoute]:
     here, once for all services of a process.
     """
     router = APIRouter(redirect_slashes=False)
-    for routes in (
-        jobs,
-        results,
-        figures,
-        logs,
-        operations,
-        catalog,
-        predictions,
-        webhooks,
-        page,
-    ):
+    for routes in (jobs, results, figures, logs, operations, catalog, predictions, webhooks, page):
         router.include_router(routes.router)
     nowhere = {"type": "http", "method": "GET", "path": "", "headers": [], "path_params": {}}
     for route in router.routes:

@@ -8,16 +8,7 @@ from typing import Any
 import numpy as np
 
 from autotune.explain.evidence import ExplanationEvidence, WinnerOutlook
-from autotune.explain.findings import (
-    Bound,
-    Limits,
-    MemoryUse,
-    MoreMemory,
-    StepActivity,
-    TimeUse,
-    Upgrade,
-    limits_text,
-)
+from autotune.explain.findings import Bound, Limits, MemoryUse, MoreMemory, StepActivity, TimeUse, Upgrade, limits_text
 from autotune.explain.knob_findings import LIKELY
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.step import Z90, predict, seconds_of

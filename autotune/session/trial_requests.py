@@ -226,11 +226,7 @@ def start_ranks(
         from executor.runners.ray.runner import RayRunner
 
         return RayRunner(
-            ranks,
-            address=ray_address,
-            python_path=python_path,
-            device=kind,
-            tensor_across_nodes=tensor_across_nodes,
+            ranks, address=ray_address, python_path=python_path, device=kind, tensor_across_nodes=tensor_across_nodes
         )
     if runner == "local":
         from executor.runners.local import LocalRunner

@@ -42,14 +42,7 @@ from executor.user_module.plan import UserModule
 from executor.user_module.survey import Survey, first_tensor, loss_of
 from search_spaces.models.huggingface import BUILT
 from search_spaces.models.model import FactoryModel
-from search_spaces.models.module_profile import (
-    OUTER,
-    Affine,
-    ModuleProfile,
-    MomentKind,
-    Trace,
-    TrainedParameter,
-)
+from search_spaces.models.module_profile import OUTER, Affine, ModuleProfile, MomentKind, Trace, TrainedParameter
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
