@@ -31,7 +31,7 @@ from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.text.console import Console
 from autotune.text.result import print_result
-from autotune.text.rows import rate_text
+from autotune.text.rows import first_text, rate_text
 from autotune.tuning import TuneResult, resume_job
 from executor.engines.capabilities import COMMAND
 from search_spaces.outcome import JobState, StopReason
@@ -208,9 +208,6 @@ def _share(interval: Interval | None) -> str:
     return "-" if interval is None else f"{interval.mean:.0%} [{interval.low:.0%}, {interval.high:.0%}]"
 
 
-MOST_NUMBERS = 12
-
-
 def with_history(session: Session, source: str, report: Callable[[str], None]) -> Session:
     """The session with the trials that are usable; the number of others is reported by reason.
 
@@ -222,8 +219,7 @@ def with_history(session: Session, source: str, report: Callable[[str], None]) -
     admitted = admit(rows, session)
     report(f"knowledge: {len(admitted.trials)} of {len(rows)} trials count")
     for reason, numbers in admitted.refused.items():
-        listed = ", ".join(map(str, numbers[:MOST_NUMBERS])) + (", …" if len(numbers) > MOST_NUMBERS else "")
-        report(f"knowledge: {'trials' if len(numbers) > 1 else 'trial'} {listed} left out: {reason}")
+        report(f"knowledge: {'trials' if len(numbers) > 1 else 'trial'} {first_text(numbers, 12)} left out: {reason}")
     if not admitted.trials:
         problem = f"no trial of {without_password(source)} counts"
         raise RequestError("knowledge", problem, "use the names of knobs for its columns or parameters")
@@ -242,19 +238,8 @@ def submit_command(
     database: str | None,
     json: bool,
 ) -> Status:
-    """Submit the job, and print its id or follow it.
-
-    Args:
-        given_fields: request fields that were given as options.
-        config: a TOML file with further ones.
-        imported: a configuration of another framework that becomes the baseline.
-        stated: NAME=VALUE of variables and arguments of a script that is imported.
-        priority: jobs with a higher one run first.
-        watch: follow the job.
-        url: of a service; None: see `open_backend`.
-        database: its URL; None: see `open_backend`.
-        json: print a document.
-    """
+    """Submit the job, and print its id or follow it. `imported`: another framework's configuration that becomes the baseline;
+    `stated`: NAME=VALUE of variables and arguments of a script that is imported."""
     if watch and json:
         raise RequestError("json", "prints one document, but --watch prints events", "leave one of them out")
     fields = request_fields(given_fields, config)
