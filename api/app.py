@@ -20,21 +20,11 @@ from api.computing import RequestBatcher, ThreadPool, ThreadPools
 from api.connections import ConnectionLimits, Connections
 from api.deliverer import Deliverer, deliver, networks
 from api.document import DocumentedApp
-from api.guard import VERSION, Guard
+from api.guard import VERSION, RequestGuard
 from api.hub import EventHub, LogHub
 from api.limits import KnownKeys, OwnerLimits
 from api.metrics import Metrics, ProcessMetrics, RequestTimer
-from api.routes import (
-    catalog,
-    figures,
-    jobs,
-    logs,
-    operations,
-    page,
-    predictions,
-    results,
-    webhooks,
-)
+from api.routes import catalog, figures, jobs, logs, operations, page, predictions, results, webhooks
 from api.routes.figures import FigureBoard, PointsBoard
 from api.settings import Settings
 from autotune.logs import are_traced
@@ -98,7 +88,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.known_keys = KnownKeys()
     app.add_middleware(HeadRequests)
-    app.add_middleware(Guard, settings=settings, known_keys=app.state.known_keys)
+    app.add_middleware(RequestGuard, settings=settings, known_keys=app.state.known_keys)
     app.add_middleware(RequestTimer, metrics=app.state.metrics, log=settings.access_log)
     return app
 
@@ -137,17 +127,7 @@ def _api_routes() -> list[BaseRoute]:
     here, once for all services of a process.
     """
     router = APIRouter(redirect_slashes=False)
-    for routes in (
-        jobs,
-        results,
-        figures,
-        logs,
-        operations,
-        catalog,
-        predictions,
-        webhooks,
-        page,
-    ):
+    for routes in (jobs, results, figures, logs, operations, catalog, predictions, webhooks, page):
         router.include_router(routes.router)
     nowhere = {"type": "http", "method": "GET", "path": "", "headers": [], "path_params": {}}
     for route in router.routes:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo, WithJsonSchema
 
-from autotune.question.sizes import parse_length, parse_size
+from autotune.question.field import parse_length, parse_size
 from search_spaces.failure import LONGEST_PATTERN, MOST_PATTERNS
 from search_spaces.training.data_schedule import MOST_DOCUMENTS
 from search_spaces.training.expert_loads import MOST as MOST_LOADS

@@ -25,7 +25,7 @@ Message = MutableMapping[str, Any]
 Refusal = tuple[HTTPStatus, str, dict[str, str]]
 
 
-class Guard:
+class RequestGuard:
     """ASGI middleware that refuses invalid requests."""
 
     _READING = ("GET", "HEAD", "OPTIONS")

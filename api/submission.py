@@ -10,17 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, create_model
 
 from api.computing import ThreadPool
-from api.fields import (
-    Body,
-    DocumentLengths,
-    ExpertLoads,
-    Integer,
-    Length,
-    RowName,
-    Size,
-    SubmittedCommand,
-    SubmittedRow,
-)
+from api.fields import Body, DocumentLengths, ExpertLoads, Integer, Length, RowName, Size, SubmittedCommand, SubmittedRow
 from api.settings import Settings
 from autotune.errors import RequestError
 from autotune.goodput.terms import parse_terms, require_published
@@ -104,10 +94,7 @@ def _declared_type(declared: RequestField, kind: Any) -> Any:
 def declared_body(name: str, record: type, names: Collection[str], own_types: Mapping[str, Any]) -> Any:
     """The class of a body with these fields of a record. A field that is omitted or null has its default."""
     fields: dict[str, Any] = {
-        field: (
-            own_types.get(field, _declared_type(declared, kind)) | None,
-            Field(None, description=declared.help_of(SERVICE)),
-        )
+        field: (own_types.get(field, _declared_type(declared, kind)) | None, Field(None, description=declared.help_of(SERVICE)))
         for field, declared, kind, _ in declared_fields(record)
         if field in names
     }

@@ -112,11 +112,7 @@ READ_AT_ONCE = 100
 
 
 def page(
-    read: Callable[[int, int], Sequence[T]],
-    start: int,
-    limit: int,
-    encode: Callable[[T], bytes],
-    following: Callable[[T], int],
+    read: Callable[[int, int], Sequence[T]], start: int, limit: int, encode: Callable[[T], bytes], following: Callable[[T], int]
 ) -> tuple[list[bytes], int, bool]:
     """Return up to `limit` encoded items, the start of the next page, and whether that page has items.
 

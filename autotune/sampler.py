@@ -21,11 +21,7 @@ from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import TrialConfig
 from storage.records import TrialRecord
 
-_OUTCOMES = {
-    TrialState.COMPLETE: Outcome.OK,
-    TrialState.PRUNED: Outcome.PRUNED,
-    TrialState.FAIL: Outcome.FAILED,
-}
+_OUTCOMES = {TrialState.COMPLETE: Outcome.OK, TrialState.PRUNED: Outcome.PRUNED, TrialState.FAIL: Outcome.FAILED}
 
 
 class GuidedSampler(BaseSampler):

@@ -65,11 +65,6 @@ class TuneResult:
     trials: tuple[TrialRecord, ...] = field(default=(), repr=False)
     """Every trial by number, with the figures of its result: rate, peak, message."""
 
-    @property
-    def found_nothing(self) -> bool:
-        """Whether the job ended with no configuration that fits."""
-        return self.reason == StopReason.NOTHING_FEASIBLE
-
     def trials_dataframe(self) -> Any:
         """Return the trials as a `pandas.DataFrame`: one row per trial, with its figures and every knob as columns.
 

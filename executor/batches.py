@@ -29,6 +29,7 @@ TEXT_BYTES = 8_000_000
 """Maximum number of bytes of text that are read; more than any trial uses."""
 
 BatchFunction = Callable[[int, torch.Generator], Mapping[str, Any]]
+"""`batch(micro_batch_size, generator)` returns the keyword arguments for a call of a user's module."""
 
 
 class Data(Protocol):
@@ -49,7 +50,7 @@ class TextData:
     def global_batch(self, step: int) -> dict[str, Tensor]:
         """`tokens` and `labels` [global batch, sequence], int64; labels are one token ahead."""
         length = self.workload.sequence_length
-        generator = torch.Generator().manual_seed(_seed(self.workload.seed, step))
+        generator = _generator(f"data:{self.workload.seed}:{step}")
         starts = torch.randint(0, self.text.numel() - length, (self.workload.global_batch_size, 1), generator=generator)
         window = self.text[starts + torch.arange(length + 1)].long() % self.vocab_size
         return {"tokens": window[:, :-1].contiguous(), "labels": window[:, 1:].contiguous()}
@@ -187,12 +188,12 @@ def long_text(workload: Workload) -> Tensor:
 
 def forward_seed(seed: int, step: int, index: int) -> int:
     """The seed of micro-batch `index` of a step: of its samples, and of random numbers that a module draws in forward."""
-    return _seed(seed, step) + index
+    return _number(f"data:{seed}:{step}") + index
 
 
-def _seed(seed: int, step: int) -> int:
-    digest = hashlib.sha256(f"data:{seed}:{step}".encode()).digest()
-    return int.from_bytes(digest[:7], "big")
+def _number(text: str) -> int:
+    """A seed for what the text names."""
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")
 
 
 PLACES = "places"
@@ -278,8 +279,7 @@ def _order(seed: int, epoch: int, rows: int) -> list[int]:
 
 
 def _generator(text: str) -> torch.Generator:
-    digest = hashlib.sha256(text.encode()).digest()
-    return torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+    return torch.Generator().manual_seed(_number(text))
 
 
 AHEAD = "ahead"
@@ -332,8 +332,7 @@ def kept_tokens(config: TrialConfig, workload: Workload, spec: ModelSpec, step: 
         return {}
     chosen = {}
     for layer in range(1, spec.num_layers - 1):
-        digest = hashlib.sha256(f"random-ltd:{workload.seed}:{step}:{layer}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "big"))
+        generator = _generator(f"random-ltd:{workload.seed}:{step}:{layer}")
         drawn = torch.randperm(workload.sequence_length, generator=generator)[:token_count]
         chosen[str(layer)] = drawn.sort().values.to(device)
     return chosen

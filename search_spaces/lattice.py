@@ -42,11 +42,7 @@ class Lattice:
     """
 
     def __init__(
-        self,
-        context: SpaceContext,
-        base: TrialConfig,
-        domains: Mapping[str, tuple[Value, ...]],
-        most_steps: int | None = None,
+        self, context: SpaceContext, base: TrialConfig, domains: Mapping[str, tuple[Value, ...]], most_steps: int | None = None
     ) -> None:
         self._context = context
         self._steps, self._most_steps = 0, most_steps

@@ -58,10 +58,7 @@ _EVEN = r"(?<!\\)(?:\\\\)*"
 _READ_DIFFERENTLY = (
     (re.compile(_EVEN + r"\{,[0-9]+\}"), ("has {,n}, which RE2 reads as literal text", "write {0,n}")),
     (re.compile(_EVEN + r"\[\^?\[:"), ("has a class of POSIX, which Python lacks", "write [a-z] or \\w")),
-    (
-        re.compile(_EVEN + r"\\[pPzCQ]"),
-        ("has \\p, \\z, \\C or \\Q, which Python lacks", "write [a-z], $ or ."),
-    ),
+    (re.compile(_EVEN + r"\\[pPzCQ]"), ("has \\p, \\z, \\C or \\Q, which Python lacks", "write [a-z], $ or .")),
 )
 """Syntax that RE2 and Python's engine silently interpret differently -> problem and remedy."""
 

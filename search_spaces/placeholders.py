@@ -10,6 +10,7 @@ from search_spaces.errors import ModelFormatError
 from search_spaces.knob import Value, ValueKind
 from search_spaces.knob_values import KNOBS, parse_value, value_text
 from search_spaces.models.command import CommandModel, variant_values
+from search_spaces.models.model import Model
 from search_spaces.preset_files import unknown_name
 from search_spaces.trial import Workload
 from search_spaces.trial_config import KNOB_NAMES, SCRIPT, TrialConfig
@@ -276,3 +277,18 @@ def files_read(command: CommandModel) -> list[str]:
     """The placeholders of the files that the script or its launcher reads."""
     used = [name for name in names_in(command) if name in FILES]
     return used + (["config"] if command.plugin == "deepspeed" and "config" not in used else [])
+
+
+def waiting_text(share: float, model: Model, prefix: str = "") -> str:
+    """The message for a trial that waits for this share of its step; empty: too small to report.
+
+    The remedy contains only what this command supports: the number of workers is searched only if the command passes one on.
+    """
+    if share <= 0.05:  # not worth a report
+        return ""
+    finding = f"{prefix}waits for data in {share:.0%} of the step, which no layout changes"
+    script_knobs = (*model.script_knobs, *model.environment_knobs) if isinstance(model, CommandModel) else ()
+    if workers := next((name for name in script_knobs if "worker" in name.lower()), None):
+        return f"{finding}: search larger values of {workers}, or prepare samples beforehand"
+    passed = "if a DataLoader loads them, pass it {num_workers} and search --script-knob num_workers=0,2,4"
+    return f"{finding}: prepare samples beforehand, or {passed}"

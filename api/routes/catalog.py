@@ -128,11 +128,7 @@ def _validated(body: ConfigSubmission, settings: Settings) -> Validation:
     space = session_of_submission(submission, settings, settings.submission_steps).space
     config = space.canonical(space.base.replace(checked(body.config)))
     refusals = space.check(config)
-    return Validation(
-        legal=not refusals,
-        config=config.values(),
-        refusals=tuple(refusals),
-    )
+    return Validation(legal=not refusals, config=config.values(), refusals=tuple(refusals))
 
 
 def choices(settings: Settings, may_submit: bool) -> Choices:

@@ -143,9 +143,7 @@ def clusters(json: Json = False) -> Status:
 
 
 @app.command()
-def engines(
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/engines.md.")] = False,
-) -> Status:
+def engines(markdown: Annotated[bool, typer.Option("--markdown", help="Print docs/engines.md.")] = False) -> Status:
     """Show the values of each knob that the engines honour, and the combinations that they refuse and why."""
     from autotune.cli.engines import engines_command
 

@@ -20,7 +20,7 @@ from autotune.installed import CLIENT, WHOLE
 from autotune.ray_cluster import ANY, named_address
 from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.text.console import Console
-from autotune.text.rows import bytes_text
+from autotune.text.rows import bytes_text, first_text
 from executor.errors import RunnerError
 from search_spaces.clusters.microbenchmark import MeasuredRow, Operation
 from search_spaces.clusters.presets import local_cluster
@@ -314,7 +314,7 @@ def _topology(facts: Sequence["NodeFacts"]) -> Iterator[CheckedItem]:
         strong = any(link.startswith("NV") for link in pair_links.values())
         kinds = ", ".join(f"{link} x {[*pair_links.values()].count(link)}" for link in sorted(set(pair_links.values())))
         good = not (weak and strong)
-        pairs = ", ".join(weak[:4]) + (", …" if len(weak) > 4 else "")
+        pairs = first_text(weak, 4)
         text = f"{kinds}" + ("" if good else f": {pairs} communicate through the processors, others by NVLink")
         remedy = "keep tensor_parallel_size within the GPUs that NVLink connects, or choose other GPUs by CUDA_VISIBLE_DEVICES"
         yield CheckedItem(name=f"links of GPUs on {node}", good=good, text=text, remedy=remedy)

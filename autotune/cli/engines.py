@@ -167,15 +167,7 @@ file or a pin names it. **A change needs**, from cheap to expensive: `step`, `re
 def _knob_row(knob: Knob) -> tuple[str, ...]:
     numerics = f"**{knob.numerics}**" if knob.numerics is Numerics.CHANGES else str(knob.numerics)
     condition = knob.condition.name if knob.condition else "always"
-    return (
-        f"`{knob.name}`",
-        knob.description,
-        domain_text(knob),
-        default_text(knob),
-        condition,
-        numerics,
-        str(knob.applies),
-    )
+    return (f"`{knob.name}`", knob.description, domain_text(knob), default_text(knob), condition, numerics, str(knob.applies))
 
 
 def default_text(knob: Knob) -> str:

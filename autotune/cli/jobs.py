@@ -41,8 +41,7 @@ def jobs(
         typer.Option("--tag", metavar="WORD", help="Jobs with this tag. May be repeated: jobs with all of them."),
     ] = None,
     text: Annotated[
-        str,
-        typer.Option(metavar="WORDS", help="Jobs with all these words in their name, note, tags, model, id or message."),
+        str, typer.Option(metavar="WORDS", help="Jobs with all these words in their name, note, tags, model, id or message.")
     ] = "",
     limit: Annotated[int, typer.Option(min=1, metavar="N", help="Maximum number of jobs.")] = 50,
     url: Url = None,

@@ -1,11 +1,8 @@
 """Starts the launch line of a script's answer once, until its first step, and says what it started."""
 
 import contextlib
-import json
 import os
 import shlex
-import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -14,8 +11,7 @@ from typing import Any
 from autotune.frameworks.best_config import Winner, winner_of
 from autotune.frameworks.exporters import EXPORTERS
 from autotune.frameworks.launch import FILE_FORMATS, files_of
-from executor.engines.command import supervisor
-from executor.engines.command.working_folder import make_working_folder
+from executor.engines.command.launchers import Launch, ScriptProcess, make_working_folder
 from executor.errors import EngineRefusalError
 from executor.process_tree import descendants
 from search_spaces.models.command import CommandModel
@@ -72,25 +68,16 @@ def _words(document: dict[str, Any], winner: Winner, command: CommandModel, fold
 
 
 def _started(words: list[str], winner: Winner, command: CommandModel, folder: Path, work: Path) -> str:
-    log, report, plan = folder / "output.log", folder / "report.jsonl", folder / "plan" / "launch.json"
-    plan.parent.mkdir()
+    log, report, plan = folder / "output.log", folder / "report.jsonl", folder / "plan"
+    plan.mkdir()
     variables = {"PYTHONUNBUFFERED": "1", "AUTOTUNE_REPORT": str(report), **winner.env}
-    launch = {
-        "words": words, "environment": {**os.environ, **variables}, "folder": str(work), "data_limit": None, "output": str(log),
-        "shared_memory": "",
-    }  # fmt: skip
-    plan.write_text(json.dumps(launch), encoding="utf-8")
     began = time.monotonic()
-    # When its input closes, it kills all processes of the line.
-    process = subprocess.Popen(
-        [sys.executable, "-I", "-S", supervisor.__file__, str(plan)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-        process_group=0,
-    )  # fmt: skip
+    script = ScriptProcess(Launch(words=tuple(words), environment={**os.environ, **variables}, folder=str(work)), plan, log)
     ranks: set[str] = set()
     first: float | None = None
-    with process:
-        while (seconds := time.monotonic() - began) < WAIT_SECONDS and process.poll() is None:
-            ranks |= _ranks_below(process.pid)
+    try:
+        while (seconds := time.monotonic() - began) < WAIT_SECONDS and script.poll() is None:
+            ranks |= _ranks_below(script.supervisor_pid)
             output = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
             by_pattern = command.pattern is not None and compiled(command.pattern).found_in(output)
             if first is None and (by_pattern or (report.exists() and '"samples"' in report.read_text(encoding="utf-8"))):
@@ -98,14 +85,14 @@ def _started(words: list[str], winner: Winner, command: CommandModel, folder: Pa
             if first is not None and (len(ranks) >= winner.world_size or seconds > first + OTHER_RANKS_SECONDS):
                 break
             time.sleep(0.2)
-        answers, _ = process.communicate()
-    for line in answers.splitlines():
-        answer = json.loads(line)
-        if "failed" in answer:
-            return f"not started: {answer['failed']}"
-        if "exit" in answer and answer["exit"] != 0:
-            last = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
-            return f"WRONG: the line ended with code {answer['exit']}: {last[-160:]}"
+        ended = script.exit
+    finally:
+        script.end()
+    if ended is not None and ended.problem:
+        return f"not started: {ended.problem}"
+    if ended is not None and ended.code:
+        last = log.read_text(encoding="utf-8", errors="replace").strip().rpartition("\n")[2]
+        return f"WRONG: the line ended with code {ended.code}: {last[-160:]}"
     if len(ranks) != winner.world_size > 1:
         return f"WRONG: the line starts {len(ranks)} ranks, and the trials had {winner.world_size}"
     if first is None and seconds >= WAIT_SECONDS:

@@ -10,8 +10,7 @@ import typer
 
 from autotune.errors import RequestError
 from autotune.logs import LogFormat
-from autotune.question.field import Panel
-from autotune.question.sizes import parse_length, parse_size
+from autotune.question.field import Panel, parse_length, parse_size
 
 DEFAULT_OUT = Path("best-config.json")
 
@@ -94,45 +93,28 @@ From = Annotated[
         rich_help_panel=Panel.SEARCH.value,
     ),
 ]
+
+
+def script_option(unit: str, text: str) -> Any:
+    """An option of a user's own script."""
+    return typer.Option(metavar=unit, help=text, rich_help_panel=Panel.SCRIPT.value)
+
+
 Launcher = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Launcher of the command: torchrun, deepspeed or accelerate. [default: torchrun]",
-        rich_help_panel=Panel.SCRIPT.value,
-    ),
+    str | None, script_option("NAME", "Launcher of the command: torchrun, deepspeed or accelerate. [default: torchrun]")
 ]
 Folder = Annotated[
-    str | None,
-    typer.Option(
-        metavar="PATH",
-        help="Working directory of the command on every node. [default: the current folder]",
-        rich_help_panel=Panel.SCRIPT.value,
-    ),
+    str | None, script_option("PATH", "Working directory of the command on every node. [default: the current folder]")
 ]
 Plugin = Annotated[
-    str | None,
-    typer.Option(
-        metavar="NAME",
-        help="Accelerate plugin of the command: deepspeed or fsdp, with --launcher accelerate.",
-        rich_help_panel=Panel.SCRIPT.value,
-    ),
+    str | None, script_option("NAME", "Accelerate plugin of the command: deepspeed or fsdp, with --launcher accelerate.")
 ]
 Pattern = Annotated[
-    str | None,
-    typer.Option(
-        metavar="REGEX",
-        help="Regular expression that reads the rate from the command's log, with named groups.",
-        rich_help_panel=Panel.SCRIPT.value,
-    ),
+    str | None, script_option("REGEX", "Regular expression that reads the rate from the command's log, with named groups.")
 ]
 ReportSeconds = Annotated[
     float | None,
-    typer.Option(
-        metavar="SECONDS",
-        help="Maximum time until the command's first report. [default: half the trial's limit]",
-        rich_help_panel=Panel.SCRIPT.value,
-    ),
+    script_option("SECONDS", "Maximum time until the command's first report. [default: half the trial's limit]"),
 ]
 Config = Annotated[
     Path | None,

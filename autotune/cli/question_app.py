@@ -143,7 +143,7 @@ def submit(
     json: Json = False,
 ) -> Status:
     """Submit a tuning job to the workers; prints its id to standard output."""
-    from autotune.cli.submit import submit_command
+    from autotune.cli.sweep import submit_command
 
     return submit_command(
         given_fields(context), config, from_, set_ or (), priority, watch=watch, url=url, database=db, json=json

@@ -18,44 +18,27 @@ _SCRIPT: dict[str, Any] = {
     "folder": options.Folder,
     "trial_folder": Annotated[
         str | None,
-        typer.Option(
-            metavar="WAY",
-            help="Where a trial of the command runs: none (in its own folder), link or copy (in a new one). [default: none]",
-            rich_help_panel=Panel.SCRIPT.value,
+        options.script_option(
+            "WAY", "Where a trial of the command runs: none (in its own folder), link or copy (in a new one). [default: none]"
         ),
     ],
     "pattern": options.Pattern,
     "template": Annotated[
         Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Configuration file with placeholders, such as config.json.in; {template} in the command is its path.",
-            rich_help_panel=Panel.SCRIPT.value,
+        options.script_option(
+            "FILE", "Configuration file with placeholders, such as config.json.in; {template} in the command is its path."
         ),
     ],
     "parameter_count": Annotated[
-        str | None,
-        typer.Option(
-            metavar="COUNT", help="Trained parameters of the command's model, such as 125M.", rich_help_panel=Panel.SCRIPT.value
-        ),
+        str | None, options.script_option("COUNT", "Trained parameters of the command's model, such as 125M.")
     ],
     "script_knobs": Annotated[
         list[str] | None,
-        typer.Option(
-            "--script-knob",
-            metavar="NAME=A,B",
-            help="Values for the placeholder {NAME} of the command. May be repeated.",
-            rich_help_panel=Panel.SCRIPT.value,
-        ),
+        options.script_option("NAME=A,B", "Values for the placeholder {NAME} of the command. May be repeated."),
     ],
     "environment_knobs": Annotated[
         list[str] | None,
-        typer.Option(
-            "--environment-knob",
-            metavar="NAME=A,B",
-            help="Values of an environment variable of the command. May be repeated.",
-            rich_help_panel=Panel.SCRIPT.value,
-        ),
+        options.script_option("NAME=A,B", "Values of an environment variable of the command. May be repeated."),
     ],
     "report_seconds": options.ReportSeconds,
 }

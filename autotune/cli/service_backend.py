@@ -6,14 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.cli.backend import JobBackend, JobProgress, standing_of
-from autotune.client import (
-    Client,
-    Job,
-    JobSummary,
-    NotFoundError,
-    ServiceError,
-    Trial,
-)
+from autotune.client import Client, Job, JobSummary, NotFoundError, ServiceError, Trial
 from autotune.client.fields import SUBMISSION
 from autotune.errors import NoBestError, RequestError, UnknownFormatError
 from autotune.explain.findings import Explanation

@@ -1,16 +1,21 @@
-"""`autotune sweep`: open or resume a job, run it, write the best configuration and print the result."""
+"""`autotune sweep` opens or resumes a job, runs it and prints the result; `autotune submit` gives a job to the workers."""
 
 import dataclasses
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from autotune.cli.fields import request_fields, with_import_folders
 from autotune.cli.foreground import print_line, resume_line, run_job_with_table, run_new, start_runner
+from autotune.cli.jobs import print_submitted
 from autotune.cli.launch_start import start_once
+from autotune.cli.open_backend import open_backend
 from autotune.cli.options import SweepOptions
-from autotune.cli.status import Status, write_document
+from autotune.cli.status import Status, print_note, write_document
+from autotune.cli.watch import watch_job
 from autotune.cli.worker import pass_environment
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import best_config_text
@@ -26,10 +31,10 @@ from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.text.console import Console
 from autotune.text.result import print_result
-from autotune.text.rows import rate_text
+from autotune.text.rows import first_text, rate_text
 from autotune.tuning import TuneResult, resume_job
 from executor.engines.capabilities import COMMAND
-from search_spaces.outcome import JobState
+from search_spaces.outcome import JobState, StopReason
 from search_spaces.trial import Interval
 from storage.address import default_database_url, without_password
 from storage.records import BUDGET
@@ -141,7 +146,7 @@ def _print(result: TuneResult, options: SweepOptions, console: Console) -> None:
 def _status(result: TuneResult) -> Status:
     if result.state is JobState.PAUSED:
         return Status.INTERRUPTED
-    if result.found_nothing:
+    if result.reason == StopReason.NOTHING_FEASIBLE:
         return Status.NOTHING_FEASIBLE
     return Status.OK if result.state is JobState.SUCCEEDED else Status.FAILURE
 
@@ -203,9 +208,6 @@ def _share(interval: Interval | None) -> str:
     return "-" if interval is None else f"{interval.mean:.0%} [{interval.low:.0%}, {interval.high:.0%}]"
 
 
-MOST_NUMBERS = 12
-
-
 def with_history(session: Session, source: str, report: Callable[[str], None]) -> Session:
     """The session with the trials that are usable; the number of others is reported by reason.
 
@@ -217,9 +219,44 @@ def with_history(session: Session, source: str, report: Callable[[str], None]) -
     admitted = admit(rows, session)
     report(f"knowledge: {len(admitted.trials)} of {len(rows)} trials count")
     for reason, numbers in admitted.refused.items():
-        listed = ", ".join(map(str, numbers[:MOST_NUMBERS])) + (", …" if len(numbers) > MOST_NUMBERS else "")
-        report(f"knowledge: {'trials' if len(numbers) > 1 else 'trial'} {listed} left out: {reason}")
+        report(f"knowledge: {'trials' if len(numbers) > 1 else 'trial'} {first_text(numbers, 12)} left out: {reason}")
     if not admitted.trials:
         problem = f"no trial of {without_password(source)} counts"
         raise RequestError("knowledge", problem, "use the names of knobs for its columns or parameters")
     return dataclasses.replace(session, request=dataclasses.replace(session.request, resolved_history=admitted.trials))
+
+
+def submit_command(
+    given_fields: Mapping[str, Any],
+    config: Path | None,
+    imported: Path | None,
+    stated: Sequence[str],
+    priority: int,
+    *,
+    watch: bool,
+    url: str | None,
+    database: str | None,
+    json: bool,
+) -> Status:
+    """Submit the job, and print its id or follow it. `imported`: another framework's configuration that becomes the baseline;
+    `stated`: NAME=VALUE of variables and arguments of a script that is imported."""
+    if watch and json:
+        raise RequestError("json", "prints one document, but --watch prints events", "leave one of them out")
+    fields = request_fields(given_fields, config)
+    if imported is not None:
+        from autotune.cli.imported import with_imported
+
+        ranks = () if fields.get("ranks") is None else (int(fields["ranks"]),)
+        fields = with_imported(
+            fields, imported, stated, ranks, lambda line: print(line, file=sys.stderr)  # noqa: T201
+        )  # fmt: skip
+    if isinstance(fields.get("knowledge"), str):
+        from autotune.session.knowledge import knowledge_content
+
+        fields["knowledge"] = knowledge_content(fields["knowledge"], print_note, database)
+    with open_backend(url, database) as backend:
+        job = backend.submit(fields, priority)
+        if watch:
+            return watch_job(backend, job)
+    print_submitted(job, json)
+    return Status.OK

@@ -46,8 +46,7 @@ def worker(
         typer.Option("--runner", metavar="NAME", help="Take only jobs of this runner. May be repeated. [default: all]"),
     ] = None,
     device: Annotated[
-        list[str] | None,
-        typer.Option("--device", metavar="KIND", help="Take only jobs for cpu, or for cuda. [default: all]"),
+        list[str] | None, typer.Option("--device", metavar="KIND", help="Take only jobs for cpu, or for cuda. [default: all]")
     ] = None,
     device_seconds: Annotated[
         float | None,
@@ -100,10 +99,7 @@ def worker(
 
     make = make_runner if replay is None else make_replay_runner(replay)
     limits = QueueLimits(
-        running_jobs=running_jobs,
-        device_seconds=device_seconds,
-        runners=frozenset(runners),
-        devices=frozenset(devices),
+        running_jobs=running_jobs, device_seconds=device_seconds, runners=frozenset(runners), devices=frozenset(devices)
     )
     with traces("autotune-worker"), open_store(db or default_database_url()) as store:
         if replay is None and local_gpus() is None:

@@ -134,12 +134,7 @@ class Client(JobCalls, ResultCalls, LogCalls, CatalogCalls, WebhookCalls):
     """
 
     def __init__(
-        self,
-        url: str | None = None,
-        api_key: str | None = None,
-        *,
-        timeout: float = 30.0,
-        outage_seconds: float = 60.0,
+        self, url: str | None = None, api_key: str | None = None, *, timeout: float = 30.0, outage_seconds: float = 60.0
     ) -> None:
         """Connects to nothing yet.
 

@@ -326,8 +326,7 @@ def far_trials(
         (trial, [name for name in names if name != knob]) for trial, names in trials_with_knobs if knob in names
     ]
     yield from sorted(
-        ((t, other_knobs) for t, other_knobs in trials_with_others if 0 < len(other_knobs) <= 2),
-        key=lambda item: len(item[1]),
+        ((t, other_knobs) for t, other_knobs in trials_with_others if 0 < len(other_knobs) <= 2), key=lambda item: len(item[1])
     )
 
 

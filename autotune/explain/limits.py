@@ -8,24 +8,15 @@ from typing import Any
 import numpy as np
 
 from autotune.explain.evidence import ExplanationEvidence, WinnerOutlook
-from autotune.explain.findings import (
-    Bound,
-    Limits,
-    MemoryUse,
-    MoreMemory,
-    StepActivity,
-    TimeUse,
-    Upgrade,
-    limits_text,
-)
+from autotune.explain.findings import Bound, Limits, MemoryUse, MoreMemory, StepActivity, TimeUse, Upgrade, limits_text
 from autotune.explain.knob_findings import LIKELY
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.step import Z90, predict, seconds_of
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.question import Question
 from autotune.strategies.guided.described import CandidatePool
+from search_spaces.placeholders import waiting_text
 from search_spaces.trial import CollectiveCount, Interval, RankMeasurement
-from search_spaces.waiting import waiting_text
 
 UNEXPLAINED = "unexplained"
 

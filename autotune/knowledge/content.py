@@ -14,12 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from autotune.errors import KnowledgeError
-from autotune.knowledge.measurement import (
-    LONGEST_TEXT,
-    Measurement,
-    TrialMeasurement,
-    TrialSetting,
-)
+from autotune.knowledge.measurement import LONGEST_TEXT, Measurement, TrialMeasurement, TrialSetting
 from autotune.knowledge.row import LEARNED_COLUMNS, TableRow
 from autotune.knowledge.table import CsvRecord, read_records
 from search_spaces.errors import SearchSpaceError

@@ -4,7 +4,7 @@ model's size, and from what the notes state in words."""
 import dataclasses
 import re
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import product
@@ -305,7 +305,8 @@ def row_software(text: str) -> Software:
         key = name if equals else "notes"
         parts[key] = f"{parts.get(key, '')}; {value if equals else name}"
     for stack in _stacks():
-        if all(_matches(word, parts) for word in stack["words"]):
+        words = (word.partition("=") for word in stack["words"])
+        if all(re.search(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", parts.get(name, "")) for name, _, pattern in words):
             values |= {name: value for name, value in stack.items() if name != "words"}
     values |= {name: float(number) for name, number in stated_features(text)}
     engine = parts.get("engine", "").strip("; ")
@@ -315,11 +316,6 @@ def row_software(text: str) -> Software:
 def numbers_of(software: Software) -> dict[str, float]:
     """What a row can state, of one case."""
     return {name: float(getattr(software, name)[0]) for name in sorted(FEATURES)}
-
-
-def _matches(word: str, parts: Mapping[str, str]) -> bool:
-    name, _, pattern = word.partition("=")
-    return re.search(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", parts.get(name, "")) is not None
 
 
 def stated_features(text: str) -> list[tuple[str, str]]:

@@ -149,11 +149,7 @@ def _job(session: Session, snapshot: JobSnapshot, verdict: JobVerdict) -> dict[s
 
 def _objective(session: Session) -> dict[str, Any]:
     ranking = session.ranking
-    return {
-        "name": ranking.objective.value,
-        "memory_limit": ranking.memory_limit_bytes,
-        "headroom": ranking.headroom,
-    }
+    return {"name": ranking.objective.value, "memory_limit": ranking.memory_limit_bytes, "headroom": ranking.headroom}
 
 
 def _rate(verdict: JobVerdict, trial: TrialRecord) -> Interval:
@@ -163,12 +159,7 @@ def _rate(verdict: JobVerdict, trial: TrialRecord) -> Interval:
 
 
 def _entry(trial: TrialRecord, verdict: JobVerdict) -> dict[str, Any]:
-    return {
-        "trial": trial.number,
-        "config": trial.config.values(),
-        "measured": _measured(trial, verdict),
-        "predicted": None,
-    }
+    return {"trial": trial.number, "config": trial.config.values(), "measured": _measured(trial, verdict), "predicted": None}
 
 
 def _measured(trial: TrialRecord, verdict: JobVerdict) -> dict[str, Any]:

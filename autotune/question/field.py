@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Union, get_args, get_origin
 
+from autotune.errors import RequestError
+from search_spaces.quantities import Quantity, read_quantity
+
 EVERY = ("sweep", "scale", "submit", "check")
 """Commands that take the fields of jobs."""
 JOB = ("sweep", "submit", "check")
@@ -127,3 +130,29 @@ def plain_type(kind: Any) -> type[Any]:
     if get_origin(kind) in (Union, types.UnionType):
         kind = next(member for member in get_args(kind) if member is not type(None))
     return str if isinstance(kind, type) and issubclass(kind, StrEnum) else kind
+
+
+def parse_size(field: str, text: str) -> int:
+    """`2000000000`, `2e9`, `2GB`, `1.5GiB` as bytes.
+
+    Raises:
+        RequestError: the text is not a size, or not positive; the message names `field`.
+    """
+    size = read_quantity(Quantity.BYTES, text)
+    if size is None:
+        raise RequestError(field, f"{text!r} is not a size", f"write {Quantity.BYTES}")
+    if not 1 <= size < 2**63:
+        raise RequestError(field, f"{text!r} is out of range", "give at least one byte, and less than 8 EiB")
+    return int(size)
+
+
+def parse_length(field: str, text: str) -> int:
+    """`8192`, `8k`, `1M` as tokens.
+
+    Raises:
+        RequestError: the text is not a whole, positive number of tokens; the message names `field`.
+    """
+    length = read_quantity(Quantity.LENGTH, text)
+    if length is None or length != int(length) or length < 1:
+        raise RequestError(field, f"{text!r} is not a length", f"write {Quantity.LENGTH}")
+    return int(length)

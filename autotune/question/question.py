@@ -109,10 +109,7 @@ class QuestionFields:
         Panel.SEARCH,
         "NAME",
         commands=(*JOB, "plan"),
-        helps=(
-            ("form", ""),
-            ("sweep", "throughput, memory, pareto, goodput; for a series cost, devices, sequence, scale."),
-        ),
+        helps=(("form", ""), ("sweep", "throughput, memory, pareto, goodput; for a series cost, devices, sequence, scale.")),
         label="Objective",
         section="goal",
     )

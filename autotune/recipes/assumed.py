@@ -12,7 +12,7 @@ from autotune.prediction.planning.conditional import ConditionalEstimate, Condit
 from autotune.prediction.planning.consequences import consequences, most_favourable, question_with
 from autotune.prediction.planning.estimate import StepEstimate
 from autotune.question.assumption import VOCABULARY, Assumption, Origin, Source, assumption
-from autotune.question.sizes import parse_length
+from autotune.question.field import parse_length
 from autotune.recipes.outlook import outlook, question_about
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.knob import Value

@@ -16,16 +16,7 @@ from autotune.loop.confirmation import CONFIDENCE
 from autotune.outcome.job_snapshot import JobSnapshot
 from autotune.outcome.verdict import EQUAL, decide
 from autotune.prediction.planning.estimate import StepEstimate
-from autotune.recipes.candidates import (
-    LEVERS,
-    Candidate,
-    Refused,
-    candidates,
-    certain_gain,
-    changed_settings,
-    judged,
-    realised,
-)
+from autotune.recipes.candidates import LEVERS, Candidate, Refused, candidates, certain_gain, changed_settings, judged, realised
 from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.strategies.strategy import Candidates, Strategy, known_hashes

@@ -315,10 +315,7 @@ class JobFields(QuestionFields):
         label="Environments",
         section="search",
         helps=(
-            (
-                "form",
-                "Environment variables to try on the best layout: NAME=VALUE pairs, a | between settings, or standard.",
-            ),
+            ("form", "Environment variables to try on the best layout: NAME=VALUE pairs, a | between settings, or standard."),
         ),
     )
     """Environment variables of the rank processes, as NAME=VALUE pairs, that are tried on the best layout after the search: at
@@ -363,14 +360,7 @@ class JobFields(QuestionFields):
     )
     """Words for finding the job."""
     note: str = request_field(
-        "",
-        "Note about the job.",
-        Panel.JOB,
-        "TEXT",
-        shown_default=" ",
-        label="Note",
-        section="labels",
-        helps=(("form", ""),),
+        "", "Note about the job.", Panel.JOB, "TEXT", shown_default=" ", label="Note", section="labels", helps=(("form", ""),)
     )
     """The user's note about the job."""
     trackers: tuple[str, ...] = request_field(

@@ -7,8 +7,7 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.goodput.terms import parse_terms
 from autotune.question.assumption import Assumption
-from autotune.question.field import RequestField, redeclared
-from autotune.question.sizes import parse_length, parse_size
+from autotune.question.field import RequestField, parse_length, parse_size, redeclared
 from autotune.request.checks import (
     ENVIRONMENT_SETTINGS,
     environment_count,

@@ -12,14 +12,7 @@ from autotune.request.checks import ENVIRONMENT_SETTINGS
 from autotune.request.request import JobRequest
 from autotune.strategies.strategy import Strategy
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.environment import (
-    ENVIRONMENT,
-    STANDARD,
-    environment_problem,
-    merged,
-    standard_settings,
-    variables_of,
-)
+from search_spaces.environment import ENVIRONMENT, STANDARD, environment_problem, merged, standard_settings, variables_of
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model
 from search_spaces.space import SearchSpace

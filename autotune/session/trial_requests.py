@@ -21,11 +21,10 @@ from search_spaces.communication import INT8
 from search_spaces.knob import VIRTUAL_TOKENS, Value
 from search_spaces.knob_values import value_text
 from search_spaces.models.command import CommandModel
-from search_spaces.models.loss_trait import LossTrait
 from search_spaces.models.model import FactoryModel, without_profile
+from search_spaces.models.module_profile import LossTrait
 from search_spaces.outcome import Outcome
-from search_spaces.patterns import compiled
-from search_spaces.placeholders import FILES, files_read, follows_micro_batch, is_trainer, samples_of_step
+from search_spaces.placeholders import FILES, files_read, follows_micro_batch, is_trainer
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.rules.training import PACK
 from search_spaces.trial import REFERENCE_STEPS, UNDIVIDED, TrialRequest, TrialResult, reference_name
@@ -147,13 +146,6 @@ def notes_of(session: Session) -> list[str]:
     if "config" in files_read(command) and missing and not (is_trainer(command) or command.plugin == "deepspeed"):
         options = ", ".join(f"--{name.replace('_', '-')}" for name in missing)
         notes.append(f"the DeepSpeed file has the trials' own {', '.join(missing)}, as nobody stated yours ({options})")
-    groups = compiled(command.pattern).groups if command.pattern else frozenset()
-    step_times = {"step_seconds", "step_milliseconds", "steps_per_second"}  # of a step, whatever samples it trains
-    if groups & step_times and not groups & {"samples", "tokens"}:
-        first, work = session.baselines[0], session.request.workload
-        samples = samples_of_step(command, first, work, session.world_size)
-        counted = f"{samples} samples with micro_batch_size={first.micro_batch_size}"
-        notes.append(f"a step in the log counts {counted}; if that is wrong, read them with a group `samples` or `tokens`")
     return notes
 
 
@@ -234,11 +226,7 @@ def start_ranks(
         from executor.runners.ray.runner import RayRunner
 
         return RayRunner(
-            ranks,
-            address=ray_address,
-            python_path=python_path,
-            device=kind,
-            tensor_across_nodes=tensor_across_nodes,
+            ranks, address=ray_address, python_path=python_path, device=kind, tensor_across_nodes=tensor_across_nodes
         )
     if runner == "local":
         from executor.runners.local import LocalRunner

@@ -60,12 +60,7 @@ class FrontStrategy(Strategy):
         self._strategies = [make_for_share(share) for share in SHARES]
 
     def propose(
-        self,
-        candidates: Candidates,
-        history: Sequence[TrialRecord],
-        pending: Sequence[TrialConfig],
-        count: int,
-        seed: int,
+        self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], count: int, seed: int
     ) -> list[TrialConfig]:
         chosen: list[TrialConfig] = []
         while len(chosen) < count:

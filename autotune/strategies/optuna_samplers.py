@@ -133,12 +133,7 @@ class AdviserStrategy(Strategy):
         """
 
     def propose(
-        self,
-        candidates: Candidates,
-        history: Sequence[TrialRecord],
-        pending: Sequence[TrialConfig],
-        count: int,
-        seed: int,
+        self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], count: int, seed: int
     ) -> list[TrialConfig]:
         chosen: list[TrialConfig] = []
         while len(chosen) < count:

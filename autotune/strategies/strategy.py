@@ -96,12 +96,7 @@ class Strategy(ABC):
 
     @abstractmethod
     def propose(
-        self,
-        candidates: Candidates,
-        history: Sequence[TrialRecord],
-        pending: Sequence[TrialConfig],
-        count: int,
-        seed: int,
+        self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], count: int, seed: int
     ) -> list[TrialConfig]:
         """Return up to `count` canonical configurations, none in `history` or `pending`; an empty list: all were tried.
 

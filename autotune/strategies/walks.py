@@ -70,12 +70,7 @@ class RandomStrategy(Strategy):
         self._walks: dict[tuple[str, int], Walk] = {}
 
     def propose(
-        self,
-        candidates: Candidates,
-        history: Sequence[TrialRecord],
-        pending: Sequence[TrialConfig],
-        count: int,
-        seed: int,
+        self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], count: int, seed: int
     ) -> list[TrialConfig]:
         key = (candidates.hash, seed)
         if key not in self._walks:

@@ -11,7 +11,7 @@ from autotune.outcome.best_config import environment_line
 from autotune.request.job_fields import Objective
 from autotune.session.placement import launch_line
 from autotune.text.console import Console
-from autotune.text.rows import bytes_text
+from autotune.text.rows import bytes_text, first_text
 from executor.engines.capabilities import COMMAND
 from search_spaces.knob_values import value_text
 from search_spaces.quantities import number_text
@@ -19,8 +19,6 @@ from search_spaces.trial import COMPARABLE
 from search_spaces.trial_config import TrialConfig
 
 DEFAULTS = TrialConfig().every_value()
-MOST_NUMBERS = 8
-"""Trials that a line lists at most."""
 
 
 def print_result(document: dict[str, Any] | None, console: Console) -> None:
@@ -111,8 +109,7 @@ def _uncompared_text(decision: dict[str, Any], outcomes: tuple[str, ...]) -> str
     for outcome, numbers in decision.get("not_compared", {}).items():
         numbers = [number for number in numbers if number not in unresolved]
         if outcome in outcomes and numbers:
-            listed = ", ".join(map(str, numbers[:MOST_NUMBERS])) + (", …" if len(numbers) > MOST_NUMBERS else "")
-            parts.append(f"trial{'s' if len(numbers) > 1 else ''} {listed} ({outcome})")
+            parts.append(f"trial{'s' if len(numbers) > 1 else ''} {first_text(numbers, 8)} ({outcome})")
     return f"  not compared: {', '.join(parts)}; see `autotune show`" if parts else ""
 
 

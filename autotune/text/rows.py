@@ -94,6 +94,11 @@ def measured_text(result: TrialResult) -> str:
     return ("~" if result.extrapolated else "") + rate_text(result.samples_per_second)
 
 
+def first_text(items: Sequence[object], most: int) -> str:
+    """The first items, `0, 1, 2, …`."""
+    return ", ".join([*map(str, items[:most]), *["…"] * (len(items) > most)])
+
+
 def rate_text(interval: Interval | None) -> str:
     """`123.4 [120.1, 126.7]`."""
     return f"{number_text(interval.mean)} [{number_text(interval.low)}, {number_text(interval.high)}]" if interval else "-"

@@ -18,7 +18,7 @@ from benchmarks.correctness.reference_schedule import Schedule, schedule_of, sch
 from executor.batches import Data, FactoryData, document_data, map_tensors, text_data
 from executor.engine import GroupKey, RankContext
 from executor.engines.native.engine import NativeEngine
-from executor.engines.session import ParallelSession, loss_from
+from executor.engines.session import ParallelSession
 from executor.engines.sources import DTYPES
 from executor.engines.torch_engines import DdpEngine, Fsdp2Engine
 from executor.parallel import context as attention
@@ -26,6 +26,7 @@ from executor.parallel.attention import sees
 from executor.parallel.collectives import ProcessGroup
 from executor.parallel.model import build_transformer
 from executor.user_module.factory import load_factory
+from executor.user_module.survey import loss_from
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.rules.computation import FLOAT8
 from search_spaces.training.adapters import configured

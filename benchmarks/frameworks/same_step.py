@@ -27,14 +27,14 @@ from benchmarks.prediction import library_modules
 from executor.batches import FactoryData, forward_seed, map_tensors, seed_generators
 from executor.engine import GroupKey, RankContext
 from executor.engines.native.engine import NativeEngine
-from executor.engines.session import loss_from
 from executor.engines.torch_engines import DdpEngine, Fsdp2Engine
 from executor.errors import EngineRefusalError
 from executor.trial.reference import plain_losses
 from executor.user_module.description import describe
 from executor.user_module.factory import load_factory
-from search_spaces.models.loss_trait import LossTrait
+from executor.user_module.survey import loss_from
 from search_spaces.models.model import FactoryModel
+from search_spaces.models.module_profile import LossTrait
 from search_spaces.trial import TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 

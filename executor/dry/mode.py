@@ -125,7 +125,8 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 pass
 
         hooks = (
-            register_optimizer_step_pre_hook(self._begin_update), register_optimizer_step_post_hook(self._end_update),
+            register_optimizer_step_pre_hook(functools.partial(self._change_updates, 1)),
+            register_optimizer_step_post_hook(functools.partial(self._change_updates, -1)),
             register_module_forward_pre_hook(enter), register_module_forward_hook(leave),
         )  # fmt: skip
         try:
@@ -151,11 +152,8 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             for part in result:
                 self._track(part)
 
-    def _begin_update(self, *_: Any) -> None:
-        self._returns_values += 1
-
-    def _end_update(self, *_: Any) -> None:
-        self._returns_values -= 1
+    def _change_updates(self, change: int, *_: Any) -> None:
+        self._returns_values += change
 
 
 def _deepcopy(value: FakeTensor, memo: dict[Any, Any]) -> Tensor:

@@ -37,18 +37,12 @@ from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.pipeline import precise
 from executor.user_module.calls import called_blocks
 from executor.user_module.description import described
-from executor.user_module.factory import UserModule, load_factory
+from executor.user_module.factory import load_factory
+from executor.user_module.plan import UserModule
 from executor.user_module.survey import Survey, first_tensor, loss_of
 from search_spaces.models.huggingface import BUILT
 from search_spaces.models.model import FactoryModel
-from search_spaces.models.module_profile import (
-    OUTER,
-    Affine,
-    ModuleProfile,
-    MomentKind,
-    Trace,
-    TrainedParameter,
-)
+from search_spaces.models.module_profile import OUTER, Affine, ModuleProfile, MomentKind, Trace, TrainedParameter
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -395,7 +389,7 @@ class _ModuleRuns:
         self.mode.running_modules.clear()
         with ExitStack() as stack:
             for index, block in enumerate(self.blocks):
-                before = block.register_forward_pre_hook(functools.partial(self._begins, index))
+                before = block.register_forward_pre_hook(lambda *_, index=index: self._mark(MomentKind.FORWARD, index))
                 after = block.register_forward_hook(functools.partial(self._ends, index), with_kwargs=True)
                 stack.callback(before.remove)
                 stack.callback(after.remove)
@@ -403,9 +397,6 @@ class _ModuleRuns:
                 handle = parameter.register_post_accumulate_grad_hook(self._done(index))  # type: ignore[no-untyped-call]
                 stack.callback(handle.remove)
             yield
-
-    def _begins(self, index: int, *_: object) -> None:
-        self._mark(MomentKind.FORWARD, index)
 
     def _ends(self, index: int, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: object) -> None:
         self._mark(MomentKind.LEFT, index)

@@ -97,14 +97,7 @@ def release(version: str) -> tuple[int, int]:
 
 
 DDP = Capability(
-    engine="ddp",
-    knobs=honoured_by(
-        "ddp",
-        {
-            "precision": ("fp32", "bf16", "fp64"),
-        },
-    ),
-    combinations=(COMPILE_SELECTIVE,),
+    engine="ddp", knobs=honoured_by("ddp", {"precision": ("fp32", "bf16", "fp64")}), combinations=(COMPILE_SELECTIVE,)
 )
 
 

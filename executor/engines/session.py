@@ -22,7 +22,7 @@ from executor.batches import (
 from executor.engine import HOST, EngineSession, PrivatePool, RankContext, StepReport
 from executor.engines.capabilities import version_refusals
 from executor.engines.sources import source_of
-from executor.errors import EngineRefusalError, FactoryError, WrongResultError
+from executor.errors import EngineRefusalError, WrongResultError
 from executor.parallel.activation_offload import ActivationOffload
 from executor.parallel.attention import choose_attention_kernel
 from executor.parallel.checkpointing import checkpoint_blocks
@@ -33,7 +33,7 @@ from executor.parallel.groups import ParallelGroups
 from executor.parallel.model import Transformer
 from executor.parallel.pipeline import Pipeline, precise
 from executor.parallel.replica import ModelPart, Replica
-from executor.user_module.survey import loss_of
+from executor.user_module.survey import loss_from
 from search_spaces.capability import Capability
 from search_spaces.mesh import DATA, PIPELINE, make_mesh
 from search_spaces.models.model import FactoryModel, Model
@@ -411,15 +411,3 @@ class RepeatableSteps:
             index = self._calls[module] % self._micro_batches
             seed_generators(forward_seed(self._seed, self._step, self._rank + index * self._ranks))
             self._calls[module] += 1
-
-
-def loss_from(output: object) -> Tensor:
-    """The loss in the output of a module.
-
-    Raises:
-        FactoryError: the output has no loss.
-    """
-    loss = loss_of(output)
-    if loss is None:
-        raise FactoryError("the module's call must return the loss (one number) or an object with .loss")
-    return loss

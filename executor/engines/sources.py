@@ -17,9 +17,9 @@ from executor.parallel.model import RankModel, Transformer, transformer_without_
 from executor.parallel.replica import ModelPart
 from executor.parallel.tensor import TensorParallel
 from executor.user_module.calls import CalledBlocks, called_blocks
-from executor.user_module.factory import LEAST_SAMPLES, UserModule, load_factory
+from executor.user_module.factory import LEAST_SAMPLES, load_factory
+from executor.user_module.plan import UserModule, divide
 from executor.user_module.survey import Survey, UndividedError, cut_stage, survey
-from executor.user_module.tensor_plan import divide
 from search_spaces.mesh import PIPELINE
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
 from search_spaces.models.pipeline import losses_wait, rank_of_stage, split_blocks, split_layers, stages_of_rank

@@ -18,13 +18,14 @@ from torch.nn.parallel import DistributedDataParallel
 from executor.engine import Engine, RankContext
 from executor.engines.capabilities import DDP, FSDP2
 from executor.engines.native.offload import adamw, hyperparameters_of, step_scaled
-from executor.engines.session import ParallelSession, loss_from, refuse
+from executor.engines.session import ParallelSession, refuse
 from executor.engines.sources import DTYPES, require_one_dtype
 from executor.errors import EngineRefusalError
 from executor.parallel.collectives import ProcessGroup, all_gather_single, reduce_scatter_single
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.initialization import FirstValues, Share, materialise
 from executor.parallel.replica import ModelPart, Replica
+from executor.user_module.survey import loss_from
 from search_spaces.mesh import CONTEXT, DATA
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.trial import Workload

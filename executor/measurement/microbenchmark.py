@@ -179,11 +179,7 @@ class _Bench:
     """Runs cases within a given time."""
 
     def __init__(
-        self,
-        context: RankContext,
-        request: MicrobenchmarkRequest,
-        stopwatch: Stopwatch,
-        progress: Callable[[Progress], None],
+        self, context: RankContext, request: MicrobenchmarkRequest, stopwatch: Stopwatch, progress: Callable[[Progress], None]
     ) -> None:
         self._context, self._request, self._stopwatch, self._progress = context, request, stopwatch, progress
         # One case may hold a quarter of the free memory.

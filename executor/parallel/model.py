@@ -19,14 +19,7 @@ from executor.parallel.initialization import Distribution, Drawn, FirstValues, d
 from executor.parallel.latent import LatentAttention
 from executor.parallel.operators import Operators, Rotary, query_factors, rotary_table
 from executor.parallel.quantised import QuantisedMatrix, QuantisedValues
-from executor.parallel.tensor import (
-    ColumnLinear,
-    RowLinear,
-    TensorParallel,
-    VocabularyEmbedding,
-    WholeLinear,
-    enter_through,
-)
+from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel, VocabularyEmbedding, WholeLinear, enter_through
 from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace, Position
 from search_spaces.training.expert_loads import drawn_choices
 from search_spaces.training.windows import window_of

@@ -6,9 +6,10 @@ from torch import Tensor, nn
 
 from executor.batches import map_tensors
 from executor.engine import RankContext
-from executor.engines.session import RepeatableSteps, loss_from
+from executor.engines.session import RepeatableSteps
 from executor.engines.sources import load_user_module
 from executor.measurement.trial_report import gather_numbers
+from executor.user_module.survey import loss_from
 from search_spaces.clusters.presets import host_memory_bytes
 from search_spaces.models.model import FactoryModel
 from search_spaces.optimizers import BETAS, EPSILON

@@ -4,7 +4,6 @@ Stage 3 and activation checkpointing act when a module is called. A container wh
 nor is a module of which only the weight is read (`F.linear(x, layer.weight)`).
 """
 
-import copy
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -17,11 +16,10 @@ from torch.autograd.graph import register_multi_grad_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from executor.batches import map_tensors
 from executor.errors import FactoryError, one_line
 from executor.parallel.checkpointing import checkpoint_blocks
-from executor.user_module.factory import UserModule
-from executor.user_module.survey import LARGEST_RUN, UndividedError, block_names, loss_of, on_meta
+from executor.user_module.plan import UserModule
+from executor.user_module.survey import UndividedError, block_names, copies_to_run, loss_of, parameter_count
 from search_spaces.models.model import ON_BLOCKS
 from search_spaces.trial_config import TrialConfig
 
@@ -74,7 +72,7 @@ def called_blocks(user: UserModule, batch: Mapping[str, Any]) -> CalledBlocks:
     return CalledBlocks(units=units, outside=outside, trains_only=record.trains_only, refused_knobs=refused)
 
 
-class _Event(Enum):
+class _BackwardEvent(Enum):
     LEFT = auto()
     """A module's forward ended."""
     ENTERED_BACKWARD = auto()
@@ -94,7 +92,7 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.called: set[str] = set()
         self.forward: list[tuple[str, tuple[str, ...]]] = []
         """Each parameter that is read in forward, and the modules that run then."""
-        self.backward: list[tuple[_Event, str, tuple[str, ...]]] = []
+        self.backward: list[tuple[_BackwardEvent, str, tuple[str, ...]]] = []
         self._running: list[str] = []
         self._in_backward = False
         self._parameters = {
@@ -150,7 +148,7 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if isinstance(leaf, Tensor) and leaf.layout is torch.strided:
                 name = self._parameters.get(leaf.untyped_storage()._cdata)
                 if name is not None and self._in_backward:
-                    self.backward.append((_Event.READ, name, tuple(self._running)))
+                    self.backward.append((_BackwardEvent.READ, name, tuple(self._running)))
                 elif name is not None:
                     self.forward.append((name, tuple(self._running)))
         return func(*args, **(kwargs or {}))
@@ -167,10 +165,10 @@ class _Record(TorchDispatchMode):  # type: ignore[no-untyped-call]
             while self._running and self._running.pop() != name:
                 pass
             if self._in_backward:
-                self.backward.append((_Event.LEFT, name, ()))
+                self.backward.append((_BackwardEvent.LEFT, name, ()))
             outputs = [tensor for tensor in output_tensors(output) if tensor.requires_grad]
             if outputs:
-                event = (_Event.ENTERED_BACKWARD, name, ())
+                event = (_BackwardEvent.ENTERED_BACKWARD, name, ())
                 register_multi_grad_hook(outputs, lambda _: self.backward.append(event), mode="any")
 
         return leave
@@ -191,11 +189,8 @@ def output_tensors(output: object) -> list[Tensor]:
 
 def _recorded(module: nn.Module, batch: Mapping[str, Any]) -> _Record | None:
     """None: the module does not run here. What runs on the meta device for the first time loads for seconds."""
-    on_cpu = lambda: (copy.deepcopy(module), batch)  # noqa: E731
-    without_data = lambda: (on_meta(module), map_tensors(batch, lambda value: value.to("meta")))  # noqa: E731
-    size = sum(parameter.numel() for parameter in module.parameters())
-    runs = [on_cpu, without_data] if size <= QUICK_RUN else [without_data, *([on_cpu] if size <= LARGEST_RUN else [])]
-    for run in runs:
+    runs = copies_to_run(module, batch)
+    for run in reversed(runs) if parameter_count(module) <= QUICK_RUN else runs:
         try:
             record = _Record(run)
             record.run()
@@ -232,9 +227,9 @@ def _misread(module: nn.Module, units: Sequence[str], record: _Record) -> Iterat
             yield name
     current: str | None = None
     for event, name, running in record.backward:
-        if event is _Event.ENTERED_BACKWARD and name in units:
+        if event is _BackwardEvent.ENTERED_BACKWARD and name in units:
             current = name
-        elif event is _Event.LEFT and name == current:
+        elif event is _BackwardEvent.LEFT and name == current:
             current = None
-        elif event is _Event.READ and name in owners and owners[name].isdisjoint((*running, current)):
+        elif event is _BackwardEvent.READ and name in owners and owners[name].isdisjoint((*running, current)):
             yield name

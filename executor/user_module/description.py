@@ -1,22 +1,24 @@
-"""Describes a user's module for the search, before the first trial."""
+"""Describes a user's module for the search, before the first trial: its parameters, its FLOPs and what its loss depends on."""
 
-import copy
+import math
+import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from executor.batches import FactoryData, map_tensors
+from executor.batches import NO_TARGET, FactoryData, seed_generators, tensors_of
 from executor.measurement.flop_counter import FlopCounter
 from executor.user_module.calls import called_blocks
-from executor.user_module.factory import LEAST_SAMPLES, UserModule, load_factory
-from executor.user_module.loss_check import loss_traits
-from executor.user_module.survey import LARGEST_RUN, Survey, UndividedError, loss_of, on_meta, survey
-from executor.user_module.tensor_plan import tensor_divisor
+from executor.user_module.factory import LEAST_SAMPLES, load_factory
+from executor.user_module.plan import UserModule, tensor_divisor
+from executor.user_module.survey import LARGEST_RUN, Survey, UndividedError, copies_to_run, loss_of, parameter_count, survey
 from search_spaces.models.model import FactoryModel
+from search_spaces.models.module_profile import LossTrait
 from search_spaces.trial import Workload
 
 PRECISIONS = {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16"}
@@ -48,7 +50,7 @@ def described(user: UserModule, batch: Mapping[str, Any]) -> tuple[FactoryModel,
     precision, other_types = _types(parameters)
     model = FactoryModel(
         reference=user.reference,
-        parameter_count=sum(parameter.numel() for parameter in parameters),
+        parameter_count=parameter_count(user.module),
         frozen_parameter_count=sum(parameter.numel() for parameter in parameters if not parameter.requires_grad),
         tensor_divisor=tensor_divisor(user),
         pipeline_stages=1 if module_survey is None else len(module_survey.starts),
@@ -78,28 +80,17 @@ def flops_per_sample(module: nn.Module, batch: Mapping[str, Any]) -> float | Non
     """FLOPs of a forward and backward per sample of `batch`; None if they cannot be counted here.
 
     The module runs on the meta device, where nothing is computed. If that fails and the module is small, it runs on the CPU.
-    The module is not changed.
     """
-    try:
-        return _counted(on_meta(module), map_tensors(batch, lambda value: value.to("meta")))
-    except Exception:
-        # Some modules read values, which meta tensors do not have.
-        if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_RUN:
-            return None
-    try:
-        return _counted(copy.deepcopy(module), batch)
-    except Exception:
-        # Some modules run only on an accelerator. The first trial reports errors of a module.
-        return None
-
-
-def _counted(module: nn.Module, batch: Mapping[str, Any]) -> float | None:
-    with FlopCounter() as counter:
-        loss = loss_of(module(**batch))
-        if loss is None:
-            return None
-        loss.backward()  # type: ignore[no-untyped-call]
-    return counter.total / LEAST_SAMPLES if counter.total else None
+    for make_copies in copies_to_run(module, batch):
+        with suppress(Exception):
+            copied, inputs = make_copies()
+            with FlopCounter() as counter:
+                loss = loss_of(copied(**inputs))
+                if loss is None:
+                    return None
+                loss.backward()  # type: ignore[no-untyped-call]
+            return counter.total / LEAST_SAMPLES if counter.total else None
+    return None
 
 
 def _surveyed(user: UserModule, batch: Mapping[str, Any]) -> tuple[Survey | None, str]:
@@ -115,3 +106,129 @@ def _surveyed(user: UserModule, batch: Mapping[str, Any]) -> tuple[Survey | None
         # Some modules run only on an accelerator. The first trial reports errors of a module.
         first = (str(error).strip().splitlines() or [""])[0]
         return None, f"it does not run on the CPU ({type(error).__name__}: {first})"
+
+
+SAMPLES = 4
+"""Samples of the batch that is divided."""
+MOST_SECONDS = 3.0
+"""Longest forward of such a batch for which the others are run: nine as long."""
+
+
+def loss_traits(module: nn.Module, data: FactoryData) -> tuple[LossTrait, ...]:
+    """Run the module on the whole of a batch, on its parts, and again with other seeds. Its buffers may change.
+
+    1. The same seeds twice: if losses differ, nothing can be compared.
+    2. Other seeds: if losses differ, it draws random numbers in forward.
+    3. Halves and single samples: if the mean over parts is not the loss of the whole, the loss depends on the division. Its
+       cause is a sum if the parts add up to the whole, padding if there are labels of -100, else that samples are computed
+       together.
+    4. In training mode: whether other seeds change the loss (dropout), and whether buffers change.
+    """
+    if parameter_count(module) > LARGEST_RUN:
+        return (LossTrait.UNCHECKED,)
+    try:
+        return tuple(_LossRuns(module, data).traits())
+    except Exception:
+        # Some modules run only on an accelerator. The first trial reports errors of a module.
+        return (LossTrait.UNCHECKED,)
+
+
+class _UndividedBatchError(Exception):
+    """An entry of the batch does not have the samples as first dimension."""
+
+
+class _LossRuns:
+    """Forwards of one module."""
+
+    def __init__(self, module: nn.Module, data: FactoryData) -> None:
+        self.module, self.data = module, data
+        self.training = [inner for inner in module.modules() if inner.training]
+        dtype = next(parameter.dtype for parameter in module.parameters() if parameter.requires_grad)
+        self.tolerance = 1e3 * torch.finfo(dtype).eps if dtype in (torch.float32, torch.float64) else 1e-2
+
+    def traits(self) -> Iterator[LossTrait]:
+        whole = self.data.micro_batch(0, 0, SAMPLES)
+        self.module.eval()
+        state = [*self.module.parameters(), *self.module.buffers()]
+        versions = [value._version for value in state]
+        began = time.perf_counter()
+        try:
+            trains_only = self._loss(whole) is None
+        except Exception:
+            trains_only = True  # its predictions may need other arguments, or operators that are not there
+        if trains_only:
+            self._train()
+            if self._loss(whole) is None:
+                yield LossTrait.UNCHECKED
+                return
+            yield LossTrait.TRAINS_ONLY
+        elif versions != [value._version for value in state]:
+            yield LossTrait.STATE
+        if time.perf_counter() - began > MOST_SECONDS:
+            yield LossTrait.UNCHECKED
+            return
+        if self._differs(self._loss(whole), self._loss(self.data.micro_batch(0, 0, SAMPLES))):
+            yield LossTrait.IRREPRODUCIBLE
+            return
+        is_random = self._differs(self._loss(whole), self._loss(whole, seed=1))
+        if is_random:
+            yield LossTrait.DROPOUT if trains_only else LossTrait.RANDOM
+        else:
+            yield from self._of_divisions(whole)
+        buffers = [buffer.clone() for buffer in self.module.buffers()]
+        self._train()
+        if self._differs(self._loss(whole), self._loss(whole, seed=1)) and not is_random:
+            yield LossTrait.DROPOUT
+        if not all(torch.equal(*pair) for pair in zip(buffers, self.module.buffers(), strict=True)):
+            yield LossTrait.BUFFERS
+
+    def _of_divisions(self, whole: Mapping[str, Any]) -> Iterator[LossTrait]:
+        fewer = self.data.micro_batch(0, 0, SAMPLES - 1)
+        loss = self._loss(whole)
+        for size in (SAMPLES // 2, 1):
+            firsts = range(0, SAMPLES, size)
+            try:
+                parts = [self._loss(_part(whole, fewer, first, size)) for first in firsts]
+            except _UndividedBatchError:
+                yield LossTrait.UNDIVIDED
+                return
+            total = math.fsum(part for part in parts if part is not None)
+            if not self._differs(loss, total / len(parts)):
+                continue
+            padded = any(not value.is_floating_point() and bool((value == NO_TARGET).any()) for value in tensors_of(whole))
+            is_sum = not self._differs(loss, total)
+            yield LossTrait.SUM if is_sum else LossTrait.PADDED if padded else LossTrait.TOGETHER
+            return
+
+    @torch.no_grad()
+    def _loss(self, batch: Mapping[str, Any], seed: int = 0) -> float | None:
+        seed_generators(seed)
+        loss = loss_of(self.module(**batch))
+        return None if loss is None else float(loss)
+
+    def _train(self) -> None:
+        for inner in self.training:
+            inner.training = True
+
+    def _differs(self, first: float | None, second: float | None) -> bool:
+        return first is not None and second is not None and not math.isclose(first, second, rel_tol=self.tolerance)
+
+
+def _part(whole: Any, fewer: Any, first: int, size: int) -> Any:
+    """The `size` samples from `first` on of a batch of SAMPLES; `fewer`: a batch of one sample less, whose entries show which
+    dimension is the samples.
+
+    Raises:
+        _UndividedBatchError: it is not the samples.
+    """
+    if isinstance(whole, Mapping):
+        return {name: _part(value, fewer[name], first, size) for name, value in whole.items()}
+    if isinstance(whole, Tensor) and (not whole.dim() or whole.shape == fewer.shape):
+        return whole
+    if isinstance(whole, Tensor | list | tuple) and (len(whole), len(fewer)) == (SAMPLES, SAMPLES - 1):
+        return whole[first : first + size]
+    if type(whole) in (list, tuple) and len(whole) == len(fewer):
+        return type(whole)(_part(value, other, first, size) for value, other in zip(whole, fewer, strict=True))
+    if whole is None or isinstance(whole, str | int | float):
+        return whole
+    raise _UndividedBatchError

@@ -2,23 +2,20 @@
 
 import importlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any, Protocol
 
-import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
+from executor.batches import BatchFunction
 from executor.errors import ExecutorError, FactoryError, one_line
 from executor.user_module.huggingface import make_huggingface
-from executor.user_module.plan import ParallelPlan, own_plan, read_plan, require_modules
+from executor.user_module.plan import UserModule, own_plan, read_plan, require_modules
 from search_spaces.models.huggingface import BUILT
 from search_spaces.trial import Workload
 
 LEAST_SAMPLES = 2
 """Samples of the batch that a module is examined with; some modules squeeze a batch of one sample."""
-Batch = Callable[[int, torch.Generator], Mapping[str, Any]]
-"""`batch(micro_batch_size, generator)` returns the keyword arguments for a call of the module."""
 
 
 class Factory(Protocol):
@@ -28,17 +25,7 @@ class Factory(Protocol):
     the module.
     """
 
-    def __call__(self) -> tuple[nn.Module, Batch] | tuple[nn.Module, Batch, Mapping[str, Any]]: ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class UserModule:
-    """The checked result of a factory."""
-
-    reference: str
-    module: nn.Module
-    batch: Batch
-    plan: ParallelPlan
+    def __call__(self) -> tuple[nn.Module, BatchFunction] | tuple[nn.Module, BatchFunction, Mapping[str, Any]]: ...
 
 
 def load_factory(reference: str, workload: Workload) -> UserModule:

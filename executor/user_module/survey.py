@@ -3,7 +3,7 @@
 import copy
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -68,7 +68,7 @@ def survey(module: nn.Module, batch: Mapping[str, Any], plan: ParallelPlan) -> S
         raise
     except Exception as error:
         # Some modules read values, which meta tensors do not have.
-        if sum(parameter.numel() for parameter in module.parameters()) > LARGEST_RUN:
+        if parameter_count(module) > LARGEST_RUN:
             raise UndividedError(f"it does not run on the meta device ({type(error).__name__}: {error})") from error
     return _DetachedForward(copy.deepcopy(module), names).follow(batch, plan)
 
@@ -109,6 +109,18 @@ def loss_of(output: object) -> Tensor | None:
     """The loss that a module returned: a tensor of one element, or `.loss`."""
     loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
     return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
+
+
+def loss_from(output: object) -> Tensor:
+    """The same.
+
+    Raises:
+        FactoryError: the output has no loss.
+    """
+    loss = loss_of(output)
+    if loss is None:
+        raise FactoryError("the module's call must return the loss (one number) or an object with .loss")
+    return loss
 
 
 class _DetachedForward:
@@ -247,6 +259,19 @@ def on_meta(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo)
 
 
+def copies_to_run(module: nn.Module, batch: Mapping[str, Any]) -> list[Callable[[], tuple[nn.Module, Any]]]:
+    """Functions that copy a module with a batch: to the meta device, where nothing is computed, and if the module is small with
+    its values, which some modules read."""
+    without_data = lambda: (on_meta(module), map_tensors(batch, lambda value: value.to("meta")))  # noqa: E731
+    with_data = [lambda: (copy.deepcopy(module), batch)] if parameter_count(module) <= LARGEST_RUN else []
+    return [without_data, *with_data]
+
+
+def parameter_count(module: nn.Module) -> int:
+    """Elements of the parameters; shared ones count once."""
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
 class StageForward:
     """Replaces the forward of a stage's module.
 
@@ -268,10 +293,7 @@ class StageForward:
             return ended.hidden
         finally:
             self._received = None
-        loss = loss_of(output)
-        if loss is None:
-            raise FactoryError("the module's call must return the loss (one number) or an object with .loss")
-        return loss
+        return loss_from(output)
 
     def take_over(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """Pre-hook of the stage's first block: replaces its input by the received hidden state."""

@@ -16,10 +16,9 @@ PLUGINS = ("", "deepspeed", "fsdp")
 """Accelerate's plugin; empty: plain data parallelism."""
 TRIAL_FOLDERS = ("none", "link", "copy")
 """Where a trial runs: in the user's folder, in a folder of links to it, or in a copy of it."""
-RATES = (
-    "samples_per_second", "micro_batch_seconds", "step_seconds", "step_milliseconds", "steps_per_second", "tokens_per_second",
-    "tokens_per_second_per_device",
-)  # fmt: skip
+STEP_TIMES = ("step_seconds", "step_milliseconds", "steps_per_second")
+"""Pattern groups that report the time of a step, whatever samples it trains."""
+RATES = ("samples_per_second", "micro_batch_seconds", *STEP_TIMES, "tokens_per_second", "tokens_per_second_per_device")
 """Pattern groups that report the speed of a step; at least one is required."""
 READINGS = (*RATES, "samples", "tokens", "loss", "waited")
 """All allowed pattern groups."""

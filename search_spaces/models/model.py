@@ -9,8 +9,7 @@ from functools import lru_cache
 from search_spaces.errors import ModelFormatError
 from search_spaces.models.command import CommandModel
 from search_spaces.models.config_keys import RopeScaling
-from search_spaces.models.loss_trait import LossTrait
-from search_spaces.models.module_profile import ModuleProfile
+from search_spaces.models.module_profile import LossTrait, ModuleProfile
 
 MOST_LAYERS = 10_000
 """Maximum layers of a model, a hundred times that of real models, so that a typo is an error instead of a long computation."""

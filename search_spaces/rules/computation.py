@@ -190,10 +190,7 @@ KERNEL_RULES: tuple[Rule, ...] = (
         lambda config, _: precision_problem(config.fused_kernels, config.precision),
     ),
     Rule(
-        "fused-kernels-beside",
-        (FUSED_KERNELS, "compile_blocks", "cuda_graphs"),
-        f"{OFF}, or leave these out",
-        kernels_untested,
+        "fused-kernels-beside", (FUSED_KERNELS, "compile_blocks", "cuda_graphs"), f"{OFF}, or leave these out", kernels_untested
     ),
 )
 

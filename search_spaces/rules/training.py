@@ -128,10 +128,7 @@ PACKING_RULES: tuple[Rule, ...] = (
         pack_window,
     ),
     Rule(
-        "pack-tokens",
-        (PACK, *VIRTUAL_TOKENS),
-        "set pack_sequences=false, or prefix_length=0 and prompt_length=0",
-        pack_tokens,
+        "pack-tokens", (PACK, *VIRTUAL_TOKENS), "set pack_sequences=false, or prefix_length=0 and prompt_length=0", pack_tokens
     ),
     Rule("pack-compiled", (PACK, "compile_blocks"), "set pack_sequences=false or compile_blocks=false", pack_compiled),
 )

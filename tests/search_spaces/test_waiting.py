@@ -4,7 +4,7 @@ import pytest
 
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, Model
-from search_spaces.waiting import waiting_text
+from search_spaces.placeholders import waiting_text
 
 PLAIN = CommandModel(arguments=("python", "train.py"))
 SEARCHED = CommandModel(arguments=("python", "train.py", "{loader_workers}"), script_knobs={"loader_workers": ("0", "2")})

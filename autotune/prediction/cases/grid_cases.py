@@ -14,12 +14,7 @@ from numpy.typing import NDArray
 
 from autotune.prediction.cases.config_cases import described, engine_software, layouts_from, shapes_of
 from autotune.prediction.cases.grid import BLOCK, DEPTHS, Codes, Index, KnobRows, RowBuilder, groups_of, varies
-from autotune.prediction.equations.cases import (
-    Array,
-    Cases,
-    Layouts,
-    RankTable,
-)
+from autotune.prediction.equations.cases import Array, Cases, Layouts, RankTable
 from autotune.prediction.equations.hardware import devices_of, hardware_of
 from autotune.prediction.equations.layer_shapes import documented, layer_kinds, loaded, trained_shapes
 from autotune.prediction.equations.schedules import scheduled

@@ -283,9 +283,7 @@ def _head_forward(cases: Cases, rates: Coefficients) -> Array:
         return whole
     cut, moved = pieces(cases, tokens), loss_moved(cases, tokens) / (1 + rates.backward_ratio)
     return np.where(
-        fused,
-        cut.times * _product(cases, rates, cut.rows, shapes.hidden, divided) + moved / cases.hardware.bandwidth,
-        whole,
+        fused, cut.times * _product(cases, rates, cut.rows, shapes.hidden, divided) + moved / cases.hardware.bandwidth, whole
     )
 
 
@@ -411,9 +409,7 @@ def context_messages(cases: Cases) -> tuple[Array, Array]:
     values, results = np.where(latent, shapes.value, shapes.key_value), np.where(latent, shapes.value, shapes.query)
     exchanged = layouts.context_parallel_method == CONTEXT_METHODS.index("ulysses")
     elements = np.where(
-        exchanged,
-        shapes.query + shapes.key_value + values + results,
-        layouts.context * (shapes.key_value + values),
+        exchanged, shapes.query + shapes.key_value + values + results, layouts.context * (shapes.key_value + values)
     )
     sent = rank_tokens(cases) * elements * layouts.parameter_bytes / layouts.tensor
     return sent, np.where(exchanged, 2.0, 1.0)

@@ -16,11 +16,7 @@ from autotune.prediction.equations.activations import (
 from autotune.prediction.equations.cases import Array, Cases, Flags, RankShare
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import frozen_share, gathered_share, has_near, sends_integers
-from autotune.prediction.equations.kernels import (
-    frozen_bytes,
-    frozen_width,
-    static_gradients,
-)
+from autotune.prediction.equations.kernels import frozen_bytes, frozen_width, static_gradients
 from autotune.prediction.equations.layer_shapes import with_layers
 from autotune.prediction.equations.module_memory import module_bytes
 from autotune.prediction.equations.overlap import buffer_bytes, gathers_late, refill_bytes
@@ -431,10 +427,7 @@ def _module_memory(cases: Cases, rates: Coefficients, pipeline_rank: Array) -> M
     reserved = np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2)
     tags["reserved"], tags["context"] = (reserved - 1) * used, rates.context_bytes + 0 * used
     return Memory(
-        by_tag={tag: tags[tag] for tag in TAGS},
-        used=used + tags["context"],
-        host=tags["host"],
-        stage=pipeline_rank + 0 * used,
+        by_tag={tag: tags[tag] for tag in TAGS}, used=used + tags["context"], host=tags["host"], stage=pipeline_rank + 0 * used
     )
 
 

@@ -114,9 +114,7 @@ def _collective_rows(rows: Sequence[MeasuredRow], cluster: ClusterSpec, engine: 
     )
     exchanges, once = np.array([row.operation is Operation.ALL_TO_ALL for row in rows]), np.ones(len(rows))
     return lambda rates: np.where(
-        exchanges,
-        exchange_seconds(cases, group, volume, once, rates),
-        collective_seconds(cases, group, volume, once, rates),
+        exchanges, exchange_seconds(cases, group, volume, once, rates), collective_seconds(cases, group, volume, once, rates)
     )
 
 

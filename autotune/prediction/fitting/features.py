@@ -1,5 +1,6 @@
 """Features that distinguish runs and configurations: sizes and degrees in doublings, choices as steps."""
 
+import operator
 from collections.abc import Callable, Sequence
 from functools import partial
 
@@ -105,7 +106,7 @@ def knob_features(cases: Cases, numbers: Numbers) -> Array:
         CHOICE * (at_three & np.isfinite(layouts.gather_bytes)),
         np.log2(1 + layouts.secondary_shard_size) * at_three,
         *(CHOICE / SIGNS**0.5 * numbers(SCRIPT, partial(_sign, index)) for index in range(SIGNS)),
-        *(CHOICE * numbers("optimizer", partial(_is, str(name))) for name in KNOBS["optimizer"].choices),
+        *(CHOICE * numbers("optimizer", partial(operator.eq, str(name))) for name in KNOBS["optimizer"].choices),
     ]
     knob_columns = np.stack([np.broadcast_to(column, count) for column in columns], axis=1)
     return np.asarray(np.concatenate([features(cases), knob_columns], axis=1), dtype=np.float64)
@@ -130,10 +131,6 @@ def _column(knob: Knob, numbers: Numbers) -> Array:
             return CHOICE * numbers(knob.name, partial(_place, knob.name))
         case _:
             return _doublings(numbers(knob.name, float))
-
-
-def _is(name: str, value: Value) -> float:
-    return float(value == name)
 
 
 def _sign(index: int, text: Value) -> float:

@@ -231,14 +231,9 @@ def capacity_conditions(question: Question, result: Capacity) -> Conditions:
         dataclasses.replace(
             item, verdict=Verdict.FITS if fits else Verdict.DOES_NOT_FIT, changes_rate=False,
             changes_verdict=fits is (result.needed is None),
-            choice=_changes_text(item.estimate.config, answer.config) if fits else "",
+            choice=" ".join(f"{name}={value_text(getattr(other, name))}" for name in other.differences(answer.config) if fits),
         )
         for item in consequences(assumed, answer, estimate_at)
-        for fits in [fitting[item.assumption.name, item.value]]
+        for fits, other in [(fitting[item.assumption.name, item.value], item.estimate.config)]
     ]  # fmt: skip
     return _conditions(assumed, results)
-
-
-def _changes_text(config: TrialConfig, other: TrialConfig) -> str:
-    """The knobs in which a configuration differs from another."""
-    return " ".join(f"{name}={value_text(getattr(config, name))}" for name in config.differences(other))

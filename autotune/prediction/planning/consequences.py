@@ -138,11 +138,7 @@ def question_with(question: Question, values: Mapping[str, Value]) -> Question:
         fields["model"] = dataclasses.replace(question.model, vocab_size=values[VOCABULARY])  # type: ignore[arg-type]
     of_cluster = {name: value for name, value in values.items() if name in ClusterSpec.__dataclass_fields__}
     if "device" in of_cluster:
-        fields |= {
-            "cluster": _with_cards(question, str(of_cluster.pop("device"))),
-            "coefficients": None,
-            "residuals": (),
-        }
+        fields |= {"cluster": _with_cards(question, str(of_cluster.pop("device"))), "coefficients": None, "residuals": ()}
     if of_cluster:
         fields["cluster"] = dataclasses.replace(fields.get("cluster", question.cluster), **of_cluster)
     if knobs := {name: value for name, value in values.items() if name in KNOBS}:

@@ -171,8 +171,11 @@ class ScanResults:
         """
         limit = np.zeros(product.axes[axis].count)
         for depth, name in self._compared_on(products, axis):
-            by_value = self._values.get(name, {})
-            limits = [self._limit_of_value(by_value.get(value)) for value in products.values[depth]]
+            results = map(self._values.get(name, {}).get, products.values[depth])
+            limits = [
+                np.inf if result is None or not result.fits else result.least if self.slowest is None else self.slowest
+                for result in results
+            ]
             limit = np.maximum(limit, np.array(limits)[product.axes[axis].columns[depth]])
         return limit
 
@@ -180,11 +183,6 @@ class ScanResults:
         """The compared knobs of an axis, with their positions in SEARCH_ORDER."""
         owners = zip(products.axis_of, SEARCH_ORDER, strict=True)
         return [(depth, name) for depth, (owner, name) in enumerate(owners) if owner == axis and name in self.compared]
-
-    def _limit_of_value(self, value: "_ValueResult | None") -> float:
-        if value is None or not value.fits:
-            return np.inf
-        return value.least if self.slowest is None else self.slowest
 
     def scanned(self) -> Scanned:
         """Return the results."""

@@ -287,12 +287,7 @@ class GuidedStrategy(Strategy):
         self._pools = CandidatePools(guide.forecaster)
 
     def propose(
-        self,
-        candidates: Candidates,
-        history: Sequence[TrialRecord],
-        pending: Sequence[TrialConfig],
-        count: int,
-        seed: int,
+        self, candidates: Candidates, history: Sequence[TrialRecord], pending: Sequence[TrialConfig], count: int, seed: int
     ) -> list[TrialConfig]:
         forecaster = self._first.after(history)
         options = self._options(forecaster, candidates, history, pending)

@@ -1,9 +1,19 @@
-"""What torchrun, deepspeed and accelerate pass to the process of a rank: environment variables and an argument."""
+"""Starts a rank's script as torchrun, deepspeed and accelerate do: its variables, its words, its folder, and its process."""
 
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
+from executor.errors import EngineRefusalError
 from search_spaces.models.command import CommandModel, program_at
 from search_spaces.trial_config import TrialConfig
 
@@ -129,3 +139,190 @@ def accelerate_variables(
 
 def _text(value: bool) -> str:
     return str(value).lower()
+
+
+MOST_COPIED_BYTES = 2 * 2**30
+"""Size up to which a folder is copied for every trial."""
+MOST_ENTRIES = 2_000
+"""Entries of a folder above which a link stands for all of it: it holds data."""
+SMALL_BYTES = 2**20
+"""Size up to which a file is copied instead of linked, because a script may open it for writing (logs, states, indices)."""
+CHECKPOINTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".pkl", ".h5")
+"""Endings of files that runs write and resume from."""
+
+
+def make_working_folder(source: Path, folder: Path, way: str) -> None:
+    """Fill `folder` from the user's folder.
+
+    Args:
+        source: the user's folder.
+        folder: the new one.
+        way: `copy`: everything is copied. `link`: directories are made anew, small files are copied, and links stand for large
+            files, for directories with very many entries and for hidden ones; checkpoints are left out, so that no trial
+            resumes from them or overwrites them.
+
+    Raises:
+        EngineRefusalError: it is too large to copy.
+    """
+    if way == "link":
+        _link(source, folder)
+        return
+    folders, size = [source], 0
+    while folders:
+        for entry in folders.pop().iterdir():
+            size += entry.lstat().st_size
+            folders += [entry] if entry.is_dir() and not entry.is_symlink() else []
+        if size > MOST_COPIED_BYTES:
+            problem = f"{source} holds more than {MOST_COPIED_BYTES >> 30} GiB, too much to copy for every trial"
+            raise EngineRefusalError("trial-folder", f"{problem}; use --trial-folder link")
+    shutil.copytree(source, folder, symlinks=True)
+
+
+def _link(source: Path, folder: Path) -> None:
+    folder.mkdir(parents=True)
+    for entry in source.iterdir():
+        target = folder / entry.name
+        is_folder = entry.is_dir() and not entry.is_symlink()
+        if (
+            is_folder
+            and not entry.name.startswith(".")
+            and sum(1 for _ in islice(entry.iterdir(), MOST_ENTRIES + 1)) <= MOST_ENTRIES
+        ):
+            _link(entry, target)
+        elif not entry.is_dir() and entry.name.lower().endswith(CHECKPOINTS):
+            continue
+        elif entry.is_file() and entry.stat().st_size <= SMALL_BYTES:
+            shutil.copy2(entry, target)
+        else:
+            target.symlink_to(entry.absolute())
+
+
+START_SECONDS = 30.0
+"""Time limit for the supervisor, a Python without packages, to start the script."""
+END_SECONDS = 10.0
+"""Time limit for killed processes to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launch:
+    """The command to run and its surroundings."""
+
+    words: tuple[str, ...]
+    """Program and arguments."""
+    environment: Mapping[str, str]
+    folder: str
+    """Working folder; empty: the rank's."""
+    data_limit: int | None = None
+    """Limit on the private memory of each of its processes [bytes]; None: no limit."""
+    shared_memory: str = ""
+    """Pattern of the shared-memory files that it may leave; empty: none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exit:
+    """How a script ended."""
+
+    code: int
+    """Exit code; negative: the signal that ended it."""
+    peak_bytes: int = 0
+    """Peak resident set of its own process."""
+    problem: str = ""
+    """Why the script could not be started; empty: it ran."""
+
+
+class ScriptProcess:
+    """One script under its supervisor (`supervisor.py`). Used from one thread.
+
+    However this process ends, the script and all its child processes end with it.
+    """
+
+    def __init__(self, launch: Launch, folder: Path, output: Path) -> None:
+        plan = folder / "launch.json"
+        plan.write_text(
+            json.dumps({
+                "words": launch.words, "environment": dict(launch.environment), "folder": launch.folder,
+                "data_limit": launch.data_limit, "output": str(output), "shared_memory": launch.shared_memory,
+            }),
+            encoding="utf-8",
+        )  # fmt: skip
+        self._supervisor = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(Path(__file__).with_name("supervisor.py")), str(plan)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            process_group=0,
+        )
+        assert self._supervisor.stdout is not None
+        os.set_blocking(self._supervisor.stdout.fileno(), False)
+        self._received = b""
+        self.exit: Exit | None = None
+        """How the script ended; None: it was running at the last `poll`."""
+        self.pid = 0
+        """Process ID of the script's own process; 0: it could not be started."""
+        self._wait_for(lambda: self.pid != 0, START_SECONDS)
+
+    @property
+    def supervisor_pid(self) -> int:
+        """The process that all processes of the script descend from."""
+        return self._supervisor.pid
+
+    def poll(self) -> Exit | None:
+        """How the script ended; None: it is running."""
+        if self.exit is None:
+            gone = self._supervisor.poll() is not None  # before reading its messages, so that the last ones are read
+            self._read_messages()
+            if self.exit is None and gone:
+                self.exit = Exit(code=-9, problem="the supervisor of the script was killed")
+        return self.exit
+
+    def signal(self, letter: bytes) -> None:
+        """Send a signal, by its letter in `supervisor.SIGNALS`. Ignored if the script has ended."""
+        assert self._supervisor.stdin is not None
+        with contextlib.suppress(OSError, ValueError):  # it is gone, or was closed
+            self._supervisor.stdin.write(letter)
+            self._supervisor.stdin.flush()
+
+    def end(self) -> None:
+        """Kill the script; return when all its processes are gone. May be called twice.
+
+        Not by SIGTERM: a script that handles it may save a checkpoint then, over that of the user's own run.
+        """
+        if self.poll() is None:
+            self.signal(b"k")
+            self._wait_for(lambda: False, END_SECONDS)
+        self._close()
+
+    def _wait_for(self, condition: Any, seconds: float) -> None:
+        """Wait until the condition holds, the script has ended or the time is over."""
+        until = time.monotonic() + seconds
+        while self.poll() is None and not condition() and time.monotonic() < until:
+            time.sleep(0.01)
+
+    def _read_messages(self) -> None:
+        assert self._supervisor.stdout is not None
+        with contextlib.suppress(BlockingIOError):
+            while chunk := os.read(self._supervisor.stdout.fileno(), 65_536):
+                self._received += chunk
+        *lines, self._received = self._received.split(b"\n")
+        for line in lines:
+            message = json.loads(line)
+            self.pid = message.get("pid", self.pid)
+            if "failed" in message:
+                self.exit = Exit(code=127, problem=message["failed"])
+            elif "exit" in message:
+                self.exit = Exit(code=message["exit"], peak_bytes=message["peak_bytes"])
+
+    def _close(self) -> None:
+        for stream in (self._supervisor.stdin, self._supervisor.stdout):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()  # at the end of its input the supervisor kills all remaining processes
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._supervisor.wait(END_SECONDS)
+
+
+def python_command(words: Sequence[str]) -> list[str]:
+    """The command with the ranks' Python in place of `python`, and before a bare script, as torchrun does."""
+    if words[0] in ("python", "python3"):
+        return [sys.executable, *words[1:]]
+    return [sys.executable, *words] if words[0].endswith(".py") else list(words)

@@ -133,7 +133,8 @@ class Readings:
             self._compare_with_clock(seconds)
             scale = batch.samples / batch.micro_batch_samples
             return seconds * scale, scale
-        if seconds := _step_seconds(row):
+        step_seconds = row.get("step_seconds", row.get("step_milliseconds", 0.0) / 1e3)
+        if seconds := 1.0 / row["steps_per_second"] if "steps_per_second" in row else step_seconds:
             self._compare_with_clock(seconds)
             scale = batch.samples / (self.samples or self.observed_samples or batch.script_samples)
             return seconds * scale, scale
@@ -157,13 +158,6 @@ class Readings:
         if not math.isfinite(loss) and not self.not_finite:
             remedy = "lower the script's learning rate or use a wider precision in it"
             self.not_finite = f"loss is {loss} at report {len(self.losses) - 1}; {remedy}"
-
-
-def _step_seconds(row: Mapping[str, float]) -> float | None:
-    """Seconds of a step of the script; None: the row does not report them."""
-    if "steps_per_second" in row:
-        return 1.0 / row["steps_per_second"]
-    return row.get("step_seconds", row["step_milliseconds"] / 1e3 if "step_milliseconds" in row else None)
 
 
 _NUMBERS = frozenset({

@@ -20,12 +20,12 @@ from executor.measurement.flops import convention_of, flops_utilization, tflops_
 from executor.measurement.timing import step_time
 from executor.measurement.trial_report import Trial, rate_of
 from search_spaces.failure import Evidence, FailureTable, Sign
-from search_spaces.models.command import CommandModel
+from search_spaces.models.command import STEP_TIMES, CommandModel
 from search_spaces.outcome import Outcome
-from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, names_in
+from search_spaces.patterns import compiled
+from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, names_in, samples_of_step, waiting_text
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Interval, RankMeasurement, TrialResult
-from search_spaces.waiting import waiting_text
 
 SHORTEST_CLOCK = 1.0
 """Seconds of log lines from which their times are compared with the clock: a rank reads them ten times a second."""
@@ -234,6 +234,7 @@ def _message(trial: Trial, timed: Facts, rows: Sequence[Facts], lost: Interval |
             "the script ended before its steps settled" if ended else "step times still drifted when the allowed warm-up ended"
         )
         parts.append(f"unstable: {why}")
+    unseen = unseen_text([row["work"] for row in rows])
     waits = [row["waited"] / statistics.fmean(row["seconds"]) for row in rows if row["waited"] and row["seconds"]]
     parts += filter(
         None,
@@ -241,8 +242,8 @@ def _message(trial: Trial, timed: Facts, rows: Sequence[Facts], lost: Interval |
             waiting_text(max(waits, default=0.0), trial.request.model),
             _slow_text(timed),
             _clock_text(timed),
-            _samples_text(trial, timed),
-            unseen_text([row["work"] for row in rows]),
+            _samples_text(trial, timed) if unseen else "",
+            unseen,
         ),
     )
     return "; ".join(parts)
@@ -272,17 +273,22 @@ def _clock_text(timed: Facts) -> str:
 
 
 def _samples_text(trial: Trial, timed: Facts) -> str:
-    """A warning if the reported samples differ from a step's: the rate is valid, but not for the requested batch size."""
-    command, batch = trial.request.model, trial.request.workload.global_batch_size
-    if timed["samples"] is None or timed["samples"] == batch or not isinstance(command, CommandModel):
+    """What the rate assumes of a step whose work nobody observed: the samples that the command states, or that reports have."""
+    request, command, batch = trial.request, trial.request.model, trial.request.workload.global_batch_size
+    if not isinstance(command, CommandModel) or timed["samples"] == batch:
         return ""
+    if timed["samples"] is None:
+        if command.pattern is None or not compiled(command.pattern).groups.intersection(STEP_TIMES):
+            return ""
+        samples = samples_of_step(command, request.config, request.workload, request.world_size)
+        return f"a step in the log counts {samples} samples; if that is wrong, read them with a group `samples` or `tokens`"
     # Placeholders from which a script knows the batch size.
     batch_placeholders = ACCUMULATION_PLACEHOLDERS | {"micro_batch_size"}
     if not batch_placeholders & set(names_in(command)):
         return ""
     if timed["samples"] % batch == 0 and command.pattern is None:
         return ""  # it reports once per several steps
-    matches_batch = timed["samples"] * trial.request.world_size == batch
+    matches_batch = timed["samples"] * request.world_size == batch
     remedy = (
         "report those of all ranks, which must train together" if matches_batch else "pass it {gradient_accumulation_steps}"
     )

@@ -18,10 +18,16 @@ import torch
 from executor import process_tree
 from executor.engine import RankContext
 from executor.engines.command import probe
-from executor.engines.command.launchers import RankPlacement, launcher_command, launcher_environment
+from executor.engines.command.launchers import (
+    Launch,
+    RankPlacement,
+    launcher_command,
+    launcher_environment,
+    make_working_folder,
+    python_command,
+)
 from executor.engines.command.result import facts_of, result_of
-from executor.engines.command.watch import FAILURES, PROBE_FOLDER, Launch, ScriptWatch, State, python_command
-from executor.engines.command.working_folder import make_working_folder
+from executor.engines.command.watch import FAILURES, PROBE_FOLDER, ScriptWatch, State
 from executor.errors import EngineRefusalError
 from executor.failures import failure_table
 from executor.measurement.memory import SLACK_BYTES
@@ -61,7 +67,13 @@ def make_launch(trial: Trial, command: CommandModel, placement: RankPlacement, f
         "AUTOTUNE_REPORT": str(folder / "report.jsonl"),
         **environment_of(command, config),
     }
-    variables |= _probe_variables(folder / PROBE_FOLDER, variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")))
+    # The first folder on PYTHONPATH has the probe of the script's work, which every Python of the script runs.
+    probe_folder = folder / PROBE_FOLDER
+    probe_folder.mkdir()
+    shutil.copyfile(str(probe.__file__), probe_folder / "sitecustomize.py")
+    python_path = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    variables[probe.VARIABLE] = str(probe_folder)
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(probe_folder), python_path)))
     limit = request.memory_limit_bytes
     return Launch(
         words=tuple(launcher_command(command.launcher, python_command(words), placement)),
@@ -72,13 +84,6 @@ def make_launch(trial: Trial, command: CommandModel, placement: RankPlacement, f
         data_limit=2 * limit + SLACK_BYTES if on_cpu and limit is not None else None,
         shared_memory=process_tree.shared_memory(placement.address, placement.port),
     )
-
-
-def _probe_variables(folder: Path, python_path: str | None) -> dict[str, str]:
-    """Write the probe of the script's work; return the variables with which every Python of the script runs it."""
-    folder.mkdir()
-    shutil.copyfile(str(probe.__file__), folder / "sitecustomize.py")
-    return {probe.VARIABLE: str(folder), "PYTHONPATH": os.pathsep.join(filter(None, (str(folder), python_path)))}
 
 
 def _write_files(files: tuple[tuple[str, str], ...], folder: Path) -> dict[str, Path]:
@@ -104,12 +109,15 @@ def gather_placement(context: RankContext, folder: Path) -> RankPlacement:
 
     `folder`: this rank's temporary folder; that of rank 0 holds the folder of the trial.
     """
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        port = listener.getsockname()[1]
     rows: list[dict[str, Any]] = gather_plain(
         context,
         {
             "host": socket.gethostname(),
             "address": os.environ.get("MASTER_ADDR", "127.0.0.1"),
-            "port": _free_port() if context.rank == 0 else 0,
+            "port": port,
             "folder": str(folder / "run"),
             "visible": os.environ.get("CUDA_VISIBLE_DEVICES"),
         },
@@ -137,12 +145,6 @@ def devices_of_host(visible: list[str | None]) -> str | None:
         return None
     devices = [device for shown in visible for device in (shown or "").split(",") if device]
     return ",".join(dict.fromkeys(devices))
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("", 0))
-        return int(listener.getsockname()[1])
 
 
 TICK_SECONDS = 0.1

@@ -24,12 +24,13 @@ from executor.engines.deepspeed.package import (
     quiet,
     some_group,
 )
-from executor.engines.session import RepeatableSteps, loss_from, refuse
+from executor.engines.session import RepeatableSteps, refuse
 from executor.engines.sources import DTYPES, LoadedModule, load_user_module, require_one_dtype
 from executor.errors import EngineRefusalError
 from executor.parallel.checkpointing import checkpoint_blocks
 from executor.parallel.collectives import accounting, mark
 from executor.parallel.model import RankModel, Transformer, build_transformer, whole
+from executor.user_module.survey import loss_from
 from search_spaces.deepspeed import deepspeed_config, torch_optimizer
 from search_spaces.mesh import DATA, DIMENSIONS, PIPELINE, Mesh, make_mesh
 from search_spaces.models.model import FactoryModel, Model, ModelSpec

@@ -74,11 +74,7 @@ class RankSlot:
         The `ready` message of a reused process is delivered again.
         """
         environment = {**self.settings.environment, **variables}
-        options = {
-            "trial_function": self.settings.trial_function,
-            "python_path": list(python_path),
-            "environment": environment,
-        }
+        options = {"trial_function": self.settings.trial_function, "python_path": list(python_path), "environment": environment}
         if self.is_up and options == self._options:
             self.inbox.clear()
             if self._ready is not None:
@@ -231,12 +227,7 @@ class SlotTransport(RankTransport):
     `sharing`: host -> ranks that share its cores; None: the ranks of this gang. `mailbox` is that of the slots.
     """
 
-    def __init__(
-        self,
-        slots: Sequence[RankSlot],
-        mailbox: Mailbox,
-        sharing: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, slots: Sequence[RankSlot], mailbox: Mailbox, sharing: Mapping[str, int] | None = None) -> None:
         self.world_size = len(slots)
         self.address = slots[0].node.address
         self.slots = tuple(slots)

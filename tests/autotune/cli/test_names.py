@@ -9,7 +9,7 @@ from called import Command
 from autotune.cli import fields
 from autotune.cli.fields import model_reference
 from autotune.errors import RequestError
-from autotune.question.sizes import parse_length
+from autotune.question.field import parse_length
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
 

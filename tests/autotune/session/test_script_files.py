@@ -38,15 +38,6 @@ def test_what_the_placeholders_carry_is_searched_and_the_rest_stays() -> None:
     assert note.startswith("no placeholder of the command carries zero_stage, activation_checkpointing: left at zero_stage=0")
 
 
-@pytest.mark.parametrize(("accumulation", "samples"), [("", 2), (" -a {gradient_accumulation_steps}", 8), (" --accum 2", 4)])
-def test_the_samples_of_a_step_in_the_log_are_noted(accumulation: str, samples: int) -> None:
-    words = f"python train.py -b {{micro_batch_size}}{accumulation}"
-    timed = session({"arguments": words.split(), "pattern": r"time (?P<step_seconds>[\d.]+)"})
-    assert any(f"a step in the log counts {samples} samples with micro_batch_size=1;" in note for note in notes_of(timed))
-    stated = session({"arguments": words.split(), "pattern": r"n (?P<samples>\d+) t (?P<step_seconds>[\d.]+)"})
-    assert not any("in the log" in note for note in notes_of(stated))
-
-
 def test_a_command_runs_in_the_current_folder_unless_it_names_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "train.py").touch()

@@ -19,8 +19,8 @@ from autotune.session.trial_requests import notes_of, trial_request
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.errors import SearchSpaceError
 from search_spaces.models.huggingface import resolve_model
-from search_spaces.models.loss_trait import LossTrait
 from search_spaces.models.model import FactoryModel
+from search_spaces.models.module_profile import LossTrait
 from search_spaces.spaces import device_defaults, resolve_space
 from search_spaces.trial import Workload, reference_name
 from search_spaces.trial_config import TrialConfig

@@ -16,11 +16,11 @@ from executor.engines.native.engine import NativeEngine
 from executor.errors import WrongResultError
 from executor.trial.reference import plain_losses
 from executor.trial.run import ENGINES, run_trial
-from executor.user_module import loss_check
+from executor.user_module import description
 from executor.user_module.calls import called_blocks
+from executor.user_module.description import loss_traits
 from executor.user_module.factory import load_factory
-from executor.user_module.loss_check import loss_traits
-from search_spaces.models.loss_trait import LossTrait
+from search_spaces.models.module_profile import LossTrait
 from search_spaces.trial import Fidelity, TrialRequest
 from search_spaces.trial_config import TrialConfig
 from tests.sampling import sampled
@@ -95,7 +95,7 @@ def test_sums_and_counters_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     data = FactoryData(batch=lambda size, generator: {"x": torch.randn(size, 2, generator=generator)}, seed=0)
     assert loss_traits(Summing(2, 2), data) == (LossTrait.SUM,)
     assert loss_traits(Counting(), data) == (LossTrait.IRREPRODUCIBLE,)
-    monkeypatch.setattr(loss_check, "MOST_SECONDS", 0.0)
+    monkeypatch.setattr(description, "MOST_SECONDS", 0.0)
     assert loss_traits(Summing(2, 2), data) == (LossTrait.UNCHECKED,)
 
 

@@ -7,8 +7,8 @@ import pytest
 from executor.errors import FactoryError
 from executor.runners.one_process import describe_factory
 from executor.user_module.factory import load_factory
-from search_spaces.models.loss_trait import LossTrait
 from search_spaces.models.model import ON_BLOCKS, FactoryModel
+from search_spaces.models.module_profile import LossTrait
 from search_spaces.trial import Workload
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")

@@ -250,6 +250,12 @@ def test_samples_of_one_rank_are_told_apart_from_a_step(run: Run) -> None:
     assert "reports 4 samples at a time, and the global batch is 8: report those of all ranks" in result.message
 
 
+def test_the_samples_of_an_unobserved_step_are_named(run: Run) -> None:
+    result = run("log", "{micro_batch_size}", command={"pattern": r"loss: (?P<step_seconds>[\d.]+)"})
+    assert "a step in the log counts 4 samples; if that is wrong, read them" in result.message
+    assert "its work is not checked" in result.message
+
+
 @pytest.mark.prove
 def test_a_port_that_is_taken_in_between_is_chosen_anew(run: Run, tmp_path: Path) -> None:
     assert run("port_taken", tmp_path).outcome is Outcome.OK

@@ -4,16 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from executor.engines.command import working_folder
-from executor.engines.command.working_folder import make_working_folder
+from executor.engines.command import launchers
+from executor.engines.command.launchers import make_working_folder
 from executor.errors import EngineRefusalError
 
 
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(working_folder, "SMALL_BYTES", 10)
-    monkeypatch.setattr(working_folder, "MOST_ENTRIES", 3)
-    monkeypatch.setattr(working_folder, "MOST_COPIED_BYTES", 20_000)
+    monkeypatch.setattr(launchers, "SMALL_BYTES", 10)
+    monkeypatch.setattr(launchers, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(launchers, "MOST_COPIED_BYTES", 20_000)
     source = tmp_path / "user"
     for name, size in {"train.py": 5, "data.bin.gz": 50, "out/last.pt": 50, "out/log": 5, ".git/x": 5}.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
