@@ -50,6 +50,7 @@ LIES = {
     "alone_silently": "each of the 2 ranks trains by itself",
     "alone_in_a_group": "each of the 2 ranks trains by itself: their parameters differ after",
     "same_samples": "a step has 4 samples, 2 times 2 on 2 ranks, not 8: ranks train on the same samples",
+    "same_seed": "ranks train on the same samples, without a DistributedSampler, each by itself with the same seed",
     "never_steps": "no optimizer step was taken in .* micro-batches, and parameters did not change",
     "larger": "a step has 24 samples, 2 times 6 on 2 ranks, not 8: it ignores the batch size",
     "short_accumulation": "(a report|its reports) ha.* samples.* had .*",

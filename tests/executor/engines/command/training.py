@@ -268,6 +268,7 @@ LIES: dict[str, Callable[[], object]] = {
     "alone_silently": lambda: train(network()),
     "alone_in_a_group": lambda: (dist.init_process_group("gloo"), train(network(), report=counts(SAMPLES))),
     "same_samples": lambda: train(joined(), loader(False), report=counts(SAMPLES)),
+    "same_seed": lambda: (dist.init_process_group("gloo"), torch.manual_seed(0), train(nn.Linear(32, 10))),
     "never_steps": never_steps,
     "larger": lambda: train(joined(), random_batches(3 * BATCH), report=counts(SAMPLES)),
     "short_accumulation": lambda: train(joined(), short_last([BATCH] * 2 + [1] * 2), report=counts(SAMPLES)),
