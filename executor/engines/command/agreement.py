@@ -218,12 +218,17 @@ def work_text(request: TrialRequest, works: Sequence[Work]) -> str:
         return ""
     step = "samples of a step unknown"
     if work["samples"] is not None:
-        total, about = work["samples"] * ranks_with_own_samples(request, works), "" if work["certain"] else "about "
-        step = f"{about}{total:g} samples a step in {work['micro_batches']} micro-batch{'es' * (work['micro_batches'] != 1)}"
+        total = work["samples"] * ranks_with_own_samples(request, works)
+        counted = (
+            f"{total:g} samples a step" if work["certain"] else f"about {total:g} rows a step, not known to be its samples,"
+        )
+        step = f"{counted} in {work['micro_batches']} micro-batch{'es' * (work['micro_batches'] != 1)}"
     are_together = len(works) > 1 and all(item["steps"] for item in works) and not _apart(request, works)
     how = "train together"
-    if ranks_with_own_samples(request, works) == 1:
-        how = "train together by tensor parallelism" if _is_tensor_parallel(works) else "train on the same samples"
+    if _is_tensor_parallel(works) and ranks_with_own_samples(request, works) == 1:
+        how = "train together by tensor parallelism"
+    elif ranks_with_own_samples(request, works) == 1 and not any(item.get("together") or item.get("others") for item in works):
+        how = "train on the same samples"
     together = f" on {len(works)} ranks that {how}" if are_together else ""
     seconds = f"; {work['seconds'] * 1e3:.4g} ms" if work["seconds"] else ""
     return f"{step}{together}{seconds}"
