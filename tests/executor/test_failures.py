@@ -58,6 +58,7 @@ ENDS = [
     ),
     ("collective-timeout", Evidence(exit_code=-6, output=WATCHDOG)),
     ("collective-usage", said("DistBackendError: NCCL error: ncclInvalidUsage: This usually reflects invalid usage")),
+    ("missing-backend", said("RuntimeError: Distributed package doesn't have NCCL built in")),
     ("collective", said(GLOO)),
     ("collective", said("DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to a network error")),
     ("collective", said("DistNetworkError: the store is gone")),

@@ -22,16 +22,24 @@ TOLERATED_TOTAL = 0.15
 def ranks_with_own_samples(request: TrialRequest, works: Sequence[Work]) -> int:
     """Ranks whose samples add up to those of a step.
 
-    Ranks count once if their loaders gave them the same samples, more than a constant batch: those of tensor parallelism, or of
-    a script without a distributed sampler. Random batches that a script makes itself count for each rank.
+    Ranks count once if they have the same samples, and divide layers by tensor parallelism, or got more than a constant batch
+    of their loaders, as without a distributed sampler. Random batches that a script makes itself count for each rank, unless
+    they are the same and nothing shows that ranks train together.
     """
-    data_parallel = request.config.data_parallel_size(request.world_size)
     inputs = [tuple(tuple(pair) for pair in work["inputs"]) for work in works]
     changing = all(len({checksum for _, checksum in rank}) > 1 for rank in inputs)
-    if not changing or not all(work.get("loader") for work in works):
-        return data_parallel
     common = set.intersection(*({number for number, _ in rank} for rank in inputs))
-    return len({tuple(pair for pair in rank if pair[0] in common) for rank in inputs})
+    count = len({tuple(pair for pair in rank if pair[0] in common) for rank in inputs})
+    if _is_tensor_parallel(works) or (changing and all(work.get("loader") for work in works)):
+        return count
+    if changing and common and count == 1 and not any(work.get("together") or work.get("others") for work in works):
+        return 1
+    return request.config.data_parallel_size(request.world_size)
+
+
+def _is_tensor_parallel(works: Sequence[Work]) -> bool:
+    """Whether ranks divide layers, by DTensors or Megatron's marks."""
+    return all(work.get("tensor_parallel") for work in works)
 
 
 def disagreement(request: TrialRequest, works: Sequence[Work], timed: Mapping[str, Any]) -> str:
@@ -100,11 +108,15 @@ def _other_batch(request: TrialRequest, works: Sequence[Work]) -> str:
     accumulation = config.gradient_accumulation_steps(batch, ranks)
     asked_micro = config.micro_batch_size if used & {"micro_batch_size", "config"} else None
     if used & ACCUMULATION_PLACEHOLDERS:
-        if step == batch:
+        are_explained = _is_tensor_parallel(works) and step * config.data_parallel_size(ranks) == batch * replicas
+        if step == batch or are_explained:  # a size of tensor parallelism that the command does not carry
             return ""
         text = f"a step has {step:g} samples, {micro_batches} times {micro:g} on {ranks} ranks, not {batch}"
         if replicas < config.data_parallel_size(ranks):
-            return f"{text}: ranks train on the same samples, by tensor parallelism or without a DistributedSampler"
+            return (
+                f"{text}: ranks train on the same samples, without a DistributedSampler, each by itself with the same seed, or "
+                "by tensor parallelism that is not torch's (pass its size as {tensor_parallel_size})"
+            )
         if asked_micro in (None, micro) and micro_batches * ranks == accumulation:
             ignores = ", or ignores it" if micro_batches == 1 else ""
             remedy = "pass it {total_gradient_accumulation_steps}"
@@ -206,9 +218,17 @@ def work_text(request: TrialRequest, works: Sequence[Work]) -> str:
         return ""
     step = "samples of a step unknown"
     if work["samples"] is not None:
-        total, about = work["samples"] * ranks_with_own_samples(request, works), "" if work["certain"] else "about "
-        step = f"{about}{total:g} samples a step in {work['micro_batches']} micro-batch{'es' * (work['micro_batches'] != 1)}"
+        total = work["samples"] * ranks_with_own_samples(request, works)
+        counted = (
+            f"{total:g} samples a step" if work["certain"] else f"about {total:g} rows a step, not known to be its samples,"
+        )
+        step = f"{counted} in {work['micro_batches']} micro-batch{'es' * (work['micro_batches'] != 1)}"
     are_together = len(works) > 1 and all(item["steps"] for item in works) and not _apart(request, works)
-    together = f" on {len(works)} ranks that train together" if are_together else ""
+    how = "train together"
+    if _is_tensor_parallel(works) and ranks_with_own_samples(request, works) == 1:
+        how = "train together by tensor parallelism"
+    elif ranks_with_own_samples(request, works) == 1 and not any(item.get("together") or item.get("others") for item in works):
+        how = "train on the same samples"
+    together = f" on {len(works)} ranks that {how}" if are_together else ""
     seconds = f"; {work['seconds'] * 1e3:.4g} ms" if work["seconds"] else ""
     return f"{step}{together}{seconds}"

@@ -48,7 +48,7 @@ class ObservedWork:
     problem: str = ""
     """Why nothing more is observed; empty: it is."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the probe found out about the script: `group`, `together`, `loader`, `others`."""
+    """What the probe found out about the script: `group`, `together`, `loader`, `others`, `tensor_parallel`."""
     inputs: dict[int, int] = field(default_factory=dict)
     """Number of a micro-batch -> checksum of its inputs."""
     parameters: dict[int, int] = field(default_factory=dict)
@@ -84,7 +84,8 @@ class ObservedWork:
         elif "parameters" in row:
             self.parameters[row["parameters"]] = row["checksum"]
         elif "micro_batches" in row:
-            self.facts |= {name: row[name] for name in ("group", "together", "loader", "others") if name in row}
+            names = ("group", "together", "loader", "others", "tensor_parallel")
+            self.facts |= {name: row[name] for name in names if name in row}
             self.device_bytes |= {name: row[name] for name in ("device_bytes", "reserved_bytes") if name in row}
             self.steps.append(self._step(row))
 

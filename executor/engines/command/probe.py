@@ -293,9 +293,10 @@ class Probe:
             self.depth = DEEPEST
             return
         if self.depth < 0:
-            self.facts["together"] = sorted(
-                {c.__name__ for root in roots for m in root.modules() for c in type(m).__mro__} & TRAINED_TOGETHER
-            )
+            together = {c.__name__ for root in roots for m in root.modules() for c in type(m).__mro__} & TRAINED_TOGETHER
+            self.facts["together"] = sorted(together)
+            parameters = (parameter for root in roots for parameter in root.parameters())
+            self.facts["tensor_parallel"] = any(is_divided(parameter, "FSDPModule" in together) for parameter in parameters)
         for _, remove in self.roots.values():
             remove()
         self.depth += 1
@@ -415,6 +416,12 @@ class Probe:
         self.problem, self.in_backward = problem, False
         with contextlib.suppress(OSError):
             self.append(json.dumps({"problem": problem}))
+
+
+def is_divided(parameter: Any, data_parallel: bool) -> bool:
+    """Whether a parameter is a part of a layer: by Megatron's mark, or a DTensor that more than FSDP2 divides."""
+    divisions = sum(placement.is_shard() for placement in getattr(parameter, "placements", ()))
+    return getattr(parameter, "tensor_model_parallel", False) or divisions > data_parallel
 
 
 def rows_of(shapes: list[str]) -> int:

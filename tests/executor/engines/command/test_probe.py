@@ -30,7 +30,7 @@ PATTERNS = {
 HONEST = (
     "silent", "reports", "reports_every_3", "rate", "step_time", "milliseconds", "per_micro_batch", "short_last", "evaluates",
     "evaluates_silently", "tokens", "time_first", "packed", "own_reduction", "two_optimizers", "adversaries", "second_order",
-    "pairs", "sampler", "compiled",
+    "pairs", "sampler", "tensor_parallel", "compiled",
 )  # fmt: skip
 LIES = {
     "one_rank": "a report has 4 samples, and the step before it had 8: it reports the samples of one rank",
@@ -50,6 +50,7 @@ LIES = {
     "alone_silently": "each of the 2 ranks trains by itself",
     "alone_in_a_group": "each of the 2 ranks trains by itself: their parameters differ after",
     "same_samples": "a step has 4 samples, 2 times 2 on 2 ranks, not 8: ranks train on the same samples",
+    "same_seed": "ranks train on the same samples, without a DistributedSampler, each by itself with the same seed",
     "never_steps": "no optimizer step was taken in .* micro-batches, and parameters did not change",
     "larger": "a step has 24 samples, 2 times 6 on 2 ranks, not 8: it ignores the batch size",
     "short_accumulation": "(a report|its reports) ha.* samples.* had .*",
@@ -74,12 +75,14 @@ def test_an_honest_script_is_measured(runner: LocalRunner, name: str) -> None:
     result = run(runner, name)
     assert result.outcome is Outcome.OK, result.traceback or result.message
     assert "not checked" not in result.message
-    samples = "about 4" if name == "packed" else "about 8" if name == "adversaries" else "8"
-    assert result.environment["observed_work"].startswith(f"{samples} samples a step in ")
+    uncertain = {"packed": "about 4 rows a step, not", "adversaries": "about 8 rows a step, not"}
+    words = uncertain.get(name, f"{4 if name == 'tensor_parallel' else 8} samples a step in ")
+    assert result.environment["observed_work"].startswith(words)
     assert "on 2 ranks that train together" in result.environment["observed_work"]
     assert result.samples_per_second is not None
     seconds = float(result.environment["observed_work"].split("; ")[1].split()[0]) / 1e3
-    assert 0.5 < result.samples_per_second.mean * seconds / 8 < 2.0  # a busy machine
+    count = 4 if name == "tensor_parallel" else 8
+    assert 0.5 < result.samples_per_second.mean * seconds / count < 2.0  # a busy machine
 
 
 @pytest.mark.parametrize("name", LIES)

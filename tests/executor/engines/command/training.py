@@ -11,6 +11,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
@@ -164,6 +166,14 @@ def adversaries() -> None:
         autotune.report(samples=SAMPLES)
 
 
+def tensor_parallel() -> None:
+    """All ranks train the same random samples with a part of each layer."""
+    mesh = init_device_mesh("cpu", (RANKS,))
+    module = parallelize_module(network(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    torch.manual_seed(0)
+    train(module, report=counts(SAMPLES / RANKS))
+
+
 def second_order() -> None:
     module = joined()
     optimizer = torch.optim.LBFGS(module.parameters(), 0.01, max_iter=4)
@@ -237,6 +247,7 @@ HONEST: dict[str, Callable[[], None]] = {
     "second_order": second_order,
     "pairs": pairs,
     "sampler": lambda: train(joined(), loader(True), report=counts(SAMPLES)),
+    "tensor_parallel": tensor_parallel,
     "compiled": lambda: train(torch.compile(joined(), backend="aot_eager"), report=counts(SAMPLES)),
 }
 LIES: dict[str, Callable[[], object]] = {
@@ -257,6 +268,7 @@ LIES: dict[str, Callable[[], object]] = {
     "alone_silently": lambda: train(network()),
     "alone_in_a_group": lambda: (dist.init_process_group("gloo"), train(network(), report=counts(SAMPLES))),
     "same_samples": lambda: train(joined(), loader(False), report=counts(SAMPLES)),
+    "same_seed": lambda: (dist.init_process_group("gloo"), torch.manual_seed(0), train(nn.Linear(32, 10))),
     "never_steps": never_steps,
     "larger": lambda: train(joined(), random_batches(3 * BATCH), report=counts(SAMPLES)),
     "short_accumulation": lambda: train(joined(), short_last([BATCH] * 2 + [1] * 2), report=counts(SAMPLES)),
