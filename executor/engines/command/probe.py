@@ -22,6 +22,7 @@ probe stops.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import gc
 import importlib
@@ -396,7 +397,7 @@ class Probe:
             if "copies" in row:
                 checksum = 0
                 for copy in row.pop("copies"):
-                    checksum = zlib.crc32(bytes(copy.view(self.torch.uint8).tolist()), checksum)
+                    checksum = zlib.crc32(ctypes.string_at(copy.data_ptr(), copy.numel() * copy.element_size()), checksum)
                 row["checksum"] = checksum
             elif events:
                 self.base_event = self.base_event or events[0]
