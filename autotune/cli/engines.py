@@ -154,20 +154,19 @@ the same order, `reorders`: equal except for rounding, `changes`: different resu
 file or a pin names it. **A change needs**, from cheap to expensive: `step`, `rebuild`, `process_group`, `process`.
 """
     head = ("knob", "what it does", "domain", "default", "has an effect when", "numerics", "a change needs")
-    knobs = markdown_table(head, (_knob_row(knob) for knob in KNOBS.values()))
-    rows = []
+    rows: list[tuple[str, ...]] = []
+    for knob in KNOBS.values():
+        numerics = f"**{knob.numerics}**" if knob.numerics is Numerics.CHANGES else str(knob.numerics)
+        condition = knob.condition.name if knob.condition else "always"
+        texts = (knob.description, domain_text(knob), default_text(knob), condition, numerics, str(knob.applies))
+        rows.append((f"`{knob.name}`", *texts))
+    knobs, rows = markdown_table(head, rows), []
     for rule in RULES:
         names = "every knob" if len(rule.reads) == len(KNOBS) else ", ".join(f"`{name}`" for name in rule.reads)
         rows.append((f"`{rule.name}`", names, rule.remedy))
     rules = markdown_table(("rule", "knobs", "remedy"), rows)
     rules_head = "These apply to every engine. [Engines](engines.md) lists what each engine refuses in addition."
     return f"{introduction}\n{knobs}\n## Rules\n\n{rules_head}\n\n{rules}"
-
-
-def _knob_row(knob: Knob) -> tuple[str, ...]:
-    numerics = f"**{knob.numerics}**" if knob.numerics is Numerics.CHANGES else str(knob.numerics)
-    condition = knob.condition.name if knob.condition else "always"
-    return (f"`{knob.name}`", knob.description, domain_text(knob), default_text(knob), condition, numerics, str(knob.applies))
 
 
 def default_text(knob: Knob) -> str:

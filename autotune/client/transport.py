@@ -222,15 +222,13 @@ def decode(kind: type[T], data: Any) -> T:
     """
     if not isinstance(data, Mapping):
         raise TypeError(f"is not an object; {kind.__name__} was expected")
-    hints = _hints(kind)  # type: ignore[arg-type]
+    hints = _type_hints(kind)  # type: ignore[arg-type]
     fields = dataclasses.fields(kind)  # type: ignore[arg-type]
     present_fields = (item for item in fields if item.name in data or item.default is dataclasses.MISSING)
     return kind(**{item.name: _value(hints[item.name], data[item.name]) for item in present_fields})
 
 
-@cache
-def _hints(kind: type[Any]) -> dict[str, Any]:
-    return get_type_hints(kind)
+_type_hints = cache(get_type_hints)
 
 
 def _value(kind: Any, value: Any) -> Any:

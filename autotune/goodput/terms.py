@@ -56,8 +56,11 @@ class GoodputTerms:
             if not values:
                 raise RequestError(term.name, "has no value", "give at least one")
             for item in values:
-                if isinstance(item, float | int) and not _within(item, term.metadata):
-                    raise RequestError(term.name, f"{item:g} is out of range", _range_text(term.metadata))
+                limits = term.metadata
+                if isinstance(item, float | int) and not _within(item, limits):
+                    most = f"to {limits['most']:g}" if "most" in limits else "or more"
+                    remedy = f"more than {limits['above']:g}" if "above" in limits else f"{limits['least']:g} {most}"
+                    raise RequestError(term.name, f"{item:g} is out of range", f"give {remedy}")
 
     @property
     def bandwidths(self) -> Bandwidths:
@@ -148,9 +151,3 @@ def _within(value: float, limits: Any) -> bool:
         and value > limits.get("above", -math.inf)
         and value <= limits.get("most", math.inf)
     )
-
-
-def _range_text(limits: Any) -> str:
-    if "above" in limits:
-        return f"give more than {limits['above']:g}"
-    return f"give {limits['least']:g} {'to ' + format(limits['most'], 'g') if 'most' in limits else 'or more'}"
