@@ -108,6 +108,12 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("dry_nccl", _DRY, "the predicted peak equals the allocator's", ("correctness",)),
         ("trial_nccl", (), "the predicted peak equals the allocator's", ("correctness",)),
     ),
+    "engines/command/probe.py": (
+        ("Probe.write_later", (), "checksums are copied without a wait of the device", ()),
+    ),
+    "trial/reference.py": (
+        ("plain_losses", (), "the module alone leaves no memory behind, and is left out where it does not fit", ()),
+    ),
     "engines/command/watch.py": (
         ("device_bytes", (f"{_CUDA}the_driver_lists_devices_and_what_processes_hold",),
          "the driver lists a script's processes by their process ids", ()),
