@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from executor.engines.command.agreement import disagreement, unseen_text, work_text
+from executor.engines.command.agreement import disagreement, ranks_with_own_samples, unseen_text, work_text
 from executor.engines.command.steps import FEWEST_TIMED, SlowSteps
 from executor.engines.command.watch import FAILURES, ScriptWatch, State
 from executor.failures import failure_table
@@ -195,8 +195,13 @@ def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence
     request, works = trial.request, [row["work"] for row in rows]
     if problem := disagreement(request, works, timed):
         return _without_timing(trial, Outcome.WRONG, problem, None, rows)
-    timing = step_time(timed["seconds"])
-    lost = trial.race.interval(timed["seconds"]) if timed["lost"] and trial.race is not None else None
+    seconds = timed["seconds"]
+    if timed["times_observed_work"] and works[timed["rank"]]["certain"]:
+        # Until the ranks' samples were compared, each rank's counted; those of tensor parallelism are the same.
+        shared = request.config.data_parallel_size(request.world_size) / ranks_with_own_samples(request, works)
+        seconds = [each * shared for each in seconds]
+    timing = step_time(seconds)
+    lost = trial.race.interval(seconds) if timed["lost"] and trial.race is not None else None
     rate = lost or rate_of(timing, request.workload.global_batch_size)
     tflops = tflops_per_device(request.model, request.workload, rate.mean, request.world_size)
     return TrialResult(
@@ -204,7 +209,7 @@ def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence
         outcome=Outcome.PRUNED if lost else Outcome.OK,
         message=_message(trial, timed, rows, lost),
         losses=tuple(timed["losses"]),
-        step_seconds=tuple(timed["seconds"]),
+        step_seconds=tuple(seconds),
         samples_per_second=rate,
         within_relative_error=timing.relative_error,
         warmup_steps=timed["slow"]["start"] if timed["settled"] else None,

@@ -30,7 +30,7 @@ PATTERNS = {
 HONEST = (
     "silent", "reports", "reports_every_3", "rate", "step_time", "milliseconds", "per_micro_batch", "short_last", "evaluates",
     "evaluates_silently", "tokens", "time_first", "packed", "own_reduction", "two_optimizers", "adversaries", "second_order",
-    "pairs", "sampler", "tensor_parallel", "compiled",
+    "pairs", "sampler", "tensor_parallel", "tensor_parallel_silently", "compiled",
 )  # fmt: skip
 LIES = {
     "one_rank": "a report has 4 samples, and the step before it had 8: it reports the samples of one rank",
@@ -76,13 +76,13 @@ def test_an_honest_script_is_measured(runner: LocalRunner, name: str) -> None:
     assert result.outcome is Outcome.OK, result.traceback or result.message
     assert "not checked" not in result.message
     uncertain = {"packed": "about 4 rows a step, not", "adversaries": "about 8 rows a step, not"}
-    words = uncertain.get(name, f"{4 if name == 'tensor_parallel' else 8} samples a step in ")
+    count = 4 if name.startswith("tensor_parallel") else 8
+    words = uncertain.get(name, f"{count} samples a step in ")
     assert result.environment["observed_work"].startswith(words)
     assert "on 2 ranks that train together" in result.environment["observed_work"]
     assert result.samples_per_second is not None
     seconds = float(result.environment["observed_work"].split("; ")[1].split()[0]) / 1e3
-    count = 4 if name == "tensor_parallel" else 8
-    assert 0.5 < result.samples_per_second.mean * seconds / count < 2.0  # a busy machine
+    assert 0.5 < result.samples_per_second.mean * seconds / count < 1.6  # a busy machine
 
 
 @pytest.mark.parametrize("name", LIES)
