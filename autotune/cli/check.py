@@ -45,7 +45,8 @@ def check_command(fields: dict[str, Any], config: Path | None, json: bool) -> St
         result = runner.run(dataclasses.replace(request, fidelity=brief))
     after = _files(Path(command.folder))
     written = sorted(name for name, state in after.items() if before.get(name) != state)
-    document = _document(session, command, result, written)
+    compared = f" ({MOST_FILES:,} of its files were compared)" if MOST_FILES in (len(before), len(after)) else ""
+    document = _document(session, command, result, written, compared)
     if json:
         write_document(document)
     else:
@@ -54,8 +55,13 @@ def check_command(fields: dict[str, Any], config: Path | None, json: bool) -> St
     return Status.OK if result.outcome is Outcome.OK else Status.FAILURE
 
 
-def _document(session: Session, command: CommandModel, result: TrialResult, written: list[str]) -> dict[str, str]:
-    """The lines: the step, what the command reads and what is searched, and what a trial writes."""
+def _document(
+    session: Session, command: CommandModel, result: TrialResult, written: list[str], compared: str
+) -> dict[str, str]:
+    """The lines: the step, what the command reads and what is searched, and what a trial writes.
+
+    `compared`: that not all files were compared; empty: all were.
+    """
     loss = f"loss {result.losses[0]:.4g}" if result.losses else ""
     step = "; ".join(filter(None, (result.environment.get("observed_work", ""), loss, result.message)))
     space = session.space
@@ -70,7 +76,7 @@ def _document(session: Session, command: CommandModel, result: TrialResult, writ
         "step": f"step: {result.outcome.value}  {step}",
         "reads": f"reads: {', '.join(names_in(command)) or 'no placeholder'}",
         "searched": f"searched: {' '.join(searched) or 'nothing'}",
-        "writes": f"writes in {command.folder}: {', '.join(written[:5]) + more if written else 'nothing'}",
+        "writes": f"writes in {command.folder}: {', '.join(written[:5]) + more if written else 'nothing'}{compared}",
     }
 
 

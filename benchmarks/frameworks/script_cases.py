@@ -227,7 +227,7 @@ def progress_bar(place: Workplace) -> Problems:
     options = "--trials 2 --confirm-repeats 0 --report-seconds 10 --global-batch-size 16 --pin micro_batch_size=1,8"
     silent = place.sweep(rf"{options} --pattern '(?P<step_seconds>[\d.]+)s/it'", f"python train.py {BOTH}")
     if not any("it/s" in trial["result"]["message"] for trial in silent.with_outcome("FAILED")):
-        yield "a pattern that matches nothing is not told the last line of the log"
+        yield "a pattern matches nothing, and the message does not show the last line of the log"
     answer = place.sweep(rf"{options} --pattern '(?P<steps_per_second>[\d.]+)it/s'", f"python train.py {BOTH}")
     yield from _largest_is_best(answer, 8)
 

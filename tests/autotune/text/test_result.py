@@ -1,4 +1,4 @@
-"""What is told of a winner: the shares of the device's peak only where the peak is stated, and what was not compared."""
+"""What is printed of a winner: the shares of the device's peak only where the peak is stated, and what was not compared."""
 
 import re
 from collections.abc import Callable
@@ -23,12 +23,12 @@ from storage.store import Store
 PINS = {"micro_batch_size": (1, 2, 4), "zero_stage": 0, "activation_checkpointing": "none"}
 
 
-def told(folder: Path, store: Store, answer: Callable[[TrialConfig], TrialResult], **changes: Any) -> str:
+def result_text(folder: Path, store: Store, answer: Callable[[TrialConfig], TrialResult], **changes: Any) -> str:
     """What a sweep of the table says at its end."""
     session = table.session(folder, **changes)
     job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, table.runner(answer))
-    console = Console(record=True, width=120, file=(folder / "told.txt").open("w"))
+    console = Console(record=True, width=120, file=(folder / "result.txt").open("w"))
     print_result(build_best_config(session, read_snapshot(store, job.id)), console)
     console.file.close()
     return console.export_text()
@@ -40,7 +40,7 @@ def measured_with(**fields: Any) -> Callable[[TrialConfig], TrialResult]:
 
 
 def test_mfu_and_hfu_stand_beside_each_other(tmp_path: Path, store: Store) -> None:
-    text = told(tmp_path, store, measured_with(mfu=0.4, hfu=0.5))
+    text = result_text(tmp_path, store, measured_with(mfu=0.4, hfu=0.5))
     assert ("MFU" in text, "HFU" in text) == (True, True)
     assert "40.0%" in text
     assert "50.0%" in text
@@ -49,15 +49,15 @@ def test_mfu_and_hfu_stand_beside_each_other(tmp_path: Path, store: Store) -> No
 @pytest.mark.prove
 @pytest.mark.parametrize(("mfu", "hfu"), [(None, None), (0.4, None)])
 def test_what_is_not_known_has_no_column(tmp_path: Path, store: Store, mfu: float | None, hfu: float | None) -> None:
-    text = told(tmp_path, store, measured_with(mfu=mfu, hfu=hfu))
+    text = result_text(tmp_path, store, measured_with(mfu=mfu, hfu=hfu))
     assert ("MFU" in text, "HFU" in text) == (mfu is not None, False)
 
 
 @pytest.mark.prove
 def test_figures_of_ranks_that_took_turns_are_said_to_compare_within_the_job_alone(tmp_path: Path, store: Store) -> None:
     note = "within the job only: 4 ranks took turns on 2 cores"
-    assert f"  comparable {note}\n" in told(tmp_path, store, measured_with(environment={COMPARABLE: note}))
-    assert "comparable" not in told(tmp_path, store, measured_with())
+    assert f"  comparable {note}\n" in result_text(tmp_path, store, measured_with(environment={COMPARABLE: note}))
+    assert "comparable" not in result_text(tmp_path, store, measured_with())
 
 
 def test_a_script_comes_with_the_line_that_launches_it(tmp_path: Path, store: Store) -> None:
@@ -66,7 +66,7 @@ def test_a_script_comes_with_the_line_that_launches_it(tmp_path: Path, store: St
     session = resolve(request_from_fields({**fields, "pins": {"micro_batch_size": 2}, "baseline": {"micro_batch_size": 2}}))
     job = store.jobs.create(request_to_row(session.request))
     run_job(session, store, job.id, table.runner())
-    console = Console(record=True, width=60, file=(tmp_path / "told.txt").open("w"))
+    console = Console(record=True, width=60, file=(tmp_path / "result.txt").open("w"))
     print_result(build_best_config(session, read_snapshot(store, job.id)), console)
     console.file.close()
     text = console.export_text()
@@ -87,7 +87,7 @@ def test_an_answer_without_a_rival_to_compare_says_so_instead_of_a_probability(
     def answer(config: TrialConfig) -> TrialResult:
         return table.ok(100.0) if config.micro_batch_size == 1 else TrialResult(attempt="", outcome=others, message="no")
 
-    text = told(tmp_path, store, answer, pins=PINS, trials=3)
+    text = result_text(tmp_path, store, answer, pins=PINS, trials=3)
     assert headline in text.replace("\n", " ")
     assert line in text
     assert "probability" not in text
@@ -98,6 +98,6 @@ def test_a_rival_that_failed_is_named_beside_the_probability(tmp_path: Path, sto
         failed = TrialResult(attempt="", outcome=Outcome.FAILED, message="no")
         return failed if config.micro_batch_size == 4 else table.ok(100.0 * config.micro_batch_size)
 
-    text = told(tmp_path, store, answer, pins=PINS, trials=3)
+    text = result_text(tmp_path, store, answer, pins=PINS, trials=3)
     assert "probability that nothing measured is better: > 99.9 %" in text
     assert re.search(r"\n  not compared: trial \d \(FAILED\)", text)
