@@ -12,6 +12,8 @@ from autotune.frameworks.best_config import Winner, winner_of
 from autotune.frameworks.exporters import EXPORTERS
 from autotune.frameworks.launch import FILE_FORMATS, files_of
 from executor.engines.command.launchers import Launch, ScriptProcess, make_working_folder
+from executor.engines.command.observed import PROBE_FOLDER, ObservedWork, install_probe
+from executor.engines.command.readings import ReportFile
 from executor.errors import EngineRefusalError
 from executor.process_tree import descendants
 from search_spaces.models.command import CommandModel
@@ -71,6 +73,8 @@ def _started(words: list[str], winner: Winner, command: CommandModel, folder: Pa
     log, report, plan = folder / "output.log", folder / "report.jsonl", folder / "plan"
     plan.mkdir()
     variables = {"PYTHONUNBUFFERED": "1", "AUTOTUNE_REPORT": str(report), **winner.env}
+    variables |= install_probe(folder, variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")))
+    reports, observed = ReportFile(report), ObservedWork(folder / PROBE_FOLDER, None)
     began = time.monotonic()
     script = ScriptProcess(Launch(words=tuple(words), environment={**os.environ, **variables}, folder=str(work)), plan, log)
     ranks: set[str] = set()
@@ -80,7 +84,7 @@ def _started(words: list[str], winner: Winner, command: CommandModel, folder: Pa
             ranks |= _ranks_below(script.supervisor_pid)
             output = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
             by_pattern = command.pattern is not None and compiled(command.pattern).found_in(output)
-            if first is None and (by_pattern or (report.exists() and '"samples"' in report.read_text(encoding="utf-8"))):
+            if first is None and (by_pattern or observed.read() or any("samples" in row for row in reports.rows())):
                 first = seconds
             if first is not None and (len(ranks) >= winner.world_size or seconds > first + OTHER_RANKS_SECONDS):
                 break

@@ -1,6 +1,8 @@
 """The work of one rank's script as its probe (`probe.py`) counted it, and what the ranks did together."""
 
 import itertools
+import os
+import shutil
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,12 +10,29 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from executor.engines.command import probe
 from executor.engines.command.readings import ReportFile
 
+PROBE_FOLDER = "probe"
+"""Folder of the probe and of its files, in that of the rank's trial."""
 FEWEST_STEPS = 5
 """Steps from which counts and times are judged."""
 MOST_INTERVALS = 400
 """Reports, and steps, that are compared at most."""
+
+
+def install_probe(folder: Path, python_path: str | None) -> dict[str, str]:
+    """Copy the probe into `PROBE_FOLDER` of a folder; return the variables with which every Python of a script runs it.
+
+    `python_path`: the script's own PYTHONPATH, before which the probe's folder comes.
+    """
+    probe_folder = folder / PROBE_FOLDER
+    probe_folder.mkdir()
+    shutil.copyfile(str(probe.__file__), probe_folder / "sitecustomize.py")
+    return {
+        probe.VARIABLE: str(probe_folder),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(probe_folder), python_path))),
+    }
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,7 +17,6 @@ import torch
 
 from executor import process_tree
 from executor.engine import RankContext
-from executor.engines.command import probe
 from executor.engines.command.launchers import (
     Launch,
     RankPlacement,
@@ -26,8 +25,9 @@ from executor.engines.command.launchers import (
     make_working_folder,
     python_command,
 )
+from executor.engines.command.observed import install_probe
 from executor.engines.command.result import facts_of, result_of
-from executor.engines.command.watch import FAILURES, PROBE_FOLDER, ScriptWatch, State
+from executor.engines.command.watch import FAILURES, ScriptWatch, State
 from executor.errors import EngineRefusalError
 from executor.failures import failure_table
 from executor.measurement.memory import SLACK_BYTES
@@ -67,13 +67,7 @@ def make_launch(trial: Trial, command: CommandModel, placement: RankPlacement, f
         "AUTOTUNE_REPORT": str(folder / "report.jsonl"),
         **environment_of(command, config),
     }
-    # The first folder on PYTHONPATH has the probe of the script's work, which every Python of the script runs.
-    probe_folder = folder / PROBE_FOLDER
-    probe_folder.mkdir()
-    shutil.copyfile(str(probe.__file__), probe_folder / "sitecustomize.py")
-    python_path = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
-    variables[probe.VARIABLE] = str(probe_folder)
-    variables["PYTHONPATH"] = os.pathsep.join(filter(None, (str(probe_folder), python_path)))
+    variables |= install_probe(folder, variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")))
     limit = request.memory_limit_bytes
     return Launch(
         words=tuple(launcher_command(command.launcher, python_command(words), placement)),

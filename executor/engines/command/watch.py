@@ -12,16 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from executor.engines.command.launchers import Launch, ScriptProcess
-from executor.engines.command.observed import FEWEST_STEPS, MOST_INTERVALS, ObservedStep, ObservedWork
+from executor.engines.command.observed import FEWEST_STEPS, MOST_INTERVALS, PROBE_FOLDER, ObservedStep, ObservedWork
 from executor.engines.command.readings import Batch, Output, Readings, ReportedStep, ReportFile
 from executor.engines.command.steps import ReportedSteps
 from executor.measurement.trial_report import Trial
 from executor.process_tree import below, out_of_memory_kills
 from search_spaces.models.command import CommandModel
 from search_spaces.placeholders import names_in, samples_of_step
-
-PROBE_FOLDER = "probe"
-"""Folder of the probe and of its files, in that of the rank's trial."""
 
 
 class State(IntEnum):
