@@ -82,7 +82,7 @@ class SubmittedCommand(BaseModel):
     parameter_count: Annotated[Integer, Field(ge=0, le=2**53)] = 0
     pattern: Text | None = None
     """Regular expression that extracts the rate from its log, with named groups."""
-    trial_folder: Annotated[str, Field(max_length=20)] = "none"
+    trial_folder: Annotated[str, Field(max_length=20)] = "auto"
     """none (a trial runs in `folder`), link or copy."""
     template: Annotated[str, Field(max_length=100_000, pattern=r"^[^\x00]*$")] = ""
     """Text of a configuration file with placeholders; {template} in the command is its path."""

@@ -143,7 +143,9 @@ def _model(
     if uploaded is not None:
         return with_adapters(uploaded, *adapters)
     precisions = precisions_of(cluster, inputs.engine, inputs.pins) if is_factory_reference(name) else ()
-    return described_model(name, *adapters, sequence_length=inputs.sequence_length, precisions=precisions)
+    return described_model(
+        name, *adapters, sequence_length=inputs.sequence_length, precisions=precisions, device_kind=cluster.device.kind
+    )
 
 
 def _shown(question: Question, conditions: Conditions) -> dict[str, Any]:

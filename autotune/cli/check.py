@@ -1,7 +1,6 @@
 """`autotune check -- python train.py`: run a script's baseline for some steps, and say what was understood."""
 
 import dataclasses
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +14,13 @@ from autotune.session.resolve import prepare
 from autotune.session.session import Session
 from autotune.session.trial_requests import make_runner, notes_of, trial_request
 from autotune.text.console import Console
+from autotune.text.rows import first_text
+from executor.engines.command.launchers import MOST_FILES, file_states
 from search_spaces.knob_values import value_text
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
 from search_spaces.placeholders import names_in
 from search_spaces.trial import Fidelity, TrialResult
-
-MOST_FILES = 20_000
-"""Files of the script's folder, hidden ones left out, that are compared at most."""
 
 
 def check_command(fields: dict[str, Any], config: Path | None, json: bool) -> Status:
@@ -38,15 +36,16 @@ def check_command(fields: dict[str, Any], config: Path | None, json: bool) -> St
     console = Console(stderr=True)
     for note in () if json else notes_of(session):
         print_line(console, f"note: {note}")
-    before = _files(Path(command.folder))
+    before = file_states(Path(command.folder))
     with make_runner(session) as runner, console.status("running trial 0"):
         request = trial_request(session, "check", session.baselines[0], ())
         brief = Fidelity(min_steps=10, max_steps=10, max_seconds=session.request.fidelity.max_seconds)
         result = runner.run(dataclasses.replace(request, fidelity=brief))
-    after = _files(Path(command.folder))
+    after = file_states(Path(command.folder))
     written = sorted(name for name, state in after.items() if before.get(name) != state)
     compared = f" ({MOST_FILES:,} of its files were compared)" if MOST_FILES in (len(before), len(after)) else ""
-    document = _document(session, command, result, written, compared)
+    own = [name for name in result.environment.get("written", "").split(", ") if name]
+    document = _document(session, command, result, written, compared, own)
     if json:
         write_document(document)
     else:
@@ -56,11 +55,11 @@ def check_command(fields: dict[str, Any], config: Path | None, json: bool) -> St
 
 
 def _document(
-    session: Session, command: CommandModel, result: TrialResult, written: list[str], compared: str
+    session: Session, command: CommandModel, result: TrialResult, written: list[str], compared: str, temporary: list[str]
 ) -> dict[str, str]:
     """The lines: the step, what the command reads and what is searched, and what a trial writes.
 
-    `compared`: that not all files were compared; empty: all were.
+    `compared`: that not all files were compared; empty: all were. `temporary`: what it writes into the trial's own folder.
     """
     loss = f"loss {result.losses[0]:.4g}" if result.losses else ""
     step = "; ".join(filter(None, (result.environment.get("observed_work", ""), loss, result.message)))
@@ -71,24 +70,10 @@ def _document(
         for name, values in space.domains.items()
         if len(values) > 1 and (name in carried or not carried)
     ]
-    more = f" and {len(written) - 5} more" if len(written) > 5 else ""
+    in_trial = f"; in the trial's folder, which is removed: {first_text(temporary, 5)}" if temporary else ""
     return {
         "step": f"step: {result.outcome.value}  {step}",
         "reads": f"reads: {', '.join(names_in(command)) or 'no placeholder'}",
         "searched": f"searched: {' '.join(searched) or 'nothing'}",
-        "writes": f"writes in {command.folder}: {', '.join(written[:5]) + more if written else 'nothing'}{compared}",
+        "writes": f"writes in {command.folder}: {first_text(written, 5) or 'nothing'}{compared}{in_trial}",
     }
-
-
-def _files(folder: Path) -> Mapping[str, tuple[int, int]]:
-    """Path -> size and time of change of the files in a folder, without hidden ones and compiled Python."""
-    states: dict[str, tuple[int, int]] = {}
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder)
-        if any(part.startswith(".") or part == "__pycache__" for part in name.parts) or not path.is_file():
-            continue
-        state = path.stat()
-        states[str(name)] = (state.st_size, state.st_mtime_ns)
-        if len(states) == MOST_FILES:
-            break
-    return states

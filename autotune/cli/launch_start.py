@@ -11,7 +11,15 @@ from typing import Any
 from autotune.frameworks.best_config import Winner, winner_of
 from autotune.frameworks.exporters import EXPORTERS
 from autotune.frameworks.launch import FILE_FORMATS, files_of
-from executor.engines.command.launchers import Launch, ScriptProcess, make_working_folder
+from autotune.text.rows import first_text
+from executor.engines.command.launchers import (
+    Launch,
+    ScriptProcess,
+    checkpoints_in,
+    folder_kind,
+    make_working_folder,
+    working_path,
+)
 from executor.engines.command.observed import PROBE_FOLDER, ObservedWork, install_probe
 from executor.engines.command.readings import ReportFile
 from executor.errors import EngineRefusalError
@@ -24,6 +32,7 @@ WAIT_SECONDS = 120.0
 """Longest wait for the first step."""
 OTHER_RANKS_SECONDS = 5.0
 """Longest wait for the other ranks after the first step of one."""
+NO_STEP = "WRONG: the line ended without an error, and reported no step"
 
 
 def start_once(document: dict[str, Any]) -> str:
@@ -36,15 +45,27 @@ def start_once(document: dict[str, Any]) -> str:
     assert isinstance(command, CommandModel)
     if document["cluster"]["name"] != "local" or winner.nodes > 1:
         return "not started here: its devices are not those of this machine alone"
-    with tempfile.TemporaryDirectory(prefix="autotune-launch-", ignore_cleanup_errors=True) as folder:
-        try:
-            work = Path(command.folder or Path.cwd())
-            if command.trial_folder != "none":
-                make_working_folder(work, Path(folder, "work"), command.trial_folder)
-                work = Path(folder, "work")
-            return _started(_words(document, winner, command, Path(folder)), winner, command, Path(folder), work)
-        except (OSError, EngineRefusalError) as error:
-            return f"not started: {error}"
+    try:
+        line, checkpoints = _start(document, winner, command, [])
+        if line == NO_STEP and checkpoints:  # as a trial does
+            line, _ = _start(document, winner, command, checkpoints)
+            line += f", without {first_text(checkpoints, 3)} of its folder: with them the line ends at once"
+        return line
+    except (OSError, EngineRefusalError) as error:
+        return f"not started: {error}"
+
+
+def _start(document: dict[str, Any], winner: Winner, command: CommandModel, left_out: list[str]) -> tuple[str, list[str]]:
+    """Start the line once; return what is said about it, and the checkpoints in the folder in which it ran."""
+    work, way, checkpoints = Path(command.folder or Path.cwd()), folder_kind(command, 1), list[str]()
+    with tempfile.TemporaryDirectory(prefix="autotune-launch-", ignore_cleanup_errors=True) as name:
+        folder = Path(name)
+        if way != "none":
+            make_working_folder(work, folder / "work", way, left_out)
+            work = working_path(work, folder / "work")
+            checkpoints = checkpoints_in(work)
+        words = _words(document, winner, command, folder)
+        return _started(words, winner, command, folder, work, way != "none"), checkpoints
 
 
 def _words(document: dict[str, Any], winner: Winner, command: CommandModel, folder: Path) -> list[str]:
@@ -69,11 +90,11 @@ def _words(document: dict[str, Any], winner: Winner, command: CommandModel, fold
     return [*launcher, *words]
 
 
-def _started(words: list[str], winner: Winner, command: CommandModel, folder: Path, work: Path) -> str:
+def _started(words: list[str], winner: Winner, command: CommandModel, folder: Path, work: Path, linked: bool) -> str:
     log, report, plan = folder / "output.log", folder / "report.jsonl", folder / "plan"
     plan.mkdir()
     variables = {"PYTHONUNBUFFERED": "1", "AUTOTUNE_REPORT": str(report), **winner.env}
-    variables |= install_probe(folder, variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")))
+    variables |= install_probe(folder, variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")), work if linked else None)
     reports, observed = ReportFile(report), ObservedWork(folder / PROBE_FOLDER, None)
     began = time.monotonic()
     script = ScriptProcess(Launch(words=tuple(words), environment={**os.environ, **variables}, folder=str(work)), plan, log)
@@ -102,7 +123,7 @@ def _started(words: list[str], winner: Winner, command: CommandModel, folder: Pa
     if first is None and seconds >= WAIT_SECONDS:
         return f"started once: {len(ranks)} ranks ran for {WAIT_SECONDS:.0f} s without an error, and reported no step"
     if first is None:
-        return "WRONG: the line ended without an error, and reported no step"
+        return NO_STEP
     return f"started once: {len(ranks)} ranks, the first step after {first:.0f} s"
 
 

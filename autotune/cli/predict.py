@@ -46,7 +46,8 @@ def asked_question(asked: PlanningFields, database: str | None) -> Question:
         cluster = dataclasses.replace(cluster, host_memory_bytes=asked.host_memory)
     model = described_model(
         asked.model, asked.lora_rank, asked.lora_targets, asked.frozen_bits, sequence_length=asked.sequence_length,
-        precisions=precisions_of(cluster, asked.engine, asked.pins), python_path=import_folders(),
+        precisions=precisions_of(cluster, asked.engine, asked.pins), device_kind=cluster.device.kind,
+        python_path=import_folders(),
     )  # fmt: skip
     question = question_about(asked, with_loads(model, asked.expert_loads), cluster)
     return with_calibration(question, database, None if asked.knowledge is None else str(asked.knowledge))

@@ -1,5 +1,6 @@
 """Commands that take a question: those that open tuning jobs, and those that predict. See `app`."""
 
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,8 @@ import typer
 from autotune.cli import options
 from autotune.cli.options import DEFAULT_OUT, Database, Json, SweepOptions, Url
 from autotune.cli.question_options import QuestionCommand, asked_values, given_fields
-from autotune.cli.status import Status
+from autotune.cli.status import Status, print_note
+from autotune.errors import RequestError
 from autotune.question.field import Panel
 
 tuning_app = typer.Typer()
@@ -143,11 +145,29 @@ def submit(
     json: Json = False,
 ) -> Status:
     """Submit a tuning job to the workers; prints its id to standard output."""
-    from autotune.cli.sweep import submit_command
+    from autotune.cli.fields import request_fields
+    from autotune.cli.jobs import print_submitted
+    from autotune.cli.open_backend import open_backend
+    from autotune.cli.watch import watch_job
 
-    return submit_command(
-        given_fields(context), config, from_, set_ or (), priority, watch=watch, url=url, database=db, json=json
-    )
+    if watch and json:
+        raise RequestError("json", "prints one document, but --watch prints events", "leave one of them out")
+    fields = request_fields(given_fields(context), config)
+    if from_ is not None:
+        from autotune.cli.imported import with_imported
+
+        ranks = () if fields.get("ranks") is None else (int(fields["ranks"]),)
+        fields = with_imported(fields, from_, set_ or (), ranks, lambda line: print(line, file=sys.stderr))  # noqa: T201
+    if isinstance(fields.get("knowledge"), str):
+        from autotune.session.knowledge import knowledge_content
+
+        fields["knowledge"] = knowledge_content(fields["knowledge"], print_note, db)
+    with open_backend(url, db) as backend:
+        job = backend.submit(fields, priority)
+        if watch:
+            return watch_job(backend, job)
+    print_submitted(job, json)
+    return Status.OK
 
 
 planning_app = typer.Typer()

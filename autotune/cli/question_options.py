@@ -19,7 +19,9 @@ _SCRIPT: dict[str, Any] = {
     "trial_folder": Annotated[
         str | None,
         options.script_option(
-            "WAY", "Where a trial of the command runs: none (in its own folder), link or copy (in a new one). [default: none]"
+            "WAY",
+            "Where a trial of the command runs: in a new folder of links to the command's or a copy of it (link, copy), or in "
+            "the command's own (none). [default: link on one host, else none]",
         ),
     ],
     "pattern": options.Pattern,

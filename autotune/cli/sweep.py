@@ -1,21 +1,16 @@
 """`autotune sweep` opens or resumes a job, runs it and prints the result; `autotune submit` gives a job to the workers."""
 
 import dataclasses
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from rich.table import Table
 
 from autotune.cli.fields import request_fields, with_import_folders
 from autotune.cli.foreground import print_line, resume_line, run_job_with_table, run_new, start_runner
-from autotune.cli.jobs import print_submitted
 from autotune.cli.launch_start import start_once
-from autotune.cli.open_backend import open_backend
 from autotune.cli.options import SweepOptions
-from autotune.cli.status import Status, print_note, write_document
-from autotune.cli.watch import watch_job
+from autotune.cli.status import Status, write_document
 from autotune.cli.worker import pass_environment
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import best_config_text
@@ -224,39 +219,3 @@ def with_history(session: Session, source: str, report: Callable[[str], None]) -
         problem = f"no trial of {without_password(source)} counts"
         raise RequestError("knowledge", problem, "use the names of knobs for its columns or parameters")
     return dataclasses.replace(session, request=dataclasses.replace(session.request, resolved_history=admitted.trials))
-
-
-def submit_command(
-    given_fields: Mapping[str, Any],
-    config: Path | None,
-    imported: Path | None,
-    stated: Sequence[str],
-    priority: int,
-    *,
-    watch: bool,
-    url: str | None,
-    database: str | None,
-    json: bool,
-) -> Status:
-    """Submit the job, and print its id or follow it. `imported`: another framework's configuration that becomes the baseline;
-    `stated`: NAME=VALUE of variables and arguments of a script that is imported."""
-    if watch and json:
-        raise RequestError("json", "prints one document, but --watch prints events", "leave one of them out")
-    fields = request_fields(given_fields, config)
-    if imported is not None:
-        from autotune.cli.imported import with_imported
-
-        ranks = () if fields.get("ranks") is None else (int(fields["ranks"]),)
-        fields = with_imported(
-            fields, imported, stated, ranks, lambda line: print(line, file=sys.stderr)  # noqa: T201
-        )  # fmt: skip
-    if isinstance(fields.get("knowledge"), str):
-        from autotune.session.knowledge import knowledge_content
-
-        fields["knowledge"] = knowledge_content(fields["knowledge"], print_note, database)
-    with open_backend(url, database) as backend:
-        job = backend.submit(fields, priority)
-        if watch:
-            return watch_job(backend, job)
-    print_submitted(job, json)
-    return Status.OK

@@ -323,7 +323,9 @@ def _resolve_model(request: JobRequest, cluster: ClusterSpec) -> Model:
     from executor.runners.one_process import describe_factory
 
     precisions = dict.fromkeys(map(traced_precision, precisions_of(cluster, request.engine, request.pins)))
-    return describe_factory(request.model, request.workload, request.python_path, tuple(precisions))
+    return describe_factory(
+        request.model, request.workload, request.python_path, tuple(precisions), device_kind=cluster.device.kind
+    )
 
 
 def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> SearchSpace:

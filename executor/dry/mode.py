@@ -47,6 +47,8 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """`spec`: the specification of our own model; None: the module is the user's."""
         super().__init__()  # type: ignore[no-untyped-call]
         self.backend, self.ledger, self.traffic = backend, Ledger(backend.rounding_bytes), Traffic()
+        self.device_kind = backend.device_kind
+        """The kind whose workspaces of kernels are allocated."""
         self.flops: int | None = 0
         self.running_modules: list[nn.Module] = []
         self.reader: nn.Module | None = None
@@ -73,7 +75,7 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             except READS_VALUES:
                 self.reader = self.running_modules[-1] if self.running_modules else None
                 raise
-        formula = formula_of(func)
+        formula, flops = formula_of(func), None
         if formula is not None:
             flops = count_flops(formula, args, kwargs, result)
             self.flops = None if flops is None or self.flops is None else self.flops + flops
@@ -81,7 +83,7 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             operation, size = self.traffic.add(func, args, kwargs, result)
             self._copy = self.ledger.allocate(size, "buffers") if operation in self.backend.copies else None
         self._track(result)
-        if formula is not None and self.backend.device_kind == "cpu" and (size := workspace_bytes(func._overloadpacket, args)):
+        if formula is not None and self.device_kind == "cpu" and (size := workspace_bytes(func._overloadpacket, args, flops)):
             self.ledger.allocate(size, "activations")  # released at once
         return result
 

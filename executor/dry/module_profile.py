@@ -49,7 +49,7 @@ from search_spaces.trial_config import TrialConfig
 POLICIES = ("none", "selective", "full")
 
 
-def profile_module(reference: str, workload: Workload, precisions: Sequence[str]) -> FactoryModel:
+def profile_module(reference: str, workload: Workload, precisions: Sequence[str], device_kind: str = "cpu") -> FactoryModel:
     """Describe a module, with its profile, without memory for its parameters: run micro-batches of it without data.
 
     1. The factory runs on tensors without data, in each of the precisions of the profile.
@@ -58,6 +58,8 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
     3. This is done for micro-batches of two sizes, and with every kind of activation checkpointing: values are affine in the
        samples, and an engine may checkpoint any of the blocks.
 
+    `device_kind`: of the devices that it is for. Workspaces of kernels are known of CPUs only.
+
     Raises:
         FactoryError: the factory violates the Protocol, or its module reads the value of a tensor or fails without data.
     """
@@ -65,6 +67,7 @@ def profile_module(reference: str, workload: Workload, precisions: Sequence[str]
         read_text(workload.data_path)  # before tensors lose their data
     traces: dict[str, Trace] = {}
     mode = _Recorder(reference)
+    mode.device_kind = device_kind
     with FakeTensorMode(allow_non_fake_inputs=True) as fake, mode.running():
         user = _build(reference, workload)
         batches = {size: _batch(user, workload, size, fake) for size in SIZES}
@@ -126,10 +129,10 @@ def _held(module: nn.Module, blocks: Sequence[nn.Module], survey: Survey | None)
     ]  # fmt: skip
 
 
-def with_profile(model: FactoryModel, workload: Workload, precisions: Sequence[str]) -> FactoryModel:
+def with_profile(model: FactoryModel, workload: Workload, precisions: Sequence[str], device_kind: str = "cpu") -> FactoryModel:
     """The described module with its profile, or with the reason why there is none."""
     try:
-        profiled = profile_module(model.reference, workload, precisions)
+        profiled = profile_module(model.reference, workload, precisions, device_kind)
     except ExecutorError as error:
         return dataclasses.replace(model, no_profile=str(error))
     return dataclasses.replace(model, profile=profiled.profile)

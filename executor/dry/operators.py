@@ -1,5 +1,7 @@
 """What an operator of a dry run computes and sends: matrix products and FLOPs, and messages of collectives and pipelines."""
 
+import functools
+import itertools
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -9,6 +11,10 @@ from unittest.mock import patch
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._autograd import _disable_profiler_legacy, _enable_profiler_legacy
+from torch._C._profiler import _ExperimentalConfig
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.autograd import ProfilerConfig, ProfilerState  # type: ignore[attr-defined]
 from torch.distributed import distributed_c10d
 
 from search_spaces.trial import CollectiveCount
@@ -49,20 +55,27 @@ def _convolution(weight: Any, transposed: bool, groups: int, flops: int) -> Shap
     return max(round(flops / (2 * inner * outer)), 1), inner, outer
 
 
-def workspace_bytes(packet: Any, args: tuple[Any, ...]) -> int:
+def workspace_bytes(packet: Any, args: tuple[Any, ...], flops: int | None) -> int:
     """Temporary memory of a CPU's kernel beside its results: reordered operands of convolutions and recurrent layers, and of
-    the latter the gates of all steps and in backward the gradient of the output [counted, torch 2.13]."""
+    the latter the gates of all steps and in backward the gradient of the output [counted, torch 2.13]. Convolutions of at most
+    1 GFLOP run once on zeros, because the kernel that oneDNN chooses depends on layouts, groups and the processor."""
     if packet in (aten.mkldnn_rnn_layer, aten.mkldnn_rnn_layer_backward):
         x, inputs, hidden = args[:3]
         rows, (gates, width) = x.numel() // x.shape[-1], hidden.shape
         output = rows * width if packet is aten.mkldnn_rnn_layer_backward else 0
         return int((inputs.numel() + hidden.numel() + rows * gates + output) * x.element_size())
-    if packet in (aten.convolution, aten._convolution):
-        (x, weight), strides, groups = args[:2], args[3], args[8]
-    elif packet is aten.convolution_backward:
+    if packet not in (aten.convolution, aten._convolution, aten.convolution_backward):
+        return 0
+    if flops is not None and flops <= 1e9:
+        return _measured_workspace(packet, tuple(
+            (value.dtype, tuple(value.shape), value.stride()) if isinstance(value, Tensor)
+            else tuple(value) if isinstance(value, list | tuple) else value
+            for value in args
+        ))  # fmt: skip
+    if packet is aten.convolution_backward:
         (gradient, x, weight), strides, groups = args[:3], args[4], args[9]
     else:
-        return 0
+        (x, weight), strides, groups = args[:2], args[3], args[8]
     if groups == 1 and max(*weight.shape[2:], *strides) == 1:
         return 0  # a plain matrix product
     # oneDNN reorders operands in memory of their own from 16 channels on, then the result.
@@ -74,6 +87,29 @@ def workspace_bytes(packet: Any, args: tuple[Any, ...]) -> int:
     return int(
         max(entry + gradient.numel() * gradient.element_size() * (gradient.shape[1] >= 16), kernels * (4 if wide else 1))
     )
+
+
+@functools.cache
+def _measured_workspace(packet: Any, operands: tuple[Any, ...]) -> int:
+    """The peak of an operator on zeros beyond its results; tensors are (dtype, shape, strides)."""
+    with unset_fake_temporarily():
+        values = [
+            torch.empty_strided(*value[1:], dtype=value[0]).zero_()
+            if isinstance(value, tuple) and value and isinstance(value[0], torch.dtype)
+            else list(value) if isinstance(value, tuple) else value
+            for value in operands
+        ]  # fmt: skip
+        # The legacy recorder starts in microseconds and prints nothing.
+        _enable_profiler_legacy(ProfilerConfig(ProfilerState.CPU, False, True, False, False, False, _ExperimentalConfig()))
+        try:
+            results = packet(*values)
+        except RuntimeError:  # there is no kernel of this type for CPUs
+            return 0
+        finally:
+            recorded = _disable_profiler_legacy()
+    events = (event for thread in recorded for event in thread)
+    changes = (event.cpu_memory_usage() for event in events if event.kind() == "memory_alloc")  # type: ignore[comparison-overlap]
+    return max(max(itertools.accumulate(changes), default=0) - _bytes(results), 0)
 
 
 FULL_MESSAGE: Mapping[str, tuple[str, str]] = {

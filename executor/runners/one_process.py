@@ -129,6 +129,7 @@ def describe_factory(
     python_path: Sequence[str] = (),
     precisions: Sequence[str] = ("fp32", "bf16"),
     without_data: bool = False,
+    device_kind: str = "cpu",
 ) -> FactoryModel:
     """Build `module:factory` once on the CPU, in its own process, and return its description, with `python_path`.
 
@@ -138,6 +139,7 @@ def describe_factory(
         python_path: folders that are prepended to the process's `sys.path`.
         precisions: those of the profile's traces.
         without_data: build it without memory for its parameters, and refuse it if it has no profile.
+        device_kind: of the devices that the profile is for.
 
     Raises:
         FactoryError: the factory violates the Protocol, or raises; in that case its traceback follows the message.
@@ -150,7 +152,8 @@ def describe_factory(
     try:
         transport.start(python_path)
         transport.send(0, {"kind": MessageKind.DESCRIBE, "reference": reference, "workload": to_plain(workload),
-                           "precisions": [*precisions], "without_data": without_data})  # fmt: skip
+                           "precisions": [*precisions], "without_data": without_data,
+                           "device_kind": device_kind})  # fmt: skip
         until, ready = time.monotonic() + probe_seconds, False
         while (remaining := until - time.monotonic()) > 0:
             for _, message in transport.receive(remaining):

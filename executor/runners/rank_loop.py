@@ -180,9 +180,10 @@ def _result_message(result: TrialResult) -> Message:
 def _described(message: Message) -> FactoryModel:
     """A user's module with its profile: built with memory, or (`without_data`) never."""
     reference, workload = message["reference"], from_plain(Workload, message["workload"])
+    precisions, device_kind = message["precisions"], message["device_kind"]
     if message["without_data"]:
-        return profile_module(reference, workload, message["precisions"])
-    return with_profile(describe(reference, workload), workload, message["precisions"])
+        return profile_module(reference, workload, precisions, device_kind)
+    return with_profile(describe(reference, workload), workload, precisions, device_kind)
 
 
 def _ready() -> Message:

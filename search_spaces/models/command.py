@@ -14,8 +14,8 @@ LAUNCHERS = ("torchrun", "deepspeed", "accelerate")
 """Launchers whose environment variables are set for a rank's script."""
 PLUGINS = ("", "deepspeed", "fsdp")
 """Accelerate's plugin; empty: plain data parallelism."""
-TRIAL_FOLDERS = ("none", "link", "copy")
-"""Where a trial runs: in the user's folder, in a folder of links to it, or in a copy of it."""
+TRIAL_FOLDERS = ("auto", "none", "link", "copy")
+"""Where a trial runs: in the user's folder (none), in a folder of links to it, or in a copy of it. `auto`: link on one host."""
 STEP_TIMES = ("step_seconds", "step_milliseconds", "steps_per_second")
 """Pattern groups that report the time of a step, whatever samples it trains."""
 RATES = ("samples_per_second", "micro_batch_seconds", *STEP_TIMES, "tokens_per_second", "tokens_per_second_per_device")
@@ -47,7 +47,7 @@ class CommandModel:
     """One of `PLUGINS`; only with the launcher accelerate."""
     folder: str = ""
     """Working directory, the same on every node; empty: that of the ranks."""
-    trial_folder: str = "none"
+    trial_folder: str = "auto"
     """One of `TRIAL_FOLDERS`."""
     parameter_count: int = 0
     """Stated by the user; 0: unknown. FLOPs are reported if it is known and `has_sequences`. The search starts with

@@ -131,9 +131,10 @@ def model_spec_from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
 
 def _text_config(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], list[str]]:
     """The keys of the text model, with a note about what is left out if the model reads images or sounds too."""
-    text = config.get("text_config", config if config.get("model_type") in TEXT_PARTS else None)
+    family = str(config.get("model_type"))
+    text = config.get("text_config", config if family in TEXT_PARTS else None)
     known_types = {*FAMILIES, *TEXT_PARTS, *(f"{part}_text" for part in TEXT_PARTS)}
-    if config.get("model_type") in FAMILIES or not isinstance(text, Mapping) or text.get("model_type") not in known_types:
+    if family in FAMILIES or not isinstance(text, Mapping) or str(text.get("model_type")) not in known_types:
         return config, []
     # transformers 5 asks the whole model whether the output projection is the table; the text model's key may be a default.
     tied = {key: value for key, value in config.items() if key == "tie_word_embeddings"}

@@ -322,6 +322,7 @@ def described_model(
     *,
     sequence_length: int | None = None,
     precisions: Sequence[str] = (),
+    device_kind: str = "cpu",
     python_path: Sequence[str] = (),
 ) -> ModelSpec | FactoryModel:
     """`model_of`, or a user's module (`module:factory`, `hf:CONFIG`), described in a process of its own.
@@ -331,6 +332,7 @@ def described_model(
         lora_rank, lora_targets, frozen_bits: see `model_of`; not for modules, whose factory adds its adapters itself.
         sequence_length: tokens per sample of the batches of `hf:CONFIG`; None: `MODULE_SEQUENCE`.
         precisions: precisions of the configurations that will be predicted.
+        device_kind: kind of the devices that they are predicted for.
         python_path: folders that the process prepends to `sys.path`.
 
     Raises:
@@ -347,7 +349,7 @@ def described_model(
 
     workload = Workload(global_batch_size=SMALL_BATCH, sequence_length=sequence_length or MODULE_SEQUENCE)
     traced = dict.fromkeys(traced_precision(precision) for precision in precisions or ("fp32",))
-    return describe_factory(text, workload, python_path, tuple(traced), without_data=True)
+    return describe_factory(text, workload, python_path, tuple(traced), without_data=True, device_kind=device_kind)
 
 
 def precisions_of(cluster: ClusterSpec, engine: str, pins: Mapping[str, Pin]) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
@@ -145,28 +146,61 @@ MOST_COPIED_BYTES = 2 * 2**30
 """Size up to which a folder is copied for every trial."""
 MOST_ENTRIES = 2_000
 """Entries of a folder above which a link stands for all of it: it holds data."""
+MOST_FILES = 20_000
+"""Entries that are copied or linked at most, and files of which changes are looked for; links stand for further folders."""
 SMALL_BYTES = 2**20
 """Size up to which a file is copied instead of linked, because a script may open it for writing (logs, states, indices)."""
+MOST_SMALL_BYTES = 64 * 2**20
+"""Size of all small files together up to which they are copied."""
 CHECKPOINTS = (".pt", ".pth", ".ckpt", ".bin", ".safetensors", ".distcp", ".pkl", ".h5")
 """Endings of files that runs write and resume from."""
 
+FileStates = dict[str, tuple[int, int]]
+"""Path in a folder -> size and time of change [ns]."""
 
-def make_working_folder(source: Path, folder: Path, way: str) -> None:
-    """Fill `folder` from the user's folder.
+
+def folder_kind(command: CommandModel, nodes: int) -> str:
+    """Where a trial runs, one of `TRIAL_FOLDERS`; `auto` is decided: `link`, unless hosts may share the folder."""
+    auto = "link" if nodes == 1 and command.folder else "none"
+    return auto if command.trial_folder == "auto" else command.trial_folder
+
+
+def working_path(source: Path, root: Path) -> Path:
+    """Where a trial runs instead of in the user's folder: `root` stands for the folder two levels above that."""
+    return root.joinpath(*source.absolute().parts[1:][-2:])
+
+
+def make_working_folder(source: Path, root: Path, way: str, left_out: Sequence[str] = ()) -> None:
+    """Fill `working_path` from the user's folder. What is beside that and its parent is linked, so that `../data` exists.
 
     Args:
         source: the user's folder.
-        folder: the new one.
+        root: a new folder.
         way: `copy`: everything is copied. `link`: directories are made anew, small files are copied, and links stand for large
-            files, for directories with very many entries and for hidden ones; checkpoints are left out, so that no trial
-            resumes from them or overwrites them.
+            files and for directories that have very many entries, are hidden, or are of another file system.
+        left_out: paths in the user's folder of files that it does not get.
 
     Raises:
         EngineRefusalError: it is too large to copy.
     """
+    source, folder = source.absolute(), working_path(source, root)
+    folder.parent.mkdir(parents=True)
     if way == "link":
         _link(source, folder)
-        return
+    else:
+        _require_few_bytes(source)
+        shutil.copytree(source, folder, symlinks=True)
+    for name in left_out:
+        (folder / name).unlink()
+    while folder != root:
+        with contextlib.suppress(OSError):  # a folder above may not be readable
+            for entry in islice(source.parent.iterdir(), MOST_ENTRIES):
+                if entry != source:
+                    (folder.parent / entry.name).symlink_to(entry)
+        source, folder = source.parent, folder.parent
+
+
+def _require_few_bytes(source: Path) -> None:
     folders, size = [source], 0
     while folders:
         for entry in folders.pop().iterdir():
@@ -175,26 +209,47 @@ def make_working_folder(source: Path, folder: Path, way: str) -> None:
         if size > MOST_COPIED_BYTES:
             problem = f"{source} holds more than {MOST_COPIED_BYTES >> 30} GiB, too much to copy for every trial"
             raise EngineRefusalError("trial-folder", f"{problem}; use --trial-folder link")
-    shutil.copytree(source, folder, symlinks=True)
 
 
 def _link(source: Path, folder: Path) -> None:
-    folder.mkdir(parents=True)
-    for entry in source.iterdir():
-        target = folder / entry.name
-        is_folder = entry.is_dir() and not entry.is_symlink()
-        if (
-            is_folder
-            and not entry.name.startswith(".")
-            and sum(1 for _ in islice(entry.iterdir(), MOST_ENTRIES + 1)) <= MOST_ENTRIES
-        ):
-            _link(entry, target)
-        elif not entry.is_dir() and entry.name.lower().endswith(CHECKPOINTS):
-            continue
-        elif entry.is_file() and entry.stat().st_size <= SMALL_BYTES:
-            shutil.copy2(entry, target)
-        else:
-            target.symlink_to(entry.absolute())
+    """Fill a folder, the upper levels first, with copies up to the limits and then with links."""
+    folder.mkdir()
+    device = source.stat().st_dev
+    waiting = deque([[*source.iterdir()]])
+    entries, copied = len(waiting[0]), 0
+    while waiting:
+        for entry in waiting.popleft():
+            target = folder / entry.relative_to(source)
+            with contextlib.suppress(OSError):  # what cannot be read is linked
+                if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
+                    below = [*islice(entry.iterdir(), MOST_ENTRIES + 1)]
+                    if len(below) <= MOST_ENTRIES and entries + len(below) <= MOST_FILES and entry.stat().st_dev == device:
+                        target.mkdir()
+                        waiting.append(below)
+                        entries += len(below)
+                        continue
+                elif entry.is_file() and entry.stat().st_size <= min(SMALL_BYTES, MOST_SMALL_BYTES - copied):
+                    shutil.copy2(entry, target)
+                    copied += entry.stat().st_size
+                    continue
+            target.symlink_to(entry)
+
+
+def checkpoints_in(folder: Path) -> list[str]:
+    """Paths in a folder of the files from which a run may resume; those of linked directories are left out."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name.lower().endswith(CHECKPOINTS))
+
+
+def file_states(folder: Path) -> FileStates:
+    """The states of at most `MOST_FILES` files of a folder; links, hidden ones and compiled Python are left out."""
+    states: FileStates = {}
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if not name.startswith(".") and name != "__pycache__"]
+        for path in (Path(parent, name) for name in names if not name.startswith(".")):
+            if len(states) < MOST_FILES and not path.is_symlink():
+                with contextlib.suppress(OSError):  # it was removed meanwhile
+                    states[str(path.relative_to(folder))] = (path.stat().st_size, path.stat().st_mtime_ns)
+    return states
 
 
 START_SECONDS = 30.0

@@ -21,16 +21,20 @@ MOST_INTERVALS = 400
 """Reports, and steps, that are compared at most."""
 
 
-def install_probe(folder: Path, python_path: str | None) -> dict[str, str]:
+def install_probe(folder: Path, python_path: str | None, linked: Path | None) -> dict[str, str]:
     """Copy the probe into `PROBE_FOLDER` of a folder; return the variables with which every Python of a script runs it.
 
-    `python_path`: the script's own PYTHONPATH, before which the probe's folder comes.
+    Args:
+        folder: a temporary folder of the trial.
+        python_path: the script's own PYTHONPATH, before which the probe's folder comes.
+        linked: a folder in which links stand for files that the script must not change; None: there is none.
     """
     probe_folder = folder / PROBE_FOLDER
     probe_folder.mkdir()
     shutil.copyfile(str(probe.__file__), probe_folder / "sitecustomize.py")
     return {
         probe.VARIABLE: str(probe_folder),
+        **({} if linked is None else {probe.LINKED: str(linked)}),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(probe_folder), python_path))),
     }
 

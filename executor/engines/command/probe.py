@@ -13,6 +13,7 @@ script runs it at its start (`python -I` and `-E` do not). It uses only the stan
 4. torch's hook on optimizer steps writes a line of JSON for each step. Of several optimizers the one with the most parameters
    decides. Calls without a backward pass in between (one per parameter group, as in DeepSpeed) are one step.
 5. Calls that write checkpoints, forward passes in evaluation mode and compilations are timed.
+6. Where links in a trial's folder stand for files of the user, one that is opened for writing first becomes the trial's.
 
 The script's numbers stay the same to the bit, and no device is waited for: on CUDA the times of steps are those of events, and
 a line is written when its event has passed. No error of the probe reaches the script: the first is written to the file, and the
@@ -21,15 +22,18 @@ probe stops.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import ctypes
 import functools
 import gc
 import importlib
 import importlib.util
+import io
 import itertools
 import json
 import os
+import shutil
 import sys
 import time
 import weakref
@@ -40,6 +44,8 @@ from typing import Any
 
 VARIABLE = "AUTOTUNE_PROBE"
 """Environment variable: the folder of this file's copy, into which each training process writes `steps-PID.jsonl`."""
+LINKED = "AUTOTUNE_LINKED"
+"""Environment variable: a folder in which links stand for files that the script must not change."""
 DEEPEST = 12
 """Most times that children take the place of modules that are not called."""
 COMPARED = 4
@@ -163,6 +169,9 @@ class Probe:
         def timed(*arguments: Any, **keywords: Any) -> Any:
             began = time.monotonic()
             begin()
+            for argument in (*arguments, *keywords.values()):
+                if isinstance(argument, (str, os.PathLike)):
+                    make_own(argument, "w")
             try:
                 return original(*arguments, **keywords)
             finally:
@@ -431,6 +440,31 @@ def rows_of(shapes: list[str]) -> int:
     return int(first.rstrip("i").split("x")[0])
 
 
+def make_own(name: Any, mode: str) -> None:
+    """Put a file of the trial in the place of a link to one of the user, which is about to be opened in `mode` for writing."""
+    linked = os.environ.get(LINKED)
+    with contextlib.suppress(OSError, TypeError, ValueError):
+        path = Path(os.fsdecode(name)).absolute()
+        if linked and path.is_symlink() and path.is_file() and path.parent.resolve().is_relative_to(Path(linked).resolve()):
+            original = path.resolve()
+            path.unlink()
+            if "w" not in mode:
+                shutil.copyfile(original, path)
+
+
+def protect_links() -> None:
+    """Have Python's `open` call `make_own` before it opens a file for writing."""
+    original = io.open
+
+    @functools.wraps(original)
+    def opened(file: Any, mode: str = "r", *arguments: Any, **keywords: Any) -> Any:
+        if not isinstance(file, int) and isinstance(mode, str) and set(mode) & set("wa+"):
+            make_own(file, mode)
+        return original(file, mode, *arguments, **keywords)
+
+    builtins.open = io.open = opened
+
+
 class Finder:
     """Finds the modules that the probe observes, and has them observed after their import."""
 
@@ -482,6 +516,8 @@ def start() -> None:
         importlib.import_module("sitecustomize")
     elif mine is not None:
         sys.modules["sitecustomize"] = mine
+    if os.environ.get(LINKED):
+        protect_links()
     if folder:
         sys.meta_path.insert(0, Finder(Probe(folder)))
 

@@ -2,6 +2,7 @@
 
 import builtins
 import dataclasses
+import itertools
 import re
 import shlex
 import signal
@@ -111,7 +112,7 @@ def _not_measured(trial: Trial, timed: Facts) -> TrialResult:
     if trial.request.command_has_reported:
         message = (
             f"{message.partition(';')[0]}, though other trials of this command reported steps: it may have continued from "
-            "files of an earlier trial; let it write them to {trial_folder}, or start each trial afresh"
+            "files of an earlier trial; let it write them to {trial_folder}, or use --trial-folder link"
         )
     row, _ = failure_table(trial.request.failures).find(Evidence(signs=(Sign.NOT_MEASURED,)))
     return dataclasses.replace(_without_timing(trial, row.outcome, message, timed["text"]), cause=row.name)
@@ -224,6 +225,7 @@ def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence
             **environment(trial.context.device),
             "command": shlex.join(words),
             "observed_work": work_text(request, works),
+            "written": ", ".join(itertools.chain.from_iterable(row["written"] for row in rows)),
         },
     )
 

@@ -20,10 +20,14 @@ from executor.engine import RankContext
 from executor.engines.command.launchers import (
     Launch,
     RankPlacement,
+    checkpoints_in,
+    file_states,
+    folder_kind,
     launcher_command,
     launcher_environment,
     make_working_folder,
     python_command,
+    working_path,
 )
 from executor.engines.command.observed import install_probe
 from executor.engines.command.result import facts_of, result_of
@@ -48,8 +52,10 @@ def trial_folder() -> Iterator[Path]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def make_launch(trial: Trial, command: CommandModel, placement: RankPlacement, folder: Path, on_cpu: bool) -> Launch:
-    """Build the launch of this rank's script."""
+def make_launch(
+    trial: Trial, command: CommandModel, placement: RankPlacement, folder: Path, linked: Path | None, on_cpu: bool
+) -> Launch:
+    """Build the launch of this rank's script, which runs in `linked` instead of the user's folder unless that is None."""
     request = trial.request
     config, work = request.config, request.workload
     files = _write_files(request.files, folder)
@@ -67,13 +73,13 @@ def make_launch(trial: Trial, command: CommandModel, placement: RankPlacement, f
         "AUTOTUNE_REPORT": str(folder / "report.jsonl"),
         **environment_of(command, config),
     }
-    variables |= install_probe(folder, variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")))
+    variables |= install_probe(folder, variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")), linked)
     limit = request.memory_limit_bytes
     return Launch(
         words=tuple(launcher_command(command.launcher, python_command(words), placement)),
         # Output is unbuffered, and faults print a traceback.
         environment={**os.environ, "PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1", **variables},
-        folder=command.folder if command.trial_folder == "none" else str(placement.folder.with_name("work")),
+        folder=command.folder if linked is None else str(linked),
         # The resident set decides the outcome; this limit stops a process that would exhaust the host before the next look.
         data_limit=2 * limit + SLACK_BYTES if on_cpu and limit is not None else None,
         shared_memory=process_tree.shared_memory(placement.address, placement.port),
@@ -185,6 +191,8 @@ def run_script(trial: Trial) -> TrialResult:
        warm however the script ends.
     4. End the scripts; those that hang first print their stack traces.
     5. Gather the facts of each rank and make one result from them (`result_of`).
+    6. A script that ended by itself without a measurement may have resumed from checkpoints of the user's own runs. It runs
+       once more without them.
 
     Raises:
         EngineRefusalError: the request has no command.
@@ -192,35 +200,66 @@ def run_script(trial: Trial) -> TrialResult:
     command = trial.request.model
     if not isinstance(command, CommandModel):
         raise EngineRefusalError("command-model", "the command engine runs a command; write it after --")
+    began = time.monotonic()
+    left_out: tuple[str, ...] = ()
     for _ in range(PORTS):
-        result, port_taken = _run_once(trial, command)
-        if not port_taken:
+        run = _run_once(trial, command, time.monotonic() - began, left_out)
+        is_measured = run.result.cause != "not-measured"
+        if not is_measured and run.checkpoints and not left_out:
+            left_out = run.checkpoints
+        elif not run.port_taken:
             break
-    return result
+    if not left_out or not is_measured:
+        return run.result
+    shown = ", ".join(left_out[:3]) + (f" and {len(left_out) - 3} more" if len(left_out) > 3 else "")
+    note = f"ran without {shown} of its folder, since with them the script ended at once"
+    return dataclasses.replace(run.result, message="; ".join(filter(None, (run.result.message, note))))
 
 
-def _run_once(trial: Trial, command: CommandModel) -> tuple[TrialResult, bool]:
+@dataclass(frozen=True, slots=True)
+class ScriptRun:
+    """One run of a trial's script on all ranks."""
+
+    result: TrialResult
+    port_taken: bool
+    """Whether another program took a port in between."""
+    checkpoints: tuple[str, ...]
+    """Files of its folder from which it may have resumed; none if it ran in the user's folder itself."""
+
+
+def _run_once(trial: Trial, command: CommandModel, passed: float, left_out: tuple[str, ...]) -> ScriptRun:
+    """Run the script; `passed`: seconds that earlier runs took; `left_out`: files of the user's folder that it does not get."""
     on_cpu = runs_on_cpu(trial.request)
     with trial_folder() as folder:
         began = trial.enter("build")
         placement = gather_placement(trial.context, folder)
-        if command.trial_folder != "none" and placement.local_rank == 0:
-            source = Path(command.folder or Path.cwd())
-            make_working_folder(source, placement.folder.with_name("work"), command.trial_folder)
-        gather_plain(trial.context, None)  # no script starts before the folder of its host is complete
-        launch = make_launch(trial, command, placement, folder, on_cpu)
+        work, way = Path(command.folder), folder_kind(command, placement.nodes)
+        if way != "none":
+            root = placement.folder.with_name("work")
+            if placement.local_rank == 0:
+                make_working_folder(work, root, way, left_out)
+            work = working_path(work, root)
+        starts = placement.local_rank == 0 and way != "none"
+        before = file_states(work) if starts else {}
+        # No script starts before the folder of its host is complete.
+        rows = gather_plain(trial.context, {"passed": passed, "checkpoints": checkpoints_in(work) if starts else []})
+        passed, checkpoints = max(row["passed"] for row in rows), rows[0]["checkpoints"]
+        launch = make_launch(trial, command, placement, folder, work if way != "none" else None, on_cpu)
         watch = ScriptWatch(trial, command, launch, folder, on_cpu)
         try:
-            end = _watch_until_end(trial, command, watch, began)
+            end = _watch_until_end(trial, command, watch, began, passed)
             began = trial.enter("close")
             _end(watch, end)
         finally:
             watch.close()
             remove_shared_memory(placement.address, placement.port)
-        rows = gather_plain(trial.context, facts_of(watch, trial.context.rank, failure_table(trial.request.failures)))
+        written = sorted(name for name, state in file_states(work).items() if before.get(name) != state) if starts else []
+        facts = facts_of(watch, trial.context.rank, failure_table(trial.request.failures))
+        rows = gather_plain(trial.context, {**facts, "written": written})
         shutil.rmtree(placement.folder.parent, ignore_errors=True)  # on other hosts than rank 0's too
         trial.leave(began)
-    return result_of(trial, end.value, rows, launch.words), any(row["port_taken"] for row in rows)
+    result = result_of(trial, end.value, rows, launch.words)
+    return ScriptRun(result, any(row["port_taken"] for row in rows), tuple(checkpoints))
 
 
 def runs_on_cpu(request: TrialRequest) -> bool:
@@ -250,10 +289,11 @@ def conclude(rows: list[RankUpdate], waited: float, first_report: float, limit: 
     return ScriptEnd.HANGING if elapsed > limit else None
 
 
-def _watch_until_end(trial: Trial, command: CommandModel, watch: ScriptWatch, began: float) -> ScriptEnd:
-    """Look at the script and exchange states until the trial is over."""
+def _watch_until_end(trial: Trial, command: CommandModel, watch: ScriptWatch, began: float, passed: float) -> ScriptEnd:
+    """Look at the script and exchange states until the trial is over, of whose time `passed` seconds are."""
     timeout = trial.request.timeout_seconds
-    limit = timeout - min(0.02 * timeout + 1.0 + ABORT_SECONDS, timeout / 2)  # before the ranks themselves are killed
+    # Before the ranks themselves are killed.
+    limit = timeout - min(0.02 * timeout + 1.0 + ABORT_SECONDS, timeout / 2) - passed
     first_report = min(command.report_seconds or timeout / 2, limit)
     failed_at: float | None = None
     while True:

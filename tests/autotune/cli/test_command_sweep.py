@@ -69,7 +69,7 @@ def test_a_check_says_what_was_understood(script: Path, command: Command) -> Non
     assert step.startswith("step: OK  loss 0.5; its work is not checked: no training with torch was seen in its processes")
     assert reads == "reads: micro_batch_size, gradient_accumulation_steps, workers"
     assert searched.startswith("searched: micro_batch_size=1,2,4")
-    assert writes == f"writes in {script}: written.txt"
+    assert writes == f"writes in {script}: nothing; in the trial's folder, which is removed: written.txt"
     assert "write your script's command after --" in command("check", "llama-tiny", *words[1:]).err
 
 

@@ -326,7 +326,7 @@ def test_ctrl_c_detaches(folder: Path, command: Command, kept: Store, place: str
     assert [trial.outcome for trial in kept.trials.of(job)] == ["OK"] * 9
 
 
-@pytest.mark.nightly
+@pytest.mark.prove
 def test_a_service_is_used_without_what_a_database_needs(folder: Path) -> None:
     """A laptop has neither torch nor SQLAlchemy, or does not wish to wait for them."""
     script = (

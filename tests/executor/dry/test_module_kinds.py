@@ -14,7 +14,9 @@ from torch import Tensor, nn
 from executor.dry.module_profile import profile_module
 from executor.errors import FactoryError
 from executor.measurement.flop_counter import FlopCounter
+from executor.measurement.memory import account_step
 from search_spaces.models.model import FactoryModel
+from search_spaces.models.module_profile import ModuleProfile
 from search_spaces.trial import Workload
 
 WORKLOAD = Workload(global_batch_size=4, sequence_length=1)
@@ -212,6 +214,49 @@ def test_a_recurrent_layer_keeps_its_workspace(monkeypatch: pytest.MonkeyPatch) 
         True,
     )[3]
     assert end_of_forward.level[0] + 2 * end_of_forward.level[1] > 2 * workspace.nbytes
+
+
+def peak_of(profile: ModuleProfile, samples: int) -> float:
+    return max(moment.peak[0] + samples * moment.peak[1] for moment in profile.traces["fp32"].moments["none"])
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize(
+    ("channels", "width", "side", "kernel", "stride", "groups"),
+    [(48, 48, 4, 7, 1, 48), (32, 32, 16, 3, 2, 1), (3, 24, 32, 4, 4, 1), (32, 64, 8, 2, 2, 1), (32, 32, 8, 3, 1, 4)],
+)
+def test_convolutions_take_the_workspace_of_their_kernels(
+    monkeypatch: pytest.MonkeyPatch, memory_format: torch.memory_format,
+    channels: int, width: int, side: int, kernel: int, stride: int, groups: int,
+) -> None:  # fmt: skip
+    class Convolved(nn.Conv2d):
+        def forward(self, x: Tensor) -> Tensor:
+            images = x.mean(1)[:, None, None, None].expand(-1, channels, side, side)
+            return super().forward(images.contiguous(memory_format=memory_format))
+
+    def make() -> nn.Module:
+        return Convolved(channels, width, kernel, stride, kernel // 2, groups=groups)
+
+    profile = described(monkeypatch, make).profile
+    assert profile is not None
+    module = Loss(make())
+    parameters = [*module.parameters()]
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(lambda value: setattr(value, "grad", None))  # type: ignore[no-untyped-call]
+    for size in (2, 3):
+        x = batch(size, torch.Generator())["x"]
+
+        def step(x: Tensor = x) -> None:
+            module(x).backward()
+
+        step()
+        measured = account_step(step, lambda: [("parameters", value) for value in parameters], torch.device("cpu"))
+        predicted = peak_of(profile, size)
+        assert predicted == pytest.approx(measured.peak - sum(value.nbytes for value in parameters), rel=0.01)
+    other = profile_module("described_module:build", WORKLOAD, ("fp32",), "cuda").profile
+    assert other is not None
+    assert peak_of(other, 2) <= peak_of(profile, 2)  # without the workspaces of CPUs
+    assert peak_of(other, 2) < peak_of(profile, 2) or groups < channels
 
 
 def test_an_operator_without_a_formula_makes_the_flops_unknown(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -187,6 +187,8 @@ def test_gpt_neox_defaults() -> None:
         ({"model_type": "bert"}, "model_type"),
         ({"model_type": None}, "model_type"),
         ({"model_type": 3}, "model_type"),
+        ({**LLAMA, "model_type": {}}, "model_type"),
+        ({"model_type": [], "text_config": {"model_type": {}}}, "model_type"),
     ],
 )
 def test_bad_config_names_the_key_in_one_line(changes: dict[str, Any], field: str) -> None:

@@ -84,22 +84,31 @@ def test_a_script_that_saves_when_it_is_terminated_saves_nothing(run: Run, tmp_p
     assert not (tmp_path / "last.pt").exists()
 
 
-@pytest.mark.parametrize(("way", "measured"), [("link", True), ("copy", False)])
-def test_a_trial_in_its_own_folder_leaves_the_users_alone(run: Run, tmp_path: Path, way: str, measured: bool) -> None:
-    (tmp_path / "snapshot.pt").write_text("of the user")
-    (tmp_path / "state.json").write_text("of the user")
-    for _ in range(2 if measured else 1):
-        result = run("resumes", command={"folder": str(tmp_path), "trial_folder": way})
-        assert (result.outcome is Outcome.OK) is measured, result.message
-    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == dict.fromkeys(
-        ("snapshot.pt", "state.json"), "of the user"
-    )
+@pytest.mark.parametrize("way", ["auto", "copy"])
+def test_a_trial_in_its_own_folder_leaves_the_users_alone(run: Run, tmp_path: Path, way: str) -> None:
+    """A script that would resume from the user's checkpoint and end at once runs once more without it."""
+    contents = dict.fromkeys(("snapshot.pt", "state.json"), "of the user")
+    for name, content in contents.items():
+        (tmp_path / name).write_text(content)
+    result = run("resumes", command={"folder": str(tmp_path), "trial_folder": way})
+    assert result.outcome is Outcome.OK, result.message
+    assert "ran without snapshot.pt of its folder, since with them the script ended at once" in result.message
+    assert result.environment["written"] == "snapshot.pt, state.json"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == contents
+
+
+def test_trials_do_not_meet_in_their_own_folders(run: Run, tmp_path: Path) -> None:
+    for _ in range(2):
+        result = run("resumes", command={"folder": str(tmp_path)})
+        assert result.outcome is Outcome.OK, result.message
+        assert "ran without" not in result.message
+    assert not [*tmp_path.iterdir()]
 
 
 def test_the_script_is_told_what_its_launcher_would_tell(run: Run, tmp_path: Path) -> None:
     words = ("show", tmp_path / "told", "{micro_batch_size}", "{gradient_accumulation_steps}", "{workers}", "{config}")
     own: dict[str, object] = {
-        "launcher": "deepspeed", "folder": str(tmp_path),
+        "launcher": "deepspeed", "folder": str(tmp_path), "trial_folder": "none",
         "script_knobs": {"workers": [0, 2]}, "environment_knobs": {"MY": [5, 6]},
     }  # fmt: skip
     config = TrialConfig(micro_batch_size=2, script="workers=2 MY=6")
