@@ -1,8 +1,10 @@
 """The dispatch mode that every operator of a dry run passes, its fast path, and the memory of CUDA's fused RMSNorm."""
 
 import functools
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
@@ -28,8 +30,32 @@ from executor.parallel.collectives import observed_by
 from search_spaces.models.model import ModelSpec
 
 _DEVICE = torch.ops.prim.device.default
+_IN_PLACE = {
+    torch.ops.aten.add.Tensor: torch.ops.aten.add_.Tensor,
+    torch.ops.aten.index_add.default: torch.ops.aten.index_add_.default,
+    torch.ops.aten.index_put.default: torch.ops.aten.index_put_.default,
+    torch.ops.aten.scatter.src: torch.ops.aten.scatter_.src,
+    torch.ops.aten.scatter_add.default: torch.ops.aten.scatter_add_.default,
+}
+"""Operators that autograd calls for tensors of a subclass, as those without data are -> what it calls for others."""
 READS_VALUES = (DataDependentOutputException, DynamicOutputShapeException)
 """Errors of operators that need the value of a tensor."""
+
+
+def _is_of_autograd(value: Tensor, caller: FrameType) -> bool:
+    """Whether autograd's own code has called an operator, and nothing else refers to its first argument.
+
+    The references are those of autograd, of Python, and two of the call [counted, torch 2.13].
+    """
+    frame: FrameType | None = caller
+    while frame is not None and frame.f_code.co_name in ("_fn", "inner", "__torch_dispatch__"):  # of dispatch modes
+        frame = frame.f_back
+    return (
+        frame is not None
+        and frame.f_code.co_name == "_engine_run_backward"
+        and value._use_count() == 4  # type: ignore[attr-defined]
+        and torch._C._storage_Use_Count(value.untyped_storage()._cdata) == 2
+    )
 
 
 class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -67,6 +93,8 @@ class DryMode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._returns_values and func is torch.ops.aten._local_scalar_dense.default:
             return 1.0
+        if func in _IN_PLACE and not torch.is_grad_enabled() and _is_of_autograd(args[0], sys._getframe(1)):
+            func = _IN_PLACE[func]
         substitute = quick if func in QUICK else _SUBSTITUTES.get(func)
         result = NotImplemented if substitute is None else substitute(func, args, kwargs)
         if result is NotImplemented:

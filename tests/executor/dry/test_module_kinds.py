@@ -220,6 +220,27 @@ def peak_of(profile: ModuleProfile, samples: int) -> float:
     return max(moment.peak[0] + samples * moment.peak[1] for moment in profile.traces["fp32"].moments["none"])
 
 
+def require_allocators_peak(monkeypatch: pytest.MonkeyPatch, make: Callable[[], nn.Module]) -> ModuleProfile:
+    """The profile of a module, whose peaks are those of a step in plain torch."""
+    profile = described(monkeypatch, make).profile
+    assert profile is not None
+    module = Loss(make())
+    parameters = [*module.parameters()]
+    for parameter in parameters:
+        parameter.register_post_accumulate_grad_hook(lambda value: setattr(value, "grad", None))  # type: ignore[no-untyped-call]
+    for size in (2, 3):
+        x = batch(size, torch.Generator())["x"]
+
+        def step(x: Tensor = x) -> None:
+            module(x).backward()
+
+        step()
+        measured = account_step(step, lambda: [("parameters", value) for value in parameters], torch.device("cpu"))
+        without_parameters = measured.peak - sum(value.nbytes for value in parameters)
+        assert peak_of(profile, size) == pytest.approx(without_parameters, rel=0.01)
+    return profile
+
+
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(
     ("channels", "width", "side", "kernel", "stride", "groups"),
@@ -237,26 +258,33 @@ def test_convolutions_take_the_workspace_of_their_kernels(
     def make() -> nn.Module:
         return Convolved(channels, width, kernel, stride, kernel // 2, groups=groups)
 
-    profile = described(monkeypatch, make).profile
-    assert profile is not None
-    module = Loss(make())
-    parameters = [*module.parameters()]
-    for parameter in parameters:
-        parameter.register_post_accumulate_grad_hook(lambda value: setattr(value, "grad", None))  # type: ignore[no-untyped-call]
-    for size in (2, 3):
-        x = batch(size, torch.Generator())["x"]
-
-        def step(x: Tensor = x) -> None:
-            module(x).backward()
-
-        step()
-        measured = account_step(step, lambda: [("parameters", value) for value in parameters], torch.device("cpu"))
-        predicted = peak_of(profile, size)
-        assert predicted == pytest.approx(measured.peak - sum(value.nbytes for value in parameters), rel=0.01)
+    profile = require_allocators_peak(monkeypatch, make)
     other = profile_module("described_module:build", WORKLOAD, ("fp32",), "cuda").profile
     assert other is not None
     assert peak_of(other, 2) <= peak_of(profile, 2)  # without the workspaces of CPUs
     assert peak_of(other, 2) < peak_of(profile, 2) or groups < channels
+
+
+class Selected(nn.Linear):
+    """Reads one column after another: autograd adds up the gradients in place."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = super().forward(x)
+        return sum((hidden[:, index] for index in range(1, x.shape[1])), hidden[:, 0])
+
+
+class Gathered(nn.Linear):
+    """Reads columns by their numbers, as graphs do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = super().forward(x)
+        columns = torch.arange(hidden.shape[1]).flip(0)
+        return hidden.index_select(1, columns) + hidden[:, columns] + hidden.gather(1, columns.expand_as(hidden))
+
+
+@pytest.mark.parametrize("kind", [Selected, Gathered])
+def test_gradients_add_up_in_place(monkeypatch: pytest.MonkeyPatch, kind: type[nn.Linear]) -> None:
+    require_allocators_peak(monkeypatch, lambda: kind(32, 256))
 
 
 def test_an_operator_without_a_formula_makes_the_flops_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
