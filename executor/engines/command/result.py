@@ -30,6 +30,8 @@ from search_spaces.trial import Interval, RankMeasurement, TrialResult
 
 SHORTEST_CLOCK = 1.0
 """Seconds of log lines from which their times are compared with the clock: a rank reads them ten times a second."""
+LOSS_FACTOR = 1.5
+"""Factor between first losses of a script's trials from which they are named."""
 REMEDY = "call autotune.report(samples=…) after every optimizer step, or give --pattern for its log"
 
 Facts = dict[str, Any]
@@ -250,6 +252,7 @@ def _message(trial: Trial, timed: Facts, rows: Sequence[Facts], lost: Interval |
             _slow_text(timed),
             _clock_text(timed),
             _samples_text(trial, timed) if unseen else "",
+            _loss_text(trial, timed),
             unseen,
         ),
     )
@@ -277,6 +280,18 @@ def _clock_text(timed: Facts) -> str:
         f"the times in the log add up to {logged:.3g} s, but its lines were printed in {passed:.3g} s: check the unit, and "
         "whether they are of a step (step_seconds) or of a micro-batch (micro_batch_seconds), unless the log leaves steps out"
     )
+
+
+def _loss_text(trial: Trial, timed: Facts) -> str:
+    """A warning if the first loss is far from that of the job's first trial. Seeds and order of samples are the script's own."""
+    references, losses = trial.request.reference_losses[:1], timed["losses"][:1]
+    for reference, loss in zip(references, losses, strict=False):
+        if max(abs(reference), abs(loss)) > LOSS_FACTOR * min(abs(reference), abs(loss)):
+            return (
+                f"its first loss is {loss:.4g}, and {reference:.4g} in another trial: it may train something else, or report a "
+                "loss that depends on the number of micro-batches"
+            )
+    return ""
 
 
 def _samples_text(trial: Trial, timed: Facts) -> str:

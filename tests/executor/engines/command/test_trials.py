@@ -97,6 +97,13 @@ def test_a_trial_in_its_own_folder_leaves_the_users_alone(run: Run, tmp_path: Pa
     assert {path.name: path.read_text() for path in tmp_path.iterdir()} == contents
 
 
+@pytest.mark.parametrize(("reference", "differs"), [((), False), ((0.8,), False), ((2.0,), True)])
+def test_a_first_loss_far_from_another_trials_is_named(run: Run, reference: tuple[float, ...], differs: bool) -> None:
+    result = run("steps", reference_losses=reference)
+    assert result.outcome is Outcome.OK, result.message
+    assert ("its first loss is" in result.message) is differs, (result.losses, result.message)
+
+
 def test_trials_do_not_meet_in_their_own_folders(run: Run, tmp_path: Path) -> None:
     for _ in range(2):
         result = run("resumes", command={"folder": str(tmp_path)})
