@@ -283,7 +283,7 @@ def _clock_text(timed: Facts) -> str:
 
 
 def _loss_text(trial: Trial, timed: Facts) -> str:
-    """A warning if the first loss is far from that of the job's first trial. Seeds and order of samples are the script's own."""
+    """A warning if the first loss is far from that of the job's first trial. Seeds and samples are the script's own."""
     references, losses = trial.request.reference_losses[:1], timed["losses"][:1]
     for reference, loss in zip(references, losses, strict=False):
         if max(abs(reference), abs(loss)) > LOSS_FACTOR * min(abs(reference), abs(loss)):
