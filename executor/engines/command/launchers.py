@@ -144,10 +144,12 @@ def _text(value: bool) -> str:
 
 MOST_COPIED_BYTES = 2 * 2**30
 """Size up to which a folder is copied for every trial."""
-MOST_ENTRIES = 2_000
-"""Entries of a folder above which a link stands for all of it: it holds data."""
+MOST_ENTRIES = 1_000
+"""Entries that are made at most, because each takes up to milliseconds on a busy disk; links stand for further folders."""
+MOST_BESIDE = 200
+"""Entries beside the user's folder, and beside its parent, that are linked."""
 MOST_FILES = 20_000
-"""Entries that are copied or linked at most, and files of which changes are looked for; links stand for further folders."""
+"""Files of a folder of which changes are looked for."""
 SMALL_BYTES = 2**20
 """Size up to which a file is copied instead of linked, because a script may open it for writing (logs, states, indices)."""
 MOST_SMALL_BYTES = 64 * 2**20
@@ -176,8 +178,8 @@ def make_working_folder(source: Path, root: Path, way: str, left_out: Sequence[s
     Args:
         source: the user's folder.
         root: a new folder.
-        way: `copy`: everything is copied. `link`: directories are made anew, small files are copied, and links stand for large
-            files and for directories that have very many entries, are hidden, or are of another file system.
+        way: `copy`: everything is copied. `link`: up to a number of entries, directories are made anew and small files are
+            copied. Links stand for large files, other directories, virtual environments, what is hidden or of another disk.
         left_out: paths in the user's folder of files that it does not get.
 
     Raises:
@@ -194,7 +196,7 @@ def make_working_folder(source: Path, root: Path, way: str, left_out: Sequence[s
         (folder / name).unlink()
     while folder != root:
         with contextlib.suppress(OSError):  # a folder above may not be readable
-            for entry in islice(source.parent.iterdir(), MOST_ENTRIES):
+            for entry in islice(source.parent.iterdir(), MOST_BESIDE):
                 if entry != source:
                     (folder.parent / entry.name).symlink_to(entry)
         source, folder = source.parent, folder.parent
@@ -222,8 +224,9 @@ def _link(source: Path, folder: Path) -> None:
             target = folder / entry.relative_to(source)
             with contextlib.suppress(OSError):  # what cannot be read is linked
                 if entry.is_dir() and not entry.is_symlink() and not entry.name.startswith("."):
-                    below = [*islice(entry.iterdir(), MOST_ENTRIES + 1)]
-                    if len(below) <= MOST_ENTRIES and entries + len(below) <= MOST_FILES and entry.stat().st_dev == device:
+                    below = [*islice(entry.iterdir(), MOST_ENTRIES)]
+                    is_environment = (entry / "pyvenv.cfg").exists()
+                    if entries + len(below) < MOST_ENTRIES and not is_environment and entry.stat().st_dev == device:
                         target.mkdir()
                         waiting.append(below)
                         entries += len(below)

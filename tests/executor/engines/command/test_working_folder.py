@@ -16,15 +16,17 @@ from executor.errors import EngineRefusalError
 @pytest.fixture
 def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(launchers, "SMALL_BYTES", 10)
-    monkeypatch.setattr(launchers, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(launchers, "MOST_ENTRIES", 15)
     monkeypatch.setattr(launchers, "MOST_COPIED_BYTES", 20_000)
     source = tmp_path / "user"
     for name, size in {"train.py": 5, "data.bin.gz": 50, "out/last.pt": 50, "out/log": 5, ".git/x": 5}.items():
         (source / name).parent.mkdir(parents=True, exist_ok=True)
         (source / name).write_bytes(b"0" * size)
     (source / "images").mkdir()
-    for number in range(4):
+    for number in range(12):
         (source / "images" / str(number)).touch()
+    (source / "env").mkdir()
+    (source / "env" / "pyvenv.cfg").touch()
     return source
 
 
@@ -35,7 +37,7 @@ def test_a_folder_of_links(source: Path, tmp_path: Path) -> None:
     folder = working_path(source, root)
     assert folder == root / tmp_path.name / "user"
     links = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_symlink()}
-    assert links == {"data.bin.gz", "images", ".git", "out/last.pt"}
+    assert links == {"data.bin.gz", "images", ".git", "env", "out/last.pt"}
     assert not (folder / "out" / "log").exists()
     assert checkpoints_in(folder) == ["out/last.pt"]
     assert (folder / "../data").is_dir()
@@ -45,7 +47,7 @@ def test_a_folder_of_links(source: Path, tmp_path: Path) -> None:
     assert file_states(folder).keys() == {"train.py"}
 
 
-@pytest.mark.parametrize(("limit", "links"), [("MOST_FILES", {"out"}), ("MOST_SMALL_BYTES", {"train.py", "out/log"})])
+@pytest.mark.parametrize(("limit", "links"), [("MOST_ENTRIES", {"out"}), ("MOST_SMALL_BYTES", {"train.py", "out/log"})])
 def test_above_the_limits_links_stand_for_the_rest(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, links: set[str]
 ) -> None:
