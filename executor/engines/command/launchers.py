@@ -163,6 +163,8 @@ FileStates = dict[str, tuple[int, int]]
 
 def folder_kind(command: CommandModel, nodes: int) -> str:
     """Where a trial runs, one of `TRIAL_FOLDERS`; `auto` is decided: `link`, unless hosts may share the folder."""
+    if not Path(command.folder).is_dir():
+        return "none"  # which is refused when the script is started
     auto = "link" if nodes == 1 and command.folder else "none"
     return auto if command.trial_folder == "auto" else command.trial_folder
 

@@ -104,6 +104,13 @@ def test_a_first_loss_far_from_another_trials_is_named(run: Run, reference: tupl
     assert ("its first loss is" in result.message) is differs, (result.losses, result.message)
 
 
+def test_a_folder_that_does_not_exist_is_named(run: Run, tmp_path: Path) -> None:
+    result = run("steps", command={"folder": str(tmp_path / "missing")})
+    assert result.outcome is Outcome.FAILED
+    assert str(tmp_path / "missing") in result.message, result.message
+    assert "\n" not in result.message
+
+
 def test_trials_do_not_meet_in_their_own_folders(run: Run, tmp_path: Path) -> None:
     for _ in range(2):
         result = run("resumes", command={"folder": str(tmp_path)})
