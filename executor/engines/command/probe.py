@@ -443,6 +443,12 @@ class Finder:
         }
         self._probe = probe
 
+    def install(self) -> None:
+        """Observe later imports, and the modules that are imported already, by a file ending with .pth."""
+        sys.meta_path.insert(0, self)
+        for name in self._imported.keys() & sys.modules.keys():
+            Guard(self._probe, self._imported.pop(name))(sys.modules[name])
+
     def _observe_compiler(self, module: Any) -> None:
         module.callback_handler.register_start_callback(Guard(self._probe, self._probe.begin_compilation))
         module.callback_handler.register_end_callback(Guard(self._probe, self._probe.end_compilation))
@@ -477,13 +483,13 @@ def start() -> None:
     folder = os.environ.get(VARIABLE)
     here = str(Path(__file__).parent)
     sys.path[:] = [entry for entry in sys.path if entry != here]
+    if folder:
+        Finder(Probe(folder)).install()  # before the script's `sitecustomize`, which may import torch
     mine = sys.modules.pop("sitecustomize", None)
     if importlib.util.find_spec("sitecustomize") is not None:
         importlib.import_module("sitecustomize")
     elif mine is not None:
         sys.modules["sitecustomize"] = mine
-    if folder:
-        sys.meta_path.insert(0, Finder(Probe(folder)))
 
 
 if __name__ == "sitecustomize":
