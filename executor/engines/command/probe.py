@@ -105,8 +105,10 @@ class Probe:
         self.problem = ""
         self.file: int | None = None
         self.steps = 0
-        self.roots: dict[int, tuple[Any, Callable[[], None]]] = {}
-        """Identity of a module that trains -> the module, and a call that removes its hook."""
+        self.roots: dict[int, tuple[Callable[[], Any], Callable[[], None]]] = {}
+        """Identity of a module that trains -> a weak reference to it, and a call that removes its hook."""
+        self.outermost: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        """The modules that no other contains, so far."""
         self.depth = -1
         self.in_backward = False
         self.forwards: list[tuple[int, bool, list[str]]] = []
@@ -177,7 +179,7 @@ class Probe:
 
     def end_checkpoint(self, kind: str, began: float) -> None:
         """Count the time of a checkpoint, and restore the hooks."""
-        self.roots = {key: (module, self.observe(module)) for key, (module, _) in self.roots.items()}
+        self.observe_all(self.root_modules())
         self.seconds[kind] = self.seconds.get(kind, 0.0) + time.monotonic() - began
 
     def begin_compilation(self, _: Any) -> None:
@@ -278,18 +280,22 @@ class Probe:
     # The modules that train.
 
     def find_roots(self) -> None:
-        """Observe the outermost modules with trainable parameters; where none was called, the children of those."""
-        if self.depth < 0:
-            kind = self.torch.nn.Module
-            modules = [item for item in gc.get_objects() if issubclass(type(item), kind)]
-            inner = {id(child) for module in modules for child in (vars(module).get("_modules") or {}).values()}
-            roots = [module for module in modules if id(module) not in inner]
+        """Observe the outermost modules with trainable parameters, and where none of them is called, their children.
+
+        A script may build a module only after others were trained.
+        """
+        kind = self.torch.nn.Module
+        modules = [item for item in gc.get_objects() if issubclass(type(item), kind)]
+        inner = {id(child) for module in modules for child in (vars(module).get("_modules") or {}).values()}
+        outermost = {id(module): module for module in modules if id(module) not in inner and trains(module)}
+        if outermost.keys() - self.outermost.keys():
+            self.depth, roots = -1, [*outermost.values()]
+            self.outermost.update(outermost)
             loader = sys.modules.get("torch.utils.data.dataloader")
             iterator = getattr(loader, "_BaseDataLoaderIter", None)
             self.facts["loader"] = iterator is not None and any(issubclass(type(item), iterator) for item in gc.get_objects())
         else:
-            roots = [child for module, _ in self.roots.values() for child in module.children()]
-        roots = [module for module in roots if any(p.requires_grad for p in module.parameters())]
+            roots = [child for module in self.root_modules() for child in module.children() if trains(child)]
         if not roots:
             self.depth = DEEPEST
             return
@@ -301,7 +307,15 @@ class Probe:
         for _, remove in self.roots.values():
             remove()
         self.depth += 1
-        self.roots = {id(module): (module, self.observe(module)) for module in roots}
+        self.observe_all(roots)
+
+    def root_modules(self) -> list[Any]:
+        """The modules that train and still exist."""
+        return [module for reference, _ in self.roots.values() if (module := reference()) is not None]
+
+    def observe_all(self, modules: list[Any]) -> None:
+        """Observe these modules that train."""
+        self.roots = {id(module): (weakref.ref(module), self.observe(module)) for module in modules}
 
     def observe(self, module: Any) -> Callable[[], None]:
         """Call `begin_forward` before each call of a module; return what ends that."""
@@ -356,7 +370,7 @@ class Probe:
 
     def compared_parameters(self) -> list[Any]:
         """Three of the parameters that train and are copies on every rank, as far as can be known."""
-        parameters = [p for module, _ in self.roots.values() for p in module.parameters() if p.requires_grad]
+        parameters = [p for module in self.root_modules() for p in module.parameters() if p.requires_grad]
         plain = [p for p in parameters if p.numel() and type(p) is self.torch.nn.Parameter]
         divided = any(hasattr(p, "ds_id") or getattr(p, "tensor_model_parallel", False) for p in parameters)
         if divided or len(plain) < len(parameters) or not plain:
@@ -417,6 +431,11 @@ class Probe:
         self.problem, self.in_backward = problem, False
         with contextlib.suppress(OSError):
             self.append(json.dumps({"problem": problem}))
+
+
+def trains(module: Any) -> bool:
+    """Whether a module has a trainable parameter."""
+    return any(parameter.requires_grad for parameter in module.parameters())
 
 
 def is_divided(parameter: Any, data_parallel: bool) -> bool:
