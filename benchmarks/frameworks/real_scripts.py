@@ -113,7 +113,7 @@ class Program:
         rivals = [trial for trial in measured if trial["config"] != baseline["config"]]
         best = next((trial for trial in rivals if trial["config"] == document["best"]["config"]), None)
         rival = best or max(rivals, key=rate_of, default=None)
-        changed = (rival or baseline)["config"].items() - baseline["config"].items()
+        changed = {k: v for k, v in (rival or baseline)["config"].items() if baseline["config"].get(k) != v}
         matched = {trial["number"]: self.matching_steps(trial) for trial in measured}
         true = {number: seconds and self.samples(trials[number]) / seconds for number, (seconds, _) in matched.items()}
         own = [trial["number"] for trial in measured if trial["config"] == baseline["config"]]
@@ -128,7 +128,7 @@ class Program:
             "sweep": statistics.fmean(rate_of(trials[number]) for number in own),
             "largest_error": max(abs(rate_of(trial) / true[trial["number"]] - 1) for trial in measured),
             "is_baseline": best is None,
-            "rival": dict(sorted(changed)),
+            "rival": changed,
             "gain": document["decision"]["gain"],
             "by_hand": {
                 name: [self.hand_rate(steps, trial) for steps in by_hand[name]]
@@ -148,18 +148,15 @@ class Program:
         """
         scale = self.batch / self.samples(trial)
         seconds = [value / scale for value in trial["result"]["step_seconds"]]
-        least, mean, losses = math.inf, 0.0, []
+        least, mean, port = math.inf, math.nan, ""
         for path in (self.scratch / "sweep").glob("steps-*.jsonl"):
-            steps = steps_in(path)
-            between = [after["clock"] - before["clock"] for before, after in pairwise(steps)]
+            between = [after["clock"] - before["clock"] for before, after in pairwise(steps_in(path))]
             for start in range(len(between) - len(seconds) + 1):
                 window = between[start : start + len(seconds)]
                 error = statistics.median(abs(a / b - 1) for a, b in zip(seconds, window, strict=True))
-                if (error, path.name) < (least, ""):
-                    least, mean = error, statistics.fmean(window)
-                    first = path.with_name(path.name.replace("steps-1-", "steps-0-"))
-                    losses = [step["losses"] for step in (steps_in(first) if first.exists() else steps)]
-        return mean, losses
+                if error < least:
+                    least, mean, port = error, statistics.fmean(window), path.name.split("-")[1]
+        return mean, [step["losses"] for step in steps_of_rank_0(self.scratch / "sweep", port)]
 
     def by_hand(self, trial: Mapping[str, Any], command: CommandModel, name: str) -> Steps:
         """Steps of rank 0 of the words of a trial, started as torchrun does, without autotune."""
@@ -218,9 +215,9 @@ def steps_in(path: Path) -> Steps:
     return [step for step in steps if step["elements"] == most]
 
 
-def steps_of_rank_0(observations: Path) -> Steps:
-    """The observed steps of rank 0."""
-    return max((steps_in(path) for path in observations.glob("steps-0-*.jsonl")), key=len, default=[])
+def steps_of_rank_0(observations: Path, port: str = "*") -> Steps:
+    """The observed steps of rank 0 of the run with a port."""
+    return max((steps_in(path) for path in observations.glob(f"steps-{port}-0-*.jsonl")), key=len, default=[])
 
 
 def equal_steps(first: Sequence[Any], second: Sequence[Any]) -> str:

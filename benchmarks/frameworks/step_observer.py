@@ -1,7 +1,7 @@
 """Writes the time and the losses of each optimizer step of a training program, apart from autotune's own probe.
 
 `benchmarks.frameworks.real_scripts` copies it as `sitecustomize.py` into a folder on PYTHONPATH. In each process that has a
-RANK it imports torch, seeds it, and appends a line of JSON for each step to `steps-RANK-PID.jsonl` in the folder that
+RANK it imports torch, seeds it, and appends a line of JSON for each step to `steps-PORT-RANK-PID.jsonl` in the folder that
 `STEP_OBSERVER` names. Then it runs the shim that the variable `SHIM` contains, with which a program runs on CPUs.
 """
 
@@ -20,7 +20,8 @@ if "RANK" in os.environ and "STEP_OBSERVER" in os.environ:
     torch.manual_seed(rank + 1)
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed(rank + 1)
-    lines = Path(os.environ["STEP_OBSERVER"], f"steps-{rank}-{os.getpid()}.jsonl").open("a", buffering=1)  # noqa: SIM115
+    name = f"steps-{os.environ['MASTER_PORT']}-{rank}-{os.getpid()}.jsonl"
+    lines = Path(os.environ["STEP_OBSERVER"], name).open("a", buffering=1)  # noqa: SIM115
     backward = torch.Tensor.backward
 
     def observed_backward(loss, *arguments, **keywords):
