@@ -255,6 +255,12 @@ def follows_micro_batch(command: CommandModel) -> bool:
     return "micro_batch_size" in used and not accumulates and not literal and command.launcher != "accelerate"
 
 
+def accelerate_accumulation(command: CommandModel, config: TrialConfig, global_batch_size: int, world_size: int) -> int:
+    """Micro-batches of a step that Accelerate is told: its default, 1, if the script receives neither their size nor number."""
+    receives = {"micro_batch_size", "gradient_accumulation_steps", *FILES} & set(names_in(command))
+    return config.gradient_accumulation_steps(global_batch_size, world_size) if receives or command.plugin == "deepspeed" else 1
+
+
 def samples_of_step(command: CommandModel, config: TrialConfig, workload: Workload, world_size: int) -> int:
     """Samples that the script trains in an optimizer step, over all ranks, as far as its command says.
 

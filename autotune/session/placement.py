@@ -13,7 +13,7 @@ from search_spaces.mesh import DIMENSIONS, PIPELINE, Mesh, make_mesh
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.models.pipeline import stages_of_model, stages_of_rank
-from search_spaces.placeholders import FILES, environment_of, launch_paths, words_of
+from search_spaces.placeholders import FILES, accelerate_accumulation, environment_of, launch_paths, words_of
 from search_spaces.trial_config import TrialConfig
 
 
@@ -26,7 +26,7 @@ def launch_of(config: TrialConfig, session: Session) -> dict[str, Any]:
     if isinstance(session.model, CommandModel):
         variables |= environment_of(session.model, config)
         if session.model.launcher == "accelerate" and session.cluster.device.kind == "cpu":
-            steps = config.gradient_accumulation_steps(session.request.global_batch_size, session.world_size)
+            steps = accelerate_accumulation(session.model, config, session.request.global_batch_size, session.world_size)
             variables |= accelerate_variables(session.model.plugin, config, steps, FILES, on_cpu=True)
         line = _command_line(session.model, config, session, placement)
     return {"world_size": session.world_size, "placement": placement, "env": variables, "command": line}
@@ -64,7 +64,7 @@ def _accelerate_words(command: CommandModel, config: TrialConfig, session: Sessi
     direct = [] if command.arguments[0] in ("python", "python3") else ["--no_python"]
     if command.plugin == "fsdp":
         return [f"--config_file={FILES['accelerate']}", *direct]
-    steps = config.gradient_accumulation_steps(session.request.global_batch_size, session.world_size)
+    steps = accelerate_accumulation(command, config, session.request.global_batch_size, session.world_size)
     words = [f"--gradient_accumulation_steps={steps}", *direct]
     if command.plugin == "deepspeed":
         return ["--use_deepspeed", f"--deepspeed_config_file={FILES['config']}", *words]

@@ -8,6 +8,7 @@ from search_spaces.errors import ModelFormatError, SearchSpaceError, UnknownName
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel
 from search_spaces.placeholders import (
+    accelerate_accumulation,
     environment_of,
     expressible_values,
     names_in,
@@ -34,6 +35,21 @@ def test_every_placeholder_is_filled_in() -> None:
     assert config.script == "workers=2 pin=true OMP_NUM_THREADS=2"
     assert words_of(COMMAND, config, WORK, 2, {}) == ("python", "train.py", "--mbs=4", "2", "true", "2")
     assert environment_of(COMMAND, config) == {"OMP_NUM_THREADS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("words", "plugin", "steps"),
+    [
+        ("--batch {micro_batch_size}", "", 4),
+        ("--config {config}", "", 4),
+        ("--epochs 3", "", 1),
+        ("--accumulate {gradient_accumulation_steps}", "", 4),
+        ("--epochs 3", "deepspeed", 4),
+    ],
+)
+def test_accelerate_accumulates_only_micro_batches_that_the_script_is_told_of(words: str, plugin: str, steps: int) -> None:
+    command = CommandModel(arguments=("python", "train.py", *words.split()), launcher="accelerate", plugin=plugin)
+    assert accelerate_accumulation(command, TrialConfig(micro_batch_size=4), 32, 2) == steps
 
 
 @pytest.mark.parametrize(

@@ -111,8 +111,10 @@ class Probe:
         self.problem = ""
         self.file: int | None = None
         self.steps = 0
-        self.roots: dict[int, tuple[Any, Callable[[], None]]] = {}
-        """Identity of a module that trains -> the module, and a call that removes its hook."""
+        self.roots: dict[int, tuple[Callable[[], Any], Callable[[], None]]] = {}
+        """Identity of a module that trains -> a weak reference to it, and a call that removes its hook."""
+        self.outermost: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+        """The modules that no other contains, so far."""
         self.depth = -1
         self.in_backward = False
         self.forwards: list[tuple[int, bool, list[str]]] = []
@@ -186,7 +188,7 @@ class Probe:
 
     def end_checkpoint(self, kind: str, began: float) -> None:
         """Count the time of a checkpoint, and restore the hooks."""
-        self.roots = {key: (module, self.observe(module)) for key, (module, _) in self.roots.items()}
+        self.observe_all(self.root_modules())
         self.seconds[kind] = self.seconds.get(kind, 0.0) + time.monotonic() - began
 
     def begin_compilation(self, _: Any) -> None:
@@ -287,18 +289,22 @@ class Probe:
     # The modules that train.
 
     def find_roots(self) -> None:
-        """Observe the outermost modules with trainable parameters; where none was called, the children of those."""
-        if self.depth < 0:
-            kind = self.torch.nn.Module
-            modules = [item for item in gc.get_objects() if issubclass(type(item), kind)]
-            inner = {id(child) for module in modules for child in (vars(module).get("_modules") or {}).values()}
-            roots = [module for module in modules if id(module) not in inner]
+        """Observe the outermost modules with trainable parameters, and where none of them is called, their children.
+
+        A script may build a module only after others were trained.
+        """
+        kind = self.torch.nn.Module
+        modules = [item for item in gc.get_objects() if issubclass(type(item), kind)]
+        inner = {id(child) for module in modules for child in (vars(module).get("_modules") or {}).values()}
+        outermost = {id(module): module for module in modules if id(module) not in inner and trains(module)}
+        if outermost.keys() - self.outermost.keys():
+            self.depth, roots = -1, [*outermost.values()]
+            self.outermost.update(outermost)
             loader = sys.modules.get("torch.utils.data.dataloader")
             iterator = getattr(loader, "_BaseDataLoaderIter", None)
             self.facts["loader"] = iterator is not None and any(issubclass(type(item), iterator) for item in gc.get_objects())
         else:
-            roots = [child for module, _ in self.roots.values() for child in module.children()]
-        roots = [module for module in roots if any(p.requires_grad for p in module.parameters())]
+            roots = [child for module in self.root_modules() for child in module.children() if trains(child)]
         if not roots:
             self.depth = DEEPEST
             return
@@ -310,7 +316,15 @@ class Probe:
         for _, remove in self.roots.values():
             remove()
         self.depth += 1
-        self.roots = {id(module): (module, self.observe(module)) for module in roots}
+        self.observe_all(roots)
+
+    def root_modules(self) -> list[Any]:
+        """The modules that train and still exist."""
+        return [module for reference, _ in self.roots.values() if (module := reference()) is not None]
+
+    def observe_all(self, modules: list[Any]) -> None:
+        """Observe these modules that train."""
+        self.roots = {id(module): (weakref.ref(module), self.observe(module)) for module in modules}
 
     def observe(self, module: Any) -> Callable[[], None]:
         """Call `begin_forward` before each call of a module; return what ends that."""
@@ -365,7 +379,7 @@ class Probe:
 
     def compared_parameters(self) -> list[Any]:
         """Three of the parameters that train and are copies on every rank, as far as can be known."""
-        parameters = [p for module, _ in self.roots.values() for p in module.parameters() if p.requires_grad]
+        parameters = [p for module in self.root_modules() for p in module.parameters() if p.requires_grad]
         plain = [p for p in parameters if p.numel() and type(p) is self.torch.nn.Parameter]
         divided = any(hasattr(p, "ds_id") or getattr(p, "tensor_model_parallel", False) for p in parameters)
         if divided or len(plain) < len(parameters) or not plain:
@@ -428,6 +442,11 @@ class Probe:
             self.append(json.dumps({"problem": problem}))
 
 
+def trains(module: Any) -> bool:
+    """Whether a module has a trainable parameter."""
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
 def is_divided(parameter: Any, data_parallel: bool) -> bool:
     """Whether a parameter is a part of a layer: by Megatron's mark, or a DTensor that more than FSDP2 divides."""
     divisions = sum(placement.is_shard() for placement in getattr(parameter, "placements", ()))
@@ -477,6 +496,12 @@ class Finder:
         }
         self._probe = probe
 
+    def install(self) -> None:
+        """Observe later imports, and the modules that are imported already, by a file ending with .pth."""
+        sys.meta_path.insert(0, self)
+        for name in self._imported.keys() & sys.modules.keys():
+            Guard(self._probe, self._imported.pop(name))(sys.modules[name])
+
     def _observe_compiler(self, module: Any) -> None:
         module.callback_handler.register_start_callback(Guard(self._probe, self._probe.begin_compilation))
         module.callback_handler.register_end_callback(Guard(self._probe, self._probe.end_compilation))
@@ -511,15 +536,15 @@ def start() -> None:
     folder = os.environ.get(VARIABLE)
     here = str(Path(__file__).parent)
     sys.path[:] = [entry for entry in sys.path if entry != here]
+    if os.environ.get(LINKED):
+        protect_links()
+    if folder:
+        Finder(Probe(folder)).install()  # before the script's `sitecustomize`, which may import torch
     mine = sys.modules.pop("sitecustomize", None)
     if importlib.util.find_spec("sitecustomize") is not None:
         importlib.import_module("sitecustomize")
     elif mine is not None:
         sys.modules["sitecustomize"] = mine
-    if os.environ.get(LINKED):
-        protect_links()
-    if folder:
-        sys.meta_path.insert(0, Finder(Probe(folder)))
 
 
 if __name__ == "sitecustomize":

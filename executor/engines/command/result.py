@@ -54,6 +54,7 @@ def facts_of(watch: ScriptWatch, rank: int, table: FailureTable) -> Facts:
         "problem": ended.problem if ended is not None else "",
         "line": row.line_in(failure.line) or row.line_in(failure.text) or failure.line,
         "text": failure.text,
+        "compiler": watch.tree.compiler,
         "last_line": watch.output.tail.replace("\r", "\n").strip().rpartition("\n")[2],
         "cause": row.name,
         "killed_for_memory": watch.killed_for_memory,
@@ -88,7 +89,10 @@ def result_of(trial: Trial, end: str, rows: Sequence[Facts], words: Sequence[str
     if end == "silent":
         seconds = trial.phase_seconds.get("build", 0.0)
         printed = max(rows, key=lambda row: len(row["last_line"]))
-        message = f"the script runs but has reported no steps within {seconds:.0f} s; {_remedy(trial, printed)}"
+        compiler = next((row["compiler"] for row in rows if row["compiler"]), "")
+        compiles = f"it still compiles extensions ({compiler}): give it time with --report-seconds and --trial-timeout"
+        remedy = compiles if compiler else _remedy(trial, printed)
+        message = f"the script runs but has reported no steps within {seconds:.0f} s; {remedy}"
         return _without_timing(trial, Outcome.FAILED, message, printed["text"])
     timed = max(rows, key=lambda row: (State(row["state"]) is State.ENOUGH, len(row["seconds"]), -row["rank"]))
     if len(timed["seconds"]) < FEWEST_TIMED:

@@ -17,6 +17,8 @@ STRETCH = 10.0
 """Multiple of the trial's seconds for which steps are watched at most, until slow ones are explained."""
 FEWEST_STEPS = 20
 """Steps before which nothing is concluded: all of fewer may be of a slow start (torch.compile tries eight shapes)."""
+FEWEST_IRREGULAR = 4
+"""Slow steps of the later half from which they are a part of ordinary steps, if there were not more in the earlier half."""
 FEWEST_TIMED = 2
 """Minimum number of steps for an interval."""
 
@@ -51,9 +53,11 @@ def slow_steps(seconds: Sequence[float]) -> SlowSteps:
     1. An ordinary step is the median of the later half of all steps, or of the last ones if they are faster: most steps so
        far may be of a slow start.
     2. Slow steps at equal distances are regular: an evaluation or a checkpoint every so many steps. Three show it, or two if
-       they are far from each other and the first is as far from the start.
+       they are far from each other and the first is as far from the start. They must be more than the irregular ones before
+       them, which count once where they follow each other: of many irregular ones, three are equally far apart by chance.
     3. Slow steps belong to the start (compilation for each new shape, cold caches, trials of kernels) once twice as many
        ordinary steps followed as there were between any two of them, and at least twice the window of warm-up.
+    4. Irregular slow steps that do not become rarer belong to no start: other programs use the processor. They are timed.
     """
     count = len(seconds)
     if count < WINDOW:
@@ -67,12 +71,16 @@ def slow_steps(seconds: Sequence[float]) -> SlowSteps:
     tolerance = period // 10
     equal = list(itertools.takewhile(lambda gap: gap > 1 and abs(gap - period) <= tolerance, reversed(gaps)))
     regular = slow[-len(equal) - 1 :]
-    if len(equal) >= 2 and len(regular) >= (2 if period >= 2 * WINDOW else 3) and since <= period + tolerance + 1:
+    fewest = max(2 if period >= 2 * WINDOW else 3, 1 + sum(gap > 1 for gap in gaps[: len(slow) - len(regular)]))
+    if len(equal) >= 2 and len(regular) >= fewest and since <= period + tolerance + 1:
         start = slow[-len(regular) - 1] + 1 if len(regular) < len(slow) else 0
         ordinary = statistics.fmean(seconds[index] for index in range(regular[0], count) if index not in regular)
         return SlowSteps(start=start, regular=tuple(regular), ordinary=ordinary)
     if since >= max(2 * WINDOW, 2 * max(gaps)):
         return SlowSteps(start=slow[-1] + 1)
+    later = sum(index >= count // 2 for index in slow)
+    if later >= max(FEWEST_IRREGULAR, len(slow) - later):
+        return SlowSteps()
     return SlowSteps(explained=False)
 
 

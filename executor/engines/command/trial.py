@@ -38,7 +38,15 @@ from executor.measurement.memory import SLACK_BYTES
 from executor.measurement.trial_report import Trial, gather_numbers, gather_plain
 from executor.process_tree import remove_shared_memory
 from search_spaces.models.command import CommandModel
-from search_spaces.placeholders import TEMPLATE, TRIAL_FOLDER, environment_of, names_in, template_of, words_of
+from search_spaces.placeholders import (
+    TEMPLATE,
+    TRIAL_FOLDER,
+    accelerate_accumulation,
+    environment_of,
+    names_in,
+    template_of,
+    words_of,
+)
 from search_spaces.trial import TrialRequest, TrialResult
 
 
@@ -66,7 +74,7 @@ def make_launch(
     words = words_of(command, config, work, request.world_size, paths)
     if TRIAL_FOLDER in names_in(command):
         placement.folder.mkdir(parents=True, exist_ok=True)
-    accumulation = config.gradient_accumulation_steps(work.global_batch_size, request.world_size)
+    accumulation = accelerate_accumulation(command, config, work.global_batch_size, request.world_size)
     variables = {
         **launcher_environment(command, placement, config, accumulation, files, on_cpu),
         **_extensions_variable(command, files),

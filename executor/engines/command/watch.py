@@ -232,6 +232,8 @@ class ProcessTree:
         self.cpu_seconds = 0.0
         """CPU time of all processes that were alive at the last look, since each one started."""
         self.processes: tuple[int, ...] = ()
+        self.compiler = ""
+        """Name of a compiler among them at the last look; empty: none runs."""
 
     @property
     def peak_bytes(self) -> int:
@@ -244,6 +246,7 @@ class ProcessTree:
         """Sample the current processes."""
         parents, ticks, names = _table()
         self.processes = tuple(below(self._supervisor, parents))
+        self.compiler = next((names[pid] for pid in self.processes if names[pid] in COMPILERS), "")
         self.cpu_seconds = sum(ticks[process] for process in self.processes) / os.sysconf("SC_CLK_TCK")
         self.record_own_peak(_bytes_in(self._script, "status", "VmHWM"))
         other_processes = [pid for pid in self.processes if pid != self._script and names[pid] not in COMPILERS]

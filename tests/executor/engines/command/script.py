@@ -99,6 +99,13 @@ def silent(*_: str) -> None:
         time.sleep(0.01)
 
 
+def compiling(*_: str) -> None:
+    """Starts a process with the name of a compiler."""
+    named = "import ctypes, time; ctypes.CDLL(None).prctl(15, b'cc1plus', 0, 0, 0); time.sleep(600)"  # 15: PR_SET_NAME
+    with subprocess.Popen([sys.executable, "-c", named]):
+        silent()
+
+
 def mute(*_: str) -> None:
     """Works, and neither prints nor reports."""
     while True:

@@ -31,6 +31,7 @@ def test_what_a_script_has_started_counts_but_for_compilers(tmp_path: Path, name
             tree.look()
             assert len(tree.processes) == 2
             assert (tree.peak_bytes > HELD) == counts
+            assert tree.compiler == ("" if counts else name)
         finally:
             for one in (*tree.processes, process.pid):
                 subprocess.run(["kill", "-9", str(one)], check=False)

@@ -160,6 +160,45 @@ def test_the_probe_hides_nothing(tmp_path: Path) -> None:
     assert python(tmp_path / "probe", "-c", words) == " []\n"
 
 
+@pytest.mark.parametrize("importer", ["sitecustomize", "pth"])
+def test_a_script_is_seen_whose_torch_is_imported_before_it_starts(tmp_path: Path, importer: str) -> None:
+    folder, script = tmp_path / "probe", tmp_path / "train.py"
+    script.write_text(TRAINED_ALONE)
+    if importer == "sitecustomize":
+        (tmp_path / "hidden").mkdir()
+        (tmp_path / "hidden" / "sitecustomize.py").write_text("import torch")
+        python(folder, str(script), str(tmp_path / "model"), hidden=tmp_path / "hidden")
+    else:
+        folder.mkdir()
+        late = f"import os, sys, runpy, torch; os.environ[{probe.VARIABLE!r}] = {str(folder)!r}"
+        late += f"; sys.path.insert(0, {str(Path(probe.__file__).parent)!r}); import probe; probe.start()"
+        python(None, "-c", f"{late}; runpy.run_path({str(script)!r})", str(tmp_path / "model"))
+    assert len(ObservedWork(folder, 8).read()) == 16
+
+
+TWO_MODELS = """
+import gc, weakref, torch
+from torch import nn
+def train(steps, rows):
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    for _ in range(steps):
+        model(torch.randn(rows, 8)).square().mean().backward()
+        optimizer.step()
+    return weakref.ref(model)
+first = train(3, 4)
+gc.collect()
+print(first() is None)
+train(4, 16)
+"""
+
+
+def test_a_model_that_is_built_after_another_was_trained_is_counted_and_the_first_one_is_not_kept(tmp_path: Path) -> None:
+    assert python(tmp_path / "probe", "-c", TWO_MODELS) == "True\n"
+    samples = [step.samples for step in ObservedWork(tmp_path / "probe", None).read()]
+    assert samples == [None, 4, 4, None, 16, 16, 16]
+
+
 def test_an_error_of_the_probe_stops_it_and_not_the_script(tmp_path: Path) -> None:
     observer = probe.Probe(str(tmp_path))
     guard = probe.Guard(observer, lambda: 1 // 0)

@@ -62,6 +62,20 @@ def test_slow_steps_are_explained_by_their_positions(
     assert (slow.start, slow.regular, slow.explained) == (start, regular, explained)
 
 
+@pytest.mark.parametrize("share", [0.03, 0.1, 0.3])
+def test_steps_that_another_program_interrupts_are_neither_regular_nor_a_start_for_ever(share: float) -> None:
+    explained, regular = 0, 0
+    for seed in range(100):
+        rng = random.Random(seed)
+        seconds = [rng.uniform(0.95, 1.05) + rng.uniform(1, 5) * (rng.random() < share) for _ in range(200)]
+        ends = (slow_steps(seconds[:count]) for count in range(20, len(seconds)))
+        slow = next((slow for slow in ends if slow.explained), None)
+        explained += slow is not None
+        regular += slow is not None and bool(slow.regular)
+    assert explained >= 98
+    assert regular <= 15  # by chance
+
+
 @pytest.mark.parametrize("slow_start", [3, 7, 12, 18])
 def test_a_slow_start_is_not_timed_however_long(slow_start: int) -> None:
     steps = steps_of(noisy([1.0] * slow_start + [0.01] * 300), budget=4.0)

@@ -1,0 +1,273 @@
+"""Training programs of others, swept unchanged: the sweep's rates beside those of an observer, and the best run by hand.
+
+    python -m benchmarks.frameworks.real_scripts LIST.toml --results FILE.jsonl [--only NAME ...] [--python PROGRAM]
+    python -m benchmarks.frameworks.real_scripts LIST.toml --results FILE.jsonl --table
+
+Each `[[program]]` of the list (`benchmarks/data/real-scripts.toml`) has:
+    name, commit: for the table.
+    folder: where it runs, relative to `--programs`. The programs themselves are not part of this repository.
+    options, command: those of `autotune sweep`. `PYTHON` in the command is the Python of `--python`.
+    samples: samples of a step over all ranks, by reading the program: a number, or an expression of its knobs.
+    ranks (2), environment, clean, note: may be left out. `clean`: files that the program would resume from.
+    shims: names of Python codes in the table `[shims]`, run at the start of each rank, so that a program for GPUs runs on CPUs.
+    data: the name of a bash script in the table `[data]`, run in the folder before the sweep, which makes synthetic data.
+
+For each program, in this order:
+
+1. A sweep. `step_observer.py` writes the time of each step of each trial. The steps that a trial timed are searched among
+   them, which gives the program's true rate in the same seconds.
+2. Baseline, best, baseline, best by hand: the words and variables of the trials, without autotune and its probe. If the
+   answer is the baseline, its fastest rival takes the place of the best.
+3. The losses of a probed trial of the baseline are compared with those of the runs by hand, to the bit.
+"""
+
+import argparse
+import contextlib
+import json
+import math
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from benchmarks.common.wheel_project import ROOT
+from benchmarks.common.written_page import table
+from executor.engines.command.launchers import accelerate_variables
+from search_spaces.models.command import CommandModel, variant_values
+from search_spaces.placeholders import accelerate_accumulation, environment_of
+from search_spaces.plain import from_plain
+from search_spaces.trial_config import TrialConfig
+
+SWEEP_SECONDS, START_SECONDS, HAND_SECONDS = 1200.0, 150.0, 8.0
+FIRST_STEPS = 5
+"""First steps that are left out of the rate of a run by hand."""
+
+Steps = Sequence[Mapping[str, Any]]
+"""Lines of the observer."""
+
+
+class Program:
+    """One entry of the list, in its folder."""
+
+    def __init__(self, entry: Mapping[str, Any], codes: Mapping[str, Mapping[str, str]], programs: Path, python: str) -> None:
+        self.entry, self.folder, self.ranks = entry, programs / entry["folder"], entry.get("ranks", 2)
+        self.words = [python if word == "PYTHON" else word for word in shlex.split(entry["command"])]
+        self.scratch = Path(tempfile.mkdtemp(prefix="real-scripts-"))
+        code = self.scratch / "code"
+        code.mkdir()
+        shutil.copyfile(Path(__file__).with_name("step_observer.py"), code / "sitecustomize.py")
+        if "data" in entry:
+            subprocess.run(["bash", "-ec", codes["data"][entry["data"]].replace("PYTHON", python)], cwd=self.folder, check=True)
+        variables = {
+            "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
+            "TOKENIZERS_PARALLELISM": "false", "SHIM": "\n".join(codes["shims"][name] for name in entry.get("shims", ())),
+            **entry.get("environment", {}),
+        }  # fmt: skip
+        self.passed = [word for name in (*variables, "STEP_OBSERVER") for word in ("--pass-environment", name)]
+        self.environment = {
+            **os.environ, **variables, "PYTHONPATH": os.pathsep.join(map(str, (code, ROOT))),
+            "AUTOTUNE_DB": str(self.scratch / "sweep.db"), "COLUMNS": "200",
+        }  # fmt: skip
+
+    def autotune(self, *words: str) -> str:
+        """Output of an autotune command whose trials are observed."""
+        observed = {**self.environment, "STEP_OBSERVER": str(self.scratch / "sweep")}
+        return subprocess.run(
+            [sys.executable, "-c", "import autotune.cli; autotune.cli.main()", *words], cwd=self.folder, text=True,
+            env=observed, timeout=SWEEP_SECONDS, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        ).stdout  # fmt: skip
+
+    def samples(self, trial: Mapping[str, Any]) -> float:
+        """Samples of a step of a trial over all ranks, by reading the program."""
+        config = trial["config"]
+        return float(eval(str(self.entry["samples"]), {}, {**config, **variant_values(config.get("script", ""))}))
+
+    def measure(self) -> dict[str, Any]:
+        """Sweep, run by hand, compare."""
+        (self.scratch / "sweep").mkdir()
+        options = ["--runner", "local", "--ranks", str(self.ranks), *self.passed, *shlex.split(self.entry["options"])]
+        printed = self.autotune("sweep", *options, "--out", str(self.scratch / "best.json"), "--", *self.words)
+        (self.scratch / "printed.txt").write_text(printed)
+        result: dict[str, Any] = {"program": self.entry["name"], "folder": str(self.scratch)}
+        job = re.search(r"\bjob (\d{8}-\d{6}-\w+)", printed)
+        trials = json.loads(self.autotune("show", job[1], "--json"))["trials"] if job else []
+        if not (self.scratch / "best.json").exists():
+            return {**result, "said": trials[0]["result"]["message"] if trials else printed[-400:]}
+        document = json.loads((self.scratch / "best.json").read_text())
+        command = from_plain(CommandModel, document["job"]["request"]["command"])
+        self.batch = document["job"]["request"]["global_batch_size"]
+        measured = [trial for trial in trials if trial["outcome"] == "OK"]
+        baseline = trials[0]
+        rivals = [trial for trial in measured if trial["config"] != baseline["config"]]
+        best = next((trial for trial in rivals if trial["config"] == document["best"]["config"]), None)
+        rival = best or max(rivals, key=rate_of, default=None)
+        changed = {k: v for k, v in (rival or baseline)["config"].items() if baseline["config"].get(k) != v}
+        matched = {trial["number"]: self.matching_steps(trial) for trial in measured}
+        true = {number: seconds and self.samples(trials[number]) / seconds for number, (seconds, _) in matched.items()}
+        own = [trial["number"] for trial in measured if trial["config"] == baseline["config"]]
+        by_hand: dict[str, list[Steps]] = {"baseline": [], "rival": []}
+        for turn in range(2):
+            by_hand["baseline"].append(self.by_hand(baseline, command, f"baseline-{turn}"))
+            by_hand["rival"] += [self.by_hand(rival, command, f"rival-{turn}")] if rival else []
+        losses = [[step["losses"] for step in steps] for steps in by_hand["baseline"]]
+        return {
+            **result,
+            "true": statistics.fmean(true[number] for number in own),
+            "sweep": statistics.fmean(rate_of(trials[number]) for number in own),
+            "largest_error": max(abs(rate_of(trial) / true[trial["number"]] - 1) for trial in measured),
+            "is_baseline": best is None,
+            "rival": changed,
+            "gain": document["decision"]["gain"],
+            "by_hand": {
+                name: [self.hand_rate(steps, trial) for steps in by_hand[name]]
+                for name, trial in (("baseline", baseline), ("rival", rival))
+                if trial
+            },
+            "losses_equal": equal_steps(matched[own[0]][1], losses[0]),
+            "losses_repeat": equal_steps(*losses),
+            "said": baseline["result"]["environment"]["observed_work"],
+            "messages": sorted({trial["result"]["message"] for trial in trials if trial["result"]} - {""}),
+        }  # fmt: skip
+
+    def matching_steps(self, trial: Mapping[str, Any]) -> tuple[float, list[Any]]:
+        """Mean seconds of the steps that a trial timed, as the observer saw them, and the losses of all steps of its rank 0.
+
+        The process and the first step are those whose times fit the trial's own ones best.
+        """
+        scale = self.batch / self.samples(trial)
+        seconds = [value / scale for value in trial["result"]["step_seconds"]]
+        least, mean, port = math.inf, math.nan, ""
+        for path in (self.scratch / "sweep").glob("steps-*.jsonl"):
+            between = [after["clock"] - before["clock"] for before, after in pairwise(steps_in(path))]
+            for start in range(len(between) - len(seconds) + 1):
+                window = between[start : start + len(seconds)]
+                error = statistics.median(abs(a / b - 1) for a, b in zip(seconds, window, strict=True))
+                if error < least:
+                    least, mean, port = error, statistics.fmean(window), path.name.split("-")[1]
+        return mean, [step["losses"] for step in steps_of_rank_0(self.scratch / "sweep", port)]
+
+    def by_hand(self, trial: Mapping[str, Any], command: CommandModel, name: str) -> Steps:
+        """Steps of rank 0 of the words of a trial, started as torchrun does, without autotune."""
+        for file in self.entry.get("clean", ()):
+            (self.folder / file).unlink(missing_ok=True)
+        observations = self.scratch / name
+        observations.mkdir()
+        config = from_plain(TrialConfig, trial["config"])
+        with socket.socket() as listener:
+            listener.bind(("", 0))
+            port = listener.getsockname()[1]
+        words = [w for w in shlex.split(trial["result"]["environment"]["command"]) if not w.startswith("--local_rank")]
+        launcher: dict[str, str] = {"DS_ACCELERATOR": "cpu"} if command.launcher == "deepspeed" else {}
+        if command.launcher == "accelerate":
+            steps = accelerate_accumulation(command, config, self.batch, self.ranks)
+            launcher = accelerate_variables("", config, steps, {}, on_cpu=True)
+        processes = []
+        for rank in range(self.ranks):
+            variables = {
+                "RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": self.ranks, "LOCAL_WORLD_SIZE": self.ranks, "GROUP_RANK": 0,
+                "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "none", "STEP_OBSERVER": observations,
+            }  # fmt: skip
+            environment = {**self.environment, **launcher, **environment_of(command, config)}
+            with (observations / f"output-{rank}").open("w") as output:
+                processes.append(subprocess.Popen(
+                    words, cwd=self.folder, env=environment | {key: str(value) for key, value in variables.items()},
+                    stdout=output, stderr=output, stdin=subprocess.DEVNULL, start_new_session=True,
+                ))  # fmt: skip
+        began, warm = time.monotonic(), math.inf
+        while time.monotonic() < min(began + START_SECONDS, warm + HAND_SECONDS) and all(p.poll() is None for p in processes):
+            if len(steps_of_rank_0(observations)) > FIRST_STEPS:
+                warm = min(warm, time.monotonic())
+            time.sleep(0.2)
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        return steps_of_rank_0(observations)
+
+    def hand_rate(self, steps: Steps, trial: Mapping[str, Any]) -> float:
+        """Samples/s of a run by hand, without its first steps; NaN: it had too few."""
+        timed = steps[FIRST_STEPS:]
+        seconds = timed[-1]["clock"] - timed[0]["clock"] if len(timed) > 1 else math.nan
+        return self.samples(trial) * (len(timed) - 1) / seconds
+
+
+def rate_of(trial: Mapping[str, Any]) -> float:
+    """Samples/s of a trial."""
+    return float(trial["result"]["samples_per_second"]["mean"])
+
+
+def steps_in(path: Path) -> Steps:
+    """The observed steps of a process, of the optimizer with the most parameters."""
+    steps = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
+    most = max((step["elements"] for step in steps), default=0)
+    return [step for step in steps if step["elements"] == most]
+
+
+def steps_of_rank_0(observations: Path, port: str = "*") -> Steps:
+    """The observed steps of rank 0 of the run with a port."""
+    return max((steps_in(path) for path in observations.glob(f"steps-{port}-0-*.jsonl")), key=len, default=[])
+
+
+def equal_steps(first: Sequence[Any], second: Sequence[Any]) -> str:
+    """`N of M`: the first N of the M steps that both have are equal to the bit."""
+    count = min(len(first), len(second))
+    return f"{next((index for index in range(count) if first[index] != second[index]), count)} of {count}"
+
+
+def row_of(entry: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
+    """A row of the table."""
+    name = entry["name"] + (f" ({entry['note']})" if "note" in entry else "")
+    first = [name, entry["commit"], str(entry.get("ranks", 2))]
+    said = "; ".join([result["said"], *result.get("messages", ())]).replace("|", "/")
+    if "true" not in result:
+        return [*first, *"-----", said]
+    gain, hand = result["gain"], result["by_hand"]
+    knobs = " ".join(str(value) if name == "script" else f"{name}={value}" for name, value in result["rival"].items())
+    answer = (
+        f"{knobs}: {gain['mean']:.3g}x [{gain['low']:.3g}, {gain['high']:.3g}]" if not result["is_baseline"] else "the baseline"
+    )
+    ratios = [b / a for a, b in zip(hand["baseline"], hand.get("rival", ()), strict=False)]
+    confirmed = ", ".join(f"{ratio:.3g}x" for ratio in ratios) + f" for {knobs}" * result["is_baseline"]
+    return [*first, f"{result['true']:.4g}", f"{result['sweep']:.4g}", answer, confirmed, result["losses_equal"], said]
+
+
+def main() -> None:
+    """Measure the programs of a list, or print the table of what was measured."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("list", type=Path)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--programs", type=Path, default=Path())
+    parser.add_argument("--only", nargs="+")
+    parser.add_argument("--python", default=sys.executable)
+    parser.add_argument("--table", action="store_true")
+    options = parser.parse_args()
+    programs = tomllib.loads(options.list.read_text())
+    if options.table:
+        results = {result["program"]: result for result in map(json.loads, options.results.read_text().splitlines())}
+        headings = ["program", "commit", "ranks", "true", "sweep", "best", "by hand", "losses equal", "said"]
+        rows = (row_of(entry, results[entry["name"]]) for entry in programs["program"] if entry["name"] in results)
+        print("\n".join(table(headings, rows)))
+        return
+    for entry in programs["program"]:
+        if options.only and entry["name"] not in options.only:
+            continue
+        result = Program(entry, programs, options.programs.resolve(), options.python).measure()
+        print(json.dumps(result, indent=1), flush=True)
+        with options.results.open("a") as file:
+            file.write(json.dumps(result) + "\n")
+
+
+if __name__ == "__main__":
+    main()

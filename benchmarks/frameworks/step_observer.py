@@ -1,0 +1,42 @@
+"""Writes the time and the losses of each optimizer step of a training program, apart from autotune's own probe.
+
+`benchmarks.frameworks.real_scripts` copies it as `sitecustomize.py` into a folder on PYTHONPATH. In each process that has a
+RANK it imports torch, seeds it, and appends a line of JSON for each step to `steps-PORT-RANK-PID.jsonl` in the folder that
+`STEP_OBSERVER` names. Then it runs the shim that the variable `SHIM` contains, with which a program runs on CPUs.
+"""
+
+import json
+import os
+import random
+import sys
+import time
+from pathlib import Path
+
+if "RANK" in os.environ and "STEP_OBSERVER" in os.environ:
+    import torch
+
+    rank, losses = int(os.environ["RANK"]), []
+    random.seed(rank + 1)
+    torch.manual_seed(rank + 1)
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed(rank + 1)
+    name = f"steps-{os.environ['MASTER_PORT']}-{rank}-{os.getpid()}.jsonl"
+    lines = Path(os.environ["STEP_OBSERVER"], name).open("a", buffering=1)  # noqa: SIM115
+    backward = torch.Tensor.backward
+
+    def observed_backward(loss, *arguments, **keywords):
+        """Keep the bits of the loss."""
+        if loss.numel() == 1 and not loss.is_meta:
+            losses.append(float(loss.detach()).hex())
+        return backward(loss, *arguments, **keywords)
+
+    def write_step(optimizer, *_):
+        """Write the time of a step and the losses since the last one."""
+        if losses:
+            elements = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
+            lines.write(json.dumps({"clock": time.perf_counter(), "losses": losses, "elements": elements}) + "\n")
+            losses.clear()
+
+    torch.Tensor.backward = observed_backward
+    sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(write_step)
+    exec(os.environ.get("SHIM", ""))
