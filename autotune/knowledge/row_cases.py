@@ -28,7 +28,15 @@ from autotune.prediction.cases.config_cases import shapes_of
 from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar, stacked
 from autotune.prediction.equations.hardware import FP8_GAIN
 from autotune.prediction.equations.kernels import product_efficiency
-from autotune.prediction.equations.software import MEASURED_RANKS, Megatron, Software, megatron_of, software_of, with_numbers
+from autotune.prediction.equations.software import (
+    MEASURED_RANKS,
+    UNFUSED,
+    Megatron,
+    Software,
+    megatron_of,
+    software_of,
+    with_numbers,
+)
 from search_spaces.clusters.cluster import PCIE_COPIES
 from search_spaces.errors import ModelFormatError
 from search_spaces.optimizers import moment_bytes
@@ -140,8 +148,15 @@ def case_of(row: TableRow) -> Cases:
     else:
         adapter, frozen = _adapter(row)
         shapes = replace(shapes_of(model, row.seq_len or 1), adapter=scalar(adapter), frozen_bytes=scalar(frozen))
-    if row.arguments and (row.precision or "") == "fp16":  # accumulate_allreduce_grads_in_fp32 is the default of bf16 only
-        software = replace(software, gradient_bytes=scalar(2.0))
+    megatron = Megatron()
+    if row.arguments:
+        megatron = _megatron(row, hardware.family)
+        unfused = megatron.attention_backend >= UNFUSED
+        software = replace(
+            software, scores=np.where(unfused, 5.0, 0.0), dropout=np.where(megatron.hidden_dropout > 0, 1.0, 0.0),
+            # accumulate_allreduce_grads_in_fp32 is the default of bf16 only.
+            gradient_bytes=scalar(2.0 if row.precision == "fp16" else 4.0),
+        )  # fmt: skip
     kind = row.mem_kind or ""
     measured = "first" if "rank 0" in kind else "last" if "rank world_size-1" in kind else "fullest"
     return Cases(
@@ -149,7 +164,7 @@ def case_of(row: TableRow) -> Cases:
         hardware=_hardware(row, hardware),
         layouts=_layouts(row, software),
         software=replace(software, measured_rank=scalar(MEASURED_RANKS.index(measured))),
-        megatron=_megatron(row, hardware.family) if row.arguments else Megatron(),
+        megatron=megatron,
     )
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.equations.cases import Array, Cases
+from autotune.prediction.equations.cases import Array, Cases, Flags
 from autotune.prediction.equations.software import (
     ALL_GATHER,
     BLOCK,
@@ -133,13 +133,14 @@ def _states(cases: Cases, rank: _Rank) -> dict[str, Array]:
     states = states + tables / ranks * (master + layouts.other_moment_bytes)
     whole, local = matrices + tables + expert, (matrices + tables) / ranks + expert / expert_ranks
     width = np.minimum(cases.software.gradient_bytes, layouts.accumulation_bytes)
-    held = np.where(layouts.zero_stage >= 3, local, whole)
+    held, reduced = (np.where(layouts.zero_stage >= stage, local, whole) for stage in (3, 2))
+    copies = np.where(_in_fp8(cases) & (megatron.fp8_param_gather == 0), 2.0, 0.0)
     return {
         # In fp8 each matrix of a layer has a copy for forward and one for backward, beside or in place of its 16 bits.
-        "parameters": held * layouts.parameter_bytes
-        + np.where((megatron.fp8_recipe > 0) & (megatron.fp8_param_gather == 0), 2.0, 0.0) * (held - tables),
-        "gradients": held * width,
+        "parameters": held * layouts.parameter_bytes + copies * (held - tables),
+        "gradients": reduced * width,
         "optimizer_state": states * (1 - layouts.offload_optimizer),
+        "host": states * layouts.offload_optimizer,
         "step": np.where(width < 4, 4.0 * local, 0.0),
     }
 
@@ -192,7 +193,11 @@ def _kept(cases: Cases, rank: _Rank) -> Array:
     )
     units, whole = recomputed / np.where(block, 1.0, unit), 1 - recomputed / np.maximum(layers, 1.0)
     # All layers but the last one are offloaded.
-    whole = np.where(full, whole, np.where(megatron.activation_offload > 0, 1 / np.maximum(layers, 1.0), 1.0))
+    whole = np.where(
+        full,
+        whole,
+        np.where((megatron.activation_offload > 0) | (layouts.offload_activations > 0), 1 / np.maximum(layers, 1.0), 1.0),
+    )
     kept = whole * (rank.kept_dense * dense_layer + rank.kept_experts * expert_layer) + np.where(
         full, units * width * h / sp, 0.0
     )
@@ -215,7 +220,12 @@ def _recomputes(cases: Cases, module: str) -> Array:
 
 def _input_bytes(cases: Cases) -> Array:
     """Bytes per element kept of the inputs of products: with fp8 the transposed copy that the weight's gradient is made of."""
-    return np.where(cases.megatron.fp8_recipe > 0, 1.0, cases.layouts.parameter_bytes)
+    return np.where(_in_fp8(cases), 1.0, cases.layouts.parameter_bytes)
+
+
+def _in_fp8(cases: Cases) -> Flags:
+    computes: Flags = (cases.megatron.fp8_recipe > 0) | (cases.layouts.rounding_bytes > 0)
+    return computes
 
 
 def _attention_kept(cases: Cases) -> Array:

@@ -180,7 +180,7 @@ def rank_memory(
     """Bytes of the rank at `pipeline_rank` of the pipeline with `layers` layers; `first`, `last`: 1 if it has the tables."""
     if cases.module is not None:
         return _module_memory(cases, rates, pipeline_rank)
-    states_arguments = cases.megatron.states > 0
+    states_arguments = (cases.megatron.states > 0) & (cases.shapes.frozen_bytes == 0)
     if np.any(states_arguments):
         exact = _megatron_memory(cases, rates, layers, pipeline_rank, first, last)
         if np.all(states_arguments):
@@ -446,11 +446,12 @@ def _megatron_memory(
 ) -> Memory:
     """Of a rank of Megatron-LM whose arguments are stated: nothing is fitted but the context and what the allocator adds."""
     tags = allocated_bytes(cases, layers, in_flight(cases, pipeline_rank), first, last)
+    host = tags.pop("host")
     allocated = reduce(np.add, tags.values())
     tags["reserved"] = (np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2) - 1) * allocated
     tags["context"] = rates.context_bytes + 0 * allocated
-    used, host = allocated + rates.context_bytes, 0 * allocated
-    return Memory(by_tag={tag: tags[tag] for tag in TAGS}, used=used, host=host, stage=pipeline_rank + 0 * allocated)
+    stage = pipeline_rank + 0 * allocated
+    return Memory(by_tag={tag: tags[tag] for tag in TAGS}, used=allocated + rates.context_bytes, host=host, stage=stage)
 
 
 def _where(chosen: Flags, first: Memory, second: Memory) -> Memory:
