@@ -148,29 +148,19 @@ def options_of(dialect: Dialect) -> tuple[Option, ...]:
     return tuple(Option(dialect.key(row.name), row.knob, changes=row.changes) for row in ARGUMENTS)
 
 
-KEPT: Mapping[str, tuple[str, str]] = {
-    name: (option, f"model.{setting or name}")
-    for name, option, setting in (
-        ("transformer_impl", "--transformer-impl", ""), ("attention_backend", "--attention-backend", ""),
-        ("deterministic", "--deterministic-mode", "deterministic_mode"), ("attention_dropout", "--attention-dropout", ""),
-        ("hidden_dropout", "--hidden-dropout", ""), ("bias_linear", "--disable-bias-linear", "add_bias_linear"),
-        ("bias_gelu_fusion", "--no-bias-gelu-fusion", "bias_activation_fusion"), ("qk_layernorm", "--qk-layernorm", ""),
-        ("persist_layer_norm", "--no-persist-layer-norm", ""), ("wgrad_deferral_limit", "--wgrad-deferral-limit", ""),
-        ("gradient_accumulation_fusion", "--no-gradient-accumulation-fusion", ""),
-        ("defer_embedding_wgrad", "--defer-embedding-wgrad-compute", "defer_embedding_wgrad_compute"),
-        ("dispatcher", "--moe-token-dispatcher-type", "moe_token_dispatcher_type"),
-        ("grouped_gemm", "--moe-grouped-gemm", "moe_grouped_gemm"), ("fp8_param_gather", "--fp8-param-gather", "fp8_param"),
-        ("permute_fusion", "--moe-permute-fusion", "moe_permute_fusion"), ("fp8_recipe", "--fp8-recipe", ""),
-        ("cross_entropy_fusion", "--cross-entropy-fusion-impl", "cross_entropy_fusion_impl"),
-        ("recompute_modules", "--recompute-modules", ""), ("recompute_method", "--recompute-method", ""),
-        ("recompute_num_layers", "--recompute-num-layers", ""),
-        ("activation_offload", "--fine-grained-activation-offloading", "fine_grained_activation_offloading"),
-    )
-} | {
-    "dist_optimizer_instances": ("--num-distributed-optimizer-instances", "ddp.num_distributed_optimizer_instances"),
-    "cublas_workspace": (f"{ENVIRONMENT}CUBLAS_WORKSPACE_CONFIG", "env_vars.CUBLAS_WORKSPACE_CONFIG"),
+KEPT: Mapping[str, str] = {
+    **{name: name for name in (
+        "transformer_impl", "attention_backend", "attention_dropout", "hidden_dropout", "qk_layernorm", "persist_layer_norm",
+        "gradient_accumulation_fusion", "wgrad_deferral_limit", "recompute_modules", "recompute_method", "fp8_recipe",
+        "recompute_num_layers", "bias_gelu_fusion", "fp8_param_gather",
+    )},
+    "deterministic": "deterministic_mode", "bias_linear": "add_bias_linear", "permute_fusion": "moe_permute_fusion",
+    "defer_embedding_wgrad": "defer_embedding_wgrad_compute", "dispatcher": "moe_token_dispatcher_type",
+    "grouped_gemm": "moe_grouped_gemm", "cross_entropy_fusion": "cross_entropy_fusion_impl",
+    "activation_offload": "fine_grained_activation_offloading",
+    "dist_optimizer_instances": "num_distributed_optimizer_instances",
 }  # fmt: skip
-"""Field of `Megatron` -> the settings that state it; options that begin with --no- or --disable- turn it off."""
+"""Field of `Megatron` -> the setting that states it; Megatron-LM turns some of them off, by --no- or --disable-."""
 
 
 def memory_arguments(settings: Mapping[str, Any], dialect: Dialect) -> dict[str, str]:
@@ -180,14 +170,14 @@ def memory_arguments(settings: Mapping[str, Any], dialect: Dialect) -> dict[str,
     if bridge:  # as most of its recipes have it
         words |= {"attention_dropout": "0", "hidden_dropout": "0", "bias_linear": "false", "cross_entropy_fusion": "te",
                   "dispatcher": "alltoall", "grouped_gemm": "true", "permute_fusion": "true"}  # fmt: skip
-    for name, keys in KEPT.items():
-        key = keys[bridge]
-        if (value := settings.get(key)) is None:
-            continue
-        off = key.startswith(("--no-", "--disable-"))
-        words[name] = (
-            str(not switch_of(value)) if off else " ".join(names_in(value)) if name == "recompute_modules" else str(value)
-        )
+    for name, setting in KEPT.items():
+        option = name.replace("_", "-")
+        value = settings.get(dialect.key(setting))
+        if value is not None:
+            words[name] = " ".join(names_in(value)) if name == "recompute_modules" else str(value)
+        elif switch_of(settings.get(f"--no-{option}")) or switch_of(settings.get(f"--disable-{option}")):
+            words[name] = "false"
+    words["cublas_workspace"] = str(settings.get(f"{ENVIRONMENT}CUBLAS_WORKSPACE_CONFIG", ""))
     fused = switch_of(settings.get("model.cross_entropy_loss_fusion" if bridge else "--cross-entropy-loss-fusion", bridge))
     words["cross_entropy_fusion"] = words.get("cross_entropy_fusion", "native") if fused else "none"
     return words

@@ -174,22 +174,18 @@ def _described_shapes(row: TableRow, shapes: Shapes) -> Shapes:
     def number(name: str) -> float:
         return float(row.arguments.get(name) or 0)
 
-    heads, head, states = row.heads or 1, number("kv_channels"), row.arguments
-    latent = states.get("mla") == "True"
-    rotated, value = number("qk_pos_dim"), number("v_head_dim")
-    head = number("qk_head_dim") + rotated if latent else head or (row.hidden or 1) / heads
-    return replace(
-        shapes,
-        query=scalar(heads * head),
-        key_value=scalar((row.kv_heads or heads) * head),
-        matrices=scalar(3.0 if states.get("swiglu") == "True" else 2.0),
-        tied=scalar(float(states.get("tied_embeddings") != "False")),
-        rms_norm=scalar(float(states.get("normalization") == "RMSNorm")),
-        positions=scalar(number("max_positions") if states.get("position") == "learned" else 0.0),
-        modules=scalar(number("mtp_layers")),
-        **({"query_rank": scalar(number("q_lora_rank")), "key_value_rank": scalar(number("kv_lora_rank")),
-            "rotated": scalar(rotated), "value": scalar(heads * value)} if latent else {}),
-    )  # fmt: skip
+    heads, states, latent = row.heads or 1, row.arguments, row.arguments.get("mla") == "True"
+    head = number("qk_head_dim") + number("qk_pos_dim") if latent else number("kv_channels") or (row.hidden or 1) / heads
+    sizes = {
+        "query": heads * head, "key_value": (row.kv_heads or heads) * head, "modules": number("mtp_layers"),
+        "matrices": 3.0 if states.get("swiglu") == "True" else 2.0, "tied": float(states.get("tied_embeddings") != "False"),
+        "rms_norm": float(states.get("normalization") == "RMSNorm"),
+        "positions": number("max_positions") if states.get("position") == "learned" else 0.0,
+    }  # fmt: skip
+    if latent:
+        sizes |= {"query_rank": number("q_lora_rank"), "key_value_rank": number("kv_lora_rank")}
+        sizes |= {"rotated": number("qk_pos_dim"), "value": heads * number("v_head_dim")}
+    return replace(shapes, **{name: scalar(size) for name, size in sizes.items()})
 
 
 def _megatron(row: TableRow, family: str) -> Megatron:

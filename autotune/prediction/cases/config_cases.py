@@ -161,7 +161,7 @@ def memory_arguments(model: ModelSpec, cluster: ClusterSpec, attention: str, arg
         return Megatron()
     written = {
         "attention_dropout": "0", "hidden_dropout": "0", "attention_backend": ENGINE_ATTENTION.get(attention, ""),
-        "bias_linear": str(model.mlp_bias or model.attention_output_bias), "kv_channels": str(model.head_dim),
+        "bias_linear": str(model.mlp_bias or model.attention_output_bias),
         "qk_layernorm": str(model.head_norm is not HeadNorm.NONE),
     }  # fmt: skip
     return megatron_of({**written, **arguments}, cluster.device.name)

@@ -141,8 +141,6 @@ class Megatron:
     attention_dropout: Array = _number(0.1)
     hidden_dropout: Array = _number(0.1)
     bias_linear: Array = _flag(True)
-    kv_channels: Array = _number()
-    """Width of a head; 0: of the queries divided by the heads."""
     qk_layernorm: Array = _flag()
     bias_gelu_fusion: Array = _flag(True)
     """Whether the activation of an MLP is one kernel."""
@@ -158,7 +156,6 @@ class Megatron:
     dispatcher: Array = _choice("allgather", "alltoall", "flex")
     grouped_gemm: Array = _flag()
     permute_fusion: Array = _flag()
-    moe_comm_overlap: Array = _flag()
     recompute_modules: Array = _number()
     """What selective recomputation recomputes; 0: `core_attn`."""
     recompute_method: Array = _choice("uniform", "block")
