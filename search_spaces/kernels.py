@@ -174,6 +174,8 @@ class AttentionKernel:
 
 MATH = "math"
 """Attention by separate operators of torch: scores and their softmax are kept."""
+ENGINE_ATTENTION = {"flash": "flash", "cudnn": "fused", "math": "unfused"}
+"""Attention kernel -> its name in Transformer Engine."""
 ATTENTION_KERNELS: Mapping[str, Mapping[str, AttentionKernel]] = {
     "cpu": {
         "flash": AttentionKernel(precisions=("fp32", "fp64", *HALF_PRECISIONS)),

@@ -108,7 +108,9 @@ class Counterfactual:
     """Predicts the winner's step under changes."""
 
     def __init__(self, evidence: ExplanationEvidence, question: Question) -> None:
-        self._cases = cases_of(question.model, question.cluster, question.workload, [evidence.config], question.engine)
+        self._cases = cases_of(
+            question.model, question.cluster, question.workload, [evidence.config], question.engine, question.arguments
+        )
         self._rates = question.rates
         self._predicted = self.seconds()
         self.measured = evidence.step_seconds

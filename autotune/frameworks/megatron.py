@@ -9,9 +9,10 @@ from typing import Any
 from autotune.errors import RequestError
 from autotune.frameworks.best_config import Stated
 from autotune.frameworks.framework import BATCH, Option
-from autotune.frameworks.imported import FlatTable, Imported, model_named
-from autotune.frameworks.shell import LAUNCHER
+from autotune.frameworks.imported import FlatTable, Imported, model_named, switch_of
+from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from search_spaces.errors import ModelFormatError
+from search_spaces.kernels import ENGINE_ATTENTION
 from search_spaces.models.model import Latent, ModelSpec, Norm, Position
 from search_spaces.trial_config import TrialConfig
 
@@ -118,8 +119,6 @@ MOST_LAYERS = 100_000
 """Layers of a model, and letters of a layout: a few characters could stand for more than fit into memory."""
 SHARDING = {0: "no_shard", 1: "optim", 2: "optim_grads", 3: "optim_grads_params"}
 """ZeRO stage -> Megatron-FSDP's sharding strategy."""
-ATTENTION = {"flash": "flash", "cudnn": "fused", "math": "unfused"}
-"""Attention kernel -> its name in Transformer Engine, which runs attention there."""
 DESCRIBING = (
     "num_layers", "hidden_size", "num_attention_heads", "ffn_hidden_size", "kv_channels", "num_query_groups",
     "group_query_attention", "swiglu", "gated_linear_unit", "normalization", "position_embedding_type", "vocab_size",
@@ -147,6 +146,41 @@ class Dialect:
 def options_of(dialect: Dialect) -> tuple[Option, ...]:
     """The table as one of the frameworks spells it."""
     return tuple(Option(dialect.key(row.name), row.knob, changes=row.changes) for row in ARGUMENTS)
+
+
+KEPT: Mapping[str, str] = {
+    **{name: name for name in (
+        "transformer_impl", "attention_backend", "attention_dropout", "hidden_dropout", "qk_layernorm", "persist_layer_norm",
+        "gradient_accumulation_fusion", "wgrad_deferral_limit", "recompute_modules", "recompute_method", "fp8_recipe",
+        "recompute_num_layers", "bias_gelu_fusion", "fp8_param_gather",
+    )},
+    "deterministic": "deterministic_mode", "bias_linear": "add_bias_linear", "permute_fusion": "moe_permute_fusion",
+    "defer_embedding_wgrad": "defer_embedding_wgrad_compute", "dispatcher": "moe_token_dispatcher_type",
+    "grouped_gemm": "moe_grouped_gemm", "cross_entropy_fusion": "cross_entropy_fusion_impl",
+    "activation_offload": "fine_grained_activation_offloading",
+    "dist_optimizer_instances": "num_distributed_optimizer_instances",
+}  # fmt: skip
+"""Field of `Megatron` -> the setting that states it; Megatron-LM turns some of them off, by --no- or --disable-."""
+
+
+def memory_arguments(settings: Mapping[str, Any], dialect: Dialect) -> dict[str, str]:
+    """The words of `Megatron` that a file states, and defaults of its framework."""
+    bridge = dialect.format == BRIDGE
+    words = {"attention_dropout": "0.1", "hidden_dropout": "0.1", "wgrad_deferral_limit": "0", "bias_linear": "true"}
+    if bridge:  # as most of its recipes have it
+        words |= {"attention_dropout": "0", "hidden_dropout": "0", "bias_linear": "false", "cross_entropy_fusion": "te",
+                  "dispatcher": "alltoall", "grouped_gemm": "true", "permute_fusion": "true"}  # fmt: skip
+    for name, setting in KEPT.items():
+        option = name.replace("_", "-")
+        value = settings.get(dialect.key(setting))
+        if value is not None:
+            words[name] = " ".join(names_in(value)) if name == "recompute_modules" else str(value)
+        elif switch_of(settings.get(f"--no-{option}")) or switch_of(settings.get(f"--disable-{option}")):
+            words[name] = "false"
+    words["cublas_workspace"] = str(settings.get(f"{ENVIRONMENT}CUBLAS_WORKSPACE_CONFIG", ""))
+    fused = switch_of(settings.get("model.cross_entropy_loss_fusion" if bridge else "--cross-entropy-loss-fusion", bridge))
+    words["cross_entropy_fusion"] = words.get("cross_entropy_fusion", "native") if fused else "none"
+    return words
 
 
 def from_megatron(content: Mapping[str, Any], source: str, dialect: Dialect) -> Imported:
@@ -224,7 +258,7 @@ class _MegatronReading:
         self._recomputed(model, pipeline)
         if self.word("cp_comm_type") == "a2a" or table.keys.get("context_parallel_size") == "--ds-sequence-parallel-size":
             table.set("context_parallel_method", "ulysses", key("cp_comm_type"))
-        kernels = {**{word: kernel for kernel, word in ATTENTION.items()}, "auto": "best", "local": "math"}
+        kernels = {**{word: kernel for kernel, word in ENGINE_ATTENTION.items()}, "auto": "best", "local": "math"}
         if (kernel := kernels.get(self.word("attention_backend").rsplit(".", 1)[-1])) is not None:
             table.set("attention_backend", kernel, key("attention_backend"))
         if self.switch("use_tp_pp_dp_mapping"):

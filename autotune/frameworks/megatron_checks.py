@@ -20,6 +20,7 @@ from autotune.frameworks.megatron import (
     from_megatron,
     layer_pattern,
     layout_stages,
+    memory_arguments,
     names_in,
     options_of,
 )
@@ -465,7 +466,8 @@ def _framework(dialect: Dialect, title: str, checked: str) -> Framework:
         rules=frozenset({"world-divides", "tensor-divides", "batch-divides", "sequence-divides", "pipeline-layers"}),
         as_run=_as_run, undeclared_findings=_misspelled, experts_borrow=True, expert_tensor=_expert_tensor,
         spans_domains=_hybrid, variables=(QUEUES,) if dialect.format == LM else (),
-        # Its layers are Transformer Engine's, whose fused norms, rotations and gates keep as little as these kernels.
+        memory_arguments=lambda settings: memory_arguments(settings, dialect),
+        # Its layers are Transformer Engine's, whose fused norms, rotations and gates are as fast as these kernels.
         predicted={"fused_kernels": "liger"},
     )  # fmt: skip
 

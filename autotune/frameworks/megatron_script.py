@@ -15,9 +15,10 @@ from autotune.frameworks.export import (
 )
 from autotune.frameworks.framework import BATCH, knobs_of
 from autotune.frameworks.launch import environment, torchrun_words
-from autotune.frameworks.megatron import ATTENTION, LM, SHARDING, Dialect, options_of
+from autotune.frameworks.megatron import LM, SHARDING, Dialect, options_of
 from autotune.frameworks.peft import ADAPTER_KNOBS, megatron_bridge_notes
 from search_spaces.communication import INT8
+from search_spaces.kernels import ENGINE_ATTENTION
 from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.models.pipeline import split_layers
 from search_spaces.optimizers import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE, SGD_MOMENTUM
@@ -134,8 +135,8 @@ def _parallel(winner: Winner) -> list[str]:
         lines.append(f"--window-size {config.attention_window - 1},0")
     if config.rank_order == "tp-cp-pp-dp":
         lines.append("--use-tp-pp-dp-mapping")
-    if config.attention_backend in ATTENTION:
-        lines.append(f"--attention-backend {ATTENTION[config.attention_backend]}")
+    if config.attention_backend in ENGINE_ATTENTION:
+        lines.append(f"--attention-backend {ENGINE_ATTENTION[config.attention_backend]}")
     if config.pipeline_parallel_size > 1 and winner.shape is not None and config.pipeline_schedule in LOOPED:
         layout = pipeline_layout(winner.shape, config, winner.workload.sequence_length)
         lines.append(f"--pipeline-model-parallel-layout '{layout}'")
@@ -281,7 +282,7 @@ def _notes(winner: Winner) -> list[str]:
     elif config.pipeline_parallel_size > 1:
         stages = f"virtual_stages={config.virtual_stages}, pipeline_split={config.pipeline_split}"
         notes.append(f"{stages}: give --pipeline-model-parallel-layout your model's layers")
-    if config.attention_backend not in ("best", *ATTENTION):
+    if config.attention_backend not in ("best", *ENGINE_ATTENTION):
         notes.append(f"attention_backend={config.attention_backend}: Transformer Engine has no such kernel")
     if config.pipeline_parallel_size > 1 and config.pipeline_schedule not in LOOPED:
         notes.append(f"pipeline_schedule={config.pipeline_schedule}: Megatron-LM has 1f1b and its interleaved form alone")

@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, fields, replace
 from enum import StrEnum
 from typing import Any
 
+from autotune.prediction.equations.software import Megatron
+
 GIB = 2**30
 
 
@@ -189,6 +191,8 @@ class TableRow:
     """Rows of one group share model, cluster and software and are comparable by rank."""
     row_id: str = field(metadata={"column": TableColumn(learned=False)})
     """The table's name of the row; `line N` if missing. Need not be unique."""
+    arguments: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """The cells of the columns `ARGUMENTS`, if the table has them."""
     batch_problem: str | None = None
     """Why micro-batch, accumulation and data-parallel size contradict the batch: then its step time is not compared."""
 
@@ -222,6 +226,12 @@ COLUMNS: Mapping[str, TableColumn] = {
     item.name: item.metadata["column"] for item in fields(TableRow) if "column" in item.metadata
 }
 """The columns of a table, declared by the fields of a row."""
+ARGUMENTS = frozenset({item.name for item in fields(Megatron)} - {"states"}) | {
+    "account_embedding", "account_loss", "cublas_workspace", "etp", "first_stage_layers", "kv_channels", "kv_lora_rank",
+    "last_stage_layers", "max_positions", "mla", "mtp_layers", "normalization", "pipeline_layout", "position", "q_lora_rank",
+    "qk_head_dim", "qk_pos_dim", "swiglu", "tied_embeddings", "v_head_dim",
+}  # fmt: skip
+"""Columns that state Megatron-LM's arguments: with one of `transformer_impl`, all others are as stated or Megatron-LM's."""
 LEARNED_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.learned)
 """Columns that predictions read, or learn from; a measurement has no others."""
 TIME_COLUMNS = ("tokens_per_s_per_gpu", "samples_per_s", "step_time_s")

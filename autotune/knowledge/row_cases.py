@@ -13,15 +13,33 @@ from typing import Any
 
 import numpy as np
 
+from autotune.frameworks.megatron import layout_stages
 from autotune.knowledge.row import TableRow
-from autotune.knowledge.row_names import RowHardware, completed, expert_share, find_device, named_model, row_hardware
+from autotune.knowledge.row_names import (
+    RowHardware,
+    completed,
+    expert_share,
+    find_device,
+    layers_with_experts,
+    named_model,
+    row_hardware,
+)
 from autotune.prediction.cases.config_cases import shapes_of
 from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar, stacked
 from autotune.prediction.equations.hardware import FP8_GAIN
 from autotune.prediction.equations.kernels import product_efficiency
-from autotune.prediction.equations.software import Software, software_of, with_numbers
+from autotune.prediction.equations.software import (
+    MEASURED_RANKS,
+    UNFUSED,
+    Megatron,
+    Software,
+    megatron_of,
+    software_of,
+    with_numbers,
+)
 from search_spaces.clusters.cluster import PCIE_COPIES
 from search_spaces.errors import ModelFormatError
+from search_spaces.optimizers import moment_bytes
 
 _NEGATED = r"(?<!no )(?<!not )(?<!without )"
 
@@ -120,20 +138,90 @@ def adapts(row: TableRow) -> bool:
 def case_of(row: TableRow) -> Cases:
     """The case of a row that `refusal` does not refuse."""
     row = completed(row)
-    model, software = named_model(row), row_software(described(row))
+    model = None if row.arguments else named_model(row)
+    software = row_software(described(row))
     hardware = row_hardware(row.gpu_type or "", row.gpus_per_node, row.num_gpus or 1, row.intra_bw, row.inter_bw)
     assert hardware is not None  # checked by refusal()
     if model is None:
         shapes = _shapes(row, _family(row))
+        shapes = _described_shapes(row, shapes) if row.arguments else shapes
     else:
         adapter, frozen = _adapter(row)
         shapes = replace(shapes_of(model, row.seq_len or 1), adapter=scalar(adapter), frozen_bytes=scalar(frozen))
+    megatron = Megatron()
+    if row.arguments:
+        megatron = _megatron(row, hardware.family)
+        unfused = megatron.attention_backend >= UNFUSED
+        software = replace(
+            software, scores=np.where(unfused, 5.0, 0.0), dropout=np.where(megatron.hidden_dropout > 0, 1.0, 0.0),
+            # accumulate_allreduce_grads_in_fp32 is the default of bf16 only.
+            gradient_bytes=scalar(2.0 if row.precision == "fp16" else 4.0),
+        )  # fmt: skip
+    kind = row.mem_kind or ""
+    measured = "first" if "rank 0" in kind else "last" if "rank world_size-1" in kind else "fullest"
     return Cases(
         shapes=replace(shapes, dropout=software.dropout),
         hardware=_hardware(row, hardware),
         layouts=_layouts(row, software),
-        software=replace(software, first_rank=scalar(float("rank 0" in (row.mem_kind or "")))),
+        software=replace(software, measured_rank=scalar(MEASURED_RANKS.index(measured))),
+        megatron=megatron,
     )
+
+
+def _described_shapes(row: TableRow, shapes: Shapes) -> Shapes:
+    """The shape with what the arguments of Megatron-LM state of the model."""
+
+    def number(name: str) -> float:
+        return float(row.arguments.get(name) or 0)
+
+    heads, states, latent = row.heads or 1, row.arguments, row.arguments.get("mla") == "True"
+    head = number("qk_head_dim") + number("qk_pos_dim") if latent else number("kv_channels") or (row.hidden or 1) / heads
+    sizes = {
+        "query": heads * head, "key_value": (row.kv_heads or heads) * head, "modules": number("mtp_layers"),
+        "matrices": 3.0 if states.get("swiglu") == "True" else 2.0, "tied": float(states.get("tied_embeddings") != "False"),
+        "rms_norm": float(states.get("normalization") == "RMSNorm"),
+        "positions": number("max_positions") if states.get("position") == "learned" else 0.0,
+    }  # fmt: skip
+    if latent:
+        sizes |= {"query_rank": number("q_lora_rank"), "key_value_rank": number("kv_lora_rank")}
+        sizes |= {"rotated": number("qk_pos_dim"), "value": heads * number("v_head_dim")}
+    return replace(shapes, **{name: scalar(size) for name, size in sizes.items()})
+
+
+def _megatron(row: TableRow, family: str) -> Megatron:
+    """The arguments of Megatron-LM, with the layers of the last rank."""
+    flags, ranks, layers = layers_with_experts(row), row.pp or 1, row.num_layers or 1
+    stages = _stages(row, layers, ranks)
+    chunks = [sum(1 for _ in chunk) for chunk in stages[ranks - 1 :: ranks]]
+    with_experts = [sum(flags[layer] for layer in chunk) for chunk in stages[ranks - 1 :: ranks]]
+    looped, micro_batches = len(chunks), row.gradient_accumulation_steps or 1
+    # The last rank runs all but its last chunk for each of as many micro-batches as there are ranks before its first loss.
+    alive = [0] if ranks == 1 or looped == 1 else [index % (ranks * looped) // ranks for index in
+             range(min((looped - 1) * ranks + 1, micro_batches * looped))]  # fmt: skip
+    return replace(
+        megatron_of(row.arguments, family),
+        rank_layers=scalar(sum(chunks)),
+        rank_expert_layers=scalar(sum(with_experts)),
+        kept_layers=scalar(sum(chunks[chunk] for chunk in alive)),
+        kept_expert_layers=scalar(sum(with_experts[chunk] for chunk in alive)),
+    )
+
+
+def _stages(row: TableRow, layers: int, ranks: int) -> list[range]:
+    """The layers of each stage, in order: as a layout states them, else equal ones of which the embedding and the loss can
+    each take the place of a layer, and the first and the last rank can have a number of their own."""
+    states, looped = row.arguments, row.vpp or 1
+    if layout := layout_stages(states.get("pipeline_layout")):
+        counts = [stage.count("t") for stage in layout]
+    else:
+        before, after = (states.get(f"account_{end}") == "True" for end in ("embedding", "loss"))
+        stated = {rank: int(states[f"{end}_stage_layers"]) for rank, end in ((0, "first"), (ranks - 1, "last"))
+                  if f"{end}_stage_layers" in states}  # fmt: skip
+        even = (layers + before + after - sum(stated.values())) // max(ranks - len(stated), 1)
+        counts = [stated.get(rank, even) // looped for _ in range(looped) for rank in range(ranks)]
+        counts[0], counts[-1] = counts[0] - before, counts[-1] - after
+    ends = [sum(counts[: index + 1]) for index in range(len(counts))]
+    return [range(end - count, end) for count, end in zip(counts, ends, strict=True)]
 
 
 def cases_of_rows(rows: Sequence[TableRow]) -> Cases:
@@ -252,7 +340,7 @@ def _layouts(row: TableRow, software: Software) -> Layouts:
         pipeline=scalar(pp),
         context=scalar(cp),
         expert=scalar(row.ep or 1),
-        expert_tensor=scalar(tp if dp * cp % (row.ep or 1) == 0 else 1),
+        expert_tensor=scalar(int(row.arguments.get("etp") or (tp if dp * cp % (row.ep or 1) == 0 else 1))),
         shard=scalar(_shard(row, dp * cp)),
         zero_stage=scalar(_stage(row)),
         micro_batch_size=scalar(row.micro_batch or 1),
@@ -275,6 +363,7 @@ def _layouts(row: TableRow, software: Software) -> Layouts:
         reshard_after_forward=scalar(1),
         loss_chunk_size=scalar(0),
         balanced=software.balanced,
+        moment_bytes=scalar(moment_bytes("muon", 4.0)[0] if row.arguments and row.optimizer == "muon" else 8.0),
     )
 
 
@@ -287,7 +376,7 @@ def _shard(row: TableRow, ranks: int) -> int:
     return min(ranks, row.gpus_per_node or 8) if "HSDP" in row.notes else ranks
 
 
-FEATURES = frozenset(field.name for field in dataclasses.fields(Software) if field.name != "first_rank")
+FEATURES = frozenset(field.name for field in dataclasses.fields(Software) if field.name != "measured_rank")
 """What a row can state of its software."""
 
 

@@ -185,16 +185,23 @@ def beyond_columns(model: ModelSpec) -> bool:
 
 
 def expert_share(row: TableRow) -> float:
-    """Layers with experts as a share of all, by columns: a pattern of 0 and 1 as Megatron-LM writes it, every so many layers,
-    or all but the first."""
+    """Layers with experts as a share of all, by columns."""
+    flags = layers_with_experts(row)
+    return sum(flags) / len(flags)
+
+
+def layers_with_experts(row: TableRow) -> list[bool]:
+    """Whether each layer has experts, by columns: a pattern of 0 and 1 as Megatron-LM writes it, every so many layers, or all
+    but the first."""
     layers, pattern = row.num_layers or 1, row.moe_layer_freq or "1"
     terms = re.findall(r"\[([01,\s]+)\](?:\s*\*\s*(\d+))?", pattern)
     flags = "".join(re.sub(r"[^01]", "", values) * int(times or 1) for values, times in terms)
+    if not row.experts:
+        return [False] * layers
     if flags:
-        return flags.count("1") / len(flags)
-    if pattern.isdigit() and int(pattern) > 1:
-        return len(range(0, layers, int(pattern))) / layers
-    return max(layers - (row.dense_first_layers or 0), 0) / layers
+        return [flag == "1" for flag in flags]
+    every = int(pattern) if pattern.isdigit() else 1
+    return [layer % every == 0 and layer >= (row.dense_first_layers or 0) for layer in range(layers)]
 
 
 @cache

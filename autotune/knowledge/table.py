@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from autotune.errors import MeasurementsError
-from autotune.knowledge.row import COLUMNS, TIME_COLUMNS, CellError, RowOutcome, TableRow, noted_accumulation
+from autotune.knowledge.row import ARGUMENTS, COLUMNS, TIME_COLUMNS, CellError, RowOutcome, TableRow, noted_accumulation
 from autotune.knowledge.row_cases import noted_precision, noted_recompute
 from autotune.knowledge.row_names import network_understood
 
@@ -233,7 +233,9 @@ class _Reading:
         values["outcome"], problem = outcome_of(values, measured)
         if problem:
             self._report(record, row_id, problem)
-        return TableRow(line=record.line, row_id=row_id, batch_problem=batch_problem, **values)
+        states = ARGUMENTS if "transformer_impl" in record.cells else ()
+        arguments = {name: cell for name, cell in record.cells.items() if name in states}
+        return TableRow(line=record.line, row_id=row_id, batch_problem=batch_problem, arguments=arguments, **values)
 
     def _is_copy(self, record: CsvRecord) -> bool:
         if (row_id := record.cells.get("row_id")) is None:

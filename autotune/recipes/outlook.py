@@ -72,7 +72,8 @@ def question_about(case: LintCase, model: ModelSpec | None = None, batch: int | 
         model = model or case.framework.as_run(case.model, config)
         question = question_of(model, cluster, global_batch_size=batch, sequence_length=case.tokens)
         # Our engine's equations, with the frameworks' selective checkpointing, which keeps less than ours.
-        return dataclasses.replace(question, profile=NATIVE_FRAMEWORK_CHECKPOINTING)
+        states = case.framework.memory_arguments(case.imported.settings)
+        return dataclasses.replace(question, profile=NATIVE_FRAMEWORK_CHECKPOINTING, stated_arguments=states)
     except (AutotuneError, ModelFormatError):
         return None
 
@@ -84,7 +85,9 @@ def unpredictable(case: LintCase) -> str:
         return "the degrees do not divide the ranks"
     if model is not None and config.expert_parallel_size > 1 and model.num_experts % config.expert_parallel_size:
         return "the ranks do not divide the experts"
-    if case.replicas % config.expert_parallel_size:
+    borrows = case.framework.memory_arguments(case.imported.settings) is not None  # Megatron-LM's, whose memory is known
+    ranks_of_experts = config.tensor_parallel_size * config.context_parallel_size // case.framework.expert_tensor(case)
+    if case.replicas * (ranks_of_experts if borrows else 1) % config.expert_parallel_size:
         return "expert groups take more than data-parallel ranks, which the equations do not know"
     if model is not None and config.pipeline_parallel_size * config.virtual_stages > model.num_layers:
         return "there are more stages than layers"

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Protocol
 
@@ -24,12 +24,22 @@ from autotune.prediction.equations.hardware import devices_of, hardware_of
 from autotune.prediction.equations.kernels import rounding_bytes
 from autotune.prediction.equations.layer_shapes import documented, layer_kinds, loaded, mean_keys_read, trained_shapes
 from autotune.prediction.equations.schedules import scheduled
-from autotune.prediction.equations.software import Software, software_of
+from autotune.prediction.equations.software import Megatron, Software, megatron_of, software_of
 from autotune.prediction.equations.state_traffic import MOVED
 from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.communication import INT8, INTEGER_BYTES, REDUCED_BYTES, SIGN_BYTES
-from search_spaces.kernels import ATTENTION_KERNELS, GATE, KERNEL_CHOICES, LIGER, MATH, NORM, ROTATION, replaced
+from search_spaces.kernels import (
+    ATTENTION_KERNELS,
+    ENGINE_ATTENTION,
+    GATE,
+    KERNEL_CHOICES,
+    LIGER,
+    MATH,
+    NORM,
+    ROTATION,
+    replaced,
+)
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.command import CommandModel
@@ -104,9 +114,15 @@ def _described(profile: ModuleProfile, precision: str, copies: bool) -> Describe
 
 
 def cases_of(
-    model: ModelSpec | FactoryModel, cluster: ClusterSpec, workload: Workload, configs: Sequence[TrialConfig], engine: str
+    model: ModelSpec | FactoryModel,
+    cluster: ClusterSpec,
+    workload: Workload,
+    configs: Sequence[TrialConfig],
+    engine: str,
+    arguments: Mapping[str, str] | None = None,
 ) -> Cases:
-    """The cases of `configs`, in their order. `engine` names the profile of the software (`software_of`).
+    """The cases of `configs`, in their order. `engine` names the profile of the software (`software_of`); `arguments`: as
+    `memory_arguments`.
 
     A user's module needs a profile in the configurations' precision.
     """
@@ -130,10 +146,25 @@ def cases_of(
         hardware=hardware_of(cluster, precision),
         layouts=dataclasses.replace(layouts, laid_out=laid_out) if ranks else layouts,
         software=engine_software(model, engine, {config.attention_backend for config in configs}, cluster.device.kind),
+        megatron=memory_arguments(model, cluster, configs[0].attention_backend, arguments),
         ranks=ranks,
         devices=devices_of(cluster, precision),
         kinds=layer_kinds(model, length, windows),
     )
+
+
+def memory_arguments(model: ModelSpec, cluster: ClusterSpec, attention: str, arguments: Mapping[str, str] | None) -> Megatron:
+    """What Megatron-LM is told, if it trains the model: the words of `arguments`, else as this product writes its scripts.
+    None: it does not.
+    """
+    if arguments is None or cluster.device.kind == "cpu":
+        return Megatron()
+    written = {
+        "attention_dropout": "0", "hidden_dropout": "0", "attention_backend": ENGINE_ATTENTION.get(attention, ""),
+        "bias_linear": str(model.mlp_bias or model.attention_output_bias),
+        "qk_layernorm": str(model.head_norm is not HeadNorm.NONE),
+    }  # fmt: skip
+    return megatron_of({**written, **arguments}, cluster.device.name)
 
 
 def engine_software(model: ModelSpec | FactoryModel, engine: str, attention: set[str], device_kind: str) -> Software:

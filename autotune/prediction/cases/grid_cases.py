@@ -4,7 +4,7 @@ Equations compute once whatever depends on few axes.
 """
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any, Generic, Protocol, TypeVar
@@ -12,13 +12,13 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.prediction.cases.config_cases import described, engine_software, layouts_from, shapes_of
+from autotune.prediction.cases.config_cases import described, engine_software, layouts_from, memory_arguments, shapes_of
 from autotune.prediction.cases.grid import BLOCK, DEPTHS, Codes, Index, KnobRows, RowBuilder, groups_of, varies
 from autotune.prediction.equations.cases import Array, Cases, Layouts, RankTable
 from autotune.prediction.equations.hardware import devices_of, hardware_of
 from autotune.prediction.equations.layer_shapes import documented, layer_kinds, loaded, trained_shapes
 from autotune.prediction.equations.schedules import scheduled
-from autotune.prediction.equations.software import Software
+from autotune.prediction.equations.software import Megatron, Software
 from autotune.prediction.equations.uneven import LayoutKey, layout_key, tabled
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.checkpoints import checkpoint
@@ -62,7 +62,10 @@ def placing_knobs(space: SearchSpace) -> tuple[str, ...]:
 class GridCases(Generic[Part]):
     """Makes the cases of a grid's parts."""
 
-    def __init__(self, space: SearchSpace, model: ModelSpec | FactoryModel, engine: str, grid: Coded[Part]) -> None:
+    def __init__(
+        self, space: SearchSpace, model: ModelSpec | FactoryModel, engine: str, grid: Coded[Part],
+        arguments: Mapping[str, str] | None = None,
+    ) -> None:  # fmt: skip
         self._world, self._batch, self._grid = space.world_size, space.workload.global_batch_size, grid
         same = {name: _only(space, name) for name in UNIFORM}
         precision, attention = same["precision"], same["attention_backend"]
@@ -75,6 +78,9 @@ class GridCases(Generic[Part]):
         self._module = described(model, str(precision), space.cluster.device.kind)
         self._hardware = hardware_of(space.cluster, str(precision))
         self._software: Software = engine_software(model, engine, {str(attention)}, space.cluster.device.kind)
+        self._megatron = Megatron()
+        if isinstance(model, ModelSpec):
+            self._megatron = memory_arguments(model, space.cluster, str(attention), arguments)
         self._space, self._model = space, model
         self._keys: dict[tuple[Value, ...], LayoutKey | None] = {}
         """By values of the placing knobs."""
@@ -99,7 +105,8 @@ class GridCases(Generic[Part]):
             laid_out, ranks = self._laid_out(codes_of)
             layouts = dataclasses.replace(layouts, laid_out=laid_out)
         return Cases(
-            shapes=self._shapes, hardware=self._hardware, layouts=layouts, software=self._software, ranks=ranks,
+            shapes=self._shapes, hardware=self._hardware, layouts=layouts, software=self._software, megatron=self._megatron,
+            ranks=ranks,
             devices=self._devices, module=self._module, kinds=self._kinds,
         )  # fmt: skip
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.prediction.equations.software import Software
+from autotune.prediction.equations.software import Megatron, Software
 from search_spaces.models.module_profile import ModuleProfile, Trace
 
 Array = NDArray[np.float64]
@@ -367,6 +367,8 @@ class Cases:
     hardware: Hardware
     layouts: Layouts
     software: Software
+    megatron: Megatron = field(default_factory=Megatron)
+    """What Megatron-LM is told, of cases that it trains."""
     ranks: RankTable | None = None
     """None: no layers are given explicitly."""
     devices: tuple[Hardware, ...] = ()
@@ -391,9 +393,9 @@ class Cases:
         return dataclasses.replace(self, **{name: _taken(getattr(self, name), index) for name in ARRAYS})
 
 
-ARRAYS = ("shapes", "hardware", "layouts", "software")
+ARRAYS = ("shapes", "hardware", "layouts", "software", "megatron")
 """Fields of `Cases` whose own fields are arrays."""
-Part = TypeVar("Part", Shapes, Hardware, Layouts, Software, Cases)
+Part = TypeVar("Part", Shapes, Hardware, Layouts, Software, Megatron, Cases)
 
 
 def stacked(parts: Sequence[Part]) -> Part:

@@ -18,6 +18,7 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import frozen_share, gathered_share, has_near, sends_integers
 from autotune.prediction.equations.kernels import frozen_bytes, frozen_width, static_gradients
 from autotune.prediction.equations.layer_shapes import with_layers
+from autotune.prediction.equations.megatron import allocated_bytes
 from autotune.prediction.equations.module_memory import module_bytes
 from autotune.prediction.equations.overlap import buffer_bytes, gathers_late, refill_bytes
 from autotune.prediction.equations.parameters import (
@@ -28,7 +29,8 @@ from autotune.prediction.equations.parameters import (
     persistent_parameters,
     stage_parameters,
 )
-from autotune.prediction.equations.pipeline import split_layers
+from autotune.prediction.equations.pipeline import in_flight, split_layers
+from autotune.prediction.equations.software import Megatron
 from autotune.prediction.equations.state_traffic import host_elements, host_parameter_bytes
 from autotune.prediction.equations.uneven import (
     capacity_ratio,
@@ -108,15 +110,16 @@ def _even_memory(cases: Cases, rates: Coefficients, tagged: bool) -> Memory:
     unit = np.ones(1)
     single = np.where(p == 1, 1.0, 0.0)
     ranks = [(split.first, 0 * p, unit, np.maximum(single, _folded(cases)))]
-    if not (np.all(cases.software.first_rank > 0) or np.all(p == 1)):
+    measured = cases.software.measured_rank
+    if not (np.all(measured == 1) or np.all(p == 1)):
         inner = np.where(split.pipeline_rank > 0, split.pipeline_rank, 1.0)
         ranks.append((split.most, np.minimum(inner, p - 1), single, single))
         ranks.append((split.last, p - 1, single, np.maximum(single, 1 - _folded(cases))))
     fullest, *candidates = [rank_memory(cases, rates, *rank, tagged=tagged) for rank in ranks]
     for other in candidates:
-        fuller = (other.used > fullest.used) & (cases.software.first_rank == 0) & (p > 1)
+        fuller = (other.used > fullest.used) & (measured == 0) & (p > 1)
         fullest = _where(fuller, other, fullest)
-    return fullest
+    return _where((measured == 2) & (p > 1), candidates[-1], fullest) if candidates and np.any(measured == 2) else fullest
 
 
 def share_memory(
@@ -177,6 +180,13 @@ def rank_memory(
     """Bytes of the rank at `pipeline_rank` of the pipeline with `layers` layers; `first`, `last`: 1 if it has the tables."""
     if cases.module is not None:
         return _module_memory(cases, rates, pipeline_rank)
+    states_arguments = (cases.megatron.states > 0) & (cases.shapes.frozen_bytes == 0)
+    if np.any(states_arguments):
+        exact = _megatron_memory(cases, rates, layers, pipeline_rank, first, last)
+        if np.all(states_arguments):
+            return exact
+        others = replace(cases, megatron=Megatron())
+        return _where(states_arguments, exact, rank_memory(others, rates, layers, pipeline_rank, first, last, again, tagged))
     parameter_counts = stage_parameters(cases, layers, first, last)
     layers = layers + last * cases.shapes.modules
     activations = activations_of(cases, rates, layers, pipeline_rank, first, last, again)
@@ -429,6 +439,19 @@ def _module_memory(cases: Cases, rates: Coefficients, pipeline_rank: Array) -> M
     return Memory(
         by_tag={tag: tags[tag] for tag in TAGS}, used=used + tags["context"], host=tags["host"], stage=pipeline_rank + 0 * used
     )
+
+
+def _megatron_memory(
+    cases: Cases, rates: Coefficients, layers: Array, pipeline_rank: Array, first: Array, last: Array
+) -> Memory:
+    """Of a rank of Megatron-LM whose arguments are stated: nothing is fitted but the context and what the allocator adds."""
+    tags = allocated_bytes(cases, layers, in_flight(cases, pipeline_rank), first, last)
+    host = tags.pop("host")
+    allocated = reduce(np.add, tags.values())
+    tags["reserved"] = (np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2) - 1) * allocated
+    tags["context"] = rates.context_bytes + 0 * allocated
+    stage = pipeline_rank + 0 * allocated
+    return Memory(by_tag={tag: tags[tag] for tag in TAGS}, used=allocated + rates.context_bytes, host=host, stage=stage)
 
 
 def _where(chosen: Flags, first: Memory, second: Memory) -> Memory:

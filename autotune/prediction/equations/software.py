@@ -2,7 +2,8 @@
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,8 +83,8 @@ class Software:
     """Traffic of norms, residuals and activations as a multiple of that of fused kernels."""
     first_heavy: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if stages with an additional layer come first; 0: last."""
-    first_rank: Array = field(default_factory=lambda: np.full(1, 0.0))
-    """1 if memory refers to the first pipeline stage; 0: to the fullest."""
+    measured_rank: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """The pipeline stage that memory refers to: index in `MEASURED_RANKS`."""
     reduce_bytes: Array = field(default_factory=lambda: np.full(1, 0.0))
     """Bytes sent per gradient element, where the configuration does not state them; 0: as many as are held."""
     reduce_bucket: Array = field(default_factory=lambda: np.full(1, 2e8))
@@ -96,6 +97,123 @@ class Software:
     """1 if masks of dropout are kept."""
     adapts: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if recomputation and sharding are set as memory requires, where the configuration does not state them."""
+
+
+MEASURED_RANKS = ("fullest", "first", "last")
+
+
+def _scalar(value: float) -> Array:
+    return np.array([value], dtype=np.float64)
+
+
+MIB = 2.0**20
+
+
+def _number(default: float = 0.0) -> Any:
+    return field(default_factory=lambda: _scalar(default), metadata={"words": ()})
+
+
+def _flag(default: bool = False) -> Any:
+    return field(default_factory=lambda: _scalar(float(default)), metadata={"words": ("false", "true")})
+
+
+def _choice(*words: str) -> Any:
+    return field(default_factory=lambda: _scalar(0.0), metadata={"words": words})
+
+
+RECOMPUTED_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
+"""`recompute_modules` is encoded as the sum of 2 to the power of their indices here."""
+FLASH, UNFUSED, NATIVE_LOSS, ENGINE_LOSS, ALL_GATHER, BLOCK = 0.0, 2.0, 1.0, 2.0, 0.0, 1.0
+"""Indices of choices of `Megatron`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Megatron:
+    """Arguments of Megatron-LM beyond a model's shape and a layout, which decide what it keeps. Arrays over cases; flags are 0
+    or 1, choices indices of the words of their field; defaults are Megatron-LM's."""
+
+    states: Array = _flag()
+    """Whether the case is one of Megatron-LM whose arguments are stated: only then the equations apply."""
+    transformer_impl: Array = _choice("transformer_engine", "local")
+    attention_backend: Array = _choice("flash", "fused", "unfused", "local")
+    """`auto` is the one that Transformer Engine chooses on the device (`megatron_of`)."""
+    deterministic: Array = _flag()
+    attention_dropout: Array = _number(0.1)
+    hidden_dropout: Array = _number(0.1)
+    bias_linear: Array = _flag(True)
+    qk_layernorm: Array = _flag()
+    bias_gelu_fusion: Array = _flag(True)
+    """Whether the activation of an MLP is one kernel."""
+    persist_layer_norm: Array = _flag(True)
+    """Without it and without Transformer Engine Apex is missing, which has the fused softmax too."""
+    gradient_accumulation_fusion: Array = _flag(True)
+    cross_entropy_fusion: Array = _choice("none", "native", "te")
+    defer_embedding_wgrad: Array = _flag()
+    """Whether gradients of the output projection are computed after the last micro-batch."""
+    wgrad_deferral_limit: Array = _number(2.0)
+    """Micro-batches that wait for it; 0: all. Two in all of NVIDIA's tests, though Megatron-LM's default is 0."""
+    dist_optimizer_instances: Array = _number(1.0)
+    dispatcher: Array = _choice("allgather", "alltoall", "flex")
+    grouped_gemm: Array = _flag()
+    permute_fusion: Array = _flag()
+    recompute_modules: Array = _number()
+    """What selective recomputation recomputes; 0: `core_attn`."""
+    recompute_method: Array = _choice("uniform", "block")
+    recompute_num_layers: Array = _number(1.0)
+    """Layers of each recomputed unit, or of a stage that are recomputed (`block`)."""
+    activation_offload: Array = _flag()
+    """Whether the inputs of all modules that can be offloaded are, but those of the last layer."""
+    fp8_param_gather: Array = _flag()
+    """Whether matrices exist in fp8 only, besides the optimizer's copy."""
+    fp8_recipe: Array = _choice("none", "tensorwise", "delayed", "blockwise", "mxfp8")
+    stream_workspace: Array = _number(32 * MIB)
+    """Bytes that cuBLAS has for each stream and thread: `CUBLAS_WORKSPACE_CONFIG`, else torch's default for the device."""
+    engine_workspace: Array = _number(32 * MIB)
+    """Bytes that Transformer Engine has for its products: 32 MiB since Hopper, 4 MiB before."""
+    rank_layers: Array = _number(np.nan)
+    """Layers of the measured rank; NaN: as the pipeline is divided evenly."""
+    rank_expert_layers: Array = _number(np.nan)
+    """Those of them with experts."""
+    kept_layers: Array = _number(np.nan)
+    """Layers whose activations the rank keeps at its peak, of all micro-batches in flight."""
+    kept_expert_layers: Array = _number(np.nan)
+    """Those of them with experts."""
+
+
+def megatron_of(words: Mapping[str, str], device: str) -> Megatron:
+    """The arguments that `words` state, by the names of the record's fields; others have Megatron-LM's defaults.
+
+    Args:
+        words: field -> its number, `true` or `false`, or one of its choices.
+        device: family of the device, such as h100.
+    """
+    recent = not device.startswith(("v100", "a100", "a800", "a40", "a10"))
+    # Transformer Engine takes cuDNN's kernel since Hopper (deterministic: on Hopper only), else flash-attn's.
+    deterministic = words.get("deterministic", "").lower() == "true"
+    automatic = "fused" if device.startswith(("h", "gh")) or (recent and not deterministic) else "flash"
+    values = {
+        "states": _scalar(1.0),
+        "stream_workspace": _scalar((32 if recent or words.get("cublas_workspace") else 8.125) * MIB),
+        "engine_workspace": _scalar((32 if recent else 4) * MIB),
+    }
+    for item in fields(Megatron):
+        word = words.get(item.name, "").lower()
+        if item.name == "attention_backend":
+            word = "local" if words.get("transformer_impl") == "local" else automatic if word in ("", "auto") else word
+        choices = item.metadata["words"]
+        if not word or item.name in values:
+            continue
+        if choices:
+            index = next((number for number, choice in enumerate(choices) if word.startswith(choice)), None)
+            if index is not None:
+                values[item.name] = _scalar(index)
+        elif item.name == "recompute_modules":
+            values[item.name] = _scalar(
+                sum(2 ** RECOMPUTED_MODULES.index(name) for name in word.split() if name in RECOMPUTED_MODULES)
+            )
+        else:
+            values[item.name] = _scalar(float(word))
+    return Megatron(**values)
 
 
 def with_numbers(software: Software, numbers: Mapping[str, float]) -> Software:

@@ -232,7 +232,9 @@ class ShardingLevels:
         """Bytes per rank on its card and in main memory, for each configuration."""
         question = self._question
         workload = self._workload(configs[0], tokens)
-        usage = memory(cases_of(question.model, question.cluster, workload, configs, question.engine), self._rates)
+        usage = memory(
+            cases_of(question.model, question.cluster, workload, configs, question.engine, question.arguments), self._rates
+        )
         return np.broadcast_to(usage.needed, len(configs)), np.broadcast_to(usage.host, len(configs))
 
 

@@ -151,11 +151,12 @@ def alike(question: Question, configs: Sequence[TrialConfig]) -> Iterator[tuple[
     groups: dict[tuple[str, str], list[int]] = {}
     for index, config in enumerate(configs):
         groups.setdefault((config.precision, config.attention_backend), []).append(index)
+    software = question.profile or question.engine
     for places in groups.values():
         group_configs = [configs[index] for index in places]
         yield (
             places,
-            cases_of(question.model, question.cluster, question.workload, group_configs, question.profile or question.engine),
+            cases_of(question.model, question.cluster, question.workload, group_configs, software, question.arguments),
         )
 
 

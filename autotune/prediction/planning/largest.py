@@ -89,7 +89,7 @@ def anything_fits(question: Question, limits: MemoryLimits, bounds: Bounds) -> b
     count = 0
     for part in uniform_parts(without_buckets(space)):
         products = Products(part, placing_knobs(part))
-        cases = GridCases(part, question.model, question.engine, products)
+        cases = GridCases(part, question.model, question.engine, products, question.arguments)
         for product in products.blocks():
             count += product.count
             require_within(bounds, count)

@@ -52,6 +52,8 @@ class Question:
     engine: str = "native"
     profile: str | None = None
     """The name in `equations.software.PROFILES` of what trains; None: the engine."""
+    stated_arguments: Mapping[str, str] | None = None
+    """Arguments of Megatron-LM that decide what it keeps; None: as exported with `simple` megatron, else it does not train."""
     global_batch_size: int
     """Samples per optimizer step, over all ranks."""
     sequence_length: int
@@ -96,6 +98,11 @@ class Question:
         elif model.position is Position.LEARNED and self.sequence_length > model.sequence_length:
             beyond = f"{self.sequence_length} tokens are beyond the {model.sequence_length} positions that {model.name} learns"
             raise RequestError("sequence_length", beyond, f"give at most {model.sequence_length}")
+
+    @property
+    def arguments(self) -> Mapping[str, str] | None:
+        """The arguments of `cases_of`."""
+        return {} if self.stated_arguments is None and self.simple == "megatron" else self.stated_arguments
 
     @property
     def shape(self) -> ModelSpec:

@@ -69,7 +69,7 @@ def scan(
     results = ScanResults(slowest=slowest, compared=frozenset(KNOBS) - NOT_SCANNED, apart=apart)
     for part in uniform_parts(without_buckets(space)):
         products = Products(part, placing_knobs(part))
-        cases = GridCases(part, question.model, question.engine, products)
+        cases = GridCases(part, question.model, question.engine, products, question.arguments)
         results.count += products.count
         require_within(bounds, results.count)
         for rows in _fastest_first(question, products, cases):

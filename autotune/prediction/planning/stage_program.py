@@ -217,7 +217,7 @@ def solved(question: Question, config: TrialConfig, limits: MemoryLimits, menu: 
         return None
     plain: dict[str, Value] = {"pipeline_layout": "", "activation_checkpointing": "none", "checkpoint_every_k": 1}
     config = config.replace(plain | ({"offload_optimizer": "none"} if menu.offloads else {}))
-    cases = cases_of(question.model, question.cluster, question.workload, [config], question.engine)
+    cases = cases_of(question.model, question.cluster, question.workload, [config], question.engine, question.arguments)
     stage_indices = [stages_of_rank(config, rank) for rank in range(ranks)]
     devices = devices_of_ranks(config, question.cluster) or (0,) * ranks
     last = ranks * virtual - 1
@@ -404,7 +404,7 @@ def improved(
         stages: where to start.
     """
     written = config.replace({"pipeline_layout": layout_text(stages)})
-    cases = cases_of(question.model, question.cluster, question.workload, [written], question.engine)
+    cases = cases_of(question.model, question.cluster, question.workload, [written], question.engine, question.arguments)
     if not cases.kinds:
         return tuple(stages)
     pipeline = _Pipeline(question=question, config=config, cases=cases, limits=limits)

@@ -24,7 +24,7 @@ _LOST: Mapping[str, str] = {
 
 def configuration_of(row: TableRow) -> tuple[Any, ...]:
     """The configuration without results: rows with equal ones are repeats."""
-    return (*(getattr(row, name) for name in CONFIGURATION_FIELDS), row.kernel)
+    return (*(getattr(row, name) for name in CONFIGURATION_FIELDS), row.kernel, *sorted(row.arguments.items()))
 
 
 def problems_of(table: MeasurementTable) -> list[RowProblem]:

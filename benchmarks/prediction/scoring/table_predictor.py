@@ -174,7 +174,7 @@ def _stack(row: TableRow) -> _Stack:
 
 def _on_fullest_rank(cases: Cases) -> Cases:
     """The cases with the memory of the fullest rank, independent of the reported one."""
-    return replace(cases, software=replace(cases.software, first_rank=0 * cases.software.first_rank))
+    return replace(cases, software=replace(cases.software, measured_rank=0 * cases.software.measured_rank))
 
 
 def _resolved(cases: Cases, rows: Sequence[TableRow], rates: Coefficients) -> Cases:

@@ -1,0 +1,162 @@
+"""The memory of Megatron-LM: sums of terms that its source shows, written out by hand for a small model."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from autotune.knowledge.row_cases import cases_of_rows
+from autotune.knowledge.table import CsvRecord, read_records
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.memory import memory
+from benchmarks.prediction.megatron_golden import classes, judged
+
+DATA = Path(os.environ.get("AUTOTUNE_DATA", Path(__file__).parents[5] / "shared" / "data"))
+MIB = 2**20
+B, S, H, A, V, L = 4, 1024, 512, 8, 50304, 12
+"""Samples, tokens, width, heads, vocabulary, layers."""
+UNIT = 2 * B * S * H
+"""Bytes of a hidden state."""
+DENSE = {
+    "source": "tests", "model_name": "GPT", "num_layers": L, "hidden": H, "heads": A, "kv_heads": A, "ffn_hidden": 4 * H,
+    "vocab": V, "seq_len": S, "gpu_type": "H100-SXM-80GB", "num_gpus": 8, "precision": "bf16", "zero_stage": 1,
+    "tp": 1, "pp": 1,
+    "micro_batch": B, "global_batch": 32, "recompute": "none", "sequence_parallel": "false", "framework": "Megatron-LM",
+    "mem_kind": "torch peak allocated, GiB, rank world_size-1 (last pipeline stage)", "outcome": "ok",
+    "transformer_impl": "transformer_engine", "attention_backend": "unfused", "kv_channels": H // A, "position": "learned",
+    "max_positions": S, "tied_embeddings": "True", "deterministic": "True", "cublas_workspace": ":4096:8",
+    "gradient_accumulation_fusion": "False",
+}  # fmt: skip
+EXPERTS = {
+    "experts": 8, "topk": 2, "moe_ffn": 2 * H, "ep": 4, "bias_linear": "False", "dispatcher": "alltoall",
+    "grouped_gemm": "True",
+    "bias_gelu_fusion": "False",
+}  # fmt: skip
+LATENT = {
+    "mla": "True", "q_lora_rank": 256, "kv_lora_rank": 128, "qk_head_dim": 64, "qk_pos_dim": 32, "v_head_dim": 64,
+    "swiglu": "True", "bias_linear": "False", "normalization": "RMSNorm", "attention_backend": "fused",
+}  # fmt: skip
+
+
+def tags(**cells: object) -> dict[str, float]:
+    """Bytes by tag of the row with these cells."""
+    record = CsvRecord(line=2, cells={name: str(cell) for name, cell in {**DENSE, **cells}.items()})
+    rows, problems = read_records([record])
+    assert not problems
+    found = memory(cases_of_rows(rows), Coefficients())
+    return {name: float(values[0]) for name, values in found.by_tag.items()}
+
+
+LAYER = 12 * H**2 + 13 * H
+PARAMETERS = L * LAYER + (V + S) * H + 2 * H
+SCORES = 5 * A * S**2 * B
+"""Results of softmax and dropout, and its mask [Korthikanti 2022, 4.1]."""
+ENDS = 3.5 * UNIT
+"""A mask of dropout, input and result of the last norm, and the attention mask of the loader, b s² bytes."""
+
+
+def test_a_dense_model_on_one_rank_is_the_sum_of_published_terms() -> None:
+    found = tags()
+    assert found["parameters"] == 2 * PARAMETERS
+    assert found["gradients"] == 4 * PARAMETERS
+    assert found["optimizer_state"] == 12 * PARAMETERS / 8
+    assert found["buffers"] == 3 * 32 * MIB
+    assert found["activations"] == pytest.approx(L * (17 * UNIT + SCORES) + 6 * B * S * V + ENDS, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("cells", "difference"),
+    [
+        ({"attention_backend": "fused"}, L * (4 * A * B * S - SCORES)),
+        ({"attention_backend": "flash"}, L * (4 * A * B * S + UNIT - SCORES)),
+        ({"attention_backend": "auto"}, L * (4 * A * B * S - SCORES)),
+        ({"attention_backend": "auto", "gpu_type": "A100-SXM-80GB"}, L * (4 * A * B * S + UNIT - SCORES)),
+        ({"attention_dropout": 0.0}, -L * 3 * A * S**2 * B),
+        ({"hidden_dropout": 0.0}, -(L + 0.5) * UNIT),
+        ({"recompute": "selective"}, -L * SCORES),
+        ({"transformer_impl": "local", "persist_layer_norm": "False"}, L * 2 * A * S**2 * B),
+        ({"swiglu": "True", "attention_backend": "fused"}, L * (4 * A * B * S - SCORES + 4 * UNIT)),
+        ({"cross_entropy_fusion": "native"}, 4 * B * S * V),
+        ({"cross_entropy_fusion": "te"}, -4 * B * S * V),
+        ({"qk_layernorm": "True"}, L * 2 * UNIT),
+        ({"recompute": "full", "recompute_method": "uniform"}, -L * (16 * UNIT + SCORES)),
+        ({"recompute": "full", "recompute_method": "block", "recompute_num_layers": 8}, -8 * (16 * UNIT + SCORES)),
+    ],
+)
+def test_an_argument_changes_activations_by_what_it_keeps(cells: dict[str, object], difference: float) -> None:
+    assert tags(**cells)["activations"] - tags()["activations"] == pytest.approx(difference, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("cells", "tag", "share"),
+    [
+        ({"zero_stage": 0}, "optimizer_state", 8),
+        ({"dist_optimizer_instances": 2}, "optimizer_state", 2),
+        ({"precision": "fp16"}, "gradients", 1 / 2),
+        ({"zero_stage": 3}, "parameters", 1 / 8),
+        ({"fp8_recipe": "tensorwise"}, "parameters", 2 - ((V + S) * H + 2 * H) / PARAMETERS),
+        ({"cublas_workspace": "", "gpu_type": "A100-SXM-80GB"}, "buffers", (2 * 8.125 + 4) / 96),
+        ({"transformer_impl": "local"}, "buffers", (64 + 64) / 96),
+        ({"gradient_accumulation_fusion": "True"}, "buffers", 1 + 2 * (12 * H**2 + V * H) / MIB / 96),
+    ],
+)
+def test_an_argument_changes_states_and_buffers(cells: dict[str, object], tag: str, share: float) -> None:
+    assert tags(**cells)[tag] == pytest.approx(share * tags()[tag], rel=1e-6)
+
+
+def test_tensor_ranks_divide_what_they_compute_and_sequence_parallelism_the_rest() -> None:
+    whole = tags(tp=4, attention_backend="fused")
+    divided = tags(tp=4, attention_backend="fused", sequence_parallel="true")
+    assert whole["activations"] - divided["activations"] == pytest.approx(3 / 4 * (L * 5 + 2.5) * UNIT, rel=1e-6)
+    assert divided["buffers"] - whole["buffers"] == UNIT  # the gathered input of the output projection
+
+
+def test_the_last_rank_of_a_pipeline_keeps_its_own_layers() -> None:
+    """Looped ranks run all but the last of their stages for as many micro-batches as there are ranks before the first loss."""
+    one_stage = tags(pp=4, attention_backend="fused")["activations"]
+    looped = tags(pp=4, vpp=3, attention_backend="fused")["activations"]
+    assert looped - one_stage == pytest.approx((9 - 3) * (17 * UNIT + 4 * A * B * S) + UNIT, rel=1e-6)
+    uneven = tags(pp=4, last_stage_layers=6, first_stage_layers=2, attention_backend="fused")["activations"]
+    assert uneven - one_stage == pytest.approx(3 * (17 * UNIT + 4 * A * B * S), rel=1e-6)
+    assert tags(pp=4, pipeline_layout="Ett|ttt|ttt|ttttL")["gradients"] == pytest.approx(4 * (4 * LAYER + V * H + 2 * H))
+
+
+def test_the_embedding_and_the_loss_can_take_the_place_of_a_layer() -> None:
+    accounts = {"account_embedding": "True", "account_loss": "True", "num_layers": 6, "pp": 4, "vpp": 2}
+    assert tags(**accounts)["gradients"] == pytest.approx(4 * (LAYER + V * H + 2 * H))
+
+
+def test_rows_of_experts_are_kept_where_they_are_computed() -> None:
+    found, attention = tags(**EXPERTS), 4 * H**2 + 4 * H
+    rows = 2 * B * S
+    kept = rows * (2 * H + 2 * H + 3 * 2 * 2 * H)  # input, results that are added, and hidden, activated and weighted
+    dense = 8.5 * UNIT + SCORES + 2.5 * UNIT - UNIT / 2  # attention, and the norm before the experts
+    assert found["activations"] == pytest.approx(L * (dense - 0.5 * UNIT + kept) + 6 * B * S * V + ENDS, rel=0.02)
+    common = L * (attention + 8 * H) + (V + S) * H + 2 * H
+    assert found["gradients"] == pytest.approx(4 * (common + L * 2 * 2 * 2 * H * H), rel=1e-9)
+    assert found["buffers"] == (3 + 4) * 32 * MIB
+
+
+def test_latent_attention_keeps_narrow_vectors_and_wide_heads() -> None:
+    projected = 256 * A * 96 + 128 * A * (64 + 64)
+    layer = H * (256 + 128 + 32) + projected + A * 64 * H + 384 + 2 * H + 3 * H * 4 * H
+    assert tags(**LATENT)["gradients"] == pytest.approx(4 * (L * layer + (V + S) * H + H), rel=1e-9)
+    recomputed = tags(**LATENT, recompute="selective", recompute_modules="mla_up_proj layernorm")
+    dropped = 2 * B * S * (2 * A * 96 + A * 64 + 384 + H)
+    assert tags(**LATENT)["activations"] - recomputed["activations"] == pytest.approx(L * dropped, rel=1e-6)
+
+
+def test_deferred_gradients_of_the_output_projection_wait_with_their_inputs() -> None:
+    deferred = tags(pp=4, defer_embedding_wgrad="True")["activations"] - tags(pp=4)["activations"]
+    assert deferred == pytest.approx(2 * 2 * B * S * (V + H))
+
+
+@pytest.mark.skipif(not (DATA / "megatron_golden_visible.csv").exists(), reason="needs ../shared/data, or AUTOTUNE_DATA")
+def test_functional_tests_are_predicted_from_their_arguments() -> None:
+    runs = judged(DATA / "megatron_golden_visible.csv")
+    errors = sorted(abs(run.error) for run in runs)
+    assert errors[len(errors) // 2] <= 0.01
+    assert sorted(run.tail_error for run in runs)[int(0.95 * len(runs))] <= 0.05
+    assert all(run.fits for run in runs)
+    for feature, having in classes(runs).items():
+        assert sorted(abs(run.error) for run in having)[len(having) // 2] <= 0.03, feature
