@@ -1,4 +1,4 @@
-"""Errors of the executor.
+"""Errors of the executor, and the table of failures with their causes (`failures.toml`).
 
 ExecutorError
 ├── EngineRefusalError    (ValueError)    the engine refuses a combination, with the rule's name
@@ -10,6 +10,12 @@ ExecutorError
 ├── CheckpointError       (ValueError)    a checkpoint cannot be written, is damaged, or belongs to another model
 └── RunnerError           (RuntimeError)  a runner cannot start or place its ranks
 """
+
+import tomllib
+from functools import lru_cache
+from pathlib import Path
+
+from search_spaces.failure import FailureRow, FailureTable, rows_from
 
 
 class ExecutorError(Exception):
@@ -62,3 +68,15 @@ class DataError(ExecutorError, ValueError):
 
 class RunnerError(ExecutorError, RuntimeError):
     """A runner cannot start or place its ranks."""
+
+
+@lru_cache(16)
+def failure_table(rows: tuple[FailureRow, ...] = ()) -> FailureTable:
+    """Return the table of failures and their causes, extended by a user's `rows`."""
+    return _SHIPPED.with_rows(rows) if rows else _SHIPPED
+
+
+# Read at import time: a rank imports all of our modules when it starts, and none later.
+_SHIPPED = FailureTable(
+    rows_from(tomllib.loads(Path(__file__).with_name("failures.toml").read_text(encoding="utf-8")), FailureTable(()))
+)

@@ -21,7 +21,7 @@ from autotune.text.explain_sections import SectionTable, head_lines, markdown_of
 from autotune.text.result import print_result
 from autotune.text.rows import TrialTable, baseline_of, duration_text, labels_text, place_text, progress_text, state_text
 from autotune.text.visible_text import visible
-from executor.failures import failure_table
+from executor.errors import failure_table
 from search_spaces.failure import FailureRow
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.plain import finite, from_plain, to_plain

@@ -20,8 +20,7 @@ from autotune.session.feasible import speed_warning
 from autotune.session.resolve import with_prior
 from autotune.session.session import Session, with_changes_of
 from autotune.session.trial_requests import trial_request
-from executor.errors import RunnerError
-from executor.failures import failure_table
+from executor.errors import RunnerError, failure_table
 from executor.runners.runner import Runner
 from search_spaces.checkpoints import checkpoints
 from search_spaces.models.command import CommandModel

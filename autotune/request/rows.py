@@ -13,7 +13,7 @@ from autotune.request.checks import ENVIRONMENT_SETTINGS
 from autotune.request.field_forms import read_lengths, read_loads, with_command, with_load_rows
 from autotune.request.job_fields import FIELDS, Objective
 from autotune.request.request import JobRequest
-from executor.failures import failure_table
+from executor.errors import failure_table
 from search_spaces.errors import SearchSpaceError
 from search_spaces.failure import FailureRow, require_small, rows_from
 from search_spaces.file_kinds import REQUEST_FILE, mistaken

@@ -6,8 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
 
-from executor.errors import RunnerError
-from executor.failures import failure_table
+from executor.errors import RunnerError, failure_table
 from executor.runners.transport import NO_VARIABLES, Death, Message, MessageKind, RankTransport
 from executor.runners.verdict import Report, TrialVerdict, died, how_it_ended, is_clean, judge
 from executor.runners.watchdog import TRIALS_PER_PROCESS, ProcessUsage, RankPosition, Watchdog, Wear, stacks_text

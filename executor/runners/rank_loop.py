@@ -21,7 +21,7 @@ import torch.distributed as dist
 from executor.detect import local_gpus
 from executor.dry.module_profile import profile_module, with_profile
 from executor.engine import RankContext
-from executor.failures import failure_table
+from executor.errors import failure_table
 from executor.measurement.device import DeviceCounters, counters_of
 from executor.measurement.microbenchmark import run_microbenchmark
 from executor.parallel.collectives import group_options

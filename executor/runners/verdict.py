@@ -6,8 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor.errors import EngineRefusalError, ExecutorError, FactoryError, WrongResultError, one_line
-from executor.failures import failure_table
+from executor.errors import EngineRefusalError, ExecutorError, FactoryError, WrongResultError, failure_table, one_line
 from executor.runners.transport import Death, Message, MessageKind
 from search_spaces.clusters.microbenchmark import MicrobenchmarkResult
 from search_spaces.failure import Evidence, FailureRow, FailureTable, Sign

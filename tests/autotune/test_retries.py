@@ -7,7 +7,7 @@ import pytest
 import table
 from played import run
 
-from executor.failures import failure_table
+from executor.errors import failure_table
 from search_spaces.failure import rows_from
 from search_spaces.outcome import Outcome
 from search_spaces.trial import TrialRequest, TrialResult

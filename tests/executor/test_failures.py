@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from executor.failures import failure_table
+from executor.errors import failure_table
 from search_spaces.failure import Evidence, FailureRow, Sign, rows_from
 from search_spaces.outcome import RETRIES, Outcome
 

@@ -15,7 +15,7 @@ from typing import Any
 from executor.engines.command.agreement import disagreement, ranks_with_own_samples, unseen_text, work_text
 from executor.engines.command.steps import FEWEST_TIMED, SlowSteps
 from executor.engines.command.watch import FAILURES, ScriptWatch, State
-from executor.failures import failure_table
+from executor.errors import failure_table
 from executor.measurement.device import environment
 from executor.measurement.flops import convention_of, flops_utilization, tflops_per_device
 from executor.measurement.timing import step_time

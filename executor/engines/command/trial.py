@@ -32,8 +32,7 @@ from executor.engines.command.launchers import (
 from executor.engines.command.observed import install_probe
 from executor.engines.command.result import facts_of, result_of
 from executor.engines.command.watch import FAILURES, ScriptWatch, State
-from executor.errors import EngineRefusalError
-from executor.failures import failure_table
+from executor.errors import EngineRefusalError, failure_table
 from executor.measurement.memory import SLACK_BYTES
 from executor.measurement.trial_report import Trial, gather_numbers, gather_plain
 from executor.process_tree import remove_shared_memory

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import ray
 
-from executor.errors import RunnerError
-from executor.failures import failure_table
+from executor.errors import RunnerError, failure_table
 from executor.runners.gang import Work
 from executor.runners.gang_runner import GangsRunner
 from executor.runners.rank_process import passed_variables

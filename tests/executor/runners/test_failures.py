@@ -4,8 +4,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from executor.errors import EngineRefusalError, FactoryError, MemoryLimitError, WrongResultError
-from executor.failures import failure_table
+from executor.errors import EngineRefusalError, FactoryError, MemoryLimitError, WrongResultError, failure_table
 from executor.measurement.device import CudaCounters
 from executor.runners.rank_loop import DeviceMemory
 from executor.runners.verdict import classify

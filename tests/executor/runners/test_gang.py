@@ -7,8 +7,7 @@ from types import SimpleNamespace
 import pytest
 from runner_contract import request_for
 
-from executor.errors import RunnerError
-from executor.failures import failure_table
+from executor.errors import RunnerError, failure_table
 from executor.runners import gang as gang_module
 from executor.runners import watchdog
 from executor.runners.gang import Gang

@@ -12,7 +12,7 @@ from executor.engines.command.readings import Batch, Output, Readings, ReportFil
 from executor.engines.command.result import read_failure
 from executor.engines.command.trial import RankUpdate, ScriptEnd, conclude, devices_of_host
 from executor.engines.command.watch import State
-from executor.failures import failure_table
+from executor.errors import failure_table
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
 from search_spaces.trial_config import TrialConfig
