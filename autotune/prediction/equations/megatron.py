@@ -103,7 +103,7 @@ class _Rank:
             np.where(layouts.zero_stage >= 1, np.maximum(ranks / megatron.dist_optimizer_instances, 1.0), 1.0)
             for ranks in (layouts.shard, layouts.alike)
         )
-        master = 4.0
+        master = np.where(self.width < 4, 4.0, 0.0)  # fp32 parameters are their own
         states = (matrices / shard + experts / alike) * (master + layouts.moment_bytes)
         states = states + tables / shard * (master + layouts.other_moment_bytes)
         whole, local = matrices + tables + experts, (matrices + tables) / shard + experts / alike

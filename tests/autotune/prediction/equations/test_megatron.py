@@ -1,15 +1,24 @@
 """The memory of Megatron-LM: sums of terms that its source shows, written out by hand for a small model."""
 
+import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 
+from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.read import read_written
 from autotune.knowledge.row_cases import cases_of_rows
 from autotune.knowledge.table import CsvRecord, read_records
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import memory
+from autotune.prediction.planning.estimate import StepEstimate, estimates
+from autotune.prediction.planning.question import question_of
+from autotune.recipes.lint import lint
 from benchmarks.prediction.megatron_golden import classes, judged
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.trial_config import TrialConfig
 
 DATA = Path(os.environ.get("AUTOTUNE_DATA", Path(__file__).parents[5] / "shared" / "data"))
 MIB = 2**20
@@ -93,6 +102,7 @@ def test_an_argument_changes_activations_by_what_it_keeps(cells: dict[str, objec
         ({"zero_stage": 0}, "optimizer_state", 8),
         ({"dist_optimizer_instances": 2}, "optimizer_state", 2),
         ({"precision": "fp16"}, "gradients", 1 / 2),
+        ({"precision": "fp32"}, "optimizer_state", 8 / 12),
         ({"zero_stage": 3}, "parameters", 1 / 8),
         ({"fp8_recipe": "tensorwise"}, "parameters", 2 - ((V + S) * H + 2 * H) / PARAMETERS),
         ({"cublas_workspace": "", "gpu_type": "A100-SXM-80GB"}, "buffers", (2 * 8.125 + 4) / 96),
@@ -149,6 +159,62 @@ def test_latent_attention_keeps_narrow_vectors_and_wide_heads() -> None:
 def test_deferred_gradients_of_the_output_projection_wait_with_their_inputs() -> None:
     deferred = tags(pp=4, defer_embedding_wgrad="True")["activations"] - tags(pp=4)["activations"]
     assert deferred == pytest.approx(2 * 2 * B * S * (V + H))
+
+
+SCRIPT = """#!/bin/bash
+export CUBLAS_WORKSPACE_CONFIG=:4096:8 CUDA_DEVICE_MAX_CONNECTIONS=1
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 12 --hidden-size 512 --num-attention-heads 8 --micro-batch-size 4 \\
+  --global-batch-size 32 --seq-length 1024 --max-position-embeddings 1024 --vocab-size 50257 --bf16 --lr 1e-4 \\
+  --make-vocab-size-divisible-by 128 --use-distributed-optimizer --deterministic-mode --no-gradient-accumulation-fusion {more}
+"""
+MORE = {
+    "--attention-backend unfused": {},
+    "--attention-backend flash --hidden-dropout 0 --disable-bias-linear": {
+        "attention_backend": "flash", "hidden_dropout": 0.0, "bias_linear": "False",
+    },
+    "--pipeline-model-parallel-size 4 --attention-backend fused --cross-entropy-loss-fusion": {
+        "pp": 4, "attention_backend": "fused", "cross_entropy_fusion": "native",
+    },
+    "--tensor-model-parallel-size 2 --sequence-parallel --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8 "
+    "--expert-tensor-parallel-size 1 --moe-grouped-gemm --disable-bias-linear --attention-backend fused": {
+        "tp": 2, "sequence_parallel": "true", "ep": 8, "etp": 1, "experts": 8, "topk": 2, "moe_ffn": 4 * H,
+        "bias_linear": "False", "grouped_gemm": "True", "attention_backend": "fused", "vocab": 50432,
+    },
+}  # fmt: skip
+"""Arguments of a script -> the cells of a row that state the same."""
+
+
+@pytest.mark.parametrize("more", MORE, ids=lambda more: more.split()[0] + str(len(more)))
+def test_a_script_is_predicted_as_the_row_with_its_arguments(more: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT.format(more=more), encoding="utf-8")
+    outlook = lint(read_written(path, "megatron")[0], Surroundings(cluster=resolve_cluster("dgx-h100:1"))).outlook
+    assert isinstance(outlook, StepEstimate), outlook
+    row = tags(**MORE[more])
+    for tag in ("parameters", "gradients", "optimizer_state", "activations", "buffers"):
+        assert outlook.ranks[-1].by_tag[tag] == pytest.approx(row[tag], rel=1e-6), tag
+
+
+def test_a_plan_for_its_export_keeps_what_megatron_keeps() -> None:
+    model, cluster = resolve_model("llama-3-8b"), resolve_cluster("dgx-h100:1")
+    native = question_of(model, cluster, global_batch_size=64, sequence_length=4096)
+    exported = dataclasses.replace(native, simple="megatron")
+    config = TrialConfig(tensor_parallel_size=2, sequence_parallel=True, zero_stage=1, precision="bf16")
+    bytes_of = {simple: estimates(question, [config])[0].ranks[0].by_tag for simple, question in
+                ((None, native), ("megatron", exported))}  # fmt: skip
+    tokens, h, ffn = 4096, 4096, 14336
+    layer = 2 * tokens * (4 * h + h + 2 * 1024 + h + 3 * ffn) / 2 + 4 * 32 * tokens / 2
+    ends, logits = 2 * 2 * tokens * h / 2 + tokens * 4096, 6 * tokens * 128_256 / 2
+    assert bytes_of["megatron"]["activations"] == pytest.approx(32 * layer + ends + logits, rel=1e-3)
+    assert bytes_of["megatron"]["activations"] < bytes_of[None]["activations"]
+
+
+def test_an_embedding_with_a_stage_of_its_own_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    more = "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 --account-for-embedding-in-pipeline-split"
+    text = SCRIPT.format(more=f"{more} --account-for-loss-in-pipeline-split").replace("--num-layers 12", "--num-layers 6")
+    path.write_text(text, encoding="utf-8")
+    assert not lint(read_written(path, "megatron")[0], Surroundings(cluster=resolve_cluster("dgx-h100:1"))).findings
 
 
 @pytest.mark.skipif(not (DATA / "megatron_golden_visible.csv").exists(), reason="needs ../shared/data, or AUTOTUNE_DATA")
