@@ -25,7 +25,17 @@ from autotune.knowledge.row_names import (
     row_hardware,
 )
 from autotune.prediction.cases.config_cases import shapes_of
-from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar, stacked
+from autotune.prediction.equations.cases import (
+    CONTEXT_METHODS,
+    RECOMPUTE,
+    SCHEDULES,
+    Cases,
+    Hardware,
+    Layouts,
+    Shapes,
+    scalar,
+    stacked,
+)
 from autotune.prediction.equations.hardware import FP8_GAIN
 from autotune.prediction.equations.kernels import product_efficiency
 from autotune.prediction.equations.software import (
@@ -363,6 +373,9 @@ def _layouts(row: TableRow, software: Software) -> Layouts:
         reshard_after_forward=scalar(1),
         loss_chunk_size=scalar(0),
         balanced=software.balanced,
+        context_parallel_method=scalar(
+            CONTEXT_METHODS.index("ulysses" if "a2a" in row.arguments.get("cp_comm_type", "") else "ring")
+        ),
         moment_bytes=scalar(moment_bytes("muon", 4.0)[0] if row.arguments and row.optimizer == "muon" else 8.0),
     )
 

@@ -6,7 +6,7 @@ it. No number was fitted to a measurement.
 
 import numpy as np
 
-from autotune.prediction.equations.cases import Array, Cases
+from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases
 from autotune.prediction.equations.software import (
     ALL_GATHER,
     BLOCK,
@@ -170,7 +170,7 @@ class _Rank:
         limit = np.where(megatron.wgrad_deferral_limit > 0, megatron.wgrad_deferral_limit, np.inf)
         waiting = self.last * np.where(layouts.pipeline > 1, np.minimum(limit, layouts.accumulation - 1), 0.0)
         waiting = waiting * megatron.defer_embedding_wgrad * (self.width * self.vocabulary + self.hidden_state)
-        loader_mask = self.shapes.sequence / layouts.context
+        loader_mask = megatron.create_attention_mask * self.shapes.sequence / layouts.context
         everything: Array = kept + self.modules * (module + logits) + ends + waiting + loader_mask
         return everything
 
@@ -187,8 +187,9 @@ class _Rank:
         # Latent attention has its norm in a kernel of its own, which can be recomputed by itself.
         result = self.input_width / self.width * (1 - latent * self.recomputes("layernorm"))
         projects = 1 - self.recomputes("mla_up_proj")
-        # flash-attn's result has another order than the next product's input: both are kept.
-        outputs = np.where(megatron.attention_backend == FLASH, 2.0, 1.0) + np.where(self.in_fp8, 0.5, 0.0)
+        # The result of flash-attn, and that of some heads for all tokens, is copied for the next product: both are kept.
+        exchanged = (self.layouts.context > 1) & (self.layouts.context_parallel_method == CONTEXT_METHODS.index("ulysses"))
+        outputs = np.where((megatron.attention_backend == FLASH) | exchanged, 2.0, 1.0) + np.where(self.in_fp8, 0.5, 0.0)
         normed = megatron.qk_layernorm * (shapes.query + shapes.key_value)
         joined = shapes.query + 2 * shapes.key_value + outputs * shapes.query + normed
         joined = np.where(latent, projects * (2 * shapes.query + shapes.value) + outputs * shapes.value, joined)
@@ -246,8 +247,10 @@ class _Rank:
         shapes, layouts = self.shapes, self.layouts
         with_experts = self.experts + np.where(self.sparse, self.modules, 0.0) > 0
         dense = np.where(self.dense > 0, self.dense_ffn / layouts.tensor, 0.0)
-        experts = self.rows * (shapes.ffn / layouts.expert_tensor + shapes.hidden / shapes.matrices)
-        hidden = self.width * shapes.matrices * np.maximum(dense, np.where(with_experts, experts, 0.0))
+        # The input of the second product is freed before the gradient of the activation's input exists.
+        products = shapes.matrices - 1
+        experts = self.rows * (shapes.ffn / layouts.expert_tensor + shapes.hidden / products)
+        hidden = self.width * products * np.maximum(dense, np.where(with_experts, experts, 0.0))
         layer = self.attention() + np.where(with_experts, self.expert_mlp(), self.mlp())
         again = np.where(self.megatron.recompute_method == BLOCK, 1.0, self.megatron.recompute_num_layers)
         again = np.where(layouts.activation_checkpointing == 2, again, 0.0)

@@ -140,6 +140,8 @@ class Megatron:
     deterministic: Array = _flag()
     attention_dropout: Array = _number(0.1)
     hidden_dropout: Array = _number(0.1)
+    create_attention_mask: Array = _flag(True)
+    """Whether the loader makes a mask of a byte for each pair of tokens, which Transformer Engine does not read."""
     bias_linear: Array = _flag(True)
     qk_layernorm: Array = _flag()
     bias_gelu_fusion: Array = _flag(True)
