@@ -199,22 +199,18 @@ def _described_shapes(row: TableRow, shapes: Shapes) -> Shapes:
 
 
 def _megatron(row: TableRow, family: str) -> Megatron:
-    """The arguments of Megatron-LM, with the layers of the last rank."""
+    """The arguments of Megatron-LM, with the layers of the first and of the last rank."""
     flags, ranks, layers = layers_with_experts(row), row.pp or 1, row.num_layers or 1
-    stages = _stages(row, layers, ranks)
-    chunks = [sum(1 for _ in chunk) for chunk in stages[ranks - 1 :: ranks]]
-    with_experts = [sum(flags[layer] for layer in chunk) for chunk in stages[ranks - 1 :: ranks]]
-    looped, micro_batches = len(chunks), row.gradient_accumulation_steps or 1
-    # The last rank runs all but its last chunk for each of as many micro-batches as there are ranks before its first loss.
-    alive = [0] if ranks == 1 or looped == 1 else [index % (ranks * looped) // ranks for index in
-             range(min((looped - 1) * ranks + 1, micro_batches * looped))]  # fmt: skip
-    return replace(
-        megatron_of(row.arguments, family),
-        rank_layers=scalar(sum(chunks)),
-        rank_expert_layers=scalar(sum(with_experts)),
-        kept_layers=scalar(sum(chunks[chunk] for chunk in alive)),
-        kept_expert_layers=scalar(sum(with_experts[chunk] for chunk in alive)),
-    )
+    stages, micro_batches = _stages(row, layers, ranks), row.gradient_accumulation_steps or 1
+    rank_layers, kept_layers = np.zeros((1, 2, 2)), np.zeros((1, 2, 2))
+    for end, rank in enumerate((0, ranks - 1)):
+        chunks = [(len(chunk), sum(flags[layer] for layer in chunk)) for chunk in stages[rank::ranks]]
+        # Before its first backward a looped rank runs all but its last chunk for as many micro-batches as there are ranks.
+        ahead = ranks - rank if len(chunks) == 1 else 2 * (ranks - rank - 1) + (len(chunks) - 1) * ranks + 1
+        passes = range(min(ahead, micro_batches * len(chunks)))
+        alive = [chunks[index % (ranks * len(chunks)) // ranks] for index in passes]
+        rank_layers[0, end], kept_layers[0, end] = np.sum(chunks, axis=0), np.sum(alive, axis=0)
+    return replace(megatron_of(row.arguments, family), rank_layers=rank_layers, kept_layers=kept_layers)
 
 
 def _stages(row: TableRow, layers: int, ranks: int) -> list[range]:

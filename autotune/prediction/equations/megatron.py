@@ -40,13 +40,17 @@ class _Rank:
         self.cases, self.megatron, self.shapes, self.layouts = cases, cases.megatron, cases.shapes, cases.layouts
         megatron, shapes, layouts = cases.megatron, cases.shapes, cases.layouts
         self.first, self.last, self.modules = first, last, last * shapes.modules
-        measured = np.isfinite(megatron.rank_layers) & (cases.software.measured_rank > 0)
         self.sparse = shapes.experts > 0
         share = np.where(self.sparse, shapes.expert_share, 0.0)
-        self.experts = np.where(measured, megatron.rank_expert_layers, layers * share)
-        self.dense = np.where(measured, megatron.rank_layers, layers) - self.experts
-        self.kept_experts = np.where(measured, megatron.kept_expert_layers, layers * share * in_flight)
-        self.kept_dense = np.where(measured, megatron.kept_layers, layers * in_flight) - self.kept_experts
+
+        def of_rank(ends: Array, kind: int, otherwise: Array) -> Array:
+            counts = np.where(last > 0, ends[:, 1, kind], ends[:, 0, kind])
+            return np.where(np.isfinite(counts) & (first + last > 0), counts, otherwise)
+
+        self.experts = of_rank(megatron.rank_layers, 1, layers * share)
+        self.dense = of_rank(megatron.rank_layers, 0, layers) - self.experts
+        self.kept_experts = of_rank(megatron.kept_layers, 1, layers * share * in_flight)
+        self.kept_dense = of_rank(megatron.kept_layers, 0, layers * in_flight) - self.kept_experts
         self.tokens: Array = layouts.micro_batch_size * shapes.sequence / layouts.context
         self.sequence_ranks = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
         self.in_fp8 = (megatron.fp8_recipe > 0) | (layouts.rounding_bytes > 0)
