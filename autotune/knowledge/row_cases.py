@@ -18,7 +18,6 @@ from autotune.knowledge.row import TableRow
 from autotune.knowledge.row_names import (
     RowHardware,
     completed,
-    expert_share,
     find_device,
     layers_with_experts,
     named_model,
@@ -241,7 +240,7 @@ def _family(row: TableRow) -> _Family:
     hidden, layers, vocabulary = row.hidden or 1, row.num_layers or 1, row.vocab or 50_000
     query_key = 2 * hidden * hidden * (1 + (row.kv_heads or row.heads or 1) / (row.heads or 1))
     ffn = row.ffn_hidden or 4 * hidden
-    share = expert_share(row) if row.experts else 0.0
+    share = float(np.mean(layers_with_experts(row))) if row.experts else 0.0
     expert = (row.experts or 0) * (row.moe_ffn or ffn) + (row.shared_expert or 0)
     width = share * expert + (1 - share) * ffn
     best, choice = np.inf, _Family(gated=ffn % hidden != 0, tied=False)
@@ -261,7 +260,7 @@ def _shapes(row: TableRow, family: _Family) -> Shapes:
     hidden, heads = row.hidden or 1, row.heads or 1
     adapter, frozen = _adapter(row)
     ffn = row.ffn_hidden or 4 * hidden
-    share = expert_share(row) if row.experts else 1.0
+    share = float(np.mean(layers_with_experts(row))) if row.experts else 1.0
     return Shapes(
         layers=scalar(row.num_layers or 1),
         hidden=scalar(hidden),
