@@ -49,7 +49,8 @@ LATENT = {
 
 def tags(**cells: object) -> dict[str, float]:
     """Bytes by tag of the row with these cells."""
-    record = CsvRecord(line=2, cells={name: str(cell) for name, cell in {**DENSE, **cells}.items()})
+    stated = {name: str(cell) for name, cell in {**DENSE, **cells}.items() if cell != ""}
+    record = CsvRecord(line=2, cells=stated)
     rows, problems = read_records([record])
     assert not problems
     found = memory(cases_of_rows(rows), Coefficients())
@@ -159,6 +160,50 @@ def test_latent_attention_keeps_narrow_vectors_and_wide_heads() -> None:
 def test_deferred_gradients_of_the_output_projection_wait_with_their_inputs() -> None:
     deferred = tags(pp=4, defer_embedding_wgrad="True")["activations"] - tags(pp=4)["activations"]
     assert deferred == pytest.approx(2 * 2 * B * S * (V + H))
+
+
+LLAMA = {
+    "gpu_type": "B200-SXM-180GB", "seq_len": 4096, "micro_batch": 1, "sequence_parallel": "true", "swiglu": "True",
+    "normalization": "RMSNorm", "tied_embeddings": "False", "position": "rope", "bias_linear": "False", "kv_channels": 128,
+    "attention_dropout": 0.0, "hidden_dropout": 0.0, "cross_entropy_fusion": "te", "create_attention_mask": "False",
+    "gradient_accumulation_fusion": "True", "attention_backend": "auto", "deterministic": "False", "cublas_workspace": "",
+    "vocab": 128256, "mem_kind": "allocated GiB",
+}  # fmt: skip
+LLAMA_70B = LLAMA | {"num_layers": 12, "hidden": 8192, "ffn_hidden": 28672, "heads": 64, "kv_heads": 8}
+LLAMA_405B = LLAMA | {"num_layers": 4, "hidden": 16384, "ffn_hidden": 53248, "heads": 128, "kv_heads": 16}
+DEEPSEEK = LLAMA | LATENT | {
+    "num_layers": 4, "kv_channels": "", "heads": 128, "kv_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
+    "qk_head_dim": 128, "qk_pos_dim": 64, "v_head_dim": 128, "moe_layer_freq": "([0]*1+[1]*3)", "dispatcher": "alltoall",
+    "grouped_gemm": "True", "permute_fusion": "True", "etp": 1, "sequence_parallel": "false",
+}  # fmt: skip
+DEEPSEEK_V2 = DEEPSEEK | {
+    "hidden": 5120, "ffn_hidden": 12288, "experts": 160, "topk": 6, "moe_ffn": 1536, "shared_expert": 3072, "vocab": 102400,
+}  # fmt: skip
+DEEPSEEK_V3 = DEEPSEEK | {
+    "hidden": 7168, "ffn_hidden": 18432, "experts": 256, "topk": 8, "moe_ffn": 2048, "shared_expert": 2048, "vocab": 129280,
+}  # fmt: skip
+PUBLISHED = [
+    (LLAMA_70B | {"pp": 2}, 66.55), (LLAMA_70B | {"tp": 2}, 60.68), (LLAMA_70B | {"tp": 4}, 39.07),
+    (LLAMA_70B | {"tp": 8}, 28.29),
+    (LLAMA_405B | {"pp": 2}, 87.08), (LLAMA_405B | {"tp": 2}, 81.59), (LLAMA_405B | {"tp": 4}, 52.89),
+    (LLAMA_405B | {"tp": 8}, 38.57),
+    (LLAMA_70B | {"tp": 2, "cp": 4, "seq_len": 32768}, 68.43), (LLAMA_70B | {"cp": 8, "seq_len": 32768}, 104.51),
+    (LLAMA_405B | {"tp": 2, "cp": 4, "seq_len": 32768}, 87.03), (LLAMA_405B | {"cp": 8, "seq_len": 32768}, 139.22),
+    (LLAMA_70B | {"tp": 2, "cp": 4, "seq_len": 131072}, 112.67), (LLAMA_70B | {"cp": 8, "seq_len": 131072}, 147.99),
+    (LLAMA_405B | {"tp": 2, "cp": 4, "seq_len": 131072}, 118.13), (DEEPSEEK_V2 | {"ep": 8}, 45.63),
+    (DEEPSEEK_V2 | {"ep": 4, "pp": 2}, 44.70), (DEEPSEEK_V3 | {"ep": 8}, 104.30), (DEEPSEEK_V3 | {"ep": 4, "pp": 2}, 114.00),
+]  # fmt: skip
+"""Cells -> GiB allocated on the fullest rank of eight B200 [MooreThreads/SimuMax, docs/b200/b200_release_v1.2_summary.md]. Its
+context parallelism exchanges heads, and its runs with more micro-batches have the same memory."""
+
+
+@pytest.mark.parametrize(("cells", "gib"), PUBLISHED, ids=str)
+def test_published_runs_of_large_models_are_predicted(cells: dict[str, object], gib: float) -> None:
+    ranks = int(str(cells.get("tp", 1))) * int(str(cells.get("pp", 1))) * int(str(cells.get("cp", 1)))
+    exchanged = {"cp_comm_type": "a2a"} if "cp" in cells else {}
+    found = tags(**{**cells, **exchanged, "global_batch": 4 * (8 // ranks)})
+    allocated = sum(found[tag] for tag in ("parameters", "gradients", "optimizer_state", "activations", "buffers"))
+    assert allocated / 2**30 == pytest.approx(gib, rel=0.011)
 
 
 SCRIPT = """#!/bin/bash
