@@ -13,16 +13,10 @@ from typing import Any
 
 import numpy as np
 
+from autotune.errors import RequestError
 from autotune.frameworks.megatron import layout_stages
 from autotune.knowledge.row import TableRow
-from autotune.knowledge.row_names import (
-    RowHardware,
-    completed,
-    find_device,
-    layers_with_experts,
-    named_model,
-    row_hardware,
-)
+from autotune.knowledge.row_names import RowHardware, completed, find_device, layers_with_experts, named_model, row_hardware
 from autotune.prediction.cases.config_cases import shapes_of
 from autotune.prediction.equations.cases import (
     CONTEXT_METHODS,
@@ -80,6 +74,11 @@ def refusal(row: TableRow) -> str | None:
         return f"seq_len {row.seq_len} is too short to train a language model"
     if row.experts and named_model(row) is None and not 1 <= (row.topk or 0) <= row.experts:
         return f"topk {row.topk} is not between 1 and {row.experts} experts"
+    try:
+        if row.arguments:
+            _described_shapes(row, _shapes(row, _family(row))), _layouts(row, Software()), _megatron(row, "")
+    except (ValueError, IndexError, RequestError) as error:
+        return f"states arguments of Megatron-LM that do not belong together: {error}"
     return None
 
 
@@ -183,11 +182,11 @@ def _described_shapes(row: TableRow, shapes: Shapes) -> Shapes:
     def number(name: str) -> float:
         return float(row.arguments.get(name) or 0)
 
-    heads, states, latent = row.heads or 1, row.arguments, row.arguments.get("mla") == "True"
+    heads, states, latent = row.heads or 1, row.arguments, row.arguments.get("mla") == "true"
     head = number("qk_head_dim") + number("qk_pos_dim") if latent else number("kv_channels") or (row.hidden or 1) / heads
     sizes = {
         "query": heads * head, "key_value": (row.kv_heads or heads) * head, "modules": number("mtp_layers"),
-        "matrices": 3.0 if states.get("swiglu") == "True" else 2.0, "tied": float(states.get("tied_embeddings") != "False"),
+        "matrices": 3.0 if states.get("swiglu") == "true" else 2.0, "tied": float(states.get("tied_embeddings") != "false"),
         "rms_norm": float(states.get("normalization") == "RMSNorm"),
         "positions": number("max_positions") if states.get("position") == "learned" else 0.0,
     }  # fmt: skip
@@ -219,7 +218,7 @@ def _stages(row: TableRow, layers: int, ranks: int) -> list[range]:
     if layout := layout_stages(states.get("pipeline_layout")):
         counts = [stage.count("t") for stage in layout]
     else:
-        before, after = (states.get(f"account_{end}") == "True" for end in ("embedding", "loss"))
+        before, after = (states.get(f"account_{end}") == "true" for end in ("embedding", "loss"))
         stated = {rank: int(states[f"{end}_stage_layers"]) for rank, end in ((0, "first"), (ranks - 1, "last"))
                   if f"{end}_stage_layers" in states}  # fmt: skip
         even = (layers + before + after - sum(stated.values())) // max(ranks - len(stated), 1)

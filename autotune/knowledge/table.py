@@ -238,7 +238,8 @@ class _Reading:
         if problem:
             self._report(record, row_id, problem)
         states = ARGUMENTS if "transformer_impl" in record.cells else ()
-        arguments = {name: cell for name, cell in record.cells.items() if name in states}
+        flags = {"True": "true", "False": "false", "TRUE": "true", "FALSE": "false"}
+        arguments = {name: flags.get(cell, cell) for name, cell in record.cells.items() if name in states}
         return TableRow(line=record.line, row_id=row_id, batch_problem=batch_problem, arguments=arguments, **values)
 
     def _is_copy(self, record: CsvRecord) -> bool:

@@ -8,7 +8,7 @@ import pytest
 
 from autotune.frameworks.framework import Surroundings
 from autotune.frameworks.read import read_written
-from autotune.knowledge.row_cases import cases_of_rows
+from autotune.knowledge.row_cases import cases_of_rows, refusal
 from autotune.knowledge.table import CsvRecord, read_records
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import memory
@@ -260,6 +260,14 @@ def test_an_embedding_with_a_stage_of_its_own_is_no_fault(tmp_path: Path) -> Non
     text = SCRIPT.format(more=f"{more} --account-for-loss-in-pipeline-split").replace("--num-layers 12", "--num-layers 6")
     path.write_text(text, encoding="utf-8")
     assert not lint(read_written(path, "megatron")[0], Surroundings(cluster=resolve_cluster("dgx-h100:1"))).findings
+
+
+@pytest.mark.parametrize("cells", [{"etp": "two"}, {"pipeline_layout": "Ett|tL", "pp": 2, "experts": 8, "topk": 2, "ep": 8,
+                                    "moe_layer_freq": "[1]*2"}, {"kv_channels": "wide"}], ids=str)  # fmt: skip
+def test_arguments_that_cannot_be_read_skip_the_row(cells: dict[str, object]) -> None:
+    record = CsvRecord(line=2, cells={name: str(cell) for name, cell in {**DENSE, **cells}.items()})
+    (got,), _ = read_records([record])
+    assert "do not belong together" in (refusal(got) or "")
 
 
 @pytest.mark.skipif(not (DATA / "megatron_golden_visible.csv").exists(), reason="needs ../shared/data, or AUTOTUNE_DATA")
