@@ -156,7 +156,8 @@ KEPT: Mapping[str, str] = {
     )},
     "deterministic": "deterministic_mode", "bias_linear": "add_bias_linear", "permute_fusion": "moe_permute_fusion",
     "defer_embedding_wgrad": "defer_embedding_wgrad_compute", "dispatcher": "moe_token_dispatcher_type",
-    "grouped_gemm": "moe_grouped_gemm", "cross_entropy_fusion": "cross_entropy_fusion_impl",
+    "create_attention_mask": "create_attention_mask_in_dataloader", "grouped_gemm": "moe_grouped_gemm",
+    "cross_entropy_fusion": "cross_entropy_fusion_impl",
     "activation_offload": "fine_grained_activation_offloading",
     "dist_optimizer_instances": "num_distributed_optimizer_instances",
 }  # fmt: skip
@@ -169,9 +170,10 @@ def memory_arguments(settings: Mapping[str, Any], dialect: Dialect) -> dict[str,
     words = {"attention_dropout": "0.1", "hidden_dropout": "0.1", "wgrad_deferral_limit": "0", "bias_linear": "true"}
     if bridge:  # as most of its recipes have it
         words |= {"attention_dropout": "0", "hidden_dropout": "0", "bias_linear": "false", "cross_entropy_fusion": "te",
+                  "create_attention_mask": "false",
                   "dispatcher": "alltoall", "grouped_gemm": "true", "permute_fusion": "true"}  # fmt: skip
     for name, setting in KEPT.items():
-        option = name.replace("_", "-")
+        option = (name if name == "bias_linear" else setting).replace("_", "-")
         value = settings.get(dialect.key(setting))
         if value is not None:
             words[name] = " ".join(names_in(value)) if name == "recompute_modules" else str(value)

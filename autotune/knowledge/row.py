@@ -227,9 +227,9 @@ COLUMNS: Mapping[str, TableColumn] = {
 }
 """The columns of a table, declared by the fields of a row."""
 ARGUMENTS = frozenset({item.name for item in fields(Megatron)} - {"states"}) | {
-    "account_embedding", "account_loss", "cublas_workspace", "etp", "first_stage_layers", "kv_channels", "kv_lora_rank",
-    "last_stage_layers", "max_positions", "mla", "mtp_layers", "normalization", "pipeline_layout", "position", "q_lora_rank",
-    "qk_head_dim", "qk_pos_dim", "swiglu", "tied_embeddings", "v_head_dim",
+    "account_embedding", "account_loss", "cp_comm_type", "cublas_workspace", "etp", "first_stage_layers", "kv_channels",
+    "kv_lora_rank", "last_stage_layers", "max_positions", "mla", "mtp_layers", "normalization", "pipeline_layout", "position",
+    "q_lora_rank", "qk_head_dim", "qk_pos_dim", "swiglu", "tied_embeddings", "v_head_dim",
 }  # fmt: skip
 """Columns that state Megatron-LM's arguments: with one of `transformer_impl`, all others are as stated or Megatron-LM's."""
 LEARNED_COLUMNS = tuple(name for name, column in COLUMNS.items() if column.learned)

@@ -13,19 +13,22 @@ from typing import Any
 
 import numpy as np
 
+from autotune.errors import RequestError
 from autotune.frameworks.megatron import layout_stages
 from autotune.knowledge.row import TableRow
-from autotune.knowledge.row_names import (
-    RowHardware,
-    completed,
-    expert_share,
-    find_device,
-    layers_with_experts,
-    named_model,
-    row_hardware,
-)
+from autotune.knowledge.row_names import RowHardware, completed, find_device, layers_with_experts, named_model, row_hardware
 from autotune.prediction.cases.config_cases import shapes_of
-from autotune.prediction.equations.cases import RECOMPUTE, SCHEDULES, Cases, Hardware, Layouts, Shapes, scalar, stacked
+from autotune.prediction.equations.cases import (
+    CONTEXT_METHODS,
+    RECOMPUTE,
+    SCHEDULES,
+    Cases,
+    Hardware,
+    Layouts,
+    Shapes,
+    scalar,
+    stacked,
+)
 from autotune.prediction.equations.hardware import FP8_GAIN
 from autotune.prediction.equations.kernels import product_efficiency
 from autotune.prediction.equations.software import (
@@ -71,6 +74,11 @@ def refusal(row: TableRow) -> str | None:
         return f"seq_len {row.seq_len} is too short to train a language model"
     if row.experts and named_model(row) is None and not 1 <= (row.topk or 0) <= row.experts:
         return f"topk {row.topk} is not between 1 and {row.experts} experts"
+    try:
+        if row.arguments:
+            _described_shapes(row, _shapes(row, _family(row))), _layouts(row, Software()), _megatron(row, "")
+    except (ValueError, IndexError, RequestError) as error:
+        return f"states arguments of Megatron-LM that do not belong together: {error}"
     return None
 
 
@@ -174,11 +182,11 @@ def _described_shapes(row: TableRow, shapes: Shapes) -> Shapes:
     def number(name: str) -> float:
         return float(row.arguments.get(name) or 0)
 
-    heads, states, latent = row.heads or 1, row.arguments, row.arguments.get("mla") == "True"
+    heads, states, latent = row.heads or 1, row.arguments, row.arguments.get("mla") == "true"
     head = number("qk_head_dim") + number("qk_pos_dim") if latent else number("kv_channels") or (row.hidden or 1) / heads
     sizes = {
         "query": heads * head, "key_value": (row.kv_heads or heads) * head, "modules": number("mtp_layers"),
-        "matrices": 3.0 if states.get("swiglu") == "True" else 2.0, "tied": float(states.get("tied_embeddings") != "False"),
+        "matrices": 3.0 if states.get("swiglu") == "true" else 2.0, "tied": float(states.get("tied_embeddings") != "false"),
         "rms_norm": float(states.get("normalization") == "RMSNorm"),
         "positions": number("max_positions") if states.get("position") == "learned" else 0.0,
     }  # fmt: skip
@@ -189,22 +197,18 @@ def _described_shapes(row: TableRow, shapes: Shapes) -> Shapes:
 
 
 def _megatron(row: TableRow, family: str) -> Megatron:
-    """The arguments of Megatron-LM, with the layers of the last rank."""
+    """The arguments of Megatron-LM, with the layers of the first and of the last rank."""
     flags, ranks, layers = layers_with_experts(row), row.pp or 1, row.num_layers or 1
-    stages = _stages(row, layers, ranks)
-    chunks = [sum(1 for _ in chunk) for chunk in stages[ranks - 1 :: ranks]]
-    with_experts = [sum(flags[layer] for layer in chunk) for chunk in stages[ranks - 1 :: ranks]]
-    looped, micro_batches = len(chunks), row.gradient_accumulation_steps or 1
-    # The last rank runs all but its last chunk for each of as many micro-batches as there are ranks before its first loss.
-    alive = [0] if ranks == 1 or looped == 1 else [index % (ranks * looped) // ranks for index in
-             range(min((looped - 1) * ranks + 1, micro_batches * looped))]  # fmt: skip
-    return replace(
-        megatron_of(row.arguments, family),
-        rank_layers=scalar(sum(chunks)),
-        rank_expert_layers=scalar(sum(with_experts)),
-        kept_layers=scalar(sum(chunks[chunk] for chunk in alive)),
-        kept_expert_layers=scalar(sum(with_experts[chunk] for chunk in alive)),
-    )
+    stages, micro_batches = _stages(row, layers, ranks), row.gradient_accumulation_steps or 1
+    rank_layers, kept_layers = np.zeros((1, 2, 2)), np.zeros((1, 2, 2))
+    for end, rank in enumerate((0, ranks - 1)):
+        chunks = [(len(chunk), sum(flags[layer] for layer in chunk)) for chunk in stages[rank::ranks]]
+        # Before its first backward a looped rank runs all but its last chunk for as many micro-batches as there are ranks.
+        ahead = ranks - rank if len(chunks) == 1 else 2 * (ranks - rank - 1) + (len(chunks) - 1) * ranks + 1
+        passes = range(min(ahead, micro_batches * len(chunks)))
+        alive = [chunks[index % (ranks * len(chunks)) // ranks] for index in passes]
+        rank_layers[0, end], kept_layers[0, end] = np.sum(chunks, axis=0), np.sum(alive, axis=0)
+    return replace(megatron_of(row.arguments, family), rank_layers=rank_layers, kept_layers=kept_layers)
 
 
 def _stages(row: TableRow, layers: int, ranks: int) -> list[range]:
@@ -214,7 +218,7 @@ def _stages(row: TableRow, layers: int, ranks: int) -> list[range]:
     if layout := layout_stages(states.get("pipeline_layout")):
         counts = [stage.count("t") for stage in layout]
     else:
-        before, after = (states.get(f"account_{end}") == "True" for end in ("embedding", "loss"))
+        before, after = (states.get(f"account_{end}") == "true" for end in ("embedding", "loss"))
         stated = {rank: int(states[f"{end}_stage_layers"]) for rank, end in ((0, "first"), (ranks - 1, "last"))
                   if f"{end}_stage_layers" in states}  # fmt: skip
         even = (layers + before + after - sum(stated.values())) // max(ranks - len(stated), 1)
@@ -235,7 +239,7 @@ def _family(row: TableRow) -> _Family:
     hidden, layers, vocabulary = row.hidden or 1, row.num_layers or 1, row.vocab or 50_000
     query_key = 2 * hidden * hidden * (1 + (row.kv_heads or row.heads or 1) / (row.heads or 1))
     ffn = row.ffn_hidden or 4 * hidden
-    share = expert_share(row) if row.experts else 0.0
+    share = float(np.mean(layers_with_experts(row))) if row.experts else 0.0
     expert = (row.experts or 0) * (row.moe_ffn or ffn) + (row.shared_expert or 0)
     width = share * expert + (1 - share) * ffn
     best, choice = np.inf, _Family(gated=ffn % hidden != 0, tied=False)
@@ -255,7 +259,7 @@ def _shapes(row: TableRow, family: _Family) -> Shapes:
     hidden, heads = row.hidden or 1, row.heads or 1
     adapter, frozen = _adapter(row)
     ffn = row.ffn_hidden or 4 * hidden
-    share = expert_share(row) if row.experts else 1.0
+    share = float(np.mean(layers_with_experts(row))) if row.experts else 1.0
     return Shapes(
         layers=scalar(row.num_layers or 1),
         hidden=scalar(hidden),
@@ -363,6 +367,9 @@ def _layouts(row: TableRow, software: Software) -> Layouts:
         reshard_after_forward=scalar(1),
         loss_chunk_size=scalar(0),
         balanced=software.balanced,
+        context_parallel_method=scalar(
+            CONTEXT_METHODS.index("ulysses" if "a2a" in row.arguments.get("cp_comm_type", "") else "ring")
+        ),
         moment_bytes=scalar(moment_bytes("muon", 4.0)[0] if row.arguments and row.optimizer == "muon" else 8.0),
     )
 

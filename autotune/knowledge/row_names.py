@@ -184,12 +184,6 @@ def beyond_columns(model: ModelSpec) -> bool:
     return bool(model.num_experts or model.latent or model.sliding_window or width != model.hidden_size)
 
 
-def expert_share(row: TableRow) -> float:
-    """Layers with experts as a share of all, by columns."""
-    flags = layers_with_experts(row)
-    return sum(flags) / len(flags)
-
-
 def layers_with_experts(row: TableRow) -> list[bool]:
     """Whether each layer has experts, by columns: a pattern of 0 and 1 as Megatron-LM writes it, every so many layers, or all
     but the first."""

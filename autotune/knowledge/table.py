@@ -230,11 +230,16 @@ class _Reading:
         if not network_understood(values.get("inter_bw")):
             assumed = "the device's usual network is assumed; say 8x 400 Gb/s per node, or 400 Gb/s per GPU"
             self._report(record, row_id, f"inter_bw {_short(values['inter_bw'])} states no rate that is understood: {assumed}")
+        named = any(word in str(values.get("notes", "")).lower() for word in ("kernel=", "flash", "sdpa"))
+        if "megatron-lm" in str(values.get("framework", "")).lower() and not (named or "transformer_impl" in record.cells):
+            assumed = "that of Megatron-LM in the device's years is assumed; say kernel=NAME in notes"
+            self._report(record, row_id, f"states no attention kernel: {assumed}")
         values["outcome"], problem = outcome_of(values, measured)
         if problem:
             self._report(record, row_id, problem)
         states = ARGUMENTS if "transformer_impl" in record.cells else ()
-        arguments = {name: cell for name, cell in record.cells.items() if name in states}
+        flags = {"True": "true", "False": "false", "TRUE": "true", "FALSE": "false"}
+        arguments = {name: flags.get(cell, cell) for name, cell in record.cells.items() if name in states}
         return TableRow(line=record.line, row_id=row_id, batch_problem=batch_problem, arguments=arguments, **values)
 
     def _is_copy(self, record: CsvRecord) -> bool:

@@ -87,7 +87,7 @@ def unpredictable(case: LintCase) -> str:
         return "the ranks do not divide the experts"
     borrows = case.framework.memory_arguments(case.imported.settings) is not None  # Megatron-LM's, whose memory is known
     ranks_of_experts = config.tensor_parallel_size * config.context_parallel_size // case.framework.expert_tensor(case)
-    if case.replicas * (ranks_of_experts if borrows else 1) % config.expert_parallel_size:
+    if case.replicas * (max(ranks_of_experts, 1) if borrows else 1) % config.expert_parallel_size:
         return "expert groups take more than data-parallel ranks, which the equations do not know"
     if model is not None and config.pipeline_parallel_size * config.virtual_stages > model.num_layers:
         return "there are more stages than layers"

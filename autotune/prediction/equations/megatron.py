@@ -6,7 +6,7 @@ it. No number was fitted to a measurement.
 
 import numpy as np
 
-from autotune.prediction.equations.cases import Array, Cases
+from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases
 from autotune.prediction.equations.software import (
     ALL_GATHER,
     BLOCK,
@@ -40,13 +40,17 @@ class _Rank:
         self.cases, self.megatron, self.shapes, self.layouts = cases, cases.megatron, cases.shapes, cases.layouts
         megatron, shapes, layouts = cases.megatron, cases.shapes, cases.layouts
         self.first, self.last, self.modules = first, last, last * shapes.modules
-        measured = np.isfinite(megatron.rank_layers) & (cases.software.measured_rank > 0)
         self.sparse = shapes.experts > 0
         share = np.where(self.sparse, shapes.expert_share, 0.0)
-        self.experts = np.where(measured, megatron.rank_expert_layers, layers * share)
-        self.dense = np.where(measured, megatron.rank_layers, layers) - self.experts
-        self.kept_experts = np.where(measured, megatron.kept_expert_layers, layers * share * in_flight)
-        self.kept_dense = np.where(measured, megatron.kept_layers, layers * in_flight) - self.kept_experts
+
+        def of_rank(ends: Array, kind: int, otherwise: Array) -> Array:
+            counts = np.where(last > 0, ends[:, 1, kind], ends[:, 0, kind])
+            return np.where(np.isfinite(counts) & (first + last > 0), counts, otherwise)
+
+        self.experts = of_rank(megatron.rank_layers, 1, layers * share)
+        self.dense = of_rank(megatron.rank_layers, 0, layers) - self.experts
+        self.kept_experts = of_rank(megatron.kept_layers, 1, layers * share * in_flight)
+        self.kept_dense = of_rank(megatron.kept_layers, 0, layers * in_flight) - self.kept_experts
         self.tokens: Array = layouts.micro_batch_size * shapes.sequence / layouts.context
         self.sequence_ranks = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
         self.in_fp8 = (megatron.fp8_recipe > 0) | (layouts.rounding_bytes > 0)
@@ -103,7 +107,7 @@ class _Rank:
             np.where(layouts.zero_stage >= 1, np.maximum(ranks / megatron.dist_optimizer_instances, 1.0), 1.0)
             for ranks in (layouts.shard, layouts.alike)
         )
-        master = 4.0
+        master = np.where(self.width < 4, 4.0, 0.0)  # fp32 parameters are their own
         states = (matrices / shard + experts / alike) * (master + layouts.moment_bytes)
         states = states + tables / shard * (master + layouts.other_moment_bytes)
         whole, local = matrices + tables + experts, (matrices + tables) / shard + experts / alike
@@ -170,7 +174,7 @@ class _Rank:
         limit = np.where(megatron.wgrad_deferral_limit > 0, megatron.wgrad_deferral_limit, np.inf)
         waiting = self.last * np.where(layouts.pipeline > 1, np.minimum(limit, layouts.accumulation - 1), 0.0)
         waiting = waiting * megatron.defer_embedding_wgrad * (self.width * self.vocabulary + self.hidden_state)
-        loader_mask = self.shapes.sequence / layouts.context
+        loader_mask = megatron.create_attention_mask * self.shapes.sequence / layouts.context
         everything: Array = kept + self.modules * (module + logits) + ends + waiting + loader_mask
         return everything
 
@@ -187,8 +191,9 @@ class _Rank:
         # Latent attention has its norm in a kernel of its own, which can be recomputed by itself.
         result = self.input_width / self.width * (1 - latent * self.recomputes("layernorm"))
         projects = 1 - self.recomputes("mla_up_proj")
-        # flash-attn's result has another order than the next product's input: both are kept.
-        outputs = np.where(megatron.attention_backend == FLASH, 2.0, 1.0) + np.where(self.in_fp8, 0.5, 0.0)
+        # The result of flash-attn, and that of some heads for all tokens, is copied for the next product: both are kept.
+        exchanged = (self.layouts.context > 1) & (self.layouts.context_parallel_method == CONTEXT_METHODS.index("ulysses"))
+        outputs = np.where((megatron.attention_backend == FLASH) | exchanged, 2.0, 1.0) + np.where(self.in_fp8, 0.5, 0.0)
         normed = megatron.qk_layernorm * (shapes.query + shapes.key_value)
         joined = shapes.query + 2 * shapes.key_value + outputs * shapes.query + normed
         joined = np.where(latent, projects * (2 * shapes.query + shapes.value) + outputs * shapes.value, joined)
@@ -246,8 +251,10 @@ class _Rank:
         shapes, layouts = self.shapes, self.layouts
         with_experts = self.experts + np.where(self.sparse, self.modules, 0.0) > 0
         dense = np.where(self.dense > 0, self.dense_ffn / layouts.tensor, 0.0)
-        experts = self.rows * (shapes.ffn / layouts.expert_tensor + shapes.hidden / shapes.matrices)
-        hidden = self.width * shapes.matrices * np.maximum(dense, np.where(with_experts, experts, 0.0))
+        # The input of the second product is freed before the gradient of the activation's input exists.
+        products = shapes.matrices - 1
+        experts = self.rows * (shapes.ffn / layouts.expert_tensor + shapes.hidden / products)
+        hidden = self.width * products * np.maximum(dense, np.where(with_experts, experts, 0.0))
         layer = self.attention() + np.where(with_experts, self.expert_mlp(), self.mlp())
         again = np.where(self.megatron.recompute_method == BLOCK, 1.0, self.megatron.recompute_num_layers)
         again = np.where(layouts.activation_checkpointing == 2, again, 0.0)

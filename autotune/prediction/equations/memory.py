@@ -182,7 +182,12 @@ def rank_memory(
         return _module_memory(cases, rates, pipeline_rank)
     states_arguments = (cases.megatron.states > 0) & (cases.shapes.frozen_bytes == 0)
     if np.any(states_arguments):
-        exact = _megatron_memory(cases, rates, layers, pipeline_rank, first, last)
+        # Nothing is fitted to Megatron-LM but the context and what the allocator adds.
+        terms = allocated_bytes(cases, layers, in_flight(cases, pipeline_rank), first, last)
+        host, allocated = terms.pop("host"), reduce(np.add, (terms[tag] for tag in TAGS[:5]))
+        terms["reserved"] = (np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2) - 1) * allocated
+        terms["context"], used = rates.context_bytes + 0 * allocated, allocated + rates.context_bytes
+        exact = Memory(by_tag={tag: terms[tag] for tag in TAGS}, used=used, host=host, stage=pipeline_rank + 0 * used)
         if np.all(states_arguments):
             return exact
         others = replace(cases, megatron=Megatron())
@@ -439,19 +444,6 @@ def _module_memory(cases: Cases, rates: Coefficients, pipeline_rank: Array) -> M
     return Memory(
         by_tag={tag: tags[tag] for tag in TAGS}, used=used + tags["context"], host=tags["host"], stage=pipeline_rank + 0 * used
     )
-
-
-def _megatron_memory(
-    cases: Cases, rates: Coefficients, layers: Array, pipeline_rank: Array, first: Array, last: Array
-) -> Memory:
-    """Of a rank of Megatron-LM whose arguments are stated: nothing is fitted but the context and what the allocator adds."""
-    tags = allocated_bytes(cases, layers, in_flight(cases, pipeline_rank), first, last)
-    host = tags.pop("host")
-    allocated = reduce(np.add, tags.values())
-    tags["reserved"] = (np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2) - 1) * allocated
-    tags["context"] = rates.context_bytes + 0 * allocated
-    stage = pipeline_rank + 0 * allocated
-    return Memory(by_tag={tag: tags[tag] for tag in TAGS}, used=allocated + rates.context_bytes, host=host, stage=stage)
 
 
 def _where(chosen: Flags, first: Memory, second: Memory) -> Memory:

@@ -1,6 +1,7 @@
 """What training software does to memory and time: a record, and the profiles of this project's engines."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -109,18 +110,11 @@ def _scalar(value: float) -> Array:
 MIB = 2.0**20
 
 
-def _number(default: float = 0.0) -> Any:
-    return field(default_factory=lambda: _scalar(default), metadata={"words": ()})
+def _argument(*words: str, default: float = 0.0) -> Any:
+    return field(default_factory=lambda: _scalar(default), metadata={"words": words})
 
 
-def _flag(default: bool = False) -> Any:
-    return field(default_factory=lambda: _scalar(float(default)), metadata={"words": ("false", "true")})
-
-
-def _choice(*words: str) -> Any:
-    return field(default_factory=lambda: _scalar(0.0), metadata={"words": words})
-
-
+FLAG = ("false", "true")
 RECOMPUTED_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 """`recompute_modules` is encoded as the sum of 2 to the power of their indices here."""
 FLASH, UNFUSED, NATIVE_LOSS, ENGINE_LOSS, ALL_GATHER, BLOCK = 0.0, 2.0, 1.0, 2.0, 0.0, 1.0
@@ -132,52 +126,50 @@ class Megatron:
     """Arguments of Megatron-LM beyond a model's shape and a layout, which decide what it keeps. Arrays over cases; flags are 0
     or 1, choices indices of the words of their field; defaults are Megatron-LM's."""
 
-    states: Array = _flag()
+    states: Array = _argument(*FLAG)
     """Whether the case is one of Megatron-LM whose arguments are stated: only then the equations apply."""
-    transformer_impl: Array = _choice("transformer_engine", "local")
-    attention_backend: Array = _choice("flash", "fused", "unfused", "local")
+    transformer_impl: Array = _argument("transformer_engine", "local")
+    attention_backend: Array = _argument("flash", "fused", "unfused", "local")
     """`auto` is the one that Transformer Engine chooses on the device (`megatron_of`)."""
-    deterministic: Array = _flag()
-    attention_dropout: Array = _number(0.1)
-    hidden_dropout: Array = _number(0.1)
-    bias_linear: Array = _flag(True)
-    qk_layernorm: Array = _flag()
-    bias_gelu_fusion: Array = _flag(True)
+    deterministic: Array = _argument(*FLAG)
+    attention_dropout: Array = _argument(default=0.1)
+    hidden_dropout: Array = _argument(default=0.1)
+    create_attention_mask: Array = _argument(*FLAG, default=1.0)
+    """Whether the loader makes a mask of a byte for each pair of tokens, which Transformer Engine does not read."""
+    bias_linear: Array = _argument(*FLAG, default=1.0)
+    qk_layernorm: Array = _argument(*FLAG)
+    bias_gelu_fusion: Array = _argument(*FLAG, default=1.0)
     """Whether the activation of an MLP is one kernel."""
-    persist_layer_norm: Array = _flag(True)
+    persist_layer_norm: Array = _argument(*FLAG, default=1.0)
     """Without it and without Transformer Engine Apex is missing, which has the fused softmax too."""
-    gradient_accumulation_fusion: Array = _flag(True)
-    cross_entropy_fusion: Array = _choice("none", "native", "te")
-    defer_embedding_wgrad: Array = _flag()
+    gradient_accumulation_fusion: Array = _argument(*FLAG, default=1.0)
+    cross_entropy_fusion: Array = _argument("none", "native", "te")
+    defer_embedding_wgrad: Array = _argument(*FLAG)
     """Whether gradients of the output projection are computed after the last micro-batch."""
-    wgrad_deferral_limit: Array = _number(2.0)
+    wgrad_deferral_limit: Array = _argument(default=2.0)
     """Micro-batches that wait for it; 0: all. Two in all of NVIDIA's tests, though Megatron-LM's default is 0."""
-    dist_optimizer_instances: Array = _number(1.0)
-    dispatcher: Array = _choice("allgather", "alltoall", "flex")
-    grouped_gemm: Array = _flag()
-    permute_fusion: Array = _flag()
-    recompute_modules: Array = _number()
+    dist_optimizer_instances: Array = _argument(default=1.0)
+    dispatcher: Array = _argument("allgather", "alltoall", "flex")
+    grouped_gemm: Array = _argument(*FLAG)
+    permute_fusion: Array = _argument(*FLAG)
+    recompute_modules: Array = _argument()
     """What selective recomputation recomputes; 0: `core_attn`."""
-    recompute_method: Array = _choice("uniform", "block")
-    recompute_num_layers: Array = _number(1.0)
+    recompute_method: Array = _argument("uniform", "block")
+    recompute_num_layers: Array = _argument(default=1.0)
     """Layers of each recomputed unit, or of a stage that are recomputed (`block`)."""
-    activation_offload: Array = _flag()
+    activation_offload: Array = _argument(*FLAG)
     """Whether the inputs of all modules that can be offloaded are, but those of the last layer."""
-    fp8_param_gather: Array = _flag()
+    fp8_param_gather: Array = _argument(*FLAG)
     """Whether matrices exist in fp8 only, besides the optimizer's copy."""
-    fp8_recipe: Array = _choice("none", "tensorwise", "delayed", "blockwise", "mxfp8")
-    stream_workspace: Array = _number(32 * MIB)
+    fp8_recipe: Array = _argument("none", "tensorwise", "delayed", "blockwise", "mxfp8")
+    stream_workspace: Array = _argument(default=32 * MIB)
     """Bytes that cuBLAS has for each stream and thread: `CUBLAS_WORKSPACE_CONFIG`, else torch's default for the device."""
-    engine_workspace: Array = _number(32 * MIB)
+    engine_workspace: Array = _argument(default=32 * MIB)
     """Bytes that Transformer Engine has for its products: 32 MiB since Hopper, 4 MiB before."""
-    rank_layers: Array = _number(np.nan)
-    """Layers of the measured rank; NaN: as the pipeline is divided evenly."""
-    rank_expert_layers: Array = _number(np.nan)
-    """Those of them with experts."""
-    kept_layers: Array = _number(np.nan)
-    """Layers whose activations the rank keeps at its peak, of all micro-batches in flight."""
-    kept_expert_layers: Array = _number(np.nan)
-    """Those of them with experts."""
+    rank_layers: Array = field(default_factory=lambda: np.full((1, 2, 2), np.nan))
+    """(n, 2, 2) All layers, and those with experts, of the first and of the last pipeline rank; NaN: as divided evenly."""
+    kept_layers: Array = field(default_factory=lambda: np.full((1, 2, 2), np.nan))
+    """(n, 2, 2) The same of layers whose activations the rank keeps at its peak, of all micro-batches in flight."""
 
 
 def megatron_of(words: Mapping[str, str], device: str) -> Megatron:
@@ -189,30 +181,27 @@ def megatron_of(words: Mapping[str, str], device: str) -> Megatron:
     """
     recent = not device.startswith(("v100", "a100", "a800", "a40", "a10"))
     # Transformer Engine takes cuDNN's kernel since Hopper (deterministic: on Hopper only), else flash-attn's.
-    deterministic = words.get("deterministic", "").lower() == "true"
-    automatic = "fused" if device.startswith(("h", "gh")) or (recent and not deterministic) else "flash"
+    fused = device.startswith(("h", "gh")) or (recent and words.get("deterministic", "").lower() != "true")
+    stated = {name: word for name, word in words.items() if word not in ("", "auto")}
+    chosen = {"attention_backend": "fused" if fused else "flash", **stated}
+    if words.get("transformer_impl") == "local":
+        chosen["attention_backend"] = "local"
+    pools = re.findall(r":(\d+):(\d+)", words.get("cublas_workspace", ""))  # KiB of each chunk, and chunks
+    workspace = sum(int(size) * int(chunks) for size, chunks in pools) * 1024
     values = {
         "states": _scalar(1.0),
-        "stream_workspace": _scalar((32 if recent or words.get("cublas_workspace") else 8.125) * MIB),
+        "stream_workspace": _scalar(workspace or (32 if recent else 8.125) * MIB),
         "engine_workspace": _scalar((32 if recent else 4) * MIB),
     }
     for item in fields(Megatron):
-        word = words.get(item.name, "").lower()
-        if item.name == "attention_backend":
-            word = "local" if words.get("transformer_impl") == "local" else automatic if word in ("", "auto") else word
-        choices = item.metadata["words"]
-        if not word or item.name in values:
-            continue
-        if choices:
-            index = next((number for number, choice in enumerate(choices) if word.startswith(choice)), None)
-            if index is not None:
-                values[item.name] = _scalar(index)
-        elif item.name == "recompute_modules":
-            values[item.name] = _scalar(
-                sum(2 ** RECOMPUTED_MODULES.index(name) for name in word.split() if name in RECOMPUTED_MODULES)
-            )
-        else:
-            values[item.name] = _scalar(float(word))
+        word, choices = chosen.get(item.name, "").lower(), item.metadata.get("words", ())
+        index = next((float(number) for number, choice in enumerate(choices) if word.startswith(choice)), None)
+        if item.name == "recompute_modules":
+            index = float(sum(2 ** RECOMPUTED_MODULES.index(name) for name in word.split() if name in RECOMPUTED_MODULES))
+        elif not choices and re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", word):
+            index = float(word)
+        if index is not None and item.name not in values:
+            values[item.name] = _scalar(index)
     return Megatron(**values)
 
 

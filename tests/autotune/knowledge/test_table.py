@@ -25,6 +25,12 @@ def test_a_row_is_read_as_its_columns_say(tmp_path: Path) -> None:
     assert peak_bytes(got) == 2 * GIB
 
 
+@pytest.mark.parametrize(("notes", "assumes"), [("", True), ("kernel=flash attention", False)])
+def test_an_attention_kernel_that_is_assumed_is_named(notes: str, assumes: bool, tmp_path: Path) -> None:
+    problems = read(tmp_path, row("a", framework="Megatron-LM", notes=notes)).problems
+    assert any("states no attention kernel" in problem.problem for problem in problems) == assumes
+
+
 def test_every_field_of_a_row_is_a_column() -> None:
     own = {"line", "batch_problem", "arguments"}
     assert {name for name in TableRow.__dataclass_fields__ if name not in own} == set(COLUMNS)

@@ -1,15 +1,24 @@
 """The memory of Megatron-LM: sums of terms that its source shows, written out by hand for a small model."""
 
+import dataclasses
 import os
 from pathlib import Path
 
 import pytest
 
-from autotune.knowledge.row_cases import cases_of_rows
+from autotune.frameworks.framework import Surroundings
+from autotune.frameworks.read import read_written
+from autotune.knowledge.row_cases import cases_of_rows, refusal
 from autotune.knowledge.table import CsvRecord, read_records
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import memory
+from autotune.prediction.planning.estimate import StepEstimate, estimates
+from autotune.prediction.planning.question import question_of
+from autotune.recipes.lint import lint
 from benchmarks.prediction.megatron_golden import classes, judged
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.trial_config import TrialConfig
 
 DATA = Path(os.environ.get("AUTOTUNE_DATA", Path(__file__).parents[5] / "shared" / "data"))
 MIB = 2**20
@@ -40,7 +49,8 @@ LATENT = {
 
 def tags(**cells: object) -> dict[str, float]:
     """Bytes by tag of the row with these cells."""
-    record = CsvRecord(line=2, cells={name: str(cell) for name, cell in {**DENSE, **cells}.items()})
+    stated = {name: str(cell) for name, cell in {**DENSE, **cells}.items() if cell != ""}
+    record = CsvRecord(line=2, cells=stated)
     rows, problems = read_records([record])
     assert not problems
     found = memory(cases_of_rows(rows), Coefficients())
@@ -93,6 +103,7 @@ def test_an_argument_changes_activations_by_what_it_keeps(cells: dict[str, objec
         ({"zero_stage": 0}, "optimizer_state", 8),
         ({"dist_optimizer_instances": 2}, "optimizer_state", 2),
         ({"precision": "fp16"}, "gradients", 1 / 2),
+        ({"precision": "fp32"}, "optimizer_state", 8 / 12),
         ({"zero_stage": 3}, "parameters", 1 / 8),
         ({"fp8_recipe": "tensorwise"}, "parameters", 2 - ((V + S) * H + 2 * H) / PARAMETERS),
         ({"cublas_workspace": "", "gpu_type": "A100-SXM-80GB"}, "buffers", (2 * 8.125 + 4) / 96),
@@ -149,6 +160,114 @@ def test_latent_attention_keeps_narrow_vectors_and_wide_heads() -> None:
 def test_deferred_gradients_of_the_output_projection_wait_with_their_inputs() -> None:
     deferred = tags(pp=4, defer_embedding_wgrad="True")["activations"] - tags(pp=4)["activations"]
     assert deferred == pytest.approx(2 * 2 * B * S * (V + H))
+
+
+LLAMA = {
+    "gpu_type": "B200-SXM-180GB", "seq_len": 4096, "micro_batch": 1, "sequence_parallel": "true", "swiglu": "True",
+    "normalization": "RMSNorm", "tied_embeddings": "False", "position": "rope", "bias_linear": "False", "kv_channels": 128,
+    "attention_dropout": 0.0, "hidden_dropout": 0.0, "cross_entropy_fusion": "te", "create_attention_mask": "False",
+    "gradient_accumulation_fusion": "True", "attention_backend": "auto", "deterministic": "False", "cublas_workspace": "",
+    "vocab": 128256, "mem_kind": "allocated GiB",
+}  # fmt: skip
+LLAMA_70B = LLAMA | {"num_layers": 12, "hidden": 8192, "ffn_hidden": 28672, "heads": 64, "kv_heads": 8}
+LLAMA_405B = LLAMA | {"num_layers": 4, "hidden": 16384, "ffn_hidden": 53248, "heads": 128, "kv_heads": 16}
+DEEPSEEK = LLAMA | LATENT | {
+    "num_layers": 4, "kv_channels": "", "heads": 128, "kv_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
+    "qk_head_dim": 128, "qk_pos_dim": 64, "v_head_dim": 128, "moe_layer_freq": "([0]*1+[1]*3)", "dispatcher": "alltoall",
+    "grouped_gemm": "True", "permute_fusion": "True", "etp": 1, "sequence_parallel": "false",
+}  # fmt: skip
+DEEPSEEK_V2 = DEEPSEEK | {
+    "hidden": 5120, "ffn_hidden": 12288, "experts": 160, "topk": 6, "moe_ffn": 1536, "shared_expert": 3072, "vocab": 102400,
+}  # fmt: skip
+DEEPSEEK_V3 = DEEPSEEK | {
+    "hidden": 7168, "ffn_hidden": 18432, "experts": 256, "topk": 8, "moe_ffn": 2048, "shared_expert": 2048, "vocab": 129280,
+}  # fmt: skip
+PUBLISHED = [
+    (LLAMA_70B | {"pp": 2}, 66.55), (LLAMA_70B | {"tp": 2}, 60.68), (LLAMA_70B | {"tp": 4}, 39.07),
+    (LLAMA_70B | {"tp": 8}, 28.29),
+    (LLAMA_405B | {"pp": 2}, 87.08), (LLAMA_405B | {"tp": 2}, 81.59), (LLAMA_405B | {"tp": 4}, 52.89),
+    (LLAMA_405B | {"tp": 8}, 38.57),
+    (LLAMA_70B | {"tp": 2, "cp": 4, "seq_len": 32768}, 68.43), (LLAMA_70B | {"cp": 8, "seq_len": 32768}, 104.51),
+    (LLAMA_405B | {"tp": 2, "cp": 4, "seq_len": 32768}, 87.03), (LLAMA_405B | {"cp": 8, "seq_len": 32768}, 139.22),
+    (LLAMA_70B | {"tp": 2, "cp": 4, "seq_len": 131072}, 112.67), (LLAMA_70B | {"cp": 8, "seq_len": 131072}, 147.99),
+    (LLAMA_405B | {"tp": 2, "cp": 4, "seq_len": 131072}, 118.13), (DEEPSEEK_V2 | {"ep": 8}, 45.63),
+    (DEEPSEEK_V2 | {"ep": 4, "pp": 2}, 44.70), (DEEPSEEK_V3 | {"ep": 8}, 104.30), (DEEPSEEK_V3 | {"ep": 4, "pp": 2}, 114.00),
+]  # fmt: skip
+"""Cells -> GiB allocated on the fullest rank of eight B200 [MooreThreads/SimuMax, docs/b200/b200_release_v1.2_summary.md]. Its
+context parallelism exchanges heads, and its runs with more micro-batches have the same memory."""
+
+
+@pytest.mark.parametrize(("cells", "gib"), PUBLISHED, ids=str)
+def test_published_runs_of_large_models_are_predicted(cells: dict[str, object], gib: float) -> None:
+    ranks = int(str(cells.get("tp", 1))) * int(str(cells.get("pp", 1))) * int(str(cells.get("cp", 1)))
+    exchanged = {"cp_comm_type": "a2a"} if "cp" in cells else {}
+    found = tags(**{**cells, **exchanged, "global_batch": 4 * (8 // ranks)})
+    allocated = sum(found[tag] for tag in ("parameters", "gradients", "optimizer_state", "activations", "buffers"))
+    assert allocated / 2**30 == pytest.approx(gib, rel=0.011)
+
+
+SCRIPT = """#!/bin/bash
+export CUBLAS_WORKSPACE_CONFIG=:4096:8 CUDA_DEVICE_MAX_CONNECTIONS=1
+torchrun --nproc_per_node 8 pretrain_gpt.py --num-layers 12 --hidden-size 512 --num-attention-heads 8 --micro-batch-size 4 \\
+  --global-batch-size 32 --seq-length 1024 --max-position-embeddings 1024 --vocab-size 50257 --bf16 --lr 1e-4 \\
+  --make-vocab-size-divisible-by 128 --use-distributed-optimizer --deterministic-mode --no-gradient-accumulation-fusion {more}
+"""
+MORE = {
+    "--attention-backend unfused": {},
+    "--attention-backend flash --hidden-dropout 0 --disable-bias-linear": {
+        "attention_backend": "flash", "hidden_dropout": 0.0, "bias_linear": "False",
+    },
+    "--pipeline-model-parallel-size 4 --attention-backend fused --cross-entropy-loss-fusion": {
+        "pp": 4, "attention_backend": "fused", "cross_entropy_fusion": "native",
+    },
+    "--tensor-model-parallel-size 2 --sequence-parallel --num-experts 8 --moe-router-topk 2 --expert-model-parallel-size 8 "
+    "--expert-tensor-parallel-size 1 --moe-grouped-gemm --disable-bias-linear --attention-backend fused": {
+        "tp": 2, "sequence_parallel": "true", "ep": 8, "etp": 1, "experts": 8, "topk": 2, "moe_ffn": 4 * H,
+        "bias_linear": "False", "grouped_gemm": "True", "attention_backend": "fused", "vocab": 50432,
+    },
+}  # fmt: skip
+"""Arguments of a script -> the cells of a row that state the same."""
+
+
+@pytest.mark.parametrize("more", MORE, ids=lambda more: more.split()[0] + str(len(more)))
+def test_a_script_is_predicted_as_the_row_with_its_arguments(more: str, tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    path.write_text(SCRIPT.format(more=more), encoding="utf-8")
+    outlook = lint(read_written(path, "megatron")[0], Surroundings(cluster=resolve_cluster("dgx-h100:1"))).outlook
+    assert isinstance(outlook, StepEstimate), outlook
+    row = tags(**MORE[more])
+    for tag in ("parameters", "gradients", "optimizer_state", "activations", "buffers"):
+        assert outlook.ranks[-1].by_tag[tag] == pytest.approx(row[tag], rel=1e-6), tag
+
+
+def test_a_plan_for_its_export_keeps_what_megatron_keeps() -> None:
+    model, cluster = resolve_model("llama-3-8b"), resolve_cluster("dgx-h100:1")
+    native = question_of(model, cluster, global_batch_size=64, sequence_length=4096)
+    exported = dataclasses.replace(native, simple="megatron")
+    config = TrialConfig(tensor_parallel_size=2, sequence_parallel=True, zero_stage=1, precision="bf16")
+    bytes_of = {simple: estimates(question, [config])[0].ranks[0].by_tag for simple, question in
+                ((None, native), ("megatron", exported))}  # fmt: skip
+    tokens, h, ffn = 4096, 4096, 14336
+    layer = 2 * tokens * (4 * h + h + 2 * 1024 + h + 3 * ffn) / 2 + 4 * 32 * tokens / 2
+    ends, logits = 2 * 2 * tokens * h / 2 + tokens * 4096, 6 * tokens * 128_256 / 2
+    assert bytes_of["megatron"]["activations"] == pytest.approx(32 * layer + ends + logits, rel=1e-3)
+    assert bytes_of["megatron"]["activations"] < bytes_of[None]["activations"]
+
+
+def test_an_embedding_with_a_stage_of_its_own_is_no_fault(tmp_path: Path) -> None:
+    path = tmp_path / "train.sh"
+    more = "--pipeline-model-parallel-size 4 --num-virtual-stages-per-pipeline-rank 2 --account-for-embedding-in-pipeline-split"
+    text = SCRIPT.format(more=f"{more} --account-for-loss-in-pipeline-split").replace("--num-layers 12", "--num-layers 6")
+    path.write_text(text, encoding="utf-8")
+    assert not lint(read_written(path, "megatron")[0], Surroundings(cluster=resolve_cluster("dgx-h100:1"))).findings
+
+
+@pytest.mark.parametrize("cells", [{"etp": "two"}, {"pipeline_layout": "Ett|tL", "pp": 2, "experts": 8, "topk": 2, "ep": 8,
+                                    "moe_layer_freq": "[1]*2"}, {"kv_channels": "wide"}], ids=str)  # fmt: skip
+def test_arguments_that_cannot_be_read_skip_the_row(cells: dict[str, object]) -> None:
+    record = CsvRecord(line=2, cells={name: str(cell) for name, cell in {**DENSE, **cells}.items()})
+    (got,), _ = read_records([record])
+    assert "do not belong together" in (refusal(got) or "")
 
 
 @pytest.mark.skipif(not (DATA / "megatron_golden_visible.csv").exists(), reason="needs ../shared/data, or AUTOTUNE_DATA")
