@@ -50,7 +50,7 @@ from search_spaces.placeholders import accelerate_accumulation, environment_of
 from search_spaces.plain import from_plain
 from search_spaces.trial_config import TrialConfig
 
-SWEEP_SECONDS, START_SECONDS, HAND_SECONDS = 1200.0, 150.0, 8.0
+SWEEP_SECONDS, START_SECONDS, HAND_SECONDS = 1200.0, 150.0, 6.0
 FIRST_STEPS = 5
 """First steps that are left out of the rate of a run by hand."""
 
@@ -232,15 +232,24 @@ def row_of(entry: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
     first = [name, entry["commit"], str(entry.get("ranks", 2))]
     said = "; ".join([result["said"], *result.get("messages", ())]).replace("|", "/")
     if "true" not in result:
-        return [*first, *"-----", said]
+        return [*first, *"------", said]
     gain, hand = result["gain"], result["by_hand"]
     knobs = " ".join(str(value) if name == "script" else f"{name}={value}" for name, value in result["rival"].items())
     answer = (
         f"{knobs}: {gain['mean']:.3g}x [{gain['low']:.3g}, {gain['high']:.3g}]" if not result["is_baseline"] else "the baseline"
     )
     ratios = [b / a for a, b in zip(hand["baseline"], hand.get("rival", ()), strict=False)]
-    confirmed = ", ".join(f"{ratio:.3g}x" for ratio in ratios) + f" for {knobs}" * result["is_baseline"]
-    return [*first, f"{result['true']:.4g}", f"{result['sweep']:.4g}", answer, confirmed, result["losses_equal"], said]
+    confirmed = ", ".join(f"{ratio:.3g}x" for ratio in ratios) + f" ({knobs})" * result["is_baseline"]
+    return [
+        *first,
+        f"{result['true']:.4g}",
+        f"{result['sweep']:.4g}",
+        f"{result['largest_error']:.2%}",
+        answer,
+        confirmed,
+        result["losses_equal"],
+        said,
+    ]
 
 
 def main() -> None:
@@ -256,7 +265,7 @@ def main() -> None:
     programs = tomllib.loads(options.list.read_text())
     if options.table:
         results = {result["program"]: result for result in map(json.loads, options.results.read_text().splitlines())}
-        headings = ["program", "commit", "ranks", "true", "sweep", "best", "by hand", "losses equal", "said"]
+        headings = ["program", "commit", "ranks", "true", "sweep", "most differs", "best", "by hand", "losses equal", "said"]
         rows = (row_of(entry, results[entry["name"]]) for entry in programs["program"] if entry["name"] in results)
         print("\n".join(table(headings, rows)))
         return
