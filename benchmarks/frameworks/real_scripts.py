@@ -133,14 +133,17 @@ class Program:
         """
         scale = self.batch / self.samples(trial)
         seconds = [value / scale for value in trial["result"]["step_seconds"]]
+        slow = re.search(r"1 of (\d+) steps takes", trial["result"]["message"])  # its time is spread over as many steps
         least, mean, port = math.inf, math.nan, ""
         for path in (self.scratch / "sweep").glob("steps-*.jsonl"):
             between = [after["clock"] - before["clock"] for before, after in pairwise(steps_in(path))]
             for start in range(len(between) - len(seconds) + 1):
-                window = between[start : start + len(seconds)]
-                error = statistics.median(abs(a / b - 1) for a, b in zip(seconds, window, strict=True))
+                fitting = between[start : start + len(seconds)] if slow else fitting_steps(seconds, between[start:])
+                errors = [own - observed for own, observed in zip(seconds, fitting, strict=True)]
+                error = statistics.median(abs(b - a) for a, b in pairwise(errors)) if slow else sum(map(abs, errors))
                 if error < least:
-                    least, mean, port = error, statistics.fmean(window), path.name.split("-")[1]
+                    whole = len(fitting) % int(slow[1]) if slow else 0
+                    least, mean, port = error, statistics.fmean(fitting[whole:]), path.name.split("-")[1]
         return mean, [step["losses"] for step in steps_of_rank_0(self.scratch / "sweep", port)]
 
     def by_hand(self, trial: Mapping[str, Any], command: CommandModel, name: str) -> Steps:
@@ -201,6 +204,16 @@ def steps_in(path: Path) -> Steps:
 
 def steps_of_rank_0(observations: Path, port: str = "*") -> Steps:
     return max((steps_in(path) for path in observations.glob(f"steps-{port}-0-*.jsonl")), key=len, default=[])
+
+
+def fitting_steps(seconds: Sequence[float], between: Sequence[float]) -> list[float]:
+    """The observed times that fit those of a trial, which leaves out steps with an evaluation or a checkpoint."""
+    fitting, at = [], 0
+    for index, value in enumerate(seconds):
+        last = min(at + 3, len(between) - len(seconds) + index)
+        at = min(range(at, last + 1), key=lambda near: abs(between[near] / value - 1)) + 1
+        fitting.append(between[at - 1])
+    return fitting
 
 
 def equal_steps(first: Sequence[Any], second: Sequence[Any]) -> str:
