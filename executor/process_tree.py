@@ -191,14 +191,21 @@ _recorded: set[int] = set()
 
 
 def extensions_folder() -> Path:
-    """This process's folder, without interrupted builds. It contains the finished builds of earlier holders.
+    """This process's folder, without interrupted builds and without locks. It contains the finished builds of earlier holders.
+
+    A lock of torch before 2.14 shows an interrupted build, for which every later build would wait. From 2.14 on, each build
+    has one. A build is finished if ninja's log contains its library.
 
     Raises:
         OSError: no folder can be written.
     """
     folder = next(iter(_locked_folders), None) or _claim_folder()
     for lock in list(folder.glob("**/lock")):
-        shutil.rmtree(lock.parent, ignore_errors=True)
+        log = lock.with_name(".ninja_log")
+        if log.exists() and re.search(r"\.so\t", log.read_text(encoding="utf-8", errors="replace")):
+            lock.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(lock.parent, ignore_errors=True)
     return folder
 
 

@@ -3,15 +3,7 @@
     python -m benchmarks.frameworks.real_scripts LIST.toml --results FILE.jsonl [--only NAME ...] [--python PROGRAM]
     python -m benchmarks.frameworks.real_scripts LIST.toml --results FILE.jsonl --table
 
-Each `[[program]]` of the list (`benchmarks/data/real-scripts.toml`) has:
-    name, commit: for the table.
-    folder: where it runs, relative to `--programs`. The programs themselves are not part of this repository.
-    options, command: those of `autotune sweep`. `PYTHON` in the command is the Python of `--python`.
-    samples: samples of a step over all ranks, by reading the program: a number, or an expression of its knobs.
-    ranks (2), environment, clean, note: may be left out. `clean`: files that the program would resume from.
-    shims: names of Python codes in the table `[shims]`, run at the start of each rank, so that a program for GPUs runs on CPUs.
-    data: the name of a bash script in the table `[data]`, run in the folder before the sweep, which makes synthetic data.
-
+The list (`benchmarks/data/real-scripts.toml`) says what its fields are. The programs are not part of this repository.
 For each program, in this order:
 
 1. A sweep. `step_observer.py` writes the time of each step of each trial. The steps that a trial timed are searched among
@@ -50,12 +42,10 @@ from search_spaces.placeholders import accelerate_accumulation, environment_of
 from search_spaces.plain import from_plain
 from search_spaces.trial_config import TrialConfig
 
-SWEEP_SECONDS, START_SECONDS, HAND_SECONDS = 1200.0, 150.0, 8.0
+SWEEP_SECONDS, START_SECONDS, HAND_SECONDS = 1200.0, 150.0, 6.0
 FIRST_STEPS = 5
 """First steps that are left out of the rate of a run by hand."""
-
-Steps = Sequence[Mapping[str, Any]]
-"""Lines of the observer."""
+Steps = Sequence[Mapping[str, Any]]  # lines of the observer
 
 
 class Program:
@@ -71,8 +61,8 @@ class Program:
         if "data" in entry:
             subprocess.run(["bash", "-ec", codes["data"][entry["data"]].replace("PYTHON", python)], cwd=self.folder, check=True)
         variables = {
-            "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1",
-            "TOKENIZERS_PARALLELISM": "false", "SHIM": "\n".join(codes["shims"][name] for name in entry.get("shims", ())),
+            "OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false",
+            "SHIM": "\n".join(codes["shims"][name] for name in entry.get("shims", ())),
             **entry.get("environment", {}),
         }  # fmt: skip
         self.passed = [word for name in (*variables, "STEP_OBSERVER") for word in ("--pass-environment", name)]
@@ -108,8 +98,7 @@ class Program:
         document = json.loads((self.scratch / "best.json").read_text())
         command = from_plain(CommandModel, document["job"]["request"]["command"])
         self.batch = document["job"]["request"]["global_batch_size"]
-        measured = [trial for trial in trials if trial["outcome"] == "OK"]
-        baseline = trials[0]
+        baseline, measured = trials[0], [trial for trial in trials if trial["outcome"] == "OK"]
         rivals = [trial for trial in measured if trial["config"] != baseline["config"]]
         best = next((trial for trial in rivals if trial["config"] == document["best"]["config"]), None)
         rival = best or max(rivals, key=rate_of, default=None)
@@ -117,11 +106,8 @@ class Program:
         matched = {trial["number"]: self.matching_steps(trial) for trial in measured}
         true = {number: seconds and self.samples(trials[number]) / seconds for number, (seconds, _) in matched.items()}
         own = [trial["number"] for trial in measured if trial["config"] == baseline["config"]]
-        by_hand: dict[str, list[Steps]] = {"baseline": [], "rival": []}
-        for turn in range(2):
-            by_hand["baseline"].append(self.by_hand(baseline, command, f"baseline-{turn}"))
-            by_hand["rival"] += [self.by_hand(rival, command, f"rival-{turn}")] if rival else []
-        losses = [[step["losses"] for step in steps] for steps in by_hand["baseline"]]
+        turns = [(trial, self.by_hand(trial, command, str(turn))) for turn, trial in enumerate((baseline, rival) * 2) if trial]
+        losses = [[step["losses"] for step in steps] for trial, steps in turns if trial is baseline]
         return {
             **result,
             "true": statistics.fmean(true[number] for number in own),
@@ -131,9 +117,8 @@ class Program:
             "rival": changed,
             "gain": document["decision"]["gain"],
             "by_hand": {
-                name: [self.hand_rate(steps, trial) for steps in by_hand[name]]
-                for name, trial in (("baseline", baseline), ("rival", rival))
-                if trial
+                name: [self.hand_rate(steps, trial) for trial, steps in turns if trial is which]
+                for name, which in (("baseline", baseline), ("rival", rival))
             },
             "losses_equal": equal_steps(matched[own[0]][1], losses[0]),
             "losses_repeat": equal_steps(*losses),
@@ -148,14 +133,17 @@ class Program:
         """
         scale = self.batch / self.samples(trial)
         seconds = [value / scale for value in trial["result"]["step_seconds"]]
+        slow = re.search(r"1 of (\d+) steps takes", trial["result"]["message"])  # its time is spread over as many steps
         least, mean, port = math.inf, math.nan, ""
         for path in (self.scratch / "sweep").glob("steps-*.jsonl"):
             between = [after["clock"] - before["clock"] for before, after in pairwise(steps_in(path))]
             for start in range(len(between) - len(seconds) + 1):
-                window = between[start : start + len(seconds)]
-                error = statistics.median(abs(a / b - 1) for a, b in zip(seconds, window, strict=True))
+                fitting = between[start : start + len(seconds)] if slow else fitting_steps(seconds, between[start:])
+                errors = [own - observed for own, observed in zip(seconds, fitting, strict=True)]
+                error = statistics.median(abs(b - a) for a, b in pairwise(errors)) if slow else sum(map(abs, errors))
                 if error < least:
-                    least, mean, port = error, statistics.fmean(window), path.name.split("-")[1]
+                    whole = len(fitting) % int(slow[1]) if slow else 0
+                    least, mean, port = error, statistics.fmean(fitting[whole:]), path.name.split("-")[1]
         return mean, [step["losses"] for step in steps_of_rank_0(self.scratch / "sweep", port)]
 
     def by_hand(self, trial: Mapping[str, Any], command: CommandModel, name: str) -> Steps:
@@ -204,7 +192,6 @@ class Program:
 
 
 def rate_of(trial: Mapping[str, Any]) -> float:
-    """Samples/s of a trial."""
     return float(trial["result"]["samples_per_second"]["mean"])
 
 
@@ -216,8 +203,17 @@ def steps_in(path: Path) -> Steps:
 
 
 def steps_of_rank_0(observations: Path, port: str = "*") -> Steps:
-    """The observed steps of rank 0 of the run with a port."""
     return max((steps_in(path) for path in observations.glob(f"steps-{port}-0-*.jsonl")), key=len, default=[])
+
+
+def fitting_steps(seconds: Sequence[float], between: Sequence[float]) -> list[float]:
+    """The observed times that fit those of a trial, which leaves out steps with an evaluation or a checkpoint."""
+    fitting, at = [], 0
+    for index, value in enumerate(seconds):
+        last = min(at + 3, len(between) - len(seconds) + index)
+        at = min(range(at, last + 1), key=lambda near: abs(between[near] / value - 1)) + 1
+        fitting.append(between[at - 1])
+    return fitting
 
 
 def equal_steps(first: Sequence[Any], second: Sequence[Any]) -> str:
@@ -232,15 +228,15 @@ def row_of(entry: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
     first = [name, entry["commit"], str(entry.get("ranks", 2))]
     said = "; ".join([result["said"], *result.get("messages", ())]).replace("|", "/")
     if "true" not in result:
-        return [*first, *"-----", said]
+        return [*first, *"------", said]
     gain, hand = result["gain"], result["by_hand"]
     knobs = " ".join(str(value) if name == "script" else f"{name}={value}" for name, value in result["rival"].items())
-    answer = (
-        f"{knobs}: {gain['mean']:.3g}x [{gain['low']:.3g}, {gain['high']:.3g}]" if not result["is_baseline"] else "the baseline"
-    )
-    ratios = [b / a for a, b in zip(hand["baseline"], hand.get("rival", ()), strict=False)]
-    confirmed = ", ".join(f"{ratio:.3g}x" for ratio in ratios) + f" for {knobs}" * result["is_baseline"]
-    return [*first, f"{result['true']:.4g}", f"{result['sweep']:.4g}", answer, confirmed, result["losses_equal"], said]
+    interval = f"{gain['mean']:.3g}x [{gain['low']:.3g}, {gain['high']:.3g}]"
+    answer = "the baseline" if result["is_baseline"] else f"{knobs}: {interval}"
+    ratios = [b / a for a, b in zip(hand["baseline"], hand["rival"], strict=False)]
+    confirmed = ", ".join(f"{ratio:.3g}x" for ratio in ratios) + f" ({knobs})" * bool(result["is_baseline"] and ratios)
+    rates = [f"{result['true']:.4g}", f"{result['sweep']:.4g}", f"{result['largest_error']:.2%}"]
+    return [*first, *rates, answer, confirmed or "-", result["losses_equal"], said]
 
 
 def main() -> None:
@@ -256,13 +252,11 @@ def main() -> None:
     programs = tomllib.loads(options.list.read_text())
     if options.table:
         results = {result["program"]: result for result in map(json.loads, options.results.read_text().splitlines())}
-        headings = ["program", "commit", "ranks", "true", "sweep", "best", "by hand", "losses equal", "said"]
+        headings = ["program", "commit", "ranks", "true", "sweep", "most differs", "best", "by hand", "losses equal", "said"]
         rows = (row_of(entry, results[entry["name"]]) for entry in programs["program"] if entry["name"] in results)
         print("\n".join(table(headings, rows)))
         return
-    for entry in programs["program"]:
-        if options.only and entry["name"] not in options.only:
-            continue
+    for entry in (entry for entry in programs["program"] if not options.only or entry["name"] in options.only):
         result = Program(entry, programs, options.programs.resolve(), options.python).measure()
         print(json.dumps(result, indent=1), flush=True)
         with options.results.open("a") as file:

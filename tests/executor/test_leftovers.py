@@ -46,6 +46,16 @@ def test_a_lock_of_a_killed_process_is_removed_with_what_it_guarded() -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["whole"]
 
 
+def test_a_finished_build_with_a_lock_is_not_built_again() -> None:
+    folder = process_tree.extensions_folder()
+    for name, output in (("whole", "module.so"), ("half", "module.o")):
+        (folder / name).mkdir()
+        (folder / name / ".ninja_log").write_text(f"# ninja log v7\n0\t9\t1\t{output}\tab12\n")
+        (folder / name / "lock").touch()
+    assert process_tree.extensions_folder() == folder
+    assert sorted(str(path.relative_to(folder)) for path in folder.glob("**/*")) == ["whole", "whole/.ninja_log"]
+
+
 def test_a_lock_of_a_script_that_this_process_has_killed_is_removed_too() -> None:
     folder = process_tree.extensions_folder()
     (folder / "half").mkdir()

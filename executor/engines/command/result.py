@@ -270,7 +270,7 @@ def _slow_text(timed: Facts) -> str:
         return ""
     excess = slow.period * (statistics.fmean(timed["seconds"]) - slow.ordinary)
     return (
-        f"1 of {slow.period:.0f} steps takes {excess:.2g} s longer: evaluation or checkpoint? its time counts; "
+        f"1 of {slow.period:.0f} steps takes {excess:.2g} s longer: evaluation, checkpoint or rollout? its time counts; "
         "leave it out with autotune.paused()"
     )
 
