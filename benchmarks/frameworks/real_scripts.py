@@ -79,6 +79,13 @@ class Program:
             env=observed, timeout=SWEEP_SECONDS, check=False, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         ).stdout  # fmt: skip
 
+    def observations(self, name: str) -> Path:
+        """A new folder for the observer's files; files from which the program would resume are removed."""
+        for file in self.entry.get("clean", ()):
+            (self.folder / file).unlink(missing_ok=True)
+        (self.scratch / name).mkdir()
+        return self.scratch / name
+
     def samples(self, trial: Mapping[str, Any]) -> float:
         """Samples of a step of a trial over all ranks, by reading the program."""
         config = trial["config"]
@@ -86,7 +93,7 @@ class Program:
 
     def measure(self) -> dict[str, Any]:
         """Sweep, run by hand, compare."""
-        (self.scratch / "sweep").mkdir()
+        self.observations("sweep")
         options = ["--runner", "local", "--ranks", str(self.ranks), *self.passed, *shlex.split(self.entry["options"])]
         printed = self.autotune("sweep", *options, "--out", str(self.scratch / "best.json"), "--", *self.words)
         (self.scratch / "printed.txt").write_text(printed)
@@ -148,10 +155,7 @@ class Program:
 
     def by_hand(self, trial: Mapping[str, Any], command: CommandModel, name: str) -> Steps:
         """Steps of rank 0 of the words of a trial, started as torchrun does, without autotune."""
-        for file in self.entry.get("clean", ()):
-            (self.folder / file).unlink(missing_ok=True)
-        observations = self.scratch / name
-        observations.mkdir()
+        observations = self.observations(name)
         config = from_plain(TrialConfig, trial["config"])
         with socket.socket() as listener:
             listener.bind(("", 0))
