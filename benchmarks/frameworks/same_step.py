@@ -28,7 +28,7 @@ from executor.batches import FactoryData, forward_seed, map_tensors, seed_genera
 from executor.engine import GroupKey, RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.torch_engines import DdpEngine, Fsdp2Engine
-from executor.errors import EngineRefusalError
+from executor.errors import EngineRefusalError, FactoryError
 from executor.trial.reference import plain_losses
 from executor.user_module.description import describe
 from executor.user_module.factory import load_factory
@@ -189,8 +189,12 @@ def compared(gang: Gang, model: FactoryModel, config: TrialConfig, engine: str =
 
 
 def row_of(gang: Gang, name: str, repeats: int) -> tuple[list[str], bool]:
-    """Cells of the table, and whether all of it is right."""
-    model = model_of(name)
+    """Cells of the table, and whether all of it is right. A module may be refused before it trains, by a line that names it."""
+    try:
+        model = model_of(name)
+    except FactoryError as error:
+        print(f"{name}: {error}", flush=True)
+        return [f"`{name}`", MODULES[name][0], "refused", *["–"] * 6], str(error).startswith(MODULES[name][1])
     largest: dict[tuple[int, str], float] = {}
     reference = 0.0
     for config in configurations(model) * repeats:
