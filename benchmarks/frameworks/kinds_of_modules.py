@@ -313,6 +313,26 @@ def loss_in_training_only() -> Made:
     }  # fmt: skip
 
 
+def cached_in_evaluation() -> Made:
+    """Attention biases that evaluation mode computes once, with the graph of the first forward (as LeViT)."""
+
+    class Biased(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layers = nn.ModuleList(Block() for _ in range(3))
+            self.bias = nn.Parameter(torch.zeros(WIDTH))
+            self.cache: Tensor | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.training or self.cache is None:
+                self.cache = self.bias.exp()
+            for layer in self.layers:
+                x = layer(x + self.cache)
+            return x.square().mean()
+
+    return Biased(), lambda size, generator: {"x": torch.randn(size, WIDTH, generator=generator)}
+
+
 def bags_of_rows() -> Made:
     """DLRM-like: bags of indices into several tables, an interaction."""
 
@@ -424,7 +444,7 @@ def trained_next_to_bf16() -> Made:
 
 WRITTEN = (
     called, lists_of_lists, attributes, gain_outside, encoder, tied, parametrized, repeated, by_methods, padded, noise,
-    time_first, nested, loss_in_training_only, bags_of_rows, teacher, moving_teacher, own_checkpointing, in_bf16,
+    time_first, nested, loss_in_training_only, cached_in_evaluation, bags_of_rows, teacher, moving_teacher, own_checkpointing, in_bf16,
     trained_next_to_bf16,
 )  # fmt: skip
 """All factories."""

@@ -387,7 +387,7 @@ class RepeatableSteps:
         self, modules: Sequence[nn.Module], workload: Workload, rank: int, ranks: int, trains_only: bool = False
     ) -> None:
         """`modules`: the user's module, or its pipeline stages on this rank; `rank` of `ranks`: of data parallelism;
-        `trains_only`: the module returns no loss in evaluation mode, so it stays in training mode."""
+        `trains_only`: the module cannot be trained on in evaluation mode, so it stays in training mode."""
         self._in_training = [] if trains_only else [inner for module in modules for inner in module.modules() if inner.training]
         self._seed, self._rank, self._ranks = workload.seed, rank, ranks
         self._step, self._micro_batches = 0, 1

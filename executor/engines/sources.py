@@ -22,6 +22,7 @@ from executor.user_module.plan import UserModule, divide
 from executor.user_module.survey import Survey, UndividedError, cut_stage, survey
 from search_spaces.mesh import PIPELINE
 from search_spaces.models.model import FactoryModel, Model, ModelSpec
+from search_spaces.models.module_profile import LossTrait
 from search_spaces.models.pipeline import losses_wait, rank_of_stage, split_blocks, split_layers, stages_of_rank
 from search_spaces.rules.computation import FLOAT8, MODEL_REMEDY
 from search_spaces.training.adapters import configured
@@ -173,7 +174,7 @@ class _Factory(TrainingSource):
             raise EngineRefusalError("float8-model", f"{model.name} has its own matrix products; {MODEL_REMEDY}")
         self.model = model
         self.first = load_user_module(model, config, workload)
-        self.data, self.trains_only = self.first.data, self.first.called.trains_only
+        self.data, self.trains_only = self.first.data, self.first.trains_only
         self.input_dtype = self.first.input_dtype
         self.survey = self._survey_module() if config.pipeline_parallel_size > 1 else None
 
@@ -236,6 +237,8 @@ class LoadedModule:
     user: UserModule
     data: FactoryData
     called: CalledBlocks
+    trains_only: bool
+    """Whether it cannot be trained on in evaluation mode."""
     input_dtype: torch.dtype | None
     """Dtype of floating inputs; None: the module keeps its own dtypes, so inputs keep theirs."""
 
@@ -288,4 +291,5 @@ def load_user_module(model: FactoryModel, config: TrialConfig, workload: Workloa
     dtype = None if config.precision == model.precision else DTYPES[config.precision]
     if dtype is not None:
         user.module.to(dtype)
-    return LoadedModule(user=user, data=data, called=called, input_dtype=dtype)
+    trains_only = called.trains_only or LossTrait.TRAINS_ONLY in model.loss_traits
+    return LoadedModule(user=user, data=data, called=called, trains_only=trains_only, input_dtype=dtype)

@@ -75,8 +75,7 @@ class _PlainSteps:
         self.optimizer = torch.optim.AdamW(
             self.masters, lr=workload.learning_rate, weight_decay=workload.weight_decay, betas=BETAS, eps=EPSILON
         )
-        trains_only = self.loaded.called.trains_only
-        self.repeatable = RepeatableSteps([self.module], workload, context.rank, context.world_size, trains_only)
+        self.repeatable = RepeatableSteps([self.module], workload, context.rank, context.world_size, self.loaded.trains_only)
         self.loss = torch.zeros((), dtype=torch.float64)
 
     def run_micro_batches(self, step: int) -> None:

@@ -153,9 +153,11 @@ class _LossRuns:
         versions = [value._version for value in state]
         began = time.perf_counter()
         try:
-            trains_only = self._loss(whole) is None
+            trains_only = not self._trains_twice(whole)
         except Exception:
-            trains_only = True  # its predictions may need other arguments, or operators that are not there
+            # Its predictions may need other arguments or operators, or it keeps the graph of its first forward.
+            trains_only = True
+            self.module.zero_grad()
         if trains_only:
             self._train()
             if self._loss(whole) is None:
@@ -199,6 +201,17 @@ class _LossRuns:
             is_sum = not self._differs(loss, total)
             yield LossTrait.SUM if is_sum else LossTrait.PADDED if padded else LossTrait.TOGETHER
             return
+
+    def _trains_twice(self, batch: Mapping[str, Any]) -> bool:
+        """Whether two micro-batches in succession have a loss and gradients. Raises what the module raises."""
+        seed_generators(0)
+        for _ in range(2):
+            loss = loss_of(self.module(**batch))
+            if loss is None:
+                return False
+            loss.backward()  # type: ignore[no-untyped-call]
+        self.module.zero_grad()
+        return True
 
     @torch.no_grad()
     def _loss(self, batch: Mapping[str, Any], seed: int = 0) -> float | None:

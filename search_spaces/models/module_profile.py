@@ -187,7 +187,7 @@ class LossTrait(StrEnum):
     BUFFERS = "buffers"
     """Buffers change in training mode, such as the statistics of BatchNorm."""
     TRAINS_ONLY = "trains_only"
-    """There is no loss in evaluation mode."""
+    """There is no loss, or no gradient of a second micro-batch, in evaluation mode."""
 
     @property
     def varies_with_size(self) -> bool:
@@ -229,5 +229,5 @@ _NOTES = {
     "micro-batches: layouts with another number of data-parallel ranks train differently",
     LossTrait.BUFFERS: "buffers change in training (such as BatchNorm's statistics, which each rank takes of its own "
     "micro-batch): training depends on micro_batch_size, and the compared steps use the first buffers",
-    LossTrait.TRAINS_ONLY: "there is none in evaluation mode, so the compared steps run in training mode with fixed seeds",
+    LossTrait.TRAINS_ONLY: "it cannot be trained on in evaluation mode, so the compared steps run in training mode with fixed seeds",
 }

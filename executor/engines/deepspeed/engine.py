@@ -174,8 +174,7 @@ class DeepSpeedSession(EngineSession):
             self.data: Data | FactoryData
             if isinstance(data, LoadedModule):
                 self.data, self._input_dtype = data.data, data.input_dtype
-                trains_only = data.called.trains_only
-                self._repeatable = RepeatableSteps([module], workload, self._replica, self._replicas, trains_only)
+                self._repeatable = RepeatableSteps([module], workload, self._replica, self._replicas, data.trains_only)
             else:
                 self.data = data
             # Before DeepSpeed adds its own hooks, which reduce and free gradients.

@@ -66,6 +66,7 @@ CAUSES = {
     "noise": {LossTrait.RANDOM}, "moving_teacher": {LossTrait.STATE, LossTrait.DROPOUT},
     "time_first": {LossTrait.UNDIVIDED}, "attributes": set(), "nested": {LossTrait.DROPOUT},
     "loss_in_training_only": {LossTrait.TRAINS_ONLY, LossTrait.DROPOUT, LossTrait.BUFFERS},
+    "cached_in_evaluation": {LossTrait.TRAINS_ONLY, LossTrait.DROPOUT},
 }  # fmt: skip
 
 
