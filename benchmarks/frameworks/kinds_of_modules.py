@@ -444,7 +444,7 @@ def trained_next_to_bf16() -> Made:
 
 WRITTEN = (
     called, lists_of_lists, attributes, gain_outside, encoder, tied, parametrized, repeated, by_methods, padded, noise,
-    time_first, nested, loss_in_training_only, cached_in_evaluation, bags_of_rows, teacher, moving_teacher, own_checkpointing, in_bf16,
-    trained_next_to_bf16,
+    time_first, nested, loss_in_training_only, cached_in_evaluation, bags_of_rows, teacher, moving_teacher, own_checkpointing,
+    in_bf16, trained_next_to_bf16,
 )  # fmt: skip
 """All factories."""

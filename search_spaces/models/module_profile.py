@@ -229,5 +229,6 @@ _NOTES = {
     "micro-batches: layouts with another number of data-parallel ranks train differently",
     LossTrait.BUFFERS: "buffers change in training (such as BatchNorm's statistics, which each rank takes of its own "
     "micro-batch): training depends on micro_batch_size, and the compared steps use the first buffers",
-    LossTrait.TRAINS_ONLY: "it cannot be trained on in evaluation mode, so the compared steps run in training mode with fixed seeds",
+    LossTrait.TRAINS_ONLY: "it cannot be trained on in evaluation mode, so the compared steps run in training mode, with "
+    "fixed seeds",
 }
