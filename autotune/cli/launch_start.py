@@ -121,10 +121,11 @@ def _started(words: list[str], winner: Winner, command: CommandModel, folder: Pa
     if len(ranks) != winner.world_size > 1:
         return f"WRONG: the line starts {len(ranks)} ranks, and the trials had {winner.world_size}"
     if first is None and seconds >= WAIT_SECONDS:
-        return f"started once: {len(ranks)} ranks ran for {WAIT_SECONDS:.0f} s without an error, and reported no step"
+        return f"started once: it ran for {WAIT_SECONDS:.0f} s without an error, and reported no step"
     if first is None:
         return NO_STEP
-    return f"started once: {len(ranks)} ranks, the first step after {first:.0f} s"
+    counted = f"{len(ranks)} ranks, " if ranks else ""
+    return f"started once: {counted}the first step after {first:.0f} s"
 
 
 def _ranks_below(root: int) -> set[str]:

@@ -106,6 +106,7 @@ def build_best_config(session: Session, snapshot: JobSnapshot) -> dict[str, Any]
         findings = environment_findings(session, verdict.standings, verdict.best.config)
         tried = {"environments": environment_document(findings, verdict.best.config)}
     front = [with_whole_result(snapshot, trial) for trial in verdict.standings.front()]
+    group = verdict.best.result.environment.get("process_group", "") if verdict.best.result else ""
     return {
         "schema_version": SCHEMA_VERSION,
         "job": _job(session, snapshot, verdict),
@@ -123,7 +124,7 @@ def build_best_config(session: Session, snapshot: JobSnapshot) -> dict[str, Any]
         "alternatives": [_entry(trial, verdict) for trial in front],
         **beyond,
         **tried,
-        "launch": launch_of(verdict.best.config, session),
+        "launch": launch_of(verdict.best.config, session, starts_itself=group not in ("", "1")),
         # A user's script is the target program, so its measurement is the verification.
         "verified": "target" if session.request.engine == COMMAND else "native-only",
         "provenance": provenance(session, snapshot, verdict),

@@ -17,8 +17,11 @@ from search_spaces.placeholders import FILES, accelerate_accumulation, environme
 from search_spaces.trial_config import TrialConfig
 
 
-def launch_of(config: TrialConfig, session: Session) -> dict[str, Any]:
-    """Return the launch command and the placement of each rank. The result depends only on the arguments."""
+def launch_of(config: TrialConfig, session: Session, starts_itself: bool = False) -> dict[str, Any]:
+    """Return the launch command and the placement of each rank. The result depends only on the arguments.
+
+    `starts_itself`: the user's script was seen to use no launcher's process group.
+    """
     variables = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"} if config.expandable_segments else {}
     variables |= variables_of(config.environment)
     line = "autotune reproduce best-config.json"
@@ -28,7 +31,7 @@ def launch_of(config: TrialConfig, session: Session) -> dict[str, Any]:
         if session.model.launcher == "accelerate" and session.cluster.device.kind == "cpu":
             steps = accelerate_accumulation(session.model, config, session.request.global_batch_size, session.world_size)
             variables |= accelerate_variables(session.model.plugin, config, steps, FILES, on_cpu=True)
-        line = _command_line(session.model, config, session, placement)
+        line = _command_line(session.model, config, session, placement, starts_itself)
     return {"world_size": session.world_size, "placement": placement, "env": variables, "command": line}
 
 
@@ -39,9 +42,13 @@ def launch_line(document: Mapping[str, Any]) -> str:
     return " ".join([*variables, launch["command"]])
 
 
-def _command_line(command: CommandModel, config: TrialConfig, session: Session, placement: dict[str, Any]) -> str:
+def _command_line(
+    command: CommandModel, config: TrialConfig, session: Session, placement: dict[str, Any], starts_itself: bool
+) -> str:
     """The command line of the user's script under its launcher, on the first node; files have the names that it reads."""
     words = words_of(command, config, session.request.workload, session.world_size, launch_paths(command))
+    if starts_itself and command.launcher == "torchrun" and session.world_size == 1:
+        return shlex.join(words)
     python = words[0] in ("python", "python3")
     nodes, ranks = placement["nodes"], placement["ranks_per_node"]
     deepspeed = ["deepspeed"]

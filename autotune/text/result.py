@@ -35,7 +35,9 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
     # Both need the device's peak FLOP/s, which is not known for a CPU.
     shares = [key for key in ("mfu", "hfu") if any(measured[key] is not None for measured in rows.values())]
     table.add_column("")
-    for name in ("samples/s [95 %]", "step", "peak/rank", "TFLOP/s", *map(str.upper, shares)):
+    # A script's steps may have other samples than the job's.
+    step = f"{document['job']['request']['global_batch_size']} samples" if document["engine"] == COMMAND else "step"
+    for name in ("samples/s [95 %]", step, "peak/rank", "TFLOP/s", *map(str.upper, shares)):
         table.add_column(name, justify="right")
     for name, measured in rows.items():
         table.add_row(name, *_figures(measured), *("-" if measured[key] is None else f"{measured[key]:.1%}" for key in shares))

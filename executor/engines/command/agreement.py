@@ -12,7 +12,7 @@ from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, names_in
 from search_spaces.trial import TrialRequest
 
 Work = Mapping[str, Any]
-"""What a rank's probe observed: `ObservedWork.summary`."""
+"""What the probe of a rank observed, or of a process that the script started as a rank: `ObservedWork.summaries`."""
 TOLERATED = 1.5
 """Factor by which reported and observed times may differ."""
 TOLERATED_TOTAL = 0.15
@@ -34,7 +34,7 @@ def ranks_with_own_samples(request: TrialRequest, works: Sequence[Work]) -> int:
         return count
     if changing and common and count == 1 and not any(work.get("together") or work.get("others") for work in works):
         return 1
-    return request.config.data_parallel_size(request.world_size)
+    return request.config.data_parallel_size(len(works))
 
 
 def _is_tensor_parallel(works: Sequence[Work]) -> bool:
@@ -62,7 +62,7 @@ def disagreement(request: TrialRequest, works: Sequence[Work], timed: Mapping[st
     known = [work for work in works if work["steps"] >= FEWEST_STEPS and not work["problem"] and work["processes"] == 1]
     if not known or not isinstance(request.model, CommandModel):
         return ""
-    text = _apart(request, works)
+    text = _apart(works)
     if text or len(known) < len(works):  # ranks that train together take the same steps
         return text
     if all(work["certain"] and work["steady"] for work in works):
@@ -70,9 +70,9 @@ def disagreement(request: TrialRequest, works: Sequence[Work], timed: Mapping[st
     return text or _other_samples(request, works) or _other_time(request, works, timed)
 
 
-def _apart(request: TrialRequest, works: Sequence[Work]) -> str:
+def _apart(works: Sequence[Work]) -> str:
     """Whether each rank trains by itself."""
-    ranks = request.world_size
+    ranks = len(works)
     if ranks == 1 or any(work.get("others") or (work.get("together") and work["group"] > 1) for work in works):
         return ""
     if not any(work["steps"] >= FEWEST_STEPS for work in works):
@@ -98,14 +98,14 @@ def _apart(request: TrialRequest, works: Sequence[Work]) -> str:
 
 def _other_batch(request: TrialRequest, works: Sequence[Work]) -> str:
     """Whether a step has another batch than the command was given."""
-    command, config, ranks = request.model, request.config, request.world_size
+    command, config, ranks = request.model, request.config, len(works)
     assert isinstance(command, CommandModel)
     used = set(names_in(command))
     replicas = ranks_with_own_samples(request, works)
     samples, micro_batches = works[0]["samples"], works[0]["micro_batches"]
     micro, step = samples / micro_batches, sum(work["samples"] for work in works) * replicas / ranks
     batch = request.workload.global_batch_size
-    accumulation = config.gradient_accumulation_steps(batch, ranks)
+    accumulation = config.gradient_accumulation_steps(batch, request.world_size)
     asked_micro = config.micro_batch_size if used & {"micro_batch_size", "config"} else None
     if used & ACCUMULATION_PLACEHOLDERS:
         are_explained = _is_tensor_parallel(works) and step * config.data_parallel_size(ranks) == batch * replicas
@@ -137,7 +137,7 @@ def _other_batch(request: TrialRequest, works: Sequence[Work]) -> str:
 
 def _other_samples(request: TrialRequest, works: Sequence[Work]) -> str:
     """Whether reports state other samples than the steps before them had."""
-    ranks, replicas = request.world_size, ranks_with_own_samples(request, works)
+    ranks, replicas = len(works), ranks_with_own_samples(request, works)
     for work in works:
         intervals = work["reported"]
         if len(intervals) < 3:
@@ -168,7 +168,7 @@ def _other_samples(request: TrialRequest, works: Sequence[Work]) -> str:
 
 def _other_time(request: TrialRequest, works: Sequence[Work], timed: Mapping[str, Any]) -> str:
     """Whether the reported time of a step is another than the observed one."""
-    work, reported, batch = works[timed["rank"]], timed["reported_seconds"], request.workload.global_batch_size
+    work, reported, batch = timed["works"][0], timed["reported_seconds"], request.workload.global_batch_size
     if len(reported) < 2 * FEWEST_STEPS or not work["certain"] or not work["seconds"]:
         return ""
     quarter = len(reported) // 4
@@ -179,7 +179,7 @@ def _other_time(request: TrialRequest, works: Sequence[Work], timed: Mapping[str
     falls = drift > TOLERATED  # as the mean time since a slow start, which is too long at first
     if (min(ratios) <= TOLERATED or falls) and max(ratios) >= 1 / TOLERATED:
         return ""
-    ratio, ranks = ratios[0], request.world_size
+    ratio, ranks = ratios[0], len(works)
     cause = _cause(ratio, {
         "it is the time of a micro-batch, not of a step": 1 / work["micro_batches"],
         "it counts the samples of one rank": ranks,
@@ -196,6 +196,24 @@ def _cause(ratio: float, causes: Mapping[str, float]) -> str:
     """The first cause with about this ratio of the reported to the observed number."""
     near = (cause for cause, expected in causes.items() if expected not in (0.0, 1.0) and 0.8 < ratio / expected < 1.25)
     return next(near, "report what was trained")
+
+
+def batch_text(request: TrialRequest, works: Sequence[Work]) -> str:
+    """A remark where a step has neither the job's samples nor a micro-batch of each rank; empty: it has, or is not known to."""
+    used = set(names_in(request.model)) if isinstance(request.model, CommandModel) else set()
+    if (
+        "micro_batch_size" not in used
+        or used & ACCUMULATION_PLACEHOLDERS
+        or not all(w["certain"] and w["steady"] for w in works)
+    ):
+        return ""
+    replicas, batch = ranks_with_own_samples(request, works), request.workload.global_batch_size
+    samples = sum(work["samples"] for work in works) * replicas / len(works)
+    if samples in (batch, request.config.micro_batch_size * replicas):
+        return ""
+    return (
+        f"a step has {samples:g} samples, and the job searches micro-batches for {batch}: state --global-batch-size {samples:g}"
+    )
 
 
 def unseen_text(works: Sequence[Work]) -> str:
@@ -223,7 +241,7 @@ def work_text(request: TrialRequest, works: Sequence[Work]) -> str:
             f"{total:g} samples a step" if work["certain"] else f"about {total:g} rows a step, not known to be its samples,"
         )
         step = f"{counted} in {work['micro_batches']} micro-batch{'es' * (work['micro_batches'] != 1)}"
-    are_together = len(works) > 1 and all(item["steps"] for item in works) and not _apart(request, works)
+    are_together = len(works) > 1 and all(item["steps"] for item in works) and not _apart(works)
     how = "train together"
     if _is_tensor_parallel(works) and ranks_with_own_samples(request, works) == 1:
         how = "train together by tensor parallelism"

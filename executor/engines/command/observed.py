@@ -59,10 +59,11 @@ class ObservedStep:
 
 
 @dataclass(slots=True)
-class ObservedWork:
-    """Reads the probe's files of one rank."""
+class ProcessWork:
+    """Reads the probe's file of one process."""
 
-    folder: Path
+    file: ReportFile | None
+    """None: no process trained yet."""
     micro_batch_size: int | None
     """What the script was given; None: it gets none. It decides which dimension of an input has the samples."""
     pauses: list[tuple[float, float]] = field(default_factory=list)
@@ -80,22 +81,11 @@ class ObservedWork:
     """Number of a micro-batch -> checksum of parameters before it, while there was no step."""
     device_bytes: dict[str, int] = field(default_factory=dict)
     """Peaks of the device's allocator, by the names of a report."""
-    _files: dict[Path, ReportFile] = field(default_factory=dict)
 
-    def read(self) -> list[ObservedStep]:
-        """Return the steps since the last call."""
-        for path in self.folder.glob("steps-*.jsonl"):
-            self._files.setdefault(path, ReportFile(path))
-        count = len(self.steps)
-        for file in self._files.values():
-            for row in file.rows():
-                self._take(row)
-        return self.steps[count:]
-
-    @property
-    def processes(self) -> int:
-        """Processes of the rank that train."""
-        return len(self._files)
+    def read(self) -> None:
+        """Take the rows since the last call."""
+        for row in self.file.rows() if self.file is not None else ():
+            self._take(row)
 
     def _take(self, row: Mapping[str, Any]) -> None:
         if "problem" in row:
@@ -165,7 +155,6 @@ class ObservedWork:
             "micro_batches_without_step": max(self.before_first_step, default=0) if not self.steps else 0,
             "unchanged": len(set(self.before_first_step.values())) == 1 < len(self.before_first_step),
             "problem": self.problem,
-            "processes": self.processes,
             **self.facts,
         }
 
@@ -182,6 +171,52 @@ class ObservedWork:
             if all(step.certain for step in steps):
                 counts = [(step.samples or 0, *step.other_counts) for step in steps]
                 yield samples, len(steps), tuple(map(sum, zip(*counts, strict=True))) if counts else (0,)
+
+
+@dataclass(slots=True)
+class ObservedWork:
+    """What the probes of one rank's processes observed: the one that trains, or those that the script started as ranks."""
+
+    folder: Path
+    micro_batch_size: int | None
+    """As of `ProcessWork`."""
+    ranks: int = 1
+    """Ranks of the trial."""
+    pauses: list[tuple[float, float]] = field(default_factory=list)
+    """As of `ProcessWork`."""
+    processes: dict[Path, ProcessWork] = field(default_factory=dict)
+
+    def read(self) -> list[ObservedStep]:
+        """Read what the processes wrote since the last call; return new steps."""
+        count = len(self.timed.steps)
+        for path in sorted(self.folder.glob("steps-*.jsonl")):
+            if path not in self.processes:
+                self.processes[path] = ProcessWork(ReportFile(path), self.micro_batch_size, self.pauses)
+        for work in self.processes.values():
+            work.read()
+        return self.timed.steps[count:]
+
+    @property
+    def timed(self) -> ProcessWork:
+        """The first process that took a step: its steps are those of the rank."""
+        none = ProcessWork(None, self.micro_batch_size, self.pauses)
+        return next((work for work in self.processes.values() if work.steps), next(iter(self.processes.values()), none))
+
+    @property
+    def are_ranks(self) -> bool:
+        """Whether the processes are ranks that the script started itself, as many on every rank of the trial."""
+        return {work.facts.get("group") for work in self.processes.values()} == {len(self.processes) * self.ranks}
+
+    def samples_of_step(self) -> float | None:
+        """Samples of a step in all processes that are ranks; None: not known for certain."""
+        samples = self.timed.samples_of_step()
+        return None if samples is None else samples * (len(self.processes) if self.are_ranks else 1)
+
+    def summaries(self, reports: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
+        """`ProcessWork.summary` of each process that is a rank; else of the first that took a step."""
+        works = [*self.processes.values()] if self.are_ranks else [self.timed]
+        processes = 1 if self.are_ranks else max(len(self.processes), 1)
+        return [{**work.summary(reports), "processes": processes} for work in works]
 
 
 def _counts(passes: int, rows: int, shapes: Sequence[str], asked: int | None) -> tuple[tuple[int, ...], bool]:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from executor.engines.command.agreement import disagreement, ranks_with_own_samples, unseen_text, work_text
+from executor.engines.command.agreement import Work, batch_text, disagreement, ranks_with_own_samples, unseen_text, work_text
 from executor.engines.command.steps import FEWEST_TIMED, SlowSteps
 from executor.engines.command.watch import FAILURES, ScriptWatch, State
 from executor.errors import failure_table
@@ -61,7 +61,7 @@ def facts_of(watch: ScriptWatch, rank: int, table: FailureTable) -> Facts:
         "port_taken": watch.state is State.BROKEN and failure.port_taken,
         "report_problem": readings.not_finite or readings.problem,
         "reports": watch.step_count,
-        "work": watch.work.summary(readings.reported_at),
+        "works": watch.work.summaries(readings.reported_at),
         "reported_seconds": watch.reported_seconds,
         "times_observed_work": watch.times_observed_work,
         "samples": next(iter(readings.reported_samples.most_common(1)), (None, 0))[0],
@@ -104,7 +104,7 @@ def _remedy(trial: Trial, row: Facts) -> str:
     """What to do where a script reported nothing."""
     command = trial.request.model
     if not isinstance(command, CommandModel) or command.pattern is None:
-        return "; ".join(filter(None, (REMEDY, unseen_text([row["work"]]))))
+        return "; ".join(filter(None, (REMEDY, unseen_text(row["works"]))))
     last = row["last_line"]
     return "--pattern matches nothing in its output" + (f", which ends with {last[-160:]!r}" if last else ", which is empty")
 
@@ -199,13 +199,13 @@ def _without_timing(
 
 
 def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence[str]) -> TrialResult:
-    request, works = trial.request, [row["work"] for row in rows]
+    request, works = trial.request, _works(rows)
     if problem := disagreement(request, works, timed):
         return _without_timing(trial, Outcome.WRONG, problem, None, rows)
     seconds = timed["seconds"]
-    if timed["times_observed_work"] and works[timed["rank"]]["certain"]:
+    if timed["times_observed_work"] and timed["works"][0]["certain"]:
         # Until the ranks' samples were compared, each rank's counted; those of tensor parallelism are the same.
-        shared = request.config.data_parallel_size(request.world_size) / ranks_with_own_samples(request, works)
+        shared = request.config.data_parallel_size(len(works)) / ranks_with_own_samples(request, works)
         seconds = [each * shared for each in seconds]
     timing = step_time(seconds)
     lost = trial.race.interval(seconds) if timed["lost"] and trial.race is not None else None
@@ -231,6 +231,7 @@ def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence
             **environment(trial.context.device),
             "command": shlex.join(words),
             "observed_work": work_text(request, works),
+            "process_group": str(timed["works"][0].get("group", "")),
             "written": ", ".join(itertools.chain.from_iterable(row["written"] for row in rows)),
         },
     )
@@ -247,7 +248,8 @@ def _message(trial: Trial, timed: Facts, rows: Sequence[Facts], lost: Interval |
             "the script ended before its steps settled" if ended else "step times still drifted when the allowed warm-up ended"
         )
         parts.append(f"unstable: {why}")
-    unseen = unseen_text([row["work"] for row in rows])
+    works = _works(rows)
+    unseen = unseen_text(works)
     waits = [row["waited"] / statistics.fmean(row["seconds"]) for row in rows if row["waited"] and row["seconds"]]
     parts += filter(
         None,
@@ -257,10 +259,16 @@ def _message(trial: Trial, timed: Facts, rows: Sequence[Facts], lost: Interval |
             _clock_text(timed),
             _samples_text(trial, timed) if unseen else "",
             _loss_text(trial, timed),
+            "" if trial.request.command_has_reported else batch_text(trial.request, works),
             unseen,
         ),
     )
     return "; ".join(parts)
+
+
+def _works(rows: Sequence[Facts]) -> list[Work]:
+    """What was observed of every rank, those that the script started itself included."""
+    return [work for row in rows for work in row["works"]]
 
 
 def _slow_text(timed: Facts) -> str:

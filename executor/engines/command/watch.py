@@ -70,7 +70,7 @@ class ScriptWatch:
         self.steps = ReportedSteps(trial)
         self.output = Output(folder / "output.log", command.pattern)
         micro_batch_size = request.config.micro_batch_size if "micro_batch_size" in names_in(command) else None
-        self.work = ObservedWork(folder / PROBE_FOLDER, micro_batch_size, self.readings.pauses)
+        self.work = ObservedWork(folder / PROBE_FOLDER, micro_batch_size, request.world_size, self.readings.pauses)
         self._data_parallel_size = request.config.data_parallel_size(request.world_size)
         self.reported_seconds: list[float] = []
         """Seconds of every reported step."""
@@ -144,13 +144,13 @@ class ScriptWatch:
     @property
     def step_count(self) -> int:
         """Reports so far; of a script that reports nothing, the steps that its probe counts."""
-        return self.readings.count or (0 if self._by_pattern else len(self.work.steps))
+        return self.readings.count or (0 if self._by_pattern else len(self.work.timed.steps))
 
     def _read(self) -> None:
         rows = [*self._reports.rows()]
         output_rows = self.output.rows()
         self.work.read()
-        self.readings.take(self.work.device_bytes)
+        self.readings.take(self.work.timed.device_bytes)
         if (samples := self.work.samples_of_step()) is not None:
             self.readings.observed_samples = samples * self._data_parallel_size
         for row in rows if not self._by_pattern else output_rows:
@@ -158,7 +158,7 @@ class ScriptWatch:
                 self.reported_seconds.append(step.seconds)
                 if not self.times_observed_work and not self._leaves_out(self._since_last_report(row)):
                     self.steps.add(step)
-        if not self._by_pattern and not self.readings.count and len(self.work.steps) >= FEWEST_STEPS:
+        if not self._by_pattern and not self.readings.count and len(self.work.timed.steps) >= FEWEST_STEPS:
             self.times_observed_work = True
         if self.times_observed_work:
             self._time_observed_steps()
@@ -169,11 +169,12 @@ class ScriptWatch:
     def _time_observed_steps(self) -> None:
         """Take the steps that the probe counts."""
         usual = self.readings.observed_samples or self._batch.script_samples
-        new = [*self.work.seconds(self._observed)]
+        new = [*self.work.timed.seconds(self._observed)]
         self._observed += len(new)
+        processes = len(self.work.processes) if self.work.are_ranks else 1
         waited = self.readings.take_waited() if new else None
         for seconds, step in new:
-            samples = step.samples * self._data_parallel_size if step.certain and step.samples else usual
+            samples = step.samples * processes * self._data_parallel_size if step.certain and step.samples else usual
             if not self._leaves_out([step]):
                 scale = self._batch.samples / samples
                 self.steps.add(
@@ -192,7 +193,7 @@ class ScriptWatch:
         if "clock" not in row or len(self.readings.reported_at) < 2:
             return []
         (before, _), (clock, _) = self.readings.reported_at[-2:]
-        return [step for step in self.work.steps[-MOST_INTERVALS:] if before < step.clock <= clock]
+        return [step for step in self.work.timed.steps[-MOST_INTERVALS:] if before < step.clock <= clock]
 
     def _next_state(self) -> State:
         if self.readings.not_finite:

@@ -20,6 +20,7 @@ from autotune.session.trial_requests import make_runner
 from executor.runners.runner import Runner
 from search_spaces.models.command import CommandModel
 from search_spaces.placeholders import words_of
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -100,6 +101,45 @@ def test_a_script_is_tuned_as_it_is(script: Path, command: Command) -> None:
     assert exported.out.splitlines()[-1].endswith(f' train.py {script} "$@"')
     assert "train.py on local" in command("show").out
     assert "workers=2" in command("explain").out
+
+
+SPAWNS = """
+import sys, torch
+import torch.distributed as dist
+from torch import multiprocessing, nn
+
+def train(rank, port, batch):
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=2)
+    torch.set_num_threads(1)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8))
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    while True:
+        for _ in range(3):
+            with model.no_sync():
+                model(torch.randn(batch, 8)).square().mean().backward()
+        model(torch.randn(batch, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+if __name__ == "__main__":
+    multiprocessing.spawn(train, (PORT, int(sys.argv[1])), nprocs=2)
+"""
+
+
+@pytest.mark.prove
+def test_a_script_that_starts_its_ranks_itself_has_the_samples_of_all_and_is_started_as_it_is(
+    folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    (folder / "train.py").write_text(SPAWNS.replace("PORT", str(free_port())))
+    one = ("--runner", "local", "--ranks", 1, "--trial-seconds", 0.1, "--confirm-repeats", 0, "--pin", "micro_batch_size=2")
+    answer = command("sweep", *one, "--", "python", "train.py", "{micro_batch_size}")
+    assert answer.status == 0, answer.err
+    best = json.loads((folder / "best-config.json").read_text())
+    assert "16 samples a step in 4 micro-batches on 2 ranks that train together" in answer.out + answer.err
+    assert "state --global-batch-size 16" in answer.out + answer.err
+    assert best["launch"]["command"] == "python train.py 2"
+    assert "started once: the first step after" in answer.out
 
 
 @pytest.mark.prove

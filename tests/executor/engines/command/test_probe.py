@@ -147,7 +147,7 @@ def test_a_script_computes_the_same_to_the_bit_and_its_files_do_not_need_the_pro
     python(None, "-c", LOADED, str(tmp_path / "model"))
     work = ObservedWork(tmp_path / "probe", 8)
     assert [(step.samples, step.micro_batches) for step in work.read()[1:]] == [(8, 1)] * 15
-    assert (work.problem, work.processes, work.facts["loader"]) == ("", 1, True)
+    assert (work.timed.problem, len(work.processes), work.timed.facts["loader"]) == ("", 1, True)
 
 
 def test_the_probe_hides_nothing(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_an_error_of_the_probe_stops_it_and_not_the_script(tmp_path: Path) -> No
     guard()
     work = ObservedWork(tmp_path, None)
     assert work.read() == []
-    assert work.problem == "the probe stopped: ZeroDivisionError: integer division or modulo by zero"
+    assert work.timed.problem == "the probe stopped: ZeroDivisionError: integer division or modulo by zero"
 
 
 @pytest.mark.parametrize(
@@ -235,3 +235,18 @@ def test_samples_are_counted_where_they_are_known(
     (tmp_path / "steps-1.jsonl").write_text(json.dumps(row) + "\n")
     (step,) = ObservedWork(tmp_path, asked).read()
     assert (step.samples, step.certain) == (samples, certain)
+
+
+def test_processes_that_a_script_starts_as_ranks_share_a_step(tmp_path: Path) -> None:
+    for process in (1, 2):
+        rows = [{"step": n, "clock": n + 0.1 * process, "alternating": False, "micro_batches": [[2, 1, 4, ["4x8"]]], "group": 2}
+                for n in range(6)]  # fmt: skip
+        (tmp_path / f"steps-{process}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    work = ObservedWork(tmp_path, 4)
+    assert len(work.read()) == 6  # those of one process, which is timed
+    assert (work.are_ranks, work.samples_of_step()) == (True, 16)
+    assert [summary["processes"] for summary in work.summaries([])] == [1, 1]
+    others = ObservedWork(tmp_path, 4, ranks=2)  # two ranks with a process group of two would have four of these
+    others.read()
+    assert (others.are_ranks, others.samples_of_step()) == (False, 8)
+    assert [summary["processes"] for summary in others.summaries([])] == [2]
