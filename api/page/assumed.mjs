@@ -24,6 +24,6 @@ function valueText(name, value) {
 }
 
 function Answer({ answer }) {
-  const { verdict, peak_memory_bytes: peak, tokens_per_second: rate, changes_verdict: isOther, changes_rate: hasRate, choice } = answer;
-  return html`${isOther ? html`<strong>${verdict}</strong>` : verdict} (${bytes(peak)}${hasRate ? `, ${number(rate)} tokens/s` : ""})${choice && `, and best is ${choice}`}`;
+  const { verdict, peak_memory_bytes: peak, tokens_per_second: tokens, samples_per_second: samples, changes_verdict: isOther, changes_rate: hasRate, choice } = answer;
+  return html`${isOther ? html`<strong>${verdict}</strong>` : verdict} (${bytes(peak)}${hasRate ? `, ${tokens === null ? `${number(samples)} samples/s` : `${number(tokens)} tokens/s`}` : ""})${choice && `, and best is ${choice}`}`;
 }

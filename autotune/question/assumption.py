@@ -99,11 +99,13 @@ class AnswerAt:
     """Whether the configuration fits."""
     peak_memory_bytes: float
     """Of the fullest rank."""
-    tokens_per_second: float
+    tokens_per_second: float | None
+    """None: only its factory knows the length of a module's samples."""
+    samples_per_second: float
     changes_verdict: bool
     """Whether the verdict is another one."""
     changes_rate: bool
-    """Whether the tokens/s are outside the band of the answer."""
+    """Whether the tokens/s (a module's samples/s) are outside the band of the answer."""
     choice: str = ""
     """Of a plan: the knobs of the configuration that is best there; empty: the first plan remains the best."""
     distance: float
@@ -111,7 +113,10 @@ class AnswerAt:
 
     def __str__(self) -> str:
         """`with NAME=VALUE: VERDICT (34 GiB, 1,200 tokens/s)`."""
-        rate = f", {self.tokens_per_second:,.0f} tokens/s" if self.changes_rate else ""
+        rate = f"{self.samples_per_second:.4g} samples/s"
+        if self.tokens_per_second is not None:
+            rate = f"{self.tokens_per_second:,.0f} tokens/s"
+        rate = f", {rate}" if self.changes_rate else ""
         choice = f", best: {self.choice}" if self.choice else ""
         gib = f"{self.peak_memory_bytes / 2**30:.3g} GiB"
         return f"with {self.assumption.words(self.value)}: {self.verdict} ({gib}{rate}){choice}"
@@ -128,7 +133,8 @@ class AnswerAt:
 
     def document(self) -> dict[str, Any]:
         """The JSON representation."""
-        names = ("value", "verdict", "peak_memory_bytes", "tokens_per_second", "changes_verdict", "changes_rate", "choice")
+        rates = ("tokens_per_second", "samples_per_second")
+        names = ("value", "verdict", "peak_memory_bytes", *rates, "changes_verdict", "changes_rate", "choice")
         return {name: getattr(self, name) for name in names}
 
 
@@ -177,7 +183,9 @@ def _most_telling(answers: Sequence[AnswerAt]) -> list[AnswerAt]:
     """The nearest alternatives with another verdict, then those with the lowest and the highest rate."""
     changing = [item for item in answers if item.changes_answer]
     nearest = sorted((item for item in changing if item.changes_verdict), key=lambda item: item.distance)
-    by_rate = sorted(changing, key=lambda item: item.tokens_per_second)
+    by_rate = sorted(
+        changing, key=lambda item: item.samples_per_second if item.tokens_per_second is None else item.tokens_per_second
+    )
     # Alternatives that the line of an assumption names.
     values = list(dict.fromkeys(item.value for item in (*nearest[:1], *by_rate[:1], *by_rate[-1:])))[:3]
     return [item for item in changing if item.value in values]

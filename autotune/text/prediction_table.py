@@ -42,10 +42,8 @@ def print_estimate(question: Question, answer: ConditionalEstimate, console: Con
     work = (
         "FLOPs unknown" if estimate.tflops_per_device is None else f"{estimate.tflops_per_device:.3g} TFLOP/s a device{share}"
     )
-    say(
-        f"  {number_text(rate.mean)} samples/s [{number_text(rate.low)}, {number_text(rate.high)}], "
-        f"{estimate.tokens_per_second:,.0f} tokens/s, {work}"
-    )
+    tokens = "" if estimate.tokens_per_second is None else f"{estimate.tokens_per_second:,.0f} tokens/s, "
+    say(f"  {number_text(rate.mean)} samples/s [{number_text(rate.low)}, {number_text(rate.high)}], {tokens}{work}")
     peak, fullest = estimate.peak_memory_bytes, estimate.fullest
     rank_text = ""
     if len(estimate.ranks) > 1:
@@ -81,10 +79,11 @@ def asked_text(question: Question) -> str:
     """The subject of the prediction, in one line."""
     model, cluster, count = question.model, question.cluster, question.cluster.world_size
     adapters = trained_text(model)
+    samples = "samples as its factory makes them" if isinstance(model, FactoryModel) else f"{question.sequence_length} tokens"
     return (
         f"{model.name} ({model.parameter_count:,} parameters{adapters}) on {cluster.name}: {count} "
         f"rank{'s' if count > 1 else ''} on {cluster.device.name}, {question.engine} engine, global batch "
-        f"{question.global_batch_size} of {question.sequence_length} tokens"
+        f"{question.global_batch_size} of {samples}"
     )
 
 

@@ -35,12 +35,14 @@ class AlternativeAnswer:
     """fits, may fit or does not fit."""
     peak_memory_bytes: float
     """Peak memory of the fullest rank, in bytes."""
-    tokens_per_second: float
-    """Tokens/s of all ranks together."""
+    tokens_per_second: float | None
+    """Tokens/s of all ranks together; null: only its factory knows the length of a module's samples."""
+    samples_per_second: float
+    """Samples/s of all ranks together."""
     changes_verdict: bool
     """Whether the answer has another verdict."""
     changes_rate: bool
-    """Whether its tokens/s are outside the answer's interval."""
+    """Whether its tokens/s (a module's samples/s) are outside the answer's interval."""
     choice: str
     """Of plans: the knobs of the configuration that is best there, as KNOB=VALUE. Empty: the first plan remains the best."""
 
@@ -106,8 +108,8 @@ class Predicted:
 
     samples_per_second: Interval
     """Samples/s of all ranks together."""
-    tokens_per_second: float
-    """Tokens/s of all ranks together."""
+    tokens_per_second: float | None
+    """Tokens/s of all ranks together; null: only its factory knows the length of a module's samples."""
     step_seconds: float
     """Seconds per optimizer step."""
     step_seconds_band: Band

@@ -159,16 +159,17 @@ def _with_cards(question: Question, device: str) -> ClusterSpec:
 
 
 def _consequence(assumption: Assumption, value: Value, estimate: StepEstimate, answer: StepEstimate) -> Consequence:
-    rate, low, high = (
-        estimate.tokens_per_second,
-        answer.tokens_per_second * answer.step_seconds.mean / answer.step_seconds.high,
-        answer.tokens_per_second * answer.step_seconds.mean / answer.step_seconds.low,
+    rate, answer_rate = (
+        item.samples_per_second.mean if item.tokens_per_second is None else item.tokens_per_second
+        for item in (estimate, answer)
     )
-    faster = abs(math.log(rate / answer.tokens_per_second))
+    low, high = (answer_rate * answer.step_seconds.mean / edge for edge in (answer.step_seconds.high, answer.step_seconds.low))
+    faster = abs(math.log(rate / answer_rate))
     larger = abs(math.log(estimate.fullest.needed / answer.fullest.needed))
     return Consequence(
         assumption=assumption, value=value, estimate=estimate, verdict=verdict_of(estimate).value,
-        peak_memory_bytes=estimate.peak_memory_bytes.mean, tokens_per_second=rate,
+        peak_memory_bytes=estimate.peak_memory_bytes.mean, tokens_per_second=estimate.tokens_per_second,
+        samples_per_second=estimate.samples_per_second.mean,
         changes_verdict=verdict_of(estimate) is not verdict_of(answer), changes_rate=not low <= rate <= high,
         distance=faster + larger,
     )  # fmt: skip

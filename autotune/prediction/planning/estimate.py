@@ -78,7 +78,8 @@ class StepEstimate:
     breakdown_seconds: dict[str, float]
     """Part of `step.PARTS` -> seconds; the sum is the mean of `step_seconds`."""
     samples_per_second: Interval
-    tokens_per_second: float
+    tokens_per_second: float | None
+    """None: only its factory knows the length of a module's samples."""
     tflops_per_device: float | None
     """Useful work of the model only, without recomputation; by the convention of PaLM, appendix B. None: a
     module's FLOPs are unknown."""
@@ -180,7 +181,7 @@ def _estimate(
         step_seconds=Interval(mean=seconds, low=fast, high=slow),
         breakdown_seconds={name: _at(values, row) * longer for name, values in prediction.parts.items()},
         samples_per_second=Interval(mean=batch / seconds, low=batch / slow, high=batch / fast),
-        tokens_per_second=tokens / seconds,
+        tokens_per_second=None if isinstance(question.model, FactoryModel) else tokens / seconds,
         tflops_per_device=tflops,
         mfu=flops_utilization(tflops, peak_flops),
         ranks=ranks,

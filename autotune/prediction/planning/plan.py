@@ -317,7 +317,7 @@ def _plan(
     options: PlanOptions, choices: tuple[RunChoice, ...],
 ) -> RankedPlan:  # fmt: skip
     devices = question.cluster.world_size
-    hourly = None if options.price is None else options.price * devices
+    hourly, rate = None if options.price is None else options.price * devices, estimate.tokens_per_second
     return RankedPlan(
         estimate=estimate,
         base=space.base,
@@ -327,7 +327,7 @@ def _plan(
         cluster=question.cluster,
         reasons=reasons,
         goal=goal,
-        cost_per_million_tokens=None if hourly is None else hourly / 3600 / estimate.tokens_per_second * 1e6,
+        cost_per_million_tokens=None if hourly is None or rate is None else hourly / 3600 / rate * 1e6,
         goodput=choices,
     )
 
@@ -339,7 +339,7 @@ def _sort_key(item: RankedPlan, options: PlanOptions) -> tuple[float, float]:
         case PlanObjective.MEMORY:
             return (memory, seconds)
         case PlanObjective.COST:
-            return (item.cost_per_million_tokens or 0.0, memory)
+            return (item.cluster.world_size * seconds, memory)
         case _:
             return (seconds, memory)
 
