@@ -171,7 +171,7 @@ def export(
     url: Url = None,
     db: Database = None,
 ) -> Status:
-    """Write a job's best configuration in a framework's format."""
+    """Write a job's best configuration, or that of a file, in a framework's format."""
     from autotune.cli.show import export_command
 
     return export_command(job, format_, out, url, db)

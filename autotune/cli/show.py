@@ -1,5 +1,7 @@
 """Commands that read a job: `autotune show`, `explain`, `export` and `report`."""
 
+import contextlib
+import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -11,10 +13,13 @@ from autotune.cli.open_backend import open_backend
 from autotune.cli.status import Status, write_document
 from autotune.errors import NoBestError, RequestError
 from autotune.explain.findings import Explanation
+from autotune.frameworks.best_config import read_best_config
+from autotune.frameworks.exporters import exporter
 from autotune.objective.ranking import peak_bytes, rate
 from autotune.output import require_writable, write_whole
 from autotune.question.assumption import assumed_document, assumed_lines
 from autotune.request.job_fields import Objective
+from autotune.request.request import JobRequest
 from autotune.request.rows import assumed_of_row
 from autotune.text.console import Console
 from autotune.text.explain_sections import SectionTable, head_lines, markdown_of, sections_of
@@ -25,7 +30,7 @@ from executor.errors import failure_table
 from search_spaces.failure import FailureRow
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.plain import finite, from_plain, to_plain
-from search_spaces.trial_config import KNOB_NAMES
+from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import JobRecord, TrialRecord
 
 SORTS: Mapping[str, Callable[[TrialRecord], float | None]] = {
@@ -196,11 +201,15 @@ def _table(rows: SectionTable) -> Table:
 
 
 def export_command(job: str | None, format_name: str, out: Path | None, url: str | None, database: str | None) -> Status:
-    """Write the file to standard output or `out`, and notes on what the format cannot express to standard error."""
+    """Write the file to standard output or `out`, and notes on what the format cannot express to standard error. `job` may be a
+    best-config file, or one that `autotune plan --json` wrote, of which the first plan is meant."""
     if out is not None:
         require_writable(out)
-    with open_backend(url, database) as backend:
-        exported = backend.export(job, format_name)
+    if job is not None and job.endswith(".json"):  # no id has a dot
+        exported = exporter(format_name)(_document_in(Path(job)))
+    else:
+        with open_backend(url, database) as backend:
+            exported = backend.export(job, format_name)
     if out is None:
         sys.stdout.write(exported.text)
     else:
@@ -208,6 +217,35 @@ def export_command(job: str | None, format_name: str, out: Path | None, url: str
     for note in exported.notes:
         Console(stderr=True).print(f"note: {note}", soft_wrap=True)
     return Status.OK
+
+
+def _document_in(path: Path) -> dict[str, Any]:
+    """The best-config document in a file, or that of the first plan in one of `autotune plan --json`."""
+    document = None
+    with contextlib.suppress(OSError, ValueError):  # the reader of best-config files says what is wrong
+        document = json.loads(path.read_text(encoding="utf-8"))
+    if isinstance(document, dict) and "plans" in document:
+        return _document_of_plan(document, path)
+    return read_best_config(path)
+
+
+def _document_of_plan(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    # Imported on demand: a client without the engines has no sessions.
+    from autotune.session.resolve import resolve
+    from autotune.session.trial_requests import unmeasured_document
+
+    try:
+        plan = document["plans"][0]
+        same = {name: document[name] for name in ("engine", "global_batch_size", "sequence_length")}
+        named = {name: document[name]["name"] for name in ("model", "cluster")}
+        resolved = {"resolved_model": document["model"]["spec"], "resolved_cluster": document["cluster"]}
+        request = from_plain(JobRequest, {**same, **named, **resolved})
+        config = TrialConfig().replace(plan["config"])
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
+        problem = "nothing fits, so there is no plan" if not document["plans"] else f"its plan cannot be read ({error})"
+        raise RequestError(str(path), problem, "write it again with `autotune plan --json`") from error
+    session = resolve(request)
+    return unmeasured_document(session, config, session.request)
 
 
 def report_command(job: str | None, format_name: str | None, out: Path | None, url: str | None, database: str | None) -> Status:

@@ -135,7 +135,7 @@ class Winner:
     ranks_per_node: int
     on_gpus: bool
     verified: str
-    """target or native-only: see docs/best-config.md."""
+    """target or native-only: see docs/best-config.md; predicted: nothing was measured."""
     env: Mapping[str, str]
     """Environment variables of the launch."""
     script: tuple[str, ...]
@@ -202,7 +202,7 @@ def winner_of(document: Mapping[str, Any]) -> Winner:
         world_size=launch["world_size"],
         ranks_per_node=min(cluster.devices_per_node, launch["world_size"]),
         on_gpus=cluster.device.kind == "cuda",
-        verified=document.get("verified", "native-only"),
+        verified=document.get("verified", "native-only") if document["best"].get("measured") is not None else "predicted",
         env=launch.get("env", {}),
         script=words_of(model, config, request.workload, launch["world_size"], launch_paths(model))
         if isinstance(model, CommandModel)

@@ -112,6 +112,8 @@ def verified_note(winner: Winner, same: Collection[str]) -> str:
     """
     if winner.engine == COMMAND:
         return "verified: target, measured in your own script; measure it again in any other program"
+    if winner.verified == "predicted":
+        return "verified: no, predicted and not measured anywhere; measure it in this framework before you rely on it"
     if winner.verified == "target" or winner.engine in same:
         return "verified: target, measured in this framework itself"
     return f"verified: native-only, measured by the engine {winner.engine}; measure it in this framework before you rely on it"

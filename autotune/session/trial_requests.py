@@ -12,6 +12,7 @@ from autotune.frameworks.exporters import EXPORTERS
 from autotune.frameworks.launch import FILE_FORMATS
 from autotune.question.assumption import assumed_lines
 from autotune.ray_cluster import address_of
+from autotune.request.request import JobRequest
 from autotune.request.rows import request_to_row
 from autotune.session.placement import launch_of
 from autotune.session.session import OPTIMIZER, Session
@@ -121,7 +122,14 @@ def _files(session: Session, config: TrialConfig) -> tuple[tuple[str, str], ...]
     command = session.model
     if not isinstance(command, CommandModel):
         return ()
-    exported = {name: EXPORTERS[FILE_FORMATS[name]](_document(session, config)) for name in files_read(command)}
+    # If the user states no hyperparameters, a file has those of trials, because the script may use them.
+    workload = session.request.workload
+    request = dataclasses.replace(
+        session.request, lr=workload.learning_rate, weight_decay=workload.weight_decay, clip=workload.gradient_clipping,
+        optimizer=session.request.optimizer or config.optimizer,
+    )  # fmt: skip
+    document = unmeasured_document(session, config, request)
+    exported = {name: EXPORTERS[FILE_FORMATS[name]](document) for name in files_read(command)}
     return tuple((FILES[name], export.text) for name, export in exported.items())
 
 
@@ -149,16 +157,8 @@ def notes_of(session: Session) -> list[str]:
     return notes
 
 
-def _document(session: Session, config: TrialConfig) -> dict[str, Any]:
-    """Return a best-config document as exporters read it, for a configuration that was not measured yet.
-
-    If the user states no hyperparameters, it has those of trials, because the script may use them.
-    """
-    workload = session.request.workload
-    request = dataclasses.replace(
-        session.request, lr=workload.learning_rate, weight_decay=workload.weight_decay, clip=workload.gradient_clipping,
-        optimizer=session.request.optimizer or config.optimizer,
-    )  # fmt: skip
+def unmeasured_document(session: Session, config: TrialConfig, request: JobRequest) -> dict[str, Any]:
+    """Return a best-config document as exporters read it, for a configuration that was not measured yet; `request`: its own."""
     return {
         "schema_version": SCHEMA_VERSION,
         "job": {"id": "", "request": request_to_row(request)},

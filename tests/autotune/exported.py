@@ -47,7 +47,7 @@ def document(session: Session, baseline: dict[str, Any] | None = None, **knobs: 
         "schema_version": 1,
         "job": {"id": JOB, "request": request_to_row(session.request)},
         "model": {"parameter_count": session.model.parameter_count},
-        "best": {"config": config.values()},
+        "best": {"config": config.values(), "measured": {}},
         "baseline": {"config": TrialConfig(**(baseline or {})).values()},
         "launch": launch_of(config, session),
         "verified": "native-only",

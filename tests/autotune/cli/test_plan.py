@@ -1,6 +1,8 @@
 """`autotune plan`: why a faster plan may stand below a slower one."""
 
+import json
 import re
+from pathlib import Path
 
 from called import Command
 
@@ -39,3 +41,22 @@ def test_a_plan_is_for_shorter_samples_if_nothing_fits_with_those_that_nobody_st
     assert (assumed.status, stated.status) == (0, 3)
     assert assumed.out.startswith("nothing fits with samples of 4,096 tokens, which nobody stated: planned for the longest")
     assert "sequence_length=1024 (--sequence-length): with sequence_length=" in assumed.out
+
+
+def test_the_first_plan_of_a_file_is_exported_as_what_nobody_measured(command: Command, folder: Path) -> None:
+    words = ("plan", "llama-3-8b", "--cluster", "8xh100", "--sequence-length", "4096", "--global-batch-size", "64")
+    planned = command(*words, "--simple", "transformers", "--json").out
+    (folder / "plan.json").write_text(planned)
+    exported = command("export", "plan.json", "--format", "transformers")
+    first = json.loads(planned)["plans"][0]["config"]
+    values = json.loads(exported.out)
+    assert values["per_device_train_batch_size"] == first["micro_batch_size"]
+    assert values["deepspeed"]["zero_optimization"]["stage"] == first["zero_stage"] > 0
+    assert "learning_rate" not in values and "note: not stated: lr, weight_decay" in exported.err
+    assert "verified: no, predicted and not measured anywhere" in exported.err
+    (folder / "plan.json").write_text(json.dumps({**json.loads(planned), "plans": []}))
+    refused = command("export", "plan.json")
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+    assert "plan.json: nothing fits, so there is no plan" in refused.err
+    refused = command("export", "missing.json")
+    assert (refused.status, "missing.json: cannot be read (No such file or directory)" in refused.err) == (2, True)

@@ -61,7 +61,7 @@ def test_a_file_carries_what_its_format_expresses() -> None:
 def test_the_exported_file_is_the_one_that_was_measured(words: str) -> None:
     found = session(globals()[words])
     best = found.space.base.replace({"zero_stage": 2, "micro_batch_size": 2})
-    document = trial_requests._document(found, best) | {"job": {"id": "", "request": request_to_row(found.request)}}
+    document = trial_requests.unmeasured_document(found, best, found.request)
     export = EXPORTERS["deepspeed"](document)
     assert export.text == _file(found, best)
     unstated = "not stated: optimizer, lr, weight_decay, clip; those of the trials are in the file as placeholders"
@@ -72,7 +72,7 @@ def test_the_exported_file_is_the_one_that_was_measured(words: str) -> None:
 def test_a_template_is_written_by_the_exported_script() -> None:
     template = {"template": "[data]\nmicro = {micro_batch_size}\n", "template_name": "run.toml"}
     found = session({"arguments": ["python", "train.py", "{template}"], **template})
-    document = trial_requests._document(found, found.space.base.replace({"micro_batch_size": 4}))
+    document = trial_requests.unmeasured_document(found, found.space.base.replace({"micro_batch_size": 4}), found.request)
     text = EXPORTERS["torchrun"](document).text
     assert "cat > run.toml <<'END OF FILE'\n[data]\nmicro = 4\nEND OF FILE\n" in text
     assert 'train.py run.toml "$@"' in text
