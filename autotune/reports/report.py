@@ -108,7 +108,9 @@ def _facts(source: FigureSource) -> Iterator[tuple[str, str]]:
     yield "trials", f"{source.snapshot.spent:,} of {request.get('trials', 0):,}"
     for name in ("strategy", "objective", "engine", "space"):
         yield name, str(request.get(name, "default"))
-    yield "batch", f"{request.get('global_batch_size')} samples of {request.get('sequence_length')} tokens"
+    has_tokens = "hidden_size" in (request.get("resolved_model") or {})  # not a module or a script
+    length = f" of {request.get('sequence_length')} tokens" if has_tokens else ""
+    yield "batch", f"{request.get('global_batch_size')} samples{length}"
 
 
 def _headline(source: FigureSource, document: Mapping[str, Any] | None) -> str:
