@@ -204,9 +204,9 @@ def _counts(
     for likely in (first, *others, *(size[0] for size in sizes), *lengths):
         if likely == asked:
             return (likely, *others), True
-    are_divided = first not in loaded and any(size and first % size == 0 for size in loaded)
-    if are_divided and asked in loaded and first % asked == 0:
+    if asked and asked in loaded and first % asked == 0:
         return (asked, *others), True
+    are_divided = first not in loaded and any(size and first % size == 0 for size in loaded)
     packed = first == 1 and (asked or 2) > 1 and tensors[0].endswith("i")  # samples may follow each other in one row
     listed = bool(lengths) and len({len(size) for size in sizes}) == 1  # tensors of a list may be samples
     is_clear = passes == 1 and not packed and not listed and not are_divided
