@@ -43,7 +43,7 @@ from search_spaces.placeholders import accelerate_accumulation, environment_of
 from search_spaces.plain import from_plain
 from search_spaces.trial_config import TrialConfig
 
-SWEEP_SECONDS, START_SECONDS, HAND_SECONDS = 1200.0, 150.0, 6.0
+SWEEP_SECONDS, START_SECONDS, HAND_SECONDS = 1500.0, 300.0, 6.0
 FIRST_STEPS = 5
 """First steps that are left out of the rate of a run by hand."""
 Steps = Sequence[Mapping[str, Any]]  # lines of the observer
