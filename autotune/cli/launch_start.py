@@ -29,7 +29,7 @@ from search_spaces.patterns import compiled
 from search_spaces.placeholders import FILES, TEMPLATE, TRIAL_FOLDER, launch_paths, template_of, words_of
 
 WAIT_SECONDS = 120.0
-"""Longest wait for the first step."""
+"""Longest wait for the first step, unless the trials were given longer (`--report-seconds`)."""
 OTHER_RANKS_SECONDS = 5.0
 """Longest wait for the other ranks after the first step of one."""
 NO_STEP = "WRONG: the line ended without an error, and reported no step"
@@ -96,12 +96,12 @@ def _started(words: list[str], winner: Winner, command: CommandModel, folder: Pa
     variables = {"PYTHONUNBUFFERED": "1", "AUTOTUNE_REPORT": str(report), **winner.env}
     variables |= install_probe(folder, variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")), work if linked else None)
     reports, observed = ReportFile(report), ObservedWork(folder / PROBE_FOLDER, None)
-    began = time.monotonic()
+    began, most = time.monotonic(), max(command.report_seconds or 0.0, WAIT_SECONDS)
     script = ScriptProcess(Launch(words=tuple(words), environment={**os.environ, **variables}, folder=str(work)), plan, log)
     ranks: set[str] = set()
     first: float | None = None
     try:
-        while (seconds := time.monotonic() - began) < WAIT_SECONDS and script.poll() is None:
+        while (seconds := time.monotonic() - began) < most and script.poll() is None:
             ranks |= _ranks_below(script.supervisor_pid)
             output = log.read_text(encoding="utf-8", errors="replace") if log.exists() else ""
             by_pattern = command.pattern is not None and compiled(command.pattern).found_in(output)
@@ -120,8 +120,8 @@ def _started(words: list[str], winner: Winner, command: CommandModel, folder: Pa
         return f"WRONG: the line ended with code {ended.code}: {last[-160:]}"
     if len(ranks) != winner.world_size > 1:
         return f"WRONG: the line starts {len(ranks)} ranks, and the trials had {winner.world_size}"
-    if first is None and seconds >= WAIT_SECONDS:
-        return f"started once: it ran for {WAIT_SECONDS:.0f} s without an error, and reported no step"
+    if first is None and seconds >= most:
+        return f"started once: it ran for {most:.0f} s without an error, and reported no step"
     if first is None:
         return NO_STEP
     counted = f"{len(ranks)} ranks, " if ranks else ""

@@ -3,7 +3,8 @@
     python -m benchmarks.frameworks.real_scripts LIST.toml --results FILE.jsonl [--only NAME ...] [--python PROGRAM]
     python -m benchmarks.frameworks.real_scripts LIST.toml --results FILE.jsonl --table
 
-The list (`benchmarks/data/real-scripts.toml`) says what its fields are. The programs are not part of this repository.
+The list (`benchmarks/data/real-scripts.toml`) says what its fields are. The programs are not part of this repository. Without
+`--only`, those that have no row in the results yet are measured. The last row of a program counts.
 For each program, in this order:
 
 1. A sweep. `step_observer.py` writes the time of each step of each trial. The steps that a trial timed are searched among
@@ -42,7 +43,7 @@ from search_spaces.placeholders import accelerate_accumulation, environment_of
 from search_spaces.plain import from_plain
 from search_spaces.trial_config import TrialConfig
 
-SWEEP_SECONDS, START_SECONDS, HAND_SECONDS = 1200.0, 150.0, 6.0
+SWEEP_SECONDS, START_SECONDS, HAND_SECONDS = 1500.0, 300.0, 6.0
 FIRST_STEPS = 5
 """First steps that are left out of the rate of a run by hand."""
 Steps = Sequence[Mapping[str, Any]]  # lines of the observer
@@ -260,7 +261,9 @@ def main() -> None:
         rows = (row_of(entry, results[entry["name"]]) for entry in programs["program"] if entry["name"] in results)
         print("\n".join(table(headings, rows)))
         return
-    for entry in (entry for entry in programs["program"] if not options.only or entry["name"] in options.only):
+    measured = options.results.read_text() if options.results.exists() else ""
+    missing = [entry["name"] for entry in programs["program"] if json.dumps(entry["name"]) not in measured]
+    for entry in (entry for entry in programs["program"] if entry["name"] in (options.only or missing)):
         result = Program(entry, programs, options.programs.resolve(), options.python).measure()
         print(json.dumps(result, indent=1), flush=True)
         with options.results.open("a") as file:

@@ -1,5 +1,6 @@
 """Compares what a script reports, and what it was given, with the work that the probes of its ranks observed."""
 
+import itertools
 import math
 import statistics
 from collections import Counter
@@ -174,9 +175,11 @@ def _other_time(request: TrialRequest, works: Sequence[Work], timed: Mapping[str
     quarter = len(reported) // 4
     seconds, drift = statistics.median(reported), statistics.median(reported[:quarter]) / statistics.median(reported[-quarter:])
     scale = batch / (work["mean_samples"] * ranks_with_own_samples(request, works))
-    observed = [work[name] * scale for name in ("seconds", "mean_seconds")]  # evaluation between reports may count or not
-    ratios = [seconds / value for value in observed]
-    falls = drift > TOLERATED  # as the mean time since a slow start, which is too long at first
+    # Like with like: other programs, which slow some steps, make both means longer. Evaluation between reports counts or not.
+    observed = work["seconds"] * scale
+    ratios = [seconds / observed, statistics.fmean(reported[quarter:]) / (work["mean_seconds"] * scale)]
+    falling = sum(later <= earlier for earlier, later in itertools.pairwise(reported))
+    falls = drift > TOLERATED and 4 * falling > 3 * len(reported)  # as the mean time since a slow start, too long at first
     if (min(ratios) <= TOLERATED or falls) and max(ratios) >= 1 / TOLERATED:
         return ""
     ratio, ranks = ratios[0], len(works)
@@ -189,7 +192,7 @@ def _other_time(request: TrialRequest, works: Sequence[Work], timed: Mapping[str
         "its unit is seconds, not milliseconds": 1e-3,
         "its unit is milliseconds, not seconds": 1e3,
     })  # fmt: skip
-    return f"it reports {batch / seconds:.4g} samples/s, and its steps had {batch / observed[0]:.4g}: {cause}"
+    return f"it reports {batch / seconds:.4g} samples/s, and its steps had {batch / observed:.4g}: {cause}"
 
 
 def _cause(ratio: float, causes: Mapping[str, float]) -> str:

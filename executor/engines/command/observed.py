@@ -72,7 +72,8 @@ class ProcessWork:
     problem: str = ""
     """Why nothing more is observed; empty: it is."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the probe found out about the script: `group`, `together`, `loader`, `others`, `tensor_parallel`."""
+    """What the probe found out about the script: `group`, `together`, `others`, `tensor_parallel`, and `loader`: batch sizes of
+    torch's data loaders in use, 0 for one without."""
     inputs: dict[int, int] = field(default_factory=dict)
     """Number of a micro-batch -> checksum of its inputs."""
     parameters: dict[int, int] = field(default_factory=dict)
@@ -104,7 +105,7 @@ class ProcessWork:
 
     def _step(self, row: Mapping[str, Any]) -> ObservedStep:
         counted = [
-            (count, *_counts(passes, rows, shapes, self.micro_batch_size))
+            (count, *_counts(passes, rows, shapes, self.micro_batch_size, self.facts.get("loader", ())))
             for count, passes, rows, shapes in row["micro_batches"]
         ]
         seen = bool(counted) and all(counts for _, counts, _ in counted)
@@ -148,7 +149,7 @@ class ProcessWork:
             "certain": bool(steps) and sum(step.certain for step in steps) > len(steps) / 2,
             "seconds": statistics.median(calm) if calm else None,
             "mean_samples": statistics.fmean(step.samples for step in steps if step.samples) if steps else None,
-            "mean_seconds": statistics.fmean(intervals) if intervals else None,
+            "mean_seconds": statistics.fmean(intervals[len(intervals) // 4 :]) if intervals else None,
             "reported": list(self._between(reports))[-MOST_INTERVALS:],
             "inputs": sorted(self.inputs.items()),
             "parameters": sorted(self.parameters.items()),
@@ -219,10 +220,14 @@ class ObservedWork:
         return [{**work.summary(reports), "processes": processes} for work in works]
 
 
-def _counts(passes: int, rows: int, shapes: Sequence[str], asked: int | None) -> tuple[tuple[int, ...], bool]:
+def _counts(
+    passes: int, rows: int, shapes: Sequence[str], asked: int | None, loaded: Sequence[int]
+) -> tuple[tuple[int, ...], bool]:
     """Of a micro-batch: its likely samples and two other counts that they may be; whether they are known for certain.
 
     `passes`, `rows`: forward passes of its first module, and their rows in all. `shapes`: the inputs of the first of them.
+    `loaded`: batch sizes of data loaders. A sample may have several rows of the model (an answer that is chosen and one that
+    is rejected, several views of an image): a multiple of what was asked for and loaded is that many samples.
     """
     tensors = [shape for shape in shapes if shape[0] != "#"]
     sizes = [[int(size) for size in shape.rstrip("i").split("x")] for shape in tensors]
@@ -234,6 +239,10 @@ def _counts(passes: int, rows: int, shapes: Sequence[str], asked: int | None) ->
     for likely in (first, *others, *(size[0] for size in sizes), *lengths):
         if likely == asked:
             return (likely, *others), True
+    if asked and asked in loaded and first % asked == 0:
+        return (asked, *others), True
+    are_divided = first not in loaded and any(size and first % size == 0 for size in loaded)
     packed = first == 1 and (asked or 2) > 1 and tensors[0].endswith("i")  # samples may follow each other in one row
     listed = bool(lengths) and len({len(size) for size in sizes}) == 1  # tensors of a list may be samples
-    return (first, *others), passes == 1 and not packed and not listed and len({size[0] for size in sizes}) == 1
+    is_clear = passes == 1 and not packed and not listed and not are_divided
+    return (first, *others), is_clear and len({size[0] for size in sizes}) == 1

@@ -302,7 +302,9 @@ class Probe:
             self.outermost.update(outermost)
             loader = sys.modules.get("torch.utils.data.dataloader")
             iterator = getattr(loader, "_BaseDataLoaderIter", None)
-            self.facts["loader"] = iterator is not None and any(issubclass(type(item), iterator) for item in gc.get_objects())
+            iterators = [item for item in gc.get_objects() if iterator and issubclass(type(item), iterator)]
+            sizes = {getattr(getattr(item, "_index_sampler", None), "batch_size", None) for item in iterators}
+            self.facts["loader"] = sorted(size if type(size) is int else 0 for size in sizes)
         else:
             roots = [child for module in self.root_modules() for child in module.children() if trains(child)]
         if not roots:

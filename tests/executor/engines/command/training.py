@@ -206,17 +206,22 @@ def pairs() -> None:
         autotune.report(samples=SAMPLES)
 
 
+def two_answers() -> None:
+    """Each sample has two rows of the model, as an answer that is chosen and one that is rejected."""
+    train(joined(), ((torch.cat([x, -x]), y.repeat(2)) for x, y in loader(True)))
+
+
 def skips(step: int, seconds: float) -> None:
     """A report for each call of a loop that skips most steps."""
     for _ in range(4):
         autotune.report(samples=SAMPLES)
 
 
-def loader(sampler: bool) -> Iterator[Any]:
+def loader(sampler: bool, rows: int = BATCH) -> Iterator[Any]:
     data = TensorDataset(torch.randn(4096, 32, generator=torch.Generator().manual_seed(1)), torch.zeros(4096, dtype=torch.long))
     own = torch.utils.data.DistributedSampler(data) if sampler else None
     while True:
-        yield from DataLoader(data, BATCH, sampler=own, drop_last=True)
+        yield from DataLoader(data, rows, sampler=own, drop_last=True)
 
 
 def never_steps() -> None:
@@ -247,6 +252,7 @@ HONEST: dict[str, Callable[[], None]] = {
     "second_order": second_order,
     "pairs": pairs,
     "sampler": lambda: train(joined(), loader(True), report=counts(SAMPLES)),
+    "two_answers": two_answers,
     "tensor_parallel": lambda: tensor_parallel(counts(SAMPLES / RANKS)),
     "tensor_parallel_silently": tensor_parallel,
     "compiled": lambda: train(torch.compile(joined(), backend="aot_eager"), report=counts(SAMPLES)),
@@ -272,6 +278,7 @@ LIES: dict[str, Callable[[], object]] = {
     "same_seed": lambda: (dist.init_process_group("gloo"), torch.manual_seed(0), train(nn.Linear(32, 10))),
     "never_steps": never_steps,
     "larger": lambda: train(joined(), random_batches(3 * BATCH), report=counts(SAMPLES)),
+    "loads_more": lambda: train(joined(), loader(True, 2 * BATCH)),
     "short_accumulation": lambda: train(joined(), short_last([BATCH] * 2 + [1] * 2), report=counts(SAMPLES)),
 }
 
