@@ -30,9 +30,10 @@ from autotune.prediction.equations.cases import (
     stacked,
 )
 from autotune.prediction.equations.hardware import FP8_GAIN
-from autotune.prediction.equations.kernels import product_efficiency
+from autotune.prediction.equations.kernels import product_efficiency, sustained_share
 from autotune.prediction.equations.software import (
     MEASURED_RANKS,
+    MEGATRON_HOST_WORK,
     UNFUSED,
     Megatron,
     Software,
@@ -326,6 +327,7 @@ def _hardware(row: TableRow, hardware: RowHardware) -> Hardware:
         host_bandwidth=scalar(300e9),
         scatter_volume=scalar(1.0),
         idle_cost=scalar(1.0),
+        sustained=scalar(sustained_share(hardware.device, "bf16" if gain == 1.0 else precision)),
     )
 
 

@@ -155,7 +155,8 @@ def _launches_of_experts(cases: Cases) -> Array:
 def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer: Array) -> Array:
     """Seconds of a product of (rows, inner) and (inner, outer)."""
     hardware = cases.hardware
-    return product_seconds(rows, inner, outer, hardware.peak, hardware.bandwidth, cases.layouts.parameter_bytes, rates)
+    peak = hardware.peak * hardware.sustained
+    return product_seconds(rows, inner, outer, peak, hardware.bandwidth, cases.layouts.parameter_bytes, rates)
 
 
 def _products(cases: Cases, rates: Coefficients) -> Array:
