@@ -164,7 +164,7 @@ def case_of(row: TableRow) -> Cases:
         software = replace(
             software, scores=np.where(unfused, 5.0, 0.0), dropout=np.where(megatron.hidden_dropout > 0, 1.0, 0.0),
             # accumulate_allreduce_grads_in_fp32 is the default of bf16 only.
-            gradient_bytes=scalar(2.0 if row.precision == "fp16" else 4.0),
+            gradient_bytes=scalar(2.0 if row.precision == "fp16" else 4.0), host_work=scalar(MEGATRON_HOST_WORK),
         )  # fmt: skip
     kind = row.mem_kind or ""
     measured = "first" if "rank 0" in kind else "last" if "rank world_size-1" in kind else "fullest"
