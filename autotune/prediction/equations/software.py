@@ -53,6 +53,8 @@ class Software:
     """What selective checkpointing adds to it."""
     host_work: Array = field(default_factory=lambda: np.full(1, 1.0))
     """Host's time of a layer, as a multiple of that of a plain module of torch."""
+    untuned: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """1 if its runs are not known to be those of people who tuned it: their times differ more."""
     separate_experts: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if the products of a rank's experts are launched one by one, or operators for each of them; 0: grouped products."""
     once_per_domain: Array = field(default_factory=lambda: np.full(1, 0.0))
