@@ -161,7 +161,7 @@ def expected(session: Session, store: "Store", bounds: Bounds) -> JobExpectation
         return JobExpectation(
             trials=trials, baseline=None, best=None, trial_seconds=None, seconds=None, calibration_source="", note=note
         )
-    borrowed = learned_of(request.knowledge, store, session.cluster, request.engine)
+    borrowed = learned_of(request.knowledge, store, session.cluster, request.engine, session.model)
     question = asked_here(store, _narrowed(question, session), borrowed)
     (baseline,) = estimates(question, session.baselines[:1])
     best, note = _best(question, session, bounds)

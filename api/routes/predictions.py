@@ -131,7 +131,7 @@ def _question(inputs: PlanningFields, body: PredictionRequest | PlanRequest, set
     cluster = cluster_of(name, inputs.ranks, inputs.memory_limit)
     model = with_loads(_model(body.model, inputs, settings, cluster), inputs.expert_loads)
     question = question_about(inputs, model, cluster, settings.count_steps)
-    return asked_here(store, question, learned_of(body.knowledge, store, question.cluster, question.engine))
+    return asked_here(store, question, learned_of(body.knowledge, store, question.cluster, question.engine, model))
 
 
 def _model(

@@ -97,6 +97,7 @@ COEFFICIENT_TEXTS = {
     "file_update_bandwidth": "bytes/s of a node's files in updates",
     "time_spread": "spread of measured / predicted time",
     "time_tail": "90 % band of time, over that of its spread",
+    "time_doubt": "of the doubts about kinds of cases is left",
     "context_bytes": "bytes outside torch's allocator",
     "workspace_bytes": "bytes of workspaces",
     "fragmentation": "reserved / allocated",

@@ -87,7 +87,7 @@ def _borrowed(question: Question, store: "Store | None", knowledge: str, databas
     collected = source.measurements()
     for note in (*source.notes, *collected.lines(knowledge)):
         print_note(note)
-    return learned_from(collected.measurements, store, question.cluster, question.engine)
+    return learned_from(collected.measurements, store, question.cluster, question.engine, question.model)
 
 
 def question_document(question: Question, conditions: Conditions) -> Mapping[str, Any]:

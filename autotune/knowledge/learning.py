@@ -2,14 +2,15 @@
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from autotune.knowledge.measurement import Measurement, TrialMeasurement, local_measurements
 from autotune.knowledge.row import TableRow, blinded, step_seconds
-from autotune.knowledge.row_cases import cases_of_rows, refusal
-from autotune.knowledge.row_names import row_hardware
+from autotune.knowledge.row_cases import cases_of_rows, noted_adapters, refusal
+from autotune.knowledge.row_names import named_model, row_hardware
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Cases
 from autotune.prediction.equations.coefficients import Coefficients, names, rates_for
@@ -19,6 +20,7 @@ from autotune.prediction.fitting.trial_fit import Runs, fitted
 from autotune.prediction.planning.calibrated import Borrowed
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.knob_values import KNOBS
+from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig
 
 if TYPE_CHECKING:
@@ -32,12 +34,16 @@ KNOB_OF = {
 """Column -> its knob."""
 
 
-def learned_from(measurements: Sequence[Measurement], store: "Store | None", cluster: ClusterSpec, engine: str) -> Borrowed:
-    """Learn from measurements by others, except those that the database has itself.
+def learned_from(
+    measurements: Sequence[Measurement], store: "Store | None", cluster: ClusterSpec, engine: str, model: Any = None
+) -> Borrowed:
+    """Learn from measurements by others, except those that the database has itself. `model`: of which times are predicted.
 
     1. Measurements on other devices refine the coefficients that hold for any software, each source with little weight.
-    2. Those on the same devices are learned from like trials; other software has more noise, and its memory is not used.
+    2. Those on the same devices are learned from like trials, in proportion to their likeness; other software has more noise,
+       and its memory is not used.
     """
+    wanted = _Kind.of_model(model, cluster.world_size) if isinstance(model, ModelSpec) else None
     local = local_measurements(store) if store is not None else ()
     local_trials = {_identity(measurement) for measurement in local}  # the database has no rows
     foreign = [measurement for measurement in measurements if _identity(measurement) not in local_trials]
@@ -46,7 +52,7 @@ def learned_from(measurements: Sequence[Measurement], store: "Store | None", clu
         (same_device if _is_same_device(measurement, cluster) else other_devices).append(measurement)
     return Borrowed(
         rates=_refined(_timed(other_devices), rates_for(cluster, engine)),
-        runs=tuple(_runs(_timed(same_device), engine)),
+        runs=tuple(_runs(_timed(same_device), engine, wanted)),
         text=_text(len(same_device), len(other_devices), len({measurement.source for measurement in foreign})),
     )
 
@@ -153,12 +159,51 @@ def _refined(measurements: Sequence[Measurement], before: Coefficients) -> Coeff
     return fitted(names("time", shared=True), before, predicted, seconds, 0.3, share)
 
 
-def _runs(measurements: Sequence[Measurement], engine: str) -> Iterable[Runs]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """What errors of predictions depend on, beside software and device."""
+
+    experts: bool
+    adapters: bool
+    parameters: float
+    devices: int
+
+    @classmethod
+    def of_model(cls, model: ModelSpec, devices: int) -> "_Kind":
+        return cls(
+            experts=bool(model.num_experts), adapters=bool(model.lora_rank), parameters=model.parameter_count, devices=devices
+        )
+
+    @classmethod
+    def of_row(cls, row: TableRow) -> "_Kind":
+        model = named_model(row)
+        layers, hidden = row.num_layers or 1, row.hidden or 1
+        return cls(
+            experts=bool(row.experts or (model is not None and model.num_experts)),
+            adapters=noted_adapters(row.notes) is not None,
+            parameters=model.parameter_count if model else 1e9 * (row.params_b or 12e-9 * layers * hidden**2),
+            devices=row.num_gpus or 1,
+        )
+
+    def likeness(self, other: "_Kind") -> float:
+        """1 if they are equal. Halved for another kind of model, and for 16 times the size or the devices."""
+        kinds = (self.experts != other.experts) + (self.adapters != other.adapters)
+        sizes = abs(math.log2(self.parameters / other.parameters)) + abs(math.log2(self.devices / other.devices))
+        return float(0.5 ** (kinds + sizes / 4))
+
+
+def _runs(measurements: Sequence[Measurement], engine: str, wanted: _Kind | None) -> Iterable[Runs]:
     for members, cases, configs in _groups(measurements):
         trials = [measured for measurement in members if isinstance(measured := measurement.measured, TrialMeasurement)]
         same = bool(trials) and trials[0].setting.engine == engine
         # 0.1: standard deviation of the logarithm of a time between software on the same devices.
         further = 0.0 if same else 0.1**2
+        measured = members[0].measured
+        kind = (
+            _Kind.of_row(measured)
+            if isinstance(measured, TableRow)
+            else _Kind.of_model(measured.setting.model, measured.setting.cluster.world_size)
+        )
         yield Runs(
             cases=cases,
             configs=tuple(configs),
@@ -167,11 +212,12 @@ def _runs(measurements: Sequence[Measurement], engine: str) -> Iterable[Runs]:
             peaks=np.array([trial.peak_memory_bytes or math.nan for trial in trials] if same else [math.nan] * len(members)),
             repeats=np.array([float(measurement.repeats) for measurement in members]),
             noise=np.sqrt(np.array([measurement.noise for measurement in members]) ** 2 + further),
+            likeness=(1.0 if same else 0.5) * (1.0 if wanted is None else wanted.likeness(kind)),
         )
 
 
 def _groups(measurements: Sequence[Measurement]) -> Iterable[tuple[list[Measurement], Cases, list[TrialConfig]]]:
-    """Measurements with their cases: the rows of each source, and the trials of one setting."""
+    """Measurements with their cases: the rows of one model of each source, and the trials of one setting."""
     groups: dict[tuple[object, ...], list[Measurement]] = {}
     for measurement in measurements:
         groups.setdefault(_group(measurement), []).append(measurement)
@@ -189,7 +235,7 @@ def _group(measurement: Measurement) -> tuple[object, ...]:
     trial = measurement.measured
     if isinstance(trial, TrialMeasurement):
         return measurement.source, trial.setting.key, trial.config.precision, trial.config.attention_backend == "math"
-    return (measurement.source,)
+    return measurement.source, trial.model_name, trial.num_layers, trial.hidden
 
 
 def _config(row: TableRow) -> TrialConfig:

@@ -30,9 +30,10 @@ from autotune.prediction.equations.cases import (
     stacked,
 )
 from autotune.prediction.equations.hardware import FP8_GAIN
-from autotune.prediction.equations.kernels import product_efficiency
+from autotune.prediction.equations.kernels import product_efficiency, sustained_share
 from autotune.prediction.equations.software import (
     MEASURED_RANKS,
+    MEGATRON_HOST_WORK,
     UNFUSED,
     Megatron,
     Software,
@@ -163,7 +164,7 @@ def case_of(row: TableRow) -> Cases:
         software = replace(
             software, scores=np.where(unfused, 5.0, 0.0), dropout=np.where(megatron.hidden_dropout > 0, 1.0, 0.0),
             # accumulate_allreduce_grads_in_fp32 is the default of bf16 only.
-            gradient_bytes=scalar(2.0 if row.precision == "fp16" else 4.0),
+            gradient_bytes=scalar(2.0 if row.precision == "fp16" else 4.0), host_work=scalar(MEGATRON_HOST_WORK),
         )  # fmt: skip
     kind = row.mem_kind or ""
     measured = "first" if "rank 0" in kind else "last" if "rank world_size-1" in kind else "fullest"
@@ -326,6 +327,7 @@ def _hardware(row: TableRow, hardware: RowHardware) -> Hardware:
         host_bandwidth=scalar(300e9),
         scatter_volume=scalar(1.0),
         idle_cost=scalar(1.0),
+        sustained=scalar(sustained_share(hardware.device, "bf16" if gain == 1.0 else precision)),
     )
 
 
@@ -395,7 +397,7 @@ def row_software(text: str) -> Software:
     notes. A word of a stack matches whole words of the parts with its name. A feature is stated as `name=number`, with a name
     of `FEATURES`; names of software only give the others.
     """
-    text, parts, values = text.lower(), dict[str, str](), dict[str, float]()
+    text, parts, values = text.lower(), dict[str, str](), {"untuned": 0.0 if text.startswith("engine=") else 1.0}
     for part in text.split(";"):
         name, equals, value = part.strip().partition("=")
         key = name if equals else "notes"

@@ -92,7 +92,7 @@ def require_learning(request: JobRequest, model: Model) -> None:
         raise RequestError("knowledge", problem, "leave it out, or give a config.json")
 
 
-def learned_of(knowledge: Any, store: "Store", cluster: ClusterSpec, engine: str) -> "Borrowed | None":
+def learned_of(knowledge: Any, store: "Store", cluster: ClusterSpec, engine: str, model: Any) -> "Borrowed | None":
     """What predictions learn from a request's field `knowledge`; None: it has none.
 
     Raises:
@@ -103,7 +103,7 @@ def learned_of(knowledge: Any, store: "Store", cluster: ClusterSpec, engine: str
     from autotune.knowledge.content import read_content
     from autotune.knowledge.learning import learned_from
 
-    return learned_from(read_content(knowledge), store, cluster, engine)
+    return learned_from(read_content(knowledge), store, cluster, engine, model)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

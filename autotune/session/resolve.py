@@ -231,7 +231,8 @@ def with_prior(session: Session, store: "Store", lease: Lease) -> tuple[Session,
 
     stored_prior = store.jobs.prior(lease.job_id)
     if stored_prior is None:
-        borrowed = learned_of(session.request.knowledge, store, session.cluster, session.request.engine)
+        request = session.request
+        borrowed = learned_of(request.knowledge, store, session.cluster, request.engine, session.model)
         stored_prior = store.jobs.set_prior(
             lease, to_plain(learn_prior(store, session.cluster, session.request.engine, _earlier(session), borrowed))
         )

@@ -127,7 +127,10 @@ class Score:
         self.error.append(float(np.median(np.abs(ratio - 1))))
         ranks = [spearman(one, other) or 0.0 for one, other in pairs if len(other) >= 4]
         self.rank.append(float(np.mean(ranks)))
-        self.covered.append(float(np.mean(np.abs(np.log(ratio)) <= found[0].time_reach)))
+        reach = np.concatenate(
+            [np.broadcast_to(own.time_reach, len(runs.keys)) for own, runs in zip(found, unseen, strict=True)]
+        )
+        self.covered.append(float(np.mean(np.abs(np.log(ratio)) <= reach)))
         peaks = [np.broadcast_to(memory(runs.cases, rates).allocated, len(runs.keys)) / runs.peaks for runs in unseen]
         self.memory_error.append(float(np.median(np.abs(np.concatenate(peaks) - 1))))
 

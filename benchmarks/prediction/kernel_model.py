@@ -70,7 +70,18 @@ BEST_SHAPES = {
 """Share of the peak of the best of many shapes of products in bf16, also of devices that the tables lack."""
 BEST_SOURCE = "stas00/ml-engineering, Maximum Achievable Matmul FLOPS (CC BY-SA 4.0)"
 WIDE = 4096
-"""Least rows and widths of the products of which the gain of 8 bits is shown."""
+"""Least rows and widths of large products: of those, the gain of 8 bits and the speed under a lasting load are shown."""
+LASTING = 1e-3
+"""Seconds of a product from which a device's power limit lowers its clock, if anything does."""
+SLOWED = 0.8
+"""Relative speed of lasting products below which it is shipped: elsewhere they are as fast as the equations say."""
+LASTING_TEXT = (
+    "Training is a lasting load. Large products of a millisecond or more are slower where they exceed the power limit, so\n"
+    "that the clock falls, by a factor of: {}. B200 has the chip of GB200 with a lower limit and is taken to\n"
+    "sustain no more operations a second, although its own table shows no such fall."
+)
+SAME_CHIPS = {"b200": "gb200"}
+"""Device -> one with the same chip and a higher power limit: it sustains no more operations a second than that one."""
 OUT = Path(kernels.__file__).with_name("kernels.toml")
 
 Table = NDArray[np.float64]
@@ -207,8 +218,12 @@ def main() -> int:
         lines = section(kind, scores, shared)
         sections += lines
         print("\n".join(lines), flush=True)
-        if options.write and kind.own == "matrix_efficiency":
-            OUT.write_text(document({score.device: score.own for score in scores}), encoding="utf-8")
+        if kind.own == "matrix_efficiency":
+            own = {score.device: score.own for score in scores}
+            slowed = sustained(_read_products(folder), own, shared)
+            if options.write:
+                OUT.write_text(document(own, slowed), encoding="utf-8")
+            sections += [LASTING_TEXT.format(", ".join(f"{name} {value:.2f}" for name, value in slowed.items())), ""]
     if options.markdown:
         options.markdown.write_text("\n".join([*PREFACE, *sections, *gain_section(folder)]), encoding="utf-8")
     return 0
@@ -301,16 +316,36 @@ def gain_section(folder: Path) -> list[str]:
     return [*lines, ""]
 
 
-def document(own: Mapping[str, float]) -> str:
+def sustained(tables: Mapping[str, Table], own: Mapping[str, float], shared: Sequence[float]) -> dict[str, float]:
+    """Speed of large lasting products relative to that of all products, of devices whose power limit lowers it."""
+
+    def share(name: str) -> float:
+        lasting = tables[name][(tables[name][:, :3].min(axis=1) >= WIDE) & (tables[name][:, -1] >= LASTING)]
+        return float(np.median(_products(lasting, device_preset(name), 1.0, shared) / lasting[:, -1]))
+
+    shares = {name: share(name) for name in tables}
+    peaks = {name: device_preset(name).peak_flops["bf16"] for name in tables}
+    for name, other in SAME_CHIPS.items():
+        shares[name] = min(shares[name], shares[other] * peaks[other] / peaks[name])
+    usual = np.mean([shares[name] / own[name] for name in PEERS])
+    relative = {name: value / own[name] / float(usual) for name, value in shares.items()}
+    return {name: value for name, value in relative.items() if value < SLOWED}
+
+
+def document(own: Mapping[str, float], slowed: Mapping[str, float]) -> str:
     """The file of the devices' efficiencies."""
     usual, best = (float(np.mean([values[name] for name in PEERS])) for values in (own, BEST_SHAPES))
     lines = [
         "# Made by benchmarks/prediction/kernel_model.py; not to be edited.",
-        "# Speed of large matrix products as a share of the peak, relative to that share on A100, H100 and H200.",
+        "[speed] # Of large matrix products as a share of the peak, relative to that share on A100, H100 and H200.",
         f"# From {SOURCE}:",
         *(f"{name} = {value / usual:.3f}" for name, value in own.items()),
         f"# From {BEST_SOURCE}:",
         *(f"{name} = {value / best:.3f}" for name, value in BEST_SHAPES.items() if name not in own),
+        "",
+        f"[sustained] # Of products that take {LASTING * 1e3:g} ms or more, relative to all: the power limit lowers the clock.",
+        f"# From {SOURCE}:",
+        *(f"{name} = {value:.3f}" for name, value in slowed.items()),
     ]
     return "\n".join(lines) + "\n"
 

@@ -161,6 +161,8 @@ class Hardware:
     """Volume of a reduce-scatter, as a multiple of the minimum: (n - 1) / n of the message."""
     idle_cost: Array
     """Share of a rank's idle time that is lost; 0: other ranks compute on its core meanwhile."""
+    sustained: Array = field(default_factory=lambda: scalar(1.0))
+    """Speed of products under a lasting load, as a share of `peak`: below 1 where the power limit lowers the clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -82,6 +82,8 @@ class Coefficients:
 
     Software and networks without trials of their own share an error that the spread within a source does not contain.
     """
+    time_doubt: float = _known(1.0, 0.5, "band")
+    """What is left of the doubts about a kind of case (`step.doubt`): 1 without trials, nothing after many."""
 
     context_bytes: float = _known(1.8e9, 0.3, "memory")
     """Bytes outside of torch's allocator: the device's context and communicators."""

@@ -51,6 +51,11 @@ _ONE = np.ones(1)
 GROUPED_EXPERTS, SEPARATE_EXPERTS, SEPARATE_EXPERT = 0.41, 0.2, 0.16
 """Kernels that experts add to a layer's hundred of forward and backward, counted on our engine (docs/results/kernel-counts.md):
 41 with grouped products; where each expert is multiplied by itself, 20, and 16 for each of a rank's experts."""
+BEYOND_DOMAIN = 0.35
+"""What a rank of a tensor group waits in a collective that crosses link domains, as a share of what it waits if the host
+blocks on messages between stages [nanotron on 16 and 32 tensor ranks: 4 and 12 ms a layer, whatever its width]."""
+MEGATRON_EXPERTS = 1.1
+"""The same share of Megatron-LM's host: 6 ms of router, dispatcher and experts beside 5 to 6 [its functional tests]."""
 ROUTED, ROUTED_BETWEEN_RANKS = 4.0, 2.0
 """Passes over the rows of experts in forward, in fused kernels: rows are taken (read and written), weighted and added to the
 sums of their tokens (read, and the sums written). Between ranks they are also put in the order of experts."""
@@ -118,6 +123,7 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     backward_only = rates.backward_ratio * np.where(cases.shapes.frozen_bytes > 0, 0.55, 1.0)
     communication = _layer_communication(cases, rates)
     launch_seconds = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
+    launch_seconds = launch_seconds * cases.software.host_work
     added = _if_checkpointed(cases, cases.software.full_launches, cases.software.selective_launches)
     launched = launch_seconds * (launches(cases, rates.backward_ratio) + added) * (1 + _launches_of_experts(cases))
     parts = np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
@@ -149,13 +155,15 @@ def _launches_of_experts(cases: Cases) -> Array:
     apart = (cases.software.separate_experts > 0) | (layouts.rounding_bytes > 0) | (layouts.parameter_bytes > 2)
     local_experts = np.maximum(shapes.experts / layouts.expert, 1.0)
     added = np.where(apart, SEPARATE_EXPERTS + local_experts * SEPARATE_EXPERT, GROUPED_EXPERTS)
+    added = np.where(cases.megatron.states > 0, np.maximum(added, MEGATRON_EXPERTS), added)
     return np.where(shapes.experts > 0, shapes.expert_share * added, 0.0)
 
 
 def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer: Array) -> Array:
     """Seconds of a product of (rows, inner) and (inner, outer)."""
     hardware = cases.hardware
-    return product_seconds(rows, inner, outer, hardware.peak, hardware.bandwidth, cases.layouts.parameter_bytes, rates)
+    peak = hardware.peak * hardware.sustained
+    return product_seconds(rows, inner, outer, peak, hardware.bandwidth, cases.layouts.parameter_bytes, rates)
 
 
 def _products(cases: Cases, rates: Coefficients) -> Array:
@@ -333,9 +341,11 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     tensor = collective_seconds(cases, tensor_group(cases), volume, units / 2, rates)
     tensor = tensor - _hidden_behind_products(cases, rates, message)
     tensor = tensor * (1 - cases.software.tensor_hidden)
-    waits = (cases.software.blocks_sends > 0) & (n > 1)
-    if np.any(waits):
-        tensor = tensor + np.where(waits & crosses_domains(cases), units / 2 * n * rates.crossed_seconds, 0.0)
+    # The ranks of a tensor group resume at different times after messages to other domains: its own, and those that block.
+    waits = np.where((cases.software.blocks_sends > 0) & crosses_domains(cases), 1.0, 0.0)
+    waits = (n > 1) * (waits + np.where(n > tensor_group(cases).in_domain, BEYOND_DOMAIN, 0.0))
+    if np.any(waits > 0):
+        tensor = tensor + waits * units / 2 * n * rates.crossed_seconds
     sent, times = context_messages(cases)
     passes = 2.0 + np.where(layouts.activation_checkpointing == 2, 1.0, 0.0) / layouts.checkpoint_every_k
     share = (layouts.context - 1) / layouts.context

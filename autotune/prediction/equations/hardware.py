@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from autotune.prediction.equations.cases import Hardware, scalar
-from autotune.prediction.equations.kernels import product_efficiency
+from autotune.prediction.equations.kernels import product_efficiency, sustained_share
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.mesh import PIPELINE, make_mesh
 from search_spaces.trial_config import TrialConfig
@@ -45,6 +45,7 @@ def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
         # gloo's reduce-scatter is an all-reduce of which a part is kept: 1.00 of the message on 2 ranks, 1.50 on 4 (counted).
         scatter_volume=scalar(2.0 if device.kind == "cpu" else 1.0),
         idle_cost=scalar(idle_cost),
+        sustained=scalar(sustained_share(device, precision)),
     )
 
 

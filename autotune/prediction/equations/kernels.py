@@ -79,16 +79,24 @@ def link_seconds(volume: Array, count: Array, bandwidth: Array, rates: Coefficie
 
 
 def product_efficiency(device: DeviceSpec) -> float:
-    """Speed of the device's large products as a share of its peak, relative to that share on A100, H100 and H200.
+    """Speed of the device's large products as a share of its peak, relative to that share on A100, H100 and H200."""
+    return _shares(device)[0]
 
-    A GPU that was not measured borrows from the nearest one by peak and bandwidth, a CPU from none.
+
+def sustained_share(device: DeviceSpec, precision: str) -> float:
+    """Speed of products in 16 bits under a lasting load, relative to a short one: 1, or less where they exceed the power limit,
+    so that the clock falls.
     """
+    return _shares(device)[1] if precision in ("bf16", "fp16") else 1.0
+
+
+def _shares(device: DeviceSpec) -> tuple[float, float]:
+    """A GPU that was not measured borrows from the nearest one by peak and bandwidth, a CPU from none."""
     if device.kind == "cpu" or "bf16" not in device.peak_flops:
-        return 1.0
-    efficiencies = _efficiencies()
-    return efficiencies[
-        device.name if device.name in efficiencies else nearest(device, [*map(device_preset, efficiencies)]).name
-    ]
+        return 1.0, 1.0
+    speeds, sustained = _measured()["speed"], _measured()["sustained"]
+    name = device.name if device.name in speeds else nearest(device, [*map(device_preset, speeds)]).name
+    return speeds[name], sustained.get(name, 1.0)
 
 
 def nearest(device: DeviceSpec, candidates: Sequence[DeviceSpec]) -> DeviceSpec:
@@ -103,7 +111,7 @@ def nearest(device: DeviceSpec, candidates: Sequence[DeviceSpec]) -> DeviceSpec:
 
 
 @cache
-def _efficiencies() -> dict[str, float]:
+def _measured() -> dict[str, dict[str, float]]:
     return tomllib.loads(Path(__file__).with_name("kernels.toml").read_text(encoding="utf-8"))
 
 

@@ -61,7 +61,8 @@ def _product(cases: Cases, rates: Coefficients, product: MatrixProduct) -> Array
     most = np.maximum(np.maximum(rows, inner), outer)
     width = np.minimum(np.minimum(rows, inner), outer)
     middle = rows * inner * outer / np.maximum(most * width, 1.0)
-    seconds = product_seconds(most, middle, width, hardware.peak, hardware.bandwidth, cases.layouts.parameter_bytes, rates)
+    peak = hardware.peak * hardware.sustained
+    seconds = product_seconds(most, middle, width, peak, hardware.bandwidth, cases.layouts.parameter_bytes, rates)
     return np.asarray(seconds, dtype=np.float64)
 
 

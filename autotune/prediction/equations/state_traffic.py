@@ -72,7 +72,7 @@ def _orthogonal_seconds(cases: Cases, rates: Coefficients) -> Array:
         sliced = size * (layouts.tensor - 1) / layouts.tensor
         seconds = (
             seconds
-            + flops / owners / (cases.hardware.peak * rates.matrix_efficiency)
+            + flops / owners / (cases.hardware.peak * cases.hardware.sustained * rates.matrix_efficiency)
             + np.where(
                 shared > 0, collective_seconds(cases, shards, shared, 2 / np.maximum(cases.shapes.layers, 1), rates), 0.0
             )

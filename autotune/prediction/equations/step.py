@@ -9,7 +9,7 @@ import numpy as np
 from autotune.prediction.equations.activations import kept_layer_bytes
 from autotune.prediction.equations.cases import Array, Cases, RankShare
 from autotune.prediction.equations.coefficients import Coefficients
-from autotune.prediction.equations.communication import boundary_bandwidth, sends_integers
+from autotune.prediction.equations.communication import boundary_bandwidth, sends_integers, tensor_group
 from autotune.prediction.equations.compute import MicroBatchSeconds, micro_batch
 from autotune.prediction.equations.layer_shapes import with_layers
 from autotune.prediction.equations.memory import Memory, memory
@@ -40,6 +40,8 @@ PARTS = ("compute", "tensor", "pipeline", "data", "optimizer", "offload")
 pipeline (bubble and boundaries), data (exposed communication), optimizer, offload."""
 Z90 = 1.645
 """Half-width of a 90 % band in standard deviations."""
+COUNTED_REACH = 0.02
+"""The same of the logarithm of memory whose every term is counted: Megatron-LM's [90 % of its functional tests]."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +51,10 @@ class StepPrediction:
     parts: dict[str, Array]
     """Part of `PARTS` -> seconds; the sum is the step time."""
     memory: Memory
-    time_reach: float
+    time_reach: Array
     """Half-width of the 90 % band of the logarithm of the time."""
-    memory_reach: float
+    memory_reach: Array
+    """The same of allocated bytes."""
 
     @property
     def seconds(self) -> Array:
@@ -68,9 +71,22 @@ def predict(cases: Cases, rates: Coefficients) -> StepPrediction:
     return StepPrediction(
         parts=_parts(cases, rates),
         memory=memory(cases, rates),
-        time_reach=Z90 * rates.time_spread * rates.time_tail,
-        memory_reach=Z90 * rates.memory_spread * rates.memory_tail,
+        time_reach=Z90 * rates.time_spread * rates.time_tail * (1 + rates.time_doubt * (doubt(cases, rates) - 1)),
+        memory_reach=np.where(cases.megatron.states > 0, COUNTED_REACH, Z90 * rates.memory_spread * rates.memory_tail),
     )
+
+
+def doubt(cases: Cases, rates: Coefficients) -> Array:
+    """Spread of measured / predicted time as a multiple of that of dense models in tuned software that the device bounds.
+
+    It grows with the share of a layer that is the host's, which differs by processor and version; with experts, whose routing
+    and kernels differ; where a tensor group crosses link domains; and with software that nobody tuned.
+    """
+    unbound = dataclasses.replace(rates, kernel_seconds=1e-9, collective_launch=1e-9)
+    bound, free = (batch.layer + batch.layer_communication for batch in (micro_batch(cases, at) for at in (rates, unbound)))
+    beyond = cases.layouts.tensor > tensor_group(cases).in_domain
+    terms = (2.5 * (1 - free / bound), 1.5 * (cases.shapes.experts > 0), 5.0 * beyond, 2.5 * cases.software.untuned)
+    return np.sqrt(1.0 + sum(term**2 for term in terms))
 
 
 def seconds_of(cases: Cases, rates: Coefficients) -> Array:

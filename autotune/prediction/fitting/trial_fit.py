@@ -57,6 +57,15 @@ class Runs:
     """Number of trials averaged in each value."""
     noise: Array
     """Standard deviation of the logarithm of each value of seconds, from its trials."""
+    likeness: float = 1.0
+    """How much of their errors what is predicted shares: 1 for trials of the same software and hardware, less for others'."""
+
+    @property
+    def worth(self) -> float:
+        """How many trials of what is predicted a value is worth. All of a source that is not alike share an error, so that
+        together they are worth at most likeness / (1 - likeness).
+        """
+        return self.likeness / (self.likeness + len(self.keys) * (1 - self.likeness))
 
 
 @dataclass(slots=True)
@@ -232,11 +241,13 @@ def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficient
     # The memory coefficients that affect the allocator's peak; the others are outside of it.
     allocated = ("workspace_bytes", "activation_scale", "working_layers")
     rates, memory_errors = _fit(memory_figures, allocated, rates, 0.04)
+    timed, peaked = (float(np.sum(figures.worth)) for figures in (time_figures, memory_figures))
     spreads = {
-        "time_spread": spread_after(before.time_spread, time_errors),
-        "memory_spread": spread_after(before.memory_spread, memory_errors),
-        "time_tail": tail_after(before.time_tail, time_errors),
-        "memory_tail": tail_after(before.memory_tail, memory_errors),
+        "time_spread": spread_after(before.time_spread, time_errors, time_figures.worth),
+        "memory_spread": spread_after(before.memory_spread, memory_errors, memory_figures.worth),
+        "time_tail": tail_after(before.time_tail, timed),
+        "time_doubt": before.time_doubt * WORTH / (WORTH + timed),
+        "memory_tail": tail_after(before.memory_tail, peaked),
     }
     return dataclasses.replace(rates, **spreads), int(sum(np.sum(runs.repeats) for runs in history))
 
@@ -258,6 +269,7 @@ class _Figures:
         self._equation = equation
         self.measured = np.concatenate([np.empty(0), *(figure[at] for _, figure, _, at in rows)])
         self.noise = np.concatenate([np.empty(0), *(noise[at] for _, _, noise, at in rows)])
+        self.worth = np.concatenate([np.empty(0), *(np.full(len(at), runs.worth) for runs, _, _, at in rows)])
 
     def predicted(self, rates: Coefficients) -> Array:
         return np.concatenate([np.broadcast_to(self._equation(runs, rates), count) for runs, count in self._runs])
@@ -281,7 +293,7 @@ def _fit(figures: _Figures, candidates: Sequence[str], before: Coefficients, noi
     effects = np.max(np.abs(figures.slopes(candidates, before, 10.0)), axis=0)
     # A log-log slope up to ten times the value: below it the measurements do not depend on the coefficient, which stays.
     fitted_names = [name for name, effect in zip(candidates, effects, strict=True) if effect > 0.01]
-    weights = noise**2 / (noise**2 + figures.noise**2)
+    weights = figures.worth * noise**2 / (noise**2 + figures.noise**2)
     after = fitted(fitted_names, before, figures.predicted, figures.measured, noise, weights)
     slopes = figures.slopes(fitted_names, after, 1.001) * np.sqrt(weights)[:, None] / noise
     prior_precisions = np.diag([spread(name) ** -2 for name in fitted_names])
@@ -293,21 +305,22 @@ WORTH = 4.0
 """Number of errors to which the prior spread is equivalent: a few lucky errors do not narrow the band."""
 
 
-def tail_after(before: float, errors: Array) -> float:
-    """What of a band's tail is left once these errors are known: it counts as `WORTH` errors too, and none of them has one."""
-    return 1.0 + (before - 1.0) * WORTH / (WORTH + len(errors))
+def tail_after(before: float, count: float) -> float:
+    """What of a band's tail is left once so many errors are known: it counts as `WORTH` errors, and they have none."""
+    return 1.0 + (before - 1.0) * WORTH / (WORTH + count)
 
 
-def spread_after(before: float, errors: Array) -> float:
+def spread_after(before: float, errors: Array, worth: Array | float = 1.0) -> float:
     """The standard deviation of log(measured / predicted): the root mean square, with `before` counting as `WORTH` errors.
 
-    An outlier counts as at most three typical errors.
+    An outlier counts as at most three typical errors; each error as `worth`.
     """
     if not len(errors):
         return before
     bound = 3 * max(1.4826 * float(np.median(np.abs(errors))), before)
     clipped = np.clip(errors, -bound, bound)
-    return max(float(np.sqrt((WORTH * before**2 + np.sum(clipped**2)) / (WORTH + len(clipped)))), 0.02)
+    counts = np.broadcast_to(worth, len(clipped))
+    return max(float(np.sqrt((WORTH * before**2 + np.sum(counts * clipped**2)) / (WORTH + np.sum(counts)))), 0.02)
 
 
 _DIFFERENCE = 1e-4
@@ -322,8 +335,9 @@ def fitted(
     measured: Array,
     noise: float,
     weights: Array | None = None,
+    start: Coefficients | None = None,
 ) -> Coefficients:
-    """Return the most probable coefficients given `measured`.
+    """Return the most probable coefficients given `measured`; `start`: where the search begins, by default at `before`.
 
     Minimises sum(w rho(log(measured / predicted) / noise)) + sum((log c - log before) / spread)^2 over log c, with Huber's
     rho, by Levenberg-Marquardt with finite differences. Coefficients are positive, so their logarithms are fitted.
@@ -348,7 +362,7 @@ def fitted(
         huber = np.where(size <= _OUTLIER, size**2, 2 * _OUTLIER * size - _OUTLIER**2)
         return float(np.sum(weights * huber) + np.sum(((logs - centre) / prior_spreads) ** 2))
 
-    logs, damping = centre.copy(), 1e-2
+    logs, damping = centre if start is None else np.log([getattr(start, name) for name in names]), 1e-2
     errors = residuals(logs)
     best = cost(logs, errors)
     for _ in range(15):

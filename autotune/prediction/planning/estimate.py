@@ -171,7 +171,7 @@ def _estimate(
     ranks = _ranks(question, config, cases)
     fullest = max(ranks, key=lambda rank: rank.total / rank.capacity_ratio)
     peak = fullest.total
-    factor = math.exp(prediction.memory_reach)
+    factor = math.exp(_at(prediction.memory_reach, row))
     host = _at(prediction.memory.host, row)
     flops = _flops_of_sample(question, config)
     tflops = None if flops is None else flops * batch / seconds / question.cluster.world_size / 1e12

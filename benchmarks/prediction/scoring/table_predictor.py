@@ -15,8 +15,8 @@ from autotune.prediction.equations.cases import RECOMPUTE, Array, Cases, Flags
 from autotune.prediction.equations.coefficients import Coefficients, fitted_sources, names, shipped_rates
 from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.parameters import stage_parameters
-from autotune.prediction.equations.step import Z90, StepPrediction, predict, seconds_of
-from autotune.prediction.fitting.trial_fit import fitted
+from autotune.prediction.equations.step import Z90, StepPrediction, doubt, predict, seconds_of
+from autotune.prediction.fitting.trial_fit import WORTH, fitted
 from autotune.prediction.planning.memory_fit import fit_probability
 from benchmarks.prediction.scoring.contract import Forecast
 from benchmarks.prediction.scoring.residual import FEWEST, Residual, learned
@@ -33,6 +33,8 @@ _SOURCE_NOISE = 0.3
 """Standard deviation of the logarithm between sources, from effects that no coefficient represents."""
 _LEAST_UTILIZATION = 0.01
 """Share of the device's peak below which a run was disturbed: its time says nothing about the terms that are fitted."""
+ALIKE = 0.8
+"""Likeness of a source on the same device with the same software (`Runs.likeness`)."""
 _HALF_PRIOR_ROWS = 4.0
 """Number of rows at which a band's spread is half measured and half prior."""
 
@@ -144,11 +146,13 @@ class TablePredictor:
         }
 
     def _fit(self, row: TableRow) -> _Fit:
-        own = row.source if self.known is not None and row.source in self._sources else self._alike.get(_stack(row), "")
-        if own not in self._fits:
-            self._fits[own] = self._fitted(own)
-        fit = self._fits[own]
-        return replace(fit, rates=self.disturb(fit.rates)) if self.disturb else fit
+        known = self.known is not None and row.source in self._sources
+        own = row.source if known else self._alike.get(_stack(row), "")
+        fit = self._fits.get(own)
+        if fit is None:
+            fit = self._fits[own] = self._fitted(own)
+        rates = fit.rates if known or not self.knowledge else _no_surer(fit.rates, self.before, ALIKE if own else 0.0)
+        return replace(fit, rates=self.disturb(rates) if self.disturb else rates)
 
     def _fitted(self, own: str) -> _Fit:
         if self.known is None:
@@ -164,6 +168,23 @@ class TablePredictor:
     @cached_property
     def _sources(self) -> frozenset[str]:
         return frozenset(row.source for row in self.known or ())
+
+
+def _no_surer(rates: Coefficients, before: Coefficients, likeness: float) -> Coefficients:
+    """The coefficients with the bands before these measurements of others, as far as their errors are not those of what is
+    predicted: together they count as likeness / (1 - likeness) errors, the band before as `WORTH`.
+    """
+    worth = likeness / (1 - likeness) / WORTH
+    reaches = {
+        quantity: [getattr(each, f"{quantity}_spread") * getattr(each, f"{quantity}_tail") for each in (rates, before)]
+        for quantity in ("time", "memory")
+    }
+    tails = {
+        f"{quantity}_tail": max(float(np.sqrt((worth * own**2 + wide**2) / (worth + 1))), own)
+        / getattr(rates, f"{quantity}_spread")
+        for quantity, (own, wide) in reaches.items()
+    }
+    return replace(rates, **tails, time_doubt=max(rates.time_doubt, before.time_doubt / (worth + 1)))
 
 
 def _stack(row: TableRow) -> _Stack:
@@ -244,15 +265,36 @@ def _fit_time(rows: Sequence[TableRow], before: Coefficients, together: bool) ->
         return before
     cases, measured = _resolved(cases_of_rows(timed), timed, before), _times(timed)
     weights = _weights(timed, _SOURCE_WEIGHT["time"] if together else None)
-    noise, rates = _SOURCE_NOISE if together else _TIME_NOISE, before
+    noise, rates, fit_names = _SOURCE_NOISE if together else _TIME_NOISE, before, names("time", shared=together)
     for _ in range(2):
-        rates = fitted(names("time", shared=together), before, lambda tried: seconds_of(cases, tried), measured, noise, weights)
+        rates = fitted(fit_names, before, lambda tried: seconds_of(cases, tried), measured, noise, weights)
         left = np.log(measured / seconds_of(cases, rates))
         spread = _spread(left, timed, before.time_spread)
         if spread < 1.5 * noise:
             break
         noise = min(spread, 0.2)
-    return replace(rates, time_spread=spread, time_tail=_tail(left, timed, spread, before.time_tail))
+    remaining = before.time_doubt * (1.0 if together else _HALF_PRIOR_ROWS / (len(timed) + _HALF_PRIOR_ROWS))
+    if together:
+        left = _left_out(fit_names, before, rates, lambda tried: seconds_of(cases, tried), measured, noise, timed)
+    left = left / (1 + remaining * (doubt(cases, rates) - 1))
+    tail = _tail(left, timed, spread, before.time_tail)
+    return replace(rates, time_spread=spread, time_tail=tail, time_doubt=remaining)
+
+
+def _left_out(
+    fit_names: Sequence[str], before: Coefficients, rates: Coefficients, predicted: Callable[[Coefficients], Array],
+    measured: Array, noise: float, rows: Sequence[TableRow],
+) -> Array:  # fmt: skip
+    """log(measured / predicted) of each row by the fit to all sources but its own: what a source that no fit saw can expect.
+    `rates`: of the fit to all, from which these begin.
+    """
+    weights, sources = _weights(rows, _SOURCE_WEIGHT["time"]), np.array([row.source for row in rows])
+    left = np.log(measured / predicted(rates))
+    for source in dict.fromkeys(sources) if len(set(sources)) > 1 else ():
+        own = sources == source
+        without = fitted(fit_names, before, predicted, measured, noise, np.where(own, 0.0, weights), rates)
+        left[own] = np.log(measured / predicted(without))[own]
+    return left
 
 
 def _undisturbed(rows: Sequence[TableRow]) -> list[TableRow]:
@@ -289,6 +331,8 @@ def _fit_memory(rows: Sequence[TableRow], before: Coefficients, together: bool) 
     rates = fitted(names("memory", shared=together), before, predicted, measured, _MEMORY_NOISE, weights)
     left = np.log(measured / predicted(rates))
     spread = _spread(left, held, before.memory_spread, mean=True)
+    if together:
+        left = _left_out(names("memory", shared=True), before, rates, predicted, measured, _MEMORY_NOISE, held)
     return replace(rates, memory_spread=spread, memory_tail=_tail(left, held, spread, before.memory_tail))
 
 

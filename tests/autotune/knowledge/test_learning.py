@@ -45,3 +45,21 @@ def test_an_own_job_is_not_learned_from_twice(store: Store) -> None:
     assert len(own) == 6
     borrowed = learned_from(own, store, resolve_cluster("dgx-a100:1"), "native")
     assert (borrowed.runs, borrowed.text) == ((), "")
+
+
+def test_measurements_of_what_is_not_alike_hardly_narrow_a_band() -> None:
+    cluster, shipped = resolve_cluster("dgx-a100:1"), shipped_rates()
+
+    def spread(model: str) -> float:
+        borrowed = learned_from(measured("theirs", 24), None, cluster, "native", resolve_model(model))
+        return calibrated(None, cluster, "native", shipped, borrowed=borrowed).rates.time_spread
+
+    alike, unlike = spread("qwen2-0.5b"), spread("mixtral-8x22b")
+    assert alike < 0.8 * shipped.time_spread < 0.95 * shipped.time_spread < unlike
+
+
+def test_what_all_values_of_an_unlike_source_are_worth_is_bounded() -> None:
+    (runs,) = learned_from(measured("theirs", 24), None, resolve_cluster("dgx-a100:1"), "deepspeed").runs
+    assert runs.likeness == 0.5
+    assert 24 * runs.worth == pytest.approx(0.96, rel=0.01)
+    assert dataclasses.replace(runs, likeness=1.0).worth == 1.0

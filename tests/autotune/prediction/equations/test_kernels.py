@@ -14,6 +14,7 @@ from autotune.prediction.equations.kernels import (
     nearest,
     product_efficiency,
     product_seconds,
+    sustained_share,
 )
 from benchmarks.prediction import kernel_model
 from search_spaces.clusters.devices import device_preset
@@ -83,3 +84,10 @@ def test_what_is_shipped_was_fitted_to_the_measurements(kind: kernel_model.Kind,
         usual = np.mean([own[name] for name in kernel_model.PEERS])
         for name, value in own.items():
             assert value / usual == pytest.approx(product_efficiency(device_preset(name)), rel=0.06), name
+
+
+def test_a_power_limit_slows_lasting_products_in_16_bits() -> None:
+    blackwell, hopper = device_preset("b200"), device_preset("h100")
+    assert sustained_share(hopper, "bf16") == sustained_share(blackwell, "fp8") == 1.0
+    unnamed = dataclasses.replace(blackwell, name="a card of somebody's")
+    assert sustained_share(unnamed, "bf16") == sustained_share(blackwell, "bf16") < 0.8

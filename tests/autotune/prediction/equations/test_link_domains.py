@@ -16,6 +16,7 @@ from autotune.prediction.equations.communication import (
     group_of,
     tensor_group,
 )
+from autotune.prediction.equations.step import doubt
 from autotune.prediction.fitting.trial_fit import hardware_key
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.plan import PlanOptions, plan
@@ -99,3 +100,11 @@ def test_a_wide_tensor_group_is_faster_in_a_domain() -> None:
     linked, apart = (estimates(asked(cluster), [config])[0] for cluster in (RACK, NODES))
     assert linked.step_seconds.mean < 0.9 * apart.step_seconds.mean
     assert linked.peak_memory_bytes == apart.peak_memory_bytes
+
+
+def test_the_band_is_wider_where_predictions_are_less_sure() -> None:
+    layouts = ({"tensor_parallel_size": 4}, {"tensor_parallel_size": 8})
+    inside, beyond = (float(doubt(case(NODES, **knobs), RATES)[0]) for knobs in layouts)
+    assert 1.0 <= inside < 1.2 < 4.0 < beyond
+    slow_host = dataclasses.replace(RATES, kernel_seconds=0.1)
+    assert float(doubt(case(NODES, tensor_parallel_size=4), slow_host)[0]) > 2 * inside
