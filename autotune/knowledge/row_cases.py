@@ -36,8 +36,10 @@ from autotune.prediction.equations.software import (
     UNFUSED,
     Megatron,
     Software,
+    Transformers,
     megatron_of,
     software_of,
+    transformers_of,
     with_numbers,
 )
 from search_spaces.clusters.cluster import PCIE_COPIES
@@ -173,7 +175,17 @@ def case_of(row: TableRow) -> Cases:
         layouts=_layouts(row, software),
         software=replace(software, measured_rank=scalar(MEASURED_RANKS.index(measured))),
         megatron=megatron,
+        transformers=transformers_of(words, hardware.family) if (words := _transformers_words(row)) else Transformers(),
     )
+
+
+def _transformers_words(row: TableRow) -> dict[str, str]:
+    """What the row states of Transformers and its libraries; empty: it does not use them."""
+    words: dict[str, str] = {}
+    text = f"{described(row)}; source={row.source_locator}; model={row.model_name}; ranks={row.num_gpus}; {row.notes}"
+    for stack in _matching(text):
+        words |= {name: str(word) for name, word in stack.get("transformers", {}).items()}
+    return words
 
 
 def _described_shapes(row: TableRow, shapes: Shapes) -> Shapes:
@@ -395,18 +407,27 @@ def row_software(text: str) -> Software:
     notes. A word of a stack matches whole words of the parts with its name. A feature is stated as `name=number`, with a name
     of `FEATURES`; names of software only give the others.
     """
-    text, parts, values = text.lower(), dict[str, str](), dict[str, float]()
-    for part in text.split(";"):
-        name, equals, value = part.strip().partition("=")
-        key = name if equals else "notes"
-        parts[key] = f"{parts.get(key, '')}; {value if equals else name}"
-    for stack in _stacks():
-        words = (word.partition("=") for word in stack["words"])
-        if all(re.search(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", parts.get(name, "")) for name, _, pattern in words):
-            values |= {name: value for name, value in stack.items() if name != "words"}
+    values = dict[str, float]()
+    for stack in _matching(text):
+        values |= {name: value for name, value in stack.items() if name in FEATURES}
     values |= {name: float(number) for name, number in stated_features(text)}
-    engine = parts.get("engine", "").strip("; ")
-    return with_numbers(software_of(engine, "") if engine else Software(), values)
+    engine = re.search(r"(?:^|;)\s*engine=([^;]*)", text)
+    return with_numbers(software_of(engine[1].strip(), "") if engine else Software(), values)
+
+
+def _matching(text: str) -> list[dict[str, Any]]:
+    """The stacks whose words all match."""
+    parts = dict[str, str]()
+    for part in text.lower().split(";"):
+        name, equals, value = part.strip().partition("=")
+        key = name if equals and re.fullmatch(r"\w+", name) else "notes"
+        parts[key] = f"{parts.get(key, '')}; {value if key == name else part.strip()}"
+
+    def matches(word: str) -> bool:
+        name, _, pattern = word.partition("=")
+        return re.search(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", parts.get(name, "")) is not None
+
+    return [stack for stack in _stacks() if all(map(matches, stack["words"]))]
 
 
 def numbers_of(software: Software) -> dict[str, float]:

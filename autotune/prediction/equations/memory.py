@@ -5,6 +5,7 @@ from functools import reduce
 
 import numpy as np
 
+from autotune.prediction.equations import megatron, transformers
 from autotune.prediction.equations.activations import (
     Activations,
     Recomputation,
@@ -18,7 +19,6 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import frozen_share, gathered_share, has_near, sends_integers
 from autotune.prediction.equations.kernels import frozen_bytes, frozen_width, static_gradients
 from autotune.prediction.equations.layer_shapes import with_layers
-from autotune.prediction.equations.megatron import allocated_bytes
 from autotune.prediction.equations.module_memory import module_bytes
 from autotune.prediction.equations.overlap import buffer_bytes, gathers_late, refill_bytes
 from autotune.prediction.equations.parameters import (
@@ -30,7 +30,7 @@ from autotune.prediction.equations.parameters import (
     stage_parameters,
 )
 from autotune.prediction.equations.pipeline import in_flight, split_layers
-from autotune.prediction.equations.software import Megatron
+from autotune.prediction.equations.software import Megatron, Transformers
 from autotune.prediction.equations.state_traffic import host_elements, host_parameter_bytes
 from autotune.prediction.equations.uneven import (
     capacity_ratio,
@@ -180,18 +180,19 @@ def rank_memory(
     """Bytes of the rank at `pipeline_rank` of the pipeline with `layers` layers; `first`, `last`: 1 if it has the tables."""
     if cases.module is not None:
         return _module_memory(cases, rates, pipeline_rank)
-    states_arguments = (cases.megatron.states > 0) & (cases.shapes.frozen_bytes == 0)
-    if np.any(states_arguments):
-        # Nothing is fitted to Megatron-LM but the context and what the allocator adds.
-        terms = allocated_bytes(cases, layers, in_flight(cases, pipeline_rank), first, last)
-        host, allocated = terms.pop("host"), reduce(np.add, (terms[tag] for tag in TAGS[:5]))
-        terms["reserved"] = (np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2) - 1) * allocated
-        terms["context"], used = rates.context_bytes + 0 * allocated, allocated + rates.context_bytes
-        exact = Memory(by_tag={tag: terms[tag] for tag in TAGS}, used=used, host=host, stage=pipeline_rank + 0 * used)
-        if np.all(states_arguments):
+    whole = (cases.layouts.pipeline == 1) & (cases.layouts.tensor == 1)
+    by_program = {
+        "megatron": (cases.megatron.states > 0) & (cases.shapes.frozen_bytes == 0),
+        "transformers": (cases.transformers.states > 0) & whole,
+    }
+    for program, flags in by_program.items():
+        if not np.any(flags):
+            continue
+        exact = _exact(cases, rates, program, layers, pipeline_rank, first, last)
+        if np.all(flags):
             return exact
-        others = replace(cases, megatron=Megatron())
-        return _where(states_arguments, exact, rank_memory(others, rates, layers, pipeline_rank, first, last, again, tagged))
+        others = replace(cases, megatron=Megatron()) if program == "megatron" else replace(cases, transformers=Transformers())
+        return _where(flags, exact, rank_memory(others, rates, layers, pipeline_rank, first, last, again, tagged))
     parameter_counts = stage_parameters(cases, layers, first, last)
     layers = layers + last * cases.shapes.modules
     activations = activations_of(cases, rates, layers, pipeline_rank, first, last, again)
@@ -213,6 +214,23 @@ def rank_memory(
         host=_host(cases, parameter_counts) + activations.host,
         stage=np.broadcast_to(pipeline_rank, shape),
     )
+
+
+def _exact(
+    cases: Cases, rates: Coefficients, program: str, layers: Array, pipeline_rank: Array, first: Array, last: Array
+) -> Memory:
+    """Of Megatron-LM or Transformers, to which nothing is fitted but the context and what the allocator adds."""
+    if program == "megatron":
+        terms, context = megatron.allocated_bytes(cases, layers, in_flight(cases, pipeline_rank), first, last), rates.context_bytes
+    else:
+        # One device has no communicators.
+        single = min(rates.context_bytes, 5e8)
+        terms, context = transformers.allocated_bytes(cases), np.where(cases.layouts.world > 1, rates.context_bytes, single)
+    host, allocated = terms.pop("host"), reduce(np.add, (terms[tag] for tag in TAGS[:5]))
+    terms["reserved"] = (np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2) - 1) * allocated
+    terms["context"] = context + 0 * allocated
+    used = allocated + context
+    return Memory(by_tag={tag: terms[tag] for tag in TAGS}, used=used, host=host + 0 * used, stage=pipeline_rank + 0 * used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,238 @@
+"""Bytes that torch's allocator hands out while Transformers, PEFT, TRL and Accelerate train a model, term by term from their
+source and from that of bitsandbytes, GPTQ kernels and torch's FSDP.
+
+transformers 4.45 to 4.57, peft 0.13, trl 0.13, accelerate 1.0, bitsandbytes 0.43, fms-acceleration 876e2ed, torch 2.4. No number
+was fitted to a measurement.
+"""
+
+import numpy as np
+
+from autotune.prediction.equations.cases import Array, Cases
+from autotune.prediction.equations.kernels import loss_peak
+from autotune.prediction.equations.parameters import stage_parameters
+from autotune.prediction.equations.software import (
+    ADAPTED,
+    EAGER,
+    FSDP1,
+    GPTQ,
+    KERNEL_LOSS,
+    NF4,
+    NO_BITS,
+    PROJECTION_LOSS,
+    WHOLE_LOSS,
+)
+
+
+def allocated_bytes(cases: Cases) -> dict[str, Array]:
+    """Bytes by tag at the fullest moment of a step.
+
+    1. As the loss is computed: what all layers keep, and the logits.
+    2. As the last layer runs backward: the same without logits, with a layer recomputed and its gradients.
+    3. As the first layer does: with the gradients of all others, and without their activations, but FSDP's hooks on inputs of
+       frozen units keep the inputs of reentrant checkpoints and their gradients until the end.
+    4. As the optimizer runs: with a copy of a moment of all parameters.
+    """
+    rank = _Rank(cases)
+    kept, layers = rank.kept(), cases.shapes.layers
+    last = kept + rank.working() + rank.residual
+    keeps_inputs = (cases.transformers.sharding == FSDP1) & (rank.shard > 1) & rank.frozen & (rank.recomputed > 0)
+    keeps_inputs &= cases.transformers.reentrant > 0
+    first = np.where(keeps_inputs, kept + layers * rank.residual, kept / layers + rank.residual) + rank.working()
+    early, late, states = rank.unit_gradients(), rank.gradients(), rank.states()
+    gathered = rank.gathered_unit()
+    moments = {
+        "loss": rank.tokens * (kept + rank.loss()),
+        "last": rank.tokens * last + gathered + early + rank.unpacked(),
+        "first": rank.tokens * first + gathered + late + early + rank.unpacked(),
+        "update": late + rank.update(),
+    }
+    highest = np.maximum.reduce(np.broadcast_arrays(*moments.values()))
+    return {
+        **states,
+        "gradients": np.minimum(late, highest) + 0 * highest,
+        "activations": highest - np.minimum(late, highest),
+        "buffers": rank.buffers(),
+    }
+
+
+class _Rank:
+    """A data-parallel rank; bytes of activations are per token of a micro-batch."""
+
+    def __init__(self, cases: Cases) -> None:
+        self.cases, self.words, self.shapes, self.layouts = cases, cases.transformers, cases.shapes, cases.layouts
+        self.frozen = self.shapes.frozen_bytes > 0
+        self.width = self.layouts.parameter_bytes
+        self.tokens: Array = self.layouts.micro_batch_size * self.shapes.sequence / self.layouts.context
+        self.shard = np.where(self.layouts.zero_stage >= 3, self.layouts.shard, 1.0)
+        self.fused_norms = self.words.norms > 0
+        # What passes between layers: fp32 if frozen norms are, since bitsandbytes returns the type that it is given.
+        self.wide = self.frozen & (self.words.whole_norms > 0)
+        self.state = np.where(self.wide, 4.0, self.width)
+        self.residual: Array = self.state * self.shapes.hidden
+        self.recomputed = np.where(self.layouts.activation_checkpointing > 0, 1.0, 0.0)
+        self.counts = stage_parameters(cases, self.shapes.layers, np.ones(1), np.ones(1))
+        self.table = self.shapes.vocabulary * self.shapes.hidden
+        self.experts = np.where(self.shapes.experts > 0, self.shapes.experts_per_token, 1.0)
+
+    def adapts(self, *names: str) -> Array:
+        """How many of these matrices have adapters."""
+        has = [np.floor(self.words.adapted / 2 ** ADAPTED.index(name)) % 2 for name in names]
+        return np.where(self.frozen, np.sum(has, axis=0), 0.0)
+
+    def states(self) -> dict[str, Array]:
+        """Parameters and moments. Quantisation's constants are no parameters, which FSDP would divide."""
+        words, layouts, counts = self.words, self.layouts, self.counts
+        matrices = counts.frozen - counts.frozen_tables
+        double = np.where(words.double_quantised > 0, 1 / 64 + 4 / (64 * 256), 4 / 64)
+        kinds = [words.bits == kind for kind in (NO_BITS, NF4, GPTQ)]
+        packed = np.select(kinds, [self.width, 0.5, 0.5 + 0.5 / words.group_size], default=1.0)
+        constants = np.select(kinds, [0.0, double, 2 / words.group_size], default=0.0)
+        adapters, tables = self.trained()
+        trained, width = counts.trained - adapters - tables, words.parameter_width
+        frozen = (matrices * packed + counts.frozen_tables * self.width) / self.shard + matrices * constants
+        moments = layouts.moment_bytes / 4
+        # Parameters trained beside frozen ones are copies of those.
+        parts = ((trained, width), (adapters, words.adapter_width), (tables, words.adapter_width))
+        parameters = np.sum(np.broadcast_arrays(*(count * size for count, size in parts)), axis=0) / self.shard
+        return {
+            "parameters": frozen + parameters + self.cast_copies(),
+            "optimizer_state": parameters * moments * (1 - layouts.offload_optimizer),
+            "host": parameters * moments * layouts.offload_optimizer,
+        }
+
+    def trained(self) -> tuple[Array, Array]:
+        """Elements of adapters, and of tables trained beside them."""
+        adapters = np.where(self.frozen, self.counts.trained, 0.0)
+        return adapters, np.where(self.frozen & (self.words.trained_tables > 0), self.counts.frozen_tables, 0.0)
+
+    def cast_copies(self) -> Array:
+        """Bytes of the copies in 16 bits that autocast keeps of trained parameters in fp32 until forward ends."""
+        words = self.words
+        adapters, _ = self.trained()
+        sharded = (words.sharding > 0) & (self.shard > 1)
+        whole = np.where(~sharded & (words.parameter_width > self.width), self.counts.trained - adapters, 0.0)
+        cast = np.where((words.fused_adapters == 0) & (words.adapter_width > self.width), adapters, 0.0) / self.shard
+        return np.where(words.autocast > 0, self.width * (whole + cast), 0.0)
+
+    def gradients(self) -> Array:
+        """Bytes of all gradients."""
+        adapters, tables = self.trained()
+        others = self.counts.trained - adapters
+        return (others * self.words.parameter_width + (adapters + tables) * self.words.adapter_width) / self.shard
+
+    def update(self) -> Array:
+        """Bytes of the temporary copies of the update."""
+        return np.where(self.words.update == EAGER, self.gradients(), 0.0)
+
+    def unit_gradients(self) -> Array:
+        """Bytes of gradients that wait: that of the output projection for the embedding's, and that of the MLP's last matrix for
+        those of its layer, under FSDP; else they are among all."""
+        matrix = self.shapes.hidden * np.where(self.shapes.experts > 0, 0.0, self.shapes.ffn)
+        return np.where(self.frozen, 0.0, self.width * (self.table + matrix))
+
+    def buffers(self) -> Array:
+        """Workspaces of cuBLAS for the threads of forward and backward, and what FSDP gathers for the whole step: the root."""
+        root = np.where(self.shard > 1, (2 - self.shapes.tied) * self.table * self.width, 0.0)
+        return 2 * self.words.stream_workspace + root
+
+    def gathered_unit(self) -> Array:
+        """Bytes of a layer that is gathered: reentrant checkpoints run its forward in backward, so that no other one is."""
+        matrices = (self.counts.frozen - self.counts.frozen_tables) + (self.counts.trained - self.counts.trained_tables)
+        packed = np.where((self.words.bits == NO_BITS) | ~self.frozen, self.width, np.where(self.words.bits < 3, 0.5, 1.0))
+        return np.where(self.shard > 1, packed * matrices / self.shapes.layers, 0.0)
+
+    def unpacked(self) -> Array:
+        """Bytes of the matrix that is dequantised for a product."""
+        return np.zeros(1)
+
+    def kept(self) -> Array:
+        """Bytes that all layers keep for backward."""
+        # The first layer's input is the embedding's result.
+        inputs = self.shapes.layers * self.residual - (self.residual - self.width * self.shapes.hidden)
+        return np.where(self.recomputed > 0, inputs, self.shapes.layers * self.layer())
+
+    def layer(self) -> Array:
+        """Bytes that a layer keeps besides its input if it is recomputed, with its input otherwise."""
+        attention, mlp = self.norm() + self.attention(), self.norm() + self.mlp()
+        # A fused norm keeps its own input: the layer's, and the sum after attention.
+        second = np.where(self.fused_norms | self.wide, self.residual, 0.0)
+        first = np.where(self.recomputed > 0, 0.0, second)
+        return attention + mlp + first + second + self.product_inputs()
+
+    def norm(self) -> Array:
+        """Bytes of a norm: eager RMSNorms keep a copy of their input in fp32, and the normalised one if the weight is trained."""
+        h, eager = self.shapes.hidden, np.where(self.fused_norms, 0.0, 1.0)
+        return eager * h * (np.where(self.wide, 0.0, 4.0) + np.where(self.frozen, 0.0, self.width))
+
+    def product_inputs(self) -> Array:
+        """The normalised states, of which trained matrices, and fused adapters, keep one for attention and one for the MLP."""
+        fused = np.where((self.words.fused_adapters > 0) & (self.adapts("query", "key", "value") > 0), 1.0, 0.0)
+        mlp = np.where((self.words.fused_adapters > 0) & (self.adapts("gate", "up") > 0), 1.0, 0.0)
+        return self.width * self.shapes.hidden * np.where(self.frozen, fused + mlp, 2.0)
+
+    def adapter_input(self, elements: Array) -> Array:
+        """Bytes that an adapter keeps of its input: the mask of dropout, and what its first matrix multiplies, in 16 bits under
+        autocast, else in the adapter's type. Without dropout and in the same type, a frozen matrix's input itself."""
+        words = self.words
+        mask = np.where(words.adapter_dropout > 0, 1.0, 0.0)
+        factor = np.where(words.autocast > 0, self.width, np.maximum(words.adapter_width, self.width))
+        fused = np.where(words.adapter_dropout > 0, self.width, 0.0)
+        return elements * np.where(words.fused_adapters > 0, fused, mask + factor)
+
+    def attention(self) -> Array:
+        """Queries, keys and values as the kernel gets them, its result and the logarithms of its sums; what adapters keep."""
+        shapes, words, w = self.shapes, self.words, self.width
+        repeats = (words.repeats_keys > 0) | (words.attention > 0)
+        keys = np.where(repeats, shapes.query, shapes.key_value)
+        scores = np.where(words.attention == 2, 6.0 * shapes.heads * shapes.sequence, 4 * shapes.heads)
+        normed = (4 + np.where(self.frozen, 0.0, w)) * shapes.normed_heads
+        adapters = self.adapts("query", "key", "value") * self.adapter_input(shapes.hidden)
+        adapters = adapters + self.adapts("output") * self.adapter_input(shapes.query)
+        return w * (2 * shapes.query + 2 * keys) + scores + normed + adapters
+
+    def mlp(self) -> Array:
+        """The hidden layer of the MLP: the gate, the activated one and the other factor; the product, if a trained matrix, or an
+        adapter, multiplies it. Each expert weighs its result."""
+        shapes, w = self.shapes, self.state
+        gated = shapes.matrices == 3
+        eager = np.where(gated, np.where(self.words.gates > 0, 2.0, 3.0), 1.0)
+        hidden = w * eager * shapes.mlp_width + self.product_input()
+        weighed = np.where(shapes.experts > 0, self.experts * self.width * shapes.hidden, 0.0)
+        return hidden + weighed + self.adapts("gate", "up") * self.adapter_input(shapes.hidden)
+
+    def product_input(self) -> Array:
+        """Bytes of the input of the MLP's last matrix, which are freed before those of its factors."""
+        adapter = self.adapts("down") * self.adapter_input(self.shapes.mlp_width)
+        return np.where(self.frozen, adapter, self.width * self.shapes.mlp_width)
+
+    def working(self) -> Array:
+        """Bytes as a layer runs backward, with its result: the gradients of the product and of its factors, or of what an
+        adapter casts; of one expert, with the sums of experts' gradients."""
+        shapes, words = self.shapes, self.words
+        again = self.recomputed * (self.layer() + self.residual)
+        at_once = np.where(shapes.experts > 0, self.experts / np.maximum(shapes.experts, 1.0), 1.0) * shapes.ffn
+        gated = np.where(shapes.matrices == 3, np.where(words.gates > 0, 1.0, 3.0), 2.0)
+        casts = np.where((words.fused_adapters > 0) | (words.adapter_width <= self.width), 0.0, 4.0)
+        casts = self.state + casts * (1 + np.where(words.adapter_dropout > 0, 1.0, 0.0))
+        down = np.where(self.adapts("down") > 0, casts * at_once, self.state * at_once)
+        factors = gated * self.state * at_once - self.product_input() * np.where(shapes.experts > 0, 0.0, 1.0)
+        summed = np.where(shapes.experts > 0, 4 * self.width * shapes.hidden, 0.0)
+        scores = np.where(words.attention == 2, 10.0 * shapes.heads * shapes.sequence, 0.0)
+        return again + np.maximum(np.maximum(down, factors) + summed, scores)
+
+    def loss(self) -> Array:
+        """Bytes as the loss is computed: the last norm with its result, and logits.
+
+        From release 4.46 on, logits in 16 bits stay beside their copy in fp32; until 4.49, a batch of several samples is copied
+        again without the last tokens. The logarithms of probabilities, and in backward two gradients, are in fp32.
+        """
+        words, w = self.words, self.width
+        stays = np.where(words.release >= 446, w, 0.0)
+        shifts = np.where((words.release < 450) & (self.layouts.micro_batch_size > 1), 4.0, 0.0)
+        whole = np.maximum(stays + 4 + shifts + 4, 12.0)
+        kinds = [words.loss == kind for kind in (WHOLE_LOSS, KERNEL_LOSS)]
+        logits = np.select(kinds, [whole, stays + 4 + shifts], default=0.0) * self.shapes.vocabulary
+        pieces = np.where(words.loss == PROJECTION_LOSS, loss_peak(self.cases, self.tokens) / self.tokens, 0.0)
+        last = np.where(self.fused_norms, self.residual, np.where(self.wide, self.residual, self.norm()))
+        normed = self.state * self.shapes.hidden
+        return logits + pieces + last + normed
