@@ -309,10 +309,11 @@ def _adapter(row: TableRow) -> tuple[float, float]:
     four = "nf4" in precision or "qlora" in row.notes.lower()
     frozen = 0.52 if "nf4-dq" in precision else 0.57 if four else 2.0
     hidden, layers = row.hidden or 1, row.num_layers or 1
+    tables = 2.0 * (row.vocab or 0) * hidden if "embedding and head trained" in row.notes else 0.0
     trained = (
         float(noted[1].replace(",", "")) if noted else (rank or 16) * layers * (8 * hidden + 3 * (row.ffn_hidden or 4 * hidden))
     )
-    return trained / layers, frozen
+    return (trained - tables) / layers, frozen
 
 
 def _hardware(row: TableRow, hardware: RowHardware) -> Hardware:

@@ -220,14 +220,19 @@ def _exact(
     cases: Cases, rates: Coefficients, program: str, layers: Array, pipeline_rank: Array, first: Array, last: Array
 ) -> Memory:
     """Of Megatron-LM or Transformers, to which nothing is fitted but the context and what the allocator adds."""
+    context: Array | float
     if program == "megatron":
-        terms, context = megatron.allocated_bytes(cases, layers, in_flight(cases, pipeline_rank), first, last), rates.context_bytes
+        terms, context = (
+            megatron.allocated_bytes(cases, layers, in_flight(cases, pipeline_rank), first, last),
+            rates.context_bytes,
+        )
     else:
         # One device has no communicators.
-        single = min(rates.context_bytes, 5e8)
-        terms, context = transformers.allocated_bytes(cases), np.where(cases.layouts.world > 1, rates.context_bytes, single)
+        terms, single = transformers.allocated_bytes(cases), min(rates.context_bytes, transformers.CONTEXT_BYTES)
+        context = np.where(cases.layouts.world > 1, rates.context_bytes, single)
     host, allocated = terms.pop("host"), reduce(np.add, (terms[tag] for tag in TAGS[:5]))
-    terms["reserved"] = (np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2) - 1) * allocated
+    fragments = (np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2) - 1) * allocated
+    terms["reserved"] = np.maximum(terms.get("reserved", fragments), fragments)
     terms["context"] = context + 0 * allocated
     used = allocated + context
     return Memory(by_tag={tag: terms[tag] for tag in TAGS}, used=used, host=host + 0 * used, stage=pipeline_rank + 0 * used)

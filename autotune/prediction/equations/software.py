@@ -213,7 +213,8 @@ def _arguments(record: type[Any], words: Mapping[str, str]) -> dict[str, Array]:
 
 ADAPTED = ("query", "key", "value", "output", "gate", "up", "down")
 """`Transformers.adapted` is encoded as the sum of 2 to the power of their indices here."""
-EAGER, WHOLE_LOSS, KERNEL_LOSS, PROJECTION_LOSS, NO_BITS, NF4, GPTQ, FSDP1, ZERO = 0.0, 0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 1.0, 3.0
+EAGER, WHOLE_LOSS, KERNEL_LOSS, PROJECTION_LOSS, HALF_LOSS = 0.0, 0.0, 1.0, 2.0, 3.0
+NO_BITS, NF4, GPTQ, FSDP1, ZERO = 0.0, 1.0, 2.0, 1.0, 3.0
 """Indices of choices of `Transformers`."""
 
 
@@ -244,8 +245,9 @@ class Transformers:
     norms: Array = _argument("eager", "fused")
     gates: Array = _argument("eager", "fused")
     """The activation of a gated MLP."""
-    loss: Array = _argument("whole", "kernel", "projection")
-    """All logits in fp32; those, but in a kernel that overwrites them with their gradient; pieces of logits."""
+    loss: Array = _argument("whole", "kernel", "projection", "half")
+    """All logits in fp32; those, but in a kernel that overwrites them with their gradient; pieces of logits; logits as they
+    are, in models with code of their own."""
     attention: Array = _argument("flash", "sdpa", "eager")
     repeats_keys: Array = _argument(*FLAG)
     """Whether keys and values are repeated for each query head: of Mistral and Mixtral before release 4.48."""
@@ -259,6 +261,8 @@ class Transformers:
     update: Array = _argument("foreach", "fused", "loop")
     """Implementation of the optimizer: the first makes a temporary copy of a moment of all parameters."""
     sharding: Array = _argument("none", "fsdp1", "fsdp2", "zero")
+    varying_lengths: Array = _argument(*FLAG)
+    """Whether micro-batches have as many tokens as their longest sample, neither packed nor padded to the full length."""
     stream_workspace: Array = _argument(default=32 * MIB)
     """Bytes that cuBLAS has for each stream and thread."""
 

@@ -1,8 +1,8 @@
 """Bytes that torch's allocator hands out while Transformers, PEFT, TRL and Accelerate train a model, term by term from their
 source and from that of bitsandbytes, GPTQ kernels and torch's FSDP.
 
-transformers 4.45 to 4.57, peft 0.13, trl 0.13, accelerate 1.0, bitsandbytes 0.43, fms-acceleration 876e2ed, torch 2.4. No number
-was fitted to a measurement.
+transformers 4.45 to 4.57, peft 0.13, trl 0.13, accelerate 1.0, bitsandbytes 0.43, fms-acceleration 876e2ed, torch 2.4. No
+number was fitted to a measurement, but what the allocator keeps if lengths vary.
 """
 
 import numpy as np
@@ -15,12 +15,20 @@ from autotune.prediction.equations.software import (
     EAGER,
     FSDP1,
     GPTQ,
+    HALF_LOSS,
     KERNEL_LOSS,
     NF4,
     NO_BITS,
     PROJECTION_LOSS,
     WHOLE_LOSS,
+    ZERO,
 )
+
+CONTEXT_BYTES = 1.2e9
+"""Of one device outside of the allocator: nvidia-smi beside the bytes allocated, of published runs without fragments."""
+VARYING = 2.0
+"""Bytes that the allocator keeps beyond those of a step, relative to these, if lengths vary from step to step: blocks of one
+length do not serve the next. A simulation of it gives 1 to 4.5, published runs 1 to 4."""
 
 
 def allocated_bytes(cases: Cases) -> dict[str, Array]:
@@ -39,19 +47,23 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     keeps_inputs &= cases.transformers.reentrant > 0
     first = np.where(keeps_inputs, kept + layers * rank.residual, kept / layers + rank.residual) + rank.working()
     early, late, states = rank.unit_gradients(), rank.gradients(), rank.states()
+    # Of micro-batches before; DeepSpeed's partition of them is permanent.
+    summed = np.where((cases.layouts.accumulation > 1) | rank.by_zero, late, 0.0)
     gathered = rank.gathered_unit()
     moments = {
-        "loss": rank.tokens * (kept + rank.loss()),
-        "last": rank.tokens * last + gathered + early + rank.unpacked(),
-        "first": rank.tokens * first + gathered + late + early + rank.unpacked(),
+        "loss": rank.tokens * (kept + rank.loss()) + summed,
+        "last": rank.tokens * last + gathered + early + summed,
+        "first": rank.tokens * first + gathered + late + np.where(rank.shard > 1, early, 0.0),
         "update": late + rank.update(),
     }
     highest = np.maximum.reduce(np.broadcast_arrays(*moments.values()))
+    blocks = summed + (1 + VARYING) * rank.tokens * (kept + np.maximum(rank.loss(), rank.working()))
     return {
         **states,
         "gradients": np.minimum(late, highest) + 0 * highest,
         "activations": highest - np.minimum(late, highest),
         "buffers": rank.buffers(),
+        "reserved": np.where(cases.transformers.varying_lengths > 0, blocks - highest, 0.0),
     }
 
 
@@ -64,6 +76,8 @@ class _Rank:
         self.width = self.layouts.parameter_bytes
         self.tokens: Array = self.layouts.micro_batch_size * self.shapes.sequence / self.layouts.context
         self.shard = np.where(self.layouts.zero_stage >= 3, self.layouts.shard, 1.0)
+        self.by_zero = self.words.sharding == ZERO
+        self.state_shard = np.where(self.layouts.zero_stage >= 1, self.layouts.shard, 1.0)
         self.fused_norms = self.words.norms > 0
         # What passes between layers: fp32 if frozen norms are, since bitsandbytes returns the type that it is given.
         self.wide = self.frozen & (self.words.whole_norms > 0)
@@ -88,16 +102,20 @@ class _Rank:
         packed = np.select(kinds, [self.width, 0.5, 0.5 + 0.5 / words.group_size], default=1.0)
         constants = np.select(kinds, [0.0, double, 2 / words.group_size], default=0.0)
         adapters, tables = self.trained()
-        trained, width = counts.trained - adapters - tables, words.parameter_width
+        trained, width = counts.trained - adapters, words.parameter_width
         frozen = (matrices * packed + counts.frozen_tables * self.width) / self.shard + matrices * constants
         moments = layouts.moment_bytes / 4
         # Parameters trained beside frozen ones are copies of those.
-        parts = ((trained, width), (adapters, words.adapter_width), (tables, words.adapter_width))
-        parameters = np.sum(np.broadcast_arrays(*(count * size for count, size in parts)), axis=0) / self.shard
+        # Tables trained beside frozen ones are copies of those, in their type.
+        parameters = trained * width + adapters * words.adapter_width + tables * self.width
+        # DeepSpeed trains 16 bits, beside fp32.
+        count = trained + adapters + tables
+        parameters = np.where(self.by_zero, count * self.width, parameters) / self.shard
+        states = np.where(self.by_zero, count * (4 + layouts.moment_bytes) / self.state_shard, parameters * moments)
         return {
             "parameters": frozen + parameters + self.cast_copies(),
-            "optimizer_state": parameters * moments * (1 - layouts.offload_optimizer),
-            "host": parameters * moments * layouts.offload_optimizer,
+            "optimizer_state": states * (1 - layouts.offload_optimizer),
+            "host": states * layouts.offload_optimizer,
         }
 
     def trained(self) -> tuple[Array, Array]:
@@ -118,32 +136,41 @@ class _Rank:
         """Bytes of all gradients."""
         adapters, tables = self.trained()
         others = self.counts.trained - adapters
-        return (others * self.words.parameter_width + (adapters + tables) * self.words.adapter_width) / self.shard
+        gradients = others * self.words.parameter_width + adapters * self.words.adapter_width + tables * self.width
+        in_half = self.width * (others + adapters + tables) / np.where(self.layouts.zero_stage >= 2, self.layouts.shard, 1.0)
+        return np.where(self.by_zero, in_half, gradients / self.shard)
 
     def update(self) -> Array:
-        """Bytes of the temporary copies of the update."""
-        return np.where(self.words.update == EAGER, self.gradients(), 0.0)
+        """Bytes of the temporary copies of the update: of a moment; DeepSpeed's of gradients in fp32, at stage 3 in groups of
+        1e9, each put together first."""
+        _, tables = self.trained()
+        local = (self.counts.trained + tables) / self.state_shard
+        stage = self.layouts.zero_stage
+        by_zero = np.where(stage >= 3, (4 + self.width) * np.minimum(local, 1e9), 4 * local)
+        return np.where(self.by_zero, by_zero, np.where(self.words.update == EAGER, self.gradients(), 0.0))
 
     def unit_gradients(self) -> Array:
-        """Bytes of gradients that wait: that of the output projection for the embedding's, and that of the MLP's last matrix for
-        those of its layer, under FSDP; else they are among all."""
+        """Bytes of gradients that wait: that of the output projection for the embedding's, and that of the MLP's last matrix
+        for those of its layer."""
         matrix = self.shapes.hidden * np.where(self.shapes.experts > 0, 0.0, self.shapes.ffn)
         return np.where(self.frozen, 0.0, self.width * (self.table + matrix))
 
     def buffers(self) -> Array:
-        """Workspaces of cuBLAS for the threads of forward and backward, and what FSDP gathers for the whole step: the root."""
-        root = np.where(self.shard > 1, (2 - self.shapes.tied) * self.table * self.width, 0.0)
-        return 2 * self.words.stream_workspace + root
+        """Workspaces of cuBLAS for the threads of forward and backward, and what is gathered for the whole step: the root by
+        FSDP; by DeepSpeed what is used again soon. Its buckets exist before backward begins."""
+        layouts, (_, tables) = self.layouts, self.trained()
+        root = np.where((self.shard > 1) & ~self.by_zero, (2 - self.shapes.tied) * self.table * self.width, 0.0)
+        trained = self.counts.trained + tables
+        buckets = np.where(layouts.zero_stage >= 3, 1.0, 1 + layouts.overlap_comm) * layouts.reduce_bucket_size
+        live = np.where(layouts.zero_stage >= 3, np.minimum(trained, layouts.max_live_parameters), 0.0)
+        by_zero = np.where(self.by_zero, self.width * (buckets + live), 0.0)
+        return 2 * self.words.stream_workspace + root + by_zero
 
     def gathered_unit(self) -> Array:
         """Bytes of a layer that is gathered: reentrant checkpoints run its forward in backward, so that no other one is."""
         matrices = (self.counts.frozen - self.counts.frozen_tables) + (self.counts.trained - self.counts.trained_tables)
         packed = np.where((self.words.bits == NO_BITS) | ~self.frozen, self.width, np.where(self.words.bits < 3, 0.5, 1.0))
-        return np.where(self.shard > 1, packed * matrices / self.shapes.layers, 0.0)
-
-    def unpacked(self) -> Array:
-        """Bytes of the matrix that is dequantised for a product."""
-        return np.zeros(1)
+        return np.where((self.shard > 1) & ~self.by_zero, packed * matrices / self.shapes.layers, 0.0)
 
     def kept(self) -> Array:
         """Bytes that all layers keep for backward."""
@@ -160,9 +187,9 @@ class _Rank:
         return attention + mlp + first + second + self.product_inputs()
 
     def norm(self) -> Array:
-        """Bytes of a norm: eager RMSNorms keep a copy of their input in fp32, and the normalised one if the weight is trained."""
-        h, eager = self.shapes.hidden, np.where(self.fused_norms, 0.0, 1.0)
-        return eager * h * (np.where(self.wide, 0.0, 4.0) + np.where(self.frozen, 0.0, self.width))
+        """Bytes of a norm: eager RMSNorms keep a copy of their input in fp32; the normalised one if the weight is trained."""
+        kept = np.where(self.wide, 0.0, 4.0) + np.where(self.frozen, 0.0, self.width)
+        return np.where(self.fused_norms, 0.0, self.shapes.hidden * kept)
 
     def product_inputs(self) -> Array:
         """The normalised states, of which trained matrices, and fused adapters, keep one for attention and one for the MLP."""
@@ -188,11 +215,12 @@ class _Rank:
         normed = (4 + np.where(self.frozen, 0.0, w)) * shapes.normed_heads
         adapters = self.adapts("query", "key", "value") * self.adapter_input(shapes.hidden)
         adapters = adapters + self.adapts("output") * self.adapter_input(shapes.query)
-        return w * (2 * shapes.query + 2 * keys) + scores + normed + adapters
+        kept: Array = w * (2 * shapes.query + 2 * keys) + scores + normed + adapters
+        return kept
 
     def mlp(self) -> Array:
-        """The hidden layer of the MLP: the gate, the activated one and the other factor; the product, if a trained matrix, or an
-        adapter, multiplies it. Each expert weighs its result."""
+        """The hidden layer of the MLP: the gate, the activated one and the other factor; the product, if a trained matrix or
+        an adapter multiplies it. Each expert weighs its result."""
         shapes, w = self.shapes, self.state
         gated = shapes.matrices == 3
         eager = np.where(gated, np.where(self.words.gates > 0, 2.0, 3.0), 1.0)
@@ -218,21 +246,24 @@ class _Rank:
         factors = gated * self.state * at_once - self.product_input() * np.where(shapes.experts > 0, 0.0, 1.0)
         summed = np.where(shapes.experts > 0, 4 * self.width * shapes.hidden, 0.0)
         scores = np.where(words.attention == 2, 10.0 * shapes.heads * shapes.sequence, 0.0)
-        return again + np.maximum(np.maximum(down, factors) + summed, scores)
+        working: Array = again + np.maximum(np.maximum(down, factors) + summed, scores)
+        return working
 
     def loss(self) -> Array:
         """Bytes as the loss is computed: the last norm with its result, and logits.
 
-        From release 4.46 on, logits in 16 bits stay beside their copy in fp32; until 4.49, a batch of several samples is copied
+        From release 4.46 on, logits in 16 bits stay beside their copy in fp32; until 4.48, a batch of several samples is copied
         again without the last tokens. The logarithms of probabilities, and in backward two gradients, are in fp32.
         """
         words, w = self.words, self.width
         stays = np.where(words.release >= 446, w, 0.0)
-        shifts = np.where((words.release < 450) & (self.layouts.micro_batch_size > 1), 4.0, 0.0)
+        shifts = np.where((words.release < 449) & (self.layouts.micro_batch_size > 1), 4.0, 0.0)
         whole = np.maximum(stays + 4 + shifts + 4, 12.0)
-        kinds = [words.loss == kind for kind in (WHOLE_LOSS, KERNEL_LOSS)]
-        logits = np.select(kinds, [whole, stays + 4 + shifts], default=0.0) * self.shapes.vocabulary
+        half = np.where(words.autocast > 0, np.maximum(w + 8, 12.0), 4 * w)
+        kinds = [words.loss == kind for kind in (WHOLE_LOSS, KERNEL_LOSS, HALF_LOSS)]
+        logits = np.select(kinds, [whole, stays + 4 + shifts, half], default=0.0) * self.shapes.vocabulary
         pieces = np.where(words.loss == PROJECTION_LOSS, loss_peak(self.cases, self.tokens) / self.tokens, 0.0)
         last = np.where(self.fused_norms, self.residual, np.where(self.wide, self.residual, self.norm()))
         normed = self.state * self.shapes.hidden
-        return logits + pieces + last + normed
+        everything: Array = logits + pieces + last + normed
+        return everything
