@@ -20,6 +20,7 @@ from autotune.frameworks.trainer_checks import (
     sizes_of,
     unknown_fields,
 )
+from autotune.frameworks.trainer_memory import memory_arguments
 from autotune.frameworks.trainer_table import TrainerTable, TrainingProgram
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
@@ -249,4 +250,5 @@ def _sizes(case: LintCase, config: TrialConfig, batch: int) -> Settings:
 AXOLOTL = Framework(
     name="axolotl", title="Axolotl", checked="067b021c", options=OPTIONS, read=from_axolotl, checks=CHECKS, rules=RULES,
     rewrite=_rewrite, sizes=_sizes, undeclared_findings=_unknown_fields,
+    memory_arguments=lambda settings: memory_arguments(settings, PROGRAM),
 )  # fmt: skip

@@ -20,6 +20,7 @@ from autotune.frameworks.trainer_checks import (
     sizes_of,
     unknown_fields,
 )
+from autotune.frameworks.trainer_memory import memory_arguments
 from autotune.frameworks.trainer_table import TrainerTable, TrainingProgram
 from search_spaces.finding import Effect, Finding
 
@@ -120,4 +121,5 @@ def _unknown_fields(case: LintCase) -> Iterator[Finding]:
 LLAMA_FACTORY = Framework(
     name="llama-factory", title="LLaMA-Factory", checked="ff6d4d12", options=OPTIONS, read=from_llama_factory, checks=CHECKS,
     rules=RULES, sizes=sizes_of, undeclared_findings=_unknown_fields,
+    memory_arguments=lambda settings: memory_arguments(settings, PROGRAM),
 )  # fmt: skip

@@ -12,6 +12,7 @@ from autotune.frameworks.framework import Check, Framework, LintCase, Option, Se
 from autotune.frameworks.imported import AUTO, Imported, switch_of
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from autotune.frameworks.trainer import read_trainer
+from autotune.frameworks.trainer_memory import memory_arguments
 from autotune.frameworks.trainer_table import STARTED, TrainerTable, TrainingProgram
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
@@ -346,4 +347,5 @@ TRAINER = Framework(
     name="trainer", title="the Trainer", checked="transformers 5.23.0, TRL 1.16.0", options=OPTIONS, read=from_trainer,
     checks=(*OF_EVERY_TRAINER, refused("no-dataset", "dataset_name", _without_data, bool, {}, "state one of them")),
     rules=RULES, sizes=sizes_of, rewrite=_rewrite, undeclared_findings=_unknown_fields,
+    memory_arguments=lambda settings: memory_arguments(settings, _program(settings)),
 )  # fmt: skip

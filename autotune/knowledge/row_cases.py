@@ -180,12 +180,15 @@ def case_of(row: TableRow) -> Cases:
 
 
 def _transformers_words(row: TableRow) -> dict[str, str]:
-    """What the row states of Transformers and its libraries; empty: it does not use them."""
+    """What the row states of Transformers and its libraries: by stacks, then by parts of its notes with names of fields; empty:
+    it does not use them."""
     words: dict[str, str] = {}
     text = f"{described(row)}; source={row.source_locator}; model={row.model_name}; ranks={row.num_gpus}; {row.notes}"
     for stack in _matching(text):
         words |= {name: str(word) for name, word in stack.get("transformers", {}).items()}
-    return words
+    names = {item.name for item in dataclasses.fields(Transformers)} if words else set[str]()
+    stated = (part.strip().partition("=") for part in row.notes.split(";"))
+    return words | {name: word for name, _, word in stated if name in names}
 
 
 def _described_shapes(row: TableRow, shapes: Shapes) -> Shapes:

@@ -180,10 +180,9 @@ def rank_memory(
     """Bytes of the rank at `pipeline_rank` of the pipeline with `layers` layers; `first`, `last`: 1 if it has the tables."""
     if cases.module is not None:
         return _module_memory(cases, rates, pipeline_rank)
-    whole = (cases.layouts.pipeline == 1) & (cases.layouts.tensor == 1)
     by_program = {
         "megatron": (cases.megatron.states > 0) & (cases.shapes.frozen_bytes == 0),
-        "transformers": (cases.transformers.states > 0) & whole,
+        "transformers": transformers.covers(cases),
     }
     for program, flags in by_program.items():
         if not np.any(flags):

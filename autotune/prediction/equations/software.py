@@ -214,7 +214,7 @@ def _arguments(record: type[Any], words: Mapping[str, str]) -> dict[str, Array]:
 ADAPTED = ("query", "key", "value", "output", "gate", "up", "down")
 """`Transformers.adapted` is encoded as the sum of 2 to the power of their indices here."""
 EAGER, WHOLE_LOSS, KERNEL_LOSS, PROJECTION_LOSS, HALF_LOSS = 0.0, 0.0, 1.0, 2.0, 3.0
-NO_BITS, NF4, GPTQ, FSDP1, ZERO = 0.0, 1.0, 2.0, 1.0, 3.0
+NO_BITS, NF4, GPTQ, INT8, FSDP1, ZERO, EAGER_ATTENTION = 0.0, 1.0, 2.0, 3.0, 1.0, 3.0, 2.0
 """Indices of choices of `Transformers`."""
 
 
@@ -242,12 +242,16 @@ class Transformers:
     """Whether embedding and output projection are trained beside adapters: PEFT keeps the frozen ones, too."""
     whole_norms: Array = _argument(*FLAG)
     """Whether norms of a quantised model are in fp32, so that what passes between layers is, too."""
+    whole_tables: Array = _argument(*FLAG)
+    """Whether frozen tables of a quantised model are in fp32."""
     norms: Array = _argument("eager", "fused")
     gates: Array = _argument("eager", "fused")
     """The activation of a gated MLP."""
     loss: Array = _argument("whole", "kernel", "projection", "half")
     """All logits in fp32; those, but in a kernel that overwrites them with their gradient; pieces of logits; logits as they
     are, in models with code of their own."""
+    keeps_logits: Array = _argument(*FLAG)
+    """Whether the caller holds the model's outputs until backward has ended, as loops of one's own do and the Trainer not."""
     attention: Array = _argument("flash", "sdpa", "eager")
     repeats_keys: Array = _argument(*FLAG)
     """Whether keys and values are repeated for each query head: of Mistral and Mixtral before release 4.48."""
@@ -258,6 +262,8 @@ class Transformers:
     double_quantised: Array = _argument(*FLAG)
     group_size: Array = _argument(default=128.0)
     """Rows that share a scale of GPTQ."""
+    torch_unpacking: Array = _argument(*FLAG)
+    """Whether operators of torch dequantise matrices, and keep them for backward: AutoGPTQ without Triton and ExLlama."""
     update: Array = _argument("foreach", "fused", "loop")
     """Implementation of the optimizer: the first makes a temporary copy of a moment of all parameters."""
     sharding: Array = _argument("none", "fsdp1", "fsdp2", "zero")

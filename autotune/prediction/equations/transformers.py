@@ -7,15 +7,17 @@ number was fitted to a measurement, but what the allocator keeps if lengths vary
 
 import numpy as np
 
-from autotune.prediction.equations.cases import Array, Cases
-from autotune.prediction.equations.kernels import loss_peak
+from autotune.prediction.equations.cases import Array, Cases, Flags
+from autotune.prediction.equations.kernels import gates_fused, loss_fused, loss_peak, norms_fused
 from autotune.prediction.equations.parameters import stage_parameters
 from autotune.prediction.equations.software import (
     ADAPTED,
     EAGER,
+    EAGER_ATTENTION,
     FSDP1,
     GPTQ,
     HALF_LOSS,
+    INT8,
     KERNEL_LOSS,
     NF4,
     NO_BITS,
@@ -31,6 +33,14 @@ VARYING = 2.0
 length do not serve the next. A simulation of it gives 1 to 4.5, published runs 1 to 4."""
 
 
+def covers(cases: Cases) -> Flags:
+    """Whether the cases are of Transformers and of a kind that the equations know."""
+    shapes, layouts = cases.shapes, cases.layouts
+    others = shapes.bottleneck + shapes.prefix + shapes.prompt + shapes.key_value_rank + shapes.modules
+    covered: Flags = (cases.transformers.states > 0) & (others == 0) & (layouts.pipeline == 1) & (layouts.tensor == 1)
+    return covered
+
+
 def allocated_bytes(cases: Cases) -> dict[str, Array]:
     """Bytes by tag at the fullest moment of a step.
 
@@ -40,11 +50,13 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
        frozen units keep the inputs of reentrant checkpoints and their gradients until the end.
     4. As the optimizer runs: with a copy of a moment of all parameters.
     """
-    rank = _Rank(cases)
+    rank = Replica(cases)
     kept, layers = rank.kept(), cases.shapes.layers
-    last = kept + rank.working() + rank.residual
     keeps_inputs = (cases.transformers.sharding == FSDP1) & (rank.shard > 1) & rank.frozen & (rank.recomputed > 0)
     keeps_inputs &= cases.transformers.reentrant > 0
+    offloads = cases.layouts.offload_activations > 0
+    on_host, kept = np.where(offloads, kept, 0.0), np.where(offloads, 0.0, kept)
+    last = kept + rank.working() + rank.residual
     first = np.where(keeps_inputs, kept + layers * rank.residual, kept / layers + rank.residual) + rank.working()
     early, late, states = rank.unit_gradients(), rank.gradients(), rank.states()
     # Of micro-batches before; DeepSpeed's partition of them is permanent.
@@ -60,6 +72,7 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     blocks = summed + (1 + VARYING) * rank.tokens * (kept + np.maximum(rank.loss(), rank.working()))
     return {
         **states,
+        "host": states["host"] + rank.tokens * on_host,
         "gradients": np.minimum(late, highest) + 0 * highest,
         "activations": highest - np.minimum(late, highest),
         "buffers": rank.buffers(),
@@ -67,7 +80,7 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     }
 
 
-class _Rank:
+class Replica:
     """A data-parallel rank; bytes of activations are per token of a micro-batch."""
 
     def __init__(self, cases: Cases) -> None:
@@ -77,12 +90,19 @@ class _Rank:
         self.tokens: Array = self.layouts.micro_batch_size * self.shapes.sequence / self.layouts.context
         self.shard = np.where(self.layouts.zero_stage >= 3, self.layouts.shard, 1.0)
         self.by_zero = self.words.sharding == ZERO
+        # DeepSpeed turns all into 16 bits.
+        self.adapter_width = np.where(self.by_zero, self.width, self.words.adapter_width)
         self.state_shard = np.where(self.layouts.zero_stage >= 1, self.layouts.shard, 1.0)
-        self.fused_norms = self.words.norms > 0
+        self.fused_norms = (self.words.norms > 0) | norms_fused(cases) | (self.layouts.compiled > 0)
+        self.gates = np.where((self.words.gates > 0) | gates_fused(cases) | (self.layouts.compiled > 0), 1.0, 0.0)
+        self.loss_kind = np.where(loss_fused(cases), PROJECTION_LOSS, self.words.loss)
         # What passes between layers: fp32 if frozen norms are, since bitsandbytes returns the type that it is given.
-        self.wide = self.frozen & (self.words.whole_norms > 0)
+        self.wide = (self.frozen & (self.words.whole_norms > 0)) | (self.width >= 4)
         self.state = np.where(self.wide, 4.0, self.width)
         self.residual: Array = self.state * self.shapes.hidden
+        # Of what products return: 16 bits under autocast, else what they get, as bitsandbytes always does.
+        self.converts = self.wide & ((self.words.bits == NF4) | (self.words.bits == INT8))
+        self.inner = np.where((self.words.autocast > 0) & ~self.converts, self.width, self.state)
         self.recomputed = np.where(self.layouts.activation_checkpointing > 0, 1.0, 0.0)
         self.counts = stage_parameters(cases, self.shapes.layers, np.ones(1), np.ones(1))
         self.table = self.shapes.vocabulary * self.shapes.hidden
@@ -103,7 +123,8 @@ class _Rank:
         constants = np.select(kinds, [0.0, double, 2 / words.group_size], default=0.0)
         adapters, tables = self.trained()
         trained, width = counts.trained - adapters, words.parameter_width
-        frozen = (matrices * packed + counts.frozen_tables * self.width) / self.shard + matrices * constants
+        table_width = np.where(words.whole_tables > 0, 4.0, self.width)
+        frozen = (matrices * packed + counts.frozen_tables * table_width) / self.shard + matrices * constants
         moments = layouts.moment_bytes / 4
         # Parameters trained beside frozen ones are copies of those.
         # Tables trained beside frozen ones are copies of those, in their type.
@@ -113,9 +134,9 @@ class _Rank:
         parameters = np.where(self.by_zero, count * self.width, parameters) / self.shard
         states = np.where(self.by_zero, count * (4 + layouts.moment_bytes) / self.state_shard, parameters * moments)
         return {
-            "parameters": frozen + parameters + self.cast_copies(),
+            "parameters": (frozen + parameters) * (1 - layouts.offload_parameters) + self.cast_copies(),
             "optimizer_state": states * (1 - layouts.offload_optimizer),
-            "host": states * layouts.offload_optimizer,
+            "host": states * layouts.offload_optimizer + (frozen + parameters) * layouts.offload_parameters,
         }
 
     def trained(self) -> tuple[Array, Array]:
@@ -129,7 +150,8 @@ class _Rank:
         adapters, _ = self.trained()
         sharded = (words.sharding > 0) & (self.shard > 1)
         whole = np.where(~sharded & (words.parameter_width > self.width), self.counts.trained - adapters, 0.0)
-        cast = np.where((words.fused_adapters == 0) & (words.adapter_width > self.width), adapters, 0.0) / self.shard
+        whole = whole + np.where(words.whole_tables > 0, self.table, 0.0)
+        cast = np.where((words.fused_adapters == 0) & (self.adapter_width > self.width), adapters, 0.0) / self.shard
         return np.where(words.autocast > 0, self.width * (whole + cast), 0.0)
 
     def gradients(self) -> Array:
@@ -167,10 +189,13 @@ class _Rank:
         return 2 * self.words.stream_workspace + root + by_zero
 
     def gathered_unit(self) -> Array:
-        """Bytes of a layer that is gathered: reentrant checkpoints run its forward in backward, so that no other one is."""
+        """Bytes of layers that are gathered: reentrant checkpoints of FSDP1 run a layer's forward in backward, so that no other
+        one is; else the next one is, too."""
         matrices = (self.counts.frozen - self.counts.frozen_tables) + (self.counts.trained - self.counts.trained_tables)
         packed = np.where((self.words.bits == NO_BITS) | ~self.frozen, self.width, np.where(self.words.bits < 3, 0.5, 1.0))
-        return np.where((self.shard > 1) & ~self.by_zero, packed * matrices / self.shapes.layers, 0.0)
+        alone = (self.words.sharding == FSDP1) & (self.words.reentrant > 0) & (self.recomputed > 0)
+        unit = np.where(alone, 1.0, 2.0) * packed * matrices / self.shapes.layers
+        return np.where((self.shard > 1) & ~self.by_zero, unit, 0.0)
 
     def kept(self) -> Array:
         """Bytes that all layers keep for backward."""
@@ -184,7 +209,9 @@ class _Rank:
         # A fused norm keeps its own input: the layer's, and the sum after attention.
         second = np.where(self.fused_norms | self.wide, self.residual, 0.0)
         first = np.where(self.recomputed > 0, 0.0, second)
-        return attention + mlp + first + second + self.product_inputs()
+        matrices = (self.counts.frozen - self.counts.frozen_tables) / self.shapes.layers / self.tokens
+        unpacked = np.where(self.words.torch_unpacking > 0, self.width * matrices, 0.0)
+        return attention + mlp + first + second + self.product_inputs() + unpacked
 
     def norm(self) -> Array:
         """Bytes of a norm: eager RMSNorms keep a copy of their input in fp32; the normalised one if the weight is trained."""
@@ -192,38 +219,52 @@ class _Rank:
         return np.where(self.fused_norms, 0.0, self.shapes.hidden * kept)
 
     def product_inputs(self) -> Array:
-        """The normalised states, of which trained matrices, and fused adapters, keep one for attention and one for the MLP."""
-        fused = np.where((self.words.fused_adapters > 0) & (self.adapts("query", "key", "value") > 0), 1.0, 0.0)
-        mlp = np.where((self.words.fused_adapters > 0) & (self.adapts("gate", "up") > 0), 1.0, 0.0)
-        return self.width * self.shapes.hidden * np.where(self.frozen, fused + mlp, 2.0)
+        """The normalised states, of which trained matrices keep one for attention and one for the MLP; so do adapters that are
+        fused, or get them as they are."""
+        words = self.words
+        shared = (words.autocast == 0) & (self.adapter_width <= self.state) & (words.adapter_dropout == 0)
+        shared |= words.fused_adapters > 0
+        adapted = [self.adapts(*names) > 0 for names in (("query", "key", "value"), ("gate", "up"))]
+        count = np.where(self.frozen, np.sum(adapted, axis=0) * shared, 2.0)
+        return self.inner * self.shapes.hidden * count
 
     def adapter_input(self, elements: Array) -> Array:
         """Bytes that an adapter keeps of its input: the mask of dropout, and what its first matrix multiplies, in 16 bits under
         autocast, else in the adapter's type. Without dropout and in the same type, a frozen matrix's input itself."""
         words = self.words
         mask = np.where(words.adapter_dropout > 0, 1.0, 0.0)
-        factor = np.where(words.autocast > 0, self.width, np.maximum(words.adapter_width, self.width))
+        same = (words.autocast == 0) & (self.adapter_width <= self.state) & (mask == 0)
+        factor = np.where(words.autocast > 0, self.width, np.where(same, 0.0, np.maximum(self.adapter_width, self.width)))
         fused = np.where(words.adapter_dropout > 0, self.width, 0.0)
         return elements * np.where(words.fused_adapters > 0, fused, mask + factor)
 
     def attention(self) -> Array:
         """Queries, keys and values as the kernel gets them, its result and the logarithms of its sums; what adapters keep."""
-        shapes, words, w = self.shapes, self.words, self.width
-        repeats = (words.repeats_keys > 0) | (words.attention > 0)
-        keys = np.where(repeats, shapes.query, shapes.key_value)
-        scores = np.where(words.attention == 2, 6.0 * shapes.heads * shapes.sequence, 4 * shapes.heads)
-        normed = (4 + np.where(self.frozen, 0.0, w)) * shapes.normed_heads
+        shapes, words = self.shapes, self.words
+        # Probabilities in fp32, and as the product gets them.
+        pairs = (4 + np.where(self.inner < 4, self.inner, 0.0)) * shapes.heads * shapes.sequence
+        scores = np.where(words.attention == EAGER_ATTENTION, pairs, 4 * shapes.heads)
+        normed = (4 + np.where(self.frozen, 0.0, self.inner)) * shapes.normed_heads
         adapters = self.adapts("query", "key", "value") * self.adapter_input(shapes.hidden)
         adapters = adapters + self.adapts("output") * self.adapter_input(shapes.query)
-        kept: Array = w * (2 * shapes.query + 2 * keys) + scores + normed + adapters
+        kept: Array = self.kernel_states() + scores + normed + adapters
         return kept
+
+    def kernel_states(self) -> Array:
+        """Bytes of queries, keys, values and results. Torch's kernel gets keys repeated for each head until release 4.50."""
+        shapes, words = self.shapes, self.words
+        repeats = (words.repeats_keys > 0) | (words.attention == EAGER_ATTENTION)
+        repeats |= (words.attention > 0) & (words.release < 451)
+        width = np.where(words.attention > 0, self.inner, self.width)  # flash-attn has 16 bits only
+        states: Array = width * (2 * shapes.query + 2 * np.where(repeats, shapes.query, shapes.key_value))
+        return states
 
     def mlp(self) -> Array:
         """The hidden layer of the MLP: the gate, the activated one and the other factor; the product, if a trained matrix or
         an adapter multiplies it. Each expert weighs its result."""
-        shapes, w = self.shapes, self.state
+        shapes, w = self.shapes, self.inner
         gated = shapes.matrices == 3
-        eager = np.where(gated, np.where(self.words.gates > 0, 2.0, 3.0), 1.0)
+        eager = np.where(gated, np.where(self.gates > 0, 2.0, 3.0), 1.0)
         hidden = w * eager * shapes.mlp_width + self.product_input()
         weighed = np.where(shapes.experts > 0, self.experts * self.width * shapes.hidden, 0.0)
         return hidden + weighed + self.adapts("gate", "up") * self.adapter_input(shapes.hidden)
@@ -234,19 +275,28 @@ class _Rank:
         return np.where(self.frozen, adapter, self.width * self.shapes.mlp_width)
 
     def working(self) -> Array:
-        """Bytes as a layer runs backward, with its result: the gradients of the product and of its factors, or of what an
-        adapter casts; of one expert, with the sums of experts' gradients."""
+        """Bytes as a layer runs backward, with its result, at the fuller of two moments.
+
+        1. The MLP: the gradients of the product and of its factors, or of what an adapter casts; of one expert, with the sums
+           of experts' gradients.
+        2. Attention, without the MLP: the gradients of what its kernel gets and returns; eager attention has three or, of 16
+           bits, two matrices in fp32 besides the probabilities.
+        """
         shapes, words = self.shapes, self.words
-        again = self.recomputed * (self.layer() + self.residual)
+        again = self.layer() + self.residual
         at_once = np.where(shapes.experts > 0, self.experts / np.maximum(shapes.experts, 1.0), 1.0) * shapes.ffn
-        gated = np.where(shapes.matrices == 3, np.where(words.gates > 0, 1.0, 3.0), 2.0)
-        casts = np.where((words.fused_adapters > 0) | (words.adapter_width <= self.width), 0.0, 4.0)
-        casts = self.state + casts * (1 + np.where(words.adapter_dropout > 0, 1.0, 0.0))
-        down = np.where(self.adapts("down") > 0, casts * at_once, self.state * at_once)
-        factors = gated * self.state * at_once - self.product_input() * np.where(shapes.experts > 0, 0.0, 1.0)
+        gated = np.where(shapes.matrices == 3, np.where(self.gates > 0, 1.0, 3.0), 2.0)
+        casts = np.where((words.fused_adapters > 0) | (self.adapter_width <= self.width), 0.0, 4.0)
+        casts = self.inner + casts * (1 + np.where(words.adapter_dropout > 0, 1.0, 0.0))
+        down = np.where(self.adapts("down") > 0, casts * at_once, self.inner * at_once)
+        factors = gated * self.inner * at_once - self.product_input() * np.where(shapes.experts > 0, 0.0, 1.0)
         summed = np.where(shapes.experts > 0, 4 * self.width * shapes.hidden, 0.0)
-        scores = np.where(words.attention == 2, 10.0 * shapes.heads * shapes.sequence, 0.0)
-        working: Array = again + np.maximum(np.maximum(down, factors) + summed, scores)
+        mlp = self.recomputed * again + np.maximum(down, factors) + summed
+        matrices = np.where(self.inner < 4, 8.0, 12.0) * shapes.heads * shapes.sequence
+        attention = self.recomputed * (again - self.norm() - self.mlp()) + np.where(
+            words.attention == EAGER_ATTENTION, matrices, 0.0
+        )
+        working: Array = np.maximum(mlp, attention + self.kernel_states())
         return working
 
     def loss(self) -> Array:
@@ -255,14 +305,17 @@ class _Rank:
         From release 4.46 on, logits in 16 bits stay beside their copy in fp32; until 4.48, a batch of several samples is copied
         again without the last tokens. The logarithms of probabilities, and in backward two gradients, are in fp32.
         """
-        words, w = self.words, self.width
-        stays = np.where(words.release >= 446, w, 0.0)
+        words = self.words
+        # Of logits: fp32 if the table is and products are not cast.
+        w = np.where((words.whole_tables > 0) & (words.autocast == 0), 4.0, self.width)
+        stays = np.where((words.release >= 446) & (w < 4), w, 0.0)
         shifts = np.where((words.release < 449) & (self.layouts.micro_batch_size > 1), 4.0, 0.0)
-        whole = np.maximum(stays + 4 + shifts + 4, 12.0)
+        held = np.where(words.keeps_logits > 0, w, 0.0)
+        whole = np.maximum(stays + 4 + shifts + 4, held + 12.0)
         half = np.where(words.autocast > 0, np.maximum(w + 8, 12.0), 4 * w)
-        kinds = [words.loss == kind for kind in (WHOLE_LOSS, KERNEL_LOSS, HALF_LOSS)]
+        kinds = [self.loss_kind == kind for kind in (WHOLE_LOSS, KERNEL_LOSS, HALF_LOSS)]
         logits = np.select(kinds, [whole, stays + 4 + shifts, half], default=0.0) * self.shapes.vocabulary
-        pieces = np.where(words.loss == PROJECTION_LOSS, loss_peak(self.cases, self.tokens) / self.tokens, 0.0)
+        pieces = np.where(self.loss_kind == PROJECTION_LOSS, loss_peak(self.cases, self.tokens) / self.tokens, 0.0)
         last = np.where(self.fused_norms, self.residual, np.where(self.wide, self.residual, self.norm()))
         normed = self.state * self.shapes.hidden
         everything: Array = logits + pieces + last + normed

@@ -53,7 +53,8 @@ class Question:
     profile: str | None = None
     """The name in `equations.software.PROFILES` of what trains; None: the engine."""
     stated_arguments: Mapping[str, str] | None = None
-    """Arguments of Megatron-LM that decide what it keeps; None: as exported with `simple` megatron, else it does not train."""
+    """Arguments of Megatron-LM or Transformers that decide what they keep; None: as exported with `simple` megatron, else
+    neither trains."""
     global_batch_size: int
     """Samples per optimizer step, over all ranks."""
     sequence_length: int
