@@ -55,6 +55,7 @@ OPTIONS = (
     Option("learning_rate", field="lr"), Option("weight_decay", field="weight_decay"), Option("max_grad_norm", field="clip"),
 )  # fmt: skip
 PROGRAM = TrainingProgram(
+    quantised_words={"double_quantised": "true"},
     title="Axolotl 067b021c", options=OPTIONS,
     noted=("peft_use_dora", "lora_modules_to_save", "lora_target_parameters", "auto_find_batch_size", "batch_flattening",
            "gptq", "plugins"),

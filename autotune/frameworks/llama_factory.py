@@ -36,6 +36,7 @@ OPTIONS = (
     Option("pure_bf16", field="bf16"), Option("fp8", field="fp8"),
 )  # fmt: skip
 PROGRAM = TrainingProgram(
+    quantised_words={"double_quantised": "true"},
     title="LLaMA-Factory ff6d4d12", options=OPTIONS,
     noted=("use_dora", "additional_target", "use_unsloth", "use_unsloth_gc", "resize_vocab"),
     methods=("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro", "use_kt", "use_asft_loss",

@@ -80,6 +80,7 @@ TRL = replace(
     TRANSFORMERS,
     title="TRL 1.16.0",
     defaults={**DEFAULTS, "gradient_checkpointing": True, "bf16": True, "max_length": 1024, "lora_r": 16},
+    quantised_words={**TRANSFORMERS.quantised_words, "adapter_width": "2"},
     adapter_signs=(),
 )
 COMMAND = "launcher.command"

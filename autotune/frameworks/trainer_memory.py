@@ -19,9 +19,8 @@ REENTRANT = (
 def memory_arguments(settings: Mapping[str, Any], program: TrainingProgram) -> dict[str, str] | None:
     """The words of `Transformers`; None: a setting cannot be read.
 
-    - PEFT puts adapters in fp32; TRL those of a quantised model in 16 bits.
-    - PEFT puts norms and tables of a quantised model in fp32; LLaMA-Factory and Axolotl do not let it.
-    - Accelerate puts parameters that FSDP divides in fp32 if precision is mixed.
+    Accelerate puts parameters that FSDP divides in fp32 if precision is mixed. PEFT's preparation of quantised models leaves
+    out those that FSDP divides.
     """
     table = TrainerTable(settings, "", program)
     try:
@@ -31,22 +30,18 @@ def memory_arguments(settings: Mapping[str, Any], program: TrainingProgram) -> d
         optimizer, packs = str(table.field("optimizer")), table.on("pack_sequences")
     except RequestError:
         return None
-    of_trl = program.adapter_signs != ()
     loaded = program.loads_in_precision or table.field("dtype") is not None or switch_of(settings.get("pure_bf16")) is True
-    double = next((switch_of(settings[key]) for key in DOUBLE if key in settings), not of_trl)
+    double = next((switch_of(settings[key]) for key in DOUBLE if key in settings), None)
     reentrant = next((switch_of(settings[key]) for key in REENTRANT if key in settings), True)
     version = 2 if str(settings.get("fsdp_version", settings.get("fsdp_config.fsdp_version", "1"))) == "2" else 1
-    dropout = settings.get("lora_dropout", 0.05 if of_trl else 0.0)
     return {
         "states": "true",
         "sharding": "zero" if deepspeed else f"fsdp{version}" if fsdp else "none",
         "parameter_width": "2" if loaded and half and not fsdp else "4",
-        "adapter_width": "2" if quantised and of_trl else "4",
-        "adapter_dropout": str(dropout not in (0, "0", "0.0", None)),
-        "double_quantised": str(bool(double)),
-        "whole_norms": str(bool(quantised and of_trl and not fsdp)),
-        "whole_tables": str(bool(quantised and of_trl and not fsdp)),
+        "adapter_dropout": str(settings.get("lora_dropout", 0) not in (0, "0", "0.0", None)),
         "reentrant": str(reentrant is not False),
         "update": "foreach" if optimizer == "adamw_torch" else "fused",
         "varying_lengths": str(not packs),
+        **(program.quantised_words if quantised and not fsdp else {}),
+        **({} if double is None else {"double_quantised": str(double)}),
     }

@@ -23,8 +23,11 @@ from benchmarks.prediction.scoring.table_predictor import TablePredictor
 INTRODUCTION = """\
 Written by `python -m benchmarks.prediction.finetuning TABLE ... --markdown docs/results/finetuning.md`: fine-tuning with
 Transformers, PEFT, TRL, bitsandbytes, GPTQ, FSDP and DeepSpeed as others measured it, predicted by the
-[equations of Transformers](../prediction-model.md#transformers). No coefficient is fitted to these rows. Memory is what the
-source reads: bytes allocated, reserved, or used on the device."""
+[equations of Transformers](../prediction-model.md#transformers). No coefficient is fitted to these rows, but the factor on what
+the allocator keeps if lengths vary, and the share of a device that is usable. Memory is what the source reads: bytes
+allocated, reserved, or used on the device. Sources: the benchmarks of foundation-model-stack/fms-acceleration (Apache-2.0), the
+README of QwenLM/Qwen, the benchmarks of modelscope/ms-swift (Apache-2.0) of 2024 and of 2023, the measurements of fitcheck-llm
+(MIT), and the wiki of LLaMA-Factory."""
 
 
 class Judged(NamedTuple):

@@ -60,6 +60,8 @@ class Memory:
     """Bytes of host memory per rank."""
     stage: Array
     """Pipeline position of the fullest rank."""
+    fragments: Array = field(default_factory=lambda: np.zeros(1))
+    """Bytes that must be free besides those used, because free blocks are too small."""
     capacity_ratio: Array = field(default_factory=lambda: np.ones(1))
     """Memory of its device relative to the smallest, if devices differ: the fullest rank is the one closest to its capacity."""
 
@@ -74,7 +76,7 @@ class Memory:
 
         If devices differ, scaled to the smallest device: the bytes that fill it to the same degree.
         """
-        return self.used / self.capacity_ratio
+        return (self.used + self.fragments) / self.capacity_ratio
 
     @property
     def allocated(self) -> Array:
@@ -159,7 +161,7 @@ def _fullest_share(cases: Cases, rates: Coefficients, tagged: bool) -> Memory:
 
 
 def _as_columns(usage: Memory) -> dict[str, Array]:
-    return {**usage.by_tag, **{name: getattr(usage, name) for name in ("used", "host", "stage", "capacity_ratio")}}
+    return {**usage.by_tag, **{name: getattr(usage, name) for name in ("used", "host", "stage", "fragments", "capacity_ratio")}}
 
 
 def _of_columns(columns: dict[str, Array]) -> Memory:
@@ -230,11 +232,12 @@ def _exact(
         terms, single = transformers.allocated_bytes(cases), min(rates.context_bytes, transformers.CONTEXT_BYTES)
         context = np.where(cases.layouts.world > 1, rates.context_bytes, single)
     host, allocated = terms.pop("host"), reduce(np.add, (terms[tag] for tag in TAGS[:5]))
-    fragments = (np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2) - 1) * allocated
-    terms["reserved"] = np.maximum(terms.get("reserved", fragments), fragments)
+    kept = (np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2) - 1) * allocated
+    terms["reserved"], fragments = np.maximum(terms.get("reserved", kept), kept), terms.pop("fragments", 0 * allocated)
     terms["context"] = context + 0 * allocated
     used = allocated + context
-    return Memory(by_tag={tag: terms[tag] for tag in TAGS}, used=used, host=host + 0 * used, stage=pipeline_rank + 0 * used)
+    by_tag, host, stage = {tag: terms[tag] for tag in TAGS}, host + 0 * used, pipeline_rank + 0 * used
+    return Memory(by_tag=by_tag, used=used, host=host, stage=stage, fragments=fragments + 0 * used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

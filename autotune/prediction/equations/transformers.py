@@ -28,6 +28,9 @@ from autotune.prediction.equations.software import (
 
 CONTEXT_BYTES = 1.2e9
 """Of one device outside of the allocator: nvidia-smi beside the bytes allocated, of published runs without fragments."""
+FRAGMENTED = 1.075
+"""What runs need to fit, relative to their bytes as activations exist: between the largest published runs of one device that
+fit and the smallest that do not."""
 VARYING = 2.0
 """Bytes that the allocator keeps beyond those of a step, relative to these, if lengths vary from step to step: blocks of one
 length do not serve the next. A simulation of it gives 1 to 4.5, published runs 1 to 4."""
@@ -61,14 +64,18 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     early, late, states = rank.unit_gradients(), rank.gradients(), rank.states()
     # Of micro-batches before; DeepSpeed's partition of them is permanent.
     summed = np.where((cases.layouts.accumulation > 1) | rank.by_zero, late, 0.0)
-    gathered = rank.gathered_unit()
+    root, gathered = rank.gathered_root(), rank.gathered_root() + rank.gathered_unit()
     moments = {
-        "loss": rank.tokens * (kept + rank.loss()) + summed,
+        "loss": rank.tokens * (kept + rank.loss()) + root + summed,
         "last": rank.tokens * last + gathered + early + summed,
         "first": rank.tokens * first + gathered + late + np.where(rank.shard > 1, early, 0.0),
         "update": late + rank.update(),
     }
     highest = np.maximum.reduce(np.broadcast_arrays(*moments.values()))
+    always = sum((states[tag] for tag in ("parameters", "optimizer_state")), rank.buffers())
+    # The update's many small tensors find room between those of the same sizes; large ones of activations do not.
+    running = np.maximum(np.maximum(moments["loss"], moments["last"]), moments["first"])
+    needed = np.maximum(always + moments["update"], FRAGMENTED * (always + running))
     blocks = summed + (1 + VARYING) * rank.tokens * (kept + np.maximum(rank.loss(), rank.working()))
     return {
         **states,
@@ -76,6 +83,7 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
         "gradients": np.minimum(late, highest) + 0 * highest,
         "activations": highest - np.minimum(late, highest),
         "buffers": rank.buffers(),
+        "fragments": needed - (always + highest),
         "reserved": np.where(cases.transformers.varying_lengths > 0, blocks - highest, 0.0),
     }
 
@@ -89,7 +97,9 @@ class Replica:
         self.width = self.layouts.parameter_bytes
         self.tokens: Array = self.layouts.micro_batch_size * self.shapes.sequence / self.layouts.context
         self.shard = np.where(self.layouts.zero_stage >= 3, self.layouts.shard, 1.0)
-        self.by_zero = self.words.sharding == ZERO
+        # Stages 1 and 2 of which nothing else is known are DeepSpeed's.
+        partial = (self.words.sharding == 0) & (self.layouts.zero_stage > 0) & (self.layouts.zero_stage < 3)
+        self.by_zero = (self.words.sharding == ZERO) | partial
         # DeepSpeed turns all into 16 bits.
         self.adapter_width = np.where(self.by_zero, self.width, self.words.adapter_width)
         self.state_shard = np.where(self.layouts.zero_stage >= 1, self.layouts.shard, 1.0)
@@ -178,15 +188,19 @@ class Replica:
         return np.where(self.frozen, 0.0, self.width * (self.table + matrix))
 
     def buffers(self) -> Array:
-        """Workspaces of cuBLAS for the threads of forward and backward, and what is gathered for the whole step: the root by
-        FSDP; by DeepSpeed what is used again soon. Its buckets exist before backward begins."""
+        """Workspaces of cuBLAS for the threads of forward and backward; DeepSpeed's buckets, which exist before backward
+        begins, and what it keeps gathered because it is used again soon."""
         layouts, (_, tables) = self.layouts, self.trained()
-        root = np.where((self.shard > 1) & ~self.by_zero, (2 - self.shapes.tied) * self.table * self.width, 0.0)
         trained = self.counts.trained + tables
         buckets = np.where(layouts.zero_stage >= 3, 1.0, 1 + layouts.overlap_comm) * layouts.reduce_bucket_size
         live = np.where(layouts.zero_stage >= 3, np.minimum(trained, layouts.max_live_parameters), 0.0)
         by_zero = np.where(self.by_zero, self.width * (buckets + live), 0.0)
-        return 2 * self.words.stream_workspace + root + by_zero
+        return 2 * self.words.stream_workspace + by_zero
+
+    def gathered_root(self) -> Array:
+        """Bytes that FSDP gathers from forward to the end of backward: the tables."""
+        tables = (2 - self.shapes.tied) * self.table * self.width
+        return np.where((self.shard > 1) & ~self.by_zero, tables, 0.0)
 
     def gathered_unit(self) -> Array:
         """Bytes of layers that are gathered: reentrant checkpoints of FSDP1 run a layer's forward in backward, so that no other

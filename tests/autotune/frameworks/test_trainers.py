@@ -502,9 +502,9 @@ def test_parameters_of_16_bits_alone_need_half_of_the_states(tmp_path: Path) -> 
     divided = _linted(_file(tmp_path, sharded)).outlook
     assert isinstance(alone, StepEstimate) and isinstance(divided, StepEstimate)
     parameters = resolve_model("qwen3-14b").parameter_count
-    assert alone.memory_by_tag["optimizer_state"] == pytest.approx(4 * parameters, rel=0.01)
+    assert alone.fullest.by_tag["optimizer_state"] == pytest.approx(4 * parameters, rel=0.01)
     ranks = resolve_cluster("dgx-h100").world_size
-    assert divided.memory_by_tag["optimizer_state"] == pytest.approx(8 * parameters / ranks, rel=0.01)
+    assert divided.fullest.by_tag["optimizer_state"] == pytest.approx(8 * parameters / ranks, rel=0.01)
 
 
 def test_lint_predicts_what_a_question_with_the_same_values_gives(tmp_path: Path) -> None:
