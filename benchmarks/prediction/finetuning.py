@@ -116,7 +116,6 @@ def page(runs: Sequence[Judged]) -> list[str]:
         (
             run.row.row_id,
             f"{method(run.row)}, {run.row.model_name}, {run.row.num_gpus} GPU, {run.row.micro_batch} x {run.row.seq_len}",
-            f"{(peak_bytes(run.row) or 0) / 1e9:.1f}",
             f"{100 * run.memory_error:+.1f} %",
         )
         for run in worst[:40]
@@ -127,7 +126,7 @@ def page(runs: Sequence[Judged]) -> list[str]:
         f"Wrong verdicts: {alarms} false alarms, {sum(run.wrong and run.fits for run in runs)} misses.", "",
         *table(headings, lines), "",
         "## The largest errors", "",
-        *table(["row", "run", "GB", "error"], by_row),
+        *table(["row", "run", "error"], by_row),
     ]  # fmt: skip
 
 

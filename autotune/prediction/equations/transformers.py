@@ -97,9 +97,8 @@ class Replica:
         self.width = self.layouts.parameter_bytes
         self.tokens: Array = self.layouts.micro_batch_size * self.shapes.sequence / self.layouts.context
         self.shard = np.where(self.layouts.zero_stage >= 3, self.layouts.shard, 1.0)
-        # Stages 1 and 2 of which nothing else is known are DeepSpeed's.
-        partial = (self.words.sharding == 0) & (self.layouts.zero_stage > 0) & (self.layouts.zero_stage < 3)
-        self.by_zero = (self.words.sharding == ZERO) | partial
+        # Stages of which nothing else is known are DeepSpeed's.
+        self.by_zero = (self.words.sharding == ZERO) | ((self.words.sharding == 0) & (self.layouts.zero_stage > 0))
         # DeepSpeed turns all into 16 bits.
         self.adapter_width = np.where(self.by_zero, self.width, self.words.adapter_width)
         self.state_shard = np.where(self.layouts.zero_stage >= 1, self.layouts.shard, 1.0)

@@ -1,5 +1,6 @@
 """Recipes of programs that train with the Trainer: what is read of them, what they refuse, and what is written."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -511,6 +512,8 @@ def test_lint_predicts_what_a_question_with_the_same_values_gives(tmp_path: Path
     outlook = _linted(_file(tmp_path, AXOLOTL)).outlook
     assert isinstance(outlook, StepEstimate)
     question = question_of(resolve_model("qwen3-14b"), resolve_cluster("dgx-h100"), global_batch_size=120, sequence_length=3072)
+    recipe = _case(_file(tmp_path, AXOLOTL), "dgx-h100")
+    question = dataclasses.replace(question, stated_arguments=recipe.framework.memory_arguments(recipe.imported.settings))
     config = TrialConfig().replace({
         "micro_batch_size": 3, "activation_checkpointing": "full", "precision": "bf16", "attention_backend": "flash",
         "optimizer": "adamw8bit", "lora_rank": 64, "lora_targets": "both", "frozen_dtype": "nf4", "pack_sequences": True,
