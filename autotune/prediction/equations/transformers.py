@@ -102,7 +102,9 @@ class Replica:
         # DeepSpeed turns all into 16 bits.
         self.adapter_width = np.where(self.by_zero, self.width, self.words.adapter_width)
         self.state_shard = np.where(self.layouts.zero_stage >= 1, self.layouts.shard, 1.0)
-        self.fused_norms = (self.words.norms > 0) | norms_fused(cases) | (self.layouts.compiled > 0)
+        # Models without gated MLPs have torch's LayerNorm, which is one kernel.
+        one_kernel = (self.words.norms > 0) | (self.shapes.matrices < 3)
+        self.fused_norms = one_kernel | norms_fused(cases) | (self.layouts.compiled > 0)
         self.gates = np.where((self.words.gates > 0) | gates_fused(cases) | (self.layouts.compiled > 0), 1.0, 0.0)
         self.loss_kind = np.where(loss_fused(cases), PROJECTION_LOSS, self.words.loss)
         # What passes between layers: fp32 if frozen norms are, since bitsandbytes returns the type that it is given.
@@ -189,10 +191,11 @@ class Replica:
     def buffers(self) -> Array:
         """Workspaces of cuBLAS for the threads of forward and backward; DeepSpeed's buckets, which exist before backward
         begins, and what it keeps gathered because it is used again soon."""
-        layouts, (_, tables) = self.layouts, self.trained()
-        trained = self.counts.trained + tables
+        layouts = self.layouts
+        everything = self.counts.trained + self.counts.frozen
         buckets = np.where(layouts.zero_stage >= 3, 1.0, 1 + layouts.overlap_comm) * layouts.reduce_bucket_size
-        live = np.where(layouts.zero_stage >= 3, np.minimum(trained, layouts.max_live_parameters), 0.0)
+        live = np.minimum(everything, np.maximum(layouts.max_live_parameters, self.table))
+        live = np.where(layouts.zero_stage >= 3, live, 0.0)
         by_zero = np.where(self.by_zero, self.width * (buckets + live), 0.0)
         return 2 * self.words.stream_workspace + by_zero
 
