@@ -39,6 +39,8 @@ length do not serve the next. A simulation of it gives 1 to 4.5, published runs 
 def covers(cases: Cases) -> Flags:
     """Whether the cases are of Transformers and of a kind that the equations know."""
     shapes, layouts = cases.shapes, cases.layouts
+    if not np.any(cases.transformers.states):
+        return np.zeros(1, dtype=np.bool_)
     others = shapes.bottleneck + shapes.prefix + shapes.prompt + shapes.key_value_rank + shapes.modules
     covered: Flags = (cases.transformers.states > 0) & (others == 0) & (layouts.pipeline == 1) & (layouts.tensor == 1)
     return covered
