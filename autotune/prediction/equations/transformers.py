@@ -28,7 +28,7 @@ from autotune.prediction.equations.software import (
 
 CONTEXT_BYTES = 1.2e9
 """Of one device outside of the allocator: nvidia-smi beside the bytes allocated, of published runs without fragments."""
-FRAGMENTED = 1.075
+FRAGMENTED = 1.07
 """What runs need to fit, relative to their bytes as activations exist: between the largest published runs of one device that
 fit and the smallest that do not."""
 VARYING = 2.0
