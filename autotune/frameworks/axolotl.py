@@ -20,6 +20,7 @@ from autotune.frameworks.trainer_checks import (
     sizes_of,
     unknown_fields,
 )
+from autotune.frameworks.trainer_memory import memory_arguments
 from autotune.frameworks.trainer_table import TrainerTable, TrainingProgram
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
@@ -54,6 +55,7 @@ OPTIONS = (
     Option("learning_rate", field="lr"), Option("weight_decay", field="weight_decay"), Option("max_grad_norm", field="clip"),
 )  # fmt: skip
 PROGRAM = TrainingProgram(
+    quantised_words={"double_quantised": "true"},
     title="Axolotl 067b021c", options=OPTIONS,
     noted=("peft_use_dora", "lora_modules_to_save", "lora_target_parameters", "auto_find_batch_size", "batch_flattening",
            "gptq", "plugins"),
@@ -249,4 +251,5 @@ def _sizes(case: LintCase, config: TrialConfig, batch: int) -> Settings:
 AXOLOTL = Framework(
     name="axolotl", title="Axolotl", checked="067b021c", options=OPTIONS, read=from_axolotl, checks=CHECKS, rules=RULES,
     rewrite=_rewrite, sizes=_sizes, undeclared_findings=_unknown_fields,
+    memory_arguments=lambda settings: memory_arguments(settings, PROGRAM),
 )  # fmt: skip

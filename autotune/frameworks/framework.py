@@ -235,7 +235,8 @@ class Framework:
     predicted: Mapping[str, Value] = field(default_factory=dict)
     """Knobs that predictions have beside the file's: kernels that the framework always runs."""
     memory_arguments: Callable[[Settings], dict[str, str] | None] = field(default=lambda _: None)
-    """What settings state of what Megatron-LM keeps: field of `Megatron` -> its word; None: it does not train."""
+    """What settings state of what Megatron-LM or Transformers keeps: field of `Megatron` or `Transformers` (with the word
+    `states`) -> its word; None: neither trains."""
     experts_borrow: bool = False
     """Whether expert-parallel groups take tensor- and context-parallel ranks too, as a mesh of their own."""
     spans_domains: Callable[[LintCase], str | None] = field(default=lambda _: None)

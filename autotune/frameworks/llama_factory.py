@@ -20,6 +20,7 @@ from autotune.frameworks.trainer_checks import (
     sizes_of,
     unknown_fields,
 )
+from autotune.frameworks.trainer_memory import memory_arguments
 from autotune.frameworks.trainer_table import TrainerTable, TrainingProgram
 from search_spaces.finding import Effect, Finding
 
@@ -35,6 +36,7 @@ OPTIONS = (
     Option("pure_bf16", field="bf16"), Option("fp8", field="fp8"),
 )  # fmt: skip
 PROGRAM = TrainingProgram(
+    quantised_words={"double_quantised": "true"},
     title="LLaMA-Factory ff6d4d12", options=OPTIONS,
     noted=("use_dora", "additional_target", "use_unsloth", "use_unsloth_gc", "resize_vocab"),
     methods=("use_galore", "use_apollo", "use_badam", "use_adam_mini", "use_muon", "use_llama_pro", "use_kt", "use_asft_loss",
@@ -120,4 +122,5 @@ def _unknown_fields(case: LintCase) -> Iterator[Finding]:
 LLAMA_FACTORY = Framework(
     name="llama-factory", title="LLaMA-Factory", checked="ff6d4d12", options=OPTIONS, read=from_llama_factory, checks=CHECKS,
     rules=RULES, sizes=sizes_of, undeclared_findings=_unknown_fields,
+    memory_arguments=lambda settings: memory_arguments(settings, PROGRAM),
 )  # fmt: skip

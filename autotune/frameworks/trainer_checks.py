@@ -12,6 +12,7 @@ from autotune.frameworks.framework import Check, Framework, LintCase, Option, Se
 from autotune.frameworks.imported import AUTO, Imported, switch_of
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from autotune.frameworks.trainer import read_trainer
+from autotune.frameworks.trainer_memory import memory_arguments
 from autotune.frameworks.trainer_table import STARTED, TrainerTable, TrainingProgram
 from search_spaces.finding import Effect, Finding
 from search_spaces.knob import Value
@@ -79,6 +80,7 @@ TRL = replace(
     TRANSFORMERS,
     title="TRL 1.16.0",
     defaults={**DEFAULTS, "gradient_checkpointing": True, "bf16": True, "max_length": 1024, "lora_r": 16},
+    quantised_words={**TRANSFORMERS.quantised_words, "adapter_width": "2"},
     adapter_signs=(),
 )
 COMMAND = "launcher.command"
@@ -346,4 +348,5 @@ TRAINER = Framework(
     name="trainer", title="the Trainer", checked="transformers 5.23.0, TRL 1.16.0", options=OPTIONS, read=from_trainer,
     checks=(*OF_EVERY_TRAINER, refused("no-dataset", "dataset_name", _without_data, bool, {}, "state one of them")),
     rules=RULES, sizes=sizes_of, rewrite=_rewrite, undeclared_findings=_unknown_fields,
+    memory_arguments=lambda settings: memory_arguments(settings, _program(settings)),
 )  # fmt: skip

@@ -62,16 +62,6 @@ def read_sharding(table: TrainerTable, model: ModelSpec | None, precision: Value
     key = next((table.keys[name] for name in (str(precision), "dtype") if name in table.keys), "")
     keeps = deepspeed is None or precision == "fp8"  # else the DeepSpeed file has the last word
     table.set("precision", precision if keeps else table.knobs.get("precision", precision), key)
-    loaded = table.program.loads_in_precision or table.field("dtype") is not None
-    if (
-        base is None
-        and loaded
-        and precision != "fp32"
-        and "zero_stage" in table.knobs
-        and table.field("adapter") in (None, False, "", "full")
-    ):
-        problem = f"parameters and states are {precision} without a copy in fp32, which predictions do not have"
-        table.unpredicted(table.keys.get("dtype", table.keys.get("bf16", "bf16")), problem, "shard them, or predict lora")
     for knob in ("tensor_parallel_size", "context_parallel_size"):
         if (size := table.size(knob)) > 1:
             table.set(knob, size, table.keys[knob])

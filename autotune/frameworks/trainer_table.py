@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,8 @@ class TrainingProgram:
     """Whether it starts its own processes, so that without a sharding framework in the file there is none."""
     adapter_signs: tuple[str, ...] = ()
     """Settings beside which adapters are trained although no switch says so. Empty: the switch alone decides."""
+    quantised_words: Mapping[str, str] = field(default_factory=lambda: {"whole_norms": "true", "whole_tables": "true"})
+    """Words of `Transformers` that its quantised models have if no setting states them: as PEFT prepares them."""
     loads_in_precision: bool = False
     """Whether parameters have the precision's type where nothing divides them, without a copy in fp32."""
 

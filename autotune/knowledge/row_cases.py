@@ -37,8 +37,10 @@ from autotune.prediction.equations.software import (
     UNFUSED,
     Megatron,
     Software,
+    Transformers,
     megatron_of,
     software_of,
+    transformers_of,
     with_numbers,
 )
 from search_spaces.clusters.cluster import PCIE_COPIES
@@ -174,7 +176,20 @@ def case_of(row: TableRow) -> Cases:
         layouts=_layouts(row, software),
         software=replace(software, measured_rank=scalar(MEASURED_RANKS.index(measured))),
         megatron=megatron,
+        transformers=transformers_of(words, hardware.family) if (words := _transformers_words(row)) else Transformers(),
     )
+
+
+def _transformers_words(row: TableRow) -> dict[str, str]:
+    """What the row states of Transformers and its libraries: by stacks, then by parts of its notes with names of fields; empty:
+    it does not use them."""
+    words: dict[str, str] = {}
+    text = f"{described(row)}; source={row.source_locator}; model={row.model_name}; ranks={row.num_gpus}; {row.notes}"
+    for stack in _matching(text):
+        words |= {name: str(word) for name, word in stack.get("transformers", {}).items()}
+    names = {item.name for item in dataclasses.fields(Transformers)} if words else set[str]()
+    stated = (part.strip().partition("=") for part in row.notes.split(";"))
+    return words | {name: word for name, _, word in stated if name in names}
 
 
 def _described_shapes(row: TableRow, shapes: Shapes) -> Shapes:
@@ -298,10 +313,11 @@ def _adapter(row: TableRow) -> tuple[float, float]:
     four = "nf4" in precision or "qlora" in row.notes.lower()
     frozen = 0.52 if "nf4-dq" in precision else 0.57 if four else 2.0
     hidden, layers = row.hidden or 1, row.num_layers or 1
+    tables = 2.0 * (row.vocab or 0) * hidden if "embedding and head trained" in row.notes else 0.0
     trained = (
         float(noted[1].replace(",", "")) if noted else (rank or 16) * layers * (8 * hidden + 3 * (row.ffn_hidden or 4 * hidden))
     )
-    return trained / layers, frozen
+    return (trained - tables) / layers, frozen
 
 
 def _hardware(row: TableRow, hardware: RowHardware) -> Hardware:
@@ -397,18 +413,27 @@ def row_software(text: str) -> Software:
     notes. A word of a stack matches whole words of the parts with its name. A feature is stated as `name=number`, with a name
     of `FEATURES`; names of software only give the others.
     """
-    text, parts, values = text.lower(), dict[str, str](), {"untuned": 0.0 if text.startswith("engine=") else 1.0}
-    for part in text.split(";"):
-        name, equals, value = part.strip().partition("=")
-        key = name if equals else "notes"
-        parts[key] = f"{parts.get(key, '')}; {value if equals else name}"
-    for stack in _stacks():
-        words = (word.partition("=") for word in stack["words"])
-        if all(re.search(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", parts.get(name, "")) for name, _, pattern in words):
-            values |= {name: value for name, value in stack.items() if name != "words"}
+    values = {"untuned": 0.0 if text.startswith("engine=") else 1.0}
+    for stack in _matching(text):
+        values |= {name: value for name, value in stack.items() if name in FEATURES}
     values |= {name: float(number) for name, number in stated_features(text)}
-    engine = parts.get("engine", "").strip("; ")
-    return with_numbers(software_of(engine, "") if engine else Software(), values)
+    engine = re.search(r"(?:^|;)\s*engine=([^;]*)", text)
+    return with_numbers(software_of(engine[1].strip(), "") if engine else Software(), values)
+
+
+def _matching(text: str) -> list[dict[str, Any]]:
+    """The stacks whose words all match."""
+    parts = dict[str, str]()
+    for part in text.lower().split(";"):
+        name, equals, value = part.strip().partition("=")
+        key = name if equals and re.fullmatch(r"\w+", name) else "notes"
+        parts[key] = f"{parts.get(key, '')}; {value if key == name else part.strip()}"
+
+    def matches(word: str) -> bool:
+        name, _, pattern = word.partition("=")
+        return re.search(rf"(?<![a-z0-9])(?:{pattern})(?![a-z0-9])", parts.get(name, "")) is not None
+
+    return [stack for stack in _stacks() if all(map(matches, stack["words"]))]
 
 
 def numbers_of(software: Software) -> dict[str, float]:

@@ -85,7 +85,8 @@ def unpredictable(case: LintCase) -> str:
         return "the degrees do not divide the ranks"
     if model is not None and config.expert_parallel_size > 1 and model.num_experts % config.expert_parallel_size:
         return "the ranks do not divide the experts"
-    borrows = case.framework.memory_arguments(case.imported.settings) is not None  # Megatron-LM's, whose memory is known
+    # Megatron-LM's, whose memory is known.
+    borrows = case.framework.experts_borrow and case.framework.memory_arguments(case.imported.settings) is not None
     ranks_of_experts = config.tensor_parallel_size * config.context_parallel_size // case.framework.expert_tensor(case)
     if case.replicas * (max(ranks_of_experts, 1) if borrows else 1) % config.expert_parallel_size:
         return "expert groups take more than data-parallel ranks, which the equations do not know"

@@ -24,7 +24,14 @@ from autotune.prediction.equations.hardware import devices_of, hardware_of
 from autotune.prediction.equations.kernels import rounding_bytes
 from autotune.prediction.equations.layer_shapes import documented, layer_kinds, loaded, mean_keys_read, trained_shapes
 from autotune.prediction.equations.schedules import scheduled
-from autotune.prediction.equations.software import Megatron, Software, megatron_of, software_of
+from autotune.prediction.equations.software import (
+    Megatron,
+    Software,
+    Transformers,
+    megatron_of,
+    software_of,
+    transformers_of,
+)
 from autotune.prediction.equations.state_traffic import MOVED
 from autotune.prediction.equations.uneven import layout_key, tabled
 from search_spaces.clusters.cluster import ClusterSpec
@@ -48,6 +55,7 @@ from search_spaces.models.module_profile import ModuleProfile, traced_precision
 from search_spaces.optimizers import moment_bytes
 from search_spaces.rules.computation import FLOAT8
 from search_spaces.space import SearchSpace
+from search_spaces.training.adapters import adapted
 from search_spaces.training.states import PARAMETER_BYTES
 from search_spaces.training.windows import window_of
 from search_spaces.trial import Workload
@@ -147,6 +155,7 @@ def cases_of(
         layouts=dataclasses.replace(layouts, laid_out=laid_out) if ranks else layouts,
         software=engine_software(model, engine, {config.attention_backend for config in configs}, cluster.device.kind),
         megatron=memory_arguments(model, cluster, configs[0].attention_backend, arguments),
+        transformers=library_arguments(model, cluster, configs[0], arguments),
         ranks=ranks,
         devices=devices_of(cluster, precision),
         kinds=layer_kinds(model, length, windows),
@@ -157,7 +166,7 @@ def memory_arguments(model: ModelSpec, cluster: ClusterSpec, attention: str, arg
     """What Megatron-LM is told, if it trains the model: the words of `arguments`, else as this product writes its scripts.
     None: it does not.
     """
-    if arguments is None or cluster.device.kind == "cpu":
+    if arguments is None or "states" in arguments or cluster.device.kind == "cpu":
         return Megatron()
     written = {
         "attention_dropout": "0", "hidden_dropout": "0", "attention_backend": ENGINE_ATTENTION.get(attention, ""),
@@ -165,6 +174,22 @@ def memory_arguments(model: ModelSpec, cluster: ClusterSpec, attention: str, arg
         "qk_layernorm": str(model.head_norm is not HeadNorm.NONE),
     }  # fmt: skip
     return megatron_of({**written, **arguments}, cluster.device.name)
+
+
+def library_arguments(
+    model: ModelSpec, cluster: ClusterSpec, config: TrialConfig, arguments: Mapping[str, str] | None
+) -> Transformers:
+    """What Transformers and its libraries are told, if they train the model: as a configuration's knobs and `arguments` say,
+    which have the word `states`."""
+    if arguments is None or "states" not in arguments or cluster.device.kind == "cpu":
+        return Transformers()
+    trained = adapted(model, config)
+    attention = {MATH: "eager", "flash": "flash"}.get(config.attention_backend, "sdpa")
+    words = {
+        "adapted": " ".join(trained.lora_targets), "bits": {4: "nf4", 8: "int8"}.get(trained.frozen_bits, "none"),
+        "attention": attention, "autocast": str(config.precision != "fp32"),
+    }  # fmt: skip
+    return transformers_of({**words, **arguments}, cluster.device.name)
 
 
 def engine_software(model: ModelSpec | FactoryModel, engine: str, attention: set[str], device_kind: str) -> Software:

@@ -12,13 +12,20 @@ from typing import Any, Generic, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.prediction.cases.config_cases import described, engine_software, layouts_from, memory_arguments, shapes_of
+from autotune.prediction.cases.config_cases import (
+    described,
+    engine_software,
+    layouts_from,
+    library_arguments,
+    memory_arguments,
+    shapes_of,
+)
 from autotune.prediction.cases.grid import BLOCK, DEPTHS, Codes, Index, KnobRows, RowBuilder, groups_of, varies
 from autotune.prediction.equations.cases import Array, Cases, Layouts, RankTable
 from autotune.prediction.equations.hardware import devices_of, hardware_of
 from autotune.prediction.equations.layer_shapes import documented, layer_kinds, loaded, trained_shapes
 from autotune.prediction.equations.schedules import scheduled
-from autotune.prediction.equations.software import Megatron, Software
+from autotune.prediction.equations.software import Megatron, Software, Transformers
 from autotune.prediction.equations.uneven import LayoutKey, layout_key, tabled
 from search_spaces.canonical import SEARCH_ORDER
 from search_spaces.checkpoints import checkpoint
@@ -78,9 +85,10 @@ class GridCases(Generic[Part]):
         self._module = described(model, str(precision), space.cluster.device.kind)
         self._hardware = hardware_of(space.cluster, str(precision))
         self._software: Software = engine_software(model, engine, {str(attention)}, space.cluster.device.kind)
-        self._megatron = Megatron()
+        self._megatron, self._transformers = Megatron(), Transformers()
         if isinstance(model, ModelSpec):
             self._megatron = memory_arguments(model, space.cluster, str(attention), arguments)
+            self._transformers = library_arguments(model, space.cluster, self._alike, arguments)
         self._space, self._model = space, model
         self._keys: dict[tuple[Value, ...], LayoutKey | None] = {}
         """By values of the placing knobs."""
@@ -106,6 +114,7 @@ class GridCases(Generic[Part]):
             layouts = dataclasses.replace(layouts, laid_out=laid_out)
         return Cases(
             shapes=self._shapes, hardware=self._hardware, layouts=layouts, software=self._software, megatron=self._megatron,
+            transformers=self._transformers,
             ranks=ranks,
             devices=self._devices, module=self._module, kinds=self._kinds,
         )  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from autotune.prediction.equations.software import Megatron, Software
+from autotune.prediction.equations.software import Megatron, Software, Transformers
 from search_spaces.models.module_profile import ModuleProfile, Trace
 
 Array = NDArray[np.float64]
@@ -371,6 +371,8 @@ class Cases:
     software: Software
     megatron: Megatron = field(default_factory=Megatron)
     """What Megatron-LM is told, of cases that it trains."""
+    transformers: Transformers = field(default_factory=Transformers)
+    """What Transformers and its libraries are told, of cases that they train."""
     ranks: RankTable | None = None
     """None: no layers are given explicitly."""
     devices: tuple[Hardware, ...] = ()
@@ -395,9 +397,9 @@ class Cases:
         return dataclasses.replace(self, **{name: _taken(getattr(self, name), index) for name in ARRAYS})
 
 
-ARRAYS = ("shapes", "hardware", "layouts", "software", "megatron")
+ARRAYS = ("shapes", "hardware", "layouts", "software", "megatron", "transformers")
 """Fields of `Cases` whose own fields are arrays."""
-Part = TypeVar("Part", Shapes, Hardware, Layouts, Software, Megatron, Cases)
+Part = TypeVar("Part", Shapes, Hardware, Layouts, Software, Megatron, Transformers, Cases)
 
 
 def stacked(parts: Sequence[Part]) -> Part:

@@ -43,6 +43,8 @@ from autotune.prediction.equations.schedules import (
     trained_tokens,
     with_kept_tokens,
 )
+from autotune.prediction.equations.transformers import covers
+from autotune.prediction.equations.transformers_traffic import added_launches, added_seconds, layer_traffic
 from search_spaces.communication import ROW_PARTS
 
 _ONE = np.ones(1)
@@ -129,11 +131,15 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     parts = np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
+    if np.any(libraries := covers(cases)):
+        computed = np.where(libraries, _of_libraries(cases, rates), computed)
+        launched = launched * np.where(libraries, 1 + added_launches(cases), 1.0)
     computed = computed + copy_seconds(cases) + rounding_seconds(cases, rank_tokens(cases))
     # Kernels of a forward, even if each has nothing to do; checkpointing repeats all of them, or about half.
     computed = computed + LAYER_KERNELS * SMALLEST_KERNEL * (1 + rates.backward_ratio + _if_checkpointed(cases, _ONE, _ONE / 2))
     layer = smooth_maximum(computed + communication, launched) - communication
-    head = _head_forward(cases, rates) * (1 + rates.backward_ratio)
+    frozen = covers(cases) & (cases.shapes.frozen_bytes > 0) & (cases.transformers.trained_tables == 0)
+    head = _head_forward(cases, rates) * np.where(frozen, 2.0, 1 + rates.backward_ratio)
     embedding = 2 * 3 * rank_tokens(cases) * cases.shapes.hidden * layouts.parameter_bytes / cases.hardware.bandwidth
     modules = cases.shapes.modules
     if np.any(modules > 0):
@@ -145,6 +151,17 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
         layer=layer, layer_communication=communication, head=head, head_communication=modules * communication,
         embedding=embedding,
     )  # fmt: skip
+
+
+def _of_libraries(cases: Cases, rates: Coefficients) -> Array:
+    """Seconds of a layer of Transformers: products have a gradient for their inputs and, if trained, for their weights; fused
+    attention has five products in backward and two in forward; the rest moves bytes."""
+    forward, backward = layer_traffic(cases)
+    products, attention = _products(cases, rates), attention_forward(cases, rates)
+    again = _if_checkpointed(cases, _ONE, _ONE / 2)
+    trained = np.where(cases.shapes.frozen_bytes > 0, 0.0, 1.0)
+    moved = rank_tokens(cases) * (forward * (1 + again) + backward) * rates.traffic / cases.hardware.bandwidth
+    return products * (2 + trained + again) + attention * (3.5 + again) + moved + added_seconds(cases)
 
 
 def _launches_of_experts(cases: Cases) -> Array:

@@ -5,6 +5,7 @@ from functools import reduce
 
 import numpy as np
 
+from autotune.prediction.equations import megatron, transformers
 from autotune.prediction.equations.activations import (
     Activations,
     Recomputation,
@@ -18,7 +19,6 @@ from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import frozen_share, gathered_share, has_near, sends_integers
 from autotune.prediction.equations.kernels import frozen_bytes, frozen_width, static_gradients
 from autotune.prediction.equations.layer_shapes import with_layers
-from autotune.prediction.equations.megatron import allocated_bytes
 from autotune.prediction.equations.module_memory import module_bytes
 from autotune.prediction.equations.overlap import buffer_bytes, gathers_late, refill_bytes
 from autotune.prediction.equations.parameters import (
@@ -30,7 +30,7 @@ from autotune.prediction.equations.parameters import (
     stage_parameters,
 )
 from autotune.prediction.equations.pipeline import in_flight, split_layers
-from autotune.prediction.equations.software import Megatron
+from autotune.prediction.equations.software import Megatron, Transformers
 from autotune.prediction.equations.state_traffic import host_elements, host_parameter_bytes
 from autotune.prediction.equations.uneven import (
     capacity_ratio,
@@ -60,6 +60,8 @@ class Memory:
     """Bytes of host memory per rank."""
     stage: Array
     """Pipeline position of the fullest rank."""
+    fragments: Array = field(default_factory=lambda: np.zeros(1))
+    """Bytes that must be free besides those used, because free blocks are too small."""
     capacity_ratio: Array = field(default_factory=lambda: np.ones(1))
     """Memory of its device relative to the smallest, if devices differ: the fullest rank is the one closest to its capacity."""
 
@@ -74,7 +76,7 @@ class Memory:
 
         If devices differ, scaled to the smallest device: the bytes that fill it to the same degree.
         """
-        return self.used / self.capacity_ratio
+        return (self.used + self.fragments) / self.capacity_ratio
 
     @property
     def allocated(self) -> Array:
@@ -159,7 +161,7 @@ def _fullest_share(cases: Cases, rates: Coefficients, tagged: bool) -> Memory:
 
 
 def _as_columns(usage: Memory) -> dict[str, Array]:
-    return {**usage.by_tag, **{name: getattr(usage, name) for name in ("used", "host", "stage", "capacity_ratio")}}
+    return {**usage.by_tag, **{name: getattr(usage, name) for name in ("used", "host", "stage", "fragments", "capacity_ratio")}}
 
 
 def _of_columns(columns: dict[str, Array]) -> Memory:
@@ -180,18 +182,18 @@ def rank_memory(
     """Bytes of the rank at `pipeline_rank` of the pipeline with `layers` layers; `first`, `last`: 1 if it has the tables."""
     if cases.module is not None:
         return _module_memory(cases, rates, pipeline_rank)
-    states_arguments = (cases.megatron.states > 0) & (cases.shapes.frozen_bytes == 0)
-    if np.any(states_arguments):
-        # Nothing is fitted to Megatron-LM but the context and what the allocator adds.
-        terms = allocated_bytes(cases, layers, in_flight(cases, pipeline_rank), first, last)
-        host, allocated = terms.pop("host"), reduce(np.add, (terms[tag] for tag in TAGS[:5]))
-        terms["reserved"] = (np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2) - 1) * allocated
-        terms["context"], used = rates.context_bytes + 0 * allocated, allocated + rates.context_bytes
-        exact = Memory(by_tag={tag: terms[tag] for tag in TAGS}, used=used, host=host, stage=pipeline_rank + 0 * used)
-        if np.all(states_arguments):
+    by_program = {
+        "megatron": (cases.megatron.states > 0) & (cases.shapes.frozen_bytes == 0),
+        "transformers": transformers.covers(cases),
+    }
+    for program, flags in by_program.items():
+        if not np.any(flags):
+            continue
+        exact = _exact(cases, rates, program, layers, pipeline_rank, first, last)
+        if np.all(flags):
             return exact
-        others = replace(cases, megatron=Megatron())
-        return _where(states_arguments, exact, rank_memory(others, rates, layers, pipeline_rank, first, last, again, tagged))
+        others = replace(cases, megatron=Megatron()) if program == "megatron" else replace(cases, transformers=Transformers())
+        return _where(flags, exact, rank_memory(others, rates, layers, pipeline_rank, first, last, again, tagged))
     parameter_counts = stage_parameters(cases, layers, first, last)
     layers = layers + last * cases.shapes.modules
     activations = activations_of(cases, rates, layers, pipeline_rank, first, last, again)
@@ -213,6 +215,29 @@ def rank_memory(
         host=_host(cases, parameter_counts) + activations.host,
         stage=np.broadcast_to(pipeline_rank, shape),
     )
+
+
+def _exact(
+    cases: Cases, rates: Coefficients, program: str, layers: Array, pipeline_rank: Array, first: Array, last: Array
+) -> Memory:
+    """Of Megatron-LM or Transformers, to which nothing is fitted but the context and what the allocator adds."""
+    context: Array | float
+    if program == "megatron":
+        terms, context = (
+            megatron.allocated_bytes(cases, layers, in_flight(cases, pipeline_rank), first, last),
+            rates.context_bytes,
+        )
+    else:
+        # One device has no communicators.
+        terms, single = transformers.allocated_bytes(cases), min(rates.context_bytes, transformers.CONTEXT_BYTES)
+        context = np.where(cases.layouts.world > 1, rates.context_bytes, single)
+    host, allocated = terms.pop("host"), reduce(np.add, (terms[tag] for tag in TAGS[:5]))
+    kept = (np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2) - 1) * allocated
+    terms["reserved"], fragments = np.maximum(terms.get("reserved", kept), kept), terms.pop("fragments", 0 * allocated)
+    terms["context"] = context + 0 * allocated
+    used = allocated + context
+    by_tag, host, stage = {tag: terms[tag] for tag in TAGS}, host + 0 * used, pipeline_rank + 0 * used
+    return Memory(by_tag=by_tag, used=used, host=host, stage=stage, fragments=fragments + 0 * used)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

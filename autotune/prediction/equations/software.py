@@ -160,7 +160,7 @@ class Megatron:
     dispatcher: Array = _argument("allgather", "alltoall", "flex")
     grouped_gemm: Array = _argument(*FLAG)
     permute_fusion: Array = _argument(*FLAG)
-    recompute_modules: Array = _argument()
+    recompute_modules: Array = field(default_factory=lambda: _scalar(0.0), metadata={"parts": RECOMPUTED_MODULES})
     """What selective recomputation recomputes; 0: `core_attn`."""
     recompute_method: Array = _argument("uniform", "block")
     recompute_num_layers: Array = _argument(default=1.0)
@@ -201,16 +201,100 @@ def megatron_of(words: Mapping[str, str], device: str) -> Megatron:
         "stream_workspace": _scalar(workspace or (32 if recent else 8.125) * MIB),
         "engine_workspace": _scalar((32 if recent else 4) * MIB),
     }
-    for item in fields(Megatron):
-        word, choices = chosen.get(item.name, "").lower(), item.metadata.get("words", ())
+    return Megatron(**{**_arguments(Megatron, chosen), **values})
+
+
+def _arguments(record: type[Any], words: Mapping[str, str]) -> dict[str, Array]:
+    """The fields of a record that `words` state, as numbers."""
+    values = {}
+    for item in fields(record):
+        word, choices = words.get(item.name, "").lower(), item.metadata.get("words", ())
         index = next((float(number) for number, choice in enumerate(choices) if word.startswith(choice)), None)
-        if item.name == "recompute_modules":
-            index = float(sum(2 ** RECOMPUTED_MODULES.index(name) for name in word.split() if name in RECOMPUTED_MODULES))
+        if parts := item.metadata.get("parts"):
+            index = float(sum(2 ** parts.index(name) for name in set(word.split()) if name in parts)) if word else None
         elif not choices and re.fullmatch(r"\d+(\.\d+)?(e-?\d+)?", word):
             index = float(word)
-        if index is not None and item.name not in values:
+        if index is not None:
             values[item.name] = _scalar(index)
-    return Megatron(**values)
+    return values
+
+
+ADAPTED = ("query", "key", "value", "output", "gate", "up", "down")
+"""`Transformers.adapted` is encoded as the sum of 2 to the power of their indices here."""
+EAGER, WHOLE_LOSS, KERNEL_LOSS, PROJECTION_LOSS, HALF_LOSS = 0.0, 0.0, 1.0, 2.0, 3.0
+NO_BITS, NF4, GPTQ, INT8, FSDP1, ZERO, EAGER_ATTENTION = 0.0, 1.0, 2.0, 3.0, 1.0, 3.0, 2.0
+"""Indices of choices of `Transformers`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transformers:
+    """What a program on Transformers, PEFT, TRL, Accelerate and bitsandbytes uses, beyond a model's shape and a layout, which
+    decides what it keeps. Arrays over cases; flags are 0 or 1, choices indices of the words of their field."""
+
+    states: Array = _argument(*FLAG)
+    """Whether the case is one of these libraries: only then the equations apply."""
+    release: Array = _argument(default=457.0)
+    """Of Transformers: 100 times the major version and the minor one."""
+    autocast: Array = _argument(*FLAG, default=1.0)
+    """Whether products are cast to 16 bits (`bf16` or `fp16` of the Trainer)."""
+    parameter_width: Array = _argument(default=2.0)
+    """Bytes of a trained parameter and of each of its moments and gradients, of parameters that are no adapters."""
+    adapter_width: Array = _argument(default=4.0)
+    """The same of adapters: PEFT casts them to fp32 unless `autocast_adapter_dtype` is off."""
+    adapter_dropout: Array = _argument(*FLAG)
+    adapted: Array = field(default_factory=lambda: _scalar(15.0), metadata={"parts": ADAPTED})
+    """The matrices with adapters: sum of `ADAPTED`."""
+    fused_adapters: Array = _argument(*FLAG)
+    """Whether products and their adapters are one function, which keeps inputs in 16 bits (unsloth's)."""
+    trained_tables: Array = _argument(*FLAG)
+    """Whether embedding and output projection are trained beside adapters: PEFT keeps the frozen ones, too."""
+    whole_norms: Array = _argument(*FLAG)
+    """Whether norms of a quantised model are in fp32, so that what passes between layers is, too."""
+    whole_tables: Array = _argument(*FLAG)
+    """Whether frozen tables of a quantised model are in fp32."""
+    norms: Array = _argument("eager", "fused")
+    gates: Array = _argument("eager", "fused")
+    """The activation of a gated MLP."""
+    loss: Array = _argument("whole", "kernel", "projection", "half")
+    """All logits in fp32; those, but in a kernel that overwrites them with their gradient; pieces of logits; logits as they
+    are, in models with code of their own."""
+    keeps_logits: Array = _argument(*FLAG)
+    """Whether the caller holds the model's outputs until backward has ended, as loops of one's own do and the Trainer not."""
+    attention: Array = _argument("flash", "sdpa", "eager")
+    repeats_keys: Array = _argument(*FLAG)
+    """Whether keys and values are repeated for each query head: of Mistral and Mixtral before release 4.48."""
+    reentrant: Array = _argument(*FLAG, default=1.0)
+    """Whether checkpoints are the reentrant ones, the Trainer's default."""
+    bits: Array = _argument("none", "nf4", "gptq", "int8")
+    """Format of a frozen matrix."""
+    double_quantised: Array = _argument(*FLAG)
+    group_size: Array = _argument(default=128.0)
+    """Rows that share a scale of GPTQ."""
+    torch_unpacking: Array = _argument(*FLAG)
+    """Whether operators of torch dequantise matrices, and keep them for backward: AutoGPTQ without Triton and ExLlama."""
+    update: Array = _argument("foreach", "fused", "loop")
+    """Implementation of the optimizer: the first makes a temporary copy of a moment of all parameters."""
+    sharding: Array = _argument("none", "fsdp1", "fsdp2", "zero")
+    varying_lengths: Array = _argument(*FLAG)
+    """Whether micro-batches have as many tokens as their longest sample, neither packed nor padded to the full length."""
+    stream_workspace: Array = _argument(default=32 * MIB)
+    """Bytes that cuBLAS has for each stream and thread."""
+
+
+def transformers_of(words: Mapping[str, str], device: str) -> Transformers:
+    """As `words` state, by the names of the record's fields; `release`: such as 4.48.1.
+
+    Args:
+        words: field -> its number, `true` or `false`, or one of its choices, or several of its parts.
+        device: family of the device, such as h100.
+    """
+    major, minor = (int(part) for part in f"{words.get('release') or '4.57'}.0".split(".")[:2])
+    recent = not device.startswith(("v100", "a100", "a800", "a40", "a10"))
+    values = {
+        "states": _scalar(1.0), "release": _scalar(100 * major + minor),
+        "stream_workspace": _scalar((32 if recent else 8.125) * MIB),
+    }  # fmt: skip
+    return Transformers(**{**_arguments(Transformers, words), **values})
 
 
 def with_numbers(software: Software, numbers: Mapping[str, float]) -> Software:

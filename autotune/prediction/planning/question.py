@@ -53,7 +53,8 @@ class Question:
     profile: str | None = None
     """The name in `equations.software.PROFILES` of what trains; None: the engine."""
     stated_arguments: Mapping[str, str] | None = None
-    """Arguments of Megatron-LM that decide what it keeps; None: as exported with `simple` megatron, else it does not train."""
+    """Arguments of Megatron-LM or Transformers that decide what they keep; None: as exported with `simple`, else neither
+    trains."""
     global_batch_size: int
     """Samples per optimizer step, over all ranks."""
     sequence_length: int
@@ -101,8 +102,9 @@ class Question:
 
     @property
     def arguments(self) -> Mapping[str, str] | None:
-        """The arguments of `cases_of`."""
-        return {} if self.stated_arguments is None and self.simple == "megatron" else self.stated_arguments
+        """The arguments of `cases_of`: of a program, or of the framework that plans are exported to."""
+        exported = {"megatron": {}, "transformers": {"states": "true", "parameter_width": "4", "update": "fused"}}
+        return exported.get(self.simple or "") if self.stated_arguments is None else self.stated_arguments
 
     @property
     def shape(self) -> ModelSpec:

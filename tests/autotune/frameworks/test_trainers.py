@@ -1,5 +1,6 @@
 """Recipes of programs that train with the Trainer: what is read of them, what they refuse, and what is written."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -477,7 +478,7 @@ def test_ms_swift_has_its_own_defaults(start: str, knobs: dict[str, Any], tmp_pa
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"tuner_type": "adalora"}, "tuner_type"), ({"rlhf_type": "dpo"}, "dpo"), ({"tuner_type": "full"}, "fp32"),
+        ({"tuner_type": "adalora"}, "tuner_type"), ({"rlhf_type": "dpo"}, "dpo"), ({"tuner_type": "full"}, ""),
         ({"gradient_accumulation_steps": None}, "gradient_accumulation_steps"), ({"freeze_llm": True}, "freeze_llm"),
         ({"sequence_parallel_size": 2}, "sequence_parallel_size"), ({"sequence_parallel_size": 1}, ""),
     ],
@@ -495,18 +496,24 @@ def test_a_projector_alone_is_not_predicted(tmp_path: Path) -> None:
     assert isinstance(outlook, str) and "tune_mm_mlp_adapter" in outlook
 
 
-def test_parameters_of_16_bits_alone_are_not_predicted(tmp_path: Path) -> None:
-    full = {**AXOLOTL, "adapter": None, "load_in_4bit": None}
-    outlook = _linted(_file(tmp_path, full)).outlook
-    assert isinstance(outlook, str) and "without a copy in fp32" in outlook
+def test_parameters_of_16_bits_alone_need_half_of_the_states(tmp_path: Path) -> None:
+    full = {**AXOLOTL, "adapter": None, "load_in_4bit": None, "optimizer": "adamw_torch_fused"}
+    alone = _linted(_file(tmp_path, full)).outlook
     sharded = {**full, "fsdp_version": 2, "fsdp_config": {"auto_wrap_policy": "TRANSFORMER_BASED_WRAP"}}
-    assert isinstance(_linted(_file(tmp_path, sharded)).outlook, StepEstimate)
+    divided = _linted(_file(tmp_path, sharded)).outlook
+    assert isinstance(alone, StepEstimate) and isinstance(divided, StepEstimate)
+    parameters = resolve_model("qwen3-14b").parameter_count
+    assert alone.fullest.by_tag["optimizer_state"] == pytest.approx(4 * parameters, rel=0.01)
+    ranks = resolve_cluster("dgx-h100").world_size
+    assert divided.fullest.by_tag["optimizer_state"] == pytest.approx(8 * parameters / ranks, rel=0.01)
 
 
 def test_lint_predicts_what_a_question_with_the_same_values_gives(tmp_path: Path) -> None:
     outlook = _linted(_file(tmp_path, AXOLOTL)).outlook
     assert isinstance(outlook, StepEstimate)
     question = question_of(resolve_model("qwen3-14b"), resolve_cluster("dgx-h100"), global_batch_size=120, sequence_length=3072)
+    recipe = _case(_file(tmp_path, AXOLOTL), "dgx-h100")
+    question = dataclasses.replace(question, stated_arguments=recipe.framework.memory_arguments(recipe.imported.settings))
     config = TrialConfig().replace({
         "micro_batch_size": 3, "activation_checkpointing": "full", "precision": "bf16", "attention_backend": "flash",
         "optimizer": "adamw8bit", "lora_rank": 64, "lora_targets": "both", "frozen_dtype": "nf4", "pack_sequences": True,

@@ -1,0 +1,340 @@
+"""Bytes that torch's allocator hands out while Transformers, PEFT, TRL and Accelerate train a model, term by term from their
+source and from that of bitsandbytes, GPTQ kernels and torch's FSDP.
+
+transformers 4.45 to 4.57, peft 0.13, trl 0.13, accelerate 1.0, bitsandbytes 0.43, fms-acceleration 876e2ed, torch 2.4. No
+number was fitted to a measurement, but what the allocator keeps if lengths vary.
+"""
+
+import numpy as np
+
+from autotune.prediction.equations.cases import Array, Cases, Flags
+from autotune.prediction.equations.kernels import gates_fused, loss_fused, loss_peak, norms_fused
+from autotune.prediction.equations.parameters import stage_parameters
+from autotune.prediction.equations.software import (
+    ADAPTED,
+    EAGER,
+    EAGER_ATTENTION,
+    FSDP1,
+    GPTQ,
+    HALF_LOSS,
+    INT8,
+    KERNEL_LOSS,
+    NF4,
+    NO_BITS,
+    PROJECTION_LOSS,
+    WHOLE_LOSS,
+    ZERO,
+)
+
+CONTEXT_BYTES = 1.2e9
+"""Of one device outside of the allocator: nvidia-smi beside the bytes allocated, of published runs without fragments."""
+FRAGMENTED = 1.07
+"""What runs need to fit, relative to their bytes as activations exist: between the largest published runs of one device that
+fit and the smallest that do not."""
+VARYING = 2.0
+"""Bytes that the allocator keeps beyond those of a step, relative to these, if lengths vary from step to step: blocks of one
+length do not serve the next. A simulation of it gives 1 to 4.5, published runs 1 to 4."""
+
+
+def covers(cases: Cases) -> Flags:
+    """Whether the cases are of Transformers and of a kind that the equations know."""
+    shapes, layouts = cases.shapes, cases.layouts
+    if not np.any(cases.transformers.states):
+        return np.zeros(1, dtype=np.bool_)
+    others = shapes.bottleneck + shapes.prefix + shapes.prompt + shapes.key_value_rank + shapes.modules
+    covered: Flags = (cases.transformers.states > 0) & (others == 0) & (layouts.pipeline == 1) & (layouts.tensor == 1)
+    return covered
+
+
+def allocated_bytes(cases: Cases) -> dict[str, Array]:
+    """Bytes by tag at the fullest moment of a step.
+
+    1. As the loss is computed: what all layers keep, and the logits.
+    2. As the last layer runs backward: the same without logits, with a layer recomputed and its gradients.
+    3. As the first layer does: with the gradients of all others, and without their activations, but FSDP's hooks on inputs of
+       frozen units keep the inputs of reentrant checkpoints and their gradients until the end.
+    4. As the optimizer runs: with a copy of a moment of all parameters.
+    """
+    rank = Replica(cases)
+    kept, layers = rank.kept(), cases.shapes.layers
+    keeps_inputs = (cases.transformers.sharding == FSDP1) & (rank.shard > 1) & rank.frozen & (rank.recomputed > 0)
+    keeps_inputs &= cases.transformers.reentrant > 0
+    offloads = cases.layouts.offload_activations > 0
+    on_host, kept = np.where(offloads, kept, 0.0), np.where(offloads, 0.0, kept)
+    last = kept + rank.working() + rank.residual
+    first = np.where(keeps_inputs, kept + layers * rank.residual, kept / layers + rank.residual) + rank.working()
+    early, late, states = rank.unit_gradients(), rank.gradients(), rank.states()
+    # Of micro-batches before; DeepSpeed's partition of them is permanent.
+    summed = np.where((cases.layouts.accumulation > 1) | rank.by_zero, late, 0.0)
+    root, gathered = rank.gathered_root(), rank.gathered_root() + rank.gathered_unit()
+    moments = {
+        "loss": rank.tokens * (kept + rank.loss()) + root + summed,
+        "last": rank.tokens * last + gathered + early + summed,
+        "first": rank.tokens * first + gathered + late + np.where(rank.shard > 1, early, 0.0),
+        "update": late + rank.update(),
+    }
+    highest = np.maximum.reduce(np.broadcast_arrays(*moments.values()))
+    always = sum((states[tag] for tag in ("parameters", "optimizer_state")), rank.buffers())
+    # The update's many small tensors find room between those of the same sizes; large ones of activations do not.
+    running = np.maximum(np.maximum(moments["loss"], moments["last"]), moments["first"])
+    needed = np.maximum(always + moments["update"], FRAGMENTED * (always + running))
+    blocks = summed + (1 + VARYING) * rank.tokens * (kept + np.maximum(rank.loss(), rank.working()))
+    return {
+        **states,
+        "host": states["host"] + rank.tokens * on_host,
+        "gradients": np.minimum(late, highest) + 0 * highest,
+        "activations": highest - np.minimum(late, highest),
+        "buffers": rank.buffers(),
+        "fragments": needed - (always + highest),
+        "reserved": np.where(cases.transformers.varying_lengths > 0, blocks - highest, 0.0),
+    }
+
+
+class Replica:
+    """A data-parallel rank; bytes of activations are per token of a micro-batch."""
+
+    def __init__(self, cases: Cases) -> None:
+        self.cases, self.words, self.shapes, self.layouts = cases, cases.transformers, cases.shapes, cases.layouts
+        self.frozen = self.shapes.frozen_bytes > 0
+        self.width = self.layouts.parameter_bytes
+        self.tokens: Array = self.layouts.micro_batch_size * self.shapes.sequence / self.layouts.context
+        self.shard = np.where(self.layouts.zero_stage >= 3, self.layouts.shard, 1.0)
+        # Stages of which nothing else is known are DeepSpeed's.
+        self.by_zero = (self.words.sharding == ZERO) | ((self.words.sharding == 0) & (self.layouts.zero_stage > 0))
+        # DeepSpeed turns all into 16 bits.
+        self.adapter_width = np.where(self.by_zero, self.width, self.words.adapter_width)
+        self.state_shard = np.where(self.layouts.zero_stage >= 1, self.layouts.shard, 1.0)
+        # Models without gated MLPs have torch's LayerNorm, which is one kernel.
+        one_kernel = (self.words.norms > 0) | (self.shapes.matrices < 3)
+        self.fused_norms = one_kernel | norms_fused(cases) | (self.layouts.compiled > 0)
+        self.gates = np.where((self.words.gates > 0) | gates_fused(cases) | (self.layouts.compiled > 0), 1.0, 0.0)
+        self.loss_kind = np.where(loss_fused(cases), PROJECTION_LOSS, self.words.loss)
+        # What passes between layers: fp32 if frozen norms are, since bitsandbytes returns the type that it is given.
+        self.wide = (self.frozen & (self.words.whole_norms > 0)) | (self.width >= 4)
+        self.state = np.where(self.wide, 4.0, self.width)
+        self.residual: Array = self.state * self.shapes.hidden
+        # Of what products return: 16 bits under autocast, else what they get, as bitsandbytes always does.
+        self.converts = self.wide & ((self.words.bits == NF4) | (self.words.bits == INT8))
+        self.inner = np.where((self.words.autocast > 0) & ~self.converts, self.width, self.state)
+        self.recomputed = np.where(self.layouts.activation_checkpointing > 0, 1.0, 0.0)
+        self.counts = stage_parameters(cases, self.shapes.layers, np.ones(1), np.ones(1))
+        self.table = self.shapes.vocabulary * self.shapes.hidden
+        self.experts = np.where(self.shapes.experts > 0, self.shapes.experts_per_token, 1.0)
+
+    def adapts(self, *names: str) -> Array:
+        """How many of these matrices have adapters."""
+        has = [np.floor(self.words.adapted / 2 ** ADAPTED.index(name)) % 2 for name in names]
+        return np.where(self.frozen, np.sum(has, axis=0), 0.0)
+
+    def states(self) -> dict[str, Array]:
+        """Parameters and moments. Quantisation's constants are no parameters, which FSDP would divide."""
+        words, layouts, counts = self.words, self.layouts, self.counts
+        matrices = counts.frozen - counts.frozen_tables
+        double = np.where(words.double_quantised > 0, 1 / 64 + 4 / (64 * 256), 4 / 64)
+        kinds = [words.bits == kind for kind in (NO_BITS, NF4, GPTQ)]
+        packed = np.select(kinds, [self.width, 0.5, 0.5 + 0.5 / words.group_size], default=1.0)
+        constants = np.select(kinds, [0.0, double, 2 / words.group_size], default=0.0)
+        adapters, tables = self.trained()
+        trained, width = counts.trained - adapters, words.parameter_width
+        table_width = np.where(words.whole_tables > 0, 4.0, self.width)
+        frozen = (matrices * packed + counts.frozen_tables * table_width) / self.shard + matrices * constants
+        moments = layouts.moment_bytes / 4
+        # Parameters trained beside frozen ones are copies of those.
+        # Tables trained beside frozen ones are copies of those, in their type.
+        parameters = trained * width + adapters * words.adapter_width + tables * self.width
+        # DeepSpeed trains 16 bits, beside fp32.
+        count = trained + adapters + tables
+        parameters = np.where(self.by_zero, count * self.width, parameters) / self.shard
+        states = np.where(self.by_zero, count * (4 + layouts.moment_bytes) / self.state_shard, parameters * moments)
+        return {
+            "parameters": (frozen + parameters) * (1 - layouts.offload_parameters) + self.cast_copies(),
+            "optimizer_state": states * (1 - layouts.offload_optimizer),
+            "host": states * layouts.offload_optimizer + (frozen + parameters) * layouts.offload_parameters,
+        }
+
+    def trained(self) -> tuple[Array, Array]:
+        """Elements of adapters, and of tables trained beside them."""
+        adapters = np.where(self.frozen, self.counts.trained, 0.0)
+        return adapters, np.where(self.frozen & (self.words.trained_tables > 0), self.counts.frozen_tables, 0.0)
+
+    def cast_copies(self) -> Array:
+        """Bytes of the copies in 16 bits that autocast keeps of trained parameters in fp32 until forward ends."""
+        words = self.words
+        adapters, _ = self.trained()
+        sharded = (words.sharding > 0) & (self.shard > 1)
+        whole = np.where(~sharded & (words.parameter_width > self.width), self.counts.trained - adapters, 0.0)
+        whole = whole + np.where(words.whole_tables > 0, self.table, 0.0)
+        cast = np.where((words.fused_adapters == 0) & (self.adapter_width > self.width), adapters, 0.0) / self.shard
+        return np.where(words.autocast > 0, self.width * (whole + cast), 0.0)
+
+    def gradients(self) -> Array:
+        """Bytes of all gradients."""
+        adapters, tables = self.trained()
+        others = self.counts.trained - adapters
+        gradients = others * self.words.parameter_width + adapters * self.words.adapter_width + tables * self.width
+        in_half = self.width * (others + adapters + tables) / np.where(self.layouts.zero_stage >= 2, self.layouts.shard, 1.0)
+        return np.where(self.by_zero, in_half, gradients / self.shard)
+
+    def update(self) -> Array:
+        """Bytes of the temporary copies of the update: of a moment; DeepSpeed's of gradients in fp32, at stage 3 in groups of
+        1e9, each put together first."""
+        _, tables = self.trained()
+        local = (self.counts.trained + tables) / self.state_shard
+        stage = self.layouts.zero_stage
+        by_zero = np.where(stage >= 3, (4 + self.width) * np.minimum(local, 1e9), 4 * local)
+        return np.where(self.by_zero, by_zero, np.where(self.words.update == EAGER, self.gradients(), 0.0))
+
+    def unit_gradients(self) -> Array:
+        """Bytes of gradients that wait: that of the output projection for the embedding's, and that of the MLP's last matrix
+        for those of its layer."""
+        matrix = self.shapes.hidden * np.where(self.shapes.experts > 0, 0.0, self.shapes.ffn)
+        return np.where(self.frozen, 0.0, self.width * (self.table + matrix))
+
+    def buffers(self) -> Array:
+        """Workspaces of cuBLAS for the threads of forward and backward; DeepSpeed's buckets, which exist before backward
+        begins, and what it keeps gathered because it is used again soon."""
+        layouts = self.layouts
+        everything = self.counts.trained + self.counts.frozen
+        buckets = np.where(layouts.zero_stage >= 3, 1.0, 1 + layouts.overlap_comm) * layouts.reduce_bucket_size
+        live = np.minimum(everything, np.maximum(layouts.max_live_parameters, self.table))
+        live = np.where(layouts.zero_stage >= 3, live, 0.0)
+        by_zero = np.where(self.by_zero, self.width * (buckets + live), 0.0)
+        return 2 * self.words.stream_workspace + by_zero
+
+    def gathered_root(self) -> Array:
+        """Bytes that FSDP gathers from forward to the end of backward: the tables."""
+        tables = (2 - self.shapes.tied) * self.table * self.width
+        return np.where((self.shard > 1) & ~self.by_zero, tables, 0.0)
+
+    def gathered_unit(self) -> Array:
+        """Bytes of layers that are gathered: reentrant checkpoints of FSDP1 run a layer's forward in backward, so that no other
+        one is; else the next one is, too."""
+        matrices = (self.counts.frozen - self.counts.frozen_tables) + (self.counts.trained - self.counts.trained_tables)
+        packed = np.where((self.words.bits == NO_BITS) | ~self.frozen, self.width, np.where(self.words.bits < 3, 0.5, 1.0))
+        alone = (self.words.sharding == FSDP1) & (self.words.reentrant > 0) & (self.recomputed > 0)
+        unit = np.where(alone, 1.0, 2.0) * packed * matrices / self.shapes.layers
+        return np.where((self.shard > 1) & ~self.by_zero, unit, 0.0)
+
+    def kept(self) -> Array:
+        """Bytes that all layers keep for backward."""
+        # The first layer's input is the embedding's result.
+        inputs = self.shapes.layers * self.residual - (self.residual - self.width * self.shapes.hidden)
+        return np.where(self.recomputed > 0, inputs, self.shapes.layers * self.layer())
+
+    def layer(self) -> Array:
+        """Bytes that a layer keeps besides its input if it is recomputed, with its input otherwise."""
+        attention, mlp = self.norm() + self.attention(), self.norm() + self.mlp()
+        # A fused norm keeps its own input: the layer's, and the sum after attention.
+        second = np.where(self.fused_norms | self.wide, self.residual, 0.0)
+        first = np.where(self.recomputed > 0, 0.0, second)
+        matrices = (self.counts.frozen - self.counts.frozen_tables) / self.shapes.layers / self.tokens
+        unpacked = np.where(self.words.torch_unpacking > 0, self.width * matrices, 0.0)
+        return attention + mlp + first + second + self.product_inputs() + unpacked
+
+    def norm(self) -> Array:
+        """Bytes of a norm: eager RMSNorms keep a copy of their input in fp32; the normalised one if the weight is trained."""
+        kept = np.where(self.wide, 0.0, 4.0) + np.where(self.frozen, 0.0, self.width)
+        return np.where(self.fused_norms, 0.0, self.shapes.hidden * kept)
+
+    def product_inputs(self) -> Array:
+        """The normalised states, of which trained matrices keep one for attention and one for the MLP; so do adapters that are
+        fused, or get them as they are."""
+        words = self.words
+        shared = (words.autocast == 0) & (self.adapter_width <= self.state) & (words.adapter_dropout == 0)
+        shared |= words.fused_adapters > 0
+        adapted = [self.adapts(*names) > 0 for names in (("query", "key", "value"), ("gate", "up"))]
+        count = np.where(self.frozen, np.sum(adapted, axis=0) * shared, 2.0)
+        return self.inner * self.shapes.hidden * count
+
+    def adapter_input(self, elements: Array) -> Array:
+        """Bytes that an adapter keeps of its input: the mask of dropout, and what its first matrix multiplies, in 16 bits under
+        autocast, else in the adapter's type. Without dropout and in the same type, a frozen matrix's input itself."""
+        words = self.words
+        mask = np.where(words.adapter_dropout > 0, 1.0, 0.0)
+        same = (words.autocast == 0) & (self.adapter_width <= self.state) & (mask == 0)
+        factor = np.where(words.autocast > 0, self.width, np.where(same, 0.0, np.maximum(self.adapter_width, self.width)))
+        fused = np.where(words.adapter_dropout > 0, self.width, 0.0)
+        return elements * np.where(words.fused_adapters > 0, fused, mask + factor)
+
+    def attention(self) -> Array:
+        """Queries, keys and values as the kernel gets them, its result and the logarithms of its sums; what adapters keep."""
+        shapes, words = self.shapes, self.words
+        # Probabilities in fp32, and as the product gets them.
+        pairs = (4 + np.where(self.inner < 4, self.inner, 0.0)) * shapes.heads * shapes.sequence
+        scores = np.where(words.attention == EAGER_ATTENTION, pairs, 4 * shapes.heads)
+        normed = (4 + np.where(self.frozen, 0.0, self.inner)) * shapes.normed_heads
+        adapters = self.adapts("query", "key", "value") * self.adapter_input(shapes.hidden)
+        adapters = adapters + self.adapts("output") * self.adapter_input(shapes.query)
+        kept: Array = self.kernel_states() + scores + normed + adapters
+        return kept
+
+    def kernel_states(self) -> Array:
+        """Bytes of queries, keys, values and results. Torch's kernel gets keys repeated for each head until release 4.50."""
+        shapes, words = self.shapes, self.words
+        repeats = (words.repeats_keys > 0) | (words.attention == EAGER_ATTENTION)
+        repeats |= (words.attention > 0) & (words.release < 451)
+        width = np.where(words.attention > 0, self.inner, self.width)  # flash-attn has 16 bits only
+        states: Array = width * (2 * shapes.query + 2 * np.where(repeats, shapes.query, shapes.key_value))
+        return states
+
+    def mlp(self) -> Array:
+        """The hidden layer of the MLP: the gate, the activated one and the other factor; the product, if a trained matrix or
+        an adapter multiplies it. Each expert weighs its result."""
+        shapes, w = self.shapes, self.inner
+        gated = shapes.matrices == 3
+        eager = np.where(gated, np.where(self.gates > 0, 2.0, 3.0), 1.0)
+        hidden = w * eager * shapes.mlp_width + self.product_input()
+        weighed = np.where(shapes.experts > 0, self.experts * self.width * shapes.hidden, 0.0)
+        return hidden + weighed + self.adapts("gate", "up") * self.adapter_input(shapes.hidden)
+
+    def product_input(self) -> Array:
+        """Bytes of the input of the MLP's last matrix, which are freed before those of its factors."""
+        adapter = self.adapts("down") * self.adapter_input(self.shapes.mlp_width)
+        return np.where(self.frozen, adapter, self.width * self.shapes.mlp_width)
+
+    def working(self) -> Array:
+        """Bytes as a layer runs backward, with its result, at the fuller of two moments.
+
+        1. The MLP: the gradients of the product and of its factors, or of what an adapter casts; of one expert, with the sums
+           of experts' gradients.
+        2. Attention, without the MLP: the gradients of what its kernel gets and returns; eager attention has three or, of 16
+           bits, two matrices in fp32 besides the probabilities.
+        """
+        shapes, words = self.shapes, self.words
+        again = self.layer() + self.residual
+        at_once = np.where(shapes.experts > 0, self.experts / np.maximum(shapes.experts, 1.0), 1.0) * shapes.ffn
+        gated = np.where(shapes.matrices == 3, np.where(self.gates > 0, 1.0, 3.0), 2.0)
+        casts = np.where((words.fused_adapters > 0) | (self.adapter_width <= self.width), 0.0, 4.0)
+        casts = self.inner + casts * (1 + np.where(words.adapter_dropout > 0, 1.0, 0.0))
+        down = np.where(self.adapts("down") > 0, casts * at_once, self.inner * at_once)
+        factors = gated * self.inner * at_once - self.product_input() * np.where(shapes.experts > 0, 0.0, 1.0)
+        summed = np.where(shapes.experts > 0, 4 * self.width * shapes.hidden, 0.0)
+        mlp = self.recomputed * again + np.maximum(down, factors) + summed
+        matrices = np.where(self.inner < 4, 8.0, 12.0) * shapes.heads * shapes.sequence
+        attention = self.recomputed * (again - self.norm() - self.mlp()) + np.where(
+            words.attention == EAGER_ATTENTION, matrices, 0.0
+        )
+        working: Array = np.maximum(mlp, attention + self.kernel_states())
+        return working
+
+    def loss(self) -> Array:
+        """Bytes as the loss is computed: the last norm with its result, and logits.
+
+        From release 4.46 on, logits in 16 bits stay beside their copy in fp32; until 4.48, a batch of several samples is copied
+        again without the last tokens. The logarithms of probabilities, and in backward two gradients, are in fp32.
+        """
+        words = self.words
+        # Of logits: fp32 if the table is and products are not cast.
+        w = np.where((words.whole_tables > 0) & (words.autocast == 0), 4.0, self.width)
+        stays = np.where((words.release >= 446) & (w < 4), w, 0.0)
+        shifts = np.where((words.release < 449) & (self.layouts.micro_batch_size > 1), 4.0, 0.0)
+        held = np.where(words.keeps_logits > 0, w, 0.0)
+        whole = np.maximum(stays + 4 + shifts + 4, held + 12.0)
+        half = np.where(words.autocast > 0, np.maximum(w + 8, 12.0), 4 * w)
+        kinds = [self.loss_kind == kind for kind in (WHOLE_LOSS, KERNEL_LOSS, HALF_LOSS)]
+        logits = np.select(kinds, [whole, stays + 4 + shifts, half], default=0.0) * self.shapes.vocabulary
+        pieces = np.where(self.loss_kind == PROJECTION_LOSS, loss_peak(self.cases, self.tokens) / self.tokens, 0.0)
+        last = np.where(self.fused_norms, self.residual, np.where(self.wide, self.residual, self.norm()))
+        normed = self.state * self.shapes.hidden
+        everything: Array = logits + pieces + last + normed
+        return everything

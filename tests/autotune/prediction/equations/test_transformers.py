@@ -1,0 +1,128 @@
+"""The memory and time of Transformers and its libraries: terms that their source shows, written out by hand for one model."""
+
+import dataclasses
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from autotune.frameworks.trainer_checks import TRAINER
+from autotune.knowledge.row_cases import cases_of_rows
+from autotune.knowledge.table import CsvRecord, read_records
+from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.memory import Memory, memory
+from autotune.prediction.equations.step import predict
+from autotune.prediction.equations.transformers_traffic import added_seconds, layer_traffic
+from autotune.prediction.planning.estimate import estimates
+from autotune.prediction.planning.question import question_of
+from benchmarks.prediction.finetuning import judged, page
+from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.models.huggingface import resolve_model
+from search_spaces.trial_config import TrialConfig
+
+DATA = Path(os.environ.get("AUTOTUNE_DATA", Path(__file__).parents[5] / "shared" / "data"))
+L, H, A, KV, F, V, S = 32, 4096, 32, 1024, 14336, 32000, 4096
+"""Layers, width, heads, width of keys, of the MLP, vocabulary and tokens of Mistral-7B."""
+ADAPTERS = 16 * L * (2 * (H + H) + 2 * (H + KV))
+LORA = f"LoRA r=16 on q,k,v,o; trainable={ADAPTERS:,}; adapter_dropout=true"
+FULL = "full; parameter_width=2; autocast=false"
+PARAMETERS = L * (H * (2 * H + 2 * KV) + 3 * H * F + 2 * H) + 2 * V * H
+
+
+def of_row(notes: str, **cells: Any) -> Memory:
+    """Bytes of a run with these notes and cells."""
+    return memory(cases_of_rows([row(notes, **cells)]), Coefficients())
+
+
+def row(notes: str, **cells: Any) -> Any:
+    stated = {
+        "source": "tests", "model_name": "own", "num_layers": L, "hidden": H, "heads": A, "kv_heads": KV // (H // A),
+        "ffn_hidden": F, "vocab": V, "seq_len": S, "gpu_type": "A100-SXM-80GB", "num_gpus": 1, "precision": "bf16",
+        "zero_stage": 0, "tp": 1, "pp": 1, "micro_batch": 4, "recompute": "full", "params_b": 7.24, "outcome": "ok",
+        "framework": "Hugging Face Trainer", "mem_kind": "torch peak allocated, GB",
+        "notes": f"gradient accumulation 1; tied_embeddings=False; release=4.48; {notes}", **cells,
+    }  # fmt: skip
+    stated.setdefault("global_batch", stated["micro_batch"] * stated["num_gpus"])
+    rows, problems = read_records([CsvRecord(line=2, cells={name: str(cell) for name, cell in stated.items()})])
+    assert not problems
+    return rows[0]
+
+
+def per_token(notes: str, **cells: Any) -> float:
+    """Bytes that each further token of a micro-batch needs."""
+    first, second = (float(of_row(notes, micro_batch=size, **cells).allocated[0]) for size in (4, 8))
+    return (second - first) / (4 * S)
+
+
+@pytest.mark.parametrize(
+    ("loss", "logit_bytes"),
+    [("release=4.45", 12), ("release=4.48", 14), ("release=4.57", 12), ("release=4.48; loss=kernel; norms=fused", 10)],
+)
+def test_a_token_keeps_the_inputs_of_layers_and_its_logits(loss: str, logit_bytes: int) -> None:
+    # The last norm's input in fp32, or the layer's result as a kernel keeps it, and the normalised states.
+    last = 2 * 2 if "fused" in loss else 4 + 2
+    assert per_token(f"{LORA}; {loss}") == pytest.approx(L * 2 * H + logit_bytes * V + last * H, rel=1e-4)
+
+
+def test_the_update_copies_a_moment_of_all_parameters() -> None:
+    for words, size in (("update=foreach", 10), ("update=fused", 8)):
+        peak = float(of_row(f"{FULL}; {words}", micro_batch=1, seq_len=256).allocated[0])
+        assert peak == pytest.approx(size * PARAMETERS, rel=0.005), words
+
+
+def test_fsdp_keeps_inputs_of_frozen_units_and_their_gradients_until_the_end() -> None:
+    sharded = {"num_gpus": 2, "zero_stage": 3, "framework": "Hugging Face Trainer, FSDP1"}
+    layer = per_token(f"{LORA}; loss=projection; reentrant=false", **sharded)
+    assert per_token(f"{LORA}; loss=projection", **sharded) - layer == pytest.approx((L - 1) * 2 * H, rel=1e-3)
+
+
+def test_quantised_matrices_have_constants_that_nothing_divides() -> None:
+    matrices = L * (H * (2 * H + 2 * KV) + 3 * H * F)
+    double = of_row(f"{LORA}; double_quantised=true", precision="bf16+bnb.nf4")
+    single = of_row(f"{LORA}; double_quantised=false", precision="bf16+bnb.nf4")
+    saved = 4 / 64 - 1 / 64 - 4 / (64 * 256)
+    assert float((single.allocated - double.allocated)[0]) == pytest.approx(saved * matrices, rel=1e-3)
+    whole = of_row(f"{LORA}; whole_tables=false; whole_norms=false", precision="bf16+bnb.nf4")
+    # Tables in fp32, and the copy of the output projection that products get.
+    gained = float((single.by_tag["parameters"] - whole.by_tag["parameters"])[0])
+    assert gained == pytest.approx(2 * 2 * V * H + 2 * V * H, rel=0.06)
+
+
+def test_blocks_of_one_length_do_not_serve_the_next() -> None:
+    fixed, varying = (of_row(f"{LORA}; varying_lengths={flag}") for flag in ("false", "true"))
+    assert float(varying.allocated[0]) == float(fixed.allocated[0]) and float(varying.needed[0]) == float(fixed.needed[0])
+    assert varying.by_tag["reserved"][0] > 5 * fixed.by_tag["reserved"][0]
+
+
+def test_adapters_and_eager_norms_move_bytes() -> None:
+    cases = [cases_of_rows([row(words)]) for words in (f"{LORA}; norms=fused", LORA, f"{LORA}; autocast=false")]
+    moved = [sum(float(part[0]) for part in layer_traffic(case)) for case in cases]
+    assert moved == sorted(moved)
+    seconds = [float(predict(case, Coefficients()).seconds[0]) for case in cases]
+    assert seconds == sorted(seconds)
+    assert float(added_seconds(cases[2])[0]) > float(added_seconds(cases[1])[0]) == 0
+
+
+def test_a_recipe_states_what_its_libraries_keep() -> None:
+    settings = {"bf16": True, "lora_r": 16, "load_in_4bit": True, "optim": "adamw_torch", "packing": True}
+    words = TRAINER.memory_arguments(settings)
+    assert words is not None and words["update"] == "foreach" and words["varying_lengths"] == "False"
+    question = question_of(resolve_model("mistral-7b"), resolve_cluster("dgx-a100:1"), global_batch_size=32, sequence_length=S)
+    config = TrialConfig().replace({"micro_batch_size": 4, "activation_checkpointing": "full", "precision": "bf16",
+                                    "lora_rank": 16, "lora_targets": "attention", "frozen_dtype": "nf4"})  # fmt: skip
+    ours, theirs = (estimates(dataclasses.replace(question, stated_arguments=stated), [config])[0] for stated in (None, words))
+    # PEFT keeps tables in fp32, and autocast a copy of the output projection.
+    gained = theirs.fullest.by_tag["parameters"] - ours.fullest.by_tag["parameters"]
+    assert gained == pytest.approx(2 * 2 * V * H + 2 * V * H, rel=0.05)
+
+
+@pytest.mark.skipif(not (DATA / "finetuning_visible.csv").exists(), reason="needs ../shared/data, or AUTOTUNE_DATA")
+def test_published_runs_are_within_the_targets() -> None:
+    runs = judged([DATA / "finetuning_visible.csv"])
+    errors = np.abs([run.memory_error for run in runs])
+    times = np.abs([run.time_error for run in runs])
+    assert np.nanmedian(errors) <= 0.01 and np.nanquantile(errors, 0.95) <= 0.12 and np.nanmedian(times) <= 0.06
+    assert sum(run.wrong for run in runs) <= 0.03 * len(runs)
+    assert any("method: full" in line for line in page(runs))
