@@ -238,7 +238,7 @@ def row_of(entry: Mapping[str, Any], result: Mapping[str, Any]) -> list[str]:
     knobs = " ".join(str(value) if name == "script" else f"{name}={value}" for name, value in result["rival"].items())
     interval = f"{gain['mean']:.3g}x [{gain['low']:.3g}, {gain['high']:.3g}]"
     answer = "the baseline" if result["is_baseline"] else f"{knobs}: {interval}"
-    ratios = [b / a for a, b in zip(hand["baseline"], hand["rival"], strict=False)]
+    ratios = [b / a for a, b in zip(hand["baseline"], hand["rival"], strict=False) if math.isfinite(b / a)]
     confirmed = ", ".join(f"{ratio:.3g}x" for ratio in ratios) + f" ({knobs})" * bool(result["is_baseline"] and ratios)
     rates = [f"{result['true']:.4g}", f"{result['sweep']:.4g}", f"{result['largest_error']:.2%}"]
     return [*first, *rates, answer, confirmed or "-", result["losses_equal"], said]
