@@ -32,7 +32,7 @@ INTRODUCTION = """\
 Written by `python -m benchmarks.prediction.projection TABLE --markdown docs/results/projection.md`: published runs of one
 layout on some devices and on twice as many or more. The larger run is projected from the smaller: the difference between its
 measured and predicted time goes to the parts of its step, and from there to the same parts of the larger. Beside it: the larger
-as it is predicted, and times measured / predicted of the smaller. Errors are |log(predicted / measured)|, medians of the pairs."""
+as it is predicted, and times measured / predicted of the smaller. Errors are |log(predicted / measured)|, medians of pairs."""
 
 
 class Pair(NamedTuple):
