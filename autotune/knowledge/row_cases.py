@@ -397,7 +397,7 @@ def row_software(text: str) -> Software:
     notes. A word of a stack matches whole words of the parts with its name. A feature is stated as `name=number`, with a name
     of `FEATURES`; names of software only give the others.
     """
-    text, parts, values = text.lower(), dict[str, str](), {"untuned": 0.0 if text.startswith("engine=") else 1.0}
+    text, parts, values = text.lower(), dict[str, str](), {} if text.startswith("engine=") else {"untuned": 1.0}
     for part in text.split(";"):
         name, equals, value = part.strip().partition("=")
         key = name if equals else "notes"

@@ -154,6 +154,8 @@ def _host_work_of_arguments(cases: Cases) -> Array:
     attention that is not fused, messages and steps of context parallelism, hooks of Megatron-FSDP.
     """
     megatron, layouts = cases.megatron, cases.layouts
+    if not np.any(megatron.states > 0):
+        return np.zeros(1)
     added = 0.1 * (megatron.attention_backend >= UNFUSED) + 0.25 * (layouts.context > 1) + 0.5 * (layouts.zero_stage == 3)
     return np.where(megatron.states > 0, added, 0.0)
 
