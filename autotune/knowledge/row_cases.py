@@ -413,7 +413,7 @@ def row_software(text: str) -> Software:
     notes. A word of a stack matches whole words of the parts with its name. A feature is stated as `name=number`, with a name
     of `FEATURES`; names of software only give the others.
     """
-    values = {"untuned": 0.0 if text.startswith("engine=") else 1.0}
+    values: dict[str, Any] = {} if text.startswith("engine=") else {"untuned": 1.0}
     for stack in _matching(text):
         values |= {name: value for name, value in stack.items() if name in FEATURES}
     values |= {name: float(number) for name, number in stated_features(text)}

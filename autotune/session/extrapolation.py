@@ -11,6 +11,7 @@ from autotune.goodput.choice import RunChoice, RunLayout, choices, rates_of
 from autotune.goodput.failures import FailureRates
 from autotune.goodput.run import SavedState
 from autotune.goodput.terms import GoodputTerms, parse_terms
+from autotune.prediction.fitting.projection import projected
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.goodput_ranking import layout_of, saved_bytes
 from autotune.prediction.planning.memory_fit import PROBABILITY
@@ -31,7 +32,8 @@ class Extrapolation:
     """Extrapolates from the cluster of the trials (small) to the cluster that the answer is for (large).
 
     Weak scaling: tensor, pipeline and context degrees, ZeRO settings, micro-batch and accumulation stay; the global batch grows
-    with the replicas. The large rate is the measured one times predicted(large) / predicted(small) by the shipped equations.
+    with the replicas. What the equations got wrong of the small step they get wrong of the parts of the large one
+    (`fitting.projection`).
     """
 
     small: SearchSpace
@@ -47,27 +49,23 @@ class Extrapolation:
         """Devices of the large cluster per device of the small one."""
         return self.large.world_size // self.small.world_size
 
-    @property
-    def spread(self) -> float:
-        """Standard deviation of the logarithm of measured over predicted ratio.
-
-        The errors of the two predictions are assumed independent: how much of them cancels was not measured.
-        """
-        spreads = [_question(space, self.model, self.engine).rates.time_spread for space in (self.small, self.large)]
-        return math.sqrt(sum(spread**2 for spread in spreads))
-
-    def efficiency(self, config: TrialConfig) -> float:
-        """Predicted samples/s per device on the large cluster, relative to the small one."""
-        small_estimate, large_estimate = self._predicted(config)
-        return large_estimate.samples_per_second.mean / small_estimate.samples_per_second.mean / self.growth
+    def efficiency(self, config: TrialConfig, measured: float) -> float:
+        """Samples/s per device on the large cluster relative to the small one, where `measured` samples/s are reached."""
+        return self._projected(config, measured)[0] / measured / self.growth
 
     def rate(self, config: TrialConfig, measured: Interval) -> Interval:
-        """Samples/s on the large cluster, with a 95 % band that includes the errors of the measurement and the predictions."""
-        factor = self.efficiency(config) * self.growth
-        wide = 1.96 * self.spread  # 95 %, the same level as measured intervals
-        mean, above = measured.mean * factor, math.log(measured.high / measured.mean)
+        """Samples/s on the large cluster, with a 95 % band that includes the errors of the measurement and the projection."""
+        mean, deviation = self._projected(config, measured.mean)
+        wide = 1.96 * deviation  # 95 %, the same level as measured intervals
+        above = math.log(measured.high / measured.mean)
         below = math.log(measured.mean / measured.low) if measured.low > 0 else math.inf
         return Interval(mean=mean, low=mean * math.exp(-math.hypot(below, wide)), high=mean * math.exp(math.hypot(above, wide)))
+
+    def _projected(self, config: TrialConfig, measured: float) -> tuple[float, float]:
+        """Samples/s on the large cluster, and the standard deviation of their logarithm."""
+        parts = (estimate.breakdown_seconds for estimate in self._predicted(config))
+        seconds, deviation = projected(self.small.workload.global_batch_size / measured, *parts)
+        return self.large.workload.global_batch_size / seconds, deviation
 
     def refusal(self, config: TrialConfig) -> Refusal | None:
         """Why a legal configuration of the small cluster cannot be the answer for the large one; None: it can."""
@@ -94,10 +92,9 @@ class Extrapolation:
             "samples_per_second": to_plain(self.rate(config, measured)),
             "verified": False,
             "how": (
-                f"measured at {small_shape}, times predicted({large_shape}) / predicted({small_shape}) by the shipped "
-                f"equations: the same layout, micro-batch and accumulation in {self.growth} times the replicas; low and high "
-                "hold the measurement's interval and independent errors of "
-                f"{self.spread / math.sqrt(2):.0%} of both predictions"
+                f"measured at {small_shape} and projected to {large_shape}: the same layout, micro-batch and accumulation in "
+                f"{self.growth} times the replicas; the parts of a step there are predicted, with the errors that they have "
+                "here; low and high hold the measurement's interval and what is left of these errors"
             ),
         }
 
@@ -163,7 +160,7 @@ class JobGoodput:
         key = (config.hash, rate, timed)
         if key not in self._choices:
             answer_rate = (
-                rate * self.extrapolation.efficiency(config) * self.extrapolation.growth if self.extrapolation else rate
+                rate * self.extrapolation.efficiency(config, rate) * self.extrapolation.growth if self.extrapolation else rate
             )
             if config.hash not in self._bytes:
                 self._bytes[config.hash] = saved_bytes(self.question, [config])[0]

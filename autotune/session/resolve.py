@@ -351,7 +351,7 @@ def _ranking(
     if goodput is not None:
         efficiency = goodput.efficiency
     elif extrapolation is not None:
-        efficiency = lambda trial, _: extrapolation.efficiency(trial.config)  # noqa: E731
+        efficiency = lambda trial, rate: extrapolation.efficiency(trial.config, rate)  # noqa: E731
     return Ranking(
         objective=request.objective,
         memory_limit_bytes=memory_limit,

@@ -43,6 +43,7 @@ from autotune.prediction.equations.schedules import (
     trained_tokens,
     with_kept_tokens,
 )
+from autotune.prediction.equations.software import UNFUSED
 from autotune.prediction.equations.transformers import covers
 from autotune.prediction.equations.transformers_traffic import added_launches, added_seconds, layer_traffic
 from search_spaces.communication import ROW_PARTS
@@ -56,8 +57,9 @@ GROUPED_EXPERTS, SEPARATE_EXPERTS, SEPARATE_EXPERT = 0.41, 0.2, 0.16
 BEYOND_DOMAIN = 0.35
 """What a rank of a tensor group waits in a collective that crosses link domains, as a share of what it waits if the host
 blocks on messages between stages [nanotron on 16 and 32 tensor ranks: 4 and 12 ms a layer, whatever its width]."""
-MEGATRON_EXPERTS = 1.1
-"""The same share of Megatron-LM's host: 6 ms of router, dispatcher and experts beside 5 to 6 [its functional tests]."""
+MEGATRON_EXPERTS = 0.7
+"""What Megatron-LM's host adds to these for its router and dispatcher, as a share of a layer's other work [its functional
+tests]; and 0.15 for experts that are multiplied one by one."""
 ROUTED, ROUTED_BETWEEN_RANKS = 4.0, 2.0
 """Passes over the rows of experts in forward, in fused kernels: rows are taken (read and written), weighted and added to the
 sums of their tokens (read, and the sums written). Between ranks they are also put in the order of experts."""
@@ -125,7 +127,7 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     backward_only = rates.backward_ratio * np.where(cases.shapes.frozen_bytes > 0, 0.55, 1.0)
     communication = _layer_communication(cases, rates)
     launch_seconds = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
-    launch_seconds = launch_seconds * cases.software.host_work
+    launch_seconds = launch_seconds * cases.software.host_work * (1 + _host_work_of_arguments(cases))
     added = _if_checkpointed(cases, cases.software.full_launches, cases.software.selective_launches)
     launched = launch_seconds * (launches(cases, rates.backward_ratio) + added) * (1 + _launches_of_experts(cases))
     parts = np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
@@ -164,6 +166,17 @@ def _of_libraries(cases: Cases, rates: Coefficients) -> Array:
     return products * (2 + trained + again) + attention * (3.5 + again) + moved + added_seconds(cases)
 
 
+def _host_work_of_arguments(cases: Cases) -> Array:
+    """What Megatron-LM's arguments add to the host's work for a layer, as a share of it [functional tests]: operators of
+    attention that is not fused, messages and steps of context parallelism, hooks of Megatron-FSDP.
+    """
+    megatron, layouts = cases.megatron, cases.layouts
+    if not np.any(megatron.states > 0):
+        return np.zeros(1)
+    added = 0.1 * (megatron.attention_backend >= UNFUSED) + 0.25 * (layouts.context > 1) + 0.5 * (layouts.zero_stage == 3)
+    return np.where(megatron.states > 0, added, 0.0)
+
+
 def _launches_of_experts(cases: Cases) -> Array:
     """Launches that experts add to a layer, as a share of its others."""
     shapes, layouts = cases.shapes, cases.layouts
@@ -172,7 +185,7 @@ def _launches_of_experts(cases: Cases) -> Array:
     apart = (cases.software.separate_experts > 0) | (layouts.rounding_bytes > 0) | (layouts.parameter_bytes > 2)
     local_experts = np.maximum(shapes.experts / layouts.expert, 1.0)
     added = np.where(apart, SEPARATE_EXPERTS + local_experts * SEPARATE_EXPERT, GROUPED_EXPERTS)
-    added = np.where(cases.megatron.states > 0, np.maximum(added, MEGATRON_EXPERTS), added)
+    added = added + np.where(cases.megatron.states > 0, MEGATRON_EXPERTS + 0.15 * (cases.megatron.grouped_gemm == 0), 0.0)
     return np.where(shapes.experts > 0, shapes.expert_share * added, 0.0)
 
 

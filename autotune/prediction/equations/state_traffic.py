@@ -51,6 +51,10 @@ def update_seconds(cases: Cases, rates: Coefficients, local: Array, layers: Arra
         # Attention has four matrices.
         pieces = local / DEVICE_CHUNK_ELEMENTS + layers * (4.0 + cases.shapes.matrices)
         moved = np.maximum(moved, cases.layouts.updates_pieces * pieces * rates.kernel_seconds)
+    if np.any(cases.megatron.states > 0):
+        # The host copies every tensor to and from its shards: as much as for a forward.
+        copied = rates.kernel_seconds * cases.software.host_work * layers * (cases.layouts.zero_stage > 0)
+        moved = moved + np.where(cases.megatron.states > 0, copied, 0.0)
     if not np.any(cases.layouts.orthogonalizes):  # true for most spaces: skips computation over millions of layouts
         return moved
     return moved + np.where(cases.layouts.orthogonalizes > 0, layers * _orthogonal_seconds(cases, rates), 0.0)

@@ -80,12 +80,16 @@ def doubt(cases: Cases, rates: Coefficients) -> Array:
     """Spread of measured / predicted time as a multiple of that of dense models in tuned software that the device bounds.
 
     It grows with the share of a layer that is the host's, which differs by processor and version; with experts, whose routing
-    and kernels differ; where a tensor group crosses link domains; and with software that nobody tuned.
+    and kernels differ; where a tensor group crosses link domains, or stages of many nodes block each other; and with software
+    that nobody tuned.
     """
     unbound = dataclasses.replace(rates, kernel_seconds=1e-9, collective_launch=1e-9)
     bound, free = (batch.layer + batch.layer_communication for batch in (micro_batch(cases, at) for at in (rates, unbound)))
-    beyond = cases.layouts.tensor > tensor_group(cases).in_domain
-    terms = (2.5 * (1 - free / bound), 1.5 * (cases.shapes.experts > 0), 5.0 * beyond, 2.5 * cases.software.untuned)
+    layouts, software = cases.layouts, cases.software
+    beyond = layouts.tensor > tensor_group(cases).in_domain
+    # Messages that block the host stall runs on many nodes, now and then.
+    stalls = np.where(layouts.pipeline > 1, software.sends_shapes * layouts.world / cases.hardware.linked_devices / 16, 0.0)
+    terms = (2.5 * (1 - free / bound), 1.5 * (cases.shapes.experts > 0), 5.0 * beyond, 2.5 * software.untuned, stalls)
     return np.sqrt(1.0 + sum(term**2 for term in terms))
 
 

@@ -105,6 +105,6 @@ def test_a_wide_tensor_group_is_faster_in_a_domain() -> None:
 def test_the_band_is_wider_where_predictions_are_less_sure() -> None:
     layouts = ({"tensor_parallel_size": 4}, {"tensor_parallel_size": 8})
     inside, beyond = (float(doubt(case(NODES, **knobs), RATES)[0]) for knobs in layouts)
-    assert 1.0 <= inside < 1.2 < 4.0 < beyond
+    assert 1.6 <= inside < 1.7 < 5.0 < beyond
     slow_host = dataclasses.replace(RATES, kernel_seconds=0.1)
-    assert float(doubt(case(NODES, tensor_parallel_size=4), slow_host)[0]) > 2 * inside
+    assert float(doubt(case(NODES, tensor_parallel_size=4), slow_host)[0]) > 1.5 * inside
