@@ -99,7 +99,8 @@ class QuestionFields:
         "Search only what this framework's export expresses without loss: deepspeed, torchtitan, megatron, …",
         Panel.SEARCH,
         "TARGET",
-        commands=(*EVERY, "plan"),
+        commands=(*EVERY, *PLANNED),
+        helps=(("predict capacity", "What trains: its memory, where that is known (megatron, transformers)."),),
         choices=lambda: SIMPLE_TARGETS,
     )
     """One of `SIMPLE_TARGETS`: only what its export expresses without loss is searched; None: the whole space."""

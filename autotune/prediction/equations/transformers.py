@@ -63,7 +63,7 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     on_host, kept = np.where(offloads, kept, 0.0), np.where(offloads, 0.0, kept)
     last = kept + rank.working() + rank.residual
     first = np.where(keeps_inputs, kept + layers * rank.residual, kept / layers + rank.residual) + rank.working()
-    early, late, states = rank.unit_gradients(), rank.gradients(), rank.states()
+    early, late, states = rank.waiting_gradients(), rank.gradients(), rank.states()
     # Of micro-batches before; DeepSpeed's partition of them is permanent.
     summed = np.where((cases.layouts.accumulation > 1) | rank.by_zero, late, 0.0)
     root, gathered = rank.gathered_root(), rank.gathered_root() + rank.gathered_unit()
@@ -78,6 +78,8 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     # The update's many small tensors find room between those of the same sizes; large ones of activations do not.
     running = np.maximum(np.maximum(moments["loss"], moments["last"]), moments["first"])
     needed = np.maximum(always + moments["update"], FRAGMENTED * (always + running))
+    # Blocks are given back where the device has no room.
+    free = cases.hardware.capacity - CONTEXT_BYTES - always - highest
     blocks = summed + (1 + VARYING) * rank.tokens * (kept + np.maximum(rank.loss(), rank.working()))
     return {
         **states,
@@ -86,7 +88,7 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
         "activations": highest - np.minimum(late, highest),
         "buffers": rank.buffers(),
         "fragments": needed - (always + highest),
-        "reserved": np.where(cases.transformers.varying_lengths > 0, blocks - highest, 0.0),
+        "reserved": np.where(cases.transformers.varying_lengths > 0, np.minimum(blocks - highest, free), 0.0),
     }
 
 
@@ -184,7 +186,7 @@ class Replica:
         by_zero = np.where(stage >= 3, (4 + self.width) * np.minimum(local, 1e9), 4 * local)
         return np.where(self.by_zero, by_zero, np.where(self.words.update == EAGER, self.gradients(), 0.0))
 
-    def unit_gradients(self) -> Array:
+    def waiting_gradients(self) -> Array:
         """Bytes of gradients that wait: that of the output projection for the embedding's, and that of the MLP's last matrix
         for those of its layer."""
         matrix = self.shapes.hidden * np.where(self.shapes.experts > 0, 0.0, self.shapes.ffn)

@@ -224,7 +224,7 @@ def _with_layout(cases: Cases, name: str, value: float, chosen: Flags) -> Cases:
 def as_read(held: Memory, rows: Sequence[TableRow]) -> Array:
     """Convert a memory prediction to each row's kind of reading: bytes allocated, reserved, or used on the device."""
     kinds = [(row.mem_kind or "").lower() for row in rows]
-    device = np.array(["smi" in kind or "as printed" in kind for kind in kinds])
+    device = np.array(["smi" in kind or "gb as printed" in kind for kind in kinds])
     reserved = np.array(["reserved" in kind for kind in kinds]) | device
     beyond = np.where(reserved, held.by_tag["reserved"], 0.0) + np.where(device, held.by_tag["context"], 0.0)
     read: Array = held.allocated + beyond
