@@ -1,5 +1,6 @@
 """Describes a user's module for the search, before the first trial: its parameters, its FLOPs and what its loss depends on."""
 
+import dataclasses
 import math
 import time
 from collections import Counter
@@ -11,12 +12,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.batches import NO_TARGET, FactoryData, seed_generators, tensors_of
+from executor.batches import NO_TARGET, FactoryData, map_tensors, seed_generators, tensors_of
+from executor.errors import FactoryError
 from executor.measurement.flop_counter import FlopCounter
 from executor.user_module.calls import called_blocks
 from executor.user_module.factory import LEAST_SAMPLES, load_factory
 from executor.user_module.plan import UserModule, tensor_divisor
-from executor.user_module.survey import LARGEST_RUN, Survey, UndividedError, copies_to_run, loss_of, parameter_count, survey
+from executor.user_module.survey import (
+    LARGEST_RUN,
+    NO_LOSS,
+    Survey,
+    UndividedError,
+    copies_to_run,
+    loss_of,
+    parameter_count,
+    survey,
+)
 from search_spaces.models.model import FactoryModel
 from search_spaces.models.module_profile import LossTrait
 from search_spaces.trial import Workload
@@ -34,13 +45,26 @@ def describe(reference: str, workload: Workload) -> FactoryModel:
     user = load_factory(reference, workload)
     data = FactoryData(batch=user.batch, seed=workload.seed)
     batch = data.micro_batch(0, 0, LEAST_SAMPLES)
-    traits = loss_traits(user.module, data)  # first, as a run without data may leave its tensors in what the module shares
+    _require_sizes(reference, data)
+    # First, as a run without data may leave its tensors in what the module shares.
+    traits = loss_traits(user.module, data, reference)
     return replace(
         described(user, batch)[0],
         flops_per_sample=flops_per_sample(user.module, batch),
         refused_knobs=called_blocks(user, batch).refused_knobs,
         loss_traits=traits,
     )
+
+
+def _require_sizes(reference: str, data: FactoryData) -> None:
+    """Refuse a batch function that makes as many samples whatever it is asked for: rates would count others than it makes."""
+    shapes: list[list[tuple[int, ...]]] = []
+    with suppress(Exception):  # the first trial reports errors of a batch function
+        for size in (SAMPLES, SAMPLES - 1):
+            shapes.append([tuple(tensor.shape) for tensor in tensors_of(data.micro_batch(0, 0, size))])
+    if len(shapes) == 2 and shapes[0] == shapes[1] and any(shapes[0]):
+        problem = f"{reference}: batch({SAMPLES}, …) and batch({SAMPLES - 1}, …) have tensors of the same shapes"
+        raise FactoryError(f"{problem}; make as many samples as micro_batch_size asks for, which rates count")
 
 
 def described(user: UserModule, batch: Mapping[str, Any]) -> tuple[FactoryModel, Survey | None]:
@@ -111,10 +135,10 @@ def _surveyed(user: UserModule, batch: Mapping[str, Any]) -> tuple[Survey | None
 SAMPLES = 4
 """Samples of the batch that is divided."""
 MOST_SECONDS = 3.0
-"""Longest forward of such a batch for which the others are run: nine as long."""
+"""CPU time of the first forwards of such a batch up to which the others are run: nine of them."""
 
 
-def loss_traits(module: nn.Module, data: FactoryData) -> tuple[LossTrait, ...]:
+def loss_traits(module: nn.Module, data: FactoryData, reference: str = "") -> tuple[LossTrait, ...]:
     """Run the module on the whole of a batch, on its parts, and again with other seeds. Its buffers may change.
 
     1. The same seeds twice: if losses differ, nothing can be compared.
@@ -123,11 +147,16 @@ def loss_traits(module: nn.Module, data: FactoryData) -> tuple[LossTrait, ...]:
        cause is a sum if the parts add up to the whole, padding if there are labels of -100, else that samples are computed
        together.
     4. In training mode: whether other seeds change the loss (dropout), and whether buffers change.
+
+    Raises:
+        FactoryError: there is no loss.
     """
     if parameter_count(module) > LARGEST_RUN:
         return (LossTrait.UNCHECKED,)
     try:
-        return tuple(_LossRuns(module, data).traits())
+        return tuple(_LossRuns(module, data, reference).traits())
+    except FactoryError:
+        raise
     except Exception:
         # Some modules run only on an accelerator. The first trial reports errors of a module.
         return (LossTrait.UNCHECKED,)
@@ -140,18 +169,19 @@ class _UndividedBatchError(Exception):
 class _LossRuns:
     """Forwards of one module."""
 
-    def __init__(self, module: nn.Module, data: FactoryData) -> None:
-        self.module, self.data = module, data
+    def __init__(self, module: nn.Module, data: FactoryData, reference: str) -> None:
+        self.module, self.data, self.reference = module, data, reference
         self.training = [inner for inner in module.modules() if inner.training]
-        dtype = next(parameter.dtype for parameter in module.parameters() if parameter.requires_grad)
-        self.tolerance = 1e3 * torch.finfo(dtype).eps if dtype in (torch.float32, torch.float64) else 1e-2
+        # A frozen part may compute in a narrower type than the trained one.
+        epsilons = [torch.finfo(parameter.dtype).eps for parameter in module.parameters() if parameter.is_floating_point()]
+        self.tolerance = min(1e3 * max(epsilons), 1e-2)
 
     def traits(self) -> Iterator[LossTrait]:
         whole = self.data.micro_batch(0, 0, SAMPLES)
         self.module.eval()
         state = [*self.module.parameters(), *self.module.buffers()]
         versions = [value._version for value in state]
-        began = time.perf_counter()
+        began = time.process_time()
         try:
             trains_only = not self._trains_twice(whole)
         except Exception:
@@ -161,12 +191,11 @@ class _LossRuns:
         if trains_only:
             self._train()
             if self._loss(whole) is None:
-                yield LossTrait.UNCHECKED
-                return
+                raise FactoryError(f"{self.reference}: {NO_LOSS}")
             yield LossTrait.TRAINS_ONLY
         elif versions != [value._version for value in state]:
             yield LossTrait.STATE
-        if time.perf_counter() - began > MOST_SECONDS:
+        if time.process_time() - began > MOST_SECONDS:
             yield LossTrait.UNCHECKED
             return
         if self._differs(self._loss(whole), self._loss(self.data.micro_batch(0, 0, SAMPLES))):
@@ -206,7 +235,7 @@ class _LossRuns:
         """Whether two micro-batches in succession have a loss and gradients. Raises what the module raises."""
         seed_generators(0)
         for _ in range(2):
-            loss = loss_of(self.module(**batch))
+            loss = loss_of(self.module(**map_tensors(batch, torch.clone)))
             if loss is None:
                 return False
             loss.backward()  # type: ignore[no-untyped-call]
@@ -216,7 +245,7 @@ class _LossRuns:
     @torch.no_grad()
     def _loss(self, batch: Mapping[str, Any], seed: int = 0) -> float | None:
         seed_generators(seed)
-        loss = loss_of(self.module(**batch))
+        loss = loss_of(self.module(**map_tensors(batch, torch.clone)))  # a forward may change its input in place
         return None if loss is None else float(loss)
 
     def _train(self) -> None:
@@ -240,6 +269,10 @@ def _part(whole: Any, fewer: Any, first: int, size: int) -> Any:
         return whole
     if isinstance(whole, Tensor | list | tuple) and (len(whole), len(fewer)) == (SAMPLES, SAMPLES - 1):
         return whole[first : first + size]
+    if dataclasses.is_dataclass(whole) and not isinstance(whole, type):
+        parts = {item.name: getattr(whole, item.name) for item in dataclasses.fields(whole) if item.init}
+        others = {name: getattr(fewer, name) for name in parts}
+        return dataclasses.replace(whole, **_part(parts, others, first, size))
     if type(whole) in (list, tuple) and len(whole) == len(fewer):
         return type(whole)(_part(value, other, first, size) for value, other in zip(whole, fewer, strict=True))
     if whole is None or isinstance(whole, str | int | float):

@@ -105,9 +105,14 @@ def first_tensor(value: object) -> Tensor | None:
     return first if isinstance(first, Tensor) else None
 
 
+NO_LOSS = "the module's call must return the loss (one number), an object with .loss or a dict with 'loss'"
+
+
 def loss_of(output: object) -> Tensor | None:
-    """The loss that a module returned: a tensor of one element, or `.loss`."""
+    """The loss that a module returned: a tensor of one element, `.loss` or the entry `loss` of a dict."""
     loss = output if isinstance(output, Tensor) else getattr(output, "loss", None)
+    if loss is None and isinstance(output, Mapping):
+        loss = output.get("loss")
     return loss if isinstance(loss, Tensor) and loss.numel() == 1 else None
 
 
@@ -119,7 +124,7 @@ def loss_from(output: object) -> Tensor:
     """
     loss = loss_of(output)
     if loss is None:
-        raise FactoryError("the module's call must return the loss (one number) or an object with .loss")
+        raise FactoryError(NO_LOSS)
     return loss
 
 

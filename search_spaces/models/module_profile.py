@@ -212,8 +212,8 @@ _CAUSES = {
     LossTrait.PADDED: "a mean over targets, of which samples have different numbers: divide the sum by a fixed number "
     "of targets, or pin micro_batch_size",
     LossTrait.SUM: "a sum over samples: divide it by their number, or pin micro_batch_size",
-    LossTrait.TOGETHER: "samples are computed together, such as in-batch negatives: pin micro_batch_size to the number that "
-    "you train with",
+    LossTrait.TOGETHER: "samples are computed together, such as in-batch negatives or a mean over a mask: pin "
+    "micro_batch_size to the number that you train with",
     LossTrait.RANDOM: "random numbers in forward, which the first steps draw from the number of the micro-batch: draw them in "
     "`batch` from its generator",
 }

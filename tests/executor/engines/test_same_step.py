@@ -1,5 +1,6 @@
 """Modules as people write them: losses of every stage are those of the plain module, and faults and refusals have names."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,7 +14,7 @@ from benchmarks.frameworks.same_step import BOUND, WORKLOAD, compare, compared, 
 from executor.batches import FactoryData, map_tensors, tensors_of
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
-from executor.errors import WrongResultError
+from executor.errors import FactoryError, WrongResultError
 from executor.trial.reference import plain_losses
 from executor.trial.run import ENGINES, run_trial
 from executor.user_module import description
@@ -98,6 +99,74 @@ def test_sums_and_counters_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert loss_traits(Counting(), data) == (LossTrait.IRREPRODUCIBLE,)
     monkeypatch.setattr(description, "MOST_SECONDS", 0.0)
     assert loss_traits(Summing(2, 2), data) == (LossTrait.UNCHECKED,)
+
+
+class Scaling(nn.Linear):
+    """It changes its input in place."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x.mul_(2.0)).square().mean()
+
+
+class Adapted(nn.Module):
+    """Trained matrices in fp32 beside a frozen one in bf16, by which the loss is rounded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.base = nn.Linear(64, 64).bfloat16().requires_grad_(False)
+        self.adapter = nn.Linear(64, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.base(x.bfloat16()) + self.adapter(x).bfloat16()).square().mean().float()
+
+
+@dataclasses.dataclass
+class Pair:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+class Paired(nn.Linear):
+    def forward(self, pair: Pair) -> torch.Tensor:
+        return (super().forward(pair.x) - pair.y).square().mean()
+
+
+def test_what_rounds_changes_its_input_or_comes_in_a_dataclass_depends_on_nothing() -> None:
+    def rows(size: int, generator: torch.Generator) -> dict[str, Any]:
+        return {"x": torch.randn(size, 64, generator=generator)}
+
+    def pairs(size: int, generator: torch.Generator) -> dict[str, Any]:
+        return {"pair": Pair(torch.randn(size, 64, generator=generator), torch.randn(size, 64, generator=generator))}
+
+    torch.manual_seed(0)
+    assert loss_traits(Scaling(64, 64), FactoryData(batch=rows, seed=0)) == ()
+    assert loss_traits(Adapted(), FactoryData(batch=rows, seed=0)) == ()
+    assert loss_traits(Paired(64, 64), FactoryData(batch=pairs, seed=0)) == ()
+
+
+def test_a_module_without_loss_and_a_batch_of_one_size_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Dict(nn.Linear):
+        def forward(self, x: torch.Tensor) -> Any:
+            return {"loss": super().forward(x).square().mean()}
+
+    def rows(size: int, generator: torch.Generator) -> dict[str, Any]:
+        return {"x": torch.randn(size, 8, generator=generator)}
+
+    def constant(size: int, generator: torch.Generator) -> dict[str, Any]:
+        return {"x": torch.randn(8, 8, generator=generator)}
+
+    class Scores(nn.Linear):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x)
+
+    made = {"dict": (Dict(8, 8), rows), "tensor": (Scores(8, 8), rows), "constant": (Dict(8, 8), constant)}
+    for name, pair in made.items():
+        monkeypatch.setattr(kinds_of_modules, name, lambda pair=pair: pair, raising=False)
+    assert description.describe(f"{kinds_of_modules.__name__}:dict", WORKLOAD).loss_traits == ()
+    with pytest.raises(FactoryError, match=r"tensor: the module's call must return the loss \(one number\)"):
+        description.describe(f"{kinds_of_modules.__name__}:tensor", WORKLOAD)
+    with pytest.raises(FactoryError, match=r"constant: batch\(4, …\) and batch\(3, …\) have tensors of the same shapes"):
+        description.describe(f"{kinds_of_modules.__name__}:constant", WORKLOAD)
 
 
 def test_batches_are_made_per_micro_batch_and_may_be_nested() -> None:
