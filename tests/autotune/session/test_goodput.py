@@ -115,9 +115,9 @@ def test_the_answer_for_a_larger_cluster_uses_its_failures(tmp_path: Path) -> No
     way = session.ranking.choices_of(of(config), 10.0)[0]
     assert way.devices >= 8192
     assert session.extrapolation is not None
-    rate_there = 10.0 * session.extrapolation.efficiency(config) * 1024
+    rate_there = 10.0 * session.extrapolation.efficiency(config, 10.0) * 1024
     assert way.tokens_kept_per_second < rate_there * 8192
-    assert session.ranking.efficiency(of(config), 10.0) < session.extrapolation.efficiency(config)
+    assert session.ranking.efficiency(of(config), 10.0) < session.extrapolation.efficiency(config, 10.0)
 
 
 @pytest.mark.parametrize(
