@@ -213,9 +213,10 @@ def test_a_value_of_a_block_is_replaced_where_it_stands(tmp_path: Path) -> None:
     text = "deepspeed_config:\n  # of the states\n  zero3_init_flag: true\n  zero_stage: 3\ndistributed_type: DEEPSPEED\n"
     path = tmp_path / "acc.yaml"
     path.write_text(f"{text}mixed_precision: bf16\nnum_machines: 1\nnum_processes: 8\n")
-    around = Surroundings(model=resolve_model("qwen2.5-7b"), cluster=resolve_cluster("dgx-h100:1"), global_batch_size=64)
-    slower = resolve_cluster("2x8xa100-pcie-80gb")  # gathers of stage 3 take longer there
-    found = carry(recipe_of(str(path), around, no_job), slower, BatchRule.FIXED, None, 3)
+    around = Surroundings(
+        model=resolve_model("qwen2.5-7b"), cluster=resolve_cluster("dgx-h100:1"), global_batch_size=64, sequence_length=512
+    )
+    found = carry(recipe_of(str(path), around, no_job), resolve_cluster("dgx-h100:2"), BatchRule.FIXED, None, 3)
     stage = found.candidates[0].config.zero_stage
     assert stage != 3 and not found.target.anew
     assert found.target.text.startswith(text.replace("zero_stage: 3", f"zero_stage: {stage}"))
