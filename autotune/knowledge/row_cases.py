@@ -187,7 +187,9 @@ def _transformers_words(row: TableRow) -> dict[str, str]:
     text = f"{described(row)}; source={row.source_locator}; model={row.model_name}; ranks={row.num_gpus}; {row.notes}"
     for stack in _matching(text):
         words |= {name: str(word) for name, word in stack.get("transformers", {}).items()}
-    names = {item.name for item in dataclasses.fields(Transformers)} if words else set[str]()
+    if "states" not in words:  # other software has the same precisions and sharding
+        return {}
+    names = {item.name for item in dataclasses.fields(Transformers)}
     stated = (part.strip().partition("=") for part in row.notes.split(";"))
     return words | {name: word for name, _, word in stated if name in names}
 

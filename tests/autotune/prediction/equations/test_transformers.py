@@ -90,6 +90,12 @@ def test_quantised_matrices_have_constants_that_nothing_divides() -> None:
     assert gained == pytest.approx(2 * 2 * V * H + 2 * V * H, rel=0.06)
 
 
+def test_other_software_with_the_same_bits_keeps_its_own_equations() -> None:
+    for framework in ("LitGPT", "Megatron-DeepSpeed"):
+        cases = cases_of_rows([row(LORA, framework=framework, precision="bf16+bnb.nf4")])
+        assert cases.transformers.states[0] == 0
+
+
 def test_blocks_of_one_length_do_not_serve_the_next() -> None:
     fixed, varying = (of_row(f"{LORA}; varying_lengths={flag}") for flag in ("false", "true"))
     assert float(varying.allocated[0]) == float(fixed.allocated[0]) and float(varying.needed[0]) == float(fixed.needed[0])
