@@ -20,8 +20,7 @@ from autotune.frameworks.trainer_checks import (
     sizes_of,
     unknown_fields,
 )
-from autotune.frameworks.trainer_memory import memory_arguments
-from autotune.frameworks.trainer_table import TrainerTable, TrainingProgram
+from autotune.frameworks.trainer_table import TrainerTable, TrainingProgram, memory_arguments
 from search_spaces.finding import Effect, Finding
 
 OPTIONS = (

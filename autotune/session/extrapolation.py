@@ -11,7 +11,7 @@ from autotune.goodput.choice import RunChoice, RunLayout, choices, rates_of
 from autotune.goodput.failures import FailureRates
 from autotune.goodput.run import SavedState
 from autotune.goodput.terms import GoodputTerms, parse_terms
-from autotune.prediction.fitting.projection import projected
+from autotune.prediction.fitting.residuals import projected
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.goodput_ranking import layout_of, saved_bytes
 from autotune.prediction.planning.memory_fit import PROBABILITY
@@ -33,7 +33,7 @@ class Extrapolation:
 
     Weak scaling: tensor, pipeline and context degrees, ZeRO settings, micro-batch and accumulation stay; the global batch grows
     with the replicas. What the equations got wrong of the small step they get wrong of the parts of the large one
-    (`fitting.projection`).
+    (`fitting.residuals.projected`).
     """
 
     small: SearchSpace

@@ -1,4 +1,4 @@
-"""Pairs of published runs of one layout on few and on many devices: how far projections are (`fitting.projection`).
+"""Pairs of published runs of one layout on few and on many devices: how far projections are (`fitting.residuals.projected`).
 
     python -m benchmarks.prediction.projection TABLE [--markdown docs/results/projection.md]
 
@@ -20,7 +20,7 @@ from autotune.knowledge.row import TableRow, step_seconds
 from autotune.knowledge.row_cases import refusal
 from autotune.knowledge.table import read_table
 from autotune.prediction.equations.step import Z90
-from autotune.prediction.fitting.projection import projected
+from autotune.prediction.fitting.residuals import projected
 from benchmarks.common.written_page import give, page_parser, table
 from benchmarks.prediction.scoring.table_predictor import TablePredictor
 

@@ -44,8 +44,7 @@ from autotune.prediction.equations.schedules import (
     with_kept_tokens,
 )
 from autotune.prediction.equations.software import UNFUSED
-from autotune.prediction.equations.transformers import covers
-from autotune.prediction.equations.transformers_traffic import added_launches, added_seconds, layer_traffic
+from autotune.prediction.equations.transformers import added_launches, added_seconds, covers, layer_traffic
 from search_spaces.communication import ROW_PARTS
 
 _ONE = np.ones(1)

@@ -16,7 +16,7 @@ from autotune.errors import RequestError
 from autotune.frameworks.best_config import SCHEMA_PATH
 from autotune.objective.ranking import rate
 from autotune.outcome.best_config import build_best_config
-from autotune.prediction.fitting.projection import REPEATED, projected
+from autotune.prediction.fitting.residuals import REPEATED, projected
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
 from autotune.request.rows import request_from_row, request_to_row

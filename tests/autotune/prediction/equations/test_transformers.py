@@ -14,7 +14,7 @@ from autotune.knowledge.table import CsvRecord, read_records
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.step import predict
-from autotune.prediction.equations.transformers_traffic import added_seconds, layer_traffic
+from autotune.prediction.equations.transformers import added_seconds, layer_traffic
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import question_of
 from benchmarks.prediction.finetuning import judged, page

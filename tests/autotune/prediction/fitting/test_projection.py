@@ -2,7 +2,7 @@
 
 import pytest
 
-from autotune.prediction.fitting.projection import PART_SPREADS, REPEATED, projected
+from autotune.prediction.fitting.residuals import PART_SPREADS, REPEATED, projected
 
 NOTHING = dict.fromkeys(PART_SPREADS, 0.0)
 SMALL = NOTHING | {"compute": 1.0, "data": 0.1}
