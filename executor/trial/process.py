@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from search_spaces.clusters.numa import SYSFS, node_of_device, numa_nodes
+from search_spaces.clusters.devices import SYSFS, node_of_device, numa_nodes
 
 
 @contextlib.contextmanager

@@ -18,12 +18,12 @@ from search_spaces.clusters.devices import (
     link_of,
     link_of_gpus,
     missing,
+    numa_nodes,
     read_count,
     read_number,
     read_optional_count,
     require_known,
 )
-from search_spaces.clusters.numa import numa_nodes
 from search_spaces.errors import ClusterFormatError, SearchSpaceError
 from search_spaces.file_kinds import CLUSTER_FILE, mistaken
 from search_spaces.kernels import PACKAGES, installed_kernels

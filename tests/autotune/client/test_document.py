@@ -50,11 +50,10 @@ FIELDS: dict[str, Any] = {
 ASKED: dict[str, Any] = {
     "cluster": "dgx-h100:2", "ranks": 16, "global_batch_size": 64, "sequence_length": 2048, "memory_limit": 10**9,
     "training_steps": 1000, "document_lengths": [64, 17, 8], "expert_loads": [[3.0, 1.0]], "engine": "native",
-    "lora_rank": 8, "lora_targets": ["query"], "frozen_bits": 4,
+    "simple": "megatron", "lora_rank": 8, "lora_targets": ["query"], "frozen_bits": 4,
     "knowledge": {"settings": [], "measurements": []},
 }  # fmt: skip
 PLANNED: dict[str, Any] = ASKED | {
-    "simple": "megatron",
     "space": "3d", "pins": {"zero_stage": [1, 2], "precision": "bf16"}, "objective": "memory", "top": 3, "price": 2.5,
     "rate": 10.0, "share": 0.5, "goodput": {"spares": [0, 2]}, "fit_probability": 0.9, "max": "sequence_length",
 }  # fmt: skip

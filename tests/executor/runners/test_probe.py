@@ -8,7 +8,6 @@ from executor.errors import FactoryError
 from executor.runners.one_process import describe_factory
 from executor.user_module.factory import load_factory
 from search_spaces.models.model import ON_BLOCKS, FactoryModel
-from search_spaces.models.module_profile import LossTrait
 from search_spaces.trial import Workload
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -18,8 +17,12 @@ FACTORIES = """
 import torch
 from torch import nn
 
+class Loss(nn.Linear):
+    def forward(self, input):
+        return super().forward(input).mean()
+
 def build():
-    module = nn.Linear(3, 2)
+    module = Loss(3, 2)
     module.bias.requires_grad_(False)
     return module, lambda size, generator: {"input": torch.zeros(size, 3)}
 
@@ -92,7 +95,7 @@ def test_parameters_are_counted_in_another_process(factories: Path) -> None:
         reference="users_factories:build", parameter_count=8, frozen_parameter_count=2, python_path=(str(factories),),
         no_stages="no blocks repeat in a ModuleList or Sequential of it", precision="fp32",
         refused_knobs=tuple((knob, "it has no repeated blocks that it calls as modules") for knob in ON_BLOCKS),
-        loss_traits=(LossTrait.UNCHECKED,),
+        flops_per_sample=24.0,
     )  # fmt: skip
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from search_spaces.canonical import canonical
 from search_spaces.capability import SpaceContext
-from search_spaces.clusters.numa import core_list, node_of_device, numa_nodes
+from search_spaces.clusters.devices import core_list, node_of_device, numa_nodes
 from search_spaces.clusters.presets import local_cluster, read_cluster_file, resolve_cluster
 from search_spaces.errors import ClusterFormatError
 from search_spaces.models.huggingface import resolve_model
