@@ -37,6 +37,9 @@ def print_estimate(question: Question, answer: ConditionalEstimate, console: Con
     say("  " + config_text(question, estimate.config))
     step, rate = estimate.step_seconds, estimate.samples_per_second
     say(f"\nstep {seconds_text(step.mean)}   nine times in ten {seconds_text(step.low)} to {seconds_text(step.high)}", "bold")
+    if estimate.doubts:
+        kind = "the interval is wide until a trial narrows it" if estimate.is_modelled else "not modelled"
+        say(f"  {kind}: {'; '.join(estimate.doubts)}", "" if estimate.is_modelled else "yellow")
     console.print(_time_table(estimate))
     share = "" if estimate.mfu is None else f", MFU {estimate.mfu:.1%}"
     work = (

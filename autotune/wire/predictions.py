@@ -120,6 +120,10 @@ class Predicted:
     """Memory of each pipeline rank. For a plan: only of the fullest one."""
     peak_memory_band: Interval
     """Peak memory of the fullest rank, in bytes."""
+    doubts: tuple[str, ...]
+    """What makes the interval of the time wide, in clauses."""
+    is_modelled: bool
+    """False: the equations do not know a part of the step."""
     host_memory_bytes: float
     """Main memory of a node, in bytes, summed over its ranks."""
     memory_limit_bytes: int

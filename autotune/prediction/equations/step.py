@@ -53,6 +53,8 @@ class StepPrediction:
     memory: Memory
     time_reach: Array
     """Half-width of the 90 % band of the logarithm of the time."""
+    doubts: dict[str, Array]
+    """What makes times less sure -> its part of the band, as of `doubts`; trials remove it."""
     memory_reach: Array
     """The same of allocated bytes."""
 
@@ -72,25 +74,35 @@ def predict(cases: Cases, rates: Coefficients) -> StepPrediction:
         parts=_parts(cases, rates),
         memory=memory(cases, rates),
         time_reach=Z90 * rates.time_spread * rates.time_tail * (1 + rates.time_doubt * (doubt(cases, rates) - 1)),
+        doubts={name: rates.time_doubt * term for name, term in doubts(cases, rates).items()},
         memory_reach=np.where(cases.megatron.states > 0, COUNTED_REACH, Z90 * rates.memory_spread * rates.memory_tail),
     )
 
 
 def doubt(cases: Cases, rates: Coefficients) -> Array:
-    """Spread of measured / predicted time as a multiple of that of dense models in tuned software that the device bounds.
+    """Spread of measured / predicted time as a multiple of that of dense models in tuned software that the device bounds."""
+    return np.sqrt(1.0 + sum(term**2 for term in doubts(cases, rates).values()))
 
-    It grows with the share of a layer that is the host's, which differs by processor and version; with experts, whose routing
-    and kernels differ; where a tensor group crosses link domains, or stages of many nodes block each other; and with software
-    that nobody tuned.
+
+def doubts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
+    """What makes times less sure -> its part of `doubt`.
+
+    It is the share of a layer that is the host's, which differs by processor and version; experts, whose routing and kernels
+    differ; a tensor group that crosses link domains, or stages of many nodes that block each other; and software that nobody
+    tuned.
     """
     unbound = dataclasses.replace(rates, kernel_seconds=1e-9, collective_launch=1e-9)
     bound, free = (batch.layer + batch.layer_communication for batch in (micro_batch(cases, at) for at in (rates, unbound)))
     layouts, software = cases.layouts, cases.software
-    beyond = layouts.tensor > tensor_group(cases).in_domain
     # Messages that block the host stall runs on many nodes, now and then.
     stalls = np.where(layouts.pipeline > 1, software.sends_shapes * layouts.world / cases.hardware.linked_devices / 16, 0.0)
-    terms = (2.5 * (1 - free / bound), 1.5 * (cases.shapes.experts > 0), 5.0 * beyond, 2.5 * software.untuned, stalls)
-    return np.sqrt(1.0 + sum(term**2 for term in terms))
+    return {
+        "the host bounds its layers": 2.5 * (1 - free / bound),
+        "its layers have experts": 1.5 * (cases.shapes.experts > 0),
+        "a tensor group crosses link domains": 5.0 * (layouts.tensor > tensor_group(cases).in_domain),
+        "its software is not known to be tuned": 2.5 * software.untuned,
+        "stages of many nodes block each other": stalls,
+    }
 
 
 def seconds_of(cases: Cases, rates: Coefficients) -> Array:

@@ -27,6 +27,9 @@ from search_spaces.training.data_schedule import flops_per_sample, points_of
 from search_spaces.trial import Interval
 from search_spaces.trial_config import TrialConfig
 
+WIDENS, NOT_MODELLED = 1.0, 5.0
+"""Parts of a band, relative to that of what is known best, from which they are named, and called not modelled."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankEstimate:
@@ -89,6 +92,10 @@ class StepEstimate:
     """Every rank of the pipeline."""
     peak_memory_bytes: Interval
     """Of the fullest rank."""
+    doubts: tuple[str, ...]
+    """What makes the interval of the time wide, in clauses."""
+    is_modelled: bool
+    """False: the equations do not know a part of the step."""
     host_memory_bytes: float
     """Of a node's main memory, summed over its ranks."""
     memory_limit_bytes: int
@@ -116,6 +123,8 @@ class StepEstimate:
                 "breakdown_seconds": self.breakdown_seconds,
                 "peak_memory_bytes": [rank.document() for rank in (self.ranks if every_rank else (self.fullest,))],
                 "peak_memory_band": to_plain(self.peak_memory_bytes),
+                "doubts": list(self.doubts),
+                "is_modelled": self.is_modelled,
                 "host_memory_bytes": self.host_memory_bytes,
                 "memory_limit_bytes": self.memory_limit_bytes,
                 "fit_probability": self.fit_probability,
@@ -186,6 +195,8 @@ def _estimate(
         mfu=flops_utilization(tflops, peak_flops),
         ranks=ranks,
         peak_memory_bytes=Interval(mean=peak, low=peak / factor, high=peak * factor),
+        doubts=tuple(name for name, terms in prediction.doubts.items() if _at(terms, row) >= WIDENS),
+        is_modelled=all(_at(terms, row) < NOT_MODELLED for terms in prediction.doubts.values()),
         host_memory_bytes=host * ranks_of_node(question.cluster),
         memory_limit_bytes=round(question.cluster.device.memory_bytes * fullest.capacity_ratio),
         fit_probability=chance_to_fit(question, max(rank.needed for rank in ranks), host),

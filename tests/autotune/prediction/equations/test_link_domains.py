@@ -100,6 +100,8 @@ def test_a_wide_tensor_group_is_faster_in_a_domain() -> None:
     linked, apart = (estimates(asked(cluster), [config])[0] for cluster in (RACK, NODES))
     assert linked.step_seconds.mean < 0.9 * apart.step_seconds.mean
     assert linked.peak_memory_bytes == apart.peak_memory_bytes
+    assert (linked.is_modelled, apart.is_modelled) == (True, False)
+    assert set(apart.doubts) - set(linked.doubts) == {"a tensor group crosses link domains"}
 
 
 def test_the_band_is_wider_where_predictions_are_less_sure() -> None:
