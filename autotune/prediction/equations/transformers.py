@@ -164,19 +164,19 @@ class Replica:
         """Bytes of the copies in 16 bits that autocast keeps of trained parameters in fp32 until forward ends."""
         words = self.words
         adapters, _ = self.trained()
-        sharded = (words.sharding > 0) & (self.shard > 1)
+        sharded = self.by_zero | ((words.sharding > 0) & (self.shard > 1))
         whole = np.where(~sharded & (words.parameter_width > self.width), self.counts.trained - adapters, 0.0)
         whole = whole + np.where(words.whole_tables > 0, self.table, 0.0)
         cast = np.where((words.fused_adapters == 0) & (self.adapter_width > self.width), adapters, 0.0) / self.shard
         return np.where(words.autocast > 0, self.width * (whole + cast), 0.0)
 
     def gradients(self) -> Array:
-        """Bytes of all gradients."""
+        """Bytes of all gradients. Where the host has the optimizer, DeepSpeed sends them there bucket by bucket."""
         adapters, tables = self.trained()
         others = self.counts.trained - adapters
         gradients = others * self.words.parameter_width + adapters * self.words.adapter_width + tables * self.width
         in_half = self.width * (others + adapters + tables) / np.where(self.layouts.zero_stage >= 2, self.layouts.shard, 1.0)
-        return np.where(self.by_zero, in_half, gradients / self.shard)
+        return np.where(self.by_zero, in_half * (1 - self.layouts.offload_optimizer), gradients / self.shard)
 
     def update(self) -> Array:
         """Bytes of the temporary copies of the update: of a moment; DeepSpeed's of gradients in fp32, at stage 3 in groups of
@@ -185,6 +185,7 @@ class Replica:
         local = (self.counts.trained + tables) / self.state_shard
         stage = self.layouts.zero_stage
         by_zero = np.where(stage >= 3, (4 + self.width) * np.minimum(local, 1e9), 4 * local)
+        by_zero = by_zero * (1 - self.layouts.offload_optimizer)
         return np.where(self.by_zero, by_zero, np.where(self.words.update == EAGER, self.gradients(), 0.0))
 
     def waiting_gradients(self) -> Array:

@@ -124,6 +124,20 @@ def test_a_recipe_states_what_its_libraries_keep() -> None:
     assert gained == pytest.approx(2 * 2 * V * H + 2 * V * H, rel=0.05)
 
 
+def test_an_offloaded_optimizer_takes_gradients_and_updates_from_the_device() -> None:
+    question = question_of(
+        resolve_model("llama-2-7b"), resolve_cluster("2x24GB"), global_batch_size=8, sequence_length=1024, simple="transformers"
+    )
+    knobs = {"zero_stage": 3, "activation_checkpointing": "full", "precision": "bf16"}
+    configs = [TrialConfig().replace({**knobs, "offload_optimizer": place}) for place in ("none", "cpu")]
+    device, host = (estimate.fullest.by_tag for estimate in estimates(question, configs))
+    parameters = 6_738_415_616
+    assert device["parameters"] == pytest.approx(2 * parameters / 2, rel=0.01)  # 16 bits, without copies for autocast
+    assert device["gradients"] == pytest.approx(2 * parameters / 2, rel=0.01)
+    assert (host["gradients"], host["optimizer_state"]) == (0, 0)
+    assert host["activations"] < 2**30 < device["activations"]
+
+
 @pytest.mark.skipif(not (DATA / "finetuning_visible.csv").exists(), reason="needs ../shared/data, or AUTOTUNE_DATA")
 def test_published_runs_are_within_the_targets() -> None:
     runs = judged([DATA / "finetuning_visible.csv"])
