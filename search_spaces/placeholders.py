@@ -62,6 +62,14 @@ ACCUMULATION_PLACEHOLDERS = frozenset({
 
 
 _LITERAL_BATCH = re.compile(r"--(?:global|total)[-_]batch[-_]size[ =](\d+)")
+MOST_SAMPLES = 100_000
+"""Samples of a step up to which a number in a command is taken for them; larger ones are tokens (llm.c, nanochat)."""
+_LITERAL_ACCUMULATION = re.compile(
+    r"(?:^|\s)(?:--(?:[\w.-]*accum(?:ulat(?:e|ion))?(?:[-_](?:steps?|iters?|iterations|freq|grad[-_]batches))?"
+    r"|update[-_]freq)[ =]"
+    r"|[\w.]*accum(?:ulat(?:e|ion))?(?:_(?:steps?|iters?|iterations|freq|grad_batches))?=)([1-9]\d*)(?!\S)"
+)
+"""`--grad-accum 4`, `trainer.accumulate_grad_batches=4`, `--update-freq 4`; not `--log_accumulated_loss 50`."""
 
 
 def names_in(command: CommandModel) -> tuple[str, ...]:
@@ -244,7 +252,7 @@ def is_trainer(command: CommandModel) -> bool:
 def stated_batch(command: CommandModel) -> int | None:
     """The samples per step that the command states (`--global-batch-size 256`); None: it states none."""
     literal = _LITERAL_BATCH.search(" ".join(command.arguments))
-    return int(literal[1]) if literal else None
+    return int(literal[1]) if literal and int(literal[1]) <= MOST_SAMPLES else None
 
 
 def follows_micro_batch(command: CommandModel) -> bool:
@@ -270,7 +278,7 @@ def samples_of_step(command: CommandModel, config: TrialConfig, workload: Worklo
         return batch
     if not follows_micro_batch(command):
         return workload.global_batch_size
-    accumulation = re.search(r"--[\w-]*accum[\w-]*[ =]([1-9]\d*)", " ".join(command.arguments))
+    accumulation = _LITERAL_ACCUMULATION.search(" ".join(command.arguments))
     return config.micro_batch_size * config.data_parallel_size(world_size) * (int(accumulation[1]) if accumulation else 1)
 
 

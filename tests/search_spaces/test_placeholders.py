@@ -57,6 +57,10 @@ def test_accelerate_accumulates_only_micro_batches_that_the_script_is_told_of(wo
     [
         ("-b {micro_batch_size}", 8),
         ("-b {micro_batch_size} --gradient_accumulation_steps 2", 16),
+        ("-b {micro_batch_size} trainer.accumulate_grad_batches=4", 32),
+        ("-b {micro_batch_size} --update-freq 4", 32),
+        ("-b {micro_batch_size} --log_accumulated_loss 50 --accumulate-grad-dtype 32", 8),
+        ("-b {micro_batch_size} --total_batch_size 524288", 8),
         ("-b {micro_batch_size} --grad-accum={gradient_accumulation_steps}", 32),
         ("-b {micro_batch_size} --grad-accum={total_gradient_accumulation_steps}", 32),
         ("-b {micro_batch_size} --global-batch-size {global_batch_size}", 32),

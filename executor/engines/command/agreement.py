@@ -35,7 +35,23 @@ def ranks_with_own_samples(request: TrialRequest, works: Sequence[Work]) -> int:
         return count
     if changing and common and count == 1 and not any(work.get("together") or work.get("others") for work in works):
         return 1
-    return request.config.data_parallel_size(len(works))
+    return max(request.config.data_parallel_size(len(works)), 1)
+
+
+def training_ranks(works: Sequence[Work]) -> list[Work]:
+    """The ranks that train: those with steps, and those that could not be observed. An actor or an evaluator takes no step."""
+    return [work for work in works if work["steps"] or work["problem"]] or [*works]
+
+
+def are_uneven(works: Sequence[Work]) -> bool:
+    """Whether ranks, or their steps, have different numbers of samples, so that one rank's do not stand for all."""
+    return len({work["samples"] for work in works}) > 1 or not all(work["steady"] for work in works)
+
+
+def mean_samples_of_step(request: TrialRequest, works: Sequence[Work]) -> float:
+    """Mean samples of a step over all of these ranks."""
+    samples = [work["mean_samples"] for work in works if work["mean_samples"]]
+    return statistics.fmean(samples) * ranks_with_own_samples(request, works) if samples else 0.0
 
 
 def _is_tensor_parallel(works: Sequence[Work]) -> bool:
@@ -74,7 +90,10 @@ def disagreement(request: TrialRequest, works: Sequence[Work], timed: Mapping[st
 def _apart(works: Sequence[Work]) -> str:
     """Whether each rank trains by itself."""
     ranks = len(works)
-    if ranks == 1 or any(work.get("others") or (work.get("together") and work["group"] > 1) for work in works):
+    if ranks == 1 or any(work.get("others") or work.get("exchanges") for work in works):
+        return ""
+    wrapped = {name for work in works if work.get("together") and work["group"] > 1 for name in work["together"]}
+    if wrapped - {"DistributedDataParallel"}:
         return ""
     if not any(work["steps"] >= FEWEST_STEPS for work in works):
         return ""
@@ -82,7 +101,12 @@ def _apart(works: Sequence[Work]) -> str:
     compared = set.intersection(*map(set, parameters))
     differ = compared and all(len({rank[step] for rank in parameters}) == ranks for step in compared)
     other_inputs = len({tuple(sorted(rank.items())) for rank in inputs}) > 1
-    if compared and other_inputs and not differ:
+    if wrapped and len(compared) > 1 and differ and other_inputs:
+        return (
+            "DistributedDataParallel is built, but its forward is not called: parameters of ranks differ after "
+            f"{max(compared)} steps; call the wrapped model, not its module"
+        )
+    if wrapped or (compared and other_inputs and not differ):
         return ""  # their gradients are combined in some other way
     if any(work.get("group", ranks) <= 1 for work in works):
         return (
@@ -103,8 +127,9 @@ def _other_batch(request: TrialRequest, works: Sequence[Work]) -> str:
     assert isinstance(command, CommandModel)
     used = set(names_in(command))
     replicas = ranks_with_own_samples(request, works)
-    samples, micro_batches = works[0]["samples"], works[0]["micro_batches"]
-    micro, step = samples / micro_batches, sum(work["samples"] for work in works) * replicas / ranks
+    micro_batches = works[0]["micro_batches"]
+    total = sum(work["samples"] for work in works)
+    micro, step = total / sum(work["micro_batches"] for work in works), total * replicas / ranks
     batch = request.workload.global_batch_size
     accumulation = config.gradient_accumulation_steps(batch, request.world_size)
     asked_micro = config.micro_batch_size if used & {"micro_batch_size", "config"} else None
@@ -141,21 +166,24 @@ def _other_samples(request: TrialRequest, works: Sequence[Work]) -> str:
     ranks, replicas = len(works), ranks_with_own_samples(request, works)
     for work in works:
         intervals = work["reported"]
-        if len(intervals) < 3:
+        if len(intervals) < 3 or not work["mean_samples"]:
             continue
         steps = sum(count for _, count, _ in intervals)
-        reported, observed = sum(row[0] for row in intervals), sum(row[2][0] for row in intervals) * replicas
+        all_samples = mean_samples_of_step(request, works) / work["mean_samples"] if are_uneven(works) else replicas
+        reported, observed = sum(row[0] for row in intervals), sum(row[2][0] for row in intervals) * all_samples
         agreeing = sum(any(samples == count * replicas for count in counts) for samples, _, counts in intervals)
         has_more_reports = len(intervals) > 1.3 * steps  # such as one for each micro-batch
-        if has_more_reports or 2 * agreeing >= len(intervals):
+        if has_more_reports or 2 * agreeing >= len(intervals) or are_uneven(works):
             # The first and the last step may be reported in part.
             if steps >= FEWEST_STEPS and abs(reported - observed) > TOLERATED_TOTAL * observed + observed / steps:
                 text = f"its reports have {reported:g} samples in {steps} steps, and the steps had {observed:g}"
+                if are_uneven(works) and 0.8 < reported / observed * ranks < 1.25:
+                    return f"{text}: it reports the samples of one rank; report those of all"
                 return f"{text}: it counts batches as full that were shorter (as the last of an epoch), or skipped"
             continue
         (samples, count, counts), _ = Counter((row[0], row[1], tuple(row[2])) for row in intervals).most_common(1)[0]
         true = counts[0] * replicas
-        cause = _cause(samples / true if true else 0.0, {
+        cause = _cause(request, samples / true if true else 0.0, {
             "it reports the samples of one rank; report those of all": 1 / ranks,
             "it counts its ranks twice, or ranks that share their samples": ranks,
             "it reports the samples of one micro-batch of a step": 1 / work["micro_batches"],
@@ -174,7 +202,7 @@ def _other_time(request: TrialRequest, works: Sequence[Work], timed: Mapping[str
         return ""
     quarter = len(reported) // 4
     seconds, drift = statistics.median(reported), statistics.median(reported[:quarter]) / statistics.median(reported[-quarter:])
-    scale = batch / (work["mean_samples"] * ranks_with_own_samples(request, works))
+    scale = batch / mean_samples_of_step(request, works)
     # Like with like: other programs, which slow some steps, make both means longer. Evaluation between reports counts or not.
     observed = work["seconds"] * scale
     ratios = [seconds / observed, statistics.fmean(reported[quarter:]) / (work["mean_seconds"] * scale)]
@@ -183,7 +211,7 @@ def _other_time(request: TrialRequest, works: Sequence[Work], timed: Mapping[str
     if (min(ratios) <= TOLERATED or falls) and max(ratios) >= 1 / TOLERATED:
         return ""
     ratio, ranks = ratios[0], len(works)
-    cause = _cause(ratio, {
+    cause = _cause(request, ratio, {
         "it is the time of a micro-batch, not of a step": 1 / work["micro_batches"],
         "it counts the samples of one rank": ranks,
         "it counts the samples of all ranks twice": 1 / ranks,
@@ -195,10 +223,14 @@ def _other_time(request: TrialRequest, works: Sequence[Work], timed: Mapping[str
     return f"it reports {batch / seconds:.4g} samples/s, and its steps had {batch / observed:.4g}: {cause}"
 
 
-def _cause(ratio: float, causes: Mapping[str, float]) -> str:
+def _cause(request: TrialRequest, ratio: float, causes: Mapping[str, float]) -> str:
     """The first cause with about this ratio of the reported to the observed number."""
+    command, default = request.model, "report what was trained"
+    if isinstance(command, CommandModel) and command.pattern and "(?P<tokens" in command.pattern:
+        length = request.workload.sequence_length
+        default = f"samples have other lengths than the assumed {length} tokens: state --sequence-length, or read samples"
     near = (cause for cause, expected in causes.items() if expected not in (0.0, 1.0) and 0.8 < ratio / expected < 1.25)
-    return next(near, "report what was trained")
+    return next(near, default)
 
 
 def batch_text(request: TrialRequest, works: Sequence[Work]) -> str:
@@ -234,14 +266,17 @@ def unseen_text(works: Sequence[Work]) -> str:
 
 def work_text(request: TrialRequest, works: Sequence[Work]) -> str:
     """The step as it was observed, in one line; empty: nothing was observed."""
+    ranks, works = len(works), training_ranks(works)
     work = max(works, key=lambda item: item["steps"])
     if work["problem"] or not work["steps"]:
         return ""
     step = "samples of a step unknown"
     if work["samples"] is not None:
         total = work["samples"] * ranks_with_own_samples(request, works)
+        if len({item["samples"] for item in works}) > 1:
+            total = mean_samples_of_step(request, works)
         counted = (
-            f"{total:g} samples a step" if work["certain"] else f"about {total:g} rows a step, not known to be its samples,"
+            f"{total:.5g} samples a step" if work["certain"] else f"about {total:.5g} rows a step, not known to be its samples,"
         )
         step = f"{counted} in {work['micro_batches']} micro-batch{'es' * (work['micro_batches'] != 1)}"
     are_together = len(works) > 1 and all(item["steps"] for item in works) and not _apart(works)
@@ -250,6 +285,7 @@ def work_text(request: TrialRequest, works: Sequence[Work]) -> str:
         how = "train together by tensor parallelism"
     elif ranks_with_own_samples(request, works) == 1 and not any(item.get("together") or item.get("others") for item in works):
         how = "train on the same samples"
-    together = f" on {len(works)} ranks that {how}" if are_together else ""
+    trained = f" on {len(works)} of {ranks} ranks" if len(works) < ranks else ""
+    together = f" on {len(works)} ranks that {how}" if are_together else trained
     seconds = f"; {work['seconds'] * 1e3:.4g} ms" if work["seconds"] else ""
     return f"{step}{together}{seconds}"

@@ -182,7 +182,7 @@ def make_working_folder(source: Path, root: Path, way: str, left_out: Sequence[s
         root: a new folder.
         way: `copy`: everything is copied. `link`: up to a number of entries, directories are made anew and small files are
             copied. Links stand for large files, other directories, virtual environments, what is hidden or of another disk.
-        left_out: paths in the user's folder of files that it does not get.
+        left_out: paths in the user's folder of files and directories that it does not get.
 
     Raises:
         EngineRefusalError: it is too large to copy.
@@ -194,8 +194,11 @@ def make_working_folder(source: Path, root: Path, way: str, left_out: Sequence[s
     else:
         _require_few_bytes(source)
         shutil.copytree(source, folder, symlinks=True)
-    for name in left_out:
-        (folder / name).unlink()
+    for path in (folder / name for name in left_out):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink()
     while folder != root:
         with contextlib.suppress(OSError):  # a folder above may not be readable
             for entry in islice(source.parent.iterdir(), MOST_BESIDE):
@@ -241,8 +244,9 @@ def _link(source: Path, folder: Path) -> None:
 
 
 def checkpoints_in(folder: Path) -> list[str]:
-    """Paths in a folder of the files from which a run may resume; those of linked directories are left out."""
-    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.name.lower().endswith(CHECKPOINTS))
+    """Paths in a folder of the files and directories from which a run may resume; those in linked ones are left out."""
+    paths = (path.relative_to(folder) for path in folder.rglob("*") if path.name.lower().endswith(CHECKPOINTS))
+    return sorted(str(path) for path in paths if not any(above.name.lower().endswith(CHECKPOINTS) for above in path.parents))
 
 
 def file_states(folder: Path) -> FileStates:

@@ -72,8 +72,8 @@ class ProcessWork:
     problem: str = ""
     """Why nothing more is observed; empty: it is."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """What the probe found out about the script: `group`, `together`, `others`, `tensor_parallel`, and `loader`: batch sizes of
-    torch's data loaders in use, 0 for one without."""
+    """What the probe found out about the script: `group`, `together`, `others`, `tensor_parallel`, `exchanges`, and `loader`:
+    batch sizes of torch's data loaders in use, 0 for one without."""
     inputs: dict[int, int] = field(default_factory=dict)
     """Number of a micro-batch -> checksum of its inputs."""
     parameters: dict[int, int] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class ProcessWork:
         elif "parameters" in row:
             self.parameters[row["parameters"]] = row["checksum"]
         elif "micro_batches" in row:
-            names = ("group", "together", "loader", "others", "tensor_parallel")
+            names = ("group", "together", "loader", "others", "tensor_parallel", "exchanges")
             self.facts |= {name: row[name] for name in names if name in row}
             self.device_bytes |= {name: row[name] for name in ("device_bytes", "reserved_bytes") if name in row}
             self.steps.append(self._step(row))
@@ -227,18 +227,20 @@ def _counts(
 
     `passes`, `rows`: forward passes of its first module, and their rows in all. `shapes`: the inputs of the first of them.
     `loaded`: batch sizes of data loaders. A sample may have several rows of the model (an answer that is chosen and one that
-    is rejected, several views of an image): a multiple of what was asked for and loaded is that many samples.
+    is rejected, several views of an image): a multiple of what was asked for and loaded is that many samples. Several passes
+    with as many rows each are parts of a sample (pairs), or micro-batches whose losses are added up.
     """
     tensors = [shape for shape in shapes if shape[0] != "#"]
     sizes = [[int(size) for size in shape.rstrip("i").split("x")] for shape in tensors]
     lengths = [int(shape[1:]) for shape in shapes if shape[0] == "#"]
     if not sizes:
         return (), False
-    first, second = sizes[0][0], sizes[0][1] if len(sizes[0]) > 1 else sizes[0][0]
+    first, second = sizes[0][0], sizes[0][1] if len(sizes[0]) in (2, 3) else sizes[0][0]
     others = (rows, second)
     for likely in (first, *others, *(size[0] for size in sizes), *lengths):
         if likely == asked:
-            return (likely, *others), True
+            is_sum, may_be_features = passes > 1 and likely != rows == passes * first, likely == 1 < first
+            return (first if may_be_features else likely, *others), not (is_sum or may_be_features)
     if asked and asked in loaded and first % asked == 0:
         return (asked, *others), True
     are_divided = first not in loaded and any(size and first % size == 0 for size in loaded)

@@ -5,13 +5,14 @@ script runs it at its start (`python -I` and `-E` do not). It uses only the stan
 
 1. It runs the `sitecustomize` that it hides, if there is one, and waits for the script to import torch.
 2. A wrapper of `torch.autograd.backward` counts micro-batches, without backward passes inside a backward pass (reentrant
-   activation checkpointing).
+   activation checkpointing). A second pass on the same input with moved parameters (SAM) is no other micro-batch.
 3. At the first backward pass it looks for the modules that train: no other module contains them, and they have trainable
    parameters. A forward pre-hook on them notes the shapes of their inputs. If none is called before a backward pass (Lightning
    calls a method of its module instead), their children take their place. Modules below have no hook, so nothing that torch
    compiles is changed.
 4. torch's hook on optimizer steps writes a line of JSON for each step. Of several optimizers the one with the most parameters
-   decides. Calls without a backward pass in between (one per parameter group, as in DeepSpeed) are one step.
+   decides, of equals the first. Calls without a backward pass in between (one per parameter group, as in DeepSpeed) are one
+   step.
 5. Calls that write checkpoints, forward passes in evaluation mode and compilations are timed.
 6. Where links in a trial's folder stand for files of the user, one that is opened for writing first becomes the trial's.
 
@@ -57,6 +58,11 @@ TRAINED_TOGETHER = frozenset({
     "LightningDistributedDataParallel", "HybridParallelPlugin",
 })  # fmt: skip
 """Classes that combine the gradients of ranks."""
+EXCHANGES = ("allreduce", "allreduce_coalesced", "broadcast", "allgather", "_allgather_base", "reduce", "reduce_scatter",
+             "_reduce_scatter_base")  # fmt: skip
+"""Methods of process groups by which a script can combine parameters or gradients itself."""
+DIRECT_EXCHANGES = ("send", "recv", "recv_anysource", "alltoall", "alltoall_base")
+"""Methods of process groups by which ranks pass on activations."""
 OTHER_COMMUNICATION = ("horovod", "mpi4py", "hivemind", "bagua", "oneccl_bindings_for_pytorch", "jax", "tensorflow", "mlx")
 """Packages with which a script can train without torch, or combine gradients without torch's process groups."""
 
@@ -116,19 +122,27 @@ class Probe:
         self.outermost: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
         """The modules that no other contains, so far."""
         self.depth = -1
-        self.in_backward = False
-        self.forwards: list[tuple[int, bool, list[str]]] = []
-        """Of each forward pass since the last backward pass: module, whether it was in training mode, shapes of inputs."""
+        self.in_backward = self.has_backward = False
+        self.forwards: list[tuple[int, bool, list[str], tuple[Any, ...] | None]] = []
+        """Of each forward pass since the last backward pass: module, whether it was in training mode, shapes of inputs, and
+        `input_version`."""
+        self.last_input: tuple[Any, ...] | None = None
+        """`input_version` of the last backward pass."""
+        self.repeats_input = False
+        """Whether two passes of this step had the same input and parameters: more losses of its samples, or more samples."""
         self.micro_batches: list[tuple[int, int, tuple[str, ...]]] = []
         """Of each backward pass since the last step: forward passes, rows of all of them, shapes of the first one's inputs."""
         self.optimizers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         """Optimizer -> elements of its parameters."""
-        self.optimizer_calls: set[int] = set()
+        self.optimizer_calls: dict[int, int] = {}
+        """Identity of an optimizer that does not decide -> backward passes before its call in this step."""
         self.seconds: dict[str, float] = {}
         """Kind of time since the last step -> seconds."""
         self.compilations = 0
         self.began: dict[str, float] = {}
         self.counted_inputs = 0
+        self.exchanged = 0
+        """Elements that the script exchanged between ranks since the last step."""
         self.facts: dict[str, Any] = {}
         self.waiting: list[tuple[dict[str, Any], list[Any]]] = []
         """Lines to be written, with the events of the device that must have passed."""
@@ -156,6 +170,10 @@ class Probe:
         step = Guard(self, self.end_step)
         sys.modules["torch.optim.optimizer"].register_optimizer_step_post_hook(step)
         self.time_calls(torch, "checkpoint", "save")
+        group = getattr(getattr(torch._C, "_distributed_c10d", None), "ProcessGroup", None)
+        for name in (*EXCHANGES, *DIRECT_EXCHANGES):
+            if hasattr(group, name):
+                setattr(group, name, self._counted(getattr(group, name), name))
 
     def time_calls(self, module: Any, kind: str, *names: str) -> None:
         """Time calls of functions of a module. The hooks of modules are removed meanwhile, so that no file contains them."""
@@ -180,6 +198,22 @@ class Probe:
                 end(kind, began)
 
         return timed
+
+    def _counted(self, original: Callable[..., Any], name: str) -> Callable[..., Any]:
+        note = Guard(self, self.note_exchange)
+
+        def counted(group: Any, *arguments: Any, **keywords: Any) -> Any:
+            note(name, arguments)
+            return original(group, *arguments, **keywords)
+
+        counted.__code__ = counted.__code__.replace(co_name=name)  # by it pybind11 knows a method that overrides its own
+        return counted
+
+    def note_exchange(self, name: str, arguments: Any) -> None:
+        """Note whether the script exchanges as much as its parameters after the first step, or activations."""
+        if self.steps and not self.facts.get("exchanges"):
+            self.exchanged += sum(tensor.numel() for tensor, _ in self.tensors(arguments[:1]) if tensor is not None)
+            self.facts["exchanges"] = name in DIRECT_EXCHANGES or 2 * self.exchanged >= max(self.optimizers.values(), default=1)
 
     def begin_checkpoint(self) -> None:
         """Remove the hooks of the modules."""
@@ -214,7 +248,7 @@ class Probe:
         if training:
             self._end_evaluation()
         tensors = list(self.tensors([arguments, keywords]))
-        self.forwards.append((id(module), training, [text for _, text in tensors]))
+        self.forwards.append((id(module), training, [text for _, text in tensors], input_version(module, tensors)))
         if self.counted_inputs < COMPARED:
             self.counted_inputs += 1
             self.write_later({"inputs": self.counted_inputs}, [tensor for tensor, _ in tensors if tensor is not None])
@@ -226,15 +260,28 @@ class Probe:
     def begin_backward(self) -> None:
         """Count a micro-batch."""
         self.in_backward = True
-        if self.depth < 0 or (not self.forwards and self.depth < DEEPEST):
+        if not self.has_backward:
+            self.has_backward = True
+            self.outermost.clear()  # modules may have been wrapped after a step that had no gradients
             self.find_roots()
+        elif not self.forwards and self.depth < DEEPEST:
+            self.find_roots()
+        self.count_micro_batch()
+
+    def count_micro_batch(self) -> None:
+        """Count the forward passes since the last micro-batch as one, unless they are on the same input."""
         first = self.forwards[0] if self.forwards else None
         if first is None:
             self.micro_batches.append((0, 0, ()))
             return
-        shapes = [texts for module, _, texts in self.forwards if module == first[0]]
-        self.micro_batches.append((len(shapes), sum(rows_of(texts) for texts in shapes), tuple(first[2])))
+        shapes = [texts for module, _, texts, _ in self.forwards if module == first[0]]
         self.forwards.clear()
+        before, self.last_input = self.last_input, first[3]
+        if self.micro_batches and before and first[3] and before[0]() is first[3][0]() and before[1] == first[3][1]:
+            if before[2] != first[3][2]:
+                return
+            self.repeats_input = True
+        self.micro_batches.append((len(shapes), sum(rows_of(texts) for texts in shapes), tuple(first[2])))
         if not self.steps and len(self.micro_batches) in (4, 8, 16, 32, 64, 128):
             self.write_later({"before_first_step": len(self.micro_batches)}, self.compared_parameters())
             self.flush()
@@ -247,29 +294,35 @@ class Probe:
         """Write a line if this ends a step."""
         if optimizer not in self.optimizers:
             self.optimizers[optimizer] = sum(p.numel() for group in optimizer.param_groups for p in group["params"])
-        if self.optimizers[optimizer] < max(self.optimizers.values()):
-            if self.micro_batches:
-                self.optimizer_calls.add(len(self.micro_batches))
+        deciding = max(self.optimizers, key=self.optimizers.__getitem__)
+        if optimizer is not deciding:
+            passes, size = len(self.micro_batches), self.optimizers[optimizer]
+            if 0 < self.optimizer_calls.get(id(optimizer), passes) < passes and size == self.optimizers[deciding]:
+                del self.optimizers[deciding]  # it takes no steps any more
+            elif passes:
+                self.optimizer_calls[id(optimizer)] = passes
             return
         if not self.micro_batches and not self.forwards:
+            if not self.has_backward and not self.steps and self.depth < DEEPEST:
+                self.find_roots()  # gradients may be those of torch.autograd.grad
             return
         if not self.micro_batches:  # gradients by torch.autograd.grad
-            self.micro_batches.append((len(self.forwards), 0, tuple(self.forwards[0][2])))
-            self.forwards.clear()
+            self.count_micro_batch()
         if type(optimizer).__name__ == "LBFGS":
             del self.micro_batches[1:]  # it evaluates the same samples several times
-        alternating = any(count < len(self.micro_batches) for count in self.optimizer_calls)
+        alternating = self.repeats_input or any(count < len(self.micro_batches) for count in self.optimizer_calls.values())
         self._end_evaluation()
         self.steps += 1
         row: dict[str, Any] = {
             "step": self.steps, "clock": time.monotonic(), "alternating": alternating,
             "micro_batches": [[len([*group]), *counts] for counts, group in itertools.groupby(self.micro_batches)],
-            "compilations": self.compilations, **self.seconds,
+            "compilations": self.compilations, "exchanges": self.facts.get("exchanges", False), **self.seconds,
         }  # fmt: skip
         if self.steps <= 2:
             row.update(self.describe())
-        self.micro_batches, self.seconds, self.compilations = [], {}, 0
+        self.micro_batches, self.seconds, self.compilations, self.exchanged = [], {}, 0, 0
         self.optimizer_calls.clear()
+        self.repeats_input = False
         events = []
         cuda = self.torch.cuda
         if cuda.is_initialized():
@@ -381,7 +434,9 @@ class Probe:
 
     def compared_parameters(self) -> list[Any]:
         """Three of the parameters that train and are copies on every rank, as far as can be known."""
-        parameters = [p for module in self.root_modules() for p in module.parameters() if p.requires_grad]
+        roots = self.root_modules()
+        wrapped = [module for root in roots for module in root.modules() if type(module).__name__ == "DistributedDataParallel"]
+        parameters = [p for module in wrapped or roots for p in module.parameters() if p.requires_grad]
         plain = [p for p in parameters if p.numel() and type(p) is self.torch.nn.Parameter]
         divided = any(hasattr(p, "ds_id") or getattr(p, "tensor_model_parallel", False) for p in parameters)
         if divided or len(plain) < len(parameters) or not plain:
@@ -447,6 +502,15 @@ class Probe:
 def trains(module: Any) -> bool:
     """Whether a module has a trainable parameter."""
     return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def input_version(module: Any, tensors: list[tuple[Any, str]]) -> tuple[Any, ...] | None:
+    """A weak reference to a module's first input, its version, and that of the first trained parameter; None: unknown."""
+    tensor = next((tensor for tensor, _ in tensors if tensor is not None), None)
+    parameter = next((parameter for parameter in module.parameters() if parameter.requires_grad), None)
+    if tensor is None or parameter is None or tensor.is_inference() or parameter.is_inference():
+        return None
+    return weakref.ref(tensor), tensor._version, parameter._version
 
 
 def is_divided(parameter: Any, data_parallel: bool) -> bool:

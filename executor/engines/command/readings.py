@@ -42,6 +42,8 @@ class ReportedStep:
     seconds: float
     waited: float | None
     """Part of `seconds` that it waited for data; None: not reported."""
+    samples: float | None = None
+    """Samples for which its time was taken, before it was scaled to the job's batch; None: not observed."""
 
 
 @dataclass(slots=True)

@@ -12,7 +12,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from executor.engines.command.agreement import Work, batch_text, disagreement, ranks_with_own_samples, unseen_text, work_text
+from executor.engines.command.agreement import (
+    Work,
+    are_uneven,
+    batch_text,
+    disagreement,
+    mean_samples_of_step,
+    ranks_with_own_samples,
+    training_ranks,
+    unseen_text,
+    work_text,
+)
 from executor.engines.command.steps import FEWEST_TIMED, SlowSteps
 from executor.engines.command.watch import FAILURES, ScriptWatch, State
 from executor.errors import failure_table
@@ -26,7 +36,7 @@ from search_spaces.outcome import Outcome
 from search_spaces.patterns import compiled
 from search_spaces.placeholders import ACCUMULATION_PLACEHOLDERS, names_in, samples_of_step, waiting_text
 from search_spaces.plain import from_plain, to_plain
-from search_spaces.trial import Interval, RankMeasurement, TrialResult
+from search_spaces.trial import Interval, RankMeasurement, TrialRequest, TrialResult
 
 SHORTEST_CLOCK = 1.0
 """Seconds of log lines from which their times are compared with the clock: a rank reads them ten times a second."""
@@ -69,6 +79,8 @@ def facts_of(watch: ScriptWatch, rank: int, table: FailureTable) -> Facts:
         "log_clock": readings.log_clock,
         "losses": readings.losses[:3],
         "seconds": [step.seconds for step in timed],
+        "timed_samples": [step.samples for step in timed],
+        "left_out": watch.left_out,
         "slow": to_plain(watch.steps.slow),
         "lost": watch.steps.lost,
         "waited": statistics.fmean(waited) if waited else None,
@@ -204,9 +216,7 @@ def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence
         return _without_timing(trial, Outcome.WRONG, problem, None, rows)
     seconds = timed["seconds"]
     if timed["times_observed_work"] and timed["works"][0]["certain"]:
-        # Until the ranks' samples were compared, each rank's counted; those of tensor parallelism are the same.
-        shared = request.config.data_parallel_size(len(works)) / ranks_with_own_samples(request, works)
-        seconds = [each * shared for each in seconds]
+        seconds = _seconds_of_all_ranks(request, timed, works)
     timing = step_time(seconds)
     lost = trial.race.interval(seconds) if timed["lost"] and trial.race is not None else None
     rate = lost or rate_of(timing, request.workload.global_batch_size)
@@ -237,6 +247,20 @@ def _measured(trial: Trial, timed: Facts, rows: Sequence[Facts], words: Sequence
     )
 
 
+def _seconds_of_all_ranks(request: TrialRequest, timed: Facts, works: Sequence[Work]) -> list[float]:
+    """The timed steps, which counted one rank's samples for each rank until those of all were compared.
+
+    Ranks of tensor parallelism share their samples, and some ranks take no steps. Where numbers of samples differ, the total
+    time counts for the total of samples.
+    """
+    training, counted = training_ranks(works), request.config.data_parallel_size(len(works))
+    work, seconds, samples = timed["works"][0], timed["seconds"], timed["timed_samples"]
+    if not are_uneven(training) or not work["mean_samples"]:
+        return [each * counted / ranks_with_own_samples(request, training) for each in seconds]
+    mean = statistics.fmean(samples) * mean_samples_of_step(request, training) / (work["mean_samples"] * counted)
+    return [each * count / mean for each, count in zip(seconds, samples, strict=True)]
+
+
 def _message(trial: Trial, timed: Facts, rows: Sequence[Facts], lost: Interval | None) -> str:
     parts = []
     if lost is not None and trial.race is not None:
@@ -256,6 +280,7 @@ def _message(trial: Trial, timed: Facts, rows: Sequence[Facts], lost: Interval |
         (
             waiting_text(max(waits, default=0.0), trial.request.model),
             _slow_text(timed),
+            _left_out_text(timed),
             _clock_text(timed),
             _samples_text(trial, timed) if unseen else "",
             _loss_text(trial, timed),
@@ -280,6 +305,17 @@ def _slow_text(timed: Facts) -> str:
     return (
         f"1 of {slow.period:.0f} steps takes {excess:.2g} s longer: evaluation, checkpoint or rollout? its time counts; "
         "leave it out with autotune.paused()"
+    )
+
+
+def _left_out_text(timed: Facts) -> str:
+    """How much of the time the rate leaves out."""
+    count, steps, share = timed["left_out"]
+    if share <= 0.05:  # not worth a report
+        return ""
+    return (
+        f"{count} of {steps} steps {'is' if count == 1 else 'are'} left out with {share:.0%} of the time: evaluation, "
+        "checkpoint, compilation, or a rollout in evaluation mode"
     )
 
 

@@ -66,6 +66,8 @@ class ScriptWatch:
         )  # fmt: skip
         self._batch = batch
         self._observed = self._looked_at = self._left_out = 0
+        self.left_out_time = [0.0, 0.0]
+        """Seconds of the steps that are left out, and of all, without the first ones."""
         self.readings = Readings(batch)
         self.steps = ReportedSteps(trial)
         self.output = Output(folder / "output.log", command.pattern)
@@ -156,7 +158,7 @@ class ScriptWatch:
         for row in rows if not self._by_pattern else output_rows:
             if (step := self.readings.take(row)) is not None:
                 self.reported_seconds.append(step.seconds)
-                if not self.times_observed_work and not self._leaves_out(self._since_last_report(row)):
+                if not self.times_observed_work and not self._leaves_out(self._since_last_report(row), step.seconds):
                     self.steps.add(step)
         if not self._by_pattern and not self.readings.count and len(self.work.timed.steps) >= FEWEST_STEPS:
             self.times_observed_work = True
@@ -175,17 +177,25 @@ class ScriptWatch:
         waited = self.readings.take_waited() if new else None
         for seconds, step in new:
             samples = step.samples * processes * self._data_parallel_size if step.certain and step.samples else usual
-            if not self._leaves_out([step]):
+            if not self._leaves_out([step], seconds):
                 scale = self._batch.samples / samples
-                self.steps.add(
-                    ReportedStep(seconds=seconds * scale, waited=None if waited is None else waited / len(new) * scale)
-                )
+                part = None if waited is None else waited / len(new) * scale
+                self.steps.add(ReportedStep(seconds=seconds * scale, waited=part, samples=samples))
 
-    def _leaves_out(self, steps: Sequence[ObservedStep]) -> bool:
+    @property
+    def left_out(self) -> tuple[int, int, float]:
+        """Number of steps that are left out, that of all, and their share of the time."""
+        seconds, total = self.left_out_time
+        return self._left_out, self._looked_at, seconds / total if total else 0.0
+
+    def _leaves_out(self, steps: Sequence[ObservedStep], seconds: float) -> bool:
         """Whether an evaluation, a checkpoint or a compilation falls in the time of these steps, unless most steps have one."""
         self._looked_at += 1
         is_apart = any(step.apart for step in steps) and 2 * self._left_out < self._looked_at + FEWEST_STEPS
         self._left_out += is_apart
+        if self._looked_at > FEWEST_STEPS:  # the first ones compile
+            self.left_out_time[0] += seconds * is_apart
+            self.left_out_time[1] += seconds
         return is_apart
 
     def _since_last_report(self, row: Mapping[str, Any]) -> list[ObservedStep]:

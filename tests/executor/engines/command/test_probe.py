@@ -1,5 +1,6 @@
 """What the probe in a script's processes counts, and that scripts which lie are told apart from those that do not."""
 
+import dataclasses
 import json
 import os
 import re
@@ -9,12 +10,15 @@ import subprocess
 import sys
 from itertools import accumulate
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from executor.engines.command import probe
-from executor.engines.command.agreement import disagreement
+from executor.engines.command.agreement import disagreement, work_text
 from executor.engines.command.observed import ObservedWork
+from executor.engines.command.result import _left_out_text, _seconds_of_all_ranks
 from executor.runners.local import LocalRunner
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import Outcome
@@ -33,7 +37,7 @@ PATTERNS = {
 HONEST = (
     "silent", "reports", "reports_every_3", "rate", "step_time", "milliseconds", "per_micro_batch", "short_last", "evaluates",
     "evaluates_silently", "tokens", "time_first", "packed", "own_reduction", "two_optimizers", "adversaries", "second_order",
-    "pairs", "sampler", "two_answers", "tensor_parallel", "tensor_parallel_silently", "compiled",
+    "pairs", "sampler", "two_answers", "tensor_parallel", "tensor_parallel_silently", "compiled", "local_sgd",
 )  # fmt: skip
 LIES = {
     "one_rank": "a report has 4 samples, and the step before it had 8: it reports the samples of one rank",
@@ -51,6 +55,7 @@ LIES = {
     "divides_batch": "it divides the batch by the ranks",
     "alone": "each of the 2 ranks trains by itself: the script starts no process group",
     "alone_silently": "each of the 2 ranks trains by itself",
+    "goes_round_its_wrapper": "DistributedDataParallel is built, but its forward is not called: parameters of ranks differ",
     "alone_in_a_group": "each of the 2 ranks trains by itself: their parameters differ after",
     "same_samples": "a step has 4 samples, 2 times 2 on 2 ranks, not 8: ranks train on the same samples",
     "same_seed": "ranks train on the same samples, without a DistributedSampler, each by itself with the same seed",
@@ -77,7 +82,7 @@ def test_an_honest_script_is_measured(runner: LocalRunner, name: str) -> None:
     result = runner.run(request(name))
     assert result.outcome is Outcome.OK, result.traceback or result.message
     assert "not checked" not in result.message
-    uncertain = {"packed": "about 4 rows a step, not", "adversaries": "about 8 rows a step, not"}
+    uncertain = {name: f"about {rows} rows a step, not" for name, rows in (("packed", 4), ("adversaries", 8), ("pairs", 8))}
     count = 4 if name.startswith("tensor_parallel") else 8
     words = uncertain.get(name, f"{count} samples a step in ")
     assert result.environment["observed_work"].startswith(words)
@@ -201,6 +206,76 @@ def test_a_model_that_is_built_after_another_was_trained_is_counted_and_the_firs
     assert samples == [None, 4, 4, None, 16, 16, 16]
 
 
+class Training:
+    """Networks whose passes and steps call a probe in this process."""
+
+    def __init__(self, folder: Path, networks: int = 1) -> None:
+        self.probe, self.folder = probe.Probe(str(folder)), folder
+        self.probe.torch = torch
+        self.networks = [torch.nn.Linear(8, 4) for _ in range(networks)]
+        self.optimizers = [torch.optim.SGD(network.parameters(), 0.01) for network in self.networks]
+        for optimizer in self.optimizers:
+            optimizer.register_step_post_hook(self.probe.end_step)
+
+    def backward(self, rows: torch.Tensor, network: int = 0) -> None:
+        loss = self.networks[network](rows).square().mean()
+        self.probe.begin_backward()
+        loss.backward()
+        self.probe.end_backward()
+
+    def steps(self) -> list[tuple[int | None, int, bool]]:
+        """Samples, micro-batches and certainty of each step whose inputs were seen."""
+        self.probe.begin_checkpoint()  # no hook remains
+        steps = ObservedWork(self.folder, None).read()
+        return [(step.samples, step.micro_batches, step.certain) for step in steps if step.samples is not None]
+
+
+@pytest.mark.parametrize(("moves", "step"), [(True, (2, 1, True)), (False, (4, 2, False))])
+def test_a_second_pass_on_the_same_input_is_no_other_micro_batch_if_parameters_moved(
+    tmp_path: Path, moves: bool, step: tuple[int, int, bool]
+) -> None:
+    training = Training(tmp_path)
+    for _ in range(4):
+        rows = torch.randn(2, 8)
+        training.backward(rows)
+        with torch.no_grad():
+            for parameter in training.networks[0].parameters() if moves else ():
+                parameter.add_(0.1)
+        training.backward(rows)
+        training.optimizers[0].step()
+    assert training.steps() == [step] * 3
+
+
+def test_an_input_that_was_filled_anew_is_another_micro_batch(tmp_path: Path) -> None:
+    training, rows = Training(tmp_path), torch.empty(2, 8)
+    for _ in range(4):
+        for _ in range(2):
+            training.backward(rows.normal_())
+        training.optimizers[0].step()
+    assert training.steps() == [(4, 2, True)] * 3
+
+
+def test_of_equal_networks_the_first_optimizer_decides_until_it_takes_no_steps(tmp_path: Path) -> None:
+    training = Training(tmp_path, networks=2)
+    for _ in range(4):
+        for network in (0, 1):
+            training.backward(torch.randn(2, 8), network)
+            training.optimizers[network].step()
+    for _ in range(4):  # the second network is trained further
+        training.backward(torch.randn(2, 8), 1)
+        training.optimizers[1].step()
+    assert training.steps() == [(4, 2, False)] * 3 + [(6, 3, False)] + [(2, 1, True)] * 2
+
+
+def test_training_by_gradients_that_torch_returns_is_seen(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    for _ in range(4):
+        for _ in range(2):
+            torch.autograd.grad(training.networks[0](torch.randn(2, 8)).sum(), [*training.networks[0].parameters()])
+        training.optimizers[0].step()
+    assert training.steps() == [(2, 1, False)] * 3
+
+
 def test_an_error_of_the_probe_stops_it_and_not_the_script(tmp_path: Path) -> None:
     observer = probe.Probe(str(tmp_path))
     guard = probe.Guard(observer, lambda: 1 // 0)
@@ -230,7 +305,11 @@ def test_an_error_of_the_probe_stops_it_and_not_the_script(tmp_path: Path) -> No
         ([[1, 1, 3, ["#2", "3x64x80", "3x48x64"]]], None, 3, False, []),
         ([[1, 1, 4, ["#2", "4x32", "4i"]]], None, 4, True, []),  # a list of inputs and labels
         ([[1, 2, 8, ["4x32"]]], 8, 8, True, []),  # two passes for the parts of a micro-batch
-        ([[1, 2, 16, ["8x32"]]], 8, 8, True, []),  # two passes for pairs
+        ([[1, 2, 16, ["8x32"]]], 8, 8, False, []),  # two passes for pairs, or for two micro-batches with one backward pass
+        ([[1, 2, 24, ["8x32"]]], 8, 8, True, []),  # samples, and what they are compared with
+        ([[1, 1, 32, ["32x1x12x12"]]], 1, 32, True, []),  # images with one channel
+        ([[1, 1, 32, ["32x1"]]], 1, 32, False, []),
+        ([[1, 1, 32, ["32x8x12x12"]]], 8, 32, True, []),
         ([[1, 2, 16, ["8x32"]]], None, 8, False, []),
         ([[1, 0, 0, []], [3, 1, 8, ["8"]]], 8, None, False, []),
     ],
@@ -242,6 +321,92 @@ def test_samples_are_counted_where_they_are_known(
     (tmp_path / "steps-1.jsonl").write_text(json.dumps(row) + "\n")
     (step,) = ObservedWork(tmp_path, asked).read()
     assert (step.samples, step.certain) == (samples, certain)
+
+
+def test_exchanges_as_large_as_the_parameters_after_the_first_step_are_noted(tmp_path: Path) -> None:
+    training = Training(tmp_path)
+    reduce, send = training.probe._counted(lambda *_: 0, "allreduce"), training.probe._counted(lambda *_: 0, "send")
+    seen: list[bool] = []
+    for call in (reduce, reduce, reduce, send):
+        call(None, [torch.ones(36 if len(seen) in (0, 2) else 4)], None)
+        seen.append(training.probe.facts.get("exchanges", False))
+        training.backward(torch.ones(2, 8))
+        training.optimizers[0].step()
+        if seen[-1]:
+            training.probe.facts["exchanges"] = False
+    training.probe.begin_checkpoint()
+    assert seen == [False, False, True, True]  # the first one copies the initial parameters
+
+
+def work(tmp_path: Path, rank: int, samples: list[int], reports: list[tuple[float, float]], **facts: object) -> dict[str, Any]:
+    """What is observed of a rank with these samples in its steps, of one second each."""
+    folder = tmp_path / str(rank)
+    folder.mkdir()
+    rows: list[dict[str, Any]] = [{"inputs": 1, "checksum": rank}]
+    for step, rows_of_step in enumerate(samples):
+        micro_batches = [[1, 1, rows_of_step, [f"{rows_of_step}x8"]]]
+        rows.append({"clock": step, "alternating": False, "micro_batches": micro_batches, "group": 2, **facts})
+        rows.append({"parameters": step + 1, "checksum": rank * 100 + step})
+    (folder / "steps-1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    observed = ObservedWork(folder, None)
+    observed.read()
+    return observed.summaries(reports)[0]
+
+
+def test_a_wrapper_that_is_built_and_not_called_is_named_unless_ranks_exchange_in_another_way(tmp_path: Path) -> None:
+    together = {"together": ["DistributedDataParallel"]}
+    works = [work(tmp_path, rank, [2] * 8, [], **together) for rank in (0, 1)]
+    text = disagreement(request("silent"), works, {"works": works[:1], "reported_seconds": []})
+    assert text.startswith(
+        "DistributedDataParallel is built, but its forward is not called: parameters of ranks differ after 8"
+    )
+    timed = {"works": works[:1], "reported_seconds": []}
+    assert "forward" not in disagreement(request("silent"), [{**each, "exchanges": True} for each in works], timed)
+
+
+UNEVEN = [3, 9, 1, 7, 2, 8, 4, 6, 5, 5, 9, 1]
+
+
+@pytest.mark.parametrize(
+    ("factor", "problem"),
+    [(1.0, ""), (0.5, "its reports have 58 samples in 11 steps, and the steps had 114: it reports the samples of one rank")],
+)
+def test_samples_of_ranks_that_differ_are_added_up(tmp_path: Path, factor: float, problem: str) -> None:
+    other = UNEVEN[::-1]
+    reports = [(step + 0.5, factor * (UNEVEN[step] + other[step])) for step in range(12)]
+    facts = {"together": ["FSDPModule"]}
+    works = [work(tmp_path, 0, UNEVEN, reports, **facts), work(tmp_path, 1, other, [], **facts)]
+    own = CommandModel(arguments=("python", "t.py"))
+    uneven = dataclasses.replace(request("silent"), model=own)
+    text = disagreement(uneven, works, {"works": works[:1], "reported_seconds": []})
+    assert problem in text and bool(problem) == bool(text), text
+    assert work_text(uneven, works).startswith("10 samples a step in 1 micro-batch on 2 ranks that train together")
+    timed = {"works": works[:1], "seconds": [8 / (2 * rows) for rows in UNEVEN], "timed_samples": [2 * rows for rows in UNEVEN]}
+    assert _seconds_of_all_ranks(uneven, timed, works) == pytest.approx([0.8] * 12)  # the job's batch has 8 samples
+
+
+def test_ranks_without_steps_do_not_count(tmp_path: Path) -> None:
+    works = [work(tmp_path, 0, [2] * 8, []), work(tmp_path, 1, [], [])]
+    own = dataclasses.replace(request("silent"), model=CommandModel(arguments=("python", "t.py")))
+    assert work_text(own, works).startswith("2 samples a step in 1 micro-batch on 1 of 2 ranks; ")
+    timed = {"works": works[:1], "seconds": [2.0] * 8, "timed_samples": [4] * 8}
+    assert _seconds_of_all_ranks(own, timed, works) == [4.0] * 8
+
+
+@pytest.mark.parametrize(
+    ("left_out", "text"), [((1, 4, 0.36), "1 of 4 steps is left out with 36% of the time"), ((1, 99, 0.02), "")]
+)
+def test_time_that_is_left_out_is_named(left_out: tuple[int, int, float], text: str) -> None:
+    assert _left_out_text({"left_out": left_out}).startswith(text)
+
+
+def test_tokens_of_samples_with_another_length_ask_for_the_length(tmp_path: Path) -> None:
+    works = [work(tmp_path, rank, [4] * 24, [], together=["FSDPModule"]) for rank in (0, 1)]
+    command = CommandModel(arguments=("python", "t.py"), pattern=r"(?P<tokens_per_second>\d+) tok/s")
+    text = disagreement(
+        dataclasses.replace(request("silent"), model=command), works, {"works": works[:1], "reported_seconds": [5.0] * 20}
+    )
+    assert text.endswith("samples have other lengths than the assumed 16 tokens: state --sequence-length, or read samples")
 
 
 def test_processes_that_a_script_starts_as_ranks_share_a_step(tmp_path: Path) -> None:

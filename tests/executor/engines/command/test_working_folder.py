@@ -47,6 +47,15 @@ def test_a_folder_of_links(source: Path, tmp_path: Path) -> None:
     assert file_states(folder).keys() == {"train.py"}
 
 
+def test_a_directory_that_is_a_checkpoint_is_left_out_as_a_whole(source: Path, tmp_path: Path) -> None:
+    (source / "out" / "last.ckpt" / "shards").mkdir(parents=True)
+    (source / "out" / "last.ckpt" / "shards" / "0.pt").write_text("0")
+    names = [name for name in checkpoints_in(source) if "last.ckpt" in name]
+    assert names == ["out/last.ckpt"]
+    make_working_folder(source, tmp_path / "trial", "link", names)
+    assert not (working_path(source, tmp_path / "trial") / "out" / "last.ckpt").exists()
+
+
 @pytest.mark.parametrize(("limit", "links"), [("MOST_ENTRIES", {"out"}), ("MOST_SMALL_BYTES", {"train.py", "out/log"})])
 def test_above_the_limits_links_stand_for_the_rest(
     source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, links: set[str]

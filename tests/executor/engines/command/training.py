@@ -130,6 +130,14 @@ def averaging() -> nn.Module:
     return module
 
 
+def averages(step: int, module: nn.Module) -> None:
+    """Local SGD: average the parameters after every eighth step."""
+    if step % 8 == 7:
+        for parameter in module.parameters():
+            dist.all_reduce(parameter.data)
+            parameter.data.div_(RANKS)
+
+
 class TwoOptimizers:
     """One for matrices, one for vectors, as where a second kind has a learning rate of its own."""
 
@@ -232,7 +240,7 @@ def never_steps() -> None:
         autotune.report(samples=SAMPLES)
 
 
-HONEST: dict[str, Callable[[], None]] = {
+HONEST: dict[str, Callable[[], object]] = {
     "silent": lambda: train(joined()),
     "reports": lambda: train(joined(), report=counts(SAMPLES)),
     "reports_every_3": lambda: train(joined(), report=every(3, counts(3 * SAMPLES))),
@@ -247,6 +255,7 @@ HONEST: dict[str, Callable[[], None]] = {
     "time_first": lambda: train(joined(Tokens(time_first=True)), sequences(16, BATCH), report=counts(SAMPLES)),
     "packed": lambda: train(joined(Tokens()), sequences(1, 16 * BATCH, rows=1), report=counts(SAMPLES)),
     "own_reduction": lambda: train(averaging(), report=counts(SAMPLES)),
+    "local_sgd": lambda: (dist.init_process_group("gloo"), train(network(), report=counts(SAMPLES), between=averages)),
     "two_optimizers": lambda: train(module := joined(), optimizer=TwoOptimizers(module), report=counts(SAMPLES)),
     "adversaries": adversaries,
     "second_order": second_order,
@@ -273,6 +282,7 @@ LIES: dict[str, Callable[[], object]] = {
     "divides_batch": lambda: train(joined(), random_batches(BATCH // RANKS)),
     "alone": lambda: train(network(), report=counts(SAMPLES)),
     "alone_silently": lambda: train(network()),
+    "goes_round_its_wrapper": lambda: (wrapper := joined(), train(wrapper.module, report=counts(SAMPLES))),
     "alone_in_a_group": lambda: (dist.init_process_group("gloo"), train(network(), report=counts(SAMPLES))),
     "same_samples": lambda: train(joined(), loader(False), report=counts(SAMPLES)),
     "same_seed": lambda: (dist.init_process_group("gloo"), torch.manual_seed(0), train(nn.Linear(32, 10))),
