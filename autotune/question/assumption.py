@@ -113,9 +113,8 @@ class AnswerAt:
 
     def __str__(self) -> str:
         """`with NAME=VALUE: VERDICT (34 GiB, 1,200 tokens/s)`."""
-        rate = f"{self.samples_per_second:.4g} samples/s"
-        if self.tokens_per_second is not None:
-            rate = f"{self.tokens_per_second:,.0f} tokens/s"
+        known = self.tokens_per_second is not None
+        rate = f"{self.tokens_per_second:,.0f} tokens/s" if known else f"{self.samples_per_second:.4g} samples/s"
         rate = f", {rate}" if self.changes_rate else ""
         choice = f", best: {self.choice}" if self.choice else ""
         gib = f"{self.peak_memory_bytes / 2**30:.3g} GiB"

@@ -179,7 +179,7 @@ def memory_arguments(model: ModelSpec, cluster: ClusterSpec, attention: str, arg
 def library_arguments(
     model: ModelSpec, cluster: ClusterSpec, config: TrialConfig, arguments: Mapping[str, str] | None
 ) -> Transformers:
-    """What Transformers and its libraries are told, if they train the model: as a configuration's knobs and `arguments` say,
+    """The arguments of Transformers and its libraries, if they train the model: as a configuration's knobs and `arguments` say,
     which have the word `states`."""
     if arguments is None or "states" not in arguments or cluster.device.kind == "cpu":
         return Transformers()

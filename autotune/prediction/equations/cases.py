@@ -372,7 +372,7 @@ class Cases:
     megatron: Megatron = field(default_factory=Megatron)
     """What Megatron-LM is told, of cases that it trains."""
     transformers: Transformers = field(default_factory=Transformers)
-    """What Transformers and its libraries are told, of cases that they train."""
+    """The arguments of Transformers and its libraries, of cases that they train."""
     ranks: RankTable | None = None
     """None: no layers are given explicitly."""
     devices: tuple[Hardware, ...] = ()

@@ -1,6 +1,7 @@
 """A prediction: the seconds of a step by part, and the memory of the fullest rank."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
 
@@ -70,18 +71,24 @@ class StepPrediction:
 
 def predict(cases: Cases, rates: Coefficients) -> StepPrediction:
     """Step time by part, and memory by tag. If only one of them is needed, `seconds_of` and `memory` are cheaper."""
+    terms = doubts(cases, rates)
     return StepPrediction(
         parts=_parts(cases, rates),
         memory=memory(cases, rates),
-        time_reach=Z90 * rates.time_spread * rates.time_tail * (1 + rates.time_doubt * (doubt(cases, rates) - 1)),
-        doubts={name: rates.time_doubt * term for name, term in doubts(cases, rates).items()},
+        time_reach=Z90 * rates.time_spread * rates.time_tail * (1 + rates.time_doubt * (_combined(terms) - 1)),
+        doubts={name: rates.time_doubt * term for name, term in terms.items()},
         memory_reach=np.where(cases.megatron.states > 0, COUNTED_REACH, Z90 * rates.memory_spread * rates.memory_tail),
     )
 
 
 def doubt(cases: Cases, rates: Coefficients) -> Array:
     """Spread of measured / predicted time as a multiple of that of dense models in tuned software that the device bounds."""
-    return np.sqrt(1.0 + sum(term**2 for term in doubts(cases, rates).values()))
+    return _combined(doubts(cases, rates))
+
+
+def _combined(terms: Mapping[str, Array]) -> Array:
+    combined: Array = np.sqrt(1.0 + sum(term**2 for term in terms.values()))
+    return combined
 
 
 def doubts(cases: Cases, rates: Coefficients) -> dict[str, Array]:

@@ -23,7 +23,7 @@ from autotune.prediction.equations.hardware import hardware_of
 from autotune.prediction.equations.pipeline import split_layers
 from autotune.prediction.equations.state_traffic import update_seconds
 from autotune.prediction.equations.step import local_parameters, offload_seconds
-from autotune.prediction.fitting.trial_fit import WORTH, fitted, spread_after, tail_after
+from autotune.prediction.fitting.trial_fit import fitted, left_after, spread_after, tail_after
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.microbenchmark import MeasuredRow, Operation, layer_model, network_sharing, ranks_in_domain
 from search_spaces.models.model import ModelSpec
@@ -231,7 +231,7 @@ def coefficients_from_benchmark(
     # A quick measurement sees few shapes, each only once: it does not narrow the band.
     spread = max(spread, before.time_spread) if record.quick else spread
     tail = before.time_tail if record.quick else tail_after(before.time_tail, len(errors))
-    left = before.time_doubt if record.quick else before.time_doubt * WORTH / (WORTH + len(errors))
+    left = before.time_doubt if record.quick else left_after(before.time_doubt, len(errors))
     return dataclasses.replace(_counted(record, cluster, rates), time_spread=spread, time_tail=tail, time_doubt=left)
 
 

@@ -246,7 +246,7 @@ def fit_runs(history: Sequence[Runs], before: Coefficients) -> tuple[Coefficient
         "time_spread": spread_after(before.time_spread, time_errors, time_figures.worth),
         "memory_spread": spread_after(before.memory_spread, memory_errors, memory_figures.worth),
         "time_tail": tail_after(before.time_tail, timed),
-        "time_doubt": before.time_doubt * WORTH / (WORTH + timed),
+        "time_doubt": left_after(before.time_doubt, timed),
         "memory_tail": tail_after(before.memory_tail, peaked),
     }
     return dataclasses.replace(rates, **spreads), int(sum(np.sum(runs.repeats) for runs in history))
@@ -305,9 +305,14 @@ WORTH = 4.0
 """Number of errors to which the prior spread is equivalent: a few lucky errors do not narrow the band."""
 
 
+def left_after(before: float, count: float) -> float:
+    """What is left of a surcharge once so many errors are known: it counts as `WORTH` errors, and they have none."""
+    return before * WORTH / (WORTH + count)
+
+
 def tail_after(before: float, count: float) -> float:
-    """What of a band's tail is left once so many errors are known: it counts as `WORTH` errors, and they have none."""
-    return 1.0 + (before - 1.0) * WORTH / (WORTH + count)
+    """What of a band's tail is left once so many errors are known."""
+    return 1.0 + left_after(before - 1.0, count)
 
 
 def spread_after(before: float, errors: Array, worth: Array | float = 1.0) -> float:

@@ -208,10 +208,15 @@ class ObservedWork:
         """Whether the processes are ranks that the script started itself, as many on every rank of the trial."""
         return {work.facts.get("group") for work in self.processes.values()} == {len(self.processes) * self.ranks}
 
+    @property
+    def started_ranks(self) -> int:
+        """Processes whose samples add up to those of a step: those that are ranks, else the one that is timed."""
+        return len(self.processes) if self.are_ranks else 1
+
     def samples_of_step(self) -> float | None:
         """Samples of a step in all processes that are ranks; None: not known for certain."""
         samples = self.timed.samples_of_step()
-        return None if samples is None else samples * (len(self.processes) if self.are_ranks else 1)
+        return None if samples is None else samples * self.started_ranks
 
     def summaries(self, reports: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
         """`ProcessWork.summary` of each process that is a rank; else of the first that took a step."""

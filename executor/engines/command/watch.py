@@ -173,10 +173,10 @@ class ScriptWatch:
         usual = self.readings.observed_samples or self._batch.script_samples
         new = [*self.work.timed.seconds(self._observed)]
         self._observed += len(new)
-        processes = len(self.work.processes) if self.work.are_ranks else 1
+        ranks = self.work.started_ranks * self._data_parallel_size
         waited = self.readings.take_waited() if new else None
         for seconds, step in new:
-            samples = step.samples * processes * self._data_parallel_size if step.certain and step.samples else usual
+            samples = step.samples * ranks if step.certain and step.samples else usual
             if not self._leaves_out([step], seconds):
                 scale = self._batch.samples / samples
                 part = None if waited is None else waited / len(new) * scale
