@@ -175,13 +175,21 @@ def question_about(
     defaults = dict(zip(WORKLOAD, default_workload(model, cluster, inputs.pins), strict=True))
     unstated = [name for name, value in sizes.items() if value is None]
     workload: dict[str, Any] = {name: defaults[name] if value is None else value for name, value in sizes.items()}
-    assumed = (*assumptions(model, cluster, unstated, workload), *_equal_loads(model))
+    assumed = (*assumptions(model, cluster, unstated, workload), *_equal_loads(model), *_of_libraries(inputs.simple))
     return Question(
         model=model, cluster=cluster, engine=inputs.engine, **workload, assumed=assumed,
         origins=_origins(inputs, model, assumed), most_steps=most_steps, space=inputs.space, pins=inputs.pins,
         simple=inputs.simple, nvme_path=inputs.nvme_path, training_steps=inputs.training_steps,
         document_lengths=tuple(inputs.document_lengths),
     )  # fmt: skip
+
+
+def _of_libraries(simple: str | None) -> tuple[Assumption, ...]:
+    """What `Question.arguments` takes of Transformers, where no recipe states it."""
+    if simple != "transformers":
+        return ()
+    text = "Transformers 4.57: full-length samples, trained parameters in fp32 outside of DeepSpeed, a fused optimizer"
+    return (Assumption(name="stated_arguments", value=simple, stated_by="a recipe: autotune lint", text=text),)
 
 
 def _origins(inputs: QuestionFields, model: Model, assumed: Sequence[Assumption]) -> Mapping[str, Origin]:
