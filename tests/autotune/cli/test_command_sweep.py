@@ -131,6 +131,7 @@ def test_a_script_that_starts_its_ranks_itself_has_the_samples_of_all_and_is_sta
     folder: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:{os.environ['PATH']}")  # the launch line's `python`
     (folder / "train.py").write_text(SPAWNS.replace("PORT", str(free_port())))
     one = ("--runner", "local", "--ranks", 1, "--trial-seconds", 0.1, "--confirm-repeats", 0, "--pin", "micro_batch_size=2")
     answer = command("sweep", *one, "--", "python", "train.py", "{micro_batch_size}")
