@@ -206,7 +206,6 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.service.load --parts reads processes streams sqlite --markdown docs/results/service-load.md
 	$(BIN)/python -m benchmarks.prediction.speed --markdown docs/results/prediction-speed.md
 	$(BIN)/python -m benchmarks.prediction.kernel_counts --markdown docs/results/kernel-counts.md
-	$(BIN)/python -m benchmarks.prediction.capacity --markdown docs/results/capacity.md
 	$(BIN)/python -m benchmarks.engines.data_efficiency --markdown docs/results/data-efficiency-benchmark.md
 	$(BIN)/python -m benchmarks.engines.packing --markdown docs/results/packing-benchmark.md
 	$(BIN)/python -m benchmarks.engines.nvme_offload --markdown docs/results/nvme-benchmark.md

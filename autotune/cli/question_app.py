@@ -201,11 +201,25 @@ def plan(
 
 
 @planning_app.command(cls=QuestionCommand)
-def capacity(context: typer.Context, db: Database = None, json: Json = False) -> Status:
-    """Predict the ZeRO stage and offloading that a model needs, and the largest micro-batch and sequence that then fit."""
-    from autotune.cli.capacity import capacity_command
+def fit(
+    context: typer.Context,
+    for_: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="PROGRAM", help="Write the fastest way's file: trl, trainer, axolotl, llamafactory, accelerate, …"
+        ),
+    ] = None,
+    dataset: Annotated[str, typer.Option(metavar="NAME", help="Dataset in the file of --for.")] = "DATASET",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="File of --for. [default: standard output]")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show every way, not only the best of each method.")] = False,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Say which ways of fine-tuning a model fit on your cards, with which batch, how fast, and how long they take."""
+    from autotune.cli.fit import WantedFile, fit_command
 
-    return capacity_command(given_fields(context), db, json=json)
+    file = None if for_ is None else WantedFile(format=for_, dataset=dataset, out=out)
+    return fit_command(given_fields(context), db, file=file, every=every, json=json)
 
 
 @planning_app.command(cls=QuestionCommand)

@@ -15,7 +15,7 @@ EVERY = ("sweep", "scale", "submit", "check")
 JOB = ("sweep", "submit", "check")
 SWEEP = ("sweep",)
 ASKED = ("predict", "plan")
-PLANNED = (*ASKED, "capacity")
+PLANNED = (*ASKED, "fit")
 RECIPE = ("lint", "carry", "challenge")
 """Commands about a recipe, which may state a field itself."""
 SERVICE = "service"
