@@ -255,9 +255,9 @@ class Transformers:
     norms: Array = _argument("eager", "fused")
     gates: Array = _argument("eager", "fused")
     """The activation of a gated MLP."""
-    loss: Array = _argument("whole", "kernel", "projection", "half")
-    """All logits in fp32; those, but in a kernel that overwrites them with their gradient; pieces of logits; logits as they
-    are, in models with code of their own."""
+    loss: Array = _argument("whole", "kernel", "projection", "half", "chunked", "cut")
+    """All logits in fp32; those, but in a kernel that overwrites them with their gradient; pieces of logits (Liger); logits as
+    they are, in models with code of their own; pieces that backward computes again (TRL 1); none (cut cross-entropy)."""
     keeps_logits: Array = _argument(*FLAG)
     """Whether the caller holds the model's outputs until backward has ended, as loops of one's own do and the Trainer not."""
     attention: Array = _argument("flash", "sdpa", "eager")
@@ -274,6 +274,17 @@ class Transformers:
     """Whether operators of torch dequantise matrices, and keep them for backward: AutoGPTQ without Triton and ExLlama."""
     update: Array = _argument("foreach", "fused", "loop")
     """Implementation of the optimizer: the first makes a temporary copy of a moment of all parameters."""
+    moments: Array = _argument("torch", "bnb32", "bnb8", "ao8", "ao4")
+    """Whose moments: torch's have the type of their parameter, bitsandbytes' 32 bits or 8, torchao's 8 bits or 4."""
+    paged: Array = _argument(*FLAG)
+    """Whether moments of at least 100,000 elements are in pages that move to the host (bitsandbytes' paged optimizers)."""
+    reference: Array = _argument("none", "copy", "adapter")
+    """The reference model of preference training: none, or precomputed; a second copy in 16 bits; the model without its
+    adapter."""
+    sequences: Array = _argument(default=1.0)
+    """Sequences of each sample of a micro-batch: 2 of DPO, whose samples are pairs."""
+    tower: Array = _argument()
+    """Parameters of frozen modules beside the model, in 16 bits, such as a vision tower that is not trained."""
     sharding: Array = _argument("none", "fsdp1", "fsdp2", "zero")
     varying_lengths: Array = _argument(*FLAG)
     """Whether micro-batches have as many tokens as their longest sample, neither packed nor padded to the full length."""
