@@ -9,10 +9,17 @@ move: per token, what each operator that the source runs one by one reads and wr
 import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases, Flags
-from autotune.prediction.equations.kernels import gates_fused, loss_fused, loss_peak, norms_fused
+from autotune.prediction.equations.kernels import gates_fused, loss_fused, norms_fused, pieces
 from autotune.prediction.equations.parameters import stage_parameters
 from autotune.prediction.equations.software import (
     ADAPTED,
+    AO4,
+    AO8,
+    BNB8,
+    BNB32,
+    CHUNKED_LOSS,
+    COPY,
+    CUT_LOSS,
     EAGER,
     EAGER_ATTENTION,
     FSDP1,
@@ -68,10 +75,13 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     # Of micro-batches before; DeepSpeed's partition of them is permanent.
     summed = np.where((cases.layouts.accumulation > 1) | rank.by_zero, late, 0.0)
     root, gathered = rank.gathered_root(), rank.gathered_root() + rank.gathered_unit()
+    cast, cast_layers = rank.cast_copies()
+    # Those of recomputed layers are made again.
+    cast_last = np.where(rank.recomputed > 0, cast_layers / layers, cast_layers)
     moments = {
-        "loss": rank.tokens * (kept + rank.loss()) + root + summed,
-        "last": rank.tokens * last + gathered + early + summed,
-        "first": rank.tokens * first + gathered + late + np.where(rank.shard > 1, early, 0.0),
+        "loss": rank.tokens * (kept + rank.loss()) + root + summed + cast,
+        "last": rank.tokens * last + gathered + early + summed + cast_last,
+        "first": rank.tokens * first + gathered + late + np.where(rank.shard > 1, early, 0.0) + cast_layers / layers,
         "update": late + rank.update(),
     }
     highest = np.maximum.reduce(np.broadcast_arrays(*moments.values()))
@@ -100,7 +110,8 @@ class Replica:
         self.cases, self.words, self.shapes, self.layouts = cases, cases.transformers, cases.shapes, cases.layouts
         self.frozen = self.shapes.frozen_bytes > 0
         self.width = self.layouts.parameter_bytes
-        self.tokens: Array = self.layouts.micro_batch_size * self.shapes.sequence / self.layouts.context
+        samples = self.layouts.micro_batch_size * self.words.sequences
+        self.tokens: Array = samples * self.shapes.sequence / self.layouts.context
         self.shard = np.where(self.layouts.zero_stage >= 3, self.layouts.shard, 1.0)
         # Stages of which nothing else is known are DeepSpeed's.
         self.by_zero = (self.words.sharding == ZERO) | ((self.words.sharding == 0) & (self.layouts.zero_stage > 0))
@@ -112,13 +123,17 @@ class Replica:
         self.fused_norms = one_kernel | norms_fused(cases) | (self.layouts.compiled > 0)
         self.gates = np.where((self.words.gates > 0) | gates_fused(cases) | (self.layouts.compiled > 0), 1.0, 0.0)
         self.loss_kind = np.where(loss_fused(cases), PROJECTION_LOSS, self.words.loss)
-        # What passes between layers: fp32 if frozen norms are, since bitsandbytes returns the type that it is given.
-        self.wide = (self.frozen & (self.words.whole_norms > 0)) | (self.width >= 4)
+        # What passes between layers: fp32 if the norms are, since their weight multiplies it and bitsandbytes returns the type
+        # that it is given. FSDP and DeepSpeed cast parameters.
+        self.sharded = self.by_zero | ((self.words.sharding > 0) & (self.shard > 1))
+        whole_norms = np.where(self.frozen, self.words.whole_norms > 0, (self.words.parameter_width >= 4) & ~self.sharded)
+        self.wide = whole_norms | (self.width >= 4)
         self.state = np.where(self.wide, 4.0, self.width)
         self.residual: Array = self.state * self.shapes.hidden
         # Of what products return: 16 bits under autocast, else what they get, as bitsandbytes always does.
         self.converts = self.wide & ((self.words.bits == NF4) | (self.words.bits == INT8))
         self.inner = np.where((self.words.autocast > 0) & ~self.converts, self.width, self.state)
+        self.casts_inputs = (self.words.autocast > 0) & (self.inner < self.state)
         self.recomputed = np.where(self.layouts.activation_checkpointing > 0, 1.0, 0.0)
         self.counts = stage_parameters(cases, self.shapes.layers, np.ones(1), np.ones(1))
         self.table = self.shapes.vocabulary * self.shapes.hidden
@@ -141,34 +156,54 @@ class Replica:
         trained, width = counts.trained - adapters, words.parameter_width
         table_width = np.where(words.whole_tables > 0, 4.0, self.width)
         frozen = (matrices * packed + counts.frozen_tables * table_width) / self.shard + matrices * constants
-        moments = layouts.moment_bytes / 4
         # Parameters trained beside frozen ones are copies of those.
         # Tables trained beside frozen ones are copies of those, in their type.
         parameters = trained * width + adapters * words.adapter_width + tables * self.width
         # DeepSpeed trains 16 bits, beside fp32.
         count = trained + adapters + tables
         parameters = np.where(self.by_zero, count * self.width, parameters) / self.shard
-        states = np.where(self.by_zero, count * (4 + layouts.moment_bytes) / self.state_shard, parameters * moments)
+        states = np.where(self.by_zero, count * (4 + layouts.moment_bytes) / self.state_shard, self.moments(parameters))
+        on_host = np.where(words.paged > 0, 1.0, layouts.offload_optimizer)
+        beside = self.width * (words.tower + np.where(words.reference == COPY, count + counts.frozen, 0.0)) / self.shard
         return {
-            "parameters": (frozen + parameters) * (1 - layouts.offload_parameters) + self.cast_copies(),
-            "optimizer_state": states * (1 - layouts.offload_optimizer),
-            "host": states * layouts.offload_optimizer + (frozen + parameters) * layouts.offload_parameters,
+            "parameters": (frozen + parameters) * (1 - layouts.offload_parameters) + beside,
+            "optimizer_state": states * (1 - on_host),
+            "host": states * on_host + (frozen + parameters) * layouts.offload_parameters,
         }
+
+    def moments(self, parameters: Array) -> Array:
+        """Bytes of both moments of a rank's trained parameters, which have so many bytes.
+
+        Torch's have the type of their parameter. bitsandbytes has 32 bits, or 8 and a scale in fp32 for 256 elements; the
+        Trainer leaves embeddings, but not the output projection, in 32. torchao has 8 or 4 bits and the same scales.
+        """
+        _, tables = self.trained()
+        count = (self.counts.trained + tables) / self.shard
+        embeddings = np.where(self.frozen & (self.words.trained_tables == 0), 0.0, self.table) / self.shard
+        blocks = 2 * (1 + 4 / 256)
+        by_blocks = blocks * (count - embeddings) + 8 * embeddings
+        kinds = [self.words.moments == kind for kind in (BNB32, BNB8, AO8, AO4)]
+        by_torch = parameters * self.layouts.moment_bytes / 8 * 2
+        states: Array = np.select(kinds, [8 * count, by_blocks, blocks * count, (blocks - 1) * count], default=by_torch)
+        return states
 
     def trained(self) -> tuple[Array, Array]:
         """Elements of adapters, and of tables trained beside them."""
         adapters = np.where(self.frozen, self.counts.trained, 0.0)
         return adapters, np.where(self.frozen & (self.words.trained_tables > 0), self.counts.frozen_tables, 0.0)
 
-    def cast_copies(self) -> Array:
-        """Bytes of the copies in 16 bits that autocast keeps of trained parameters in fp32 until forward ends."""
+    def cast_copies(self) -> tuple[Array, Array]:
+        """Bytes of the copies in 16 bits that autocast makes of parameters in fp32: all as forward ends, when its cache has
+        them, and those of the layers, which backward still has or makes again. Embeddings are not cast; the copy of a frozen
+        output projection is kept for backward."""
         words = self.words
         adapters, _ = self.trained()
-        sharded = self.by_zero | ((words.sharding > 0) & (self.shard > 1))
-        whole = np.where(~sharded & (words.parameter_width > self.width), self.counts.trained - adapters, 0.0)
-        whole = whole + np.where(words.whole_tables > 0, self.table, 0.0)
+        matrices = self.counts.trained - adapters - self.counts.trained_tables
+        whole = np.where(~self.sharded & (words.parameter_width > self.width), 1.0, 0.0)
         cast = np.where((words.fused_adapters == 0) & (self.adapter_width > self.width), adapters, 0.0) / self.shard
-        return np.where(words.autocast > 0, self.width * (whole + cast), 0.0)
+        head = np.where(self.frozen, words.whole_tables, whole) * self.table
+        casts = np.where(words.autocast > 0, self.width, 0.0)
+        return casts * (whole * matrices + head + cast), casts * (whole * matrices + cast)
 
     def gradients(self) -> Array:
         """Bytes of all gradients. Where the host has the optimizer, DeepSpeed sends them there bucket by bucket."""
@@ -237,17 +272,18 @@ class Replica:
 
     def norm(self) -> Array:
         """Bytes of a norm: eager RMSNorms keep a copy of their input in fp32; the normalised one if the weight is trained."""
-        kept = np.where(self.wide, 0.0, 4.0) + np.where(self.frozen, 0.0, self.width)
+        kept = np.where(self.wide, 0.0, 4.0) + np.where(self.frozen, 0.0, self.state)
         return np.where(self.fused_norms, 0.0, self.shapes.hidden * kept)
 
     def product_inputs(self) -> Array:
-        """The normalised states, of which trained matrices keep one for attention and one for the MLP; so do adapters that are
-        fused, or get them as they are."""
+        """The normalised states, of which trained matrices keep one for attention and one for the MLP, or one each if autocast
+        casts it for each of them; so do adapters that are fused, or get them as they are."""
         words = self.words
         shared = (words.autocast == 0) & (self.adapter_width <= self.state) & (words.adapter_dropout == 0)
         shared |= words.fused_adapters > 0
         adapted = [self.adapts(*names) > 0 for names in (("query", "key", "value"), ("gate", "up"))]
-        count = np.where(self.frozen, np.sum(adapted, axis=0) * shared, 2.0)
+        trained = np.where(self.casts_inputs, 3 + self.shapes.matrices - 1, 2.0)
+        count = np.where(self.frozen, np.sum(adapted, axis=0) * shared, trained)
         return self.inner * self.shapes.hidden * count
 
     def adapter_input(self, elements: Array) -> Array:
@@ -337,13 +373,33 @@ class Replica:
         half = np.where(words.autocast > 0, np.maximum(w + 8, 12.0), 4 * w)
         kinds = [self.loss_kind == kind for kind in (WHOLE_LOSS, KERNEL_LOSS, HALF_LOSS)]
         logits = np.select(kinds, [whole, stays + 4 + shifts, half], default=0.0) * self.shapes.vocabulary
-        pieces = np.where(self.loss_kind == PROJECTION_LOSS, loss_peak(self.cases, self.tokens) / self.tokens, 0.0)
-        last = np.where(self.fused_norms, self.residual, np.where(self.wide, self.residual, self.norm()))
-        normed = self.state * self.shapes.hidden
-        everything: Array = logits + pieces + last + normed
+        last = np.where(self.fused_norms | self.wide, self.residual, 0.0) + np.where(self.fused_norms, 0.0, self.norm())
+        normed = (self.state + np.where(self.casts_inputs, self.width, 0.0)) * self.shapes.hidden
+        everything: Array = logits + self.loss_in_pieces() / self.tokens + last + normed
         return everything
 
+    def loss_in_pieces(self) -> Array:
+        """Bytes of losses that never have all logits.
 
+        1. Liger's, in forward: a piece, gradients of the rows, and of the table, in its type, if it is trained [liger-kernel
+           0.8.5, ops/fused_linear_cross_entropy.py, without `accum_dtype`].
+        2. TRL's, in backward: a tile of at most 4,096 tokens and 32,768 words, the copy of the rows without labels that are
+           ignored, and gradients of the rows and of the table, which are summed in fp32 and then cast.
+        3. Cut cross-entropy, in backward: gradients of rows and table in 16 bits.
+        """
+        trained = np.where(self.frozen, 0.0, self.table)
+        rows = self.shapes.hidden * self.tokens
+        tile = np.minimum(self.tokens, CHUNKED_TOKENS) * self.width * CHUNKED_WORDS
+        chunked = tile + rows * (self.state + 4 + self.width) + trained * (4 + self.width)
+        piece = pieces(self.cases, self.tokens).rows * self.shapes.vocabulary * self.width
+        liger = piece + self.width * rows + np.where(self.sharded, self.width, self.words.parameter_width) * trained
+        kinds = [self.loss_kind == kind for kind in (PROJECTION_LOSS, CHUNKED_LOSS, CUT_LOSS)]
+        bytes_at_peak: Array = np.select(kinds, [liger, chunked, self.width * (rows + trained)], default=0.0)
+        return bytes_at_peak
+
+
+CHUNKED_TOKENS, CHUNKED_WORDS = 4096.0, 32768.0
+"""The tile of TRL's fused head [trl 1.16, kernels/chunked_logprob.py, trainer/utils.py]."""
 OPERATORS = 30.0
 """Of a layer's forward whose launches take `Coefficients.kernel_seconds`."""
 WITHOUT_TENSOR_CORES = 16.0
