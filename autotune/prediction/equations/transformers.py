@@ -130,8 +130,8 @@ class Replica:
         self.wide = whole_norms | (self.width >= 4)
         self.state = np.where(self.wide, 4.0, self.width)
         self.residual: Array = self.state * self.shapes.hidden
-        # Of what products return: 16 bits under autocast, else what they get, as bitsandbytes always does.
-        self.converts = self.wide & ((self.words.bits == NF4) | (self.words.bits == INT8))
+        # Of what products return: 16 bits under autocast, else what they get, as bitsandbytes' of 4 bits always do.
+        self.converts = self.wide & ((self.words.bits == NF4) | ((self.words.bits == INT8) & (self.words.autocast == 0)))
         self.inner = np.where((self.words.autocast > 0) & ~self.converts, self.width, self.state)
         self.casts_inputs = (self.words.autocast > 0) & (self.inner < self.state)
         self.recomputed = np.where(self.layouts.activation_checkpointing > 0, 1.0, 0.0)
@@ -284,7 +284,10 @@ class Replica:
         adapted = [self.adapts(*names) > 0 for names in (("query", "key", "value"), ("gate", "up"))]
         trained = np.where(self.casts_inputs, 3 + self.shapes.matrices - 1, 2.0)
         count = np.where(self.frozen, np.sum(adapted, axis=0) * shared, trained)
-        return self.inner * self.shapes.hidden * count
+        # bitsandbytes' products of 8 bits keep what they get.
+        by_int8 = np.where(self.frozen & (words.bits == INT8), 2 * self.state, 0.0)
+        kept: Array = np.maximum(self.inner * count, by_int8) * self.shapes.hidden
+        return kept
 
     def adapter_input(self, elements: Array) -> Array:
         """Bytes that an adapter keeps of its input: the mask of dropout, and what its first matrix multiplies, in 16 bits under
@@ -313,7 +316,9 @@ class Replica:
         shapes, words = self.shapes, self.words
         repeats = (words.repeats_keys > 0) | (words.attention == EAGER_ATTENTION)
         repeats |= (words.attention > 0) & (words.release < 451)
-        width = np.where(words.attention > 0, self.inner, self.width)  # flash-attn has 16 bits only
+        # flash-attn has 16 bits only, and autocast casts what torch's kernel gets.
+        wide = (words.attention == EAGER_ATTENTION) | ((words.attention > 0) & (words.autocast == 0))
+        width = np.where(wide, self.inner, self.width)
         states: Array = width * (2 * shapes.query + 2 * np.where(repeats, shapes.query, shapes.key_value))
         return states
 
@@ -330,13 +335,15 @@ class Replica:
     def product_input(self) -> Array:
         """Bytes of the input of the MLP's last matrix, which are freed before those of its factors."""
         adapter = self.adapts("down") * self.adapter_input(self.shapes.mlp_width)
-        return np.where(self.frozen, adapter, self.width * self.shapes.mlp_width)
+        by_int8 = np.where(self.words.bits == INT8, self.inner * self.shapes.mlp_width, 0.0)
+        return np.where(self.frozen, adapter + by_int8, self.width * self.shapes.mlp_width)
 
     def working(self) -> Array:
         """Bytes as a layer runs backward, with its result, at the fuller of two moments.
 
         1. The MLP: the gradients of the product and of its factors, or of what an adapter casts; of one expert, with the sums
-           of experts' gradients.
+           of experts' gradients. Beside the first, or two of its factors, a quantised matrix in 16 bits; one of 8 bits has the
+           type of its input, to which the gradient of its result is cast, too.
         2. Attention, without the MLP: the gradients of what its kernel gets and returns; eager attention has three or, of 16
            bits, two matrices in fp32 besides the probabilities.
         """
@@ -345,11 +352,16 @@ class Replica:
         at_once = np.where(shapes.experts > 0, self.experts / np.maximum(shapes.experts, 1.0), 1.0) * shapes.ffn
         gated = np.where(shapes.matrices == 3, np.where(self.gates > 0, 1.0, 3.0), 2.0)
         casts = np.where((words.fused_adapters > 0) | (self.adapter_width <= self.width), 0.0, 4.0)
-        casts = self.inner + casts * (1 + np.where(words.adapter_dropout > 0, 1.0, 0.0))
+        casts = casts + np.where(words.adapter_dropout > 0, np.maximum(casts, self.inner), self.inner)
         down = np.where(self.adapts("down") > 0, casts * at_once, self.inner * at_once)
         factors = gated * self.inner * at_once - self.product_input() * np.where(shapes.experts > 0, 0.0, 1.0)
         summed = np.where(shapes.experts > 0, 4 * self.width * shapes.hidden, 0.0)
-        mlp = self.recomputed * again + np.maximum(down, factors) + summed
+        is_packed = self.frozen & (words.bits > NO_BITS) & (words.torch_unpacking == 0)
+        matrix = np.where(is_packed, shapes.hidden * shapes.ffn / self.tokens, 0.0)
+        by_int8 = (words.bits == INT8) & (self.state > self.inner)
+        unpacked = np.where(by_int8, self.state * (matrix + at_once), self.width * matrix)
+        factors_later = factors - self.inner * at_once + unpacked
+        mlp = self.recomputed * again + np.maximum.reduce([down + self.width * matrix, factors, factors_later]) + summed
         matrices = np.where(self.inner < 4, 8.0, 12.0) * shapes.heads * shapes.sequence
         attention = self.recomputed * (again - self.norm() - self.mlp()) + np.where(
             words.attention == EAGER_ATTENTION, matrices, 0.0
