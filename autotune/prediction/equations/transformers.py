@@ -30,6 +30,7 @@ from autotune.prediction.equations.software import (
     NF4,
     NO_BITS,
     PROJECTION_LOSS,
+    SPLIT_LOSS,
     WHOLE_LOSS,
     ZERO,
 )
@@ -152,12 +153,13 @@ class Replica:
         kinds = [words.bits == kind for kind in (NO_BITS, NF4, GPTQ)]
         packed = np.select(kinds, [self.width, 0.5, 0.5 + 0.5 / words.group_size], default=1.0)
         constants = np.select(kinds, [0.0, double, 2 / words.group_size], default=0.0)
-        adapters, tables = self.trained()
-        trained, width = counts.trained - adapters, words.parameter_width
+        trained, width = counts.trained - self.trained()[0], words.parameter_width
         table_width = np.where(words.whole_tables > 0, 4.0, self.width)
-        frozen = (matrices * packed + counts.frozen_tables * table_width) / self.shard + matrices * constants
-        # Parameters trained beside frozen ones are copies of those.
+        head = np.where(self.frozen & (words.packed_head > 0), self.table, 0.0)
+        tables = (counts.frozen_tables - head) * table_width + head * packed
+        frozen = (matrices * packed + tables) / self.shard + (matrices + head) * constants
         # Tables trained beside frozen ones are copies of those, in their type.
+        adapters, tables = self.trained()
         parameters = trained * width + adapters * words.adapter_width + tables * self.width
         # DeepSpeed trains 16 bits, beside fp32.
         count = trained + adapters + tables
@@ -206,12 +208,15 @@ class Replica:
         return casts * (whole * matrices + head + cast), casts * (whole * matrices + cast)
 
     def gradients(self) -> Array:
-        """Bytes of all gradients. Where the host has the optimizer, DeepSpeed sends them there bucket by bucket."""
+        """Bytes of all gradients. Where the host has the optimizer, DeepSpeed sends them there bucket by bucket; where it has
+        the parameters, FSDP layer by layer."""
         adapters, tables = self.trained()
         others = self.counts.trained - adapters
         gradients = others * self.words.parameter_width + adapters * self.words.adapter_width + tables * self.width
+        gradients = np.where(self.words.updates_in_backward > 0, self.width * self.table, gradients)
         in_half = self.width * (others + adapters + tables) / np.where(self.layouts.zero_stage >= 2, self.layouts.shard, 1.0)
-        return np.where(self.by_zero, in_half * (1 - self.layouts.offload_optimizer), gradients / self.shard)
+        sharded = gradients / self.shard * np.where(self.shard > 1, 1 - self.layouts.offload_parameters, 1.0)
+        return np.where(self.by_zero, in_half * (1 - self.layouts.offload_optimizer), sharded)
 
     def update(self) -> Array:
         """Bytes of the temporary copies of the update: of a moment; DeepSpeed's of gradients in fp32, at stage 3 in groups of
@@ -383,8 +388,10 @@ class Replica:
         held = np.where(words.keeps_logits > 0, w, 0.0)
         whole = np.maximum(stays + 4 + shifts + 4, held + 12.0)
         half = np.where(words.autocast > 0, np.maximum(w + 8, 12.0), 4 * w)
-        kinds = [self.loss_kind == kind for kind in (WHOLE_LOSS, KERNEL_LOSS, HALF_LOSS)]
-        logits = np.select(kinds, [whole, stays + 4 + shifts, half], default=0.0) * self.shapes.vocabulary
+        # Fabric returns fp32, in pieces of 128 tokens of each sample; compiled pieces, of which there are eight, keep 16 bits.
+        split = np.where(self.layouts.compiled > 0, w * 9 / 8, 8.0 + (8 + w) * np.minimum(128 / self.shapes.sequence, 1.0))
+        kinds = [self.loss_kind == kind for kind in (WHOLE_LOSS, KERNEL_LOSS, HALF_LOSS, SPLIT_LOSS)]
+        logits = np.select(kinds, [whole, stays + 4 + shifts, half, split], default=0.0) * self.shapes.vocabulary
         last = np.where(self.fused_norms | self.wide, self.residual, 0.0) + np.where(self.fused_norms, 0.0, self.norm())
         normed = (self.state + np.where(self.casts_inputs, self.width, 0.0)) * self.shapes.hidden
         everything: Array = logits + self.loss_in_pieces() / self.tokens + last + normed
