@@ -221,18 +221,10 @@ def _arguments(record: type[Any], words: Mapping[str, str]) -> dict[str, Array]:
 
 ADAPTED = ("query", "key", "value", "output", "gate", "up", "down")
 """`Transformers.adapted` is encoded as the sum of 2 to the power of their indices here."""
-EAGER, WHOLE_LOSS, KERNEL_LOSS, PROJECTION_LOSS, HALF_LOSS, CHUNKED_LOSS, CUT_LOSS, SPLIT_LOSS = (
-    0.0,
-    0.0,
-    1.0,
-    2.0,
-    3.0,
-    4.0,
-    5.0,
-    6.0,
-)
+EAGER, WHOLE_LOSS, KERNEL_LOSS, PROJECTION_LOSS, HALF_LOSS = 0.0, 0.0, 1.0, 2.0, 3.0
+CHUNKED_LOSS, CUT_LOSS, SPLIT_LOSS, COMPILED_LOSS = 4.0, 5.0, 6.0, 7.0
 BNB32, BNB8, AO8, AO4, COPY = 1.0, 2.0, 3.0, 4.0, 1.0
-NO_BITS, NF4, GPTQ, INT8, FSDP1, ZERO, EAGER_ATTENTION = 0.0, 1.0, 2.0, 3.0, 1.0, 3.0, 2.0
+NO_BITS, NF4, GPTQ, INT8, FSDP1, FSDP2, ZERO, EAGER_ATTENTION = 0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 2.0
 """Indices of choices of `Transformers`."""
 
 
@@ -267,10 +259,10 @@ class Transformers:
     norms: Array = _argument("eager", "fused")
     gates: Array = _argument("eager", "fused")
     """The activation of a gated MLP."""
-    loss: Array = _argument("whole", "kernel", "projection", "half", "chunked", "cut", "split")
+    loss: Array = _argument("whole", "kernel", "projection", "half", "chunked", "cut", "split", "compiled")
     """All logits in fp32; those, but in a kernel that overwrites them with their gradient; pieces of logits (Liger); logits as
     they are, in models with code of their own; pieces that backward computes again (TRL 1); none (cut cross-entropy); all
-    logits as they are, whose loss is computed piece by piece (LitGPT, torchtune)."""
+    logits in fp32, whose loss is computed piece by piece (LitGPT); the same compiled, which keeps 16 bits (torchtune)."""
     keeps_logits: Array = _argument(*FLAG)
     """Whether the caller holds the model's outputs until backward has ended, as loops of one's own do and the Trainer not."""
     attention: Array = _argument("flash", "sdpa", "eager")

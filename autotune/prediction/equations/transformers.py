@@ -18,11 +18,13 @@ from autotune.prediction.equations.software import (
     BNB8,
     BNB32,
     CHUNKED_LOSS,
+    COMPILED_LOSS,
     COPY,
     CUT_LOSS,
     EAGER,
     EAGER_ATTENTION,
     FSDP1,
+    FSDP2,
     GPTQ,
     HALF_LOSS,
     INT8,
@@ -256,7 +258,9 @@ class Replica:
         matrices = (self.counts.frozen - self.counts.frozen_tables) + (self.counts.trained - self.counts.trained_tables)
         packed = np.where((self.words.bits == NO_BITS) | ~self.frozen, self.width, np.where(self.words.bits < 3, 0.5, 1.0))
         alone = (self.words.sharding == FSDP1) & (self.words.reentrant > 0) & (self.recomputed > 0)
-        unit = np.where(alone, 1.0, 2.0) * packed * matrices / self.shapes.layers
+        # FSDP2 copies a layer's gradients together before it reduces them.
+        together = np.where(~self.frozen & (self.words.sharding == FSDP2), 1.0, 0.0)
+        unit = (np.where(alone, 1.0, 2.0) + together) * packed * matrices / self.shapes.layers
         return np.where((self.shard > 1) & ~self.by_zero, unit, 0.0)
 
     def kept(self) -> Array:
@@ -388,10 +392,11 @@ class Replica:
         held = np.where(words.keeps_logits > 0, w, 0.0)
         whole = np.maximum(stays + 4 + shifts + 4, held + 12.0)
         half = np.where(words.autocast > 0, np.maximum(w + 8, 12.0), 4 * w)
-        # Fabric returns fp32, in pieces of 128 tokens of each sample; compiled pieces, of which there are eight, keep 16 bits.
-        split = np.where(self.layouts.compiled > 0, w * 9 / 8, 8.0 + (8 + w) * np.minimum(128 / self.shapes.sequence, 1.0))
-        kinds = [self.loss_kind == kind for kind in (WHOLE_LOSS, KERNEL_LOSS, HALF_LOSS, SPLIT_LOSS)]
-        logits = np.select(kinds, [whole, stays + 4 + shifts, half, split], default=0.0) * self.shapes.vocabulary
+        # Fabric returns fp32, in pieces of 128 tokens of each sample; of compiled pieces there are eight.
+        split = 8.0 + (8 + w) * np.minimum(128 / self.shapes.sequence, 1.0)
+        kinds = [self.loss_kind == kind for kind in (WHOLE_LOSS, KERNEL_LOSS, HALF_LOSS, SPLIT_LOSS, COMPILED_LOSS)]
+        sizes = [whole, stays + 4 + shifts, half, split, w * 9 / 8]
+        logits = np.select(kinds, sizes, default=0.0) * self.shapes.vocabulary
         last = np.where(self.fused_norms | self.wide, self.residual, 0.0) + np.where(self.fused_norms, 0.0, self.norm())
         normed = (self.state + np.where(self.casts_inputs, self.width, 0.0)) * self.shapes.hidden
         everything: Array = logits + self.loss_in_pieces() / self.tokens + last + normed
