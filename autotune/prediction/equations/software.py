@@ -222,7 +222,9 @@ def _arguments(record: type[Any], words: Mapping[str, str]) -> dict[str, Array]:
 ADAPTED = ("query", "key", "value", "output", "gate", "up", "down")
 """`Transformers.adapted` is encoded as the sum of 2 to the power of their indices here."""
 EAGER, WHOLE_LOSS, KERNEL_LOSS, PROJECTION_LOSS, HALF_LOSS = 0.0, 0.0, 1.0, 2.0, 3.0
-NO_BITS, NF4, GPTQ, INT8, FSDP1, ZERO, EAGER_ATTENTION = 0.0, 1.0, 2.0, 3.0, 1.0, 3.0, 2.0
+CHUNKED_LOSS, CUT_LOSS, SPLIT_LOSS, COMPILED_LOSS = 4.0, 5.0, 6.0, 7.0
+BNB32, BNB8, AO8, AO4, COPY = 1.0, 2.0, 3.0, 4.0, 1.0
+NO_BITS, NF4, GPTQ, INT8, FSDP1, FSDP2, ZERO, EAGER_ATTENTION = 0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 2.0
 """Indices of choices of `Transformers`."""
 
 
@@ -252,12 +254,15 @@ class Transformers:
     """Whether norms of a quantised model are in fp32, so that what passes between layers is, too."""
     whole_tables: Array = _argument(*FLAG)
     """Whether frozen tables of a quantised model are in fp32."""
+    packed_head: Array = _argument(*FLAG)
+    """Whether the output projection of a quantised model is quantised, too (Fabric)."""
     norms: Array = _argument("eager", "fused")
     gates: Array = _argument("eager", "fused")
     """The activation of a gated MLP."""
-    loss: Array = _argument("whole", "kernel", "projection", "half")
-    """All logits in fp32; those, but in a kernel that overwrites them with their gradient; pieces of logits; logits as they
-    are, in models with code of their own."""
+    loss: Array = _argument("whole", "kernel", "projection", "half", "chunked", "cut", "split", "compiled")
+    """All logits in fp32; those, but in a kernel that overwrites them with their gradient; pieces of logits (Liger); logits as
+    they are, in models with code of their own; pieces that backward computes again (TRL 1); none (cut cross-entropy); all
+    logits in fp32, whose loss is computed piece by piece (LitGPT); the same compiled, which keeps 16 bits (torchtune)."""
     keeps_logits: Array = _argument(*FLAG)
     """Whether the caller holds the model's outputs until backward has ended, as loops of one's own do and the Trainer not."""
     attention: Array = _argument("flash", "sdpa", "eager")
@@ -274,6 +279,19 @@ class Transformers:
     """Whether operators of torch dequantise matrices, and keep them for backward: AutoGPTQ without Triton and ExLlama."""
     update: Array = _argument("foreach", "fused", "loop")
     """Implementation of the optimizer: the first makes a temporary copy of a moment of all parameters."""
+    moments: Array = _argument("torch", "bnb32", "bnb8", "ao8", "ao4")
+    """Whose moments: torch's have the type of their parameter, bitsandbytes' 32 bits or 8, torchao's 8 bits or 4."""
+    paged: Array = _argument(*FLAG)
+    """Whether moments of at least 100,000 elements are in pages that move to the host (bitsandbytes' paged optimizers)."""
+    updates_in_backward: Array = _argument(*FLAG)
+    """Whether each parameter is updated as soon as its gradient exists, which is then freed (torchtune)."""
+    reference: Array = _argument("none", "copy", "adapter")
+    """The reference model of preference training: none, or precomputed; a second copy in 16 bits; the model without its
+    adapter."""
+    sequences: Array = _argument(default=1.0)
+    """Sequences of each sample of a micro-batch: 2 of DPO, whose samples are pairs."""
+    tower: Array = _argument()
+    """Parameters of frozen modules beside the model, in 16 bits, such as a vision tower that is not trained."""
     sharding: Array = _argument("none", "fsdp1", "fsdp2", "zero")
     varying_lengths: Array = _argument(*FLAG)
     """Whether micro-batches have as many tokens as their longest sample, neither packed nor padded to the full length."""
