@@ -171,6 +171,7 @@ def submit(
 
 
 planning_app = typer.Typer()
+Export = Annotated[str | None, typer.Option(metavar="FORMAT", help="Print it in a format of `autotune export` instead.")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")]
 
 
@@ -178,26 +179,28 @@ Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after w
 def predict(
     context: typer.Context,
     stages: Annotated[bool, typer.Option("--stages", help="Also show the memory of every pipeline rank.")] = False,
+    export: Export = None,
     db: Database = None,
     json: Json = False,
 ) -> Status:
     """Predict step time and memory of one configuration, without running it."""
     from autotune.cli.predict import predict_command
 
-    return predict_command(given_fields(context), db, stages=stages, json=json)
+    return predict_command(given_fields(context), db, stages=stages, json=json, export=export)
 
 
 @planning_app.command(cls=QuestionCommand)
 def plan(
     context: typer.Context,
     ties: Annotated[bool, typer.Option("--ties", help="Also show the configurations that tie with each plan.")] = False,
+    export: Export = None,
     db: Database = None,
     json: Json = False,
 ) -> Status:
     """Rank all configurations of a space by predictions, with the reason for each knob, without running them."""
     from autotune.cli.plan import plan_command
 
-    return plan_command(given_fields(context), db, ties=ties, json=json)
+    return plan_command(given_fields(context), db, ties=ties, json=json, export=export)
 
 
 @planning_app.command(cls=QuestionCommand)

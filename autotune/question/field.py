@@ -30,6 +30,7 @@ ONE_AT_A_TIME: Mapping[str, str] = {
     "environment_knobs": "environment_knob",
     "tags": "tag",
     "goodput": "goodput",
+    "libraries": "library",
     "trackers": "tracker",
 }
 """Fields with several values whose option takes one value and may be repeated; the option's name is the singular."""

@@ -378,6 +378,15 @@ class PlanningFields(QuestionFields):
         option=str,
         shown_default="all that the model leaves open",
     )
+    libraries: tuple[str, ...] = request_field(
+        (),
+        "What the libraries do, NAME=VALUE: loss=projection (Liger), reference=copy or sequences=2 (DPO), paged=true, … May be "
+        "repeated.",
+        Panel.TRAINING,
+        "NAME=VALUE",
+        commands=("fit",),
+    )
+    """Fields of `equations.software.Transformers`."""
     run_tokens: int | None = request_field(
         None,
         "Tokens to train on, for the hours that they take.",

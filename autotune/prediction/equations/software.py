@@ -313,6 +313,22 @@ class Transformers:
     """Bytes that cuBLAS has for each stream and thread."""
 
 
+def unknown_words(words: Mapping[str, str]) -> str | None:
+    """What of `words` no field of `Transformers` has, and what it may be; None: all is known."""
+    known = {item.name: item for item in fields(Transformers) if item.metadata and item.name != "states"}
+    for name, word in words.items():
+        if name not in known:
+            return f"{name!r} is not known; use some of {', '.join(known)}"
+        choices, parts = (known[name].metadata.get(kind, ()) for kind in ("words", "parts"))
+        if parts and not set(word.split()) <= {*parts}:
+            return f"{name}={word} is not known; use some of {' '.join(parts)}"
+        if choices and word.lower() not in choices:
+            return f"{name}={word} is not known; use one of {', '.join(choices)}"
+        if not parts and not choices and not re.fullmatch(r"\d+(\.\d+)?(e\d+)?", word):
+            return f"{name}={word} is not a number; give one"
+    return None
+
+
 def transformers_of(words: Mapping[str, str], device: str) -> Transformers:
     """As `words` state, by the names of the record's fields; `release`: such as 4.48.1.
 

@@ -17,6 +17,7 @@ from autotune.errors import RequestError
 from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Array, Flags
 from autotune.prediction.equations.memory import memory
+from autotune.prediction.equations.software import unknown_words
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.largest import largest_count, sizes_of_models
@@ -66,7 +67,9 @@ EVERY_METHOD: Mapping[str, Method] = {
     for method in (
         Method(name="full", title="full, fp32 masters", arguments=WHOLE),
         Method(name="full-bf16", title="full, all in bf16", arguments=HALF),
-        Method(name="full-8bit", title="full in bf16, 8-bit AdamW", arguments=HALF, optimizer="adamw8bit"),
+        Method(
+            name="full-8bit", title="full in bf16, 8-bit AdamW", arguments={**HALF, "moments": "bnb8"}, optimizer="adamw8bit"
+        ),
         Method(name="lora", title="LoRA", adapts=True, arguments=WHOLE),
         Method(name="lora-8bit", title="LoRA on 8-bit weights", adapts=True, bits=8, arguments={**PREPARED, "bits": "int8"}),
         Method(
@@ -290,13 +293,30 @@ class Fit:
 
 
 def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[str]) -> Question:
-    """The question with what nobody stated of a fine-tuning: `BATCH` samples a step, adapters of rank `ADAPTER_RANK`."""
-    assumed = [item for item in question.assumed if item.name != "global_batch_size"]
+    """The question with what nobody stated of a fine-tuning: `BATCH` samples a step, adapters of rank `ADAPTER_RANK`; and with
+    what was stated of the libraries.
+
+    Raises:
+        RequestError: no library does that.
+    """
+    assumed = [item for item in question.assumed if item.name not in ("global_batch_size", "stated_arguments")]
+    if isinstance(question.model, ModelSpec):
+        text = "Transformers 4.57: full-length samples, its own norms and loss, flash attention, a fused optimizer"
+        assumed.append(Assumption(name="stated_arguments", value="transformers", stated_by="--library", text=text))
     if inputs.global_batch_size is None:
         ranks = question.cluster.world_size
         batch = -(-BATCH // ranks) * ranks
         question = dataclasses.replace(question, global_batch_size=batch)
         assumed.append(assumption("global_batch_size", batch, option_name("global_batch_size")))
+    words = {}
+    for text in inputs.libraries:
+        name, equals, word = text.partition("=")
+        if not equals:
+            raise RequestError("libraries", f"{text!r} is not NAME=VALUE", "write for example loss=projection")
+        words[name.strip()] = word.strip()
+    if (problem := unknown_words(words)) is not None:
+        raise RequestError("libraries", *problem.split("; "))
+    question = dataclasses.replace(question, stated_arguments=words)
     if inputs.lora_rank is None and any(method.adapts for method in methods_of(question.model, methods)):
         text = f"adapters have rank {ADAPTER_RANK}, on queries, keys, values and the outputs of attention"
         assumed.append(Assumption(name="lora_rank", value=ADAPTER_RANK, stated_by="--lora-rank, --lora-targets", text=text))
@@ -344,6 +364,7 @@ def ways_of(question: Question, methods: Sequence[str] = ()) -> list[Way]:
     shape = model if isinstance(model, ModelSpec) else None
     defaults = device_defaults(question.cluster, capability_of(question.engine), None if shape else model)
     base = defaults.replace({"micro_batch_size": 1, **pins})
+    stated = question.stated_arguments or {}
     alone = question.cluster.world_size == 1
     shardings = (*((ALONE,) if alone else SHARDINGS), *OFFLOADING)
     ways, refusals = [], []
@@ -354,7 +375,9 @@ def ways_of(question: Question, methods: Sequence[str] = ()) -> list[Way]:
                 continue
             arguments = None
             if shape is not None:
-                arguments = {**method.arguments, **({"sharding": sharding.library} if sharding.library else {})}
+                arguments = {**method.arguments, **({"sharding": sharding.library} if sharding.library else {}), **stated}
+                if isinstance(changed, ModelSpec) and changed.adapts:
+                    arguments = {"adapted": " ".join(changed.lora_targets), **arguments}
             asked = dataclasses.replace(question, model=changed, stated_arguments=arguments)
             for recomputes in (False, True):
                 knobs: dict[str, Value] = {**sharding.knobs, "activation_checkpointing": "full" if recomputes else "none"}

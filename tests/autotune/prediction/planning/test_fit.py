@@ -209,3 +209,23 @@ def test_the_answer_at_an_alternative_is_that_of_a_question_with_it(cluster: str
     fastest = fit(stated).fastest
     assert fastest is not None
     assert item.tokens_per_second == pytest.approx(fastest.estimate.tokens_per_second)
+
+
+@pytest.mark.prove
+def test_what_the_libraries_do_is_stated_by_name() -> None:
+    def least(*libraries: str) -> WayAnswer:
+        question = asked("llama-3-8b", "1xa100", sequence_length=2048, libraries=libraries)
+        return way(fit(question, methods=["lora"]), "lora", "one card", recomputes=True)
+
+    plain = least().least.fullest
+    assert least("loss=projection").least.fullest.needed < plain.needed
+    copied = least("reference=copy").least.fullest.by_tag["parameters"] - plain.by_tag["parameters"]
+    assert copied == pytest.approx(2 * 8.03e9, rel=0.01)
+    for words, problem in (
+        ("loss=cheap", "loss=cheap is not known; use one of whole, "),
+        ("colour=red", "'colour' is not known; use some of "),
+        ("tower=big", "tower=big is not a number"),
+        ("paged", "'paged' is not NAME=VALUE"),
+    ):
+        with pytest.raises(RequestError, match=f"libraries: {problem}"):
+            least(words)
