@@ -150,6 +150,7 @@ docs: $(DOCS_STAMP) $(STAMP)
 	$(DOCS_BIN)/codespell README.md CONTRIBUTING.md docs --skip '*.png,*.json,*.ipynb,*public-recipes.md'
 	$(BIN)/python -m pytest -q tests/docs -m "not nightly"
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --quiet --strict
+	$(BIN)/python -m benchmarks.prediction.fit_page --out site/fit.html
 
 # The notebooks, executed by the site's environment with the packages of the product's. --inplace: with their outputs.
 NOTEBOOK_OUTPUTS ?= --inplace

@@ -1,9 +1,13 @@
 """What fits: the answer first, cards side by side, and the file."""
 
 import re
+import sys
+from pathlib import Path
 
-from playwright.sync_api import expect
+import pytest
+from playwright.sync_api import Browser, expect
 
+from benchmarks.prediction import fit_page
 from tests.page.conftest import PHONE, Open
 
 
@@ -36,3 +40,28 @@ def test_cards_are_side_by_side_and_a_link_opens_them(open_page: Open) -> None:
 def test_a_refusal_names_the_field(open_page: Open) -> None:
     page = open_page("#/fit?model=llama-2-7b&cluster=2x24", viewport=PHONE, expected=("422 (Unprocessable",))
     expect(page.get_by_role("alert")).to_contain_text("2x24")
+
+
+@pytest.mark.prove
+def test_the_file_without_a_server_shows_what_fit_answers(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "fit.html"
+    monkeypatch.setattr(sys, "argv", ["fit_page", "--out", str(path), "--small"])
+    fit_page.main()
+    page = browser.new_context().new_page()
+    faults: list[object] = []
+    page.on("pageerror", lambda error: faults.append(error))
+    page.goto(path.as_uri())
+    model, card = fit_page.MODELS[1], fit_page.CARDS[2]
+    for label, value in {"Model": model, "Card": card, "Cards": "2", "Tokens per sample": "4096"}.items():
+        page.get_by_label(label, exact=True).select_option(value)
+    rows = [row for row in fit_page.rows_of((model, card, 2, 4096)) if row[3]]
+    fastest = max(rows, key=lambda row: row[10])
+    expect(page.get_by_role("status")).to_contain_text(f"Fastest that fits: {fastest[0]}, {fastest[1]}")
+    expect(page.get_by_role("status")).to_contain_text(f"{fastest[10]:,} [{fastest[11]:,}, {fastest[12]:,}] tokens/s")
+    page.get_by_label("show every way").check()
+    assert page.locator("tbody tr").count() == len(fit_page.rows_of((model, card, 2, 4096)))
+    assert f"--on 2x{card} --sequence-length 4096" in page.locator("#command").inner_text()
+    page.context.close()
+    assert not faults

@@ -68,9 +68,7 @@ def test_states_of_seven_billion_are_what_everybody_counts() -> None:
     assert adapted == pytest.approx((2 * SEVEN_BILLION + 4 * ADAPTERS, 8 * ADAPTERS), rel=1e-3)
     tables = 2 * 32000 * 4096
     quantised, _ = states(way(result, "qlora", "one card"))
-    frozen = (
-        (SEVEN_BILLION - tables) * (0.5 + 1 / 64 + 4 / (64 * 256)) + 4 * tables + 4 * ADAPTERS
-    )  # of tables the head has a copy
+    frozen = (SEVEN_BILLION - tables) * (0.5 + 1 / 64 + 4 / (64 * 256)) + 4 * tables + 4 * ADAPTERS
     assert quantised == pytest.approx(frozen, rel=2e-3)
 
 
