@@ -15,6 +15,7 @@ from autotune.cli.status import Status, print_note, write_document
 from autotune.errors import RequestError
 from autotune.output import write_whole
 from autotune.prediction.planning.conditional import Conditions, fitted
+from autotune.prediction.planning.consequences import Verdict, verdict_of
 from autotune.prediction.planning.fit import (
     Fit,
     Remedy,
@@ -183,6 +184,11 @@ def _hours_text(result: Fit, answer: WayAnswer, price: float | None) -> str:
     return f"; {result.amount.text}: {_interval_text(hours)} hours{cost}"
 
 
+def may_fit(answer: WayAnswer) -> bool:
+    """Whether it neither fits nor does not fit with the required probability."""
+    return verdict_of(answer.least) is Verdict.MAY_FIT
+
+
 def lacks_text(answer: WayAnswer) -> str:
     """Why a way does not fit: `lacks 3.1 GiB per card`, with the margin for an uncertain prediction."""
     lacks = (("per card", answer.lacks_card), ("of main memory", answer.lacks_host))
@@ -239,7 +245,7 @@ def _table(result: Fit, *, every: bool) -> Table:
             f"{way.sharding.name}{', recomputed' if way.recomputes else ''}",
             f"{estimate.fullest.needed / 2**30:.1f}",
             f"{host / 2**30:.1f}" if host else "-",
-            *(figures.values() if answer.fits else ("-",) * len(figures)),
+            *(figures.values() if answer.fits else ("may fit" if may_fit(answer) else "-", *("-",) * (len(figures) - 1))),
         )
     return table
 
@@ -264,7 +270,8 @@ def _that_do_not_fit(result: Fit, *, every: bool) -> Iterator[str]:
     for name in dict.fromkeys(answer.way.method.name for answer in result.answers):
         best = result.best_of(name)
         if not best.fits:
-            yield f"  does not fit: {way_text(best)} {lacks_text(best)}"
+            verdict = f"may fit ({_probability_text(best.least.fit_probability)})" if may_fit(best) else "does not fit"
+            yield f"  {verdict}: {way_text(best)} {lacks_text(best)}"
 
 
 def _compare(inputs: PlanningFields, database: str | None, *, json: bool) -> Status:
