@@ -28,7 +28,8 @@ def test_ways_are_compared_and_the_fastest_has_a_file(client: TestClient) -> Non
     assert "dataset_name: my/data" in document["file"]["text"]
     assert document["file"]["notes"][0].startswith("start it by: trl sft")
     assert [item["name"] for item in document["assumed"] if item["name"] == "lora_rank"]
-    assert fits(client, methods=["qlora"])["file"] is None
+    plain = fits(client, methods=["qlora"], global_batch_size=32)
+    assert (plain["file"], plain["global_batch_size"]) == (None, 32)
 
 
 @pytest.mark.parametrize(

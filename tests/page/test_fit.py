@@ -16,6 +16,7 @@ def test_what_fits_is_told_first_with_its_file(open_page: Open) -> None:
     page.get_by_label("Model", exact=True).fill("llama-2-7b")
     page.get_by_label("Cards", exact=True).fill("1x4090")
     page.get_by_label("Rows of the dataset").fill("50000")
+    page.get_by_label("Samples per step").fill("128")
     page.get_by_role("button", name="Show", exact=True).click()
     answer = page.get_by_role("region", name="On 1x4090", exact=True)
     expect(answer.get_by_text("Fastest that fits: ")).to_be_visible()

@@ -24,8 +24,9 @@ def file_of(result: Fit, inputs: PlanningFields, format_name: str, dataset: str)
     if not isinstance(result.question.model, ModelSpec):
         raise RequestError("program", f"{result.question.model.name} is your own program's", "leave it out")
     question = dataclasses.replace(best.way.question, global_batch_size=result.question.global_batch_size)
+    name = inputs.model or question.shape.name
     run = FineTuning(
-        method=best.way.method.name, shape=question.shape, model_name=inputs.model or question.shape.name,
+        method=best.way.method.name, shape=question.shape, model_name=name.removesuffix("/config.json"),
         config=best.estimate.config, cluster=question.cluster, with_fsdp=best.way.sharding.library == "fsdp2",
         workload=question.workload, dataset=dataset, epochs=inputs.epochs, steps=inputs.training_steps,
     )  # fmt: skip
