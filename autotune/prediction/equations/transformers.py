@@ -37,14 +37,27 @@ from autotune.prediction.equations.software import (
     ZERO,
 )
 
-CONTEXT_BYTES = 1.2e9
-"""Of one device outside of the allocator: nvidia-smi beside the bytes allocated, of published runs without fragments."""
+CONTEXT_BYTES, LINKED_CONTEXT_BYTES, COMMUNICATOR_BYTES = 0.5e9, 1.2e9, 0.45e9
+"""Of a process outside of torch's allocator: on cards without a fast link, on those that have it, and what communicators add
+there. From messages of torch ("this process has" less what is allocated and reserved), in GB: T4 0.2 to 0.7, 2080 Ti 0.2, A10G
+0.3, 3090 0.3 to 0.6 (of two to eight no more), 4090 0.5, A6000, L40 and RTX 6000 Ada 0.4 to 0.5, 5090 0.6; A100 0.9, one of
+eight H100 1.3, of four A100 1.6, of several H100 2.1 [issues of LLaMA-Factory, Axolotl, TRL, torchtune, llama-cookbook, PEFT,
+flux-webui, MTVCrafter, Qwen3-VL and FramePack; a log of Axolotl's notebook]. One A100: nvidia-smi beside the predicted bytes of
+runs of 2023."""
+FAST_LINK = 1e11
+"""Bytes/s of NVLink, of which no PCIe link has as many."""
 FRAGMENTED = 1.07
 """What runs need to fit, relative to their bytes as activations exist: between the largest published runs of one device that
 fit and the smallest that do not."""
 VARYING = 2.0
 """Bytes that the allocator keeps beyond those of a step, relative to these, if lengths vary from step to step: blocks of one
 length do not serve the next. A simulation of it gives 1 to 4.5, published runs 1 to 4."""
+
+
+def context_bytes(cases: Cases) -> Array:
+    """Bytes of a rank outside of torch's allocator."""
+    linked = np.where(cases.layouts.world > 1, COMMUNICATOR_BYTES, 0.0) + LINKED_CONTEXT_BYTES
+    return np.where(cases.hardware.intra >= FAST_LINK, linked, CONTEXT_BYTES)
 
 
 def covers(cases: Cases) -> Flags:
@@ -93,7 +106,7 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     running = np.maximum(np.maximum(moments["loss"], moments["last"]), moments["first"])
     needed = np.maximum(always + moments["update"], FRAGMENTED * (always + running))
     # Blocks are given back where the device has no room.
-    free = cases.hardware.capacity - CONTEXT_BYTES - always - highest
+    free = cases.hardware.capacity - context_bytes(cases) - always - highest
     blocks = summed + (1 + VARYING) * rank.tokens * (kept + np.maximum(rank.loss(), rank.working()))
     return {
         **states,
