@@ -28,7 +28,7 @@ from search_spaces.trial_config import TrialConfig
 
 ROOT = Path(__file__).resolve().parents[2]
 BOUND = 0.05
-PACKAGES = "torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "torchao", "liger-kernel", "triton"
+PACKAGES = "torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "torchao", "deepspeed", "liger-kernel"
 ALL = " ".join(ADAPTED)
 OPTIMIZERS = {"adamw_8bit": "bnb8", "adamw_torch_8bit": "ao8", "adamw_torch_4bit": "ao4"}
 """`optim` of the Trainer -> `Transformers.moments`."""
@@ -36,9 +36,10 @@ OPTIMIZERS = {"adamw_8bit": "bnb8", "adamw_torch_8bit": "ao8", "adamw_torch_4bit
 PROSE = """# Predictions against the libraries themselves
 
 Written by `python -m benchmarks.prediction.stacks --python PYTHON --markdown docs/results/stacks.md`. Transformers' Trainer,
-TRL's SFTTrainer and DPOTrainer, PEFT, bitsandbytes, torchao, Liger, cut cross-entropy and torch's FSDP2 train small Llamas on
-CPU tensors, two optimizer steps each. A dispatch mode tracks every storage from allocation to release; the highest bytes of the
-second step are compared with the [equations of Transformers](../prediction-model.md#transformers), to which nothing is fitted.
+TRL's SFTTrainer and DPOTrainer, PEFT, bitsandbytes, torchao, Liger, cut cross-entropy, DeepSpeed and torch's FSDP2 train small
+Llamas on CPU tensors, two optimizer steps each. A dispatch mode tracks every storage from allocation to release; the highest
+bytes of the second step are compared with the [equations of Transformers](../prediction-model.md#transformers), to which nothing
+is fitted.
 
 - Where a library has another branch on CUDA, that branch is taken: kernels of Triton are not started (torch allocates their
   results), dropout keeps a mask of bytes, TRL's head takes its tiles, Adam is torch's `foreach` implementation.
@@ -46,7 +47,7 @@ second step are compared with the [equations of Transformers](../prediction-mode
   is a tenth.
 - Not compared: the context and cuBLAS' workspaces, which CPUs do not have; what the allocator adds; torchao's update, which is
   compiled on devices; Liger with a trained table, whose gradient has another branch there; paged optimizers, whose pages are
-  not torch's; DeepSpeed.
+  not torch's.
 """
 
 
@@ -97,6 +98,12 @@ def variants() -> Iterator[dict[str, Any]]:
     yield short | {"name": "FSDP2 of 4, full, short", "model": wide, "load": "fp32", "ranks": 4}
     lora = {"rank": 16, "targets": "query value", "wide_adapters": False, "checkpointing": "plain"}
     yield common | lora | {"name": "FSDP2 of 4, LoRA", "model": wide, "ranks": 4}
+    divided = {"model": wide, "ranks": 4, "autocast": False, "bucket": 1_000_000, "live": 4_000_000}
+    for stage in (2, 3):
+        for offload in (False, True):
+            name = f"DeepSpeed of 4, stage {stage}{', optimizer on the host (device and host together)' if offload else ''}"
+            yield common | divided | {"name": name, "stage": stage, "offload": offload, "checkpointing": "plain"}
+        yield common | divided | {"name": f"DeepSpeed of 4, stage {stage}, no checkpoints", "stage": stage, "live": 10**9}
     # Last: it replaces functions of the library for the whole process.
     yield few | {"name": "Liger, LoRA", "liger": True}
 
@@ -115,9 +122,12 @@ def predicted_bytes(case: dict[str, Any]) -> float:
     autocast, load = case.get("autocast", True), case.get("load", "bf16")
     checkpointing = case.get("checkpointing", "none")
     config = TrialConfig(
-        micro_batch_size=case["micro_batch"], zero_stage=3 if ranks > 1 else 0, precision="bf16" if autocast else load,
-        activation_checkpointing="none" if checkpointing == "none" else "full",
+        micro_batch_size=case["micro_batch"], zero_stage=case.get("stage", 3 if ranks > 1 else 0),
+        precision="bf16" if autocast else load, activation_checkpointing="none" if checkpointing == "none" else "full",
+        offload_optimizer="cpu" if case.get("offload") else "none",
     )  # fmt: skip
+    if "stage" in case:
+        config = config.replace({"reduce_bucket_size": case["bucket"], "max_live_parameters": case["live"]})
     workload = Workload(
         global_batch_size=case["micro_batch"] * case.get("accumulation", 1) * ranks, sequence_length=case["length"]
     )
@@ -125,7 +135,8 @@ def predicted_bytes(case: dict[str, Any]) -> float:
         "states": "true", "release": "5.24", "parameter_width": "4" if load == "fp32" else "2", "autocast": str(autocast),
         "attention": case.get("attention", "sdpa"), "adapter_width": "4" if case.get("wide_adapters", True) else "2",
         "adapter_dropout": str(bool(case.get("dropout"))), "reentrant": str(checkpointing == "reentrant"),
-        "double_quantised": str(case.get("double", False)), "sharding": "fsdp2" if ranks > 1 else "none",
+        "double_quantised": str(case.get("double", False)),
+        "sharding": "zero" if "stage" in case else "fsdp2" if ranks > 1 else "none",
         "update": "fused" if ranks > 1 else "loop" if "optim" in case else "foreach",
         "moments": OPTIMIZERS.get(case.get("optim", ""), "torch"), "loss": "chunked" if "trainer" in case else "whole",
     }  # fmt: skip
@@ -139,7 +150,8 @@ def predicted_bytes(case: dict[str, Any]) -> float:
         words |= {"loss": "projection", "norms": "fused", "gates": "fused"}
     cases = cases_of(spec, resolve_cluster(f"{ranks}xa100-80gb"), workload, [config], "native", words)
     terms = allocated_bytes(cases)
-    tags = ("parameters", "gradients", "optimizer_state", "activations", "buffers")
+    # CPU tensors of the host and of the device are the same.
+    tags = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "host")
     return float(sum(np.sum(terms[tag]) for tag in tags) - 2 * cases.transformers.stream_workspace[0])
 
 

@@ -1,6 +1,6 @@
 """Trains a small Llama with the real libraries on CPU tensors and counts the storages that live: run by `stacks` in an
-environment with torch, transformers, peft, trl, accelerate, datasets, bitsandbytes, torchao, liger-kernel, cut-cross-entropy
-and triton.
+environment with torch, transformers, peft, trl, accelerate, datasets, bitsandbytes, torchao, deepspeed, liger-kernel,
+cut-cross-entropy and triton.
 
 Reads a list of cases as JSON and prints a line of JSON for each: the highest bytes of the second optimizer step. Where a
 library has another branch on CUDA, that branch runs: kernels of Triton are not started (their results are allocated by torch),
@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterator
 from typing import Any
 
-os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": ""}
+os.environ |= {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", "DS_ACCELERATOR": "cpu"}
 warnings.filterwarnings("ignore")
 logging.disable(logging.WARNING)
 
@@ -233,6 +233,40 @@ def train_sharded(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[
     yield ledger.position()
 
 
+def train_by_deepspeed(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[int]:
+    """Two steps of one rank of DeepSpeed among ranks that send nothing."""
+    import deepspeed
+
+    if not dist.is_initialized():
+        dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case["ranks"])
+    os.environ |= {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": str(case["ranks"])}
+    deepspeed.comm.init_distributed(dist_backend="gloo", dist_init_required=False)
+    if (checkpointing := case.get("checkpointing", "none")) != "none":
+        model.gradient_checkpointing_enable({"use_reentrant": checkpointing == "reentrant"})
+    bucket, live = case["bucket"], case["live"]
+    division = {
+        "stage": case["stage"], "overlap_comm": True, "contiguous_gradients": True, "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket, "stage3_prefetch_bucket_size": bucket // 2, "stage3_param_persistence_threshold": 1000,
+        "stage3_max_live_parameters": live, "stage3_max_reuse_distance": live,
+        **({"offload_optimizer": {"device": "cpu"}} if case.get("offload") else {}),
+    }  # fmt: skip
+    settings = {
+        "train_micro_batch_size_per_gpu": case["micro_batch"], "gradient_accumulation_steps": 1, "bf16": {"enabled": True},
+        "zero_optimization": division, "zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False,
+    }  # fmt: skip
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True)
+    engine, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings, dist_init_required=False)
+    for step in range(STEPS):
+        tokens = torch.randint(0, case["model"]["vocab"], (case["micro_batch"], case["length"]))
+        if step == STEPS - 1:
+            yield ledger.position()
+        loss = engine(input_ids=tokens, labels=tokens).loss
+        engine.backward(loss)
+        engine.step()
+        del loss
+    yield ledger.position()
+
+
 def highest_bytes(case: dict[str, Any]) -> int:
     """Bytes at the fullest moment of the second step."""
     mode = DryMode(BACKENDS["nccl"])
@@ -246,8 +280,11 @@ def highest_bytes(case: dict[str, Any]) -> int:
             model = adapt(model, case)
         if case.get("loss") == "cut":
             cut_loss(model)
-        begin, end = (train_sharded if case.get("ranks") else train)(model, case, ledger)
-    return max(itertools.islice(itertools.accumulate(ledger.changes), begin, end))
+        # DeepSpeed moves the parameters that it flattens to the host, below stage 3.
+        moved = 2 * sum(parameter.numel() for parameter in model.parameters()) if case.get("stage", 3) < 3 else 0
+        steps = train_by_deepspeed if case.get("stage") else train_sharded if case.get("ranks") else train
+        begin, end = steps(model, case, ledger)
+    return max(itertools.islice(itertools.accumulate(ledger.changes), begin, end)) - moved
 
 
 def main() -> None:
