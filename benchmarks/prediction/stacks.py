@@ -38,8 +38,8 @@ PROSE = """# Predictions against the libraries themselves
 Written by `python -m benchmarks.prediction.stacks --python PYTHON --markdown docs/results/stacks.md`. Transformers' Trainer,
 TRL's SFTTrainer and DPOTrainer, PEFT, bitsandbytes, torchao, Liger, cut cross-entropy, DeepSpeed and torch's FSDP2 train small
 Llamas on CPU tensors, two optimizer steps each. A dispatch mode tracks every storage from allocation to release; the highest
-bytes of the second step are compared with the [equations of Transformers](../prediction-model.md#transformers), to which nothing
-is fitted.
+bytes of the second step are compared with the [equations of Transformers](../prediction-model.md#transformers), to which
+nothing is fitted.
 
 - Where a library has another branch on CUDA, that branch is taken: kernels of Triton are not started (torch allocates their
   results), dropout keeps a mask of bytes, TRL's head takes its tiles, Adam is torch's `foreach` implementation.
