@@ -228,9 +228,7 @@ def _exact(
             rates.context_bytes,
         )
     else:
-        # One device has no communicators.
-        terms, single = transformers.allocated_bytes(cases), min(rates.context_bytes, transformers.CONTEXT_BYTES)
-        context = np.where(cases.layouts.world > 1, rates.context_bytes, single)
+        terms, context = transformers.allocated_bytes(cases), transformers.context_bytes(cases)
     host, allocated = terms.pop("host"), reduce(np.add, (terms[tag] for tag in TAGS[:5]))
     kept = (np.maximum(rates.fragmentation, (1 + cases.software.fragments) / 2) - 1) * allocated
     terms["reserved"], fragments = np.maximum(terms.get("reserved", kept), kept), terms.pop("fragments", 0 * allocated)

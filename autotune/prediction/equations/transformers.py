@@ -37,14 +37,27 @@ from autotune.prediction.equations.software import (
     ZERO,
 )
 
-CONTEXT_BYTES = 1.2e9
-"""Of one device outside of the allocator: nvidia-smi beside the bytes allocated, of published runs without fragments."""
+CONTEXT_BYTES, LINKED_CONTEXT_BYTES, COMMUNICATOR_BYTES = 0.5e9, 1.2e9, 0.45e9
+"""Of a process outside of torch's allocator: on cards without a fast link, on those that have it, and what communicators add
+there. From messages of torch ("this process has" less what is allocated and reserved), in GB: T4 0.2 to 0.7, 2080 Ti 0.2, A10G
+0.3, 3090 0.3 to 0.6 (of two to eight no more), 4090 0.5, A6000, L40 and RTX 6000 Ada 0.4 to 0.5, 5090 0.6; A100 0.9, one of
+eight H100 1.3, of four A100 1.6, of several H100 2.1 [issues of LLaMA-Factory, Axolotl, TRL, torchtune, llama-cookbook, PEFT,
+flux-webui, MTVCrafter, Qwen3-VL and FramePack; a log of Axolotl's notebook]. One A100: nvidia-smi beside the predicted bytes of
+runs of 2023."""
+FAST_LINK = 1e11
+"""Bytes/s of NVLink, of which no PCIe link has as many."""
 FRAGMENTED = 1.07
 """What runs need to fit, relative to their bytes as activations exist: between the largest published runs of one device that
 fit and the smallest that do not."""
 VARYING = 2.0
 """Bytes that the allocator keeps beyond those of a step, relative to these, if lengths vary from step to step: blocks of one
 length do not serve the next. A simulation of it gives 1 to 4.5, published runs 1 to 4."""
+
+
+def context_bytes(cases: Cases) -> Array:
+    """Bytes of a rank outside of torch's allocator."""
+    linked = np.where(cases.layouts.world > 1, COMMUNICATOR_BYTES, 0.0) + LINKED_CONTEXT_BYTES
+    return np.where(cases.hardware.intra >= FAST_LINK, linked, CONTEXT_BYTES)
 
 
 def covers(cases: Cases) -> Flags:
@@ -75,8 +88,9 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     last = kept + rank.working() + rank.residual
     first = np.where(keeps_inputs, kept + layers * rank.residual, kept / layers + rank.residual) + rank.working()
     early, late, states = rank.waiting_gradients(), rank.gradients(), rank.states()
-    # Of micro-batches before; DeepSpeed's partition of them is permanent.
-    summed = np.where((cases.layouts.accumulation > 1) | rank.by_zero, late, 0.0)
+    # Of micro-batches before; DeepSpeed's partition of them is permanent at stage 3.
+    permanent = rank.by_zero & (cases.layouts.zero_stage >= 3)
+    summed = np.where((cases.layouts.accumulation > 1) | permanent, late, 0.0)
     root, gathered = rank.gathered_root(), rank.gathered_root() + rank.gathered_unit()
     cast, cast_layers = rank.cast_copies()
     # Those of recomputed layers are made again.
@@ -85,7 +99,7 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
         "loss": rank.tokens * (kept + rank.loss()) + root + summed + cast,
         "last": rank.tokens * last + gathered + early + summed + cast_last,
         "first": rank.tokens * first + gathered + late + np.where(rank.shard > 1, early, 0.0) + cast_layers / layers,
-        "update": late + rank.update(),
+        "update": late + rank.update() - rank.released(),
     }
     highest = np.maximum.reduce(np.broadcast_arrays(*moments.values()))
     always = sum((states[tag] for tag in ("parameters", "optimizer_state")), rank.buffers())
@@ -93,7 +107,7 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     running = np.maximum(np.maximum(moments["loss"], moments["last"]), moments["first"])
     needed = np.maximum(always + moments["update"], FRAGMENTED * (always + running))
     # Blocks are given back where the device has no room.
-    free = cases.hardware.capacity - CONTEXT_BYTES - always - highest
+    free = cases.hardware.capacity - context_bytes(cases) - always - highest
     blocks = summed + (1 + VARYING) * rank.tokens * (kept + np.maximum(rank.loss(), rank.working()))
     return {
         **states,
@@ -168,11 +182,13 @@ class Replica:
         parameters = np.where(self.by_zero, count * self.width, parameters) / self.shard
         states = np.where(self.by_zero, count * (4 + layouts.moment_bytes) / self.state_shard, self.moments(parameters))
         on_host = np.where(words.paged > 0, 1.0, layouts.offload_optimizer)
+        # DeepSpeed has gradients in fp32 there too, and a buffer in 16 bits.
+        beside_states = np.where(self.by_zero, 6 * count / self.state_shard * layouts.offload_optimizer, 0.0)
         beside = self.width * (words.tower + np.where(words.reference == COPY, count + counts.frozen, 0.0)) / self.shard
         return {
             "parameters": (frozen + parameters) * (1 - layouts.offload_parameters) + beside,
             "optimizer_state": states * (1 - on_host),
-            "host": states * on_host + (frozen + parameters) * layouts.offload_parameters,
+            "host": states * on_host + beside_states + (frozen + parameters) * layouts.offload_parameters,
         }
 
     def moments(self, parameters: Array) -> Array:
@@ -221,13 +237,12 @@ class Replica:
         return np.where(self.by_zero, in_half * (1 - self.layouts.offload_optimizer), sharded)
 
     def update(self) -> Array:
-        """Bytes of the temporary copies of the update: of a moment; DeepSpeed's of gradients in fp32, at stage 3 in groups of
-        1e9, each put together first."""
+        """Bytes of the temporary copies of the update: of a moment; DeepSpeed's of gradients, put together and then in fp32, at
+        stage 3 in groups of 1e9."""
         _, tables = self.trained()
         local = (self.counts.trained + tables) / self.state_shard
-        stage = self.layouts.zero_stage
-        by_zero = np.where(stage >= 3, (4 + self.width) * np.minimum(local, 1e9), 4 * local)
-        by_zero = by_zero * (1 - self.layouts.offload_optimizer)
+        at_once = np.where(self.layouts.zero_stage >= 3, np.minimum(local, 1e9), local)
+        by_zero = (4 + self.width) * at_once * (1 - self.layouts.offload_optimizer)
         return np.where(self.by_zero, by_zero, np.where(self.words.update == EAGER, self.gradients(), 0.0))
 
     def waiting_gradients(self) -> Array:
@@ -239,13 +254,22 @@ class Replica:
     def buffers(self) -> Array:
         """Workspaces of cuBLAS for the threads of forward and backward; DeepSpeed's buckets, which exist before backward
         begins, and what it keeps gathered because it is used again soon."""
+        buckets, live = self.zero_buffers()
+        return 2 * self.words.stream_workspace + buckets + live
+
+    def zero_buffers(self) -> tuple[Array, Array]:
+        """Bytes of DeepSpeed's buckets and of the parameters that it keeps gathered."""
         layouts = self.layouts
+        third = layouts.zero_stage >= 3
         everything = self.counts.trained + self.counts.frozen
-        buckets = np.where(layouts.zero_stage >= 3, 1.0, 1 + layouts.overlap_comm) * layouts.reduce_bucket_size
-        live = np.minimum(everything, np.maximum(layouts.max_live_parameters, self.table))
-        live = np.where(layouts.zero_stage >= 3, live, 0.0)
-        by_zero = np.where(self.by_zero, self.width * (buckets + live), 0.0)
-        return 2 * self.words.stream_workspace + by_zero
+        buckets = np.where(third, 1.0, 1 + layouts.overlap_comm) * layouts.reduce_bucket_size
+        live = np.where(third, np.minimum(everything, np.maximum(layouts.max_live_parameters, self.table)), 0.0)
+        return np.where(self.by_zero, self.width * buckets, 0.0), np.where(self.by_zero, self.width * live, 0.0)
+
+    def released(self) -> Array:
+        """Those of these bytes that DeepSpeed releases before the update: parameters, and buckets but at stage 3."""
+        buckets, live = self.zero_buffers()
+        return live + np.where(self.layouts.zero_stage >= 3, 0.0, buckets)
 
     def gathered_root(self) -> Array:
         """Bytes that FSDP gathers from forward to the end of backward: the tables."""
