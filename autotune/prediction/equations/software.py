@@ -64,7 +64,7 @@ class Software:
     captured: Array = field(default_factory=lambda: np.full(1, 0.0))
     """What CUDA graphs replay, so that the host does not launch it: 1 for layers without their experts, 2 for an iteration."""
     whole_experts: Array = field(default_factory=lambda: np.full(1, 0.0))
-    """1 if a rank has whole experts where the configuration does not state it; 0: tensor ranks divide each, if they can."""
+    """1 if ranks that divide experts have whole ones where it is not stated; 0: tensor ranks divide each, if they can."""
     once_per_domain: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if a token goes once to each link domain that has experts of it, and from there to their ranks; 0: once to each."""
     exchange_hidden: Array = field(default_factory=lambda: np.full(1, 0.0))
