@@ -56,9 +56,10 @@ GROUPED_EXPERTS, SEPARATE_EXPERTS, SEPARATE_EXPERT = 0.41, 0.2, 0.16
 BEYOND_DOMAIN = 0.35
 """What a rank of a tensor group waits in a collective that crosses link domains, as a share of what it waits if the host
 blocks on messages between stages [nanotron on 16 and 32 tensor ranks: 4 and 12 ms a layer, whatever its width]."""
-ROUTED, ROUTED_BETWEEN_RANKS = 4.0, 2.0
+ROUTED, ROUTED_BETWEEN_RANKS, PADDED = 4.0, 2.0, 2.6
 """Passes over the rows of experts in forward, in fused kernels: rows are taken (read and written), weighted and added to the
-sums of their tokens (read, and the sums written). Between ranks they are also put in the order of experts."""
+sums of their tokens (read, and the sums written). Between ranks they are also put in the order of experts. Padding copies the
+inputs and results of experts, in backward as often as in forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -290,7 +291,7 @@ def _routed_elements(cases: Cases) -> Array:
     shapes, layouts = cases.shapes, cases.layouts
     if not np.any(shapes.experts > 0):
         return np.zeros(1)
-    passes = ROUTED + np.where(layouts.expert > 1, ROUTED_BETWEEN_RANKS, 0.0)
+    passes = ROUTED + np.where(layouts.expert > 1, ROUTED_BETWEEN_RANKS, 0.0) + PADDED * cases.software.pads_experts
     rows = shapes.routed * layouts.busiest_rows * layouts.expert_tensor / layouts.tensor
     return np.where(shapes.experts > 0, passes * rows * shapes.hidden, 0.0)
 

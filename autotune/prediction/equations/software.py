@@ -57,10 +57,14 @@ class Software:
     """1 if its runs are not known to be those of people who tuned it: their times differ more. 0.5 of our engines."""
     separate_experts: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if the products of a rank's experts are launched one by one, or operators for each of them; 0: grouped products."""
+    pads_experts: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """1 if the rows of each expert are copied to a number that products in 8 bits can have, and back."""
     expert_work: Array = field(default_factory=lambda: np.full(1, 0.0))
     """Host's time of a layer's router and dispatcher, as a share of its other time."""
     captured: Array = field(default_factory=lambda: np.full(1, 0.0))
     """What CUDA graphs replay, so that the host does not launch it: 1 for layers without their experts, 2 for an iteration."""
+    whole_experts: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """1 if ranks that divide experts have whole ones where it is not stated; 0: tensor ranks divide each, if they can."""
     once_per_domain: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if a token goes once to each link domain that has experts of it, and from there to their ranks; 0: once to each."""
     exchange_hidden: Array = field(default_factory=lambda: np.full(1, 0.0))
