@@ -12,22 +12,17 @@ from rich.table import Table
 from autotune.cli.fields import read_fields
 from autotune.cli.predict import asked_question, question_document
 from autotune.cli.status import Status, print_note, write_document
-from autotune.errors import NothingFeasibleError, RequestError
-from autotune.frameworks.fine_tuning import FineTuning, fine_tuning_file
+from autotune.errors import RequestError
 from autotune.output import write_whole
-from autotune.prediction.planning.conditional import Conditions, fit_conditions
+from autotune.prediction.planning.conditional import Conditions, fitted
 from autotune.prediction.planning.fit import (
     Fit,
     Remedy,
     WayAnswer,
-    fine_tuning,
-    fit,
     hours_of,
-    largest_model,
-    run_amount,
 )
+from autotune.prediction.planning.fit_file import file_of
 from autotune.prediction.planning.largest import Dimension
-from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import Question
 from autotune.question.question import PlanningFields
 from autotune.text.console import Console
@@ -70,34 +65,17 @@ def fit_command(
 
 def _answer(inputs: PlanningFields, database: str | None) -> tuple[Fit, Conditions]:
     simple = None if is_factory_reference(inputs.model) else "transformers"
-    question = asked_question(dataclasses.replace(inputs, simple=simple, training_steps=None), database)
-    question = fine_tuning(question, inputs, inputs.methods)
-    probability = PROBABILITY if inputs.fit_probability is None else inputs.fit_probability
-    if inputs.max == Dimension.MODEL:
-        question = largest_model(question, probability, inputs.methods) or question
-    result = fit(question, probability, inputs.methods, run_amount(question, inputs))
-    return result, fit_conditions(result, inputs.methods)
+    return fitted(asked_question(dataclasses.replace(inputs, simple=simple, training_steps=None), database), inputs)
 
 
 def _write(result: Fit, inputs: PlanningFields, file: WantedFile) -> Status:
-    best = result.fastest
-    if best is None:
-        raise NothingFeasibleError("memory", "nothing fits, so there is no file", "run it without --for to see what would")
-    if not isinstance(result.question.model, ModelSpec):
-        raise RequestError("for", f"{result.question.model.name} is your own program's", "leave it out")
-    estimate, way = best.estimate, best.way
-    question = dataclasses.replace(way.question, global_batch_size=result.question.global_batch_size)
-    run = FineTuning(
-        method=way.method.name, shape=question.shape, model_name=inputs.model, config=estimate.config, cluster=question.cluster,
-        with_fsdp=way.sharding.library == "fsdp2", workload=question.workload, dataset=file.dataset, epochs=inputs.epochs,
-        steps=inputs.training_steps,
-    )  # fmt: skip
-    exported = fine_tuning_file(file.format, run)
+    exported = file_of(result, inputs, file.format, file.dataset)
     if file.out is None:
         sys.stdout.write(exported.text)
     else:
         write_whole(file.out, exported.text)
-    for note in (f"{way_text(best)}, {_sizes_text(best)}", *exported.notes):
+    assert result.fastest is not None
+    for note in (f"{way_text(result.fastest)}, {_sizes_text(result.fastest)}", *exported.notes):
         print_note(note)
     return Status.OK
 

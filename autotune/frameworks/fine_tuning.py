@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.errors import ExportRefusedError, UnknownFormatError
+from autotune.errors import ExportRefusedError, RequestError
 from autotune.frameworks.export import Export, python_text, yaml_text
 from autotune.frameworks.peft import TRANSFORMERS
 from search_spaces.clusters.cluster import ClusterSpec
@@ -185,7 +185,7 @@ def axolotl_file(run: FineTuning) -> Export:
     """The YAML of `axolotl train`."""
     if run.method == "full" and not (run.by_deepspeed or run.with_fsdp):
         problem = "Axolotl loads parameters in bf16, and has fp32 masters with DeepSpeed or FSDP only"
-        raise ExportRefusedError("for", problem, "give --methods full-bf16, or use trl")
+        raise ExportRefusedError("program", problem, "give --methods full-bf16, or use trl")
     arguments = _arguments(run)
     content: dict[str, Any] = {
         "base_model": run.model_name,
@@ -244,7 +244,7 @@ def deepspeed_file(run: FineTuning) -> Export:
     """DeepSpeed's JSON for a program with the Trainer."""
     if not run.by_deepspeed:
         problem = "this way of training does not use DeepSpeed"
-        raise ExportRefusedError("for", problem, "pin zero_stage=2 or 3, or use another format")
+        raise ExportRefusedError("program", problem, "pin zero_stage=2 or 3, or use another format")
     sizes = f"{run.config.micro_batch_size} per card and {run.accumulation} micro-batches a step"
     notes = (f"give the Trainer {sizes}, and this file as `deepspeed`", NOT_MEASURED)
     return Export(text=json.dumps(deepspeed_content(run), indent=2) + "\n", notes=notes)
@@ -353,9 +353,9 @@ def fine_tuning_file(format_name: str, run: FineTuning) -> Export:
     """The file of a program.
 
     Raises:
-        UnknownFormatError: there is no such format.
+        RequestError: there is no such program.
         ExportRefusedError: the program cannot train so.
     """
     if format_name not in FORMATS:
-        raise UnknownFormatError("for", f"{format_name!r} is not known", f"use one of {', '.join(FORMATS)}")
+        raise RequestError("program", f"{format_name!r} is not known", f"use one of {', '.join(FORMATS)}")
     return FORMATS[format_name](run)

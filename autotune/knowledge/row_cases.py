@@ -376,6 +376,7 @@ def _layouts(row: TableRow, software: Software) -> Layouts:
         checkpoint_every_k=scalar(2.0 if skips_layers else 1.0),
         offload_optimizer=scalar(1.0 if row.offload and "optimizer" in row.offload else 0.0),
         offload_parameters=scalar(1.0 if row.offload and "param" in row.offload else 0.0),
+        offload_activations=scalar(1.0 if row.offload and "activation" in row.offload else 0.0),
         parameter_bytes=scalar(4.0 if (row.precision or "").lower() == "fp32" else 2.0),
         reduce_bytes=np.where(software.reduce_bytes > 0, software.reduce_bytes, software.gradient_bytes),
         reduce_bucket_size=software.reduce_bucket,

@@ -226,9 +226,9 @@ class QuestionFields:
         Panel.SEARCH,
         "FILE|JOB|URL",
         option=str,
-        commands=(*JOB, *ASKED),
+        commands=(*JOB, *PLANNED),
         helps=(
-            ("submit predict plan", "Measurements to learn from: a table, an MLPerf log, a job, or an address."),
+            ("submit predict plan fit", "Measurements to learn from: a table, an MLPerf log, a job, or an address."),
             (SERVICE, "Measurements to learn from: their settings and measurements."),
             (FORM, ""),
         ),
@@ -406,6 +406,7 @@ class PlanningFields(QuestionFields):
         "NAMES",
         commands=("fit",),
         option=str,
+        service=False,
     )
     rate: float | None = request_field(
         None, "Samples/s that a plan must reach.", Panel.SEARCH, "RATE", above=0, most=1e18, commands=("plan",)

@@ -52,13 +52,19 @@ class Software:
     selective_launches: Array = field(default_factory=lambda: np.full(1, 0.0))
     """What selective checkpointing adds to it."""
     host_work: Array = field(default_factory=lambda: np.full(1, 1.0))
-    """Host's time of a layer, as a multiple of that of a plain module of torch."""
+    """Host's time of a layer without experts, as a multiple of that of a plain module of torch."""
     untuned: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if its runs are not known to be those of people who tuned it: their times differ more. 0.5 of our engines."""
     separate_experts: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if the products of a rank's experts are launched one by one, or operators for each of them; 0: grouped products."""
+    expert_work: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """Host's time of a layer's router and dispatcher, as a share of its other time."""
+    captured: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """What CUDA graphs replay, so that the host does not launch it: 1 for layers without their experts, 2 for an iteration."""
     once_per_domain: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if a token goes once to each link domain that has experts of it, and from there to their ranks; 0: once to each."""
+    exchange_hidden: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """Share of the exchange of experts' rows that the computation of another micro-batch hides."""
     input_share: Array = field(default_factory=lambda: np.full(1, 1.0))
     """Bytes kept of the inputs of products, as a share of the compute type."""
     gated_bytes: Array = field(default_factory=lambda: np.full(1, 8.0))
@@ -119,13 +125,19 @@ def _argument(*words: str, default: float = 0.0) -> Any:
     return field(default_factory=lambda: _scalar(default), metadata={"words": words})
 
 
+EXCHANGE_HIDDEN = 0.44
+"""`Software.exchange_hidden` with Megatron-Core's `overlap_moe_expert_parallel_comm`: it saves 3.64 of 8.25 s of exchange in a
+step of 24.7 s, as both use the same multiprocessors [Megatron-Bridge (Apache-2.0), nemo-mbridge-perf-expert-parallel-overlap:
+Qwen3 30B on 16 H100, a pair of runs and a profile]."""
+MEGATRON_EXPERT_WORK = 0.7
+"""`Software.expert_work` of Megatron-LM [its functional tests]."""
 MEGATRON_HOST_WORK = 1.85
 """`Software.host_work` of Megatron-LM, as of nanotron: both take the host 4 ms or more of a layer, forward and backward,
 however narrow it is. Deterministic tests take up to 6 ms."""
 FLAG = ("false", "true")
 RECOMPUTED_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 """`recompute_modules` is encoded as the sum of 2 to the power of their indices here."""
-FLASH, UNFUSED, NATIVE_LOSS, ENGINE_LOSS, ALL_GATHER, BLOCK = 0.0, 2.0, 1.0, 2.0, 0.0, 1.0
+FLASH, UNFUSED, NATIVE_LOSS, ENGINE_LOSS, ALL_GATHER, FLEX, BLOCK = 0.0, 2.0, 1.0, 2.0, 0.0, 2.0, 1.0
 """Indices of choices of `Megatron`."""
 
 
@@ -158,6 +170,8 @@ class Megatron:
     """Micro-batches that wait for it; 0: all. Two in all of NVIDIA's tests, though Megatron-LM's default is 0."""
     dist_optimizer_instances: Array = _argument(default=1.0)
     dispatcher: Array = _argument("allgather", "alltoall", "flex")
+    moe_comm_overlap: Array = _argument(*FLAG)
+    """Whether tokens travel to experts and back behind the computation of another micro-batch."""
     grouped_gemm: Array = _argument(*FLAG)
     permute_fusion: Array = _argument(*FLAG)
     recompute_modules: Array = field(default_factory=lambda: _scalar(0.0), metadata={"parts": RECOMPUTED_MODULES})
@@ -222,7 +236,9 @@ def _arguments(record: type[Any], words: Mapping[str, str]) -> dict[str, Array]:
 ADAPTED = ("query", "key", "value", "output", "gate", "up", "down")
 """`Transformers.adapted` is encoded as the sum of 2 to the power of their indices here."""
 EAGER, WHOLE_LOSS, KERNEL_LOSS, PROJECTION_LOSS, HALF_LOSS = 0.0, 0.0, 1.0, 2.0, 3.0
-NO_BITS, NF4, GPTQ, INT8, FSDP1, ZERO, EAGER_ATTENTION = 0.0, 1.0, 2.0, 3.0, 1.0, 3.0, 2.0
+CHUNKED_LOSS, CUT_LOSS, SPLIT_LOSS, COMPILED_LOSS = 4.0, 5.0, 6.0, 7.0
+BNB32, BNB8, AO8, AO4, COPY = 1.0, 2.0, 3.0, 4.0, 1.0
+NO_BITS, NF4, GPTQ, INT8, FSDP1, FSDP2, ZERO, EAGER_ATTENTION = 0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 2.0
 """Indices of choices of `Transformers`."""
 
 
@@ -252,12 +268,15 @@ class Transformers:
     """Whether norms of a quantised model are in fp32, so that what passes between layers is, too."""
     whole_tables: Array = _argument(*FLAG)
     """Whether frozen tables of a quantised model are in fp32."""
+    packed_head: Array = _argument(*FLAG)
+    """Whether the output projection of a quantised model is quantised, too (Fabric)."""
     norms: Array = _argument("eager", "fused")
     gates: Array = _argument("eager", "fused")
     """The activation of a gated MLP."""
-    loss: Array = _argument("whole", "kernel", "projection", "half")
-    """All logits in fp32; those, but in a kernel that overwrites them with their gradient; pieces of logits; logits as they
-    are, in models with code of their own."""
+    loss: Array = _argument("whole", "kernel", "projection", "half", "chunked", "cut", "split", "compiled")
+    """All logits in fp32; those, but in a kernel that overwrites them with their gradient; pieces of logits (Liger); logits as
+    they are, in models with code of their own; pieces that backward computes again (TRL 1); none (cut cross-entropy); all
+    logits in fp32, whose loss is computed piece by piece (LitGPT); the same compiled, which keeps 16 bits (torchtune)."""
     keeps_logits: Array = _argument(*FLAG)
     """Whether the caller holds the model's outputs until backward has ended, as loops of one's own do and the Trainer not."""
     attention: Array = _argument("flash", "sdpa", "eager")
@@ -274,6 +293,19 @@ class Transformers:
     """Whether operators of torch dequantise matrices, and keep them for backward: AutoGPTQ without Triton and ExLlama."""
     update: Array = _argument("foreach", "fused", "loop")
     """Implementation of the optimizer: the first makes a temporary copy of a moment of all parameters."""
+    moments: Array = _argument("torch", "bnb32", "bnb8", "ao8", "ao4")
+    """Whose moments: torch's have the type of their parameter, bitsandbytes' 32 bits or 8, torchao's 8 bits or 4."""
+    paged: Array = _argument(*FLAG)
+    """Whether moments of at least 100,000 elements are in pages that move to the host (bitsandbytes' paged optimizers)."""
+    updates_in_backward: Array = _argument(*FLAG)
+    """Whether each parameter is updated as soon as its gradient exists, which is then freed (torchtune)."""
+    reference: Array = _argument("none", "copy", "adapter")
+    """The reference model of preference training: none, or precomputed; a second copy in 16 bits; the model without its
+    adapter."""
+    sequences: Array = _argument(default=1.0)
+    """Sequences of each sample of a micro-batch: 2 of DPO, whose samples are pairs."""
+    tower: Array = _argument()
+    """Parameters of frozen modules beside the model, in 16 bits, such as a vision tower that is not trained."""
     sharding: Array = _argument("none", "fsdp1", "fsdp2", "zero")
     varying_lengths: Array = _argument(*FLAG)
     """Whether micro-batches have as many tokens as their longest sample, neither packed nor padded to the full length."""

@@ -9,13 +9,22 @@ move: per token, what each operator that the source runs one by one reads and wr
 import numpy as np
 
 from autotune.prediction.equations.cases import Array, Cases, Flags
-from autotune.prediction.equations.kernels import gates_fused, loss_fused, loss_peak, norms_fused
+from autotune.prediction.equations.kernels import gates_fused, loss_fused, norms_fused, pieces
 from autotune.prediction.equations.parameters import stage_parameters
 from autotune.prediction.equations.software import (
     ADAPTED,
+    AO4,
+    AO8,
+    BNB8,
+    BNB32,
+    CHUNKED_LOSS,
+    COMPILED_LOSS,
+    COPY,
+    CUT_LOSS,
     EAGER,
     EAGER_ATTENTION,
     FSDP1,
+    FSDP2,
     GPTQ,
     HALF_LOSS,
     INT8,
@@ -23,6 +32,7 @@ from autotune.prediction.equations.software import (
     NF4,
     NO_BITS,
     PROJECTION_LOSS,
+    SPLIT_LOSS,
     WHOLE_LOSS,
     ZERO,
 )
@@ -68,10 +78,13 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     # Of micro-batches before; DeepSpeed's partition of them is permanent.
     summed = np.where((cases.layouts.accumulation > 1) | rank.by_zero, late, 0.0)
     root, gathered = rank.gathered_root(), rank.gathered_root() + rank.gathered_unit()
+    cast, cast_layers = rank.cast_copies()
+    # Those of recomputed layers are made again.
+    cast_last = np.where(rank.recomputed > 0, cast_layers / layers, cast_layers)
     moments = {
-        "loss": rank.tokens * (kept + rank.loss()) + root + summed,
-        "last": rank.tokens * last + gathered + early + summed,
-        "first": rank.tokens * first + gathered + late + np.where(rank.shard > 1, early, 0.0),
+        "loss": rank.tokens * (kept + rank.loss()) + root + summed + cast,
+        "last": rank.tokens * last + gathered + early + summed + cast_last,
+        "first": rank.tokens * first + gathered + late + np.where(rank.shard > 1, early, 0.0) + cast_layers / layers,
         "update": late + rank.update(),
     }
     highest = np.maximum.reduce(np.broadcast_arrays(*moments.values()))
@@ -100,7 +113,8 @@ class Replica:
         self.cases, self.words, self.shapes, self.layouts = cases, cases.transformers, cases.shapes, cases.layouts
         self.frozen = self.shapes.frozen_bytes > 0
         self.width = self.layouts.parameter_bytes
-        self.tokens: Array = self.layouts.micro_batch_size * self.shapes.sequence / self.layouts.context
+        samples = self.layouts.micro_batch_size * self.words.sequences
+        self.tokens: Array = samples * self.shapes.sequence / self.layouts.context
         self.shard = np.where(self.layouts.zero_stage >= 3, self.layouts.shard, 1.0)
         # Stages of which nothing else is known are DeepSpeed's.
         self.by_zero = (self.words.sharding == ZERO) | ((self.words.sharding == 0) & (self.layouts.zero_stage > 0))
@@ -112,13 +126,17 @@ class Replica:
         self.fused_norms = one_kernel | norms_fused(cases) | (self.layouts.compiled > 0)
         self.gates = np.where((self.words.gates > 0) | gates_fused(cases) | (self.layouts.compiled > 0), 1.0, 0.0)
         self.loss_kind = np.where(loss_fused(cases), PROJECTION_LOSS, self.words.loss)
-        # What passes between layers: fp32 if frozen norms are, since bitsandbytes returns the type that it is given.
-        self.wide = (self.frozen & (self.words.whole_norms > 0)) | (self.width >= 4)
+        # What passes between layers: fp32 if the norms are, since their weight multiplies it and bitsandbytes returns the type
+        # that it is given. FSDP and DeepSpeed cast parameters.
+        self.sharded = self.by_zero | ((self.words.sharding > 0) & (self.shard > 1))
+        whole_norms = np.where(self.frozen, self.words.whole_norms > 0, (self.words.parameter_width >= 4) & ~self.sharded)
+        self.wide = whole_norms | (self.width >= 4)
         self.state = np.where(self.wide, 4.0, self.width)
         self.residual: Array = self.state * self.shapes.hidden
-        # Of what products return: 16 bits under autocast, else what they get, as bitsandbytes always does.
-        self.converts = self.wide & ((self.words.bits == NF4) | (self.words.bits == INT8))
+        # Of what products return: 16 bits under autocast, else what they get, as bitsandbytes' of 4 bits always do.
+        self.converts = self.wide & ((self.words.bits == NF4) | ((self.words.bits == INT8) & (self.words.autocast == 0)))
         self.inner = np.where((self.words.autocast > 0) & ~self.converts, self.width, self.state)
+        self.casts_inputs = (self.words.autocast > 0) & (self.inner < self.state)
         self.recomputed = np.where(self.layouts.activation_checkpointing > 0, 1.0, 0.0)
         self.counts = stage_parameters(cases, self.shapes.layers, np.ones(1), np.ones(1))
         self.table = self.shapes.vocabulary * self.shapes.hidden
@@ -137,46 +155,70 @@ class Replica:
         kinds = [words.bits == kind for kind in (NO_BITS, NF4, GPTQ)]
         packed = np.select(kinds, [self.width, 0.5, 0.5 + 0.5 / words.group_size], default=1.0)
         constants = np.select(kinds, [0.0, double, 2 / words.group_size], default=0.0)
-        adapters, tables = self.trained()
-        trained, width = counts.trained - adapters, words.parameter_width
+        trained, width = counts.trained - self.trained()[0], words.parameter_width
         table_width = np.where(words.whole_tables > 0, 4.0, self.width)
-        frozen = (matrices * packed + counts.frozen_tables * table_width) / self.shard + matrices * constants
-        moments = layouts.moment_bytes / 4
-        # Parameters trained beside frozen ones are copies of those.
+        head = np.where(self.frozen & (words.packed_head > 0), self.table, 0.0)
+        tables = (counts.frozen_tables - head) * table_width + head * packed
+        frozen = (matrices * packed + tables) / self.shard + (matrices + head) * constants
         # Tables trained beside frozen ones are copies of those, in their type.
+        adapters, tables = self.trained()
         parameters = trained * width + adapters * words.adapter_width + tables * self.width
         # DeepSpeed trains 16 bits, beside fp32.
         count = trained + adapters + tables
         parameters = np.where(self.by_zero, count * self.width, parameters) / self.shard
-        states = np.where(self.by_zero, count * (4 + layouts.moment_bytes) / self.state_shard, parameters * moments)
+        states = np.where(self.by_zero, count * (4 + layouts.moment_bytes) / self.state_shard, self.moments(parameters))
+        on_host = np.where(words.paged > 0, 1.0, layouts.offload_optimizer)
+        beside = self.width * (words.tower + np.where(words.reference == COPY, count + counts.frozen, 0.0)) / self.shard
         return {
-            "parameters": (frozen + parameters) * (1 - layouts.offload_parameters) + self.cast_copies(),
-            "optimizer_state": states * (1 - layouts.offload_optimizer),
-            "host": states * layouts.offload_optimizer + (frozen + parameters) * layouts.offload_parameters,
+            "parameters": (frozen + parameters) * (1 - layouts.offload_parameters) + beside,
+            "optimizer_state": states * (1 - on_host),
+            "host": states * on_host + (frozen + parameters) * layouts.offload_parameters,
         }
+
+    def moments(self, parameters: Array) -> Array:
+        """Bytes of both moments of a rank's trained parameters, which have so many bytes.
+
+        Torch's have the type of their parameter. bitsandbytes has 32 bits, or 8 and a scale in fp32 for 256 elements; the
+        Trainer leaves embeddings, but not the output projection, in 32. torchao has 8 or 4 bits and the same scales.
+        """
+        _, tables = self.trained()
+        count = (self.counts.trained + tables) / self.shard
+        embeddings = np.where(self.frozen & (self.words.trained_tables == 0), 0.0, self.table) / self.shard
+        blocks = 2 * (1 + 4 / 256)
+        by_blocks = blocks * (count - embeddings) + 8 * embeddings
+        kinds = [self.words.moments == kind for kind in (BNB32, BNB8, AO8, AO4)]
+        by_torch = parameters * self.layouts.moment_bytes / 8 * 2
+        states: Array = np.select(kinds, [8 * count, by_blocks, blocks * count, (blocks - 1) * count], default=by_torch)
+        return states
 
     def trained(self) -> tuple[Array, Array]:
         """Elements of adapters, and of tables trained beside them."""
         adapters = np.where(self.frozen, self.counts.trained, 0.0)
         return adapters, np.where(self.frozen & (self.words.trained_tables > 0), self.counts.frozen_tables, 0.0)
 
-    def cast_copies(self) -> Array:
-        """Bytes of the copies in 16 bits that autocast keeps of trained parameters in fp32 until forward ends."""
+    def cast_copies(self) -> tuple[Array, Array]:
+        """Bytes of the copies in 16 bits that autocast makes of parameters in fp32: all as forward ends, when its cache has
+        them, and those of the layers, which backward still has or makes again. Embeddings are not cast; the copy of a frozen
+        output projection is kept for backward."""
         words = self.words
         adapters, _ = self.trained()
-        sharded = self.by_zero | ((words.sharding > 0) & (self.shard > 1))
-        whole = np.where(~sharded & (words.parameter_width > self.width), self.counts.trained - adapters, 0.0)
-        whole = whole + np.where(words.whole_tables > 0, self.table, 0.0)
+        matrices = self.counts.trained - adapters - self.counts.trained_tables
+        whole = np.where(~self.sharded & (words.parameter_width > self.width), 1.0, 0.0)
         cast = np.where((words.fused_adapters == 0) & (self.adapter_width > self.width), adapters, 0.0) / self.shard
-        return np.where(words.autocast > 0, self.width * (whole + cast), 0.0)
+        head = np.where(self.frozen, words.whole_tables, whole) * self.table
+        casts = np.where(words.autocast > 0, self.width, 0.0)
+        return casts * (whole * matrices + head + cast), casts * (whole * matrices + cast)
 
     def gradients(self) -> Array:
-        """Bytes of all gradients. Where the host has the optimizer, DeepSpeed sends them there bucket by bucket."""
+        """Bytes of all gradients. Where the host has the optimizer, DeepSpeed sends them there bucket by bucket; where it has
+        the parameters, FSDP layer by layer."""
         adapters, tables = self.trained()
         others = self.counts.trained - adapters
         gradients = others * self.words.parameter_width + adapters * self.words.adapter_width + tables * self.width
+        gradients = np.where(self.words.updates_in_backward > 0, self.width * self.table, gradients)
         in_half = self.width * (others + adapters + tables) / np.where(self.layouts.zero_stage >= 2, self.layouts.shard, 1.0)
-        return np.where(self.by_zero, in_half * (1 - self.layouts.offload_optimizer), gradients / self.shard)
+        sharded = gradients / self.shard * np.where(self.shard > 1, 1 - self.layouts.offload_parameters, 1.0)
+        return np.where(self.by_zero, in_half * (1 - self.layouts.offload_optimizer), sharded)
 
     def update(self) -> Array:
         """Bytes of the temporary copies of the update: of a moment; DeepSpeed's of gradients in fp32, at stage 3 in groups of
@@ -216,7 +258,9 @@ class Replica:
         matrices = (self.counts.frozen - self.counts.frozen_tables) + (self.counts.trained - self.counts.trained_tables)
         packed = np.where((self.words.bits == NO_BITS) | ~self.frozen, self.width, np.where(self.words.bits < 3, 0.5, 1.0))
         alone = (self.words.sharding == FSDP1) & (self.words.reentrant > 0) & (self.recomputed > 0)
-        unit = np.where(alone, 1.0, 2.0) * packed * matrices / self.shapes.layers
+        # FSDP2 copies a layer's gradients together before it reduces them.
+        together = np.where(~self.frozen & (self.words.sharding == FSDP2), 1.0, 0.0)
+        unit = (np.where(alone, 1.0, 2.0) + together) * packed * matrices / self.shapes.layers
         return np.where((self.shard > 1) & ~self.by_zero, unit, 0.0)
 
     def kept(self) -> Array:
@@ -237,18 +281,22 @@ class Replica:
 
     def norm(self) -> Array:
         """Bytes of a norm: eager RMSNorms keep a copy of their input in fp32; the normalised one if the weight is trained."""
-        kept = np.where(self.wide, 0.0, 4.0) + np.where(self.frozen, 0.0, self.width)
+        kept = np.where(self.wide, 0.0, 4.0) + np.where(self.frozen, 0.0, self.state)
         return np.where(self.fused_norms, 0.0, self.shapes.hidden * kept)
 
     def product_inputs(self) -> Array:
-        """The normalised states, of which trained matrices keep one for attention and one for the MLP; so do adapters that are
-        fused, or get them as they are."""
+        """The normalised states, of which trained matrices keep one for attention and one for the MLP, or one each if autocast
+        casts it for each of them; so do adapters that are fused, or get them as they are."""
         words = self.words
         shared = (words.autocast == 0) & (self.adapter_width <= self.state) & (words.adapter_dropout == 0)
         shared |= words.fused_adapters > 0
         adapted = [self.adapts(*names) > 0 for names in (("query", "key", "value"), ("gate", "up"))]
-        count = np.where(self.frozen, np.sum(adapted, axis=0) * shared, 2.0)
-        return self.inner * self.shapes.hidden * count
+        trained = np.where(self.casts_inputs, 3 + self.shapes.matrices - 1, 2.0)
+        count = np.where(self.frozen, np.sum(adapted, axis=0) * shared, trained)
+        # bitsandbytes' products of 8 bits keep what they get.
+        by_int8 = np.where(self.frozen & (words.bits == INT8), 2 * self.state, 0.0)
+        kept: Array = np.maximum(self.inner * count, by_int8) * self.shapes.hidden
+        return kept
 
     def adapter_input(self, elements: Array) -> Array:
         """Bytes that an adapter keeps of its input: the mask of dropout, and what its first matrix multiplies, in 16 bits under
@@ -277,7 +325,9 @@ class Replica:
         shapes, words = self.shapes, self.words
         repeats = (words.repeats_keys > 0) | (words.attention == EAGER_ATTENTION)
         repeats |= (words.attention > 0) & (words.release < 451)
-        width = np.where(words.attention > 0, self.inner, self.width)  # flash-attn has 16 bits only
+        # flash-attn has 16 bits only, and autocast casts what torch's kernel gets.
+        wide = (words.attention == EAGER_ATTENTION) | ((words.attention > 0) & (words.autocast == 0))
+        width = np.where(wide, self.inner, self.width)
         states: Array = width * (2 * shapes.query + 2 * np.where(repeats, shapes.query, shapes.key_value))
         return states
 
@@ -294,13 +344,15 @@ class Replica:
     def product_input(self) -> Array:
         """Bytes of the input of the MLP's last matrix, which are freed before those of its factors."""
         adapter = self.adapts("down") * self.adapter_input(self.shapes.mlp_width)
-        return np.where(self.frozen, adapter, self.width * self.shapes.mlp_width)
+        by_int8 = np.where(self.words.bits == INT8, self.inner * self.shapes.mlp_width, 0.0)
+        return np.where(self.frozen, adapter + by_int8, self.width * self.shapes.mlp_width)
 
     def working(self) -> Array:
         """Bytes as a layer runs backward, with its result, at the fuller of two moments.
 
         1. The MLP: the gradients of the product and of its factors, or of what an adapter casts; of one expert, with the sums
-           of experts' gradients.
+           of experts' gradients. Beside the first, or two of its factors, a quantised matrix in 16 bits; one of 8 bits has the
+           type of its input, to which the gradient of its result is cast, too.
         2. Attention, without the MLP: the gradients of what its kernel gets and returns; eager attention has three or, of 16
            bits, two matrices in fp32 besides the probabilities.
         """
@@ -309,11 +361,16 @@ class Replica:
         at_once = np.where(shapes.experts > 0, self.experts / np.maximum(shapes.experts, 1.0), 1.0) * shapes.ffn
         gated = np.where(shapes.matrices == 3, np.where(self.gates > 0, 1.0, 3.0), 2.0)
         casts = np.where((words.fused_adapters > 0) | (self.adapter_width <= self.width), 0.0, 4.0)
-        casts = self.inner + casts * (1 + np.where(words.adapter_dropout > 0, 1.0, 0.0))
+        casts = casts + np.where(words.adapter_dropout > 0, np.maximum(casts, self.inner), self.inner)
         down = np.where(self.adapts("down") > 0, casts * at_once, self.inner * at_once)
         factors = gated * self.inner * at_once - self.product_input() * np.where(shapes.experts > 0, 0.0, 1.0)
         summed = np.where(shapes.experts > 0, 4 * self.width * shapes.hidden, 0.0)
-        mlp = self.recomputed * again + np.maximum(down, factors) + summed
+        is_packed = self.frozen & (words.bits > NO_BITS) & (words.torch_unpacking == 0)
+        matrix = np.where(is_packed, shapes.hidden * shapes.ffn / self.tokens, 0.0)
+        by_int8 = (words.bits == INT8) & (self.state > self.inner)
+        unpacked = np.where(by_int8, self.state * (matrix + at_once), self.width * matrix)
+        factors_later = factors - self.inner * at_once + unpacked
+        mlp = self.recomputed * again + np.maximum.reduce([down + self.width * matrix, factors, factors_later]) + summed
         matrices = np.where(self.inner < 4, 8.0, 12.0) * shapes.heads * shapes.sequence
         attention = self.recomputed * (again - self.norm() - self.mlp()) + np.where(
             words.attention == EAGER_ATTENTION, matrices, 0.0
@@ -335,15 +392,38 @@ class Replica:
         held = np.where(words.keeps_logits > 0, w, 0.0)
         whole = np.maximum(stays + 4 + shifts + 4, held + 12.0)
         half = np.where(words.autocast > 0, np.maximum(w + 8, 12.0), 4 * w)
-        kinds = [self.loss_kind == kind for kind in (WHOLE_LOSS, KERNEL_LOSS, HALF_LOSS)]
-        logits = np.select(kinds, [whole, stays + 4 + shifts, half], default=0.0) * self.shapes.vocabulary
-        pieces = np.where(self.loss_kind == PROJECTION_LOSS, loss_peak(self.cases, self.tokens) / self.tokens, 0.0)
-        last = np.where(self.fused_norms, self.residual, np.where(self.wide, self.residual, self.norm()))
-        normed = self.state * self.shapes.hidden
-        everything: Array = logits + pieces + last + normed
+        # Fabric returns fp32, in pieces of 128 tokens of each sample; of compiled pieces there are eight.
+        split = 8.0 + (8 + w) * np.minimum(128 / self.shapes.sequence, 1.0)
+        kinds = [self.loss_kind == kind for kind in (WHOLE_LOSS, KERNEL_LOSS, HALF_LOSS, SPLIT_LOSS, COMPILED_LOSS)]
+        sizes = [whole, stays + 4 + shifts, half, split, w * 9 / 8]
+        logits = np.select(kinds, sizes, default=0.0) * self.shapes.vocabulary
+        last = np.where(self.fused_norms | self.wide, self.residual, 0.0) + np.where(self.fused_norms, 0.0, self.norm())
+        normed = (self.state + np.where(self.casts_inputs, self.width, 0.0)) * self.shapes.hidden
+        everything: Array = logits + self.loss_in_pieces() / self.tokens + last + normed
         return everything
 
+    def loss_in_pieces(self) -> Array:
+        """Bytes of losses that never have all logits.
 
+        1. Liger's, in forward: a piece, gradients of the rows, and of the table, in its type, if it is trained [liger-kernel
+           0.8.5, ops/fused_linear_cross_entropy.py, without `accum_dtype`].
+        2. TRL's, in backward: a tile of at most 4,096 tokens and 32,768 words, the copy of the rows without labels that are
+           ignored, and gradients of the rows and of the table, which are summed in fp32 and then cast.
+        3. Cut cross-entropy, in backward: gradients of rows and table in 16 bits.
+        """
+        trained = np.where(self.frozen, 0.0, self.table)
+        rows = self.shapes.hidden * self.tokens
+        tile = np.minimum(self.tokens, CHUNKED_TOKENS) * self.width * CHUNKED_WORDS
+        chunked = tile + rows * (self.state + 4 + self.width) + trained * (4 + self.width)
+        piece = pieces(self.cases, self.tokens).rows * self.shapes.vocabulary * self.width
+        liger = piece + self.width * rows + np.where(self.sharded, self.width, self.words.parameter_width) * trained
+        kinds = [self.loss_kind == kind for kind in (PROJECTION_LOSS, CHUNKED_LOSS, CUT_LOSS)]
+        bytes_at_peak: Array = np.select(kinds, [liger, chunked, self.width * (rows + trained)], default=0.0)
+        return bytes_at_peak
+
+
+CHUNKED_TOKENS, CHUNKED_WORDS = 4096.0, 32768.0
+"""The tile of TRL's fused head [trl 1.16, kernels/chunked_logprob.py, trainer/utils.py]."""
 OPERATORS = 30.0
 """Of a layer's forward whose launches take `Coefficients.kernel_seconds`."""
 WITHOUT_TENSOR_CORES = 16.0

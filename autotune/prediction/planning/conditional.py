@@ -21,12 +21,14 @@ from autotune.prediction.planning.consequences import (
     verdict_of,
 )
 from autotune.prediction.planning.estimate import StepEstimate, estimates
-from autotune.prediction.planning.fit import Fit, fit
-from autotune.prediction.planning.memory_fit import memory_limits_of
+from autotune.prediction.planning.fit import Fit, fine_tuning, fit, largest_model, run_amount
+from autotune.prediction.planning.largest import Dimension
+from autotune.prediction.planning.memory_fit import PROBABILITY, memory_limits_of
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlans, costs_of, plan
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.scan import NOT_SCANNED, Bounds
 from autotune.question.assumption import LINKS, Assumption, assumed_document, assumed_lines
+from autotune.question.question import PlanningFields
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Value
@@ -202,6 +204,19 @@ def _choice(
         return ""
     ranked = (name for name in ("zero_stage", *best.differences(base)) if name not in NOT_SCANNED)
     return " ".join(f"{name}={value_text(getattr(best, name))}" for name in dict.fromkeys(ranked))
+
+
+def fitted(question: Question, inputs: PlanningFields) -> tuple[Fit, Conditions]:
+    """What fits of what the fields ask, and what it hangs on: of the largest model, if they ask for that.
+
+    Raises as `fit`, `largest_model` and `run_amount`.
+    """
+    methods, probability = inputs.methods, PROBABILITY if inputs.fit_probability is None else inputs.fit_probability
+    question = fine_tuning(question, inputs, methods)
+    if inputs.max == Dimension.MODEL:
+        question = largest_model(question, probability, methods) or question
+    result = fit(question, probability, methods, run_amount(question, inputs))
+    return result, fit_conditions(result, methods)
 
 
 def fit_conditions(result: Fit, methods: Sequence[str]) -> Conditions:

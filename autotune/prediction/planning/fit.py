@@ -175,6 +175,7 @@ class WayAnswer:
             "lora_rank": self.way.question.model.lora_rank if isinstance(self.way.question.model, ModelSpec) else None,
             "frozen_bits": method.bits if method.adapts else None,
             "optimizer": method.optimizer,
+            "needed_bytes": self.estimate.fullest.needed,
             "least_bytes": self.least.fullest.needed,
             "lacks_card_bytes": self.lacks_card,
             "lacks_host_bytes": self.lacks_host,
@@ -393,10 +394,10 @@ def methods_of(model: ModelSpec | FactoryModel, names: Sequence[str] = ()) -> li
     """
     for name in names:
         if name not in METHODS:
-            raise RequestError("method", f"{name!r} is not known", f"use some of {', '.join(METHODS)}")
+            raise RequestError("methods", f"{name!r} is not known", f"use some of {', '.join(METHODS)}")
     if isinstance(model, FactoryModel):
         if names:
-            raise RequestError("method", f"{model.name} is trained as its factory makes it", "leave it out")
+            raise RequestError("methods", f"{model.name} is trained as its factory makes it", "leave it out")
         return [Method(name="", title="as its factory makes it")]
     stated = model.lora_rank > 0
     possible = [
@@ -409,7 +410,7 @@ def methods_of(model: ModelSpec | FactoryModel, names: Sequence[str] = ()) -> li
     if not chosen:
         available = ", ".join(method.name for method in possible)
         problem = f"{', '.join(names)} is not possible with {model.name} as it is stated"
-        raise RequestError("method", problem, f"use some of {available}, or leave --lora-rank and --frozen-bits out")
+        raise RequestError("methods", problem, f"use some of {available}, or leave --lora-rank and --frozen-bits out")
     return chosen
 
 

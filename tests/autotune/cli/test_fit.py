@@ -91,7 +91,7 @@ def test_a_file_is_written_with_how_to_start_it(command: Command, tmp_path: Path
         (("llama-2-7b", "--on", "2x24GB", "--fit-probability", 2), "fit_probability: 2.0 is not between 0 and 1"),
         (("llama-2-7b", "--on", "2x24GB", "--frozen-bits", 4), "frozen_bits: says how adapters are"),
         (("llama-2-7b", "--on", "2x24GB", "--max", "speed"), "max: 'speed' is not known"),
-        (("llama-2-7b", "--on", "2x24GB", "--for", "keras"), "for: 'keras' is not known; use one of trl, "),
+        (("llama-2-7b", "--on", "2x24GB", "--for", "keras"), "program: 'keras' is not known; use one of trl, "),
         (("llama-2-7b", "--cards", "1x4090=cheap"), "cards: 'cheap' is not a price"),
         (("mine:factory", "--on", "2x24GB"), "there is no module 'mine'"),
     ],

@@ -9,7 +9,15 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import collective_seconds, exchange_seconds, expert_group
-from autotune.prediction.equations.compute import GROUPED_EXPERTS, SEPARATE_EXPERT, SEPARATE_EXPERTS, crossing_rows, micro_batch
+from autotune.prediction.equations.compute import (
+    GROUPED_EXPERTS,
+    SEPARATE_EXPERT,
+    SEPARATE_EXPERTS,
+    MicroBatchSeconds,
+    crossing_rows,
+    micro_batch,
+)
+from autotune.prediction.equations.software import with_numbers
 from autotune.prediction.equations.step import StepPrediction, predict
 from executor.dry.dry_run import dry_run
 from search_spaces.clusters.presets import resolve_cluster
@@ -258,3 +266,17 @@ def test_loads_are_the_same_to_ranks_that_have_all_experts_and_in_full_places() 
 def test_empty_places_of_experts_are_computed_too() -> None:
     rows = [cases(dataclasses.replace(MODEL, capacity_factor=factor)).shapes.experts_per_token for factor in (0.0, 1.0, 1.5)]
     assert [float(each[0]) for each in rows] == [2.0, 2.0, 3.0]
+
+
+def test_captured_launches_and_hidden_exchanges() -> None:
+    """Graphs of layers leave the launches of experts, one of the iteration none; a hidden share of an exchange is free."""
+    slow, each = dataclasses.replace(RATES, kernel_seconds=10.0), cases(zero_stage=1, expert_parallel_size=8)
+
+    def batch(**features: float) -> MicroBatchSeconds:
+        return micro_batch(dataclasses.replace(each, software=with_numbers(each.software, features)), slow)
+
+    launched, layers, iteration = (float(batch(captured=kind).layer[0]) for kind in (0, 1, 2))
+    assert launched / layers == pytest.approx(1 + 1 / GROUPED_EXPERTS, rel=0.01)
+    assert iteration < layers / 100
+    exchanges = [float(batch(exchange_hidden=share).layer_communication[0]) for share in (0, 0.25)]
+    assert exchanges[1] == pytest.approx(0.75 * exchanges[0])

@@ -176,9 +176,9 @@ def test_pins_and_stated_adapters_hold_in_every_way() -> None:
     adapted = fit(asked("llama-2-7b", "1x24GB", lora=8, bits=4))
     assert {item.way.method.name for item in adapted.answers} == {"qlora"}
     assert {item.way.question.shape.lora_rank for item in adapted.answers} == {8}
-    with pytest.raises(RequestError, match="method: full is not possible with llama-2-7b as it is stated"):
+    with pytest.raises(RequestError, match="methods: full is not possible with llama-2-7b as it is stated"):
         fit(asked("llama-2-7b", "1x24GB", lora=8), methods=["full"])
-    with pytest.raises(RequestError, match="method: 'none' is not known"):
+    with pytest.raises(RequestError, match="methods: 'none' is not known"):
         fit(asked("llama-2-7b", "1x24GB"), methods=["none"])
     with pytest.raises(RequestError, match="zero_stage: has several values"):
         fit(asked("llama-2-7b", "2x24GB", pins={"zero_stage": (1, 2)}))
