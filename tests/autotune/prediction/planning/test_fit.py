@@ -209,6 +209,14 @@ def test_the_answer_at_an_alternative_is_that_of_a_question_with_it(cluster: str
     assert item.tokens_per_second == pytest.approx(fastest.estimate.tokens_per_second)
 
 
+def test_frozen_parameters_that_are_on_the_host_are_fetched_twice_for_each_micro_batch() -> None:
+    question = asked("llama-2-7b", "1x4090", sequence_length=2048)
+    answer = way(fit(question, methods=["lora"]), "lora", "ZeRO-3, all offloaded", recomputes=True)
+    fetched = 2 * 2 * (SEVEN_BILLION + ADAPTERS) / question.cluster.device.host_link
+    batches = question.global_batch_size // answer.estimate.config.micro_batch_size
+    assert answer.estimate.breakdown_seconds["offload"] == pytest.approx(batches * fetched, rel=0.02)
+
+
 @pytest.mark.prove
 def test_what_the_libraries_do_is_stated_by_name() -> None:
     def least(*libraries: str) -> WayAnswer:
