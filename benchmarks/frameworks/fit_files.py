@@ -4,7 +4,7 @@
 
 PYTHON is that of an environment with transformers, trl, peft, bitsandbytes, deepspeed and datasets. Each file is written for a
 tiny Llama and a dataset of its own, and runs unchanged on two CPU ranks: variables of the environment say that there are no
-GPUs. Programs are swept and run by hand as in `real_scripts`.
+GPUs, and that CPUs have bf16. Programs are swept and run by hand as in `real_scripts`.
 """
 
 import contextlib
@@ -55,6 +55,8 @@ CASES: Mapping[str, tuple[str, str]] = {
     "Trainer, DeepSpeed ZeRO-3": ("trainer", "--methods lora --pin zero_stage=3 --pin offload_param=cpu"),
 }
 """Name -> program, and what `fit` is asked."""
+SHIM = "import transformers.training_args as module; module.is_torch_bf16_gpu_available = lambda: True"
+"""The Trainer refuses bf16 where there is no GPU, though CPUs have it."""
 ON_CPU = {"ACCELERATE_USE_CPU": "true", "DS_ACCELERATOR": "cpu", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 BATCH = 16
 INTRODUCTION = """# Files of fit, run
@@ -90,10 +92,10 @@ def measured(name: str, python: str) -> dict[str, Any]:
         options = f"--global-batch-size {BATCH} --trials 1 --trial-seconds 2 --confirm-repeats 0"
         options += " --trial-timeout 300 --report-seconds 280"
         entry = {
-            "name": name, "folder": ".", "command": command, "samples": str(BATCH), "environment": ON_CPU,
+            "name": name, "folder": ".", "command": command, "samples": str(BATCH), "environment": ON_CPU, "shims": ["bf16"],
             "options": options,
         }  # fmt: skip
-        return Program(entry, {}, folder, python).measure()
+        return Program(entry, {"shims": {"bf16": SHIM}}, folder, python).measure()
 
 
 def main() -> int:

@@ -137,7 +137,8 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     computed = computed + LAYER_KERNELS * SMALLEST_KERNEL * (1 + rates.backward_ratio + _if_checkpointed(cases, _ONE, _ONE / 2))
     layer = smooth_maximum(computed + communication, launched) - communication
     frozen = covers(cases) & (cases.shapes.frozen_bytes > 0) & (cases.transformers.trained_tables == 0)
-    head = _head_forward(cases, rates) * np.where(frozen, 2.0, 1 + rates.backward_ratio)
+    passes = np.where(frozen, 2.0, 1 + rates.backward_ratio) + np.where(cases.transformers.reference > 0, 1.0, 0.0)
+    head = _head_forward(cases, rates) * passes
     embedding = 2 * 3 * rank_tokens(cases) * cases.shapes.hidden * layouts.parameter_bytes / cases.hardware.bandwidth
     modules = cases.shapes.modules
     if np.any(modules > 0):
@@ -153,10 +154,10 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
 
 def _of_libraries(cases: Cases, rates: Coefficients) -> Array:
     """Seconds of a layer of Transformers: products have a gradient for their inputs and, if trained, for their weights; fused
-    attention has five products in backward and two in forward; the rest moves bytes."""
+    attention has five products in backward and two in forward; the rest moves bytes. A reference model runs forward."""
     forward, backward = layer_traffic(cases)
     products, attention = _products(cases, rates), attention_forward(cases, rates)
-    again = _if_checkpointed(cases, _ONE, _ONE / 2)
+    again = _if_checkpointed(cases, _ONE, _ONE / 2) + np.where(cases.transformers.reference > 0, 1.0, 0.0)
     trained = np.where(cases.shapes.frozen_bytes > 0, 0.0, 1.0)
     moved = rank_tokens(cases) * (forward * (1 + again) + backward) * rates.traffic / cases.hardware.bandwidth
     return products * (2 + trained + again) + attention * (3.5 + again) + moved + added_seconds(cases)

@@ -227,6 +227,12 @@ def test_what_the_libraries_do_is_stated_by_name() -> None:
     assert least("loss=projection").least.fullest.needed < plain.needed
     copied = least("reference=copy").least.fullest.by_tag["parameters"] - plain.by_tag["parameters"]
     assert copied == pytest.approx(2 * 8.03e9, rel=0.01)
+    rates = [
+        item.estimate.samples_per_second.mean
+        for item in (least(), least("sequences=2"), least("sequences=2", "reference=copy"))
+    ]
+    assert rates[0] / rates[1] == pytest.approx(2, rel=0.05)
+    assert rates[1] / rates[2] == pytest.approx(4 / 3, rel=0.05)  # forward, recomputed forward, and a backward for inputs alone
     for words, problem in (
         ("loss=cheap", "loss=cheap is not known; use one of whole, "),
         ("colour=red", "'colour' is not known; use some of "),
