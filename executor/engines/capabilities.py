@@ -23,13 +23,6 @@ def splits_backward(config: TrialConfig) -> bool:
     return config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
 
 
-COMPILE_SELECTIVE = Combination(
-    rule="compile-selective",
-    reads=("compile_blocks", "activation_checkpointing"),
-    problem="selective checkpointing intercepts single operators, and torch.compile does not compile intercepted code",
-    remedy="set compile_blocks=false, or activation_checkpointing to none or full",
-    holds=lambda config, _: config.compile_blocks and config.activation_checkpointing == "selective",
-)
 COMPILE_ZERO_BUBBLE = Combination(
     rule="compile-zero-bubble",
     reads=("compile_blocks", "pipeline_parallel_size", "pipeline_schedule"),
@@ -96,9 +89,7 @@ def release(version: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-DDP = Capability(
-    engine="ddp", knobs=honoured_by("ddp", {"precision": ("fp32", "bf16", "fp64")}), combinations=(COMPILE_SELECTIVE,)
-)
+DDP = Capability(engine="ddp", knobs=honoured_by("ddp", {"precision": ("fp32", "bf16", "fp64")}))
 
 
 FSDP2 = Capability(
@@ -116,7 +107,6 @@ FSDP2 = Capability(
     ),
     specific=frozenset({"micro_batch_size"}),
     combinations=(
-        COMPILE_SELECTIVE,
         COMPILE_ZERO_BUBBLE,
         Combination(
             rule="fsdp2-zero-bubble",
@@ -178,15 +168,6 @@ NATIVE = Capability(
     keeps_copy_beside_gradients=True,
     knobs=honoured_by("native"),
     combinations=(
-        COMPILE_SELECTIVE,
-        Combination(
-            rule="compile-selective-stages",
-            reads=("compile_blocks", "pipeline_layout"),
-            problem="selective recomputation of a stage intercepts single operators, and torch.compile does not compile "
-            "intercepted code",
-            remedy="set compile_blocks=false, or mark stages with f instead of s",
-            holds=lambda config, _: config.compile_blocks and _has_selective_stage(config),
-        ),
         COMPILE_ZERO_BUBBLE,
         Combination(
             rule="experts-copies",

@@ -123,9 +123,9 @@ class ParallelSession(EngineSession):
         users = [part.module for part in self.parts] if isinstance(model, FactoryModel) else []
         self._repeatable = RepeatableSteps(users, workload, self.groups.coordinates[DATA], mesh.data, source.trains_only)
         for part in self.parts:
+            checkpoint_blocks(part.blocks, config, part.stage, draws=isinstance(model, FactoryModel))
             if config.compile_blocks:
                 compile_blocks(part.blocks)
-            checkpoint_blocks(part.blocks, config, part.stage, draws=isinstance(model, FactoryModel))
         self._activations = ActivationOffload(context.device) if config.offload_activations else None
         if self._activations is not None:
             for part in self.parts:

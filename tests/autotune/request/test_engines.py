@@ -63,8 +63,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "deepspeed-offload-contiguous": {"zero_stage": 2, "offload_optimizer": "cpu", "contiguous_gradients": False},
     "deepspeed-hpz-off": {"zero_stage": 3, "hsdp_shard_size": 1},
     "deepspeed-hpz-tensor": {"zero_stage": 3, "hsdp_shard_size": 2, "tensor_parallel_size": 2},
-    "compile-selective-stages": {"compile_blocks": True, "pipeline_parallel_size": 2, "pipeline_layout": "1s-3"},
-    "compile-selective": {"compile_blocks": True, "activation_checkpointing": "selective"},
     "compile-zero-bubble": {
         "compile_blocks": True, "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_stages": 2,
         "pipeline_schedule": "interleaved_zero_bubble",
@@ -105,8 +103,6 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "deepspeed-offload-contiguous": {"contiguous_gradients": True},
     "deepspeed-hpz-off": {"hsdp_shard_size": 2},
     "deepspeed-hpz-tensor": {"tensor_parallel_size": 1},
-    "compile-selective": {"activation_checkpointing": "full"},
-    "compile-selective-stages": {"pipeline_layout": "1f-3"},
     "compile-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
     "offload-selective": {"activation_checkpointing": "full"},
     "offload-compiled": {"compile_blocks": False},

@@ -105,29 +105,6 @@ def zero_bubbles_of_compiled_blocks_are_wrong(gang: Gang, rule: str) -> None:
     assert off(gang, tried) > WRONG, "compiled blocks have a backward in two parts now: let them run it"
 
 
-def selective_checkpointing_compiles_nothing(_: Gang, rule: str) -> None:
-    config = TrialConfig(compile_blocks=True, activation_checkpointing="selective")
-    refused_alone(rule, case("native", config.values()))
-    compiles_nothing(config)
-
-
-def stages_computed_again_selectively_compile_nothing(_: Gang, rule: str) -> None:
-    config = TrialConfig(compile_blocks=True, pipeline_parallel_size=RANKS, pipeline_layout="1s-3", micro_batch_size=1)
-    refused_alone(rule, dataclasses.replace(case("native", config.values()), config=config))
-    compiles_nothing(config)
-
-
-def compiles_nothing(config: TrialConfig) -> None:
-    """Of a block that is compiled, and checkpointed as the configuration says."""
-    forget_compiled()
-    block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
-    compile_blocks([block])
-    checkpoint_blocks([block], config)
-    block(torch.ones(2, 4)).sum().backward()
-    assert compile_seconds() == 0.0, "what selective checkpointing watches is compiled now: let it be"
-    forget_compiled()
-
-
 def native_updates_adamw_alone_on_the_host(_: Gang, rule: str) -> None:
     """Built all the same, everything stays on the device: nothing is offloaded, and nobody is told."""
     alone = RankContext(rank=0, world_size=1, device=torch.device("cpu"))
@@ -380,8 +357,6 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-offloads-both": fsdp2_offloads_all_or_nothing,
     "fsdp2-copies-alone": fsdp2_copies_alone,
     "fsdp2-bf16-alone": fsdp2_does_not_cast_alone,
-    "compile-selective": selective_checkpointing_compiles_nothing,
-    "compile-selective-stages": stages_computed_again_selectively_compile_nothing,
     "compile-zero-bubble": zero_bubbles_of_compiled_blocks_are_wrong,
     "offload-selective": what_is_recalled_stays_on_the_device,
     "offload-compiled": compiled_blocks_take_no_hooks,
