@@ -2,7 +2,8 @@
 
     python -m benchmarks.engines.host_counts [--markdown docs/results/host-counts.md]
 
-Some minutes on one core. Counts do not depend on the machine. Exit status 1 if a count exceeds its bound.
+Some minutes on one core, most of them for compilation. Counts do not depend on the machine. Exit status 1 if a compiled block
+of our engine is not one graph, or executes more products than the uncompiled one.
 """
 
 import sys
@@ -10,17 +11,20 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch._dynamo.utils import counters
 from torch.profiler import ProfilerActivity, profile
 from torch.testing._internal.distributed.fake_pg import FakeStore
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from benchmarks.common.written_page import page_parser
+from benchmarks.common.written_page import give, page_parser, table
 from executor.engine import RankContext
-from executor.engines.native.engine import NativeEngine
+from executor.engines.session import ParallelSession
 from executor.errors import EngineRefusalError
+from executor.trial.run import ENGINES
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -33,6 +37,15 @@ EXPERTS = replace(SPEC, name="4 layers with 8 experts", family="mixtral", num_ex
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_grouped_mm"})
 COPIES = frozenset({"aten::copy_", "aten::_foreach_copy_", "aten::split_with_sizes_copy", "aten::_chunk_cat", "aten::cat"})
 WARM_STEPS, TIMED_STEPS = 3, 10
+HEADER = f"""# Graphs, products, copies, operators and host time of a step
+
+Written by `python -m benchmarks.engines.host_counts`. Rank 0 of worlds of 1, 2 and 8 ranks on a process group that sends
+nothing (torch's `fake` backend), one core: {SPEC.name} of width {SPEC.hidden_size} and {SPEC.sequence_length} tokens, so small
+that a step's time is that of the host. *Graphs*: different graphs that the compiler made of all blocks. *Products*, *copies*:
+executed matrix products and copies of a step, of forward, backward and recomputation. *Operators*: all operators of torch,
+views included; the compiler's own kernels are none of them. *ms*: processor time of the fastest of {TIMED_STEPS} steps.
+*Before*: the same program when collectives split the graphs of compiled blocks, checkpoints were around compiled blocks, and
+gathered rows were copied one by one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,54 +54,79 @@ class Case:
 
     name: str
     ranks: int
-    knobs: Mapping[str, object]
+    knobs: Mapping[str, Any]
     spec: ModelSpec = SPEC
+    engine: str = "native"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Counts:
     """Counts of one step of rank 0, after the first steps."""
 
     graphs: int
-    """Different graphs that the compiler made of the blocks."""
     products: int
-    """Executed matrix products, of forward, backward and recomputation."""
     copies: int
     operators: int
-    """All operators that the host started."""
     milliseconds: float
-    """CPU time of the fastest step."""
 
 
 FULL, SELECTIVE = {"activation_checkpointing": "full"}, {"activation_checkpointing": "selective"}
 TENSOR = {"tensor_parallel_size": 2}
+SEQUENCE = TENSOR | {"sequence_parallel": True}
 CASES = (
-    Case(name="1 rank", ranks=1, knobs={}),
-    Case(name="1 rank, full checkpointing", ranks=1, knobs=FULL),
-    Case(name="1 rank, selective checkpointing", ranks=1, knobs=SELECTIVE),
-    Case(name="1 rank, experts, bf16", ranks=1, knobs={"precision": "bf16"}, spec=EXPERTS),
+    Case(name="one rank", ranks=1, knobs={}),
+    Case(name="one rank, full checkpointing", ranks=1, knobs=FULL),
+    Case(name="one rank, selective checkpointing", ranks=1, knobs=SELECTIVE),
+    Case(name="one rank, experts", ranks=1, knobs={"precision": "bf16"}, spec=EXPERTS),
     *(
         Case(name=f"stage {stage}", ranks=ranks, knobs={"zero_stage": stage, "param_persistence_threshold": 0})
         for ranks in (2, 8) for stage in range(4)
     ),
+    *(Case(name="stage 3 of FSDP2", ranks=ranks, knobs={"zero_stage": 3}, engine="fsdp2") for ranks in (2, 8)),
     Case(name="tensor 2", ranks=2, knobs=TENSOR),
     Case(name="tensor 2, full checkpointing", ranks=2, knobs=TENSOR | FULL),
     Case(name="tensor 2, selective checkpointing", ranks=2, knobs=TENSOR | SELECTIVE),
-    Case(name="tensor 2, sequence", ranks=2, knobs=TENSOR | {"sequence_parallel": True}),
-    Case(name="tensor 2, sequence, selective checkpointing", ranks=2, knobs=TENSOR | SELECTIVE | {"sequence_parallel": True}),
     Case(name="tensor 2, overlapped", ranks=2, knobs=TENSOR | {"async_tensor_parallel": True}),
-    Case(
-        name="tensor 2, sequence, overlapped", ranks=2,
-        knobs=TENSOR | {"sequence_parallel": True, "async_tensor_parallel": True},
-    ),
+    Case(name="tensor 2, sequence", ranks=2, knobs=SEQUENCE),
+    Case(name="tensor 2, sequence, selective checkpointing", ranks=2, knobs=SEQUENCE | SELECTIVE),
+    Case(name="tensor 2, sequence, overlapped", ranks=2, knobs=SEQUENCE | {"async_tensor_parallel": True}),
     Case(name="context 2", ranks=2, knobs={"context_parallel_size": 2}),
     Case(name="context 2, Ulysses", ranks=2, knobs={"context_parallel_size": 2, "context_parallel_method": "ulysses"}),
-    Case(name="experts 2, bf16", ranks=2, knobs={"expert_parallel_size": 2, "precision": "bf16"}, spec=EXPERTS),
+    Case(name="experts 2", ranks=2, knobs={"expert_parallel_size": 2, "precision": "bf16"}, spec=EXPERTS),
     Case(
         name="stage 3, tensor 2, sequence, context 2, selective checkpointing", ranks=8,
-        knobs=TENSOR | SELECTIVE | {"sequence_parallel": True, "context_parallel_size": 2, "zero_stage": 3},
+        knobs=SEQUENCE | SELECTIVE | {"context_parallel_size": 2, "zero_stage": 3, "param_persistence_threshold": 0},
     ),
 )  # fmt: skip
+BEFORE: Mapping[tuple[int, str, bool], Counts | None] = {}
+"""(ranks, name, compiled) -> the counts before; None: it was refused."""
+
+
+class _Executed(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts operators below autograd: those that a stopped recomputation does not reach have no part in it."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names[getattr(func, "_schema", func).name.removesuffix("_out")] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _recorded(session: ParallelSession) -> tuple[Counter[str], int]:
+    """Products and copies of a step that are no part of another one, and the number of operators that call no other one."""
+    with profile(activities=[ProfilerActivity.CPU]) as recorded:
+        session.run_step()
+    events = [event for event in recorded.events() if "::" in event.name]
+    callers = {id(event.cpu_parent) for event in events}
+
+    def is_part(event: Any) -> bool:
+        parent = event.cpu_parent
+        return parent is not None and (parent.name in PRODUCTS | COPIES or is_part(parent))
+
+    counted = (event.name for event in events if event.name in PRODUCTS | COPIES and not is_part(event))
+    return Counter(counted), sum(id(event) not in callers for event in events)
 
 
 def counts_of(case: Case, compiled: bool) -> Counts | None:
@@ -100,7 +138,8 @@ def counts_of(case: Case, compiled: bool) -> Counts | None:
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case.ranks)
     try:
         context = RankContext(rank=0, world_size=case.ranks, device=torch.device("cpu"))
-        session = NativeEngine().build(context, case.spec, config, workload)
+        session = ENGINES[case.engine].build(context, case.spec, config, workload)
+        assert isinstance(session, ParallelSession)
         spent = []
         for step in range(WARM_STEPS + TIMED_STEPS):
             session.prepare(step)
@@ -108,8 +147,12 @@ def counts_of(case: Case, compiled: bool) -> Counts | None:
             session.run_step()
             spent.append(time.process_time() - began)
         session.prepare(WARM_STEPS + TIMED_STEPS)
-        with profile(activities=[ProfilerActivity.CPU]) as recorded:
-            session.run_step()
+        names, operators = _recorded(session)
+        if not compiled:
+            session.prepare(WARM_STEPS + TIMED_STEPS + 1)
+            with _Executed() as executed:
+                session.run_step()
+            names = executed.names
         graphs = counters["stats"]["unique_graphs"]
         session.close()
     except EngineRefusalError:
@@ -117,26 +160,64 @@ def counts_of(case: Case, compiled: bool) -> Counts | None:
     finally:
         if case.ranks > 1:
             dist.destroy_process_group()
-    names = Counter(event.name for event in recorded.events() if event.name.startswith(("aten::", "autotune::", "c10d::")))
     return Counts(
-        graphs=graphs,
-        products=sum(count for name, count in names.items() if name in PRODUCTS),
-        copies=sum(count for name, count in names.items() if name in COPIES),
-        operators=names.total(),
-        milliseconds=1e3 * min(spent[WARM_STEPS:]),
+        graphs,
+        sum(count for name, count in names.items() if name in PRODUCTS),
+        sum(count for name, count in names.items() if name in COPIES),
+        operators,
+        round(1e3 * min(spent[WARM_STEPS:]), 1),
     )
 
 
-def main() -> int:
-    page_parser(__doc__).parse_args()
-    torch.set_num_threads(1)
+def problems(counted: Mapping[tuple[int, str, bool], Counts | None]) -> list[str]:
+    """Compiled blocks of our engine that are not one graph, or compute more than uncompiled ones."""
+    lines = []
     for case in CASES:
-        for compiled in (False, True):
-            try:
-                print(case.ranks, case.name, compiled, counts_of(case, compiled), flush=True)
-            except Exception as error:
-                print(case.ranks, case.name, compiled, repr(error)[:600], flush=True)
-    return 0
+        eager, compiled = (counted[case.ranks, case.name, way] for way in (False, True))
+        if case.engine == "native" and compiled is not None and eager is not None:
+            if compiled.graphs != 1:
+                lines.append(f"{case.name}: {compiled.graphs} graphs")
+            if compiled.products > eager.products:
+                lines.append(f"{case.name}: {compiled.products} products compiled, {eager.products} uncompiled")
+    return lines
+
+
+def page(counted: Mapping[tuple[int, str, bool], Counts | None]) -> list[str]:
+    """Lines of markdown."""
+    lines = HEADER.splitlines()
+    names = ("graphs", "products", "copies", "operators", "milliseconds")
+    for compiled in (False, True):
+        rows = []
+        for case in CASES:
+            key = case.ranks, case.name, compiled
+            before, now = BEFORE.get(key), counted[key]
+            cells = [
+                [f"{getattr(counts, name):g}" for name in names] if counts else ["refused"] * 5 for counts in (before, now)
+            ]
+            pairs = [
+                f"{first} → {second}" if key in BEFORE and first != second else second
+                for first, second in zip(*cells, strict=True)
+            ]
+            rows.append([str(case.ranks), case.name, *(pairs if compiled else pairs[1:])])
+        headings = ["ranks", "case", *("graphs" for _ in range(compiled)), "products", "copies", "operators", "ms"]
+        lines += ["", f"## {'Compiled' if compiled else 'Uncompiled'} blocks, before → now", "", *table(headings, rows)]
+    return [*lines, *(["", "Wrong:", "", *(f"- {line}" for line in problems(counted))] if problems(counted) else [])]
+
+
+def main() -> int:
+    arguments = page_parser(__doc__).parse_args()
+    torch.set_num_threads(1)
+    counted = {}
+    for compiled in (False, True):
+        for case in CASES:
+            counted[case.ranks, case.name, compiled] = counts_of(case, compiled)
+            print(
+                f"    {(case.ranks, case.name, compiled)!r}: {counted[case.ranks, case.name, compiled]!r},",
+                file=sys.stderr,
+                flush=True,
+            )
+    give(page(counted), arguments.markdown)
+    return 1 if problems(counted) else 0
 
 
 if __name__ == "__main__":

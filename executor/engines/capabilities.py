@@ -12,6 +12,7 @@ from search_spaces.errors import Refusal
 from search_spaces.kernels import FUSED_KERNELS, LIGER, NONE, OFF
 from search_spaces.knob import METHODS, VIRTUAL_TOKENS
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, marks_offloading, marks_recomputation, policies
+from search_spaces.recomputation import ATTENTION, modules_in
 from search_spaces.rules.computation import FLOAT8, GRAPHED
 from search_spaces.training.adapters import adapts
 from search_spaces.training.data_schedule import is_scheduled
@@ -169,6 +170,25 @@ NATIVE = Capability(
     knobs=honoured_by("native"),
     combinations=(
         COMPILE_ZERO_BUBBLE,
+        Combination(
+            rule="recompute-modules-hooks",
+            reads=("recompute_modules", "compile_blocks", "offload_activations", "cuda_graphs", FUSED_KERNELS),
+            problem="what is recomputed by module is found among the tensors that torch's own operators save, which compiled or "
+            "captured blocks, offloading and fused kernels replace",
+            remedy="set recompute_modules to none, or compile_blocks, offload_activations and cuda_graphs to false and "
+            "fused_kernels=none",
+            holds=lambda config, _: (
+                config.recompute_modules != ""
+                and (config.compile_blocks or config.offload_activations or config.cuda_graphs or config.fused_kernels != NONE)
+            ),
+        ),
+        Combination(
+            rule="recompute-attention-context",
+            reads=("recompute_modules", "context_parallel_size"),
+            problem="attention between context ranks communicates, and would do so again in backward",
+            remedy="set context_parallel_size=1, or leave attention out of recompute_modules",
+            holds=lambda config, _: ATTENTION in modules_in(config.recompute_modules) and config.context_parallel_size > 1,
+        ),
         Combination(
             rule="experts-copies",
             reads=(*_APART, "zero_stage", "hsdp_shard_size"),
