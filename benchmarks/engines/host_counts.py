@@ -36,7 +36,7 @@ SPEC = ModelSpec(
 EXPERTS = replace(SPEC, name="4 layers with 8 experts", family="mixtral", num_experts=8, experts_per_token=2)
 PRODUCTS = frozenset({"aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "aten::_grouped_mm"})
 COPIES = frozenset({"aten::copy_", "aten::_foreach_copy_", "aten::split_with_sizes_copy", "aten::_chunk_cat", "aten::cat"})
-WARM_STEPS, TIMED_STEPS = 3, 10
+WARM_STEPS, TIMED_STEPS = 3, 30
 HEADER = f"""# Graphs, products, copies, operators and host time of a step
 
 Written by `python -m benchmarks.engines.host_counts`. Rank 0 of worlds of 1, 2 and 8 ranks on a process group that sends
@@ -98,7 +98,58 @@ CASES = (
         knobs=SEQUENCE | SELECTIVE | {"context_parallel_size": 2, "zero_stage": 3, "param_persistence_threshold": 0},
     ),
 )  # fmt: skip
-BEFORE: Mapping[tuple[int, str, bool], Counts | None] = {}
+BEFORE: Mapping[tuple[int, str, bool], Counts | None] = {
+    (1, "one rank", False): Counts(0, 87, 22, 1613, 8.1),
+    (1, "one rank, full checkpointing", False): Counts(0, 111, 30, 2101, 21.5),
+    (1, "one rank, selective checkpointing", False): Counts(0, 87, 30, 2685, 25.5),
+    (1, "one rank, experts", False): Counts(0, 99, 34, 4778, 33.5),
+    (2, "stage 0", False): Counts(0, 87, 22, 1615, 9.0),
+    (2, "stage 1", False): Counts(0, 87, 26, 1714, 10.8),
+    (2, "stage 2", False): Counts(0, 87, 26, 1714, 10.2),
+    (2, "stage 3", False): Counts(0, 87, 64, 1871, 12.4),
+    (8, "stage 0", False): Counts(0, 87, 22, 1615, 8.7),
+    (8, "stage 1", False): Counts(0, 87, 26, 1732, 10.5),
+    (8, "stage 2", False): Counts(0, 87, 26, 1732, 9.6),
+    (8, "stage 3", False): Counts(0, 87, 64, 1889, 11.9),
+    (2, "stage 3 of FSDP2", False): Counts(0, 87, 17, 2450, 24.7),
+    (8, "stage 3 of FSDP2", False): Counts(0, 87, 17, 2630, 23.4),
+    (2, "tensor 2", False): Counts(0, 87, 22, 1748, 10.4),
+    (2, "tensor 2, full checkpointing", False): Counts(0, 111, 30, 2256, 19.8),
+    (2, "tensor 2, selective checkpointing", False): Counts(0, 87, 30, 2884, 33.6),
+    (2, "tensor 2, overlapped", False): Counts(0, 111, 22, 1864, 11.6),
+    (2, "tensor 2, sequence", False): Counts(0, 87, 32, 2120, 11.6),
+    (2, "tensor 2, sequence, selective checkpointing", False): Counts(0, 87, 40, 3352, 35.7),
+    (2, "tensor 2, sequence, overlapped", False): Counts(0, 111, 32, 2452, 13.4),
+    (2, "context 2", False): Counts(0, 87, 38, 2163, 12.8),
+    (2, "context 2, Ulysses", False): Counts(0, 87, 30, 2007, 10.8),
+    (2, "experts 2", False): Counts(0, 99, 91, 3894, 34.9),
+    (8, "stage 3, tensor 2, sequence, context 2, selective checkpointing", False): Counts(0, 87, 102, 4532, 43.1),
+    (1, "one rank", True): Counts(1, 87, 25, 614, 6.3),
+    (1, "one rank, full checkpointing", True): Counts(1, 115, 25, 750, 10.8),
+    (1, "one rank, selective checkpointing", True): None,
+    (1, "one rank, experts", True): Counts(1, 99, 68, 3367, 25.5),
+    (2, "stage 0", True): Counts(1, 87, 25, 616, 6.3),
+    (2, "stage 1", True): Counts(1, 87, 32, 715, 7.8),
+    (2, "stage 2", True): Counts(1, 87, 32, 715, 7.4),
+    (2, "stage 3", True): Counts(1, 87, 109, 872, 8.8),
+    (8, "stage 0", True): Counts(1, 87, 25, 616, 6.5),
+    (8, "stage 1", True): Counts(1, 87, 38, 733, 6.6),
+    (8, "stage 2", True): Counts(1, 87, 38, 733, 7.9),
+    (8, "stage 3", True): Counts(1, 87, 115, 890, 9.3),
+    (2, "stage 3 of FSDP2", True): Counts(1, 87, 118, 1454, 20.5),
+    (8, "stage 3 of FSDP2", True): Counts(1, 87, 190, 1634, 19.6),
+    (2, "tensor 2", True): Counts(13, 87, 32, 807, 16.1),
+    (2, "tensor 2, full checkpointing", True): Counts(13, 115, 32, 983, 28.8),
+    (2, "tensor 2, selective checkpointing", True): None,
+    (2, "tensor 2, overlapped", True): Counts(15, 111, 32, 1131, 26.9),
+    (2, "tensor 2, sequence", True): Counts(19, 87, 96, 1201, 26.4),
+    (2, "tensor 2, sequence, selective checkpointing", True): None,
+    (2, "tensor 2, sequence, overlapped", True): Counts(24, 111, 120, 1649, 29.0),
+    (2, "context 2", True): Counts(13, 87, 73, 1013, 13.4),
+    (2, "context 2, Ulysses", True): Counts(17, 87, 101, 1014, 15.6),
+    (2, "experts 2", True): None,
+    (8, "stage 3, tensor 2, sequence, context 2, selective checkpointing", True): None,
+}
 """(ranks, name, compiled) -> the counts before; None: it was refused."""
 
 

@@ -173,9 +173,9 @@ NATIVE = Capability(
         Combination(
             rule="recompute-modules-hooks",
             reads=("recompute_modules", "compile_blocks", "offload_activations", "cuda_graphs", FUSED_KERNELS),
-            problem="what is recomputed by module is found among the tensors that torch's own operators save, which compiled or "
-            "captured blocks, offloading and fused kernels replace",
-            remedy="set recompute_modules to none, or compile_blocks, offload_activations and cuda_graphs to false and "
+            problem="modules are recomputed by hooks on the tensors that torch's operators save, which compiled and captured "
+            "blocks, offloading and fused kernels replace",
+            remedy="leave recompute_modules empty, or set compile_blocks, offload_activations and cuda_graphs to false and "
             "fused_kernels=none",
             holds=lambda config, _: (
                 config.recompute_modules != ""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from executor.parallel.checkpointing import CheckpointedForward
 from search_spaces.recomputation import modules_in
 
 
@@ -178,6 +179,8 @@ def recompute_modules(blocks: Sequence[nn.Module], text: str) -> None:
     """
     names = modules_in(text)
     for block in blocks if names else ():
+        if isinstance(block.forward, CheckpointedForward):
+            continue  # it keeps nothing but its input
         recomputed = RecomputedBlock(block)
         block.forward = recomputed
         for module in block.modules():

@@ -40,7 +40,7 @@ def _loss_chunk(value: Value, config: Any, context: Any) -> Value:
     return 0 if decided else value
 
 
-def _present_modules(value: Value, config: Any, context: Any) -> Value:
+def _present_modules(value: Value, _: Any, context: Any) -> Value:
     """Modules that the model does not have are left out; of a user's module none is known."""
     model = context.model
     if not isinstance(model, ModelSpec):
@@ -112,6 +112,7 @@ class ComputationKnobs:
             ("activation_checkpointing", "pipeline_layout"),
             lambda config, _: config.activation_checkpointing == "none" and not marks_recomputation(config),
         ),
+        searched_after="checkpoint_every_k",
         plain=("",),
         remedy="checkpoint these modules in the model",
         normalise=lambda text: "+".join(modules_in(text)),

@@ -86,6 +86,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "graphs-compiled": {"cuda_graphs": True, "compile_blocks": True},
     "graphs-schedule": {"cuda_graphs": True, "curriculum_start_length": 64, "curriculum_steps": 100},
     "onebit-dimensions": {"optimizer": "onebit_adam", "tensor_parallel_size": 2},
+    "recompute-modules-hooks": {"recompute_modules": "norms", "offload_activations": True},
+    "recompute-attention-context": {"recompute_modules": "attention", "context_parallel_size": 2},
 }  # fmt: skip
 """For each combination, a configuration that it alone refuses on 4 ranks; else the values that the engine begins with."""
 REMEDIED: dict[str, dict[str, Any]] = {
@@ -105,6 +107,8 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "deepspeed-hpz-tensor": {"tensor_parallel_size": 1},
     "compile-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
     "offload-selective": {"activation_checkpointing": "full"},
+    "recompute-modules-hooks": {"offload_activations": False},
+    "recompute-attention-context": {"recompute_modules": "norms"},
     "offload-compiled": {"compile_blocks": False},
     "async-tensor-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
     "async-tensor-quantised": {"frozen_dtype": "same"},
