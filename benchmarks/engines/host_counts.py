@@ -39,11 +39,11 @@ COPIES = frozenset({"aten::copy_", "aten::_foreach_copy_", "aten::split_with_siz
 WARM_STEPS, TIMED_STEPS = 3, 30
 HEADER = f"""# Graphs, products, copies, operators and host time of a step
 
-Written by `python -m benchmarks.engines.host_counts`. Rank 0 of worlds of 1, 2 and 8 ranks on a process group that sends
-nothing (torch's `fake` backend), one core: {SPEC.name} of width {SPEC.hidden_size} and {SPEC.sequence_length} tokens, so small
-that a step's time is that of the host. *Graphs*: different graphs that the compiler made of all blocks. *Products*, *copies*:
-executed matrix products and copies of a step, of forward, backward and recomputation. *Operators*: all operators of torch,
-views included; the compiler's own kernels are none of them. *ms*: processor time of the fastest of {TIMED_STEPS} steps.
+Written by `make bench` (`benchmarks/engines/host_counts.py`). Rank 0 of worlds of 1, 2 and 8 ranks on a process group that
+sends nothing (torch's `fake` backend), one core: {SPEC.name} of width {SPEC.hidden_size} and {SPEC.sequence_length} tokens, so
+small that a step's time is that of the host. *Graphs*: different graphs that the compiler made of all blocks. *Products*,
+*copies*: executed matrix products and copies of a step, of forward, backward and recomputation. *Operators*: all operators of
+torch, views included; the compiler's own kernels are none of them. *ms*: processor time of the fastest of {TIMED_STEPS} steps.
 *Before*: the same program when collectives split the graphs of compiled blocks, checkpoints were around compiled blocks, and
 gathered rows were copied one by one."""
 
