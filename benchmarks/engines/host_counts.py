@@ -45,7 +45,8 @@ small that a step's time is that of the host. *Graphs*: different graphs that th
 *copies*: executed matrix products and copies of a step, of forward, backward and recomputation. *Operators*: all operators of
 torch, views included; the compiler's own kernels are none of them. *ms*: processor time of the fastest of {TIMED_STEPS} steps.
 *Before*: the same program when collectives split the graphs of compiled blocks, checkpoints were around compiled blocks, and
-gathered rows were copied one by one."""
+gathered rows were copied one by one. Times of two runs of one case differ by up to 1.4 times, as other work shared the cores;
+run in turn, uncompiled cases take the same time before and now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

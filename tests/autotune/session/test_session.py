@@ -101,8 +101,8 @@ def test_baselines_on_gpus_are_compiled_but_the_users_and_those_that_exclude_it(
     assert default and all(default)
     assert chain({"zero_stage": 3}) == [False, *default]
     assert chain({"zero_stage": 3, "compile_blocks": True}) == default
-    selective = chain(None, activation_checkpointing="selective")
-    assert len(selective) == len(default) and not any(selective)
+    offloaded = chain(None, offload_activations=True)
+    assert len(offloaded) == len(default) and not any(offloaded)
 
 
 LOSSES = (5.0, 4.5, 4.0)
