@@ -81,7 +81,7 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     """
     rank = Replica(cases)
     kept, layers = rank.kept(), cases.shapes.layers
-    keeps_inputs = (cases.transformers.sharding == FSDP1) & (rank.shard > 1) & rank.frozen & (rank.recomputed > 0)
+    keeps_inputs = (cases.transformers.sharding == FSDP1) & (cases.layouts.world > 1) & rank.frozen & (rank.recomputed > 0)
     keeps_inputs &= cases.transformers.reentrant > 0
     offloads = cases.layouts.offload_activations > 0
     on_host, kept = np.where(offloads, kept, 0.0), np.where(offloads, 0.0, kept)
