@@ -33,6 +33,7 @@ from autotune.prediction.equations.software import (
     NO_BITS,
     PROJECTION_LOSS,
     SPLIT_LOSS,
+    TORCH_MOMENTS,
     WHOLE_LOSS,
     ZERO,
 )
@@ -202,7 +203,9 @@ class Replica:
         embeddings = np.where(self.frozen & (self.words.trained_tables == 0), 0.0, self.table) / self.shard
         blocks = 2 * (1 + 4 / 256)
         by_blocks = blocks * (count - embeddings) + 8 * embeddings
-        kinds = [self.words.moments == kind for kind in (BNB32, BNB8, AO8, AO4)]
+        by_knob = (self.words.moments == TORCH_MOMENTS) & (self.layouts.updates_pieces > 0)
+        kinds = [self.words.moments == BNB32, (self.words.moments == BNB8) | by_knob]
+        kinds += [self.words.moments == kind for kind in (AO8, AO4)]
         by_torch = parameters * self.layouts.moment_bytes / 8 * 2
         states: Array = np.select(kinds, [8 * count, by_blocks, blocks * count, (blocks - 1) * count], default=by_torch)
         return states
