@@ -92,6 +92,9 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     # Of micro-batches before; DeepSpeed's partition of them is permanent at stage 3.
     permanent = rank.by_zero & (cases.layouts.zero_stage >= 3)
     summed = np.where((cases.layouts.accumulation > 1) | permanent, late, 0.0)
+    # FSDP sums micro-batches before it reduces, if nobody asks it to reduce each (Accelerate, Fabric).
+    unreduced = np.where(cases.layouts.accumulation > 1, rank.unreduced_gradients(), 0.0)
+    summed = np.maximum(summed, unreduced)
     root, gathered = rank.gathered_root(), rank.gathered_root() + rank.gathered_unit()
     cast, cast_layers = rank.cast_copies()
     # Those of recomputed layers are made again.
@@ -99,7 +102,11 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     moments = {
         "loss": rank.tokens * (kept + rank.loss()) + root + summed + cast,
         "last": rank.tokens * last + gathered + early + summed + cast_last,
-        "first": rank.tokens * first + gathered + late + np.where(rank.shard > 1, early, 0.0) + cast_layers / layers,
+        "first": rank.tokens * first
+        + gathered
+        + np.maximum(late, unreduced)
+        + np.where(rank.shard > 1, early, 0.0)
+        + cast_layers / layers,
         "update": late + rank.update() - rank.released(),
     }
     highest = np.maximum.reduce(np.broadcast_arrays(*moments.values()))
@@ -238,6 +245,11 @@ class Replica:
         in_half = self.width * (others + adapters + tables) / np.where(self.layouts.zero_stage >= 2, self.layouts.shard, 1.0)
         sharded = gradients / self.shard * np.where(self.shard > 1, 1 - self.layouts.offload_parameters, 1.0)
         return np.where(self.by_zero, in_half * (1 - self.layouts.offload_optimizer), sharded)
+
+    def unreduced_gradients(self) -> Array:
+        """Bytes of whole gradients of all that FSDP divides."""
+        _, tables = self.trained()
+        return np.where((self.shard > 1) & ~self.by_zero, self.width * (self.counts.trained + tables), 0.0)
 
     def update(self) -> Array:
         """Bytes of the temporary copies of the update: of a moment; DeepSpeed's of gradients, put together and then in fp32, at

@@ -78,6 +78,12 @@ def test_fsdp_keeps_inputs_of_frozen_units_and_their_gradients_until_the_end() -
     assert per_token(f"{LORA}; loss=projection", **sharded) - layer == pytest.approx((L - 1) * 2 * H, rel=1e-3)
 
 
+def test_fsdp_sums_whole_gradients_of_micro_batches() -> None:
+    sharded = {"num_gpus": 8, "zero_stage": 3, "framework": "Hugging Face Trainer, FSDP1", "micro_batch": 1, "seq_len": 256}
+    once, twice = (float(of_row(f"{FULL}; update=fused", global_batch=8 * count, **sharded).allocated[0]) for count in (1, 2))
+    assert twice - once == pytest.approx(2 * PARAMETERS * (1 - 1 / 8), rel=0.1)
+
+
 def test_quantised_matrices_have_constants_that_nothing_divides() -> None:
     matrices = L * (H * (2 * H + 2 * KV) + 3 * H * F)
     double = of_row(f"{LORA}; double_quantised=true", precision="bf16+bnb.nf4")
