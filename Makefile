@@ -150,6 +150,7 @@ docs: $(DOCS_STAMP) $(STAMP)
 	$(DOCS_BIN)/codespell README.md CONTRIBUTING.md docs --skip '*.png,*.json,*.ipynb,*public-recipes.md'
 	$(BIN)/python -m pytest -q tests/docs -m "not nightly"
 	NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/mkdocs build --quiet --strict
+	$(BIN)/python -m benchmarks.prediction.fit_page --out site/fit.html
 
 # The notebooks, executed by the site's environment with the packages of the product's. --inplace: with their outputs.
 NOTEBOOK_OUTPUTS ?= --inplace
@@ -206,7 +207,6 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.service.load --parts reads processes streams sqlite --markdown docs/results/service-load.md
 	$(BIN)/python -m benchmarks.prediction.speed --markdown docs/results/prediction-speed.md
 	$(BIN)/python -m benchmarks.prediction.kernel_counts --markdown docs/results/kernel-counts.md
-	$(BIN)/python -m benchmarks.prediction.capacity --markdown docs/results/capacity.md
 	$(BIN)/python -m benchmarks.engines.data_efficiency --markdown docs/results/data-efficiency-benchmark.md
 	$(BIN)/python -m benchmarks.engines.packing --markdown docs/results/packing-benchmark.md
 	$(BIN)/python -m benchmarks.engines.nvme_offload --markdown docs/results/nvme-benchmark.md

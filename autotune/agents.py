@@ -148,6 +148,28 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
         )  # fmt: skip
 
     @_one_line
+    def fit(
+        model: str | dict[str, Any],
+        cluster: str,
+        sequence_length: int | None = None,
+        global_batch_size: int | None = None,
+        methods: list[str] | None = None,
+        program: str | None = None,
+        dataset: str | None = None,
+    ) -> dict[str, Any]:
+        """Which ways of fine-tuning a model fit on some cards (full, LoRA, QLoRA, …), with batch, length, rate. Runs nothing.
+
+        cluster: "1x4090", "2x24GB". methods: some of full, full-bf16, full-8bit, lora, lora-8bit, qlora. program: also write
+        the fastest way's file for trl, trainer, axolotl, llamafactory, accelerate or deepspeed.
+        """
+        return _plain(
+            client.fit(
+                named_model(model), program, dataset, cluster=cluster, sequence_length=sequence_length,
+                global_batch_size=global_batch_size, methods=methods,
+            )
+        )  # fmt: skip
+
+    @_one_line
     def predict(
         model: str | dict[str, Any],
         cluster: str,
@@ -283,7 +305,7 @@ def _tools(client: Client) -> list[Callable[..., Any]]:
         exported = client.export(job, format)
         return {"text": exported.text, "note": exported.note}
 
-    return [plan, predict, lint_recipe, estimate, submit, jobs, watch, stop, best, explain, export]
+    return [plan, fit, predict, lint_recipe, estimate, submit, jobs, watch, stop, best, explain, export]
 
 
 def _plain(value: Any) -> dict[str, Any]:

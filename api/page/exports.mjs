@@ -33,9 +33,9 @@ export function Exports({ job, version }) {
   const { file, problem, load } = useExport(job, format, version, isOpen);
   const name = FORMATS[format]?.[1] ?? `best.${format}`;
   const onToggle = (event) => setOpen(event.currentTarget.open);
-  return html`<section class="card exports" aria-labelledby="exports-title">
+  return html`<section class="exports" aria-labelledby="exports-title">
     <div class="chart-top">
-      <h2 id="exports-title">Take it away</h2>
+      <h3 id="exports-title">Take it away</h3>
       <label class="inline">Format
         <select value=${format} onChange=${(event) => setFormat(event.target.value)}>
           ${formats.map((value) => html`<option key=${value} value=${value} selected=${value === format}>${FORMATS[value]?.[0] ?? value}</option>`)}

@@ -2,6 +2,7 @@
 
 import { html, useEffect, useMemo, useRef, useState } from "./vendor/preact.mjs";
 import { Actions } from "./actions.mjs";
+import { Answer } from "./answer.mjs";
 import { BestSoFar } from "./charts/best_so_far.mjs";
 import { Explained } from "./charts/explained.mjs";
 import { ParallelCoordinates } from "./charts/parallel_coordinates.mjs";
@@ -9,7 +10,6 @@ import { PredictedMeasured } from "./charts/predicted_measured.mjs";
 import { Slot } from "./charts/slot.mjs";
 import { ThroughputMemory } from "./charts/throughput_memory.mjs";
 import { Timeline } from "./charts/timeline.mjs";
-import { Exports } from "./exports.mjs";
 import { moment, rate } from "./format.mjs";
 import { Labels } from "./labels.mjs";
 import { LiveJob } from "./live.mjs";
@@ -38,10 +38,10 @@ export default function Job({ route }) {
   if (points === null) return html`<${Top} job=${job} live=${live} /><${Waiting} what="its trials" />`;
   return html`
     <${Top} job=${job} live=${live} />
+    <${Answer} job=${job} points=${points} />
     <${Summary} job=${job} points=${points} />
     <${Running} live=${live} points=${points} job=${job} />
     <${Measured} job=${job} points=${points} />
-    ${points.best !== null && html`<${Exports} job=${job.id} version=${points.bestRow} />`}
     <${RequestCard} job=${job} points=${points} />
   `;
 }

@@ -15,6 +15,7 @@ const VIEWS = {
   compare: () => import("./compare.mjs"),
   leaderboard: () => import("./leaderboard.mjs"),
   usage: () => import("./usage.mjs"),
+  fit: () => import("./fit.mjs"),
   key: () => import("./key.mjs"),
   missing: async () => ({ default: Missing }),
 };

@@ -8,6 +8,7 @@ const ROUTES = [
   [/^\/new$/, "form", []],
   [/^\/key$/, "key", []],
   [/^\/usage$/, "usage", []],
+  [/^\/fit$/, "fit", []],
   [/^\/best$/, "leaderboard", []],
   [/^\/compare$/, "compare", []],
   [new RegExp(`^/jobs/(${JOB})$`), "job", ["job"]],

@@ -29,6 +29,7 @@ export function Shell({ route, children }) {
         <${NavLink} href="#/" current=${["jobs", "job", "trial"].includes(route.view)}>Jobs<//>
         <${NavLink} href="#/best" current=${route.view === "leaderboard"}>Best<//>
         <${NavLink} href="#/compare" current=${route.view === "compare"}>Compare<//>
+        <${NavLink} href="#/fit" current=${route.view === "fit"}>What fits<//>
         <${NavLink} href="#/new" current=${route.view === "form"}>New job<//>
         <${NavLink} href="#/usage" current=${route.view === "usage"}>Usage<//>
       </nav>

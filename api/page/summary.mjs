@@ -17,7 +17,6 @@ export const Tags = ({ request }) => (request.tags ?? []).map((tag) => html`<spa
 export function Summary({ job, points }) {
   const counts = useMemo(() => census(points), [points]);
   return html`
-    <${Progress} job=${job} counts=${counts} />
     <dl class="figures">
       <${Best} job=${job} points=${points} />
       <${Gain} points=${points} />
@@ -26,6 +25,7 @@ export function Summary({ job, points }) {
       <${Memory} points=${points} />
       <${Time} job=${job} points=${points} />
     </dl>
+    <${Progress} job=${job} counts=${counts} />
     <${Advice} job=${job} points=${points} counts=${counts} />
   `;
 }

@@ -1,5 +1,6 @@
 """Predictions and plans; checks and estimates of submissions that open no job, for a form while it is filled in."""
 
+import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -27,12 +28,13 @@ from api.submission import (
     uploaded_or_named,
 )
 from api.views import assumed_views, checked_view
-from autotune.client.fields import PLAN, PREDICTION
+from autotune.client.fields import FIT, PLAN, PREDICTION
 from autotune.forecast import expected
 from autotune.goodput.terms import terms_of
 from autotune.prediction.planning import estimate as planning
 from autotune.prediction.planning.calibrated import asked_here
-from autotune.prediction.planning.conditional import Conditions, plan_conditions, planned, predicted
+from autotune.prediction.planning.conditional import Conditions, fitted, plan_conditions, planned, predicted
+from autotune.prediction.planning.fit_file import file_of
 from autotune.prediction.planning.largest import Dimension, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions
@@ -50,7 +52,7 @@ from autotune.question.question import PlanningFields
 from autotune.request.field_forms import with_loads
 from autotune.request.rows import request_to_row
 from autotune.session.knowledge import learned_of
-from autotune.wire.predictions import ConfigEstimate, Draft, Estimate, Plans, Prediction, Range
+from autotune.wire.predictions import ConfigEstimate, Draft, Estimate, Fits, Plans, Prediction, Range
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.models.model import FactoryModel, ModelSpec
@@ -65,10 +67,14 @@ PLANNING_TYPES: Mapping[str, Any] = {
     "objective": Annotated[PlanObjective, Field(strict=False)],
     "goodput": KnobValues,
     "max": Annotated[Dimension, Field(strict=False)],
+    "methods": Annotated[list[Name], Field(min_length=1, max_length=10)],
 }
 """Types of fields that are not numbers, switches or names. `goodput` has the inputs of `autotune plan --goodput`."""
 _PredictionFields: Any = declared_body("_PredictionFields", PlanningFields, {*PREDICTION, "model"}, PLANNING_TYPES)
 _PlanFields: Any = declared_body("_PlanFields", PlanningFields, {*PLAN, "model"}, PLANNING_TYPES)
+
+
+_FitFields: Any = declared_body("_FitFields", PlanningFields, {*FIT, "model"}, PLANNING_TYPES)
 
 
 class PredictionRequest(_PredictionFields):  # type: ignore[misc]
@@ -87,12 +93,35 @@ class PlanRequest(_PlanFields):  # type: ignore[misc]
     """A preset's name, the content of a config.json, or a `module:factory` that the server allows."""
 
 
+class FitRequest(_FitFields):  # type: ignore[misc]
+    """A request to find what fits on some cards. Omitted fields have the defaults of `autotune fit`."""
+
+    model: Name | UploadedModel
+    """A preset's name, the content of a config.json, or a `module:factory` that the server allows."""
+    program: Name | None = None
+    """Also return the file of the fastest way for trl, trainer, axolotl, llamafactory, accelerate or deepspeed."""
+    dataset: Annotated[str, Field(max_length=200, pattern=r"^[\w./-]+$")] = "DATASET"
+    """The dataset in the file."""
+
+
 def predict_config(body: PredictionRequest, settings: Settings, store: Store) -> Prediction:
     """Predict one configuration. Errors name the field and the remedy."""
     question = _question(_asked(body, "config", pins=checked(body.config)), body, settings, store)
     answer = predicted(question)
     fields = {"world_size": question.cluster.world_size}
     return checked_view(Prediction, {**_shown(question, answer.conditions), **fields, **answer.estimate.document()})
+
+
+def find_fits(body: FitRequest, settings: Settings, store: Store) -> Fits:
+    """What fits of a model on some cards. Errors name the field and the remedy."""
+    asked = _asked(body, "program", "dataset", model=body.model if isinstance(body.model, str) else body.model.name)
+    of_module = isinstance(body.model, str) and is_factory_reference(body.model)
+    simple = dataclasses.replace(asked, simple=None if of_module else "transformers", training_steps=None)
+    result, conditions = fitted(_question(simple, body, settings, store), asked)
+    fields = {"world_size": result.question.cluster.world_size, **result.document()}
+    if body.program is not None:
+        fields["file"] = to_plain(file_of(result, asked, body.program, body.dataset))
+    return checked_view(Fits, {**_shown(result.question, conditions), **fields})
 
 
 def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
@@ -124,7 +153,9 @@ def _asked(body: Body, *left_out: str, **further: Any) -> PlanningFields:
     return PlanningFields(**fields, **further)
 
 
-def _question(inputs: PlanningFields, body: PredictionRequest | PlanRequest, settings: Settings, store: Store) -> Question:
+def _question(
+    inputs: PlanningFields, body: PredictionRequest | PlanRequest | FitRequest, settings: Settings, store: Store
+) -> Question:
     """The question with what the database and the body's measurements say."""
     name = inputs.cluster or "local"
     require_preset_names(name, inputs.space)
@@ -235,3 +266,9 @@ async def predict(body: PredictionRequest, settings: SettingsOf, store: StoreOf,
 async def plan(body: PlanRequest, settings: SettingsOf, store: StoreOf, _: Reader, computing: Computing) -> Plans:
     """Rank all configurations of a space by their predictions. 422 if it takes too long, or if no configuration fits."""
     return await computing.run(rank_plans, body, settings, store)
+
+
+@router.post("/fits", operation_id="fit", tags=["predictions"])
+async def fit(body: FitRequest, settings: SettingsOf, store: StoreOf, _: Reader, computing: Computing) -> Fits:
+    """Say which ways of fine-tuning a model fit on some cards, with their batch, length, rate and hours."""
+    return await computing.run(find_fits, body, settings, store)

@@ -37,7 +37,7 @@ READERS: Mapping[str, Callable[[Any], Any]] = {
     "expert_loads": read_loads,
     "baseline": read_baseline,
     "data_path": str,
-    "lora_targets": lambda text: tuple(part.strip() for part in text.split(",")),
+    **dict.fromkeys(("lora_targets", "methods", "cards"), lambda text: tuple(part.strip() for part in text.split(","))),
 }
 """Field -> parser of its option."""
 

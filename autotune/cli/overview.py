@@ -20,7 +20,7 @@ OVERVIEW: Mapping[str, Mapping[str, str]] = {
     "Plan without trials": {
         "plan": "autotune plan llama-3-70b --cluster dgx-h100:8 --objective memory",
         "predict": "autotune predict llama-3-70b --cluster dgx-h100:8 --pin tensor_parallel_size=8",
-        "capacity": "autotune capacity llama-3-8b --cluster 2x24GB --lora-rank 16",
+        "fit": "autotune fit llama-3-8b --on 1xrtx-4090 --sequence-length 2k",
         "dry-run": "autotune dry-run llama-3-8b --cluster dgx-h100 --pin zero_stage=3",
         "space": "autotune space llama-3-8b --cluster dgx-h100 --space 3d",
         "calibrate": "autotune calibrate --cluster ray",

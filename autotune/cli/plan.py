@@ -6,7 +6,7 @@ from typing import Any
 from rich.text import Text
 
 from autotune.cli.fields import read_fields
-from autotune.cli.predict import asked_question, question_document
+from autotune.cli.predict import asked_question, print_export, question_document
 from autotune.cli.status import Status, write_document
 from autotune.goodput.choice import RunChoice
 from autotune.goodput.terms import parse_terms
@@ -27,8 +27,13 @@ from search_spaces.quantities import number_text
 from search_spaces.trial_config import TrialConfig
 
 
-def plan_command(options: Mapping[str, Any], database: str | None, *, ties: bool, json: bool) -> Status:
-    """Resolve the question, rank the configurations and print them; with `ties` also those that tie with each plan."""
+def plan_command(
+    options: Mapping[str, Any], database: str | None, *, ties: bool, json: bool, export: str | None = None
+) -> Status:
+    """Resolve the question, rank the configurations and print them; with `ties` also those that tie with each plan.
+
+    `export`: print the first plan in this format instead.
+    """
     asked = PlanningFields(**read_fields(options))
     plan_options = PlanOptions(
         objective=asked.objective,  # type: ignore[arg-type]  # PlanOptions checks the name
@@ -45,6 +50,8 @@ def plan_command(options: Mapping[str, Any], database: str | None, *, ties: bool
     asked_length = question.sequence_length
     question, plans = planned(question, plan_options)
     conditions = plan_conditions(question, plans, plan_options)
+    if export is not None:
+        return print_export({**question_document(question, conditions), **plans.document()}, export)
     if json:
         document: dict[str, Any] = {
             **question_document(question, conditions),

@@ -1,6 +1,7 @@
 """`autotune predict`: predict time and memory of one configuration."""
 
 import dataclasses
+import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
@@ -24,14 +25,34 @@ if TYPE_CHECKING:
     from storage.store import Store
 
 
-def predict_command(options: Mapping[str, Any], database: str | None, *, stages: bool, json: bool) -> Status:
-    """Resolve the question, predict and print; with `stages` also the memory of every pipeline rank."""
+def predict_command(
+    options: Mapping[str, Any], database: str | None, *, stages: bool, json: bool, export: str | None = None
+) -> Status:
+    """Resolve the question, predict and print; with `stages` also the memory of every pipeline rank.
+
+    `export`: print the configuration in this format instead.
+    """
     question = asked_question(PlanningFields(**read_fields(options)), database)
     answer = predicted(question)
+    if export is not None:
+        return print_export({**question_document(question, answer.conditions), "plans": [answer.estimate.document()]}, export)
     if json:
         write_document({**question_document(question, answer.conditions), **answer.estimate.document()})
     else:
         print_estimate(question, answer, Console(), stages=stages)
+    return Status.OK
+
+
+def print_export(document: Mapping[str, Any], format_name: str) -> Status:
+    """Print the first of a document's plans in the format, and notes on standard error."""
+    # Imported on demand: most predictions are not exported.
+    from autotune.cli.show import document_of_plan
+    from autotune.frameworks.exporters import exporter
+
+    exported = exporter(format_name)(document_of_plan(document, "plan"))
+    sys.stdout.write(exported.text)
+    for note in exported.notes:
+        print_note(note)
     return Status.OK
 
 

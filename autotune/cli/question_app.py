@@ -171,6 +171,7 @@ def submit(
 
 
 planning_app = typer.Typer()
+Export = Annotated[str | None, typer.Option(metavar="FORMAT", help="Print it in a format of `autotune export` instead.")]
 Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after which it is killed.")]
 
 
@@ -178,34 +179,50 @@ Timeout = Annotated[float, typer.Option(metavar="SECONDS", help="Seconds after w
 def predict(
     context: typer.Context,
     stages: Annotated[bool, typer.Option("--stages", help="Also show the memory of every pipeline rank.")] = False,
+    export: Export = None,
     db: Database = None,
     json: Json = False,
 ) -> Status:
     """Predict step time and memory of one configuration, without running it."""
     from autotune.cli.predict import predict_command
 
-    return predict_command(given_fields(context), db, stages=stages, json=json)
+    return predict_command(given_fields(context), db, stages=stages, json=json, export=export)
 
 
 @planning_app.command(cls=QuestionCommand)
 def plan(
     context: typer.Context,
     ties: Annotated[bool, typer.Option("--ties", help="Also show the configurations that tie with each plan.")] = False,
+    export: Export = None,
     db: Database = None,
     json: Json = False,
 ) -> Status:
     """Rank all configurations of a space by predictions, with the reason for each knob, without running them."""
     from autotune.cli.plan import plan_command
 
-    return plan_command(given_fields(context), db, ties=ties, json=json)
+    return plan_command(given_fields(context), db, ties=ties, json=json, export=export)
 
 
 @planning_app.command(cls=QuestionCommand)
-def capacity(context: typer.Context, db: Database = None, json: Json = False) -> Status:
-    """Predict the ZeRO stage and offloading that a model needs, and the largest micro-batch and sequence that then fit."""
-    from autotune.cli.capacity import capacity_command
+def fit(
+    context: typer.Context,
+    for_: Annotated[
+        str | None,
+        typer.Option(
+            "--for", metavar="PROGRAM", help="Write the fastest way's file: trl, trainer, axolotl, llamafactory, accelerate, …"
+        ),
+    ] = None,
+    dataset: Annotated[str, typer.Option(metavar="NAME", help="Dataset in the file of --for.")] = "DATASET",
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="File of --for. [default: standard output]")] = None,
+    every: Annotated[bool, typer.Option("--all", help="Show every way, not only the best of each method.")] = False,
+    db: Database = None,
+    json: Json = False,
+) -> Status:
+    """Say which ways of fine-tuning a model fit on your cards, with which batch, how fast, and how long they take."""
+    from autotune.cli.fit import WantedFile, fit_command
 
-    return capacity_command(given_fields(context), db, json=json)
+    file = None if for_ is None else WantedFile(format=for_, dataset=dataset, out=out)
+    return fit_command(given_fields(context), db, file=file, every=every, json=json)
 
 
 @planning_app.command(cls=QuestionCommand)

@@ -152,7 +152,8 @@ def _annotation(name: str, declared: RequestField, kind: Any, default: Any, comm
     elif plain is int and command not in EVERY and declared.least is not None:
         shown["min"] = int(declared.least)
     option = declared.option or (list[str] if name in ONE_AT_A_TIME else plain)
-    return Annotated[option | None, typer.Option(words, **shown)]
+    also = ("--on",) if (name, command) == ("cluster", "fit") else ()
+    return Annotated[option | None, typer.Option(words, *also, **shown)]
 
 
 def _help(declared: RequestField, default: Any, command: str) -> str:

@@ -225,11 +225,16 @@ def _document_in(path: Path) -> dict[str, Any]:
     with contextlib.suppress(OSError, ValueError):  # the reader of best-config files says what is wrong
         document = json.loads(path.read_text(encoding="utf-8"))
     if isinstance(document, dict) and "plans" in document:
-        return _document_of_plan(document, path)
+        return document_of_plan(document, str(path))
     return read_best_config(path)
 
 
-def _document_of_plan(document: Mapping[str, Any], path: Path) -> dict[str, Any]:
+def document_of_plan(document: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """The best-config document of the first plan, of which nothing was measured.
+
+    Raises:
+        RequestError: there is no plan, or it cannot be read; the message names `source`.
+    """
     # Imported on demand: a client without the engines has no sessions.
     from autotune.session.resolve import resolve
     from autotune.session.trial_requests import unmeasured_document
@@ -243,7 +248,7 @@ def _document_of_plan(document: Mapping[str, Any], path: Path) -> dict[str, Any]
         config = TrialConfig().replace(plan["config"])
     except (TypeError, ValueError, AttributeError, LookupError) as error:
         problem = "nothing fits, so there is no plan" if not document["plans"] else f"its plan cannot be read ({error})"
-        raise RequestError(str(path), problem, "write it again with `autotune plan --json`") from error
+        raise RequestError(source, problem, "write it again with `autotune plan --json`") from error
     session = resolve(request)
     return unmeasured_document(session, config, session.request)
 

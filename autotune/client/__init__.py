@@ -18,7 +18,7 @@ from autotune.client.errors import (
 from autotune.client.results import Export
 from autotune.wire.figures import Figure, StepParts
 from autotune.wire.jobs import Job, JobSummary, Overview
-from autotune.wire.predictions import Draft, Estimate, Plan, Plans, Predicted, Prediction
+from autotune.wire.predictions import Draft, Estimate, Fits, Plan, Plans, Predicted, Prediction
 from autotune.wire.service import Choices, Delivery, NewWebhook, QuotaUse, Space, Usage, Validation, Webhook
 from autotune.wire.trials import Attempt, Points, Trial
 from search_spaces.errors import Refusal
@@ -36,6 +36,7 @@ __all__ = [
     "Estimate",
     "Export",
     "Figure",
+    "Fits",
     "ForbiddenError",
     "InvalidRequestError",
     "Job",

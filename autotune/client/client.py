@@ -7,11 +7,11 @@ from types import TracebackType
 from typing import Any
 
 from autotune.client.events import LogCalls
-from autotune.client.fields import PLAN, PREDICTION, SUBMISSION, KnobValue, Model, body_of
+from autotune.client.fields import FIT, PLAN, PREDICTION, SUBMISSION, KnobValue, Model, body_of
 from autotune.client.jobs import JobCalls, WebhookCalls
 from autotune.client.results import ResultCalls
 from autotune.client.transport import HttpTransport
-from autotune.wire.predictions import Draft, Estimate, Plans, Prediction
+from autotune.wire.predictions import Draft, Estimate, Fits, Plans, Prediction
 from autotune.wire.service import AuditPage, Choices, Descriptions, Names, Space, Usage, Validation
 from search_spaces.shared_records import AuditEntry
 
@@ -123,6 +123,21 @@ class CatalogCalls:
             InvalidRequestError: a field is refused, nothing fits, or the space is too large.
         """
         return self._transport.post(Plans, "/v1/plans", body_of(model, fields, PLAN))
+
+    def fit(self, model: Model, program: str | None = None, dataset: str | None = None, **fields: Any) -> Fits:
+        """Which ways of fine-tuning a model fit on some cards, with their batch, length, rate and hours; nothing is run.
+
+        Args:
+            model: as in `predict`.
+            program: trl, trainer, axolotl, llamafactory, accelerate or deepspeed, for the fastest way's file; None: no file.
+            dataset: the dataset in the file.
+            fields: `PlanningFields` that `autotune fit` takes; what is left out has its defaults.
+
+        Raises:
+            InvalidRequestError: a field is refused, or no way is possible.
+        """
+        given = {name: value for name, value in {"program": program, "dataset": dataset}.items() if value is not None}
+        return self._transport.post(Fits, "/v1/fits", body_of(model, fields, FIT) | given)
 
 
 class Client(JobCalls, ResultCalls, LogCalls, CatalogCalls, WebhookCalls):

@@ -19,6 +19,8 @@ SUBMISSION = (*(name for name in service_fields(JobFields) if name != "model"), 
 """Fields of a submission: those of a job that a service accepts, and its place in the queue."""
 PLAN = tuple(name for name in service_fields(PlanningFields, "plan") if name != "model")
 """Fields of a plan."""
+FIT = tuple(name for name in service_fields(PlanningFields, "fit") if name != "model")
+"""Fields of a fit."""
 PREDICTION = tuple(name for name in service_fields(PlanningFields, "predict") if name not in ("model", "pins"))
 """Fields of a prediction, whose knobs are its `config`."""
 

@@ -156,6 +156,7 @@ KEPT: Mapping[str, str] = {
     )},
     "deterministic": "deterministic_mode", "bias_linear": "add_bias_linear", "permute_fusion": "moe_permute_fusion",
     "defer_embedding_wgrad": "defer_embedding_wgrad_compute", "dispatcher": "moe_token_dispatcher_type",
+    "moe_comm_overlap": "overlap_moe_expert_parallel_comm",
     "create_attention_mask": "create_attention_mask_in_dataloader", "grouped_gemm": "moe_grouped_gemm",
     "cross_entropy_fusion": "cross_entropy_fusion_impl",
     "activation_offload": "fine_grained_activation_offloading",

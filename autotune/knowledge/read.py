@@ -239,8 +239,14 @@ def _cells(
         "framework": _framework(system, variables), "outcome": "ok", "row_id": f"{path.parent.name}/{path.name}", **sizes,
         **BENCHMARKS[benchmark],
     }  # fmt: skip
+    graphs = next((kind for name, kind in GRAPHS.items() if variables.get(name, "").lower() in ("1", "true")), 0)
+    cells["notes"] = "; ".join(filter(None, [cells.get("notes", ""), f"captured={graphs}" if graphs else ""]))
     cells |= _time(path, events, values.get("global_batch_size"), cells["seq_len"])
     return {name: str(value) for name, value in cells.items() if value not in (None, "")}
+
+
+GRAPHS = {"FULL_CUDA_GRAPH": 2, "MCORE_CUDA_GRAPH": 1, "LAYER_CUDA_GRAPH": 1}
+"""Variable of a script -> `Software.captured` where it is set."""
 
 
 def _machine(system: Mapping[str, Any], variables: Mapping[str, str]) -> tuple[int, int]:

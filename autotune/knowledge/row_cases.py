@@ -355,6 +355,7 @@ def _layouts(row: TableRow, software: Software) -> Layouts:
     virtual = row.vpp or 1
     schedule = "interleaved_1f1b" if virtual > 1 and pp > 1 else "1f1b"
     sharding = float(software.sequence_parallel[0]) if row.sequence_parallel is None else float(row.sequence_parallel)
+    divides = dp * cp % (row.ep or 1) == 0 and not (row.ep and row.ep > 1 and software.whole_experts[0])
     skips_layers = _recompute(row) == "selective" and re.search(
         r"selective layer|every (second|other) layer", row.notes, re.IGNORECASE
     )
@@ -364,7 +365,7 @@ def _layouts(row: TableRow, software: Software) -> Layouts:
         pipeline=scalar(pp),
         context=scalar(cp),
         expert=scalar(row.ep or 1),
-        expert_tensor=scalar(int(row.arguments.get("etp") or (tp if dp * cp % (row.ep or 1) == 0 else 1))),
+        expert_tensor=scalar(int(row.arguments.get("etp") or (tp if divides else 1))),
         shard=scalar(_shard(row, dp * cp)),
         zero_stage=scalar(_stage(row)),
         micro_batch_size=scalar(row.micro_batch or 1),

@@ -15,7 +15,7 @@ EVERY = ("sweep", "scale", "submit", "check")
 JOB = ("sweep", "submit", "check")
 SWEEP = ("sweep",)
 ASKED = ("predict", "plan")
-PLANNED = (*ASKED, "capacity")
+PLANNED = (*ASKED, "fit")
 RECIPE = ("lint", "carry", "challenge")
 """Commands about a recipe, which may state a field itself."""
 SERVICE = "service"
@@ -30,6 +30,7 @@ ONE_AT_A_TIME: Mapping[str, str] = {
     "environment_knobs": "environment_knob",
     "tags": "tag",
     "goodput": "goodput",
+    "libraries": "library",
     "trackers": "tracker",
 }
 """Fields with several values whose option takes one value and may be repeated; the option's name is the singular."""

@@ -21,6 +21,8 @@ SIMPLE_TARGETS = (
     "deepspeed", "accelerate-fsdp", "accelerate-deepspeed", "transformers", "torchtitan", "megatron", "lightning", "torch",
 )  # fmt: skip
 """Frameworks to whose exports a search can be restricted."""
+METHODS = ("full", "full-bf16", "full-8bit", "lora", "lora-8bit", "qlora")
+"""Ways in which a model is fine-tuned (`planning.fit.EVERY_METHOD`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +52,7 @@ class QuestionFields:
         shown_default="local",
         commands=(*EVERY, *PLANNED, "calibrate", "space", "dry-run", "lint", "challenge"),
         helps=(
-            ("capacity", "2x24GB, 8xh100, local, ray, a name (autotune clusters) as NAME:NODES, or a TOML file."),
+            ("fit", "1xrtx-4090, 2x24GB, 8xh100, local, ray, a name (autotune clusters) as NAME:NODES, or a TOML file."),
             ("lint", "The cluster of the run: 8xh100, local, ray, a name as NAME:NODES, or a TOML file."),
             ("dry-run", "8xh100, local, a name (autotune clusters) as NAME:NODES, or a TOML file."),
             (SERVICE, "`local`, a number of cards (8xh100), or a preset as NAME:NODES."),
@@ -90,7 +92,7 @@ class QuestionFields:
         Panel.BASIC,
         "KNOB=VALUE",
         commands=(*EVERY, *PLANNED, "space", "dry-run", "profile"),
-        helps=(("predict capacity dry-run profile", "A knob's value. May be repeated."),),
+        helps=(("predict fit dry-run profile", "A knob's value. May be repeated."),),
         option=list[str],
     )
     """Knob -> the value or values that are tried; text is parsed as on the command line."""
@@ -99,8 +101,8 @@ class QuestionFields:
         "Search only what this framework's export expresses without loss: deepspeed, torchtitan, megatron, …",
         Panel.SEARCH,
         "TARGET",
-        commands=(*EVERY, *PLANNED),
-        helps=(("predict capacity", "What trains: its memory, where that is known (megatron, transformers)."),),
+        commands=(*EVERY, *ASKED),
+        helps=(("predict", "What trains: its memory, where that is known (megatron, transformers)."),),
         choices=lambda: SIMPLE_TARGETS,
     )
     """One of `SIMPLE_TARGETS`: only what its export expresses without loss is searched; None: the whole space."""
@@ -132,7 +134,7 @@ class QuestionFields:
         "N",
         least=1,
         most=2**32,
-        commands=(*EVERY, *ASKED, "space", "dry-run", "profile", *RECIPE),
+        commands=(*EVERY, *PLANNED, "space", "dry-run", "profile", *RECIPE),
         label="Global batch size",
         required_on="cuda",
         section="workload",
@@ -142,6 +144,7 @@ class QuestionFields:
             ("form", "Per optimizer step, over all ranks. On CPUs 8 by default, or one for each rank if there are more."),
             ("sweep scale submit", "Samples per optimizer step, over all ranks. [default: on CPUs 8, or one for each rank]"),
             ("predict plan space", "Samples per optimizer step. [default: at least 8 and a micro-batch for each rank]"),
+            ("fit", "Samples per optimizer step, over all cards. [default: at least 64]"),
             ("lint carry challenge", "Samples per optimizer step. [default: as in the recipe]"),
             ("dry-run", "Samples per optimizer step. [default: one micro-batch per replica]"),
             ("profile", "Samples per optimizer step. [default: one micro-batch]"),
@@ -165,7 +168,7 @@ class QuestionFields:
             ("form", "On CPUs 128 by default."),
             ("sweep scale submit", "Tokens per sample. [default: on CPUs 128]"),
             (
-                "predict plan capacity space dry-run",
+                "predict plan fit space dry-run",
                 "Tokens per sample. [default: 128 on CPUs, 4,096 on GPUs, at most those of the model]",
             ),
             ("lint carry challenge", "Tokens per sample. [default: as in the recipe]"),
@@ -180,7 +183,8 @@ class QuestionFields:
         "N",
         least=1,
         most=2**53,
-        commands=(*JOB, *ASKED),
+        commands=(*JOB, *PLANNED),
+        helps=(("fit", "Optimizer steps of your run, for the hours that they take."),),
     )
     """Optimizer steps of the run that is tuned for, over which data schedules are averaged; None: data schedules are not
     possible."""
@@ -190,9 +194,12 @@ class QuestionFields:
         Panel.TRAINING,
         "LENGTHS",
         option=str,
-        commands=(*JOB, *ASKED),
+        commands=(*JOB, *PLANNED),
         shown_default="all samples have the full length",
-        helps=((SERVICE, "Lengths in tokens of a sample of the data's documents; empty: each sample is one document."),),
+        helps=(
+            ("fit", "Lengths in tokens of a sample of your dataset, separated by commas, or a file: they are packed."),
+            (SERVICE, "Lengths in tokens of a sample of the data's documents; empty: each sample is one document."),
+        ),
     )
     """Lengths in tokens of a sample of the user's documents, at most 1,000 and none longer than `sequence_length`; empty: every
     sample has the full length."""
@@ -220,9 +227,9 @@ class QuestionFields:
         Panel.SEARCH,
         "FILE|JOB|URL",
         option=str,
-        commands=(*JOB, *ASKED),
+        commands=(*JOB, *PLANNED),
         helps=(
-            ("submit predict plan", "Measurements to learn from: a table, an MLPerf log, a job, or an address."),
+            ("submit predict plan fit", "Measurements to learn from: a table, an MLPerf log, a job, or an address."),
             (SERVICE, "Measurements to learn from: their settings and measurements."),
             (FORM, ""),
         ),
@@ -262,7 +269,8 @@ class QuestionFields:
         section="machine",
         helps=(
             ("form", ""),
-            ("predict plan capacity challenge", "native, ddp, fsdp2 or deepspeed."),
+            ("predict plan challenge", "native, ddp, fsdp2 or deepspeed."),
+            ("fit", "The engine of a module:factory: native, ddp, fsdp2 or deepspeed."),
             ("space", "native, ddp, fsdp2 or deepspeed; any: count without an engine's restrictions."),
             ("calibrate", "The engine whose predictions are shown."),
             ("dry-run", "native."),
@@ -278,7 +286,7 @@ class QuestionFields:
         helps=(
             ("submit", "Ray cluster of the job, HOST:PORT. [default: that of the worker]"),
             (
-                "predict plan capacity space",
+                "predict plan fit space",
                 "HOST:PORT or auto: the Ray cluster of --cluster ray. Default: AUTOTUNE_RAY_ADDRESS, RAY_ADDRESS, else auto.",
             ),
         ),
@@ -289,7 +297,7 @@ class QuestionFields:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningFields(QuestionFields):
-    """What a prediction, a plan or a capacity is asked for."""
+    """What a prediction, a plan or a fit is asked for."""
 
     space: str = redeclared(QuestionFields, "space", "parallel")
     objective: str = redeclared(
@@ -335,7 +343,7 @@ class PlanningFields(QuestionFields):
         "Main memory of a node.",
         Panel.BASIC,
         "BYTES",
-        commands=("capacity",),
+        commands=("fit",),
         shown_default="from the cluster",
         service=False,
     )
@@ -347,7 +355,7 @@ class PlanningFields(QuestionFields):
         "SHARE",
         above=0,
         below=1,
-        commands=("plan", "capacity"),
+        commands=("plan", "fit"),
         shown_default="0.95",
     )
     top: int = request_field(10, "Number of plans to show.", Panel.BASIC, "N", least=1, most=100, commands=("plan",))
@@ -356,10 +364,59 @@ class PlanningFields(QuestionFields):
         "Maximize sequence_length, micro_batch_size or model, and plan for the largest that fits.",
         Panel.SEARCH,
         "WHAT",
-        commands=("plan",),
+        commands=("plan", "fit"),
+        helps=(("fit", "Show the way with the largest sequence_length or micro_batch_size, or the largest model that fits."),),
     )
     price: float | None = request_field(
-        None, "Price of a device per hour.", Panel.SEARCH, "PRICE", above=0, most=1e18, commands=("plan",)
+        None, "Price of a device per hour.", Panel.SEARCH, "PRICE", above=0, most=1e18, commands=("plan", "fit")
+    )
+    methods: tuple[str, ...] = request_field(
+        (),
+        f"Ways of training to compare, separated by commas: {', '.join(METHODS)}.",
+        Panel.TRAINING,
+        "NAMES",
+        commands=("fit",),
+        option=str,
+        shown_default="all that the model leaves open",
+    )
+    libraries: tuple[str, ...] = request_field(
+        (),
+        "What the libraries do, NAME=VALUE: loss=projection (Liger), reference=copy or sequences=2 (DPO), paged=true, … May be "
+        "repeated.",
+        Panel.TRAINING,
+        "NAME=VALUE",
+        commands=("fit",),
+    )
+    """Fields of `equations.software.Transformers`."""
+    run_tokens: int | None = request_field(
+        None,
+        "Tokens to train on, for the hours that they take.",
+        Panel.TRAINING,
+        "TOKENS",
+        least=1,
+        most=2**53,
+        commands=("fit",),
+    )
+    epochs: float | None = request_field(
+        None,
+        "Epochs over --dataset-rows, for the hours that they take.",
+        Panel.TRAINING,
+        "N",
+        above=0,
+        most=1e9,
+        commands=("fit",),
+    )
+    dataset_rows: int | None = request_field(
+        None, "Samples of the dataset, each one document.", Panel.TRAINING, "N", least=1, most=2**53, commands=("fit",)
+    )
+    cards: tuple[str, ...] = request_field(
+        (),
+        "Machines to compare, separated by commas, each with a price per device and hour if known: 1x4090=0.4,1xa100=1.9.",
+        Panel.BASIC,
+        "NAMES",
+        commands=("fit",),
+        option=str,
+        service=False,
     )
     rate: float | None = request_field(
         None, "Samples/s that a plan must reach.", Panel.SEARCH, "RATE", above=0, most=1e18, commands=("plan",)

@@ -171,6 +171,104 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FitWay:
+    """A way of training a model on some cards."""
+
+    method: str | None
+    """full, full-bf16, full-8bit, lora, lora-8bit or qlora; null: a user's module, as its factory makes it."""
+    sharding: str
+    """How states are divided and offloaded, in words."""
+    recomputes: bool
+    """Whether activations are recomputed."""
+    fits: bool
+    """Whether the smallest micro-batch fits with the required probability."""
+    lora_rank: int | None
+    """Rank of adapters; 0: none; null: a user's module."""
+    frozen_bits: int | None
+    """Bits of a frozen parameter; null: nothing is frozen."""
+    optimizer: str
+    """Name of the optimizer."""
+    needed_bytes: float
+    """Bytes needed per card with `config`."""
+    least_bytes: float
+    """Bytes needed per card at the smallest micro-batch."""
+    lacks_card_bytes: float
+    """Additional bytes needed per card; 0: none."""
+    lacks_host_bytes: float
+    """Additional bytes of main memory needed per node; 0: none."""
+    largest_micro_batch_size: int
+    """The largest micro-batch that fits; 0: none does."""
+    longest_sequence_length: int | None
+    """Tokens of the longest samples that fit at the smallest micro-batch; null: not computed."""
+    hours: Interval | None
+    """Hours of the run; null: it does not fit, or no amount is stated."""
+    config: Mapping[str, Any]
+    """Knob -> value: at the fastest micro-batch that fits."""
+    predicted: Predicted
+    """The prediction for `config`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitRemedy:
+    """A change that would make something fit."""
+
+    remedy: str
+    """shorter_samples, card_memory, host_memory or nodes."""
+    value: float
+    """Tokens, bytes, or nodes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FitFile:
+    """The file of the fastest way, for a program."""
+
+    text: str
+    notes: tuple[str, ...]
+    """How to start it, and what it leaves to the user."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fits:
+    """What fits of the ways of training a model on some cards."""
+
+    model: str
+    """Name of the model."""
+    parameter_count: int
+    """Number of parameters."""
+    cluster: str
+    """Name of the cluster."""
+    world_size: int
+    """Number of cards."""
+    engine: str
+    """Name of the engine, for a user's module."""
+    global_batch_size: int
+    """Samples per optimizer step, over all cards."""
+    sequence_length: int
+    """Tokens per sample."""
+    assumed: tuple[AssumedValue, ...]
+    """What nobody stated, most consequential first: alternatives are for the fastest way."""
+    calibration_source: str
+    """The source of the predictions, in words."""
+    fit_probability: float
+    """The required probability that a way fits."""
+    samples_of_run: float | None
+    """Samples of the run whose hours are given."""
+    fastest: int | None
+    """Index in `ways` of the fastest that fits; null: nothing fits."""
+    leanest: int | None
+    """Index of the one that fits with the least memory of a card."""
+    nearest: int
+    """Index of the one that lacks least."""
+    remedies: tuple[FitRemedy, ...]
+    """If nothing fits: changes, each sufficient on its own by prediction."""
+    ways: tuple[FitWay, ...]
+    origins: Mapping[str, ValueOrigin] = field(default_factory=dict)
+    """Field or knob -> where its value comes from."""
+    file: FitFile | None = None
+    """The file of the program that the request names; null: it names none."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Draft:
     """The resolved form of a submission. The service would accept the submission."""
 

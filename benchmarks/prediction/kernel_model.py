@@ -24,7 +24,7 @@ from scipy.optimize import least_squares
 
 from autotune.prediction.equations import kernels
 from autotune.prediction.equations.cases import Array
-from autotune.prediction.equations.coefficients import Coefficients
+from autotune.prediction.equations.coefficients import Coefficients, shipped_rates
 from autotune.prediction.equations.hardware import FP8_GAIN
 from autotune.prediction.equations.kernels import (
     NARROW_HEAD,
@@ -69,6 +69,15 @@ BEST_SHAPES = {
 }  # fmt: skip
 """Share of the peak of the best of many shapes of products in bf16, also of devices that the tables lack."""
 BEST_SOURCE = "stas00/ml-engineering, Maximum Achievable Matmul FLOPS (CC BY-SA 4.0)"
+CONSUMER_SHAPES = {"3090": 1.134, "4090": 1.080, "5090": 1.071}
+"""The same of consumer cards, which exceed their stated peak, that of a lower clock: no other device borrows from them."""
+CONSUMER_SOURCE = (
+    "mli/transformers-benchmarks (3090: as its 3090 Ti, by its A100), mag-/gpu_benchmark (4090) and main-horse.github.io, "
+    "5090-mm-perf (5090): figures only, no licence is stated"
+)
+LASTING_RATES = {"t4": 24e12}
+"""FLOP/s in fp16 of lasting products of 4,096 rows and widths on devices that the tables lack, whose power limit lowers the
+clock: forums.developer.nvidia.com, "About GPU peak performance" (figures only)."""
 WIDE = 4096
 """Least rows and widths of large products: of those, the gain of 8 bits and the speed under a lasting load are shown."""
 LASTING = 1e-3
@@ -329,6 +338,11 @@ def sustained(tables: Mapping[str, Table], own: Mapping[str, float], shared: Seq
         shares[name] = min(shares[name], shares[other] * peaks[other] / peaks[name])
     usual = np.mean([shares[name] / own[name] for name in PEERS])
     relative = {name: value / own[name] / float(usual) for name, value in shares.items()}
+    for name, rate in LASTING_RATES.items():
+        device, size = device_preset(name), np.full(1, 4096.0)
+        whole = product_seconds(size, size, size, np.full(1, device.peak_flops["fp16"]), np.full(1, device.memory_bandwidth),
+                                np.full(1, ELEMENT_BYTES), shipped_rates())  # fmt: skip
+        relative[name] = float(whole[0]) * rate / (2 * 4096**3)
     return {name: value for name, value in relative.items() if value < SLOWED}
 
 
@@ -343,8 +357,12 @@ def document(own: Mapping[str, float], slowed: Mapping[str, float]) -> str:
         f"# From {BEST_SOURCE}:",
         *(f"{name} = {value / best:.3f}" for name, value in BEST_SHAPES.items() if name not in own),
         "",
+        "[consumer] # The same of cards whose stated peak is that of a lower clock.",
+        f"# From {CONSUMER_SOURCE}:",
+        *(f"{name} = {value / best:.3f}" for name, value in CONSUMER_SHAPES.items()),
+        "",
         f"[sustained] # Of products that take {LASTING * 1e3:g} ms or more, relative to all: the power limit lowers the clock.",
-        f"# From {SOURCE}:",
+        f"# From {SOURCE}, and t4 from forums.developer.nvidia.com (figures only):",
         *(f"{name} = {value:.3f}" for name, value in slowed.items()),
     ]
     return "\n".join(lines) + "\n"

@@ -81,7 +81,7 @@ ORDERED: Sequence[Mapping[str, Any]] = (
 
 PROSE = f"""# Plans for any module
 
-Written by `python -m benchmarks.prediction.module_plans` (`make extras`). `autotune plan`, `predict` and `capacity` accept
+Written by `python -m benchmarks.prediction.module_plans` (`make extras`). `autotune plan`, `predict` and `fit` accept
 `module:factory` and `hf:CONFIG`. The module is built without memory for its parameters and runs two micro-batches without data.
 Every allocation, product and byte moved is recorded, with marks where blocks begin and end and where gradients are complete.
 The equations follow the engine through these moments for any ZeRO stage, bucket size, micro-batch, checkpointing and

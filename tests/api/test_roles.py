@@ -49,6 +49,7 @@ def test_changes_need_more_than_read() -> None:
         "/v1/drafts/estimate",
         "/v1/predictions",
         "/v1/plans",
+        "/v1/fits",
     }
     for route, role in roles(with_routes()).items():
         method, _, path = route.partition(" ")

@@ -18,6 +18,14 @@ sys.path.insert(0, FOLDER)  # for `closed_forms`; ranks get it by PYTHONPATH, fo
 Count = Callable[..., TrialResult]
 
 
+@pytest.fixture(autouse=True)
+def _every_attention_kernel() -> Iterator[None]:
+    """A session in this process leaves torch only the kernel of its configuration, which other tests cannot use."""
+    yield
+    if (attention := sys.modules.get("executor.parallel.attention")) is not None:
+        attention.choose_attention_kernel(attention.BEST)
+
+
 @pytest.fixture(scope="module")
 def count(forked_ranks: None) -> Iterator[Count]:
     """Runs a layout (`closed_forms.Layout`) for a few steps, once however often it is asked for.

@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Route, ViewportSize, expect
 
-from tests.page.conftest import Open
+from tests.page.conftest import DESKTOP, PHONE, Open
 from tests.page.place import BROKEN, Place
 
 
@@ -94,6 +94,20 @@ def test_jobs_stand_beside_each_other(place: Place, finished: str, open_page: Op
     expect(page.locator("[data-figure=compared_throughput_memory] canvas")).to_be_visible()
     page.locator("[data-figure=compared_best_so_far]").get_by_role("button", name="As table").click()
     expect(page.locator("[data-figure=compared_best_so_far] table")).to_have_count(2)
+
+
+@pytest.mark.parametrize(("viewport", "most"), [(DESKTOP, 900), (PHONE, 1600)])
+def test_the_answer_comes_first(finished: str, open_page: Open, viewport: ViewportSize, most: int) -> None:
+    """The knobs of the winner and its export are within the first screen of a desktop, and the second of a phone."""
+    page = open_page(f"#/jobs/{finished}", viewport=viewport)
+    answer = page.get_by_role("region", name="Change this")
+    expect(answer).to_contain_text(re.compile(r"samples/s, \+[\d.]+ % \[.*\] over the baseline; the best with a probability"))
+    for part in (answer.get_by_role("table"), answer.get_by_role("button", name="Download")):
+        box = part.bounding_box()
+        assert box is not None
+        assert box["y"] + box["height"] <= most
+    knobs = answer.get_by_role("rowheader").all_inner_texts()
+    assert "zero_stage" in knobs or "micro_batch_size" in knobs
 
 
 @pytest.mark.prove

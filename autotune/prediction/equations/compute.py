@@ -43,7 +43,7 @@ from autotune.prediction.equations.schedules import (
     trained_tokens,
     with_kept_tokens,
 )
-from autotune.prediction.equations.software import UNFUSED
+from autotune.prediction.equations.software import EXCHANGE_HIDDEN, FLEX, MEGATRON_EXPERT_WORK, UNFUSED
 from autotune.prediction.equations.transformers import added_launches, added_seconds, covers, layer_traffic
 from search_spaces.communication import ROW_PARTS
 
@@ -56,12 +56,10 @@ GROUPED_EXPERTS, SEPARATE_EXPERTS, SEPARATE_EXPERT = 0.41, 0.2, 0.16
 BEYOND_DOMAIN = 0.35
 """What a rank of a tensor group waits in a collective that crosses link domains, as a share of what it waits if the host
 blocks on messages between stages [nanotron on 16 and 32 tensor ranks: 4 and 12 ms a layer, whatever its width]."""
-MEGATRON_EXPERTS = 0.7
-"""What Megatron-LM's host adds to these for its router and dispatcher, as a share of a layer's other work [its functional
-tests]; and 0.15 for experts that are multiplied one by one."""
-ROUTED, ROUTED_BETWEEN_RANKS = 4.0, 2.0
+ROUTED, ROUTED_BETWEEN_RANKS, PADDED = 4.0, 2.0, 2.6
 """Passes over the rows of experts in forward, in fused kernels: rows are taken (read and written), weighted and added to the
-sums of their tokens (read, and the sums written). Between ranks they are also put in the order of experts."""
+sums of their tokens (read, and the sums written). Between ranks they are also put in the order of experts. Padding copies the
+inputs and results of experts, in backward as often as in forward."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,10 +123,9 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     again = _recomputed(cases, rates, forward + trained)
     backward_only = rates.backward_ratio * np.where(cases.shapes.frozen_bytes > 0, 0.55, 1.0)
     communication = _layer_communication(cases, rates)
-    launch_seconds = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
-    launch_seconds = launch_seconds * cases.software.host_work * (1 + _host_work_of_arguments(cases))
+    launched = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
     added = _if_checkpointed(cases, cases.software.full_launches, cases.software.selective_launches)
-    launched = launch_seconds * (launches(cases, rates.backward_ratio) + added) * (1 + _launches_of_experts(cases))
+    launched = launched * (launches(cases, rates.backward_ratio) + added) * _host_work(cases)
     parts = np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
@@ -140,7 +137,8 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     computed = computed + LAYER_KERNELS * SMALLEST_KERNEL * (1 + rates.backward_ratio + _if_checkpointed(cases, _ONE, _ONE / 2))
     layer = smooth_maximum(computed + communication, launched) - communication
     frozen = covers(cases) & (cases.shapes.frozen_bytes > 0) & (cases.transformers.trained_tables == 0)
-    head = _head_forward(cases, rates) * np.where(frozen, 2.0, 1 + rates.backward_ratio)
+    passes = np.where(frozen, 2.0, 1 + rates.backward_ratio) + np.where(cases.transformers.reference > 0, 1.0, 0.0)
+    head = _head_forward(cases, rates) * passes
     embedding = 2 * 3 * rank_tokens(cases) * cases.shapes.hidden * layouts.parameter_bytes / cases.hardware.bandwidth
     modules = cases.shapes.modules
     if np.any(modules > 0):
@@ -156,10 +154,10 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
 
 def _of_libraries(cases: Cases, rates: Coefficients) -> Array:
     """Seconds of a layer of Transformers: products have a gradient for their inputs and, if trained, for their weights; fused
-    attention has five products in backward and two in forward; the rest moves bytes."""
+    attention has five products in backward and two in forward; the rest moves bytes. A reference model runs forward."""
     forward, backward = layer_traffic(cases)
     products, attention = _products(cases, rates), attention_forward(cases, rates)
-    again = _if_checkpointed(cases, _ONE, _ONE / 2)
+    again = _if_checkpointed(cases, _ONE, _ONE / 2) + np.where(cases.transformers.reference > 0, 1.0, 0.0)
     trained = np.where(cases.shapes.frozen_bytes > 0, 0.0, 1.0)
     moved = rank_tokens(cases) * (forward * (1 + again) + backward) * rates.traffic / cases.hardware.bandwidth
     return products * (2 + trained + again) + attention * (3.5 + again) + moved + added_seconds(cases)
@@ -176,16 +174,21 @@ def _host_work_of_arguments(cases: Cases) -> Array:
     return np.where(megatron.states > 0, added, 0.0)
 
 
-def _launches_of_experts(cases: Cases) -> Array:
-    """Launches that experts add to a layer, as a share of its others."""
-    shapes, layouts = cases.shapes, cases.layouts
-    if not np.any(shapes.experts > 0):
-        return np.zeros(1)
-    apart = (cases.software.separate_experts > 0) | (layouts.rounding_bytes > 0) | (layouts.parameter_bytes > 2)
-    local_experts = np.maximum(shapes.experts / layouts.expert, 1.0)
-    added = np.where(apart, SEPARATE_EXPERTS + local_experts * SEPARATE_EXPERT, GROUPED_EXPERTS)
-    added = added + np.where(cases.megatron.states > 0, MEGATRON_EXPERTS + 0.15 * (cases.megatron.grouped_gemm == 0), 0.0)
-    return np.where(shapes.experts > 0, shapes.expert_share * added, 0.0)
+def _host_work(cases: Cases) -> Array:
+    """Host's time of a layer, as a multiple of that of launching a dense one: its software's, with the router and dispatcher,
+    and the launches of experts' products. What graphs replay is not launched.
+    """
+    shapes, layouts, software, megatron = cases.shapes, cases.layouts, cases.software, cases.megatron
+    stated = megatron.states > 0
+    work = software.host_work * (1 + _host_work_of_arguments(cases))
+    layer = work * np.where(software.captured > 0, 0.0, 1.0)
+    if np.any(shapes.experts > 0):
+        apart = (software.separate_experts > 0) | (layouts.rounding_bytes > 0) | (layouts.parameter_bytes > 2)
+        local_experts = np.maximum(shapes.experts / layouts.expert, 1.0)
+        products = np.where(apart, SEPARATE_EXPERTS + local_experts * SEPARATE_EXPERT, GROUPED_EXPERTS)
+        routes = np.maximum(software.expert_work, MEGATRON_EXPERT_WORK * stated) + 0.15 * stated * (megatron.grouped_gemm == 0)
+        layer = layer + np.where(shapes.experts > 0, shapes.expert_share * (products + work * routes), 0.0)
+    return np.where(software.captured > 1, 0.0, layer)
 
 
 def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer: Array) -> Array:
@@ -289,7 +292,7 @@ def _routed_elements(cases: Cases) -> Array:
     shapes, layouts = cases.shapes, cases.layouts
     if not np.any(shapes.experts > 0):
         return np.zeros(1)
-    passes = ROUTED + np.where(layouts.expert > 1, ROUTED_BETWEEN_RANKS, 0.0)
+    passes = ROUTED + np.where(layouts.expert > 1, ROUTED_BETWEEN_RANKS, 0.0) + PADDED * cases.software.pads_experts
     rows = shapes.routed * layouts.busiest_rows * layouts.expert_tensor / layouts.tensor
     return np.where(shapes.experts > 0, passes * rows * shapes.hidden, 0.0)
 
@@ -388,7 +391,9 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     travels = 2 * (passes + 0 * e)
     expert = exchange_seconds(cases, expert_group(cases), travels * routed, travels, rates, crossing_rows(cases))
     expert = expert - _hidden_behind_shared_experts(cases, rates, routed)
-    return tensor + context + expert + at_experts
+    expert = expert * (1 - np.maximum(cases.software.exchange_hidden, EXCHANGE_HIDDEN * cases.megatron.moe_comm_overlap))
+    communication: Array = tensor + context + expert + at_experts
+    return communication
 
 
 def _hidden_behind_shared_experts(cases: Cases, rates: Coefficients, message: Array) -> Array:
@@ -418,12 +423,13 @@ def _hidden_behind_shared_experts(cases: Cases, rates: Coefficients, message: Ar
 def crossing_rows(cases: Cases) -> Array:
     """Rows of experts sent to other link domains, as a share of those computed there: 1, or less if a token goes once to each
     domain with several of its experts."""
-    if not np.any(cases.software.once_per_domain > 0):
+    flex = (cases.megatron.states > 0) & (cases.megatron.dispatcher == FLEX)
+    if not np.any(once := (cases.software.once_per_domain > 0) | flex):
         return np.ones(1)
     group, routed = expert_group(cases), np.maximum(cases.shapes.experts_per_token, 1.0)
     domains = np.maximum(group.ranks / group.in_domain, 1.0)
     reached = domains * (1 - (1 - 1 / domains) ** routed) / routed
-    return np.where(cases.software.once_per_domain > 0, reached, 1.0)
+    return np.where(once, reached, 1.0)
 
 
 def _sums_of_experts(cases: Cases, apart: Flags, units: Array) -> tuple[Array, Array]:

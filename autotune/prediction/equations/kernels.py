@@ -91,10 +91,12 @@ def sustained_share(device: DeviceSpec, precision: str) -> float:
 
 
 def _shares(device: DeviceSpec) -> tuple[float, float]:
-    """A GPU that was not measured borrows from the nearest one by peak and bandwidth, a CPU from none."""
-    if device.kind == "cpu" or "bf16" not in device.peak_flops:
-        return 1.0, 1.0
+    """A GPU that was not measured borrows from the nearest by peak and bandwidth, a CPU and a GPU without bf16 from none."""
     speeds, sustained = _measured()["speed"], _measured()["sustained"]
+    if device.kind == "cpu" or "bf16" not in device.peak_flops:
+        return 1.0, sustained.get(device.name, 1.0)
+    if device.name in (consumer := _measured()["consumer"]):
+        return consumer[device.name], 1.0
     name = device.name if device.name in speeds else nearest(device, [*map(device_preset, speeds)]).name
     return speeds[name], sustained.get(name, 1.0)
 

@@ -88,8 +88,9 @@ def trained_tokens(cases: Cases) -> Array:
 
 
 def rank_tokens(cases: Cases) -> Array:
-    """Tokens of a micro-batch on a rank."""
-    return cases.layouts.micro_batch_size * trained_tokens(cases) / cases.layouts.context
+    """Tokens of a micro-batch on a rank; a sample of preference training has two sequences."""
+    samples = cases.layouts.micro_batch_size * cases.transformers.sequences
+    return samples * trained_tokens(cases) / cases.layouts.context
 
 
 def attended_tokens(cases: Cases) -> Array:

@@ -52,13 +52,23 @@ class Software:
     selective_launches: Array = field(default_factory=lambda: np.full(1, 0.0))
     """What selective checkpointing adds to it."""
     host_work: Array = field(default_factory=lambda: np.full(1, 1.0))
-    """Host's time of a layer, as a multiple of that of a plain module of torch."""
+    """Host's time of a layer without experts, as a multiple of that of a plain module of torch."""
     untuned: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if its runs are not known to be those of people who tuned it: their times differ more. 0.5 of our engines."""
     separate_experts: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if the products of a rank's experts are launched one by one, or operators for each of them; 0: grouped products."""
+    pads_experts: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """1 if the rows of each expert are copied to a number that products in 8 bits can have, and back."""
+    expert_work: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """Host's time of a layer's router and dispatcher, as a share of its other time."""
+    captured: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """What CUDA graphs replay, so that the host does not launch it: 1 for layers without their experts, 2 for an iteration."""
+    whole_experts: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """1 if ranks that divide experts have whole ones where it is not stated; 0: tensor ranks divide each, if they can."""
     once_per_domain: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if a token goes once to each link domain that has experts of it, and from there to their ranks; 0: once to each."""
+    exchange_hidden: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """Share of the exchange of experts' rows that the computation of another micro-batch hides."""
     input_share: Array = field(default_factory=lambda: np.full(1, 1.0))
     """Bytes kept of the inputs of products, as a share of the compute type."""
     gated_bytes: Array = field(default_factory=lambda: np.full(1, 8.0))
@@ -119,13 +129,19 @@ def _argument(*words: str, default: float = 0.0) -> Any:
     return field(default_factory=lambda: _scalar(default), metadata={"words": words})
 
 
+EXCHANGE_HIDDEN = 0.44
+"""`Software.exchange_hidden` with Megatron-Core's `overlap_moe_expert_parallel_comm`: it saves 3.64 of 8.25 s of exchange in a
+step of 24.7 s, as both use the same multiprocessors [Megatron-Bridge (Apache-2.0), nemo-mbridge-perf-expert-parallel-overlap:
+Qwen3 30B on 16 H100, a pair of runs and a profile]."""
+MEGATRON_EXPERT_WORK = 0.7
+"""`Software.expert_work` of Megatron-LM [its functional tests]."""
 MEGATRON_HOST_WORK = 1.85
 """`Software.host_work` of Megatron-LM, as of nanotron: both take the host 4 ms or more of a layer, forward and backward,
 however narrow it is. Deterministic tests take up to 6 ms."""
 FLAG = ("false", "true")
 RECOMPUTED_MODULES = ("core_attn", "layernorm", "mla_up_proj", "mlp", "moe", "moe_act", "shared_experts")
 """`recompute_modules` is encoded as the sum of 2 to the power of their indices here."""
-FLASH, UNFUSED, NATIVE_LOSS, ENGINE_LOSS, ALL_GATHER, BLOCK = 0.0, 2.0, 1.0, 2.0, 0.0, 1.0
+FLASH, UNFUSED, NATIVE_LOSS, ENGINE_LOSS, ALL_GATHER, FLEX, BLOCK = 0.0, 2.0, 1.0, 2.0, 0.0, 2.0, 1.0
 """Indices of choices of `Megatron`."""
 
 
@@ -158,6 +174,8 @@ class Megatron:
     """Micro-batches that wait for it; 0: all. Two in all of NVIDIA's tests, though Megatron-LM's default is 0."""
     dist_optimizer_instances: Array = _argument(default=1.0)
     dispatcher: Array = _argument("allgather", "alltoall", "flex")
+    moe_comm_overlap: Array = _argument(*FLAG)
+    """Whether tokens travel to experts and back behind the computation of another micro-batch."""
     grouped_gemm: Array = _argument(*FLAG)
     permute_fusion: Array = _argument(*FLAG)
     recompute_modules: Array = field(default_factory=lambda: _scalar(0.0), metadata={"parts": RECOMPUTED_MODULES})
@@ -297,6 +315,22 @@ class Transformers:
     """Whether micro-batches have as many tokens as their longest sample, neither packed nor padded to the full length."""
     stream_workspace: Array = _argument(default=32 * MIB)
     """Bytes that cuBLAS has for each stream and thread."""
+
+
+def unknown_words(words: Mapping[str, str]) -> str | None:
+    """What of `words` no field of `Transformers` has, and what it may be; None: all is known."""
+    known = {item.name: item for item in fields(Transformers) if item.metadata and item.name != "states"}
+    for name, word in words.items():
+        if name not in known:
+            return f"{name!r} is not known; use some of {', '.join(known)}"
+        choices, parts = (known[name].metadata.get(kind, ()) for kind in ("words", "parts"))
+        if parts and not set(word.split()) <= {*parts}:
+            return f"{name}={word} is not known; use some of {' '.join(parts)}"
+        if choices and word.lower() not in choices:
+            return f"{name}={word} is not known; use one of {', '.join(choices)}"
+        if not parts and not choices and not re.fullmatch(r"\d+(\.\d+)?(e\d+)?", word):
+            return f"{name}={word} is not a number; give one"
+    return None
 
 
 def transformers_of(words: Mapping[str, str], device: str) -> Transformers:

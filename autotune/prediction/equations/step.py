@@ -12,6 +12,7 @@ from autotune.prediction.equations.cases import Array, Cases, RankShare
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import boundary_bandwidth, sends_integers, tensor_group
 from autotune.prediction.equations.compute import MicroBatchSeconds, micro_batch
+from autotune.prediction.equations.kernels import frozen_bytes
 from autotune.prediction.equations.layer_shapes import with_layers
 from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.overlap import exposed_copy_seconds
@@ -272,13 +273,15 @@ def _after(cases: Cases, rates: Coefficients, slowest: Array, split: Split) -> d
     return {
         "data": exposed_state_seconds(cases, rates, slowest, split, parameters),
         "optimizer": update_seconds(cases, rates, local * (1 - cases.layouts.offload_optimizer), split.before_last),
-        "offload": offload_seconds(cases, rates, slowest, split, local),
+        "offload": offload_seconds(cases, rates, slowest, split, local, frozen_bytes(cases, parameters)),
     }
 
 
-def offload_seconds(cases: Cases, rates: Coefficients, slowest: Array, split: Split, shared: Array) -> Array:
+def offload_seconds(
+    cases: Cases, rates: Coefficients, slowest: Array, split: Split, shared: Array, frozen: Array | float = 0.0
+) -> Array:
     """The update on the host; gradients sent to it beyond what backward hides, parameters sent back; per micro-batch, copies of
-    parameters and saved activations. `shared`: a rank's share of the parameters.
+    parameters and saved activations. `shared`: a rank's share of the trained parameters; `frozen`: bytes of the others.
     """
     layouts, hardware = cases.layouts, cases.hardware
     local = shared * layouts.offload_optimizer
@@ -292,7 +295,7 @@ def offload_seconds(cases: Cases, rates: Coefficients, slowest: Array, split: Sp
     per_rank = hardware.host_bandwidth / np.minimum(hardware.devices_per_node, layouts.world)
     update = local * 30 / (per_rank * rates.host_update_efficiency)
     update = np.maximum(update, file_update_seconds(cases, rates, local, shared))
-    fetched = shared * layouts.parameter_bytes * layouts.offload_parameters
+    fetched = (shared * layouts.parameter_bytes + frozen / layouts.shard) * layouts.offload_parameters
     waited = file_read_seconds(cases, rates, shared, slowest)
     saved = exposed_copy_seconds(cases, rates, split.before_last, kept_layer_bytes(cases), slowest)
     return saved + down + up + update + 2 * layouts.accumulation * fetched / hardware.host_link + waited

@@ -409,7 +409,8 @@ class Replica:
         by_int8 = (words.bits == INT8) & (self.state > self.inner)
         unpacked = np.where(by_int8, self.state * (matrix + at_once), self.width * matrix)
         factors_later = factors - self.inner * at_once + unpacked
-        mlp = self.recomputed * again + np.maximum.reduce([down + self.width * matrix, factors, factors_later]) + summed
+        largest = np.maximum(np.maximum(down + self.width * matrix, factors), factors_later)
+        mlp = self.recomputed * again + largest + summed
         matrices = np.where(self.inner < 4, 8.0, 12.0) * shapes.heads * shapes.sequence
         attention = self.recomputed * (again - self.norm() - self.mlp()) + np.where(
             words.attention == EAGER_ATTENTION, matrices, 0.0

@@ -1,4 +1,4 @@
-"""Predictions, plans and capacities with what follows from the values that nobody stated."""
+"""Predictions, plans and fits with what follows from the values that nobody stated."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,7 +9,6 @@ from typing import Any
 
 from autotune.errors import NothingFeasibleError
 from autotune.goodput.terms import GoodputTerms, assumed_terms
-from autotune.prediction.planning.capacity import Capacity, ShardingLevels
 from autotune.prediction.planning.consequences import (
     Consequence,
     Verdict,
@@ -22,11 +21,14 @@ from autotune.prediction.planning.consequences import (
     verdict_of,
 )
 from autotune.prediction.planning.estimate import StepEstimate, estimates
-from autotune.prediction.planning.memory_fit import memory_limits_of
+from autotune.prediction.planning.fit import Fit, fine_tuning, fit, largest_model, run_amount
+from autotune.prediction.planning.largest import Dimension
+from autotune.prediction.planning.memory_fit import PROBABILITY, memory_limits_of
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlans, costs_of, plan
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.scan import NOT_SCANNED, Bounds
 from autotune.question.assumption import LINKS, Assumption, assumed_document, assumed_lines
+from autotune.question.question import PlanningFields
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Value
@@ -204,36 +206,41 @@ def _choice(
     return " ".join(f"{name}={value_text(getattr(best, name))}" for name in dict.fromkeys(ranked))
 
 
-def capacity_conditions(question: Question, result: Capacity) -> Conditions:
-    """The first way that fits at the alternatives of what was assumed.
+def fitted(question: Question, inputs: PlanningFields) -> tuple[Fit, Conditions]:
+    """What fits of what the fields ask, and what it hangs on: of the largest model, if they ask for that.
 
-    A capacity chooses batches itself, and depends neither on links nor on cores nor on the speed of cards.
+    Raises as `fit`, `largest_model` and `run_amount`.
     """
-    unused = ("global_batch_size", "cores_per_node", "link_domain_size", *LINKS)
+    methods, probability = inputs.methods, PROBABILITY if inputs.fit_probability is None else inputs.fit_probability
+    question = fine_tuning(question, inputs, methods)
+    if inputs.max == Dimension.MODEL:
+        question = largest_model(question, probability, methods) or question
+    result = fit(question, probability, methods, run_amount(question, inputs))
+    return result, fit_conditions(result, methods)
+
+
+def fit_conditions(result: Fit, methods: Sequence[str]) -> Conditions:
+    """The fastest way that fits, at the alternatives of what was assumed."""
+    question, answer = result.question, result.fastest or result.nearest
+    at_alternatives: dict[int, tuple[bool, str]] = {}
+    name, ways = answer.way.name, {answer.way.name, *result.worthwhile()}
+    unused = ("cores_per_node", *(LINKS if question.cluster.world_size == 1 else ()))
     assumed = tuple(
         dataclasses.replace(item, stated_by="--host-memory") if item.name == "host_memory_bytes" else item
         for item in question.assumed
-        if item.name not in unused and (item.name != "device" or item.alternatives)
+        if item.name not in unused
     )
-    answer = (result.needed or result.nearest).estimate
-    fitting: dict[tuple[str, Value], bool] = {}
 
-    def estimate_at(values: Mapping[str, Value]) -> StepEstimate | None:
-        changed = question_with(question, values)
-        levels = ShardingLevels(changed, result.probability)
-        ways = (levels.first_way(item.level, result.micro_batch_size, changed.sequence_length) for item in result.levels)
-        way = next(filter(None, ways), None)
-        fitting.update(dict.fromkeys(values.items(), way is not None))
-        config = way or result.nearest.estimate.config
-        return estimates(levels.question_at(config, changed.sequence_length), [config])[0]
+    def estimate_at(values: Mapping[str, Value]) -> StepEstimate:
+        changed = fit(question_with(question, values), result.probability, methods, among=ways)
+        best = changed.fastest or changed.nearest
+        at_alternatives[id(best.estimate)] = changed.fastest is not None, "" if best.way.name == name else best.way.name
+        return best.estimate
 
-    results = [
-        dataclasses.replace(
-            item, verdict=Verdict.FITS if fits else Verdict.DOES_NOT_FIT, changes_rate=False,
-            changes_verdict=fits is (result.needed is None),
-            choice=" ".join(f"{name}={value_text(getattr(other, name))}" for name in other.differences(answer.config) if fits),
-        )
-        for item in consequences(assumed, answer, estimate_at)
-        for fits, other in [(fitting[item.assumption.name, item.value], item.estimate.config)]
-    ]  # fmt: skip
+    results = []
+    for item in consequences(assumed, answer.estimate, estimate_at):
+        fits, other = at_alternatives[id(item.estimate)]
+        changes_verdict = fits is (result.fastest is None)
+        verdict = Verdict.FITS if fits else Verdict.DOES_NOT_FIT
+        results.append(dataclasses.replace(item, verdict=verdict, changes_verdict=changes_verdict, choice=other * fits))
     return _conditions(assumed, results)

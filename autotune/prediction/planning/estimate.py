@@ -41,16 +41,10 @@ class RankEstimate:
     """Peak bytes on the device."""
     by_tag: dict[str, float]
     """The sum is the total."""
+    needed: float
+    """Bytes required to run, as `Memory.needed`."""
     capacity_ratio: float = 1.0
     """Memory of its device, as a multiple of the smallest's, if devices differ."""
-
-    @property
-    def needed(self) -> float:
-        """Bytes without those that the allocator reserves beyond use: these are released when memory runs short.
-
-        If devices differ, scaled to the smallest device: the bytes that fill it to the same degree.
-        """
-        return (self.total - self.by_tag["reserved"]) / self.capacity_ratio
 
     def document(self) -> dict[str, Any]:
         """The JSON representation."""
@@ -264,6 +258,7 @@ def _ranks(question: Question, config: TrialConfig, cases: Cases) -> tuple[RankE
         memories = [share_memory(cases, question.rates, share, overrides) for share in shares_of(cases)]
         tags = {tag: np.array([_at(usage.by_tag[tag], 0) for usage in memories]) for tag in memories[0].by_tag}
         capacity_ratio = [_at(usage.capacity_ratio, 0) for usage in memories]
+        needed: Sequence[float] = [_at(usage.needed, 0) for usage in memories]
     else:
         capacity_ratio = [1.0] * places
         memory = rank_memory(
@@ -272,12 +267,14 @@ def _ranks(question: Question, config: TrialConfig, cases: Cases) -> tuple[RankE
             np.array([float(last in rank_stages) for rank_stages in stages]),
         )  # fmt: skip
         tags = {tag: np.broadcast_to(values, (places,)) for tag, values in memory.by_tag.items()}
+        needed = [float(value) for value in np.broadcast_to(memory.needed, (places,))]
     return tuple(
         RankEstimate(
             pipeline_rank=rank,
             layers=layers[rank],
             total=float(sum(values[rank] for values in tags.values())),
             by_tag={tag: float(values[rank]) for tag, values in tags.items()},
+            needed=needed[rank],
             capacity_ratio=capacity_ratio[rank],
         )
         for rank in range(places)

@@ -113,9 +113,8 @@ def _sizes(question: Question, dimension: Dimension) -> list[Question]:
     """The question at every size, smallest first."""
     model = question.model
     match dimension:
-        case Dimension.SEQUENCE_LENGTH | Dimension.MODEL if isinstance(model, FactoryModel):
-            problem = f"{model.name} is described as it is, with its own batches"
-            raise RequestError("max", problem, f"use {Dimension.MICRO_BATCH_SIZE}, or give a preset or a config.json")
+        case Dimension.SEQUENCE_LENGTH if isinstance(model, FactoryModel):
+            raise _described_as_it_is(model)
         case Dimension.SEQUENCE_LENGTH if isinstance(model, ModelSpec):
             longest = max(question.document_lengths, default=0)
             lengths = [length for length in _lengths(model) if length >= longest]
@@ -127,12 +126,26 @@ def _sizes(question: Question, dimension: Dimension) -> list[Question]:
                 for size in _divisors(question.global_batch_size)
             ]
         case _:
-            assert isinstance(model, ModelSpec)
-            # Depth and width times 1/16 to 16: parameters in steps of 9 %.
-            every = [scaled(model, 2.0 ** (step / 24)) for step in range(-96, 97)]
-            models = {(model.num_layers, model.num_attention_heads): model for model in every}
-            ordered = sorted(models.values(), key=lambda model: model.parameter_count)
-            return [dataclasses.replace(question, model=model) for model in ordered]
+            return sizes_of_models(question)
+
+
+def sizes_of_models(question: Question) -> list[Question]:
+    """The question with its model's depth and width times 1/16 to 16: parameters in steps of 9 %, smallest first.
+
+    Raises:
+        RequestError: the model is a user's module.
+    """
+    if isinstance(question.model, FactoryModel):
+        raise _described_as_it_is(question.model)
+    every = [scaled(question.model, 2.0 ** (step / 24)) for step in range(-96, 97)]
+    models = {(model.num_layers, model.num_attention_heads): model for model in every}
+    ordered = sorted(models.values(), key=lambda model: model.parameter_count)
+    return [dataclasses.replace(question, model=model) for model in ordered]
+
+
+def _described_as_it_is(model: FactoryModel) -> RequestError:
+    problem = f"{model.name} is described as it is, with its own batches"
+    return RequestError("max", problem, f"use {Dimension.MICRO_BATCH_SIZE}, or give a preset or a config.json")
 
 
 def scaled(model: ModelSpec, scale: float) -> ModelSpec:

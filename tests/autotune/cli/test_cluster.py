@@ -161,7 +161,7 @@ def test_nodes_that_share_a_name_are_told_apart_and_a_gone_one_that_came_back_is
 
 
 @pytest.mark.prove
-@pytest.mark.parametrize("name", ["predict", "plan", "capacity"])
+@pytest.mark.parametrize("name", ["predict", "plan", "fit"])
 def test_commands_that_predict_take_what_ray_tells(described: None, command: Command, name: str) -> None:
     for words, ranks in (((), 4), (("--ranks", "2"), 2)):
         answer = command(name, "config.json", "--cluster", "ray", *words, "--json")

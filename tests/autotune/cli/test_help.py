@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[3]
 GOLDEN = Path(__file__).parent / "golden"
 SWEEPS = (
     "sweep", "show", "explain", "export", "reproduce", "space", "engines", "profile", "dry-run",
-    "predict", "plan", "capacity", "calibrate", "lint", "carry", "challenge", "cluster", "doctor", "clean", "weights",
+    "predict", "plan", "fit", "calibrate", "lint", "carry", "challenge", "cluster", "doctor", "clean", "weights",
 )  # fmt: skip
 JOBS = ("submit", "jobs", "watch", "pause", "resume", "stop", "cancel", "clone", "extend", "label")
 SERVICE = ("serve", "worker", "keys", "db", "study")

@@ -52,7 +52,7 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "profile": (Place.HERE, []),
     "predict": (Place.HERE, []),
     "plan": (Place.HERE, []),
-    "capacity": (Place.HERE, []),
+    "fit": (Place.HERE, []),
     "calibrate": (Place.HERE, []),
     "dry-run": (Place.HERE, []),
     "serve": (Place.HERE, []),

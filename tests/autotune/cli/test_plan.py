@@ -60,3 +60,14 @@ def test_the_first_plan_of_a_file_is_exported_as_what_nobody_measured(command: C
     assert "plan.json: nothing fits, so there is no plan" in refused.err
     refused = command("export", "missing.json")
     assert (refused.status, "missing.json: cannot be read (No such file or directory)" in refused.err) == (2, True)
+
+
+def test_a_plan_and_a_prediction_are_printed_in_a_format(command: Command) -> None:
+    asked = ("llama-tiny", "--cluster", "dgx-h100:1", "--ranks", 8, "--global-batch-size", 64)
+    for name, simple in (("plan", ("--space", "zero", "--simple", "transformers")), ("predict", ("--pin", "zero_stage=3"))):
+        answer = command(name, *asked, *simple, "--export", "transformers")
+        assert (answer.status, json.loads(answer.out)["bf16"]) == (0, True)
+        assert "note: verified: no, predicted and not measured anywhere" in answer.err
+    refused = command("predict", *asked, "--export", "keras")
+    assert (refused.status, refused.out) == (2, "")
+    assert "'keras' is not known; use one of json, " in refused.err

@@ -8,7 +8,7 @@ import pytest
 from autotune.errors import KnowledgeError
 from autotune.knowledge.read import read_knowledge, read_log
 from autotune.knowledge.row import TableRow, step_seconds
-from autotune.knowledge.row_cases import refusal
+from autotune.knowledge.row_cases import case_of, refusal
 from autotune.knowledge.row_names import row_hardware
 
 SYSTEM = {
@@ -125,3 +125,11 @@ def test_what_a_log_lacks_is_named(tmp_path: Path, spoil, problem: str) -> None:
 def test_a_folder_without_logs(tmp_path: Path) -> None:
     with pytest.raises(KnowledgeError, match="has no MLPerf log"):
         read_knowledge(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("stated", "captured"), [("FULL_CUDA_GRAPH=1", 2), ("MCORE_CUDA_GRAPH=True", 1), ("FULL_CUDA_GRAPH=0", 0)]
+)
+def test_graphs_of_a_script(tmp_path: Path, stated: str, captured: int) -> None:
+    row = read(write(tmp_path, *STEPS, script=f"{SCRIPT}export {stated}\n"))
+    assert float(case_of(row).software.captured[0]) == captured

@@ -68,6 +68,14 @@ def test_columns_that_suffice_are_read() -> None:
     assert (unstated.num_layers, unstated.hidden, unstated.heads, unstated.kv_heads) == (32, 4096, 32, 8)
 
 
+@pytest.mark.parametrize(
+    ("framework", "ep", "slices"), [("Megatron-LM", 32, 2), ("Megatron-Bridge", 32, 1), ("Megatron-Bridge", 1, 2)]
+)
+def test_recipes_of_megatron_bridge_have_whole_experts(framework: str, ep: int, slices: int) -> None:
+    row = replace(ROW, framework=framework, num_gpus=256, tp=2, pp=1, cp=1, ep=ep)
+    assert case_of(row).layouts.expert_tensor[0] == slices
+
+
 def test_the_case_of_a_named_model_has_its_experts_and_latent_attention() -> None:
     assert refusal(ROW) is None
     shapes, model = case_of(ROW).shapes, resolve_model("deepseek-v3")

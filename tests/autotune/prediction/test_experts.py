@@ -9,7 +9,16 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.cases import Cases
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import collective_seconds, exchange_seconds, expert_group
-from autotune.prediction.equations.compute import GROUPED_EXPERTS, SEPARATE_EXPERT, SEPARATE_EXPERTS, crossing_rows, micro_batch
+from autotune.prediction.equations.compute import (
+    GROUPED_EXPERTS,
+    PADDED,
+    SEPARATE_EXPERT,
+    SEPARATE_EXPERTS,
+    MicroBatchSeconds,
+    crossing_rows,
+    micro_batch,
+)
+from autotune.prediction.equations.software import EXCHANGE_HIDDEN, megatron_of, with_numbers
 from autotune.prediction.equations.step import StepPrediction, predict
 from executor.dry.dry_run import dry_run
 from search_spaces.clusters.presets import resolve_cluster
@@ -134,6 +143,12 @@ def test_bytes_of_routing() -> None:
         return moved / WORKLOAD.sequence_length / width
 
     assert seconds(expert_parallel_size=8) - seconds() == pytest.approx(2 * MODEL.experts_per_token, rel=0.01)
+    each = cases(zero_stage=0)
+    padded = dataclasses.replace(each, software=with_numbers(each.software, {"pads_experts": 1.0}))
+    whole, more = (float(micro_batch(made, slow).layer[0]) for made in (each, padded))
+    rows = WORKLOAD.sequence_length * MODEL.experts_per_token * MODEL.hidden_size * 2 * float(each.software.elementwise[0])
+    moved = (more - whole) * float(each.hardware.bandwidth[0]) / (1 + slow.backward_ratio) / slow.traffic
+    assert moved / rows == pytest.approx(PADDED, rel=0.01)
 
 
 @pytest.mark.prove
@@ -258,3 +273,33 @@ def test_loads_are_the_same_to_ranks_that_have_all_experts_and_in_full_places() 
 def test_empty_places_of_experts_are_computed_too() -> None:
     rows = [cases(dataclasses.replace(MODEL, capacity_factor=factor)).shapes.experts_per_token for factor in (0.0, 1.0, 1.5)]
     assert [float(each[0]) for each in rows] == [2.0, 2.0, 3.0]
+
+
+def test_a_flex_dispatcher_and_an_overlap_of_megatron() -> None:
+    """The dispatcher sends a token once to a node; the overlap hides what it hides of software that has it always."""
+    each = cases(zero_stage=1, expert_parallel_size=16)
+
+    def stated(**words: str) -> Cases:
+        return dataclasses.replace(each, megatron=megatron_of(words, "h100"))
+
+    assert float(crossing_rows(stated(dispatcher="flex"))[0]) == pytest.approx(0.75)
+    assert float(crossing_rows(stated(dispatcher="alltoall"))[0]) == 1.0
+    plain, hidden = (
+        float(micro_batch(stated(dispatcher="alltoall", moe_comm_overlap=overlaps), RATES).layer_communication[0])
+        for overlaps in ("false", "true")
+    )
+    assert hidden == pytest.approx((1 - EXCHANGE_HIDDEN) * plain)
+
+
+def test_captured_launches_and_hidden_exchanges() -> None:
+    """Graphs of layers leave the launches of experts, one of the iteration none; a hidden share of an exchange is free."""
+    slow, each = dataclasses.replace(RATES, kernel_seconds=10.0), cases(zero_stage=1, expert_parallel_size=8)
+
+    def batch(**features: float) -> MicroBatchSeconds:
+        return micro_batch(dataclasses.replace(each, software=with_numbers(each.software, features)), slow)
+
+    launched, layers, iteration = (float(batch(captured=kind).layer[0]) for kind in (0, 1, 2))
+    assert launched / layers == pytest.approx(1 + 1 / GROUPED_EXPERTS, rel=0.01)
+    assert iteration < layers / 100
+    exchanges = [float(batch(exchange_hidden=share).layer_communication[0]) for share in (0, 0.25)]
+    assert exchanges[1] == pytest.approx(0.75 * exchanges[0])

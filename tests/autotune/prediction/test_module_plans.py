@@ -12,8 +12,8 @@ from autotune.prediction.cases.config_cases import cases_of
 from autotune.prediction.equations.coefficients import rates_for
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.step import seconds_of
-from autotune.prediction.planning.capacity import capacity
 from autotune.prediction.planning.estimate import estimates
+from autotune.prediction.planning.fit import fit
 from autotune.prediction.planning.largest import largest
 from autotune.prediction.planning.plan import PlanOptions, plan
 from autotune.prediction.planning.question import cluster_of, model_of, question_of
@@ -149,12 +149,12 @@ def test_more_work_takes_longer_and_sharding_saves_memory() -> None:
 
 
 @pytest.mark.prove
-def test_capacity_and_the_largest_micro_batch() -> None:
+def test_what_fits_and_the_largest_micro_batch() -> None:
     question = question_of(profiled("decoder"), cluster_of("dgx-h100", None, None, None))
-    found = capacity(question)
-    assert found.needed is not None and found.most_samples is not None
-    assert found.most_samples.micro_batch_size > 100
-    assert all(answer.sequence_length == 0 for answer in found.levels)
+    found = fit(question)
+    assert {answer.way.sharding.name for answer in found.answers} > {"DDP", "ZeRO-2", "ZeRO-3"}
+    assert max(answer.micro_batch_size for answer in found.fitting) > 100
+    assert all(answer.sequence_length is None for answer in found.answers)
     assert largest(question, "micro_batch_size", 0.95).value >= 1
     with pytest.raises(RequestError, match="is described as it is"):
         largest(question, "sequence_length", 0.95)

@@ -5,9 +5,8 @@ from pathlib import Path
 import pytest
 
 from autotune.errors import NothingFeasibleError
-from autotune.prediction.planning.capacity import capacity
-from autotune.prediction.planning.conditional import capacity_conditions, plan_conditions, planned, predicted
-from autotune.prediction.planning.consequences import Verdict, question_with, verdict_of
+from autotune.prediction.planning.conditional import plan_conditions, planned, predicted
+from autotune.prediction.planning.consequences import Verdict, verdict_of
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.largest import largest
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions
@@ -161,27 +160,6 @@ def test_a_length_that_is_maximised_is_not_assumed() -> None:
 def test_predictions_take_experts_to_be_chosen_equally_often_unless_loads_are_stated() -> None:
     question = asked("mixtral-8x7b", sequence_length=4096, global_batch_size=8)
     assert [str(item) for item in question.assumed] == ["each expert is chosen equally often (--expert-loads)"]
-
-
-def test_a_capacity_without_a_length_is_refused_only_if_no_length_fits() -> None:
-    for cluster, fits in (("8x28GB", True), ("8x16GB", False)):
-        question = asked(cluster=cluster, pins=NOT_OFFLOADED)
-        result = capacity(question)
-        assert result.needed is None
-        conditions = capacity_conditions(question, result)
-        assert any(item.changes_verdict for item in conditions.results) is fits
-        assert conditions.assumed[0].name == "sequence_length"
-
-
-@pytest.mark.parametrize(("cluster", "name"), [("4xa100", "device"), ("2x32GB", "host_memory_bytes")])
-def test_a_capacity_at_other_cards_or_main_memory_is_that_of_a_cluster_with_them(cluster: str, name: str) -> None:
-    question = asked(cluster=cluster)
-    value = next(item.alternatives[0] for item in question.assumed if item.name == name)
-    conditions = capacity_conditions(question, capacity(question))
-    (item,) = (item for item in conditions.results if (item.assumption.name, item.value) == (name, value))
-    stated = asked(cluster="4xa100-40gb") if name == "device" else question_with(question, {name: value})
-    assert (item.verdict == "fits") is (capacity(stated).needed is not None)
-    assert item.changes_answer
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,319 @@
+"""`autotune fit`: which ways of fine-tuning a model fit on some cards, with which batch, how fast, and how long they take."""
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from autotune.cli.fields import read_fields
+from autotune.cli.predict import asked_question, question_document
+from autotune.cli.status import Status, print_note, write_document
+from autotune.errors import RequestError
+from autotune.output import write_whole
+from autotune.prediction.planning.conditional import Conditions, fitted
+from autotune.prediction.planning.consequences import Verdict, verdict_of
+from autotune.prediction.planning.fit import (
+    Fit,
+    Remedy,
+    WayAnswer,
+    hours_of,
+)
+from autotune.prediction.planning.fit_file import file_of
+from autotune.prediction.planning.largest import Dimension
+from autotune.prediction.planning.question import Question
+from autotune.question.question import PlanningFields
+from autotune.text.console import Console
+from autotune.text.rows import bytes_text
+from search_spaces.models.huggingface import is_factory_reference
+from search_spaces.models.model import ModelSpec
+from search_spaces.quantities import number_text
+from search_spaces.trial import Interval
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedFile:
+    """The file that the fastest way is written to."""
+
+    format: str
+    dataset: str
+    out: Path | None
+    """None: standard output."""
+
+
+def fit_command(
+    options: Mapping[str, Any], database: str | None, *, file: WantedFile | None, every: bool, json: bool
+) -> Status:
+    """Resolve the question, find what fits and print it, or write its file; with `cards` for each of these machines."""
+    inputs = PlanningFields(**read_fields(options))
+    if inputs.max is not None and inputs.max not in list(Dimension):
+        raise RequestError("max", f"{inputs.max!r} is not known", f"use one of {', '.join(Dimension)}")
+    if inputs.cards:
+        return _compare(inputs, database, json=json)
+    result, conditions = _answer(inputs, database)
+    if file is not None:
+        return _write(result, inputs, file)
+    if json:
+        write_document({**question_document(result.question, conditions), **result.document()})
+    else:
+        _print_fit(result, conditions, inputs, Console(), every=every)
+    certain = not any(item.changes_verdict for item in conditions.results)
+    return Status.NOTHING_FEASIBLE if not result.fitting and certain else Status.OK
+
+
+def _answer(inputs: PlanningFields, database: str | None) -> tuple[Fit, Conditions]:
+    simple = None if is_factory_reference(inputs.model) else "transformers"
+    return fitted(asked_question(dataclasses.replace(inputs, simple=simple, training_steps=None), database), inputs)
+
+
+def _write(result: Fit, inputs: PlanningFields, file: WantedFile) -> Status:
+    exported = file_of(result, inputs, file.format, file.dataset)
+    if file.out is None:
+        sys.stdout.write(exported.text)
+    else:
+        write_whole(file.out, exported.text)
+    assert result.fastest is not None
+    for note in (f"{way_text(result.fastest)}, {_sizes_text(result.fastest)}", *exported.notes):
+        print_note(note)
+    return Status.OK
+
+
+def way_text(answer: WayAnswer) -> str:
+    """A way in words: `QLoRA on one card, activations recomputed`."""
+    way = answer.way
+    recomputed = ", activations recomputed" if way.recomputes else ""
+    return f"{way.method.title} {'on' if way.sharding.name == 'one card' else 'with'} {way.sharding.name}{recomputed}"
+
+
+def _print_fit(result: Fit, conditions: Conditions, inputs: PlanningFields, console: Console, *, every: bool) -> None:
+    def print_line(text: str, style: str = "") -> None:
+        console.print(text, style=style, highlight=False, markup=False, soft_wrap=True)
+
+    for line in conditions.lines():
+        print_line(line)
+    print_line(_question_text(result.question))
+    for line in _headlines(result, conditions, inputs):
+        print_line(line, "bold")
+    print_line("")
+    console.print(_table(result, every=every), highlight=False)
+    for line in _that_do_not_fit(result, every=every):
+        print_line(line, "dim")
+    program = "with Transformers, PEFT, bitsandbytes, DeepSpeed and FSDP" if result.question.simple else "with its engine"
+    print_line(
+        f"  predicted {program} by {result.question.calibration_source}; nothing was run. Fits: with a probability of "
+        f"{result.probability:.0%} or more; intervals hold nine times in ten{_bands_text(result)}",
+        "dim",
+    )
+
+
+def _bands_text(result: Fit) -> str:
+    rates = [answer.estimate.samples_per_second for answer in result.fitting]
+    if not rates:
+        return ""
+    low, high = min(rate.low / rate.mean for rate in rates), max(rate.high / rate.mean for rate in rates)
+    return f", all rates within {low:.2f} and {high:.2f} times those of the table"
+
+
+def _headlines(result: Fit, conditions: Conditions, inputs: PlanningFields) -> Iterator[str]:
+    fastest, leanest = result.fastest, result.leanest
+    assumed = "as assumed, " * any(item.changes_verdict for item in conditions.results)
+    if fastest is None or leanest is None:
+        nearest = result.nearest
+        fitting = {item.assumption.name: item for item in conditions.results if item.changes_verdict}
+        alternatives = " or ".join(item.assumption.words(item.value) for item in fitting.values())
+        condition = f" as assumed, but with {alternatives} something does" if fitting else ""
+        yield f"nothing fits{condition}: the nearest is {way_text(nearest)}, which {lacks_text(nearest)}"
+        remedies = "; or ".join(remedy_text(remedy, value) for remedy, value in result.remedies.items())
+        yield f"possible remedies: {remedies}" if remedies else "none of the tried remedies suffices; choose a smaller model"
+        return
+    yield f"{assumed}fastest that fits: {way_text(fastest)}, {_sizes_text(fastest)}"
+    yield f"  {_rate_text(fastest)}{_hours_text(result, fastest, inputs.price)}"
+    if leanest is not fastest:
+        yield f"least memory: {way_text(leanest)}, {bytes_text(leanest.least.fullest.needed)} at micro-batch 1"
+        yield f"  {_rate_text(leanest)}{_hours_text(result, leanest, inputs.price)}"
+    if inputs.max == Dimension.SEQUENCE_LENGTH:
+        longest = max(result.fitting, key=lambda answer: answer.sequence_length or 0)
+        yield f"longest samples: {longest.sequence_length or 0:,} tokens, {way_text(longest)}, one at a time"
+    if inputs.max == Dimension.MICRO_BATCH_SIZE:
+        most = max(result.fitting, key=lambda answer: answer.micro_batch_size)
+        yield f"largest micro-batch: {most.micro_batch_size:,} samples, {way_text(most)}"
+    if inputs.max == Dimension.MODEL:
+        model = result.question.model
+        yield f"largest model that fits: {model.parameter_count:,} parameters ({model.name})"
+
+
+def _sizes_text(answer: WayAnswer) -> str:
+    estimate = answer.estimate
+    limit, needed, host = estimate.memory_limit_bytes, estimate.fullest.needed, estimate.host_memory_bytes
+    main = f" and {bytes_text(host)} of main memory" if host else ""
+    size = estimate.config.micro_batch_size
+    return (
+        f"micro-batch {size}: {bytes_text(needed)} of {bytes_text(limit)} per card{main}, with a probability of "
+        f"{_probability_text(estimate.fit_probability)}"
+    )
+
+
+def _probability_text(probability: float) -> str:
+    return "over 99 %" if probability > 0.995 else f"{probability:.0%}".replace("%", " %")
+
+
+def _rate_text(answer: WayAnswer) -> str:
+    rate, unit = answer.tokens_per_second, "tokens/s"
+    if rate is None:
+        rate, unit = answer.estimate.samples_per_second, "samples/s"
+    return f"{_interval_text(rate)} {unit}"
+
+
+def _interval_text(interval: Interval) -> str:
+    return f"{_number(interval.mean)} [{_number(interval.low)}, {_number(interval.high)}]"
+
+
+def _hours_text(result: Fit, answer: WayAnswer, price: float | None) -> str:
+    if result.amount is None:
+        return ""
+    hours = hours_of(result.amount, answer.estimate)
+    cost = ""
+    if price is not None:
+        cards = result.question.cluster.world_size
+        factor = price * cards
+        at = Interval(mean=hours.mean * factor, low=hours.low * factor, high=hours.high * factor)
+        cost = f", price {_interval_text(at)}"
+    return f"; {result.amount.text}: {_interval_text(hours)} hours{cost}"
+
+
+def may_fit(answer: WayAnswer) -> bool:
+    """Whether it neither fits nor does not fit with the required probability."""
+    return verdict_of(answer.least) is Verdict.MAY_FIT
+
+
+def lacks_text(answer: WayAnswer) -> str:
+    """Why a way does not fit: `lacks 3.1 GiB per card`, with the margin for an uncertain prediction."""
+    lacks = (("per card", answer.lacks_card), ("of main memory", answer.lacks_host))
+    return f"lacks {' and '.join(f'{bytes_text(count)} {resource}' for resource, count in lacks if count)}"
+
+
+def remedy_text(remedy: Remedy, value: int) -> str:
+    """Text of a remedy."""
+    match remedy:
+        case Remedy.SHORTER_SAMPLES:
+            return f"samples of at most {value:,} tokens"
+        case Remedy.CARD_MEMORY:
+            return f"cards of {bytes_text(value)}"
+        case Remedy.HOST_MEMORY:
+            return f"{bytes_text(value)} of main memory per node"
+        case Remedy.NODES:
+            return f"{value} such nodes"
+
+
+def _question_text(question: Question) -> str:
+    model, cluster = question.model, question.cluster
+    is_shape = isinstance(model, ModelSpec)
+    samples = f"samples of {question.sequence_length:,} tokens" if is_shape else "samples as its factory makes them"
+    return (
+        f"{model.name} ({model.parameter_count:,} parameters) on {cluster.name}: {cluster.world_size} x "
+        f"{bytes_text(cluster.device.memory_bytes)}, {bytes_text(cluster.host_memory_bytes)} of main memory per node, "
+        f"{samples}, {question.global_batch_size:,} a step"
+    )
+
+
+def _table(result: Fit, *, every: bool) -> Table:
+    """Of all ways, or of the fastest of each method and the leanest; memory of a way that does not fit is at micro-batch 1."""
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    table.add_column("trained", no_wrap=True)
+    table.add_column("how", overflow="fold")
+    is_shape = isinstance(result.question.model, ModelSpec)
+    rate = "tokens/s" if is_shape else "samples/s"
+    for name in ("GiB/card", "host", "batch", "most", *(("longest",) if is_shape else ()), rate):
+        table.add_column(name, justify="right", no_wrap=True)
+    if result.amount:
+        table.add_column("hours", justify="right", no_wrap=True)
+    for answer in result.answers if every else _shown(result):
+        way, estimate = answer.way, answer.estimate if answer.fits else answer.least
+        host = estimate.host_memory_bytes
+        figures = {
+            "batch": str(estimate.config.micro_batch_size),
+            "most": f"{answer.micro_batch_size:,}",
+            **({"longest": f"{answer.sequence_length or 0:,}"} if is_shape else {}),
+            "rate": _number(estimate.tokens_per_second or estimate.samples_per_second.mean),
+            **({"hours": _number(hours_of(result.amount, estimate).mean)} if result.amount else {}),
+        }
+        table.add_row(
+            way.method.name or "as made",
+            f"{way.sharding.name}{', recomputed' if way.recomputes else ''}",
+            f"{estimate.fullest.needed / 2**30:.1f}",
+            f"{host / 2**30:.1f}" if host else "-",
+            *(figures.values() if answer.fits else ("may fit" if may_fit(answer) else "-", *("-",) * (len(figures) - 1))),
+        )
+    return table
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else number_text(value)
+
+
+def _shown(result: Fit) -> Sequence[WayAnswer]:
+    methods = dict.fromkeys(answer.way.method.name for answer in result.answers)
+    best = [result.best_of(name) for name in methods]
+    shown = [answer for answer in best if answer.fits]
+    if result.leanest is not None and result.leanest not in shown:
+        shown.append(result.leanest)
+    return shown or [result.nearest]
+
+
+def _that_do_not_fit(result: Fit, *, every: bool) -> Iterator[str]:
+    """A line for each method without a way that fits."""
+    if every or not result.fitting:
+        return
+    for name in dict.fromkeys(answer.way.method.name for answer in result.answers):
+        best = result.best_of(name)
+        if not best.fits:
+            verdict = f"may fit ({_probability_text(best.least.fit_probability)})" if may_fit(best) else "does not fit"
+            yield f"  {verdict}: {way_text(best)} {lacks_text(best)}"
+
+
+def _compare(inputs: PlanningFields, database: str | None, *, json: bool) -> Status:
+    """The fastest way that fits on each of the machines."""
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for name in ("on", "fastest that fits"):
+        table.add_column(name)
+    for name in ("batch", "per card", "per second", "hours", "price"):
+        table.add_column(name, justify="right")
+    documents, lines, fits = [], [], False
+    for text in inputs.cards:
+        name, price = _card_of(text, inputs.price)
+        result, conditions = _answer(dataclasses.replace(inputs, cluster=name, cards=(), price=price), database)
+        documents.append({**question_document(result.question, conditions), **result.document(), "price": price})
+        lines += [line for line in conditions.lines() if line not in lines]
+        best, fits = result.fastest, fits or bool(result.fitting)
+        if best is None:
+            table.add_row(name, f"nothing: {way_text(result.nearest)} {lacks_text(result.nearest)}", *("-",) * 5)
+            continue
+        hours = None if result.amount is None else hours_of(result.amount, best.estimate)
+        cost = None if hours is None or price is None else hours.mean * price * result.question.cluster.world_size
+        table.add_row(
+            name, way_text(best), str(best.estimate.config.micro_batch_size), bytes_text(best.estimate.fullest.needed),
+            _interval_text(best.tokens_per_second or best.estimate.samples_per_second),
+            "-" if hours is None else _interval_text(hours), "-" if cost is None else number_text(cost),
+        )  # fmt: skip
+    if json:
+        write_document({"cards": documents})
+    else:
+        console = Console()
+        for line in lines:
+            console.print(line, highlight=False, markup=False, soft_wrap=True)
+        console.print(table, highlight=False)
+    return Status.OK if fits else Status.NOTHING_FEASIBLE
+
+
+def _card_of(text: str, price: float | None) -> tuple[str, float | None]:
+    """`1x4090=0.4`: the machine and the price of a device and hour."""
+    name, equals, number = text.partition("=")
+    if not equals:
+        return name, price
+    try:
+        return name, float(number)
+    except ValueError:
+        raise RequestError("cards", f"{number!r} is not a price", "write for example 1x4090=0.4,1xa100=1.9") from None

@@ -1,0 +1,361 @@
+"""Files of a way of fine-tuning that `autotune fit` answers with: what people give to TRL, the Trainer, Axolotl,
+LLaMA-Factory, Accelerate and DeepSpeed (TRL 1.10, transformers 5.24, Axolotl 067b021c, LLaMA-Factory ff6d4d12)."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from autotune.errors import ExportRefusedError, RequestError
+from autotune.frameworks.export import Export, python_text, yaml_text
+from autotune.frameworks.peft import TRANSFORMERS
+from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.deepspeed import deepspeed_config
+from search_spaces.models.model import ModelSpec
+from search_spaces.training.adapters import ALPHA_PER_RANK
+from search_spaces.trial import Workload
+from search_spaces.trial_config import TrialConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuning:
+    """What is trained, how, and what else a file needs."""
+
+    method: str
+    """One of `autotune.question.question.METHODS`."""
+    shape: ModelSpec
+    """The model, with adapters and the bits of frozen matrices if the method has some."""
+    model_name: str
+    """As the user named it."""
+    config: TrialConfig
+    cluster: ClusterSpec
+    with_fsdp: bool
+    """Whether FSDP2 divides the states; otherwise DeepSpeed, if they are divided."""
+    workload: Workload
+    dataset: str
+    epochs: float | None
+    steps: int | None
+
+    @property
+    def ranks(self) -> int:
+        """Cards, each with a process."""
+        return self.cluster.world_size
+
+    @property
+    def accumulation(self) -> int:
+        """Micro-batches of a step on each card."""
+        return self.config.gradient_accumulation_steps(self.workload.global_batch_size, self.ranks)
+
+    @property
+    def recomputes(self) -> bool:
+        """Whether activations are recomputed."""
+        return self.config.activation_checkpointing != "none"
+
+    @property
+    def bits(self) -> int:
+        """Of frozen matrices."""
+        return self.shape.frozen_bits if self.shape.adapts else 16
+
+    @property
+    def in_half(self) -> bool:
+        """Whether parameters are loaded in bf16."""
+        return self.shape.adapts or self.method in ("full-bf16", "full-8bit")
+
+    @property
+    def packs(self) -> bool:
+        """Whether samples are packed, of documents whose lengths were stated."""
+        return bool(self.workload.document_lengths)
+
+    @property
+    def targets(self) -> list[str]:
+        """Modules with adapters, by their names in Transformers."""
+        names = TRANSFORMERS.get(self.shape.family, {})
+        missing = [matrix for matrix in self.shape.lora_targets if matrix not in names]
+        if missing:
+            problem = f"the names of {', '.join(missing)} in {self.shape.family} are not known here"
+            raise ExportRefusedError("lora_targets", problem, "choose others, or write the file yourself")
+        return list(dict.fromkeys(names[matrix] for matrix in self.shape.lora_targets))
+
+    @property
+    def by_deepspeed(self) -> bool:
+        """Whether DeepSpeed divides the states."""
+        return self.config.zero_stage > 0 and not self.with_fsdp
+
+    @property
+    def optimizer(self) -> str:
+        """The Trainer's name; bitsandbytes' 8-bit states are divided by neither version of FSDP, torchao's are."""
+        if self.config.optimizer != "adamw8bit":
+            return "adamw_torch_fused"
+        return "adamw_torch_8bit" if self.with_fsdp else "adamw_bnb_8bit"
+
+
+FSDP_CONFIG = {"fsdp_version": 2, "reshard_after_forward": True}
+WRAPS = "TRANSFORMER_BASED_WRAP"
+
+
+def deepspeed_content(run: FineTuning) -> dict[str, Any]:
+    """DeepSpeed's configuration beside a Trainer, which fills in sizes, types and the optimizer."""
+    content = deepspeed_config(run.config, run.workload, run.ranks, run.shape.parameter_count)
+    batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
+    filled: dict[str, Any] = dict.fromkeys(batch, "auto") | {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
+    kept = {key: value for key, value in content.items() if key in ("zero_optimization", "communication_data_type")}
+    untested = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
+    return {**kept, **filled, **untested}
+
+
+def _arguments(run: FineTuning) -> dict[str, Any]:
+    """What `TrainingArguments`, and the programs that take them, are given."""
+    content: dict[str, Any] = {
+        "per_device_train_batch_size": run.config.micro_batch_size,
+        "gradient_accumulation_steps": run.accumulation,
+        "bf16": True,
+        "optim": run.optimizer,
+        "gradient_checkpointing": run.recomputes,
+        **_amount(run, "num_train_epochs"),
+    }
+    if run.by_deepspeed:
+        content["deepspeed"] = deepspeed_content(run)
+    elif run.with_fsdp:
+        content |= {"fsdp": "full_shard auto_wrap", "fsdp_config": FSDP_CONFIG}
+    return content
+
+
+def _amount(run: FineTuning, epochs: str) -> dict[str, Any]:
+    if run.steps is not None:
+        return {"max_steps": run.steps}
+    return {} if run.epochs is None else {epochs: run.epochs}
+
+
+def _adapters(run: FineTuning, names: Mapping[str, str]) -> dict[str, Any]:
+    """Rank, scale, dropout and matrices of adapters, by a program's names; empty: the whole model is trained."""
+    rank = run.shape.lora_rank
+    values = {"rank": rank, "alpha": ALPHA_PER_RANK * rank, "dropout": 0.0, "targets": run.targets} if rank else {}
+    return {names[name]: value for name, value in values.items()}
+
+
+def trl_file(run: FineTuning) -> Export:
+    """The YAML of `trl sft --config`."""
+    content: dict[str, Any] = {
+        "model_name_or_path": run.model_name,
+        "dataset_name": run.dataset,
+        "output_dir": "output",
+        "max_length": run.workload.sequence_length,
+        "packing": run.packs,
+        **({"dtype": "bfloat16"} if run.in_half else {"dtype": "float32"}),
+        **({"use_peft": True} if run.shape.adapts else {}),
+        **_adapters(
+            run, {"rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
+        ),
+        **_bits(run),
+        **_arguments(run),
+    }
+    if run.bits == 4:
+        content |= {"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
+    content = {key: json.dumps(value) if isinstance(value, Mapping) else value for key, value in content.items()}
+    return _yaml(run, content, f"trl sft --config FILE{f' --num_processes {run.ranks}' if run.ranks > 1 else ''}")
+
+
+def llama_factory_file(run: FineTuning) -> Export:
+    """The YAML of `llamafactory-cli train`."""
+    content: dict[str, Any] = {
+        "model_name_or_path": run.model_name,
+        "stage": "sft",
+        "do_train": True,
+        "finetuning_type": "lora" if run.shape.adapts else "full",
+        **_adapters(run, {"rank": "lora_rank", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target"}),
+        "dataset": run.dataset,
+        "template": "default",
+        "cutoff_len": run.workload.sequence_length,
+        "packing": run.packs,
+        "output_dir": "output",
+        **_arguments(run),
+    }
+    if run.shape.adapts:
+        content["lora_target"] = ",".join(run.targets)
+    if run.bits != 16:
+        content |= {"quantization_bit": run.bits, "quantization_method": "bnb"}
+    if run.method in ("full-bf16", "full-8bit"):
+        content |= {"bf16": False, "pure_bf16": True}
+    content["disable_gradient_checkpointing"] = not content.pop("gradient_checkpointing")
+    forced = "FORCE_TORCHRUN=1 " if run.ranks > 1 or run.by_deepspeed else ""
+    return _yaml(run, content, f"{forced}llamafactory-cli train FILE")
+
+
+def axolotl_file(run: FineTuning) -> Export:
+    """The YAML of `axolotl train`."""
+    if run.method == "full" and not (run.by_deepspeed or run.with_fsdp):
+        problem = "Axolotl loads parameters in bf16, and has fp32 masters with DeepSpeed or FSDP only"
+        raise ExportRefusedError("program", problem, "give --methods full-bf16, or use trl")
+    arguments = _arguments(run)
+    content: dict[str, Any] = {
+        "base_model": run.model_name,
+        "datasets": [{"path": run.dataset, "type": "alpaca"}],
+        "output_dir": "output",
+        "sequence_len": run.workload.sequence_length,
+        "sample_packing": run.packs,
+        **({"adapter": "qlora" if run.bits == 4 else "lora"} if run.shape.adapts else {}),
+        **_adapters(
+            run, {"rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
+        ),
+        **_bits(run),
+        "micro_batch_size": arguments["per_device_train_batch_size"],
+        "gradient_accumulation_steps": arguments["gradient_accumulation_steps"],
+        **_amount(run, "num_epochs"),
+        "optimizer": run.optimizer,
+        "learning_rate": 0.0002,
+        "bf16": True,
+        "gradient_checkpointing": run.recomputes,
+        **({"deepspeed": arguments["deepspeed"]} if run.by_deepspeed else {}),
+    }
+    if run.with_fsdp:
+        content |= {"fsdp_version": 2, "fsdp_config": {"reshard_after_forward": True, "auto_wrap_policy": WRAPS}}
+    note = "learning_rate is that of Axolotl's examples, because Axolotl needs one and none was stated"
+    return _yaml(run, content, "axolotl train FILE", note)
+
+
+def accelerate_file(run: FineTuning) -> Export:
+    """The YAML of `accelerate launch --config_file`, for a program of one's own."""
+    content: dict[str, Any] = {
+        "compute_environment": "LOCAL_MACHINE",
+        "mixed_precision": "bf16",
+        "num_machines": run.cluster.nodes,
+        "num_processes": run.ranks,
+        "distributed_type": "NO" if run.ranks == 1 else "MULTI_GPU",
+    }
+    if run.by_deepspeed:
+        content |= {
+            "distributed_type": "DEEPSPEED",
+            "deepspeed_config": {
+                "zero_stage": run.config.zero_stage,
+                "offload_optimizer_device": run.config.offload_optimizer,
+                "offload_param_device": run.config.offload_param,
+                "gradient_accumulation_steps": run.accumulation,
+                "zero3_init_flag": run.config.zero_stage == 3,
+            },
+        }
+    elif run.with_fsdp:
+        settings = {"fsdp_version": 2, "fsdp_reshard_after_forward": True, "fsdp_auto_wrap_policy": WRAPS}
+        content |= {"distributed_type": "FSDP", "fsdp_config": settings}
+    sizes = f"give your program micro-batches of {run.config.micro_batch_size} and {run.accumulation} of them a step"
+    return _yaml(run, content, "accelerate launch --config_file FILE train.py", sizes)
+
+
+def deepspeed_file(run: FineTuning) -> Export:
+    """DeepSpeed's JSON for a program with the Trainer."""
+    if not run.by_deepspeed:
+        problem = "this way of training does not use DeepSpeed"
+        raise ExportRefusedError("program", problem, "pin zero_stage=2 or 3, or use another format")
+    sizes = f"{run.config.micro_batch_size} per card and {run.accumulation} micro-batches a step"
+    notes = (f"give the Trainer {sizes}, and this file as `deepspeed`", NOT_MEASURED)
+    return Export(text=json.dumps(deepspeed_content(run), indent=2) + "\n", notes=notes)
+
+
+TRAINER = '''"""Fine-tuning with Transformers' Trainer{with_peft}. Start it by: {launch}"""
+
+import torch
+from datasets import load_dataset
+{imports}
+
+LENGTH = {length}
+arguments = TrainingArguments(**{arguments})
+tokenizer = AutoTokenizer.from_pretrained({model})
+tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
+model = AutoModelForCausalLM.from_pretrained{loading}
+{adapters}
+
+def tokens_of(rows):
+    """Rows with a column `text`, cut to the length."""
+    return tokenizer(rows["text"], truncation=True, max_length=LENGTH)
+
+
+dataset = load_dataset({dataset}, split="train")
+dataset = dataset.map(tokens_of, batched=True, remove_columns=dataset.column_names)
+collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
+Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator).train()
+'''
+
+
+def trainer_file(run: FineTuning) -> Export:
+    """A program with Transformers' Trainer, and PEFT where adapters are trained."""
+    arguments, quantised = {"output_dir": "output", **_arguments(run)}, run.bits != 16
+    loading = {"dtype": "torch.bfloat16" if run.in_half else "torch.float32"}
+    names = ["AutoModelForCausalLM", "AutoTokenizer", "DataCollatorForLanguageModeling", "Trainer", "TrainingArguments"]
+    if quantised:
+        names.append("BitsAndBytesConfig")
+        words = ["load_in_8bit=True"] if run.bits == 8 else [
+            "load_in_4bit=True", 'bnb_4bit_quant_type="nf4"', "bnb_4bit_use_double_quant=True",
+            "bnb_4bit_compute_dtype=torch.bfloat16",
+        ]  # fmt: skip
+        loading["quantization_config"] = _call("BitsAndBytesConfig", words, "    ")
+    imports, adapters = [_import("transformers", names)], ""
+    if run.shape.adapts:
+        prepares = ["prepare_model_for_kbit_training"] if quantised else []
+        imports.insert(0, _import("peft", ["LoraConfig", "get_peft_model", *prepares]))
+        if quantised:
+            adapters = f"model = prepare_model_for_kbit_training(model, use_gradient_checkpointing={run.recomputes})\n"
+        elif run.recomputes:
+            adapters = "model.enable_input_require_grads()\n"
+        rank, targets = run.shape.lora_rank, json.dumps(run.targets)
+        words = [f"r={rank}", f"lora_alpha={ALPHA_PER_RANK * rank}", f"target_modules={targets}", 'task_type="CAUSAL_LM"']
+        adapters += f"adapters = {_call('LoraConfig', words)}\nmodel = get_peft_model(model, adapters)\n"
+    alone = run.ranks == 1 and not run.by_deepspeed
+    launch = "python train.py" if alone else f"torchrun --nproc-per-node={run.ranks // run.cluster.nodes} train.py"
+    text = TRAINER.format(
+        with_peft=" and PEFT" * run.shape.adapts, launch=launch, length=run.workload.sequence_length,
+        imports="\n".join(imports), arguments=python_text(arguments), model=json.dumps(run.model_name),
+        loading=_call("", [json.dumps(run.model_name), *(f"{name}={value}" for name, value in loading.items())]),
+        adapters=adapters, dataset=json.dumps(run.dataset),
+    )  # fmt: skip
+    return Export(text=text, notes=_notes(run, launch))
+
+
+def _call(name: str, words: Sequence[str], indent: str = "") -> str:
+    return f"{name}(\n{''.join(f'{indent}    {word},{chr(10)}' for word in words)}{indent})"
+
+
+def _import(package: str, names: Sequence[str]) -> str:
+    return f"from {package} import {_call('', sorted(names))}"
+
+
+NOT_MEASURED = "predicted and not measured anywhere: measure it by `autotune sweep` of your program before you rely on it"
+
+
+def _notes(run: FineTuning, launch: str, *further: str) -> tuple[str, ...]:
+    stand_ins = {"your dataset": DATASET if run.dataset == DATASET else ""}
+    stand_ins["the model's Hugging Face id or folder"] = "" if "/" in run.model_name else run.model_name
+    missing = [f"put {thing} in the place of {name}" for thing, name in stand_ins.items() if name]
+    return (f"start it by: {launch}", *further, *missing, NOT_MEASURED)
+
+
+def _yaml(run: FineTuning, content: Mapping[str, Any], launch: str, *further: str) -> Export:
+    notes = _notes(run, launch, *further)
+    return Export(text="".join(f"# {note}\n" for note in notes) + yaml_text(content), notes=notes)
+
+
+def _bits(run: FineTuning) -> dict[str, bool]:
+    return {} if run.bits == 16 else {f"load_in_{run.bits}bit": True}
+
+
+DATASET = "DATASET"
+"""Stands for the dataset where none is stated."""
+FORMATS: Mapping[str, Callable[[FineTuning], Export]] = {
+    "trl": trl_file,
+    "trainer": trainer_file,
+    "axolotl": axolotl_file,
+    "llamafactory": llama_factory_file,
+    "accelerate": accelerate_file,
+    "deepspeed": deepspeed_file,
+}
+"""Program -> what makes its file."""
+
+
+def fine_tuning_file(format_name: str, run: FineTuning) -> Export:
+    """The file of a program.
+
+    Raises:
+        RequestError: there is no such program.
+        ExportRefusedError: the program cannot train so.
+    """
+    if format_name not in FORMATS:
+        raise RequestError("program", f"{format_name!r} is not known", f"use one of {', '.join(FORMATS)}")
+    return FORMATS[format_name](run)

@@ -1,0 +1,635 @@
+"""What fits on a few cards: the ways in which people fine-tune a model, each with its memory, its sizes and its time.
+
+Ways of a model's shape are those of Transformers, PEFT, bitsandbytes, DeepSpeed and FSDP (`equations.transformers`); a user's
+module is trained as its factory makes it, by the engine of the question.
+"""
+
+import dataclasses
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+
+from autotune.errors import RequestError
+from autotune.prediction.cases.config_cases import cases_of
+from autotune.prediction.equations.cases import Array, Flags
+from autotune.prediction.equations.memory import memory
+from autotune.prediction.equations.software import unknown_words
+from autotune.prediction.equations.step import predict
+from autotune.prediction.planning.estimate import StepEstimate, estimates
+from autotune.prediction.planning.largest import largest_count, sizes_of_models
+from autotune.prediction.planning.memory_fit import PROBABILITY, MemoryLimits, memory_limits_of
+from autotune.prediction.planning.question import Question, single_values, with_adapters
+from autotune.question.assumption import Assumption, assumption
+from autotune.question.field import option_name
+from autotune.question.question import METHODS, PlanningFields
+from autotune.request.engines import capability_of
+from search_spaces.capability import SpaceContext
+from search_spaces.errors import IllegalConfigError
+from search_spaces.knob import Value
+from search_spaces.models.model import FactoryModel, ModelSpec, Position
+from search_spaces.plain import to_plain
+from search_spaces.rules.table import check_config
+from search_spaces.spaces import device_defaults
+from search_spaces.trial import Interval, Workload
+from search_spaces.trial_config import TrialConfig
+
+TOKENS, LONGEST = 128, 1 << 20
+"""Granularity and limit of the longest samples."""
+ADAPTER_RANK, BATCH = 16, 64
+"""Rank of adapters, and least samples per optimizer step, where none are stated."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """What is trained, and in which types."""
+
+    name: str
+    """One of `METHODS`; empty: a user's module, as its factory makes it."""
+    title: str = ""
+    bits: int = 16
+    """Of frozen matrices."""
+    adapts: bool = False
+    arguments: Mapping[str, str] = field(default_factory=dict)
+    """Of `equations.software.Transformers`."""
+    optimizer: str = "adamw"
+
+
+WHOLE = {"states": "true", "update": "fused", "parameter_width": "4"}
+PREPARED = {**WHOLE, "whole_norms": "true", "whole_tables": "true"}
+"""As PEFT prepares quantised models: what is not quantised is in fp32."""
+HALF = {**WHOLE, "parameter_width": "2"}
+EVERY_METHOD: Mapping[str, Method] = {
+    method.name: method
+    for method in (
+        Method(name="full", title="full, fp32 masters", arguments=WHOLE),
+        Method(name="full-bf16", title="full, all in bf16", arguments=HALF),
+        Method(
+            name="full-8bit", title="full in bf16, 8-bit AdamW", arguments={**HALF, "moments": "bnb8"}, optimizer="adamw8bit"
+        ),
+        Method(name="lora", title="LoRA", adapts=True, arguments=WHOLE),
+        Method(name="lora-8bit", title="LoRA on 8-bit weights", adapts=True, bits=8, arguments={**PREPARED, "bits": "int8"}),
+        Method(
+            name="qlora", title="QLoRA", adapts=True, bits=4,
+            arguments={**PREPARED, "bits": "nf4", "double_quantised": "true"},
+        ),
+    )
+}  # fmt: skip
+"""Name -> method, in the order of the table."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How the states are divided over ranks, and which of them are in main memory."""
+
+    name: str
+    zero_stage: int = 0
+    offload_optimizer: bool = False
+    offload_param: bool = False
+    library: str = ""
+    """Word of `equations.software.Transformers.sharding`; empty: as of the stage."""
+
+    @property
+    def knobs(self) -> dict[str, Value]:
+        """Its knobs and their values."""
+        device = {False: "none", True: "cpu"}
+        return {
+            "zero_stage": self.zero_stage,
+            "offload_optimizer": device[self.offload_optimizer],
+            "offload_param": device[self.offload_param],
+        }
+
+
+ALONE = Sharding(name="one card")
+SHARDINGS = (
+    Sharding(name="DDP"),
+    Sharding(name="ZeRO-2", zero_stage=2),
+    Sharding(name="ZeRO-3", zero_stage=3),
+    Sharding(name="FSDP2", zero_stage=3, library="fsdp2"),
+)
+OFFLOADING = (
+    Sharding(name="ZeRO-2, optimizer offloaded", zero_stage=2, offload_optimizer=True),
+    Sharding(name="ZeRO-3, all offloaded", zero_stage=3, offload_optimizer=True, offload_param=True),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Way:
+    """A method, a sharding, and whether activations are recomputed: a row of the table."""
+
+    method: Method
+    sharding: Sharding
+    recomputes: bool
+    question: Question
+    """With the method's model and arguments."""
+    base: TrialConfig
+    """With micro-batches of one sample."""
+
+    @property
+    def name(self) -> str:
+        """`qlora, one card, recomputed`."""
+        recomputed = "recomputed" if self.recomputes else ""
+        return ", ".join(filter(None, (self.method.name, self.sharding.name, recomputed)))
+
+    def config(self, micro_batch_size: int) -> TrialConfig:
+        """The configuration with such micro-batches."""
+        return self.base.replace({"micro_batch_size": micro_batch_size})
+
+
+@dataclass(frozen=True, kw_only=True)
+class WayAnswer:
+    """What a way needs and gives."""
+
+    way: Way
+    estimate: StepEstimate
+    """At the fastest micro-batch that fits; if none does, at the smallest."""
+    least: StepEstimate
+    """At the smallest micro-batch."""
+    fits: bool
+    lacks_card: float
+    """Additional bytes per card needed at the smallest micro-batch, to fit with the required probability; 0: none."""
+    lacks_host: float
+    """Additional bytes of main memory needed per node; 0: none."""
+    micro_batch_size: int
+    """The largest that fits; 0: none does."""
+    sequence_length: int | None = None
+    """Tokens of the longest samples at the smallest micro-batch; None: not computed, or only one length is known."""
+
+    @property
+    def tokens_per_second(self) -> Interval | None:
+        """None: only its factory knows the length of a module's samples."""
+        rate, tokens = self.estimate.samples_per_second, self.estimate.tokens_per_second
+        if tokens is None:
+            return None
+        length = tokens / rate.mean
+        return Interval(mean=tokens, low=rate.low * length, high=rate.high * length)
+
+    def document(self, amount: "RunAmount | None") -> dict[str, Any]:
+        """The JSON representation."""
+        method = self.way.method
+        return {
+            "method": method.name or None,
+            "sharding": self.way.sharding.name,
+            "recomputes": self.way.recomputes,
+            "fits": self.fits,
+            "lora_rank": self.way.question.model.lora_rank if isinstance(self.way.question.model, ModelSpec) else None,
+            "frozen_bits": method.bits if method.adapts else None,
+            "optimizer": method.optimizer,
+            "needed_bytes": self.estimate.fullest.needed,
+            "least_bytes": self.least.fullest.needed,
+            "lacks_card_bytes": self.lacks_card,
+            "lacks_host_bytes": self.lacks_host,
+            "largest_micro_batch_size": self.micro_batch_size,
+            "longest_sequence_length": self.sequence_length,
+            "hours": to_plain(hours_of(amount, self.estimate)) if amount and self.fits else None,
+            **self.estimate.document(every_rank=False),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAmount:
+    """How much is to be trained."""
+
+    samples: float
+    """Of the question's length."""
+    text: str
+
+
+def hours_of(amount: RunAmount, estimate: StepEstimate) -> Interval:
+    """Hours that the samples take, with the band of the rate; without evaluation, loading and checkpoints."""
+    rate = estimate.samples_per_second
+    seconds = (amount.samples / rate.mean, amount.samples / rate.high, amount.samples / rate.low)
+    mean, low, high = (value / 3600 for value in seconds)
+    return Interval(mean=mean, low=low, high=high)
+
+
+class Remedy(StrEnum):
+    """Changes that would make the requested sample length fit."""
+
+    SHORTER_SAMPLES = "shorter_samples"
+    """Tokens of the longest samples that fit."""
+    CARD_MEMORY = "card_memory"
+    """Required bytes per card."""
+    HOST_MEMORY = "host_memory"
+    """Required bytes of main memory per node."""
+    NODES = "nodes"
+    """Required number of nodes of this type."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fit:
+    """What fits in every way."""
+
+    question: Question
+    probability: float
+    """The required probability that a configuration fits."""
+    answers: tuple[WayAnswer, ...]
+    """In the order of `EVERY_METHOD`, then of `SHARDINGS`."""
+    amount: RunAmount | None = None
+    remedies: Mapping[Remedy, int] = field(default_factory=dict)
+    """If nothing fits: changes and their values, each sufficient on its own by prediction."""
+
+    @property
+    def fitting(self) -> list[WayAnswer]:
+        """The ways that fit."""
+        return [answer for answer in self.answers if answer.fits]
+
+    @property
+    def fastest(self) -> WayAnswer | None:
+        """The way with the most samples/s of those that fit."""
+        return max(self.fitting, key=lambda answer: answer.estimate.samples_per_second.mean, default=None)
+
+    @property
+    def leanest(self) -> WayAnswer | None:
+        """The way that needs the least memory of a card, the fastest of several."""
+
+        def key(answer: WayAnswer) -> tuple[float, float]:
+            return answer.least.fullest.needed, -answer.estimate.samples_per_second.mean
+
+        return min(self.fitting, key=key, default=None)
+
+    @property
+    def nearest(self) -> WayAnswer:
+        """The way with the smallest shortage of card memory, then of main memory."""
+        return min(self.answers, key=lambda answer: (answer.lacks_card, answer.lacks_host))
+
+    def worthwhile(self) -> list[str]:
+        """Names of the ways that no other way surpasses in the memory of cards, in main memory and in the rate."""
+        figures = [
+            (answer.least.fullest.needed, answer.least.host_memory_bytes, -answer.least.samples_per_second.mean)
+            for answer in self.answers
+        ]
+
+        def is_surpassed(ours: tuple[float, float, float]) -> bool:
+            return any(
+                other != ours and all(theirs <= own for theirs, own in zip(other, ours, strict=True)) for other in figures
+            )
+
+        return [answer.way.name for answer, ours in zip(self.answers, figures, strict=True) if not is_surpassed(ours)]
+
+    def best_of(self, method: str) -> WayAnswer:
+        """The fastest way of a method that fits; if none does, the nearest."""
+        answers = [answer for answer in self.answers if answer.way.method.name == method]
+        fitting = [answer for answer in answers if answer.fits]
+        if fitting:
+            return max(fitting, key=lambda answer: answer.estimate.samples_per_second.mean)
+        return min(answers, key=lambda answer: (answer.lacks_card, answer.lacks_host))
+
+    def document(self) -> dict[str, Any]:
+        """The JSON representation."""
+        rows = {id(answer): number for number, answer in enumerate(self.answers)}
+        return {
+            "fit_probability": self.probability,
+            "samples_of_run": None if self.amount is None else self.amount.samples,
+            "fastest": None if self.fastest is None else rows[id(self.fastest)],
+            "leanest": None if self.leanest is None else rows[id(self.leanest)],
+            "nearest": rows[id(self.nearest)],
+            "remedies": [{"remedy": name.value, "value": value} for name, value in self.remedies.items()],
+            "ways": [answer.document(self.amount) for answer in self.answers],
+        }
+
+
+def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[str]) -> Question:
+    """The question with what nobody stated of a fine-tuning: `BATCH` samples a step, adapters of rank `ADAPTER_RANK`; and with
+    what was stated of the libraries.
+
+    Raises:
+        RequestError: no library does that.
+    """
+    assumed = [item for item in question.assumed if item.name not in ("global_batch_size", "stated_arguments")]
+    if isinstance(question.model, ModelSpec):
+        text = "Transformers 4.57: full-length samples, its own norms and loss, flash attention, a fused optimizer"
+        assumed.append(Assumption(name="stated_arguments", value="transformers", stated_by="--library", text=text))
+    if inputs.global_batch_size is None:
+        ranks = question.cluster.world_size
+        batch = -(-BATCH // ranks) * ranks
+        question = dataclasses.replace(question, global_batch_size=batch)
+        assumed.append(assumption("global_batch_size", batch, option_name("global_batch_size")))
+    words = {}
+    for text in inputs.libraries:
+        name, equals, word = text.partition("=")
+        if not equals:
+            raise RequestError("libraries", f"{text!r} is not NAME=VALUE", "write for example loss=projection")
+        words[name.strip()] = word.strip()
+    if (problem := unknown_words(words)) is not None:
+        raise RequestError("libraries", *problem.split("; "))
+    question = dataclasses.replace(question, stated_arguments=words)
+    if inputs.lora_rank is None and any(method.adapts for method in methods_of(question.model, methods)):
+        text = f"adapters have rank {ADAPTER_RANK}, on queries, keys, values and the outputs of attention"
+        assumed.append(Assumption(name="lora_rank", value=ADAPTER_RANK, stated_by="--lora-rank, --lora-targets", text=text))
+    return dataclasses.replace(question, assumed=tuple(assumed))
+
+
+def run_amount(question: Question, inputs: PlanningFields) -> RunAmount | None:
+    """How much the fields say is to be trained; None: they do not.
+
+    Raises:
+        RequestError: they say it in several ways, or only half.
+    """
+    length, rows = question.sequence_length, inputs.dataset_rows
+    stated = {
+        "training_steps": inputs.training_steps, "run_tokens": inputs.run_tokens, "epochs": inputs.epochs or rows,
+    }  # fmt: skip
+    given = [name for name, value in stated.items() if value]
+    if len(given) > 1:
+        raise RequestError(given[1], f"says what {option_name(given[0])} says too", "give one of them")
+    if inputs.epochs and rows is None:
+        raise RequestError("dataset_rows", "is missing, beside --epochs", "give the number of samples of the dataset")
+    if inputs.training_steps:
+        samples = float(inputs.training_steps * question.global_batch_size)
+        return RunAmount(samples=samples, text=f"{inputs.training_steps:,} steps of {question.global_batch_size:,} samples")
+    if inputs.run_tokens:
+        return RunAmount(samples=inputs.run_tokens / length, text=f"{inputs.run_tokens:,} tokens")
+    if rows is None:
+        return None
+    epochs, lengths = inputs.epochs or 1.0, question.document_lengths
+    passes = f"{epochs:g} epoch{'s' if epochs != 1 else ''} of {rows:,} rows"
+    if not lengths:
+        return RunAmount(samples=epochs * rows, text=f"{passes}, each padded to {length:,} tokens")
+    mean = sum(lengths) / len(lengths)
+    return RunAmount(samples=epochs * rows * mean / length, text=f"{passes} of {mean:,.0f} tokens, packed to {length:,}")
+
+
+def ways_of(question: Question, methods: Sequence[str] = ()) -> list[Way]:
+    """Every way that the pins, the rules and the model allow.
+
+    Raises:
+        RequestError: a pin has several values.
+        IllegalConfigError: they leave none.
+    """
+    model, pins = question.model, single_values(question.pins)
+    shape = model if isinstance(model, ModelSpec) else None
+    defaults = device_defaults(question.cluster, capability_of(question.engine), None if shape else model)
+    base = defaults.replace({"micro_batch_size": 1, **pins})
+    stated = question.stated_arguments or {}
+    alone = question.cluster.world_size == 1
+    shardings = (*((ALONE,) if alone else SHARDINGS), *OFFLOADING)
+    ways, refusals = [], []
+    for method in methods_of(model, methods):
+        changed = model if shape is None or not method.adapts else _adapted(shape, method)
+        for sharding in shardings:
+            if not _exists(method, sharding, shape):
+                continue
+            arguments = None
+            if shape is not None:
+                arguments = {**method.arguments, **({"sharding": sharding.library} if sharding.library else {}), **stated}
+                if isinstance(changed, ModelSpec) and changed.adapts:
+                    arguments = {"adapted": " ".join(changed.lora_targets), **arguments}
+            asked = dataclasses.replace(question, model=changed, stated_arguments=arguments)
+            for recomputes in (False, True):
+                knobs: dict[str, Value] = {**sharding.knobs, "activation_checkpointing": "full" if recomputes else "none"}
+                if shape is not None:
+                    knobs["optimizer"] = method.optimizer
+                if any(pins.get(name, value) != value for name, value in knobs.items()):
+                    continue
+                way = Way(method=method, sharding=sharding, recomputes=recomputes, question=asked, base=base.replace(knobs))
+                found = check_config(way.base, _context(way))
+                refusals += found
+                if not found:
+                    ways.append(way)
+    if ways:
+        return ways
+    if refusals:
+        raise IllegalConfigError(refusals[0].rule, refusals[0].message, refusals[0].remedy)
+    pinned = ", ".join(f"{name}={value}" for name, value in pins.items())
+    raise IllegalConfigError("set", f"no way of training is possible with {pinned}", "pin fewer knobs")
+
+
+def _exists(method: Method, sharding: Sharding, shape: ModelSpec | None) -> bool:
+    """Whether libraries do it, and it is something of its own."""
+    if shape is None:
+        return not sharding.library
+    by_deepspeed = sharding.zero_stage > 0 and not sharding.library
+    masters = method.name == "full-bf16" and by_deepspeed  # it keeps fp32 masters of 16-bit parameters, as of `full`
+    whole = method.bits == 8 and sharding.zero_stage == 3  # int8 matrices are divided by none of the libraries
+    small = method.adapts and sharding.offload_optimizer and not sharding.offload_param  # the states of adapters
+    return not (masters or whole or small)
+
+
+def methods_of(model: ModelSpec | FactoryModel, names: Sequence[str] = ()) -> list[Method]:
+    """The methods of that name, by default all that the model leaves open: adapters, if it has some.
+
+    Raises:
+        RequestError: a name is not one of `METHODS`, or is not possible with the model.
+    """
+    for name in names:
+        if name not in METHODS:
+            raise RequestError("methods", f"{name!r} is not known", f"use some of {', '.join(METHODS)}")
+    if isinstance(model, FactoryModel):
+        if names:
+            raise RequestError("methods", f"{model.name} is trained as its factory makes it", "leave it out")
+        return [Method(name="", title="as its factory makes it")]
+    stated = model.lora_rank > 0
+    possible = [
+        method
+        for method in EVERY_METHOD.values()
+        if (method.adapts or not stated) and (not stated or model.frozen_bits in (16, method.bits))
+        and (model.frozen_bits == 16 or (method.adapts and method.bits == model.frozen_bits))
+    ]  # fmt: skip
+    chosen = [method for method in possible if not names or method.name in names]
+    if not chosen:
+        available = ", ".join(method.name for method in possible)
+        problem = f"{', '.join(names)} is not possible with {model.name} as it is stated"
+        raise RequestError("methods", problem, f"use some of {available}, or leave --lora-rank and --frozen-bits out")
+    return chosen
+
+
+def _adapted(model: ModelSpec, method: Method) -> ModelSpec:
+    adapted = model if model.lora_rank else with_adapters(model, ADAPTER_RANK, ("query", "key", "value", "output"))
+    return dataclasses.replace(adapted, frozen_bits=method.bits)
+
+
+def _context(way: Way) -> SpaceContext:
+    question = way.question
+    return SpaceContext(
+        model=question.model, cluster=question.cluster, workload=_workload(way.base, question, question.sequence_length),
+        world_size=question.cluster.world_size, capability=capability_of(question.engine),
+    )  # fmt: skip
+
+
+def _workload(config: TrialConfig, question: Question, tokens: int) -> Workload:
+    replicas = max(config.data_parallel_size(question.cluster.world_size), 1)
+    # Two micro-batches per step: gradients are held for accumulation, so that more micro-batches need no more memory.
+    return Workload(global_batch_size=2 * config.micro_batch_size * replicas, sequence_length=tokens)
+
+
+def fit(
+    question: Question,
+    probability: float = PROBABILITY,
+    methods: Sequence[str] = (),
+    amount: RunAmount | None = None,
+    among: Collection[str] = (),
+) -> Fit:
+    """What fits in every way, and remedies if nothing does; with `among` only in the ways of these names, without the longest
+    samples and remedies.
+
+    Raises:
+        RequestError: the probability or a method is invalid, or a pin has several values.
+        IllegalConfigError: the rules, the engine or the pins leave no way.
+    """
+    limits = memory_limits_of(question, probability)
+    ways = [way for way in ways_of(question, methods) if not among or way.name in among]
+    answers = tuple(answer for group in _alike(ways) for answer in _answers(group, limits))
+    order = {id(way): number for number, way in enumerate(ways)}
+    ordered = tuple(sorted(answers, key=lambda answer: order[id(answer.way)]))
+    result = Fit(question=question, probability=probability, answers=ordered, amount=amount)
+    if among:
+        return result
+    shown = [*result.fitting, *([] if result.fitting else [result.nearest])]
+    lengths = {id(answer): _longest(answer.way, limits) for answer in shown if isinstance(question.model, ModelSpec)}
+    ordered = tuple(dataclasses.replace(answer, sequence_length=lengths.get(id(answer))) for answer in ordered)
+    result = dataclasses.replace(result, answers=ordered)
+    return result if result.fitting else dataclasses.replace(result, remedies=dict(_remedies(result, limits, methods)))
+
+
+def anything_fits(question: Question, probability: float, methods: Sequence[str] = ()) -> bool:
+    """Whether samples of the question's length fit in some way. Raises as `fit`."""
+    limits = memory_limits_of(question, probability)
+    needs = (
+        _needs(group, [group[0].base.micro_batch_size], question.sequence_length)
+        for group in _alike(ways_of(question, methods))
+    )
+    return any(bool(limits.holds(device, host).any()) for device, host in needs)
+
+
+def largest_model(question: Question, probability: float, methods: Sequence[str] = ()) -> Question | None:
+    """The question with the model scaled, in depth and width, to the largest that fits; None: none does.
+
+    Raises:
+        RequestError: the model is a user's module.
+    """
+    sizes = sizes_of_models(question)
+    count = largest_count(lambda number: anything_fits(sizes[number - 1], probability, methods), len(sizes))
+    return sizes[count - 1] if count else None
+
+
+def _alike(ways: Sequence[Way]) -> Iterator[list[Way]]:
+    """Ways of one model and one set of arguments, which are predicted together."""
+    groups: dict[tuple[str, str], list[Way]] = {}
+    for way in ways:
+        groups.setdefault((way.method.name, way.sharding.library), []).append(way)
+    yield from groups.values()
+
+
+_SIZES = np.unique(np.round(2.0 ** (np.arange(0, 16 * 8 + 1) / 8))).astype(int)
+"""Micro-batches that are tried: eight for each doubling."""
+
+
+def _answers(ways: Sequence[Way], limits: MemoryLimits) -> Iterator[WayAnswer]:
+    """Answers of ways of one model and arguments."""
+    device, host = _needs(ways, [int(size) for size in _SIZES], ways[0].question.sequence_length)
+    holds = limits.holds(device, host)
+    smallest = ways[0].base.micro_batch_size
+    column = int(np.searchsorted(_SIZES, smallest))
+    sizes, question = _sizes_of_step(ways[0])
+    fastest = _fastest(question, ways, sizes, holds)
+    configs = [way.base for way in ways] + [way.config(size) for way, size in zip(ways, fastest, strict=True)]
+    predictions = estimates(question, configs)
+    cluster = question.cluster
+    for row, way in enumerate(ways):
+        yield WayAnswer(
+            way=way,
+            estimate=predictions[len(ways) + row],
+            least=predictions[row],
+            fits=bool(holds[row, column]),
+            lacks_card=_lacks(float(device[row, column]), limits.device, cluster.device.memory_bytes),
+            lacks_host=_lacks(float(host[row, column]), limits.host, cluster.host_memory_bytes),
+            micro_batch_size=int(_SIZES[np.flatnonzero(holds[row])[-1]]) if holds[row].any() else 0,
+        )
+
+
+def _sizes_of_step(way: Way) -> tuple[list[int], Question]:
+    """The micro-batches that divide a replica's share of the global batch, and the question, with a larger global batch if a
+    pinned micro-batch is not among them."""
+    question, smallest = way.question, way.base.micro_batch_size
+    replicas = max(way.base.data_parallel_size(question.cluster.world_size), 1)
+    share = -(-question.global_batch_size // (smallest * replicas)) * smallest
+    asked = dataclasses.replace(question, global_batch_size=share * replicas)
+    if "micro_batch_size" in question.pins:
+        return [smallest], asked
+    return [size for size in range(1, share + 1) if share % size == 0], asked
+
+
+def _fastest(question: Question, ways: Sequence[Way], sizes: Sequence[int], holds: Flags) -> list[int]:
+    """The fastest micro-batch of each way that fits: the smallest of those within 1 %; the smallest if none does."""
+    configs = [way.config(size) for way in ways for size in sizes]
+    cases = cases_of(
+        question.model, question.cluster, question.workload, configs, question.profile or question.engine, question.arguments
+    )
+    seconds = np.broadcast_to(predict(cases, question.rates).seconds, len(configs)).reshape(len(ways), len(sizes))
+    fits = holds[:, np.minimum(np.searchsorted(_SIZES, sizes), len(_SIZES) - 1)]
+    possible = np.where(fits, seconds, np.inf)
+    near = possible <= 1.01 * possible.min(axis=1, keepdims=True)
+    return [sizes[int(np.argmax(row))] if fit.any() else sizes[0] for row, fit in zip(near, fits, strict=True)]
+
+
+def _needs(ways: Sequence[Way], sizes: Sequence[int], tokens: int) -> tuple[Array, Array]:
+    """(ways, sizes) Bytes per rank on its card and in main memory."""
+    question = ways[0].question
+    configs = [way.config(size) for way in ways for size in sizes]
+    # Two micro-batches of the largest: gradients are held for accumulation in all.
+    workload = _workload(ways[0].config(max(sizes)), question, tokens)
+    software = question.profile or question.engine
+    cases = cases_of(question.model, question.cluster, workload, configs, software, question.arguments)
+    usage, shape = memory(cases, question.rates, tagged=False), (len(ways), len(sizes))
+    device, host = (np.broadcast_to(values, len(configs)).reshape(shape) for values in (usage.needed, usage.host))
+    return device, host
+
+
+def _longest(way: Way, limits: MemoryLimits) -> int:
+    """Tokens of the longest samples that fit, one micro-batch at a time, by the false position: memory grows with them, and
+    nearly in proportion."""
+    shape, size = way.question.shape, way.base.micro_batch_size
+    most = shape.sequence_length if shape.position is Position.LEARNED else LONGEST
+
+    def beyond(steps: int) -> float:
+        """How far the fuller memory is beyond its limit, relative to it."""
+        device, host = _needs([way], [size], min(steps * TOKENS, most))
+        return max(float(device[0, 0]) / limits.device, float(host[0, 0]) / limits.host) - 1
+
+    low, high = 0, -(-most // TOKENS)
+    if (at_high := beyond(high)) <= 0:
+        return most
+    if (at_low := beyond(1)) > 0:
+        return 0
+    low = 1
+    while high - low > 1:
+        guess = low + int((high - low) * at_low / (at_low - at_high))
+        # Both sides move: a guess that is just inside is followed by one that is just outside.
+        steps = min(max(guess, low + 1), high - 1)
+        at = beyond(steps)
+        low, at_low, high, at_high = (steps, at, high, at_high) if at <= 0 else (low, at_low, steps, at)
+        if at <= 0 and high - low > 1 and (after := beyond(steps + 1)) > 0:
+            high, at_high = steps + 1, after
+    return min(low * TOKENS, most)
+
+
+def _lacks(needed: float, limit: float, whole: int) -> float:
+    """Additional bytes needed by memory of `whole` bytes, of which predictions may use `limit`."""
+    return max((needed / limit - 1) * whole, 0.0)
+
+
+def _remedies(result: Fit, limits: MemoryLimits, methods: Sequence[str]) -> Iterator[tuple[Remedy, int]]:
+    """The remedies, each predicted on its own."""
+    question, answers = result.question, result.answers
+    cluster = question.cluster
+    if isinstance(question.model, ModelSpec):
+        # What needs the least memory at this length does so at others.
+        least = min(answers, key=lambda answer: answer.least.fullest.needed)
+        if shorter := max(_longest(answer.way, limits) for answer in (least, result.nearest)):
+            yield Remedy.SHORTER_SAMPLES, shorter
+    for remedy, has, lacks in (
+        (Remedy.CARD_MEMORY, cluster.device.memory_bytes, [a.lacks_card for a in answers if not a.lacks_host]),
+        (Remedy.HOST_MEMORY, cluster.host_memory_bytes, [a.lacks_host for a in answers if not a.lacks_card]),
+    ):
+        if lacks:
+            yield remedy, math.ceil(has + min(lacks))
+    for doubling in range(1, 1 if cluster.groups else 7):
+        nodes = cluster.nodes * 2**doubling
+        larger = dataclasses.replace(question, cluster=dataclasses.replace(cluster, nodes=nodes))
+        if anything_fits(larger, result.probability, methods):
+            yield Remedy.NODES, nodes
+            break

@@ -1,0 +1,102 @@
+"""`autotune fit`: the answer, the one document, machines side by side, files, where nothing fits."""
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from called import Command
+
+
+def test_the_answer_names_the_fastest_and_the_leanest_way(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    words = ("llama-2-7b", "--on", "1x4090", "--sequence-length", "2k", "--epochs", 3, "--dataset-rows", 50000, "--price", 0.4)
+    answer = command("fit", *words)
+    assert (answer.status, answer.err) == (0, "")
+    assert "adapters have rank 16, on queries, keys, values and the outputs of attention (--lora-rank" in answer.out
+    assert "llama-2-7b (6,738,415,616 parameters) on 1x4090: 1 x 23.5 GiB" in answer.out
+    assert "\nfastest that fits: " in answer.out
+    assert "3 epochs of 50,000 rows, each padded to 2,048 tokens: " in answer.out
+    assert " hours, price " in answer.out
+    assert "  does not fit: full, fp32 masters " in answer.out
+    assert "nothing was run" in answer.out
+    lines = answer.out.splitlines()
+    table = lines[next(number for number, line in enumerate(lines) if line.startswith("trained ")) :]
+    assert all(len(line) <= 80 for line in itertools.takewhile(lambda line: not line.startswith("  does"), table))
+    everything = command("fit", *words, "--all").out
+    assert everything.count("\nfull-8bit ") > 1 > answer.out.count("\nfull-8bit ")
+
+
+@pytest.mark.prove
+def test_json_is_one_document(command: Command) -> None:
+    answer = command("fit", "opt-1.3b", "--cluster", "8x40GB", "--json")
+    document = json.loads(answer.out)
+    assert (answer.status, answer.err, document["sequence_length"]) == (0, "", 2048)
+    fastest = document["ways"][document["fastest"]]
+    assert fastest["fits"]
+    assert fastest["predicted"]["fit_probability"] >= 0.95
+    assert max(item["longest_sequence_length"] or 0 for item in document["ways"]) == 2048  # what it has positions for
+    assert {item["method"] for item in document["ways"]} == {"full", "full-bf16", "full-8bit", "lora", "lora-8bit", "qlora"}
+
+
+@pytest.mark.prove
+def test_machines_are_compared_with_their_prices(command: Command) -> None:
+    words = (
+        "llama-3-8b",
+        "--cards",
+        "1x4090=0.4,2x4090=0.4,1xt4",
+        "--sequence-length",
+        "2k",
+        "--run-tokens",
+        "10M",
+        "--methods",
+    )
+    answer = command("fit", *words, "qlora,lora")
+    assert (answer.status, answer.err) == (0, "")
+    rows = {line.split()[0]: line for line in answer.out.splitlines() if line.startswith(("1x", "2x"))}
+    assert set(rows) == {"1x4090", "2x4090", "1xt4"}
+    assert rows["1xt4"].rstrip().endswith("-")
+    documents = json.loads(command("fit", *words, "qlora", "--json").out)["cards"]
+    assert [item["price"] for item in documents] == [0.4, 0.4, None]
+
+
+@pytest.mark.prove
+def test_where_nothing_fits_the_shortfall_and_what_would_do_are_told(command: Command) -> None:
+    answer = command("fit", "llama-2-7b", "--cluster", "2x4GB", "--sequence-length", 4096)
+    assert (answer.status, answer.err) == (3, "")
+    assert "nothing fits: the nearest is " in answer.out
+    assert " per card" in answer.out
+    assert "possible remedies: " in answer.out
+    refused = command("fit", "llama-2-7b", "--cluster", "2x4GB", "--for", "trl")
+    assert (refused.status, refused.out) == (3, "")
+    assert "nothing fits, so there is no file" in refused.err
+
+
+def test_a_file_is_written_with_how_to_start_it(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "sft.yaml"
+    words = ("llama-2-7b", "--on", "1x4090", "--methods", "qlora", "--sequence-length", "1k", "--dataset", "my/data")
+    answer = command("fit", *words, "--for", "trl", "--out", path)
+    assert (answer.status, answer.out) == (0, "")
+    assert "note: start it by: trl sft --config FILE" in answer.err
+    assert "note: put the model's Hugging Face id or folder in the place of llama-2-7b" in answer.err
+    assert "dataset_name: my/data" in path.read_text()
+    assert "load_in_4bit: true" in path.read_text()
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (("llama-2-7b", "--on", "2x24"), "or give 2xMEMORY, such as 2x24GB"),
+        (("llama-2-7b", "--on", "2x24GB", "--fit-probability", 2), "fit_probability: 2.0 is not between 0 and 1"),
+        (("llama-2-7b", "--on", "2x24GB", "--frozen-bits", 4), "frozen_bits: says how adapters are"),
+        (("llama-2-7b", "--on", "2x24GB", "--max", "speed"), "max: 'speed' is not known"),
+        (("llama-2-7b", "--on", "2x24GB", "--for", "keras"), "program: 'keras' is not known; use one of trl, "),
+        (("llama-2-7b", "--cards", "1x4090=cheap"), "cards: 'cheap' is not a price"),
+        (("mine:factory", "--on", "2x24GB"), "there is no module 'mine'"),
+    ],
+)
+def test_bad_input_is_one_line(command: Command, words: tuple[object, ...], says: str) -> None:
+    answer = command("fit", *words)
+    assert (answer.status, answer.out, len(answer.err.splitlines())) == (2, "", 1)
+    assert says in answer.err
