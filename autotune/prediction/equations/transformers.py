@@ -95,15 +95,17 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     # FSDP sums micro-batches before it reduces, if nobody asks it to reduce each (Accelerate, Fabric).
     unreduced = np.where(cases.layouts.accumulation > 1, rank.unreduced_gradients(), 0.0)
     summed = np.maximum(summed, unreduced)
-    root, gathered = rank.gathered_root(), rank.gathered_root() + rank.gathered_unit()
+    # Nothing is gathered ahead of the first layer.
+    root, unit, ahead = rank.gathered_root(), *rank.gathered_units()
     cast, cast_layers = rank.cast_copies()
     # Those of recomputed layers are made again.
     cast_last = np.where(rank.recomputed > 0, cast_layers / layers, cast_layers)
     moments = {
         "loss": rank.tokens * (kept + rank.loss()) + root + summed + cast,
-        "last": rank.tokens * last + gathered + early + summed + cast_last,
+        "last": rank.tokens * last + root + unit + ahead + early + summed + cast_last,
         "first": rank.tokens * first
-        + gathered
+        + root
+        + unit
         + np.maximum(late, unreduced)
         + np.where(rank.shard > 1, early, 0.0)
         + cast_layers / layers,
@@ -291,16 +293,15 @@ class Replica:
         tables = (2 - self.shapes.tied) * self.table * self.width
         return np.where((self.shard > 1) & ~self.by_zero, tables, 0.0)
 
-    def gathered_unit(self) -> Array:
-        """Bytes of layers that are gathered: reentrant checkpoints of FSDP1 run a layer's forward in backward, so that no other
-        one is; else the next one is, too."""
+    def gathered_units(self) -> tuple[Array, Array]:
+        """Bytes of the layer that runs, and of the next one, which is gathered ahead unless reentrant checkpoints of FSDP1 run
+        a layer's forward in backward. FSDP2 copies a layer's gradients together before it reduces them."""
         matrices = (self.counts.frozen - self.counts.frozen_tables) + (self.counts.trained - self.counts.trained_tables)
         packed = np.where((self.words.bits == NO_BITS) | ~self.frozen, self.width, np.where(self.words.bits < 3, 0.5, 1.0))
+        unit = np.where((self.shard > 1) & ~self.by_zero, packed * matrices / self.shapes.layers, 0.0)
         alone = (self.words.sharding == FSDP1) & (self.words.reentrant > 0) & (self.recomputed > 0)
-        # FSDP2 copies a layer's gradients together before it reduces them.
-        together = np.where(~self.frozen & (self.words.sharding == FSDP2), 1.0, 0.0)
-        unit = (np.where(alone, 1.0, 2.0) + together) * packed * matrices / self.shapes.layers
-        return np.where((self.shard > 1) & ~self.by_zero, unit, 0.0)
+        together = np.where(~self.frozen & (self.words.sharding == FSDP2), unit, 0.0)
+        return unit + together, np.where(alone, 0.0, unit)
 
     def kept(self) -> Array:
         """Bytes that all layers keep for backward."""
