@@ -152,6 +152,13 @@ REENTRANT = (
 )  # fmt: skip
 
 
+MOMENTS = {
+    "adamw_8bit": "bnb8", "adamw_bnb_8bit": "bnb8", "paged_adamw_8bit": "bnb8", "paged_adamw_32bit": "bnb32",
+    "paged_adamw": "bnb32", "adamw_torch_8bit": "ao8", "adamw_torch_4bit": "ao4",
+}  # fmt: skip
+"""`optim` of the Trainer -> `Transformers.moments`."""
+
+
 def memory_arguments(settings: Mapping[str, Any], program: TrainingProgram) -> dict[str, str] | None:
     """The words of `Transformers`; None: a setting cannot be read.
 
@@ -177,7 +184,10 @@ def memory_arguments(settings: Mapping[str, Any], program: TrainingProgram) -> d
         "adapter_dropout": str(settings.get("lora_dropout", 0) not in (0, "0", "0.0", None)),
         "reentrant": str(reentrant is not False),
         "update": "foreach" if optimizer == "adamw_torch" else "fused",
+        "moments": MOMENTS.get(optimizer, "torch"),
+        "paged": str(optimizer.startswith("paged_")),
         "varying_lengths": str(not packs),
+        **({"loss": "cut"} if switch_of(settings.get("cut_cross_entropy")) is True else {}),
         **(program.quantised_words if quantised and not fsdp else {}),
         **({} if double is None else {"double_quantised": str(double)}),
     }

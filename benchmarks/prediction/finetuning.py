@@ -26,8 +26,10 @@ Transformers, PEFT, TRL, bitsandbytes, GPTQ, FSDP and DeepSpeed as others measur
 [equations of Transformers](../prediction-model.md#transformers). No coefficient is fitted to these rows, but the factor on what
 the allocator keeps if lengths vary, and the share of a device that is usable. Memory is what the source reads: bytes
 allocated, reserved, or used on the device. Sources: the benchmarks of foundation-model-stack/fms-acceleration (Apache-2.0), the
-README of QwenLM/Qwen, the benchmarks of modelscope/ms-swift (Apache-2.0) of 2024 and of 2023, the measurements of fitcheck-llm
-(MIT), and the wiki of LLaMA-Factory."""
+READMEs of QwenLM/Qwen and Qwen-VL, the benchmarks of modelscope/ms-swift (Apache-2.0) of 2024 and of 2023, the measurements of
+fitcheck-llm (MIT), the wiki of LLaMA-Factory, the config hub of LitGPT (Apache-2.0), the README of torchtune (BSD-3-Clause),
+the benchmarks of AnswerDotAI/fsdp_qlora (Apache-2.0), PEFT's method comparison (Apache-2.0), and the README of Unsloth
+(Apache-2.0: the longest samples of Transformers by card, and 15 % longer ones as out of memory)."""
 
 
 class Judged(NamedTuple):
@@ -36,9 +38,11 @@ class Judged(NamedTuple):
     row: TableRow
     memory: float
     """Bytes, as the row reads them."""
-    fits: bool
-    """Whether the row is predicted to fit."""
+    fit_probability: float
+    """That the row fits."""
     seconds: float
+    seconds_low: float
+    seconds_high: float
 
     @property
     def memory_error(self) -> float:
@@ -51,6 +55,22 @@ class Judged(NamedTuple):
         return self.seconds / (step_seconds(self.row) or np.nan) - 1
 
     @property
+    def fits(self) -> bool:
+        """Whether the row is predicted to fit."""
+        return self.fit_probability >= 0.5
+
+    @property
+    def in_band(self) -> bool | None:
+        """Whether the time is within its band; None: the row has no time."""
+        seconds = step_seconds(self.row)
+        return None if seconds is None else self.seconds_low <= seconds <= self.seconds_high
+
+    @property
+    def surely_wrong(self) -> bool:
+        """Whether the verdict is wrong, with a probability over 0.95."""
+        return self.wrong and abs(self.fit_probability - 0.5) > 0.45
+
+    @property
     def wrong(self) -> bool:
         """Whether the verdict is wrong."""
         return self.fits == (self.row.outcome is RowOutcome.OOM)
@@ -61,11 +81,11 @@ def judged(paths: Iterable[Path]) -> list[Judged]:
     rows = [row for path in paths for row in read_table(path).rows]
     rows = [row for row in rows if row.outcome in (RowOutcome.OK, RowOutcome.OOM) and refusal(row) is None]
     forecast = TablePredictor().forecast(rows)
-    columns = (forecast.memory_bytes, forecast.fit_probability, forecast.step_seconds)
-    return [
-        Judged(row, float(bytes_read), bool(fit >= 0.5), float(seconds))
-        for row, bytes_read, fit, seconds in zip(rows, *columns, strict=True)
-    ]
+    columns = (
+        forecast.memory_bytes, forecast.fit_probability,
+        forecast.step_seconds, forecast.step_seconds_low, forecast.step_seconds_high,
+    )  # fmt: skip
+    return [Judged(row, *map(float, values)) for row, *values in zip(rows, *columns, strict=True)]
 
 
 def method(row: TableRow) -> str:
@@ -81,6 +101,7 @@ CLASSES: dict[str, Callable[[TableRow], str]] = {
     "source": lambda row: row.source,
     "method": method,
     "ranks": lambda row: f"{row.num_gpus} GPU",
+    "card": lambda row: (row.gpu_type or "").split("-")[0],
     "rows": lambda row: "padded, or of varying length" if re.search(r"lengths vary|padded", row.notes) else "full",
     "kernels": lambda row: "fused" if "fused (" in row.notes else "eager",
     "loss": lambda row: "fused with the projection" if "fused linear cross" in row.notes else "of all logits",
@@ -95,15 +116,17 @@ def _percent(errors: Sequence[float], share: float) -> str:
 
 
 def figures(runs: Sequence[Judged]) -> tuple[str, ...]:
-    """Rows; median and 95th percentile of memory; wrong verdicts; median of time."""
+    """Rows; median, 95th percentile and worst of memory; wrong verdicts; median of time; share of times within their bands."""
     memory, times = [run.memory_error for run in runs], [run.time_error for run in runs]
     wrong = f"{sum(run.wrong for run in runs)} of {len(runs)}"
-    return f"{len(runs)}", _percent(memory, 0.5), _percent(memory, 0.95), wrong, _percent(times, 0.5)
+    timed = [run.in_band for run in runs if run.in_band is not None]
+    within = f"{100 * np.mean(timed):.0f} %" if timed else "–"
+    return f"{len(runs)}", *(_percent(memory, share) for share in (0.5, 0.95, 1.0)), wrong, _percent(times, 0.5), within
 
 
 def page(runs: Sequence[Judged]) -> list[str]:
     """The figures, by class and by row."""
-    headings = ("", "rows", "memory, median", "95th percentile", "wrong verdicts", "time, median")
+    headings = ("", "rows", "memory, median", "95th percentile", "worst", "wrong verdicts", "time, median", "in its band")
     lines = [("all", *figures(runs))]
     for name, value in CLASSES.items():
         members: dict[str, list[Judged]] = defaultdict(list)
@@ -120,10 +143,14 @@ def page(runs: Sequence[Judged]) -> list[str]:
         )
         for run in worst[:40]
     ]
+    verdicts = (
+        f"Wrong verdicts: {alarms} false alarms, {sum(run.wrong and run.fits for run in runs)} misses; "
+        f"{sum(run.surely_wrong for run in runs)} of them with a probability over 0.95."
+    )
     return [
         "# Predictions against published fine-tuning", "",
         *INTRODUCTION.splitlines(), "",
-        f"Wrong verdicts: {alarms} false alarms, {sum(run.wrong and run.fits for run in runs)} misses.", "",
+        verdicts, "",
         *table(headings, lines), "",
         "## The largest errors", "",
         *table(["row", "run", "error"], by_row),

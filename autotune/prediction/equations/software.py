@@ -241,7 +241,7 @@ ADAPTED = ("query", "key", "value", "output", "gate", "up", "down")
 """`Transformers.adapted` is encoded as the sum of 2 to the power of their indices here."""
 EAGER, WHOLE_LOSS, KERNEL_LOSS, PROJECTION_LOSS, HALF_LOSS = 0.0, 0.0, 1.0, 2.0, 3.0
 CHUNKED_LOSS, CUT_LOSS, SPLIT_LOSS, COMPILED_LOSS = 4.0, 5.0, 6.0, 7.0
-BNB32, BNB8, AO8, AO4, COPY = 1.0, 2.0, 3.0, 4.0, 1.0
+TORCH_MOMENTS, BNB32, BNB8, AO8, AO4, COPY = 0.0, 1.0, 2.0, 3.0, 4.0, 1.0
 NO_BITS, NF4, GPTQ, INT8, FSDP1, FSDP2, ZERO, EAGER_ATTENTION = 0.0, 1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 2.0
 """Indices of choices of `Transformers`."""
 

@@ -33,6 +33,7 @@ from autotune.prediction.equations.software import (
     NO_BITS,
     PROJECTION_LOSS,
     SPLIT_LOSS,
+    TORCH_MOMENTS,
     WHOLE_LOSS,
     ZERO,
 )
@@ -81,7 +82,7 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     """
     rank = Replica(cases)
     kept, layers = rank.kept(), cases.shapes.layers
-    keeps_inputs = (cases.transformers.sharding == FSDP1) & (rank.shard > 1) & rank.frozen & (rank.recomputed > 0)
+    keeps_inputs = (cases.transformers.sharding == FSDP1) & (cases.layouts.world > 1) & rank.frozen & (rank.recomputed > 0)
     keeps_inputs &= cases.transformers.reentrant > 0
     offloads = cases.layouts.offload_activations > 0
     on_host, kept = np.where(offloads, kept, 0.0), np.where(offloads, 0.0, kept)
@@ -91,14 +92,23 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     # Of micro-batches before; DeepSpeed's partition of them is permanent at stage 3.
     permanent = rank.by_zero & (cases.layouts.zero_stage >= 3)
     summed = np.where((cases.layouts.accumulation > 1) | permanent, late, 0.0)
-    root, gathered = rank.gathered_root(), rank.gathered_root() + rank.gathered_unit()
+    # FSDP sums micro-batches before it reduces, if nobody asks it to reduce each (Accelerate, Fabric).
+    unreduced = np.where(cases.layouts.accumulation > 1, rank.unreduced_gradients(), 0.0)
+    summed = np.maximum(summed, unreduced)
+    # Nothing is gathered ahead of the first layer.
+    root, unit, ahead = rank.gathered_root(), *rank.gathered_units()
     cast, cast_layers = rank.cast_copies()
     # Those of recomputed layers are made again.
     cast_last = np.where(rank.recomputed > 0, cast_layers / layers, cast_layers)
     moments = {
         "loss": rank.tokens * (kept + rank.loss()) + root + summed + cast,
-        "last": rank.tokens * last + gathered + early + summed + cast_last,
-        "first": rank.tokens * first + gathered + late + np.where(rank.shard > 1, early, 0.0) + cast_layers / layers,
+        "last": rank.tokens * last + root + unit + ahead + early + summed + cast_last,
+        "first": rank.tokens * first
+        + root
+        + unit
+        + np.maximum(late, unreduced)
+        + np.where(rank.shard > 1, early, 0.0)
+        + cast_layers / layers,
         "update": late + rank.update() - rank.released(),
     }
     highest = np.maximum.reduce(np.broadcast_arrays(*moments.values()))
@@ -202,7 +212,9 @@ class Replica:
         embeddings = np.where(self.frozen & (self.words.trained_tables == 0), 0.0, self.table) / self.shard
         blocks = 2 * (1 + 4 / 256)
         by_blocks = blocks * (count - embeddings) + 8 * embeddings
-        kinds = [self.words.moments == kind for kind in (BNB32, BNB8, AO8, AO4)]
+        by_knob = (self.words.moments == TORCH_MOMENTS) & (self.layouts.updates_pieces > 0)
+        kinds = [self.words.moments == BNB32, (self.words.moments == BNB8) | by_knob]
+        kinds += [self.words.moments == kind for kind in (AO8, AO4)]
         by_torch = parameters * self.layouts.moment_bytes / 8 * 2
         states: Array = np.select(kinds, [8 * count, by_blocks, blocks * count, (blocks - 1) * count], default=by_torch)
         return states
@@ -235,6 +247,11 @@ class Replica:
         in_half = self.width * (others + adapters + tables) / np.where(self.layouts.zero_stage >= 2, self.layouts.shard, 1.0)
         sharded = gradients / self.shard * np.where(self.shard > 1, 1 - self.layouts.offload_parameters, 1.0)
         return np.where(self.by_zero, in_half * (1 - self.layouts.offload_optimizer), sharded)
+
+    def unreduced_gradients(self) -> Array:
+        """Bytes of whole gradients of all that FSDP divides."""
+        _, tables = self.trained()
+        return np.where((self.shard > 1) & ~self.by_zero, self.width * (self.counts.trained + tables), 0.0)
 
     def update(self) -> Array:
         """Bytes of the temporary copies of the update: of a moment; DeepSpeed's of gradients, put together and then in fp32, at
@@ -276,16 +293,15 @@ class Replica:
         tables = (2 - self.shapes.tied) * self.table * self.width
         return np.where((self.shard > 1) & ~self.by_zero, tables, 0.0)
 
-    def gathered_unit(self) -> Array:
-        """Bytes of layers that are gathered: reentrant checkpoints of FSDP1 run a layer's forward in backward, so that no other
-        one is; else the next one is, too."""
+    def gathered_units(self) -> tuple[Array, Array]:
+        """Bytes of the layer that runs, and of the next one, which is gathered ahead unless reentrant checkpoints of FSDP1 run
+        a layer's forward in backward. FSDP2 copies a layer's gradients together before it reduces them."""
         matrices = (self.counts.frozen - self.counts.frozen_tables) + (self.counts.trained - self.counts.trained_tables)
         packed = np.where((self.words.bits == NO_BITS) | ~self.frozen, self.width, np.where(self.words.bits < 3, 0.5, 1.0))
+        unit = np.where((self.shard > 1) & ~self.by_zero, packed * matrices / self.shapes.layers, 0.0)
         alone = (self.words.sharding == FSDP1) & (self.words.reentrant > 0) & (self.recomputed > 0)
-        # FSDP2 copies a layer's gradients together before it reduces them.
-        together = np.where(~self.frozen & (self.words.sharding == FSDP2), 1.0, 0.0)
-        unit = (np.where(alone, 1.0, 2.0) + together) * packed * matrices / self.shapes.layers
-        return np.where((self.shard > 1) & ~self.by_zero, unit, 0.0)
+        together = np.where(~self.frozen & (self.words.sharding == FSDP2), unit, 0.0)
+        return unit + together, np.where(alone, 0.0, unit)
 
     def kept(self) -> Array:
         """Bytes that all layers keep for backward."""

@@ -78,6 +78,12 @@ def test_fsdp_keeps_inputs_of_frozen_units_and_their_gradients_until_the_end() -
     assert per_token(f"{LORA}; loss=projection", **sharded) - layer == pytest.approx((L - 1) * 2 * H, rel=1e-3)
 
 
+def test_fsdp_sums_whole_gradients_of_micro_batches() -> None:
+    sharded = {"num_gpus": 8, "zero_stage": 3, "framework": "Hugging Face Trainer, FSDP1", "micro_batch": 1, "seq_len": 256}
+    once, twice = (float(of_row(f"{FULL}; update=fused", global_batch=8 * count, **sharded).allocated[0]) for count in (1, 2))
+    assert twice - once == pytest.approx(2 * PARAMETERS * (1 - 1 / 8), rel=0.1)
+
+
 def test_quantised_matrices_have_constants_that_nothing_divides() -> None:
     matrices = L * (H * (2 * H + 2 * KV) + 3 * H * F)
     double = of_row(f"{LORA}; double_quantised=true", precision="bf16+bnb.nf4")
@@ -115,6 +121,9 @@ def test_a_recipe_states_what_its_libraries_keep() -> None:
     settings = {"bf16": True, "lora_r": 16, "load_in_4bit": True, "optim": "adamw_torch", "packing": True}
     words = TRAINER.memory_arguments(settings)
     assert words is not None and words["update"] == "foreach" and words["varying_lengths"] == "False"
+    assert (words["moments"], words["paged"]) == ("torch", "False")
+    paged = TRAINER.memory_arguments({**settings, "optim": "paged_adamw_8bit", "cut_cross_entropy": True})
+    assert paged is not None and (paged["moments"], paged["paged"], paged["loss"]) == ("bnb8", "True", "cut")
     question = question_of(resolve_model("mistral-7b"), resolve_cluster("dgx-a100:1"), global_batch_size=32, sequence_length=S)
     config = TrialConfig().replace({"micro_batch_size": 4, "activation_checkpointing": "full", "precision": "bf16",
                                     "lora_rank": 16, "lora_targets": "attention", "frozen_dtype": "nf4"})  # fmt: skip
@@ -140,6 +149,20 @@ def test_moments_have_the_bytes_of_their_library(words: str, on_device: float, o
     run = of_row(f"{FULL}; {words}")
     assert float(run.by_tag["optimizer_state"][0]) == pytest.approx(on_device, rel=1e-3)
     assert float(run.host[0]) == pytest.approx(on_host, rel=1e-3)
+
+
+def test_a_knob_for_8_bit_moments_means_those_of_bitsandbytes() -> None:
+    question = question_of(
+        resolve_model("mistral-7b"),
+        resolve_cluster("1xa100-80gb"),
+        global_batch_size=8,
+        sequence_length=512,
+        simple="transformers",
+    )
+    knobs = {"precision": "bf16", "optimizer": "adamw8bit", "activation_checkpointing": "full"}
+    (estimate,) = estimates(question, [TrialConfig().replace(knobs)])
+    expected = (2 + 8 / 256) * (PARAMETERS - V * H) + 8 * V * H
+    assert estimate.fullest.by_tag["optimizer_state"] == pytest.approx(expected, rel=1e-3)
 
 
 def test_a_reference_is_a_copy_or_the_model_without_its_adapter() -> None:
