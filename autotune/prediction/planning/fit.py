@@ -363,6 +363,10 @@ def ways_of(question: Question, methods: Sequence[str] = ()) -> list[Way]:
     model, pins = question.model, single_values(question.pins)
     shape = model if isinstance(model, ModelSpec) else None
     defaults = device_defaults(question.cluster, capability_of(question.engine), None if shape else model)
+    if shape is not None:
+        # The Trainer neither compiles nor sets torch's allocator unless it is told to, and takes fp16 on cards without bf16.
+        half = "bf16" if question.cluster.device.supports("bf16") else "fp16"
+        defaults = defaults.replace({"compile_blocks": False, "expandable_segments": False, "precision": half})
     base = defaults.replace({"micro_batch_size": 1, **pins})
     stated = question.stated_arguments or {}
     alone = question.cluster.world_size == 1
@@ -371,8 +375,8 @@ def ways_of(question: Question, methods: Sequence[str] = ()) -> list[Way]:
     for method in methods_of(model, methods):
         changed = model if shape is None or not method.adapts else _adapted(shape, method)
         for sharding in shardings:
-            if not _exists(method, sharding, shape):
-                continue
+            if not _exists(method, sharding, shape) or (base.precision == "fp16" and method.arguments is HALF):
+                continue  # fp16 is not trained without parameters in fp32
             arguments = None
             if shape is not None:
                 arguments = {**method.arguments, **({"sharding": sharding.library} if sharding.library else {}), **stated}

@@ -100,3 +100,39 @@ def test_bad_input_is_one_line(command: Command, words: tuple[object, ...], says
     answer = command("fit", *words)
     assert (answer.status, answer.out, len(answer.err.splitlines())) == (2, "", 1)
     assert says in answer.err
+
+
+@pytest.mark.prove
+def test_a_file_is_in_the_precision_of_the_card_and_says_which_pins_it_lacks(command: Command) -> None:
+    words = ("opt-1.3b", "--sequence-length", 512, "--methods", "qlora", "--for", "trl", "--on")
+    old = command("fit", *words, "1xt4", "--pin", "zero_stage=0", "--pin", "attention_backend=math")
+    assert (old.status, "fp16: true" in old.out, "dtype: float16" in old.out, "bf16" in old.out) == (0, True, True, False)
+    assert "note: attention_backend=math: not in this file; set it yourself" in old.err
+    assert "bnb_4bit_quant_storage" not in old.out
+    sharded = command("fit", *words, "2x4090", "--pin", "zero_stage=3", "--pin", "offload_param=none")
+    assert "bnb_4bit_quant_storage: bfloat16" in sharded.out  # integers are not divided
+    assert " not in this file" not in sharded.err
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("model", "on", "method", "pins"),
+    [
+        ("gpt2", "1xa100", "full", ("zero_stage=0",)),
+        ("qwen2.5-0.5b", "1xa100", "full-bf16", ()),
+        ("qwen2.5-0.5b", "2xa100", "qlora", ("zero_stage=3", "offload_param=none")),
+    ],
+)
+def test_lint_reads_a_file_with_the_same_memory(
+    command: Command, tmp_path: Path, model: str, on: str, method: str, pins: tuple[str, ...]
+) -> None:
+    path = tmp_path / "sft.yaml"
+    words = ("fit", model, "--on", on, "--methods", method, "--sequence-length", 1024)
+    words += tuple(word for pin in pins for word in ("--pin", pin))
+    assert command(*words, "--for", "trl", "--out", path).status == 0
+    document = json.loads(command(*words, "--json").out)
+    ours = document["ways"][document["fastest"]]["predicted"]["peak_memory_bytes"][0]["by_tag"]
+    read = json.loads(command("lint", "trainer", path, "--model", model, "--cluster", on, "--json").out)["files"][0]
+    theirs = read["predicted"]["peak_memory_bytes"][0]["by_tag"]
+    for tag in ("parameters", "gradients", "optimizer_state", "activations", "buffers", "context"):
+        assert theirs[tag] == pytest.approx(ours[tag], rel=1e-6), tag

@@ -241,3 +241,13 @@ def test_what_the_libraries_do_is_stated_by_name() -> None:
     ):
         with pytest.raises(RequestError, match=f"libraries: {problem}"):
             least(words)
+
+
+def test_the_trainer_does_not_compile_and_takes_fp16_where_there_is_no_bf16() -> None:
+    result = fit(asked("opt-125m", "1xt4", sequence_length=512))
+    assert {answer.way.method.name for answer in result.answers} == {"full", "lora", "lora-8bit", "qlora"}
+    for answer in result.answers:
+        config = answer.way.base
+        assert (config.precision, config.compile_blocks, config.expandable_segments) == ("fp16", False, False)
+    recent = fit(asked("opt-125m", "1x4090", sequence_length=512), among=("lora, one card",))
+    assert recent.answers[0].way.base.precision == "bf16"
