@@ -92,7 +92,12 @@ def test_a_file_is_written_with_how_to_start_it(command: Command, tmp_path: Path
         (("llama-2-7b", "--on", "2x24GB", "--frozen-bits", 4), "frozen_bits: says how adapters are"),
         (("llama-2-7b", "--on", "2x24GB", "--max", "speed"), "max: 'speed' is not known"),
         (("llama-2-7b", "--on", "2x24GB", "--for", "keras"), "program: 'keras' is not known; use one of trl, "),
-        (("llama-2-7b", "--cards", "1x4090=cheap"), "cards: 'cheap' is not a price"),
+        (("llama-2-7b", "--cards", "1x4090=cheap"), "cards: '1x4090=cheap' is not a machine with a price"),
+        (("llama-2-7b", "--cards", "1x4090=-1"), "cards: '1x4090=-1' is not a machine with a price"),
+        (("llama-2-7b", "--cards", "1x4090,,2x4090"), "cards: '' is not a machine"),
+        (("llama-2-7b", "--cards", "1x4090", "--for", "trl"), "cards: compares machines, and a file is for one"),
+        (("llama-2-7b", "--on", "1x4090", "--price", -3), "price: -3 is not a positive number"),
+        (("llama-2-7b", "--on", "1x4090", "--epochs", -1, "--dataset-rows", 5), "epochs: -1 is not a positive number"),
         (("mine:factory", "--on", "2x24GB"), "there is no module 'mine'"),
     ],
 )
