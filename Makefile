@@ -212,6 +212,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.engines.nvme_offload --markdown docs/results/nvme-benchmark.md
 	$(BIN)/python -m benchmarks.engines.pipeline_program --markdown docs/results/pipeline-program.md
 	$(BIN)/python -m benchmarks.engines.update_counts --markdown docs/results/update-counts.md
+	$(BIN)/python -m benchmarks.engines.host_counts --markdown docs/results/host-counts.md
 	$(BIN)/python -m benchmarks.service.load --parts large --markdown docs/results/service-large-job.md
 	$(BIN)/python -m benchmarks.service.page --markdown docs/results/page-performance.md
 	$(BIN)/python -m benchmarks.service.page --trials 100000 --runs 3 --markdown docs/results/page-performance-100000.md

@@ -14,7 +14,7 @@ from search_spaces.kernels import FUSED_KERNELS, runs_on
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS, knob
 from search_spaces.models.command import CommandModel
-from search_spaces.models.model import FactoryModel, Model
+from search_spaces.models.model import FactoryModel, Model, ModelSpec, block_parameters
 from search_spaces.preset_files import preset_tables, unknown_name
 from search_spaces.rules.table import HONOURS, check_config, rules_of
 from search_spaces.rules.training import DOCUMENT_RULES
@@ -39,7 +39,8 @@ CUDA_DEFAULTS: Mapping[str, Value] = {knob.name: knob.on_cuda for knob in KNOBS.
 def device_defaults(cluster: ClusterSpec, capability: Capability | None = None, model: Model | None = None) -> TrialConfig:
     """Every knob at its default on this cluster: on CUDA bf16 if the GPU supports it, expandable segments and, for our own
     models, compiled blocks. Whether a user's `model` compiles is unknown before it is tried. One that is not all in fp32 keeps
-    its types.
+    its types. At stage 3 at least one block is prefetched, next to one in use; not one of
+    experts, which ranks usually divide.
 
     If the engine does not honour such a value, the knob has TrialConfig's default; if the engine does not honour that either,
     the first value that the engine lists.
@@ -52,8 +53,11 @@ def device_defaults(cluster: ClusterSpec, capability: Capability | None = None, 
         defaults.pop(COMPILED, None)
     if isinstance(model, FactoryModel) and model.default_precision:
         defaults["precision"] = model.default_precision
+    standard, block = TrialConfig(), 0 if isinstance(model, ModelSpec) and model.num_experts else block_parameters(model)
+    defaults["prefetch_bucket_size"] = max(standard.prefetch_bucket_size, block)
+    defaults["max_live_parameters"] = max(standard.max_live_parameters, 2 * block)
     honoured = {name: value for name, value in defaults.items() if capability is None or capability.honours(name, value)}
-    return TrialConfig().replace({**(capability.starting_values() if capability else {}), **honoured})
+    return standard.replace({**(capability.starting_values() if capability else {}), **honoured})
 
 
 def settled(config: TrialConfig, context: SpaceContext, explicit: Collection[str] = ()) -> TrialConfig:

@@ -27,6 +27,7 @@ from autotune.prediction.planning.fit_file import file_of
 from autotune.prediction.planning.largest import Dimension
 from autotune.prediction.planning.question import Question
 from autotune.question.question import PlanningFields
+from autotune.recipes.fit_recipe import fields_of_recipe
 from autotune.text.console import Console
 from autotune.text.rows import bytes_text
 from search_spaces.models.huggingface import is_factory_reference
@@ -46,10 +47,17 @@ class WantedFile:
 
 
 def fit_command(
-    options: Mapping[str, Any], database: str | None, *, file: WantedFile | None, every: bool, json: bool
+    options: Mapping[str, Any], database: str | None, *, recipe: Path | None, file: WantedFile | None, every: bool, json: bool
 ) -> Status:
-    """Resolve the question, find what fits and print it, or write its file; with `cards` for each of these machines."""
-    inputs = PlanningFields(**read_fields(options))
+    """Resolve the question, find what fits and print it, or write its file; with `cards` for each of these machines.
+
+    `recipe`: a file that states what the options leave open.
+    """
+    given = read_fields(options)
+    if recipe is not None:
+        cards = given.get("cards", ())
+        given = fields_of_recipe(recipe, _card_of(cards[0], None)[0] if cards else given.get("cluster")) | given
+    inputs = PlanningFields(**given)
     if inputs.max is not None and inputs.max not in list(Dimension):
         raise RequestError("max", f"{inputs.max!r} is not known", f"use one of {', '.join(Dimension)}")
     for name, value in (("price", inputs.price), ("epochs", inputs.epochs)):

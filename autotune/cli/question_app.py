@@ -213,6 +213,12 @@ def fit(
         ),
     ] = None,
     dataset: Annotated[str, typer.Option(metavar="NAME", help="Dataset in the file of --for.")] = "DATASET",
+    from_: Annotated[
+        Path | None,
+        typer.Option(
+            "--from", metavar="FILE", help="Your recipe of the Trainer, TRL, Axolotl or LLaMA-Factory: what it trains."
+        ),
+    ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="File of --for. [default: standard output]")] = None,
     every: Annotated[bool, typer.Option("--all", help="Show every way, not only the best of each method.")] = False,
     db: Database = None,
@@ -222,7 +228,7 @@ def fit(
     from autotune.cli.fit import WantedFile, fit_command
 
     file = None if for_ is None else WantedFile(format=for_, dataset=dataset, out=out)
-    return fit_command(given_fields(context), db, file=file, every=every, json=json)
+    return fit_command(given_fields(context), db, recipe=from_, file=file, every=every, json=json)
 
 
 @planning_app.command(cls=QuestionCommand)

@@ -22,6 +22,7 @@ from search_spaces.kernels import ENGINE_ATTENTION
 from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.models.pipeline import split_layers
 from search_spaces.optimizers import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE, SGD_MOMENTUM
+from search_spaces.recomputation import MODULES, modules_in
 from search_spaces.trial_config import TrialConfig
 
 OPTIONS = options_of(Dialect(LM))
@@ -32,7 +33,7 @@ TARGET = ExportTarget(
     expressed=knobs_of(OPTIONS) | spelled("megatron") | ADAPTER_KNOBS | {
         "reduce_dtype", "hsdp_shard_size", "virtual_stages", "pipeline_schedule", "pipeline_split", "pipeline_layout",
         "checkpoint_every_k", "precision", "expandable_segments", "optimizer", "environment", "attention_window",
-        "mtp_loss_weight", "offload_activations", "async_tensor_parallel", "cuda_graphs",
+        "mtp_loss_weight", "offload_activations", "async_tensor_parallel", "cuda_graphs", "recompute_modules",
     },
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
@@ -194,7 +195,8 @@ def _recomputed(config: TrialConfig) -> list[str]:
         case "full":
             return ["--recompute-granularity full", "--recompute-method uniform", "--recompute-num-layers 1"]
         case _:
-            return []
+            modules = [MODULES[name] for name in modules_in(config.recompute_modules) if MODULES[name]]
+            return ["--recompute-granularity selective", f"--recompute-modules {' '.join(modules)}"] if modules else []
 
 
 def _model(winner: Winner) -> list[str]:
@@ -289,6 +291,11 @@ def _notes(winner: Winner) -> list[str]:
         if config.virtual_stages > 1:
             notes.append(f"virtual_stages={config.virtual_stages}: left out with the schedule")
     notes += marks_note(config, "Megatron-LM")
+    notes += [
+        f"recompute_modules={name}: Megatron-LM recomputes it only with the whole MLP (--recompute-modules mlp)"
+        for name in modules_in(config.recompute_modules)
+        if not MODULES[name]
+    ]
     if config.checkpoint_every_k > 1:
         notes.append(
             f"checkpoint_every_k={config.checkpoint_every_k}: Megatron-LM recomputes every layer, or the first of a stage"

@@ -15,6 +15,7 @@ from benchmarks.correctness.parity_options import (
     beside_frozen,
     beside_products,
     beside_shared_experts,
+    by_module,
     documents,
     experts,
     families,
@@ -67,6 +68,7 @@ def matrix(ranks: int) -> list[Case]:
             sections += [experts(engine, ranks), folded(engine, ranks), activations(engine, ranks)]
             sections += [beside_products(engine, ranks), beside_shared_experts(engine, ranks)]
             sections += [balanced(engine, ranks), latent_adapters(engine, ranks)]
+            sections += [by_module(engine, ranks)]
         if ranks > 4 and engine == "native":
             sections += [itertools.islice(folded(engine, ranks), 0, None, EVERY)]
         if ranks == 2:

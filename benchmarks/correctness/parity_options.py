@@ -264,6 +264,25 @@ def latent_adapters(engine: str, ranks: int) -> Iterator[Case | None]:
     yield draw.case({**adapted, "tensor_parallel_size": 2, "async_tensor_parallel": True}, ["latent"])
 
 
+def by_module(engine: str, ranks: int) -> Iterator[Case | None]:
+    """Recomputation by module: each layout and stage; modules, models with them, schedules, offloads and adapters in turn."""
+    draw = Draw(engine, ranks, "by module")
+    models = {
+        "norms": (*MODELS, "latent"), "activations": ("llama", "gpt2"), "attention": ("llama", "latent keys", "gpt2"),
+        "expert_activations": ("experts", "latent"), "up_projections": ("latent", "latent keys"),
+        "norms+activations+attention": ("llama", "gpt2"),
+        "norms+activations+expert_activations+attention+up_projections": ("latent",),
+    }  # fmt: skip
+    for turn, (layout, stage) in enumerate(product(layouts(ranks), stages_of(engine))):
+        modules = [*models][turn % len(models)]
+        knobs: Knobs = {**layout, "zero_stage": stage, "recompute_modules": modules}
+        own = [models[modules][turn % len(models[modules])]]
+        runs = [run for run in pipelines(layout) if draw.case({**knobs, **run}, own)]
+        if runs:
+            other = draw.choose(OFFLOADS) if turn % 3 == 0 else {"lora_rank": 2} if turn % 5 == 0 else {}
+            yield draw.case({**knobs, **draw.choose(runs), **other}, own)
+
+
 def beside_frozen(engine: str, ranks: int) -> Iterator[Case | None]:
     """Bottlenecks, prefixes and prompts: on 2 ranks each with every layout and stage, on more ranks one in turn; recomputation,
     offload and the type of frozen matrices are drawn. Copies of the shards, optimizers, compiled blocks and on 2 ranks each

@@ -12,6 +12,7 @@ from search_spaces.errors import Refusal
 from search_spaces.kernels import FUSED_KERNELS, LIGER, NONE, OFF
 from search_spaces.knob import METHODS, VIRTUAL_TOKENS
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, marks_offloading, marks_recomputation, policies
+from search_spaces.recomputation import ATTENTION, modules_in
 from search_spaces.rules.computation import FLOAT8, GRAPHED
 from search_spaces.training.adapters import adapts
 from search_spaces.training.data_schedule import is_scheduled
@@ -23,13 +24,6 @@ def splits_backward(config: TrialConfig) -> bool:
     return config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
 
 
-COMPILE_SELECTIVE = Combination(
-    rule="compile-selective",
-    reads=("compile_blocks", "activation_checkpointing"),
-    problem="selective checkpointing intercepts single operators, and torch.compile does not compile intercepted code",
-    remedy="set compile_blocks=false, or activation_checkpointing to none or full",
-    holds=lambda config, _: config.compile_blocks and config.activation_checkpointing == "selective",
-)
 COMPILE_ZERO_BUBBLE = Combination(
     rule="compile-zero-bubble",
     reads=("compile_blocks", "pipeline_parallel_size", "pipeline_schedule"),
@@ -96,9 +90,7 @@ def release(version: str) -> tuple[int, int]:
     return int(match[1]), int(match[2])
 
 
-DDP = Capability(
-    engine="ddp", knobs=honoured_by("ddp", {"precision": ("fp32", "bf16", "fp64")}), combinations=(COMPILE_SELECTIVE,)
-)
+DDP = Capability(engine="ddp", knobs=honoured_by("ddp", {"precision": ("fp32", "bf16", "fp64")}))
 
 
 FSDP2 = Capability(
@@ -116,7 +108,6 @@ FSDP2 = Capability(
     ),
     specific=frozenset({"micro_batch_size"}),
     combinations=(
-        COMPILE_SELECTIVE,
         COMPILE_ZERO_BUBBLE,
         Combination(
             rule="fsdp2-zero-bubble",
@@ -178,16 +169,26 @@ NATIVE = Capability(
     keeps_copy_beside_gradients=True,
     knobs=honoured_by("native"),
     combinations=(
-        COMPILE_SELECTIVE,
-        Combination(
-            rule="compile-selective-stages",
-            reads=("compile_blocks", "pipeline_layout"),
-            problem="selective recomputation of a stage intercepts single operators, and torch.compile does not compile "
-            "intercepted code",
-            remedy="set compile_blocks=false, or mark stages with f instead of s",
-            holds=lambda config, _: config.compile_blocks and _has_selective_stage(config),
-        ),
         COMPILE_ZERO_BUBBLE,
+        Combination(
+            rule="recompute-modules-hooks",
+            reads=("recompute_modules", "compile_blocks", "offload_activations", "cuda_graphs", FUSED_KERNELS),
+            problem="modules are recomputed by hooks on the tensors that torch's operators save, which compiled and captured "
+            "blocks, offloading and fused kernels replace",
+            remedy="leave recompute_modules empty, or set compile_blocks, offload_activations and cuda_graphs to false and "
+            "fused_kernels=none",
+            holds=lambda config, _: (
+                config.recompute_modules != ""
+                and (config.compile_blocks or config.offload_activations or config.cuda_graphs or config.fused_kernels != NONE)
+            ),
+        ),
+        Combination(
+            rule="recompute-attention-context",
+            reads=("recompute_modules", "context_parallel_size"),
+            problem="attention between context ranks communicates, and would do so again in backward",
+            remedy="set context_parallel_size=1, or leave attention out of recompute_modules",
+            holds=lambda config, _: ATTENTION in modules_in(config.recompute_modules) and config.context_parallel_size > 1,
+        ),
         Combination(
             rule="experts-copies",
             reads=(*_APART, "zero_stage", "hsdp_shard_size"),

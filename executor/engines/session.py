@@ -32,6 +32,7 @@ from executor.parallel.graphs import EAGER_STEPS, BlockGraphs, Capture, compile_
 from executor.parallel.groups import ParallelGroups
 from executor.parallel.model import Transformer
 from executor.parallel.pipeline import Pipeline, precise
+from executor.parallel.recomputed_modules import recompute_modules
 from executor.parallel.replica import ModelPart, Replica
 from executor.user_module.survey import loss_from
 from search_spaces.capability import Capability
@@ -123,9 +124,10 @@ class ParallelSession(EngineSession):
         users = [part.module for part in self.parts] if isinstance(model, FactoryModel) else []
         self._repeatable = RepeatableSteps(users, workload, self.groups.coordinates[DATA], mesh.data, source.trains_only)
         for part in self.parts:
+            checkpoint_blocks(part.blocks, config, part.stage, draws=isinstance(model, FactoryModel))
+            recompute_modules(part.blocks, config.recompute_modules)
             if config.compile_blocks:
                 compile_blocks(part.blocks)
-            checkpoint_blocks(part.blocks, config, part.stage, draws=isinstance(model, FactoryModel))
         self._activations = ActivationOffload(context.device) if config.offload_activations else None
         if self._activations is not None:
             for part in self.parts:

@@ -3,18 +3,21 @@
 import functools
 from collections.abc import Callable, Sequence
 from contextvars import ContextVar, Token
+from copy import copy
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, recomputed_layers
 from search_spaces.trial_config import TrialConfig
 
 aten = torch.ops.aten
+NAMESPACE = "autotune"
+"""Namespace of the operators of collectives in compiled blocks."""
 
 KEPT: frozenset[Any] = frozenset(
     {
@@ -197,10 +200,36 @@ def checkpoint_blocks(blocks: Sequence[nn.Module], config: TrialConfig, stage: i
     each block and restored in backward, so that the same numbers are drawn.
     """
     kind, chosen = recomputed_layers(config, stage, len(blocks))
-    contexts: dict[str, Any] = {}
-    if kind == "selective":
-        # Zero-bubble schedules call backward separately for a block's input and its weights: each recomputes the block.
-        parts = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
-        contexts = {"context_fn": functools.partial(selective_contexts, runs_again=parts)}
+    # Zero-bubble schedules call backward separately for a block's input and its weights: each recomputes the block.
+    parts = config.pipeline_parallel_size > 1 and config.pipeline_schedule in ZERO_BUBBLE_SCHEDULES
     for block in (blocks[index] for index in chosen):
-        block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False, preserve_rng_state=draws, **contexts)
+        block.forward = CheckpointedForward(block.forward, draws, kind == "selective", parts)
+
+
+class CheckpointedForward:
+    """A block's forward that backward runs again, uncompiled or inside a compiled function."""
+
+    def __init__(self, forward: Callable[..., Any], draws: bool, selective: bool, runs_again: bool) -> None:
+        """`runs_again`: whether several parts of backward each recompute the block."""
+        self.forward, self.draws, self.selective = forward, draws, selective
+        self._contexts = functools.partial(selective_contexts, runs_again)
+
+    def __call__(self, *inputs: Any, **keywords: Any) -> Any:
+        contexts = _COMPILED_CONTEXTS if torch.compiler.is_compiling() else self._contexts
+        keywords |= {"context_fn": contexts} if self.selective else {}
+        return checkpoint(self.forward, *inputs, use_reentrant=False, preserve_rng_state=self.draws, **keywords)
+
+    def around(self, forward: Callable[..., Any]) -> "CheckpointedForward":
+        """The same of another function."""
+        other = copy(self)
+        other.forward = forward
+        return other
+
+
+def _policy(_context: Any, function: Any, *_: Any, **__: Any) -> CheckpointPolicy:
+    keeps = function in KEPT or getattr(function, "namespace", "") == NAMESPACE
+    return CheckpointPolicy.MUST_SAVE if keeps else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+_COMPILED_CONTEXTS = functools.partial(create_selective_checkpoint_contexts, _policy)
+"""The contexts with which the compiler marks what to keep."""

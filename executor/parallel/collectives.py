@@ -1,11 +1,13 @@
-"""The collectives of one mesh dimension, sums and gathers below autograd, and the marking of tensors for the memory account."""
+"""The collectives of one mesh dimension, and the marking of tensors for the memory account."""
 
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
-from typing import Any, Protocol
+from itertools import count
+from typing import Any, ClassVar, Protocol
+from weakref import WeakValueDictionary
 
 import torch
 import torch.distributed as dist
@@ -127,8 +129,13 @@ class Clock:
 class ProcessGroup:
     """A process group of one mesh dimension. With one rank, results are copied and nothing is sent."""
 
+    by_name: ClassVar[WeakValueDictionary[str, "ProcessGroup"]] = WeakValueDictionary()
+
     def __init__(self, group: dist.ProcessGroup | None, size: int, rank: int, clock: Clock | None = None) -> None:
         self.group, self.size, self.rank = group, size, rank
+        self.name = next(name for name in map(str, count()) if name not in self.by_name)
+        """With which compiled code refers to it; free again for the groups of the next trial, whose code is then the same."""
+        self.by_name[self.name] = self
         self.clock = clock or Clock()
         self.sent: dict[str, tuple[int, int]] = {}
         """Operation -> (count, bytes of the full messages) so far."""
@@ -211,30 +218,3 @@ def mark(tag: str, value: Tensor) -> None:
 def shares_memory(first: Tensor, second: Tensor) -> bool:
     """Whether two tensors share a storage, even one without data."""
     return bool(first.untyped_storage()._cdata == second.untyped_storage()._cdata)
-
-
-def gather_tokens(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Every rank's [batch, tokens, …], concatenated along the tokens."""
-    rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
-    group.all_gather(rows, x.contiguous().view(-1)).wait()
-    return rows.view(group.size, *x.shape).movedim(0, 1).flatten(1, 2)
-
-
-def gather_features(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Every rank's [..., features], concatenated along the features."""
-    rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
-    group.all_gather(rows, x.contiguous().view(-1)).wait()
-    return rows.view(group.size, *x.shape).movedim(0, -2).flatten(-2)
-
-
-def scatter_tokens(x: Tensor, group: ProcessGroup) -> Tensor:
-    """Sum [batch, tokens, …] over the ranks; each rank gets its share of the tokens."""
-    parts = shares_of_tokens(x, group.size)
-    share = torch.empty(parts.shape[1:], dtype=x.dtype, device=x.device)
-    group.reduce_scatter(share.view(-1), parts.view(group.size, -1)).wait()
-    return share
-
-
-def shares_of_tokens(x: Tensor, ranks: int) -> Tensor:
-    """[batch, tokens, …] to [ranks, batch, tokens / ranks, …]: each rank's share of the tokens is contiguous."""
-    return x.reshape(x.shape[0], ranks, -1, *x.shape[2:]).movedim(1, 0).contiguous()

@@ -1,7 +1,5 @@
 """Context parallelism: each rank holds a part of every sequence, and its tokens attend to the whole sequence."""
 
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -9,7 +7,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from executor.parallel.adapters import Prefix
 from executor.parallel.attention import Scores, attend_to_window, attend_with_scores, scaled_attention, sees
-from executor.parallel.checkpointing import keep_collective
+from executor.parallel.block_collectives import collective, with_adjoint
 from executor.parallel.collectives import ProcessGroup
 from search_spaces.training.windows import AttentionWindow
 
@@ -57,7 +55,7 @@ class ContextParallel:
         """Keys and values of the whole sequence, in one message."""
         widths = [key.shape[-1], value.shape[-1]]
         local_chunks = torch.stack((key, value)) if widths[0] == widths[1] else torch.cat((key, value), dim=-1)[None]
-        gathered: Tensor = _GatherChunks.apply(local_chunks, self.group)  # type: ignore[no-untyped-call]
+        gathered = with_adjoint(local_chunks, self.group, _gather_chunks, _scatter_chunks)
         if len(gathered) == 1:
             keys, values = torch.split(gathered[0], widths, dim=-1)
             return keys, values
@@ -86,12 +84,11 @@ class Ulysses(ContextParallel):
         # Each rank's heads of all three in one message: concatenated, or beside each other if values are narrower.
         dim = 2 if widths[0] == widths[2] else 4
         by_rank = torch.cat([_by_rank(x, self.size) for x in (query, key, value)], dim=dim)
-        whole: Tensor = _TokensForHeads.apply(by_rank, self.group)  # type: ignore[no-untyped-call]
+        whole = with_adjoint(by_rank, self.group, _tokens_for_heads, _heads_for_tokens)
         query, key, value = torch.split(whole, heads if dim == 2 else widths, dim=dim - 1)
         own_scores = None if scores is None else scores.of_heads(self.group.rank * heads[0], heads[0])
         mixed = attend_local(query, key, value, window, grouped, prefix, self.group.rank * heads[1], own_scores)
-        result: Tensor = _HeadsForTokens.apply(mixed, self.group)  # type: ignore[no-untyped-call]
-        return result
+        return with_adjoint(mixed, self.group, _all_heads_for_tokens, _tokens_for_heads)
 
 
 METHODS = {"gather": ContextParallel, "ulysses": Ulysses}
@@ -150,6 +147,7 @@ def _causal_mask(query: Tensor, end: int) -> Tensor:
     return torch.ones(tokens, end, dtype=torch.bool, device=query.device).tril(end - tokens)
 
 
+@collective()
 def _gather_chunks(x: Tensor, group: ProcessGroup) -> Tensor:
     """Every rank's head and tail chunks, gathered and put in the order of the sequence."""
     rows = torch.empty(group.size, x.numel(), dtype=x.dtype, device=x.device)
@@ -161,7 +159,7 @@ def _gather_chunks(x: Tensor, group: ProcessGroup) -> Tensor:
 
 def _by_rank(x: Tensor, ranks: int) -> Tensor:
     """[batch, all heads, tokens, width] to [batch, ranks, heads, tokens, width]."""
-    return x.reshape(x.shape[0], ranks, -1, *x.shape[2:])
+    return x.reshape(x.shape[0], ranks, -1, *x.shape[-2:])
 
 
 def _all_to_all(parts: Tensor, group: ProcessGroup) -> Tensor:
@@ -172,58 +170,34 @@ def _all_to_all(parts: Tensor, group: ProcessGroup) -> Tensor:
     return result
 
 
-def _tokens_for_heads(x: Tensor, group: ProcessGroup) -> Tensor:
-    """[batch, ranks, heads, own tokens, width] to this rank's [batch, heads, tokens, width]."""
-    return _all_to_all(x.movedim(1, 0), group).movedim(0, 2).flatten(2, 3)
-
-
-def _heads_for_tokens(x: Tensor, group: ProcessGroup) -> Tensor:
-    """[batch, heads, tokens, width] of this rank's heads to [batch, ranks, heads, own tokens, width]."""
+def _exchange_heads(x: Tensor, group: ProcessGroup) -> Tensor:
     parts = x.reshape(*x.shape[:2], group.size, -1, x.shape[3]).movedim(2, 0)
     return _all_to_all(parts, group).movedim(0, 1)
 
 
-class _TokensForHeads(torch.autograd.Function):
-    """[batch, ranks, heads, own tokens, width] of this rank's tokens to [batch, heads, tokens, width] of its heads."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return keep_collective(lambda: _tokens_for_heads(x, group))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _heads_for_tokens(gradients[0], ctx.group), None
+@collective()
+def _tokens_for_heads(x: Tensor, group: ProcessGroup) -> Tensor:
+    """[batch, ranks, heads, own tokens, width], or all heads together, to this rank's [batch, heads, tokens, width]."""
+    return _all_to_all(_by_rank(x, group.size).movedim(1, 0), group).movedim(0, 2).flatten(2, 3)
 
 
-class _HeadsForTokens(torch.autograd.Function):
-    """[batch, heads, tokens, width] of this rank's heads to [batch, all heads, own tokens, width] of its tokens."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return keep_collective(lambda: _heads_for_tokens(x, group).flatten(1, 2))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return _tokens_for_heads(_by_rank(gradients[0], ctx.group.size), ctx.group), None
+@collective()
+def _heads_for_tokens(x: Tensor, group: ProcessGroup) -> Tensor:
+    """[batch, heads, tokens, width] of this rank's heads to [batch, ranks, heads, own tokens, width]."""
+    return _exchange_heads(x, group)
 
 
-class _GatherChunks(torch.autograd.Function):
-    """[2, batch, heads, own tokens, head_dim] of every rank to [2, batch, heads, tokens, head_dim] in the sequence's order."""
+@collective()
+def _all_heads_for_tokens(x: Tensor, group: ProcessGroup) -> Tensor:
+    """[batch, heads, tokens, width] of this rank's heads to [batch, all heads, own tokens, width]."""
+    return _exchange_heads(x, group).flatten(1, 2)
 
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return keep_collective(lambda: _gather_chunks(x, group))
 
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        group = ctx.group
-        gradient = gradients[0]
-        shape = (*gradient.shape[:3], CHUNKS_PER_RANK * group.size, -1, gradient.shape[4])
-        chunks = gradient.reshape(shape).movedim(3, 0)
-        rows = torch.cat((chunks[: group.size], chunks[group.size :].flip(0)), dim=4).contiguous()
-        local_gradient = torch.empty(rows.shape[1:], dtype=rows.dtype, device=rows.device)
-        group.reduce_scatter(local_gradient.view(-1), rows.view(group.size, -1)).wait()
-        return local_gradient, None
+@collective()
+def _scatter_chunks(x: Tensor, group: ProcessGroup) -> Tensor:
+    """The adjoint of `_gather_chunks`: the sum over the ranks of this rank's chunks."""
+    chunks = x.reshape(*x.shape[:3], CHUNKS_PER_RANK * group.size, -1, x.shape[4]).movedim(3, 0)
+    rows = torch.cat((chunks[: group.size], chunks[group.size :].flip(0)), dim=4).contiguous()
+    total = torch.empty(rows.shape[1:], dtype=rows.dtype, device=rows.device)
+    group.reduce_scatter(total.view(-1), rows.view(group.size, -1)).wait()
+    return total

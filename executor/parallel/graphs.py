@@ -9,16 +9,19 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import Unsupported
 from torch._dynamo.utils import calculate_time_spent
 from torch.utils._pytree import tree_leaves
 
 from executor.engine import PrivatePool, RankContext
 from executor.errors import EngineRefusalError
+from executor.parallel.checkpointing import CheckpointedForward
 from search_spaces.models.model import Model
 from search_spaces.rules.computation import GRAPHS_MODEL, GRAPHS_REMEDY, graphs_problem
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
+SELECTIVE_REMEDY = "set compile_blocks=false, or activation_checkpointing to none or full"
 EAGER_STEPS = 2
 """Steps before the capture, in which libraries initialize, state is allocated and a step's FLOPs are counted."""
 
@@ -226,7 +229,35 @@ def compile_blocks(blocks: Iterable[nn.Module]) -> None:
     # In this process: the ranks of a host compile the same code concurrently, and compile workers would outlive the trial.
     torch._inductor.config.compile_threads = 1
     for block in blocks:
-        block.forward = torch.compile(block.forward)
+        checkpointed = block.forward if isinstance(block.forward, CheckpointedForward) else None
+        block.forward = torch.compile(block.forward) if checkpointed is None else _compiled_around(checkpointed)
+
+
+def _compiled_around(checkpointed: CheckpointedForward) -> Callable[..., Any]:
+    """The compiled forward with its recomputation. What is compiled around a checkpoint computes only what backward needs.
+
+    torch would run a checkpointed block that is not one graph uncompiled. Instead, the parts of such a block are compiled,
+    inside the checkpoint.
+
+    Raises, from the returned function:
+        EngineRefusalError: a selectively checkpointed block is not one graph.
+    """
+    run = torch.compile(checkpointed.__call__, fullgraph=True)
+
+    def forward(*inputs: Any, **keywords: Any) -> Any:
+        nonlocal run
+        try:
+            return run(*inputs, **keywords)
+        except Unsupported as problem:  # raised before anything has run
+            if checkpointed.selective:
+                raise EngineRefusalError(
+                    "compile-selective",
+                    f"a selectively checkpointed block is not one graph ({problem.msg}); {SELECTIVE_REMEDY}",
+                ) from problem
+            run = checkpointed.around(torch.compile(checkpointed.forward))
+            return run(*inputs, **keywords)
+
+    return forward
 
 
 def compile_seconds() -> float:

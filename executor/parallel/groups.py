@@ -112,7 +112,14 @@ class ParallelGroups:
 
 
 def _new_groups(groups: Sequence[Sequence[int]], mine: Sequence[int]) -> dist.ProcessGroup | None:
-    """Create the groups; return this rank's. Every rank must take part in the creation of every group, even of others'."""
+    """Create the groups; return this rank's. Every rank must take part, in the same order.
+
+    NCCL's communicators that are bound to a device are splits of that of all ranks: one split makes all groups of a dimension,
+    as in torch's DeviceMesh, where `new_group` would make one for each group, in which all ranks take part.
+    """
+    world = dist.group.WORLD
+    if world is not None and world.bound_device_id is not None:
+        return dist.split_group(split_ranks=[list(ranks) for ranks in groups], pg_options=group_options(dist.get_backend()))
     own_group = None
     for ranks in groups:
         group = dist.new_group(list(ranks), pg_options=group_options(dist.get_backend()))

@@ -1,6 +1,8 @@
 """Latent attention: keys and values of all heads are projected from one narrow vector of each token."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +12,7 @@ from executor.parallel.context import ContextParallel
 from executor.parallel.operators import Operators, Rotary
 from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel, WholeLinear
 from search_spaces.models.model import Latent, ModelSpec
+from search_spaces.recomputation import ATTENTION, UP_PROJECTIONS
 from search_spaces.training.windows import AttentionWindow
 
 
@@ -19,6 +22,9 @@ class LatentAttention(nn.Module):
     Tensor ranks divide the heads. Every rank computes the narrow vectors, of its share of the tokens with sequence parallelism:
     what ranks then exchange is as wide as these vectors, not as the hidden state.
     """
+
+    recomputable: ClassVar[Mapping[str, str]] = {"projected": UP_PROJECTIONS, "mixed": ATTENTION}
+    """Attribute -> the module as `recompute_modules` names it."""
 
     def __init__(
         self, spec: ModelSpec, latent: Latent, tensor: TensorParallel, context: ContextParallel, operators: Operators,
@@ -42,7 +48,12 @@ class LatentAttention(nn.Module):
         self.query_factor = spec.attention_scale * spec.head_dim**0.5 or 1.0
 
     def forward(self, x: Tensor, rotary: Rotary, documents: Documents | None = None) -> Tensor:
-        source, narrow, shared = self._narrow(x)
+        query, key, value = self.projected(*self._narrow(x), rotary)
+        result: Tensor = self.output(self.mixed(query, key, value, documents).transpose(1, 2).flatten(2))
+        return result
+
+    def projected(self, source: Tensor, narrow: Tensor, shared: Tensor, rotary: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values [batch, heads, tokens, width], from the narrow vectors."""
         query = self._split(self.query(source), self.head_dim)
         sizes = [self.plain, self.latent.value_size]
         key, value = torch.split(self._split(self.key_value(narrow), sum(sizes)), sizes, dim=-1)
@@ -52,14 +63,13 @@ class LatentAttention(nn.Module):
             rotated, shared = self.operators.rotate(rotated, shared, *rotary)
             query = torch.cat((plain, rotated), dim=-1)
         key = torch.cat((key, shared.expand(-1, key.shape[1], -1, -1)), dim=-1)
-        if self.query_factor != 1:
-            query = query * self.query_factor
+        return query * self.query_factor if self.query_factor != 1 else query, key, value
+
+    def mixed(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None) -> Tensor:
+        """The values of the tokens that each query attends to, [batch, heads, tokens, width]."""
         if documents is None:
-            mixed = self.context.attend(query, key, value, self.window, grouped=False)
-        else:
-            mixed = attend_in_documents(query, key, value, documents, grouped=False)
-        result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
-        return result
+            return self.context.attend(query, key, value, self.window, grouped=False)
+        return attend_in_documents(query, key, value, documents, grouped=False)
 
     def _narrow(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What queries are projected from, what keys and values are, and the rotated part of all keys, of all tokens."""

@@ -1,7 +1,8 @@
 """A decoder-only transformer of any shape that a ModelSpec describes, or one rank's part of it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +22,7 @@ from executor.parallel.operators import Operators, Rotary, query_factors, rotary
 from executor.parallel.quantised import QuantisedMatrix, QuantisedValues
 from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel, VocabularyEmbedding, WholeLinear, enter_through
 from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace, Position
+from search_spaces.recomputation import ACTIVATIONS, ATTENTION, EXPERT_ACTIVATIONS, NORMS
 from search_spaces.training.expert_loads import drawn_choices
 from search_spaces.training.windows import window_of
 
@@ -65,6 +67,9 @@ def whole(spec: ModelSpec) -> RankModel:
 class Attention(nn.Module):
     """Causal grouped-query attention: [batch, tokens, hidden] to the same shape. Tensor ranks divide the heads."""
 
+    recomputable: ClassVar[Mapping[str, str]] = {"mixed": ATTENTION}
+    """Attribute -> the module as `recompute_modules` names it, as in the classes below."""
+
     def __init__(self, spec: ModelSpec, part: RankModel, layer: int) -> None:
         super().__init__()
         self.spec, self.tensor, self.context, self.window = spec, part.tensor, part.context, window_of(spec, layer)
@@ -91,13 +96,15 @@ class Attention(nn.Module):
             query, key = self._placed(query, key, rotary)
         if self.query_factor != 1:
             query = query * self.query_factor
+        result: Tensor = self.output(self.mixed(query, key, value, documents).transpose(1, 2).flatten(2))
+        return result
+
+    def mixed(self, query: Tensor, key: Tensor, value: Tensor, documents: Documents | None) -> Tensor:
+        """The values of the tokens that each query attends to, [batch, heads, tokens, head_dim]."""
         grouped = self.spec.num_key_value_heads != self.spec.num_attention_heads
         if documents is None:
-            mixed = self.context.attend(query, key, value, self.window, grouped, self.prefix, self._scores())
-        else:
-            mixed = attend_in_documents(query, key, value, documents, grouped, self._scores())
-        result: Tensor = self.output(mixed.transpose(1, 2).flatten(2))
-        return result
+            return self.context.attend(query, key, value, self.window, grouped, self.prefix, self._scores())
+        return attend_in_documents(query, key, value, documents, grouped, self._scores())
 
     def _placed(self, query: Tensor, key: Tensor, rotary: tuple[Tensor, ...]) -> tuple[Tensor, Tensor]:
         """Queries and keys [batch, heads, tokens, head_dim] after what depends on their positions."""
@@ -132,9 +139,12 @@ class FeedForward(nn.Module):
     In an expert, the enclosing expert layer does the communication between tensor ranks.
     """
 
-    def __init__(self, spec: ModelSpec, part: RankModel, expert: bool = False, width: int = 0) -> None:
+    def __init__(
+        self, spec: ModelSpec, part: RankModel, expert: bool = False, width: int = 0, activations: str = ACTIVATIONS
+    ) -> None:
         """`width`: of the hidden layer; 0: `ffn_hidden_size`."""
         super().__init__()
+        self.recomputable = {"activated": activations}
         self.kind, self.tensor, self.expert, self.operators = spec.activation, part.tensor, expert, part.operators
         hidden, width, bias = spec.hidden_size, width or spec.ffn_hidden_size, spec.mlp_bias
         self.gate = ColumnLinear(hidden, width, part.tensor, bias=bias) if spec.gated_mlp else None
@@ -155,6 +165,10 @@ class FeedForward(nn.Module):
             hidden, *gate = [matrix(x) for matrix in matrices.values()]
         else:
             hidden, *gate = enter_through(x, self.tensor, tuple(matrices.values()))
+        return self.activated(hidden, *gate)
+
+    def activated(self, hidden: Tensor, *gate: Tensor) -> Tensor:
+        """The hidden layer from its products."""
         return self.operators.gate(gate[0], hidden, self.kind) if gate else self.operators.activate(hidden, self.kind)
 
     def narrow(self, hidden: Tensor) -> Tensor:
@@ -174,7 +188,8 @@ def _experts(spec: ModelSpec, part: RankModel) -> Experts:
     of_experts = part if part.expert_tensor is None else replace(part, tensor=part.expert_tensor)
     width, beside = spec.shared_expert_size, part.expert_tensor is None
     return Experts(
-        spec, part.tensor, part.expert, lambda: FeedForward(spec, of_experts, expert=True), of_experts.tensor,
+        spec, part.tensor, part.expert, lambda: FeedForward(spec, of_experts, True, activations=EXPERT_ACTIVATIONS),
+        of_experts.tensor,
         FeedForward(spec, part, expert=beside, width=width) if width else None, part.overlaps_shared_experts,
     )  # fmt: skip
 
@@ -195,6 +210,8 @@ def _bottleneck(spec: ModelSpec) -> Bottleneck | None:
 
 class Block(nn.Module):
     """One layer: [batch, tokens, hidden] to the same shape."""
+
+    recomputable: ClassVar[Mapping[str, str]] = {"attention_norm": NORMS, "mlp_norm": NORMS}
 
     def __init__(self, spec: ModelSpec, part: RankModel, layer: int) -> None:
         super().__init__()

@@ -17,9 +17,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from executor.parallel.checkpointing import keep_collective
-from executor.parallel.collectives import ProcessGroup, gather_tokens, shares_of_tokens
+from executor.parallel.block_collectives import collective, gather_tokens, shares_of_tokens
+from executor.parallel.collectives import ProcessGroup
 from search_spaces.communication import ROW_PARTS
+
+ROW_PRODUCT = "Tensor x, Tensor weight, Tensor? addend"
+"""Schema of the arguments of a row product."""
 
 
 def multiply_columns(
@@ -45,21 +48,23 @@ class _Columns(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, group: ProcessGroup, sequence_parallel: bool, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         ctx.set_materialize_grads(False)
-        entered = keep_collective(lambda: gather_tokens(x, group)) if sequence_parallel else x.view_as(x)
+        entered = gather_tokens(x, group) if sequence_parallel else x.view_as(x)
         ctx.save_for_backward(entered if sequence_parallel else x, *weights)
         return entered, *(functional.linear(entered, weight) for weight in weights)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, ...]:
-        """Compute the input's gradient first; while it is being summed, compute those of the weights, each in one product."""
         entered, *weights = ctx.saved_tensors
         whole, *parts = gradients
-        used = [(part, weight) for part, weight in zip(parts, weights, strict=True) if part is not None]
-        summand = _input_gradient(whole, used).view_as(entered) if ctx.needs_input_grad[0] else None
-        pending = None if summand is None else _PendingSum(summand, ctx.group, ctx.sequence_parallel)
-        pairs = zip(parts, ctx.needs_input_grad[3:], strict=True)
-        of_weights = [_weight_gradient(part, entered) if part is not None and needed else None for part, needed in pairs]
-        return None if pending is None else pending.result(), None, None, *of_weights
+        of_input, needed = ctx.needs_input_grad[0], ctx.needs_input_grad[3:]
+        used = [index for index, part in enumerate(parts) if part is not None]
+        trained = [index for index in used if needed[index]]
+        total, *of_trained = _column_gradients(
+            whole, [parts[index] for index in used], [weights[index] for index in used], entered, of_input,
+            [needed[index] for index in used], ctx.sequence_parallel, ctx.group,
+        )  # fmt: skip
+        of_weights = dict(zip(trained, of_trained, strict=True))
+        return total if of_input else None, None, None, *(of_weights.get(index) for index in range(len(weights)))
 
 
 class _RowInputs(torch.autograd.Function):
@@ -88,7 +93,8 @@ class _RowSum(torch.autograd.Function):
     ) -> Tensor:
         ctx.group, ctx.sequence_parallel = group, sequence_parallel
         compute = _scattered if sequence_parallel else _summed
-        return keep_collective(lambda: compute(x, weight, addend, group))
+        summed: Tensor = compute(x, weight, addend, group)
+        return summed
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
@@ -96,23 +102,32 @@ class _RowSum(torch.autograd.Function):
         return whole, None, None, whole if ctx.needs_input_grad[3] else None, None, None
 
 
-class _PendingSum:
-    """The sum over the ranks of a gradient [batch, tokens, …], in flight; with `scatters`, only this rank's tokens of it."""
-
-    def __init__(self, summand: Tensor, group: ProcessGroup, scatters: bool) -> None:
+@collective(
+    "Tensor? whole, Tensor[] gradients, Tensor[] weights, Tensor entered, bool of_input, bool[] needed, bool scatters",
+    "Tensor[]",
+)
+def _column_gradients(
+    whole: Tensor | None, gradients: Sequence[Tensor], weights: Sequence[Tensor], entered: Tensor, of_input: bool,
+    needed: Sequence[bool], scatters: bool, group: ProcessGroup,
+) -> list[Tensor]:  # fmt: skip
+    """The input's gradient (empty if not `of_input`) and, while it is being summed, those of the needed weights, each in one
+    product."""
+    total, work = entered.new_empty(0), None
+    if of_input:
+        total = _input_gradient(whole, list(zip(gradients, weights, strict=True))).view_as(entered)
         if scatters:
-            self._sent = shares_of_tokens(summand, group.size)
-            self._result = summand.new_empty(self._sent.shape[1:])
-            self._work = group.reduce_scatter(self._result.view(-1), self._sent.view(group.size, -1))
+            parts = shares_of_tokens(total, group.size)
+            total = parts.new_empty(parts.shape[1:])
+            work = group.reduce_scatter(total.view(-1), parts.view(group.size, -1))
         else:
-            self._result = summand
-            self._work = group.all_reduce(summand)
+            work = group.all_reduce(total)
+    of_weights = [_weight_gradient(part, entered) for part, trains in zip(gradients, needed, strict=True) if trains]
+    if work is not None:
+        work.wait()
+    return [total, *of_weights]
 
-    def result(self) -> Tensor:
-        self._work.wait()
-        return self._result
 
-
+@collective(ROW_PRODUCT)
 def _summed(x: Tensor, weight: Tensor, addend: Tensor | None, group: ProcessGroup) -> Tensor:
     rows, total = _rows(x), x.new_empty(*x.shape[:-1], weight.shape[0])
     sums, works = _rows(total), []
@@ -124,6 +139,7 @@ def _summed(x: Tensor, weight: Tensor, addend: Tensor | None, group: ProcessGrou
     return total
 
 
+@collective(ROW_PRODUCT)
 def _scattered(x: Tensor, weight: Tensor, addend: Tensor | None, group: ProcessGroup) -> Tensor:
     """Each part has equally many tokens of each rank's share, so that a rank receives a part of its own tokens."""
     shares = shares_of_tokens(x, group.size)

@@ -13,8 +13,17 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from executor.parallel.adapters import INWARD, OUTWARD, LowRank, Prompt, adapted_result, prepend
-from executor.parallel.checkpointing import keep_collective
-from executor.parallel.collectives import ProcessGroup, gather_features, gather_tokens, scatter_tokens
+from executor.parallel.block_collectives import (
+    gather_features,
+    gather_tokens,
+    scatter_tokens,
+    sum_ranks,
+    take_features,
+    take_tokens,
+    unchanged,
+    with_adjoint,
+)
+from executor.parallel.collectives import ProcessGroup
 from executor.parallel.overlapped import multiply_columns, multiply_rows
 from executor.parallel.quantised import QuantisedMatrix, float8_linear
 
@@ -42,17 +51,17 @@ class TensorParallel:
 
     def enter(self, x: Tensor) -> Tensor:
         """[batch, tokens or a share of them, …] to [batch, tokens, …]; only matrix products may use the result."""
-        if self.size == 1:
-            return x
-        result: Tensor = (_GatherSequence if self.sequence_parallel else _Copy).apply(x, self.group)  # type: ignore[no-untyped-call]
-        return result
+        if self.sequence_parallel:
+            return with_adjoint(x, self.group, gather_tokens, scatter_tokens)
+        # In place: nothing else uses a matrix product's input gradient.
+        return with_adjoint(x, self.group, unchanged, sum_ranks)
 
     def leave(self, x: Tensor) -> Tensor:
         """A rank's summand [batch, tokens, …] to the sum, or the rank's share of its tokens. May overwrite `x`."""
-        if self.size == 1:
-            return x
-        result: Tensor = (_ScatterSequence if self.sequence_parallel else _Sum).apply(x, self.group)  # type: ignore[no-untyped-call]
-        return result
+        if self.sequence_parallel:
+            return with_adjoint(x, self.group, scatter_tokens, gather_tokens)
+        # In place: no backward needs the summands.
+        return with_adjoint(x, self.group, sum_ranks, unchanged)
 
     def multiply_columns(self, x: Tensor, weights: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """The result of `enter`, and its products with each of `weights`; only if `overlaps`."""
@@ -64,24 +73,16 @@ class TensorParallel:
 
     def gather_features(self, x: Tensor) -> Tensor:
         """Each rank's slice [..., features / ranks] to [..., features]; later operations must be the same on every rank."""
-        if self.size == 1:
-            return x
-        result: Tensor = _GatherFeatures.apply(x, self.group)  # type: ignore[no-untyped-call]
-        return result
+        return with_adjoint(x, self.group, gather_features, take_features)
 
     def take_tokens(self, x: Tensor) -> Tensor:
         """Activations outside `enter` … `leave` to this rank's share of their tokens (dimension 1)."""
-        if self.size == 1 or self.sequence_parallel:
-            return x
-        result: Tensor = _TakeTokens.apply(x, self.group)  # type: ignore[no-untyped-call]
-        return result
+        return x if self.sequence_parallel else with_adjoint(x, self.group, take_tokens, gather_tokens)
 
     def join_tokens(self, x: Tensor) -> Tensor:
         """The reverse of `take_tokens`: each rank's share to activations as they are outside `enter` … `leave`."""
-        if self.size == 1 or self.sequence_parallel:
-            return x
-        result: Tensor = _JoinTokens.apply(x, self.group)  # type: ignore[no-untyped-call]
-        return result
+        # Each rank has the whole gradient of all tokens.
+        return x if self.sequence_parallel else with_adjoint(x, self.group, gather_tokens, take_tokens)
 
     def own_tokens(self, x: Tensor) -> Tensor:
         """The share of dimension 0 (tokens) that this rank has outside `enter` … `leave`."""
@@ -253,92 +254,6 @@ def vocabulary_probabilities(
     sums = torch.stack((exponentials.sum(dim=-1), target))
     tensor.group.all_reduce(sums).wait()
     return sums[0].log() - sums[1], exponentials.div_(sums[0][:, None]), local_targets, elsewhere
-
-
-class _Copy(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        # In place: nothing else uses a matrix product's input gradient.
-        gradient = gradients[0].contiguous()
-        ctx.group.all_reduce(gradient).wait()
-        return gradient, None
-
-
-class _Sum(torch.autograd.Function):
-    @staticmethod
-    def forward(_ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        def sum_in_place() -> Tensor:
-            # In the memory of `x` if it is contiguous, since no backward needs the summands.
-            total = x.detach().contiguous()
-            group.all_reduce(total).wait()
-            return total
-
-        return keep_collective(sum_in_place)
-
-    @staticmethod
-    def backward(_ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0], None
-
-
-class _GatherSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return keep_collective(lambda: gather_tokens(x, group))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return scatter_tokens(gradients[0], ctx.group), None
-
-
-class _ScatterSequence(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return keep_collective(lambda: scatter_tokens(x, group))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gather_tokens(gradients[0], ctx.group), None
-
-
-class _TakeTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return x.chunk(group.size, dim=1)[group.rank].contiguous()
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gather_tokens(gradients[0], ctx.group), None
-
-
-class _JoinTokens(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return keep_collective(lambda: gather_tokens(x, group))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        # Each rank has the whole gradient of all tokens.
-        return gradients[0].chunk(ctx.group.size, dim=1)[ctx.group.rank].contiguous(), None
-
-
-class _GatherFeatures(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: ProcessGroup) -> Tensor:
-        ctx.group = group
-        return keep_collective(lambda: gather_features(x, group))
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return gradients[0].chunk(ctx.group.size, dim=-1)[ctx.group.rank], None
 
 
 class _VocabularyLoss(torch.autograd.Function):

@@ -220,7 +220,9 @@ def _account(trial: Trial, session: EngineSession) -> MemoryAccount:
     if trial.context.shares_device:
         account = replace(account, outside=None)
     limit = trial.request.memory_limit_bytes
-    rows = gather_numbers(trial.context, [float(account.needed), float(account.outside or 0)])
+    # A device of that size would hold what the allocator reserves, not what tensors hold of it.
+    reserved = max(trial.counters.peak_reserved_bytes() or 0, account.peak)
+    rows = gather_numbers(trial.context, [float(reserved + (account.outside or 0)), float(account.outside or 0)])
     needed, outside = (int(figure) for figure in max(rows, key=lambda row: row[0]))
     if limit is not None and needed > limit:
         worst = next(rank for rank, row in enumerate(rows) if row[0] == needed)

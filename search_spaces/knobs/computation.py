@@ -24,6 +24,7 @@ from search_spaces.knobs.parallelism import layers_of
 from search_spaces.models.model import ModelSpec
 from search_spaces.models.pipeline import marks_recomputation
 from search_spaces.optimizers import KERNELS
+from search_spaces.recomputation import EXPERT_ACTIVATIONS, MODULES, UP_PROJECTIONS, modules_in
 
 
 def _kernels(value: Value, config: Any, context: Any) -> Value:
@@ -37,6 +38,17 @@ def _loss_chunk(value: Value, config: Any, context: Any) -> Value:
     model = context.model
     decided = isinstance(model, ModelSpec) and LOSS in replaced(config.fused_kernels, model, config.tensor_parallel_size)
     return 0 if decided else value
+
+
+def _present_modules(value: Value, _: Any, context: Any) -> Value:
+    """Modules that the model does not have are left out; of a user's module none is known."""
+    model = context.model
+    if not isinstance(model, ModelSpec):
+        return ""
+    absent = set() if model.num_experts else {EXPERT_ACTIVATIONS}
+    if model.latent is None:
+        absent.add(UP_PROJECTIONS)
+    return "+".join(name for name in modules_in(str(value)) if name not in absent)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +99,24 @@ class ComputationKnobs:
         plain=(False,),
         distance=Distance.CHOICE,
         remedy=("wrap blocks that are on the device in torch.cuda.make_graphed_callables, before anything hooks them"),
+    )
+    recompute_modules: str = knob(
+        "",
+        f"Modules of our models whose results are recomputed in backward, such as norms+activations: {', '.join(MODULES)}.",
+        number=67,
+        unit="modules",
+        numerics=Numerics.EXACT,
+        applies=Applies.REBUILD,
+        condition=Condition(
+            "activation_checkpointing is none, and pipeline_layout marks no recomputation",
+            ("activation_checkpointing", "pipeline_layout"),
+            lambda config, _: config.activation_checkpointing == "none" and not marks_recomputation(config),
+        ),
+        searched_after="checkpoint_every_k",
+        plain=("",),
+        remedy="checkpoint these modules in the model",
+        normalise=lambda text: "+".join(modules_in(text)),
+        canonical=Canonical((), _present_modules),
     )
     activation_checkpointing: str = knob(
         "none",

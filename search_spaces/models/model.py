@@ -692,6 +692,18 @@ ON_BLOCKS = ("activation_checkpointing", "offload_activations", "compile_blocks"
 """Knobs that act when a block of a user's module is called."""
 
 
+def block_parameters(model: Model | None) -> int:
+    """Parameters of a layer, or of the largest block of a module; 0: unknown."""
+    if isinstance(model, ModelSpec):
+        return model.layer_parameters
+    if not isinstance(model, FactoryModel) or model.profile is None:
+        return 0
+    blocks: dict[int, int] = {}
+    for parameter in model.profile.trained:
+        blocks[parameter.block] = blocks.get(parameter.block, 0) + parameter.elements
+    return max((size for block, size in blocks.items() if block >= 0), default=0)
+
+
 @lru_cache(maxsize=256)
 def _parameter_count(model: ModelSpec) -> int:
     """Kept because the canonical form of each configuration asks for it."""

@@ -35,6 +35,8 @@ class Device:
         self.phase = ""
         self.highest = 10**12
         """What an earlier trial reserved."""
+        self.reserved = 5000
+        """What a step reserves."""
 
 
 @pytest.fixture
@@ -43,7 +45,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> Device:
 
     class Substitute(DeviceCounters):
         def synchronize(self) -> None:
-            held.highest = max(held.highest, 5000)
+            held.highest = max(held.highest, held.reserved)
 
         def reset_peaks(self) -> None:
             held.highest = 0
@@ -86,6 +88,14 @@ def test_a_limit_counts_what_is_outside_of_the_allocator(device: Device) -> None
         run(device, peak + 299)
     shared = run(device, peak, dataclasses.replace(CONTEXT, shares_device=True))
     assert shared.ranks[0].non_torch_bytes is None, "another rank's memory is no part of it"
+
+
+def test_a_limit_is_compared_with_what_the_allocator_reserves(device: Device) -> None:
+    peak = run(device).ranks[0].peak_memory_bytes
+    device.reserved = peak + 1000
+    assert run(device, peak + 1300).outcome is Outcome.OK
+    with pytest.raises(MemoryLimitError, match=f"needs {peak + 1300:,} bytes in a step"):
+        run(device, peak + 1299)
 
 
 def test_a_trial_for_another_kind_of_device_is_an_error() -> None:

@@ -18,6 +18,7 @@ from autotune.prediction.equations.cases import (
     DescribedModule,
     Layouts,
     Shapes,
+    modules_code,
     scalar,
 )
 from autotune.prediction.equations.hardware import devices_of, hardware_of
@@ -328,6 +329,7 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
         "gather_bytes": numbers("gather_dtype", _gathered_bytes),
         "fused_kernels": numbers("fused_kernels", lambda value: KERNEL_CHOICES.index(str(value))),
         "compiled": numbers("compile_blocks"),
+        "recompute_modules": numbers("recompute_modules", modules_code),
         "rounding_bytes": numbers("precision", lambda value: value == FLOAT8) * numbers("compile_blocks", rounding_bytes),
         "secondary_shard_size": numbers("secondary_shard_size") * numbers("reshard_after_forward"),
     }

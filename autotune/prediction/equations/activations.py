@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, DescribedModule, gathered_kept
+from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, DescribedModule, gathered_kept, recomputes
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.kernels import (
     eager_norm_extra,
@@ -30,6 +30,7 @@ from autotune.prediction.equations.schedules import (
     trained_tokens,
     with_kept_tokens,
 )
+from search_spaces.recomputation import ACTIVATIONS, ATTENTION, EXPERT_ACTIVATIONS, NORMS, UP_PROJECTIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -235,7 +236,34 @@ def kept_layer_bytes(cases: Cases) -> Array:
     policy_bytes = np.select(
         [layouts.activation_checkpointing == 2, layouts.activation_checkpointing == 1], [full, selective], default=whole
     )
-    return whole + (policy_bytes - whole) / layouts.checkpoint_every_k
+    return whole + (policy_bytes - whole) / layouts.checkpoint_every_k - _dropped(cases)
+
+
+def _dropped(cases: Cases) -> Array:
+    """Bytes per token that a layer does not keep because they are recomputed by module: results of modules, and what operators
+    save inside them. With sequence parallelism products keep gathered inputs, which no norm computes again."""
+    shapes, layouts, software = cases.shapes, cases.layouts, cases.software
+    if not np.any(layouts.recompute_modules):
+        return np.zeros(1)
+    width, t, divided = layouts.parameter_bytes, layouts.tensor, _divided(cases)
+    frozen = shapes.frozen_bytes > 0
+    inputs = np.where(frozen, width * shapes.low_rank, 2 * width) * software.input_share * shapes.hidden
+    norms = norm_extra(cases) * shapes.hidden / divided + np.where(divided > 1, 0.0, inputs * _inputs_kept(cases, np.ones(1)))
+    hidden = mlp_bytes(cases)
+    hidden = np.where(frozen, np.minimum(hidden, width * (2 * shapes.matrices - 3)), hidden) - width * (shapes.matrices - 1)
+    dense = hidden * (shapes.mlp_width - shapes.expert_width)
+    experts = hidden * shapes.expert_width * layouts.busiest_kept
+    latent = shapes.key_value_rank > 0
+    results = np.where(latent, shapes.value, (_outputs(cases) - 1) * shapes.query)
+    attention = width * (results + 2 * shapes.copied * shapes.key_value) + 4 * shapes.heads + _scores(cases)
+    up = np.where(latent, width * (2 * shapes.query + shapes.value), 0.0)
+    return (
+        recomputes(layouts, NORMS) * norms
+        + recomputes(layouts, ACTIVATIONS) * dense / t
+        + recomputes(layouts, EXPERT_ACTIVATIONS) * experts / t
+        + recomputes(layouts, ATTENTION) * attention / t
+        + recomputes(layouts, UP_PROJECTIONS) * up / t
+    )
 
 
 def _kept_results(cases: Cases) -> Array:

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from autotune.prediction.equations.software import Megatron, Software, Transformers
+from search_spaces.knob import Value
 from search_spaces.models.module_profile import ModuleProfile, Trace
+from search_spaces.recomputation import MODULES, modules_in
 
 Array = NDArray[np.float64]
 """float64; shape (configurations,) or (1,)."""
@@ -259,6 +261,8 @@ class Layouts:
     fused_kernels: Array = field(default_factory=lambda: np.zeros(1))
     """Provider of fused kernels: index in `search_spaces.kernels.KERNEL_CHOICES`."""
     compiled: Array = field(default_factory=lambda: np.zeros(1))
+    recompute_modules: Array = field(default_factory=lambda: np.zeros(1))
+    """The sum of 2 to the power of the indices in `MODULES` of the modules that are recomputed."""
     """1 if blocks are compiled, so that operators between products are fused."""
     cuda_graphs: Array = field(default_factory=lambda: np.zeros(1))
     """1 if blocks are replayed as CUDA graphs."""
@@ -419,3 +423,14 @@ def scalar(value: float) -> Array:
 def _taken(part: Part, index: NDArray[Any]) -> Part:
     values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
     return type(part)(**{name: value if len(value) == 1 else value[index] for name, value in values.items()})
+
+
+def modules_code(text: Value) -> float:
+    """The number by which `Layouts` holds a value of `recompute_modules`."""
+    return float(sum(2 ** [*MODULES].index(name) for name in modules_in(str(text))))
+
+
+def recomputes(layouts: Layouts, module: str) -> Array:
+    """1 if the results of a module are recomputed."""
+    chosen: Array = np.floor(layouts.recompute_modules / 2 ** [*MODULES].index(module)) % 2
+    return chosen

@@ -6,7 +6,7 @@ from functools import reduce
 
 import numpy as np
 
-from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, Flags, gathered_kept
+from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, Flags, gathered_kept, recomputes
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import (
     collective_seconds,
@@ -46,6 +46,7 @@ from autotune.prediction.equations.schedules import (
 from autotune.prediction.equations.software import EXCHANGE_HIDDEN, FLEX, MEGATRON_EXPERT_WORK, UNFUSED
 from autotune.prediction.equations.transformers import added_launches, added_seconds, covers, layer_traffic
 from search_spaces.communication import ROW_PARTS
+from search_spaces.recomputation import ACTIVATIONS, ATTENTION, EXPERT_ACTIVATIONS, NORMS, UP_PROJECTIONS
 
 _ONE = np.ones(1)
 
@@ -233,13 +234,20 @@ def _latent_products(cases: Cases, rates: Coefficients) -> Array:
     shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, rank_tokens(cases)
     local_tokens = tokens / np.where(cases.layouts.sequence_parallel > 0, tensor, 1.0)
     down = shapes.query_rank + shapes.key_value_rank + shapes.rotated
-    source = np.where(shapes.query_rank > 0, shapes.query_rank, shapes.hidden)
-    keys = shapes.query - shapes.heads * shapes.rotated + shapes.value
     return (
         _product(cases, rates, local_tokens, shapes.hidden, np.maximum(down, 1.0))
-        + _product(cases, rates, tokens, source, shapes.query / tensor)
-        + _product(cases, rates, tokens, np.maximum(shapes.key_value_rank, 1.0), keys / tensor)
+        + _up_projections(cases, rates)
         + _product(cases, rates, tokens, np.maximum(shapes.value, 1.0) / tensor, shapes.hidden)
+    )
+
+
+def _up_projections(cases: Cases, rates: Coefficients) -> Array:
+    """Products from the narrow vectors of latent attention."""
+    shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, rank_tokens(cases)
+    source = np.where(shapes.query_rank > 0, shapes.query_rank, shapes.hidden)
+    keys = shapes.query - shapes.heads * shapes.rotated + shapes.value
+    return _product(cases, rates, tokens, source, shapes.query / tensor) + _product(
+        cases, rates, tokens, np.maximum(shapes.key_value_rank, 1.0), keys / tensor
     )
 
 
@@ -303,7 +311,23 @@ def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
     keeps_scores = cases.software.scores > 0
     attention = np.where(keeps_scores, attention_forward(cases, rates), 0.5 * forward)
     selective = np.where(cases.software.keeps_products > 0, _elementwise(cases, rates), attention)
-    return _if_checkpointed(cases, forward, selective)
+    return _if_checkpointed(cases, forward, selective) + _recomputed_modules(cases, rates)
+
+
+def _recomputed_modules(cases: Cases, rates: Coefficients) -> Array:
+    """Seconds of the forward of modules that are recomputed by themselves."""
+    shapes, layouts = cases.shapes, cases.layouts
+    if not np.any(layouts.recompute_modules):
+        return np.zeros(1)
+    divided = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
+    dense, experts = shapes.mlp_width - shapes.expert_width, shapes.expert_width * layouts.busiest_rows
+    widths = recomputes(layouts, ACTIVATIONS) * dense + recomputes(layouts, EXPERT_ACTIVATIONS) * experts
+    norms = recomputes(layouts, NORMS) * 4 * shapes.hidden / divided
+    moved = moved_elements(cases, shapes.matrices * widths / layouts.tensor, norms, np.zeros(1))
+    elementwise = rank_tokens(cases) * moved * layouts.parameter_bytes * rates.traffic / cases.hardware.bandwidth
+    up = recomputes(layouts, UP_PROJECTIONS) * np.where(shapes.key_value_rank > 0, _up_projections(cases, rates), 0.0)
+    seconds: Array = elementwise + up + recomputes(layouts, ATTENTION) * attention_forward(cases, rates)
+    return seconds
 
 
 def _if_checkpointed(cases: Cases, full: Array, selective: Array) -> Array:

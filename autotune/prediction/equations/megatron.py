@@ -6,7 +6,7 @@ it. No number was fitted to a measurement.
 
 import numpy as np
 
-from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases
+from autotune.prediction.equations.cases import CONTEXT_METHODS, Array, Cases, recomputes
 from autotune.prediction.equations.software import (
     ALL_GATHER,
     BLOCK,
@@ -16,6 +16,7 @@ from autotune.prediction.equations.software import (
     RECOMPUTED_MODULES,
     UNFUSED,
 )
+from search_spaces.recomputation import MODULES
 
 
 def allocated_bytes(cases: Cases, layers: Array, in_flight: Array, first: Array, last: Array) -> dict[str, Array]:
@@ -179,10 +180,12 @@ class _Rank:
         return everything
 
     def recomputes(self, module: str) -> Array:
-        """1 if a module is recomputed selectively: then its results are not kept."""
+        """1 if a module is recomputed selectively, by Megatron's arguments or by our knob: then its results are not kept."""
         named = np.floor(self.megatron.recompute_modules / 2 ** RECOMPUTED_MODULES.index(module)) % 2
         named = np.where(self.megatron.recompute_modules > 0, named, float(module == "core_attn"))
-        return np.where(self.layouts.activation_checkpointing == 1, named, 0.0)
+        ours = next((name for name, theirs in MODULES.items() if theirs == module), None)
+        by_knob = np.zeros(1) if ours is None else recomputes(self.layouts, ours)
+        return np.where(self.layouts.activation_checkpointing == 1, named, by_knob)
 
     def attention(self) -> Array:
         """Bytes that attention keeps with the norm before it: the norm's input and result, a mask of dropout, the projected

@@ -314,7 +314,8 @@ def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[st
     """
     assumed = [item for item in question.assumed if item.name not in ("global_batch_size", "stated_arguments")]
     if isinstance(question.model, ModelSpec):
-        text = "Transformers 4.57: full-length samples, its own norms and loss, flash attention, a fused optimizer"
+        rest = "what is not stated is of " if inputs.libraries else ""
+        text = f"{rest}Transformers 4.57: full-length samples, its own norms and loss, flash attention, a fused optimizer"
         assumed.append(Assumption(name="stated_arguments", value="transformers", stated_by="--library", text=text))
     if inputs.global_batch_size is None:
         ranks = question.cluster.world_size

@@ -20,7 +20,7 @@ from search_spaces.canonical import canonical_value
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Planning, Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.models.model import FactoryModel, Model, ModelSpec
+from search_spaces.models.model import block_parameters
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
@@ -173,23 +173,11 @@ def without_buckets(space: SearchSpace) -> SearchSpace:
     """
     excluded = {name: values for name, values in space.domains.items() if name in NOT_SCANNED}
     standing = {name: _nearest(getattr(space.base, name), values) for name, values in excluded.items()}
-    sizes, layer = [int(size) for size in excluded.get("prefetch_bucket_size", ())], _layer_parameters(space.context.model)
+    sizes, layer = [int(size) for size in excluded.get("prefetch_bucket_size", ())], block_parameters(space.context.model)
     if sizes and space.base.prefetch_bucket_size < layer:
         standing["prefetch_bucket_size"] = min((size for size in sizes if size >= layer), default=max(sizes))
     domains = {name: values for name, values in space.domains.items() if name not in excluded}
     return dataclasses.replace(space, domains=domains, base=space.base.replace(standing))
-
-
-def _layer_parameters(model: Model) -> int:
-    """Parameters of a layer, or of the largest block of a module; 0: unknown."""
-    if isinstance(model, ModelSpec):
-        return model.layer_parameters
-    if not isinstance(model, FactoryModel) or model.profile is None:
-        return 0
-    blocks: dict[int, int] = {}
-    for parameter in model.profile.trained:
-        blocks[parameter.block] = blocks.get(parameter.block, 0) + parameter.elements
-    return max((size for block, size in blocks.items() if block >= 0), default=0)
 
 
 def _nearest(value: Value, values: Sequence[Value]) -> Value:

@@ -108,6 +108,22 @@ def unpack(rows: Tensor, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Tensor]]
         column += slot.shard_elements
 
 
+def fill(slots: Sequence[Slot], rows: Tensor) -> None:
+    """Copy gathered rows [ranks, concatenated shares of `slots`] to the parameters, those without padding in one operation."""
+    ranks = len(rows)
+    fits = [slot.shard_elements * ranks == slot.elements and slot.parameter.dtype == rows.dtype for slot in slots]
+    widths = [slot.shard_elements for slot in slots]
+    outputs = [
+        slot.parameter.data.view(ranks, width) if whole else rows.new_empty(ranks, width)
+        for slot, width, whole in zip(slots, widths, fits, strict=True)
+    ]
+    torch.split_with_sizes_copy(rows, widths, dim=1, out=outputs)
+    padded = [(slot, output) for slot, output, whole in zip(slots, outputs, fits, strict=True) if not whole]
+    if padded:
+        targets = [slot.parameter.data.view(-1) for slot, _ in padded]
+        torch._foreach_copy_(targets, [from_rows(output, slot) for slot, output in padded])
+
+
 def ranges(slots: Sequence[Slot]) -> list[tuple[int, int]]:
     """Half-open ranges of this rank's shares of `slots` in the master vector; adjacent ones are merged."""
     merged: list[tuple[int, int]] = []

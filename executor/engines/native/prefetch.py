@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.graph import register_multi_grad_hook
 
-from executor.engines.native.parameter_shard import Loaded, NearCopies, ParameterShard, Slot, ranges
+from executor.engines.native.parameter_shard import Loaded, NearCopies, ParameterShard, Slot, fill, ranges
 from executor.engines.native.quantised_communication import GatherFormat
 from executor.parallel.adapters import Prompt
 from executor.parallel.collectives import InFlight, ProcessGroup, mark
@@ -312,14 +312,19 @@ class ParameterGatherer:
         gather.done = True
         if self.near_copies is not None and not gather.from_near_group:
             self._keep_near(self.near_copies, gather)
-        for slot, flat in self.format.unpacked(gather.rows, gather.slots):
+        for slot in gather.slots:
             data = slot.parameter.data
             storage = data.untyped_storage()
             if storage.size() == 0:
                 storage.resize_(slot.elements * data.element_size())
                 mark("parameters", data)
-            # Through `.data`, so that autograd does not see saved weights as modified.
-            data.view(-1).copy_(flat)
+        # Through `.data`, so that autograd does not see saved weights as modified.
+        if self.format.packs(gather.slots[0]):
+            for slot, flat in self.format.unpacked(gather.rows, gather.slots):
+                slot.parameter.data.view(-1).copy_(flat)
+        else:
+            fill(gather.slots, gather.rows)
+        for slot in gather.slots:
             del self._pending[slot]
             self._live.add(slot)
             self._live_elements += slot.elements

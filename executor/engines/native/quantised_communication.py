@@ -135,7 +135,7 @@ class GatherFormat:
         ])  # fmt: skip
 
     def unpacked(self, rows: Tensor, slots: Sequence[Slot]) -> Iterator[tuple[Slot, Tensor]]:
-        """The flat parameters in the rows of a gather."""
+        """The flat parameters in the rows of a gather of packed bytes."""
         column = 0
         for slot in slots:
             width = self.width(slot)
@@ -144,8 +144,6 @@ class GatherFormat:
 
     def _shares(self, rows: Tensor, slot: Slot) -> Tensor:
         dtype = slot.parameter.dtype
-        if not self.packs(slot):
-            return rows
         if _is_large(slot):
             return unpack(rows, slot.shard_elements, dtype)
         # Copy, since the view needs aligned bytes.

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from executor.engines.native.parameter_shard import ParameterShard, Slot, from_rows, ranges
+from executor.engines.native.parameter_shard import ParameterShard, Slot, fill, ranges
 from executor.engines.native.prefetch import GatherUnit
 from executor.parallel.collectives import InFlight, ProcessGroup, mark
 from search_spaces.communication import IN_FLIGHT, cut
@@ -126,22 +126,6 @@ class RefillBesideForward(Refill):
                 self._stale.difference_update(self._land())
 
         return wait
-
-
-def fill(slots: Sequence[Slot], rows: Tensor) -> None:
-    """Copy gathered rows [ranks, concatenated shares of `slots`] to the parameters, those without padding in one operation."""
-    ranks = len(rows)
-    fits = [slot.shard_elements * ranks == slot.elements and slot.parameter.dtype == rows.dtype for slot in slots]
-    widths = [slot.shard_elements for slot in slots]
-    outputs = [
-        slot.parameter.data.view(ranks, width) if whole else rows.new_empty(ranks, width)
-        for slot, width, whole in zip(slots, widths, fits, strict=True)
-    ]
-    torch.split_with_sizes_copy(rows, widths, dim=1, out=outputs)
-    padded = [(slot, output) for slot, output, whole in zip(slots, outputs, fits, strict=True) if not whole]
-    if padded:
-        targets = [slot.parameter.data.view(-1) for slot, _ in padded]
-        torch._foreach_copy_(targets, [from_rows(output, slot) for slot, output in padded])
 
 
 def _buckets(units: Sequence[GatherUnit], limit: int) -> Iterator[Bucket]:

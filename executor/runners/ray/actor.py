@@ -104,12 +104,15 @@ def _bound_to(cores: tuple[int, ...] | None) -> Iterator[None]:
 def _variables(address: str, sharing: int) -> Mapping[str, str]:
     """Return the number of threads, limited to the rank's share of the cores, and the interface that the other ranks can reach.
 
-    Without an interface gloo resolves the host's name, which may fail or give the wrong interface.
+    Without an interface gloo resolves the host's name, which may fail or give the wrong interface, and NCCL takes the first
+    ones that it finds, such as a container's bridge. NCCL takes names for prefixes unless they begin with `=`.
     """
     cores = len(os.sched_getaffinity(0))
-    threads = {"OMP_NUM_THREADS": str(max(1, cores // sharing))}
-    interface = None if "GLOO_SOCKET_IFNAME" in os.environ else _interface_of(address)
-    return threads if interface is None else {**threads, "GLOO_SOCKET_IFNAME": interface}
+    variables = {"OMP_NUM_THREADS": str(max(1, cores // sharing))}
+    if (interface := _interface_of(address)) is not None:
+        named = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": f"={interface}"}
+        variables |= {name: value for name, value in named.items() if name not in os.environ}
+    return variables
 
 
 def _interface_of(address: str) -> str | None:

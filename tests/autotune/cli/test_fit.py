@@ -141,3 +141,26 @@ def test_lint_reads_a_file_with_the_same_memory(
     theirs = read["predicted"]["peak_memory_bytes"][0]["by_tag"]
     for tag in ("parameters", "gradients", "optimizer_state", "activations", "buffers", "context"):
         assert theirs[tag] == pytest.approx(ours[tag], rel=1e-6), tag
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("program", ["trl", "axolotl", "llamafactory"])
+def test_a_file_is_read_again_as_what_was_asked(command: Command, tmp_path: Path, program: str) -> None:
+    path = tmp_path / "recipe.yaml"
+    asked = ("--on", "1x4090", "--sequence-length", 1024, "--global-batch-size", 32)
+    words = ("--methods", "qlora", "--lora-rank", 8, "--frozen-bits", 4, "--lora-targets", "query,key,value,output")
+    assert command("fit", "llama-2-7b", *asked, *words, "--for", program, "--out", path).status == 0
+    answer = command("fit", "--from", path, "--on", "1x4090", "--json")
+    assert (answer.status, answer.err) == (0, "")
+    document = json.loads(answer.out)
+    assert (document["sequence_length"], document["global_batch_size"], document["model"]["name"]) == (1024, 32, "llama-2-7b")
+    assert {(way["method"], way["lora_rank"], way["frozen_bits"]) for way in document["ways"]} == {("qlora", 8, 4)}
+    assert document["model"]["spec"]["lora_targets"] == ["query", "key", "value", "output"]
+
+
+def test_a_file_of_another_kind_is_refused(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "ds_config.json"
+    path.write_text('{"zero_optimization": {"stage": 2}}')
+    answer = command("fit", "llama-2-7b", "--from", path)
+    assert (answer.status, answer.out) == (2, "")
+    assert "is no recipe of the Trainer, TRL, Axolotl or LLaMA-Factory" in answer.err

@@ -105,16 +105,6 @@ CASES: dict[str, Case] = {
     "a layout of more stages": ("pipeline-layout", {**PIPELINE, "pipeline_layout": "1-1-2"}, ()),
     "a layout whose stages are all run again": ("layout-repeats", {**PIPELINE, "pipeline_layout": "1f-3f"}, ()),
     "a layout that offloads without sharding": ("offload-optimizer-stage", {**PIPELINE, "pipeline_layout": "1o-3"}, ()),
-    "stages of compiled blocks that are recomputed selectively": (
-        "compile-selective-stages",
-        {**PIPELINE, "pipeline_layout": "1s-3", "compile_blocks": True},
-        (),
-    ),
-    "compiled blocks that are recomputed selectively": (
-        "compile-selective",
-        {"activation_checkpointing": "selective", "compile_blocks": True},
-        (),
-    ),
     "saved activations of stages that are recomputed selectively": (
         "offload-selective",
         {**PIPELINE, "pipeline_layout": "1s-3", "offload_activations": True},

@@ -99,6 +99,7 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "fused_optimizer": (False, {}),
     "rank_order": ("tp-cp-pp-dp", PIPELINED),
     "expandable_segments": (True, {}),
+    "recompute_modules": ("norms", {}),
     "compile_blocks": (True, {}),
     "accumulation_dtype": ("bf16", {"precision": "bf16"}),
     "optimizer": ("sgd", {}),
@@ -169,6 +170,8 @@ FURTHER: list[tuple[str, Value, dict[str, Value]]] = [
     ("fused_kernels", "liger", SHARDED),
     ("zero_stage", 1, {"tensor_parallel_size": 2}),
     ("pipeline_layout", "20f2-12", PIPELINED | {"pipeline_layout": "20-12"}),
+    ("recompute_modules", "activations", {}),
+    ("recompute_modules", "attention", {"recompute_modules": "norms+activations"}),
 ]
 """Other values of knobs that a format may carry in part: another one, where it stands, and what is beside it."""
 

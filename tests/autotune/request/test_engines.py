@@ -63,8 +63,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "deepspeed-offload-contiguous": {"zero_stage": 2, "offload_optimizer": "cpu", "contiguous_gradients": False},
     "deepspeed-hpz-off": {"zero_stage": 3, "hsdp_shard_size": 1},
     "deepspeed-hpz-tensor": {"zero_stage": 3, "hsdp_shard_size": 2, "tensor_parallel_size": 2},
-    "compile-selective-stages": {"compile_blocks": True, "pipeline_parallel_size": 2, "pipeline_layout": "1s-3"},
-    "compile-selective": {"compile_blocks": True, "activation_checkpointing": "selective"},
     "compile-zero-bubble": {
         "compile_blocks": True, "tensor_parallel_size": 2, "pipeline_parallel_size": 2, "virtual_stages": 2,
         "pipeline_schedule": "interleaved_zero_bubble",
@@ -88,6 +86,8 @@ REFUSED: dict[str, dict[str, Any]] = {
     "graphs-compiled": {"cuda_graphs": True, "compile_blocks": True},
     "graphs-schedule": {"cuda_graphs": True, "curriculum_start_length": 64, "curriculum_steps": 100},
     "onebit-dimensions": {"optimizer": "onebit_adam", "tensor_parallel_size": 2},
+    "recompute-modules-hooks": {"recompute_modules": "norms", "offload_activations": True},
+    "recompute-attention-context": {"recompute_modules": "attention", "context_parallel_size": 2},
 }  # fmt: skip
 """For each combination, a configuration that it alone refuses on 4 ranks; else the values that the engine begins with."""
 REMEDIED: dict[str, dict[str, Any]] = {
@@ -105,10 +105,10 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "deepspeed-offload-contiguous": {"contiguous_gradients": True},
     "deepspeed-hpz-off": {"hsdp_shard_size": 2},
     "deepspeed-hpz-tensor": {"tensor_parallel_size": 1},
-    "compile-selective": {"activation_checkpointing": "full"},
-    "compile-selective-stages": {"pipeline_layout": "1f-3"},
     "compile-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
     "offload-selective": {"activation_checkpointing": "full"},
+    "recompute-modules-hooks": {"offload_activations": False},
+    "recompute-attention-context": {"recompute_modules": "norms"},
     "offload-compiled": {"compile_blocks": False},
     "async-tensor-zero-bubble": {"pipeline_schedule": "interleaved_1f1b"},
     "async-tensor-quantised": {"frozen_dtype": "same"},

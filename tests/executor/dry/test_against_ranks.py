@@ -39,6 +39,10 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "context": {"context_parallel_size": 2, "zero_stage": 2, "micro_batch_size": 8},
     "1f1b": {**PIPELINED, "zero_stage": 1, "micro_batch_size": 2},
+    "modules recomputed": {"recompute_modules": "norms+activations+attention", "precision": "bf16", "micro_batch_size": 4},
+    "modules recomputed, tensor, stage 3": {
+        **GATHERS, "recompute_modules": "norms+activations", "tensor_parallel_size": 2, "micro_batch_size": 8,
+    },
     "zbv": {**VIRTUAL, "pipeline_schedule": "zbv", "micro_batch_size": 2},
 }  # fmt: skip
 

@@ -28,16 +28,26 @@ from executor.engines.native.parameter_shard import BucketLayout, MasterShard, m
 from executor.engines.native.zero import ShardedModel
 from executor.parallel.activation_offload import ActivationOffload
 from executor.parallel.checkpointing import checkpoint_blocks
-from executor.parallel.collectives import ProcessGroup
+from executor.parallel.collectives import InFlight, ProcessGroup
+from executor.parallel.context import ContextParallel
 from executor.parallel.graphs import compile_blocks, compile_seconds, forget_compiled
+from executor.parallel.model import Block, whole
 from executor.parallel.overlapped import multiply_columns
+from executor.parallel.recomputed_modules import recompute_modules
 from search_spaces.capability import Combination
 from search_spaces.knob import Value
+from search_spaces.models.model import ModelSpec
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES
 from search_spaces.optimizers import OPTIMIZERS
 from search_spaces.trial_config import TrialConfig
 
 FSDP2_PIPELINE = {name: value for name, value in PIPELINE.items() if name != "param_persistence_threshold"}
+
+
+NORMED = ModelSpec(
+    name="normed", family="llama", num_layers=1, hidden_size=32, num_attention_heads=4, num_key_value_heads=4, head_dim=8,
+    ffn_hidden_size=64, vocab_size=32, sequence_length=16,
+)  # fmt: skip
 
 
 def zero_bubbles_are_wrong(gang: Gang, rule: str, engine: str, knobs: Mapping[str, Value], legal: Mapping[str, Value]) -> None:
@@ -103,29 +113,6 @@ def zero_bubbles_of_compiled_blocks_are_wrong(gang: Gang, rule: str) -> None:
     tried = dataclasses.replace(case("native", knobs), model="experts")
     refused_alone(rule, tried)
     assert off(gang, tried) > WRONG, "compiled blocks have a backward in two parts now: let them run it"
-
-
-def selective_checkpointing_compiles_nothing(_: Gang, rule: str) -> None:
-    config = TrialConfig(compile_blocks=True, activation_checkpointing="selective")
-    refused_alone(rule, case("native", config.values()))
-    compiles_nothing(config)
-
-
-def stages_computed_again_selectively_compile_nothing(_: Gang, rule: str) -> None:
-    config = TrialConfig(compile_blocks=True, pipeline_parallel_size=RANKS, pipeline_layout="1s-3", micro_batch_size=1)
-    refused_alone(rule, dataclasses.replace(case("native", config.values()), config=config))
-    compiles_nothing(config)
-
-
-def compiles_nothing(config: TrialConfig) -> None:
-    """Of a block that is compiled, and checkpointed as the configuration says."""
-    forget_compiled()
-    block = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.GELU())
-    compile_blocks([block])
-    checkpoint_blocks([block], config)
-    block(torch.ones(2, 4)).sum().backward()
-    assert compile_seconds() == 0.0, "what selective checkpointing watches is compiled now: let it be"
-    forget_compiled()
 
 
 def native_updates_adamw_alone_on_the_host(_: Gang, rule: str) -> None:
@@ -241,6 +228,43 @@ def compiled_blocks_take_no_hooks(gang: Gang, rule: str) -> None:
     tried = dataclasses.replace(case("native", knobs), model="experts")
     refused_alone(rule, tried)
     assert off(gang, tried) > WRONG, "compiled blocks have their saved tensors moved now: let them run"
+
+
+def what_is_recomputed_by_module_is_not_offloaded(_: Gang, rule: str) -> None:
+    refused_alone(rule, case("native", {"offload_activations": True, "recompute_modules": "norms"}))
+    moved = {}
+    for modules in ("norms", ""):
+        block, offload = Block(NORMED, whole(NORMED), 0), ActivationOffload(torch.device("cpu"))
+        recompute_modules([block], modules)
+        offload.attach([block], keeps_last=False)
+        block(torch.ones(8, 16, 32, requires_grad=True), None)
+        moved[modules] = offload.pool.bytes
+    assert moved["norms"] == 0 < moved[""], "what modules do not recompute is offloaded now: let it be"
+
+
+def attention_between_context_ranks_is_sent_again(_: Gang, rule: str) -> None:
+    refused_alone(rule, case("native", {"context_parallel_size": 2, "recompute_modules": "attention"}))
+    sent = {}
+    for modules in ("attention", ""):
+        group = Echo(None, 2, 0)
+        block = Block(NORMED, dataclasses.replace(whole(NORMED), context=ContextParallel(group)), 0)
+        recompute_modules([block], modules)
+        block(torch.ones(8, 16, 32, requires_grad=True), None).sum().backward()
+        sent[modules] = group.sent["all_gather"][0]
+    assert sent["attention"] > sent[""], "attention is sent once now: let context ranks run it"
+
+
+class Echo(ProcessGroup):
+    """Two ranks with the same numbers."""
+
+    def all_gather(self, rows: torch.Tensor, shard: torch.Tensor) -> InFlight:
+        self.count("all_gather", rows)
+        rows.copy_(shard.expand_as(rows))
+        return InFlight(lambda: None)
+
+    def reduce_scatter(self, output: torch.Tensor, rows: torch.Tensor) -> InFlight:
+        output.copy_(rows[0])
+        return InFlight(lambda: None)
 
 
 def kernels_of_a_schedule_are_not_those_of_its_points(_: Gang, rule: str) -> None:
@@ -380,11 +404,11 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "fsdp2-offloads-both": fsdp2_offloads_all_or_nothing,
     "fsdp2-copies-alone": fsdp2_copies_alone,
     "fsdp2-bf16-alone": fsdp2_does_not_cast_alone,
-    "compile-selective": selective_checkpointing_compiles_nothing,
-    "compile-selective-stages": stages_computed_again_selectively_compile_nothing,
     "compile-zero-bubble": zero_bubbles_of_compiled_blocks_are_wrong,
     "offload-selective": what_is_recalled_stays_on_the_device,
     "offload-compiled": compiled_blocks_take_no_hooks,
+    "recompute-modules-hooks": what_is_recomputed_by_module_is_not_offloaded,
+    "recompute-attention-context": attention_between_context_ranks_is_sent_again,
     "async-tensor-zero-bubble": zero_bubbles_send_input_gradients_twice,
     "async-tensor-quantised": integers_are_multiplied_whole,
     "fused-kernels-zero-bubble": kernels_run_backward_once,

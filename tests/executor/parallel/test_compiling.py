@@ -49,8 +49,8 @@ def trial(compiled: bool) -> TrialResult:
 
 def block(**knobs: object) -> nn.Module:
     module = nn.Sequential(nn.Linear(4, 4), nn.GELU())
-    compile_blocks([module])
     checkpoint_blocks([module], TrialConfig(compile_blocks=True, **knobs))  # type: ignore[arg-type]
+    compile_blocks([module])
     return module
 
 

@@ -267,7 +267,7 @@ ACTIVATIONS: Knobs = {"zero_stage": 2, "offload_activations": True}
 PLANTED = {
     "a prefetched parameter is used before it came": Planted(
         {"zero_stage": 3}, lambda _: without_wait(ParameterGatherer, "_land"),
-        ("copy_ in prefetch._land on compute", "reads", "all_gather_single in prefetch._gather"),
+        ("split_with_sizes_copy in parameter_shard.fill on compute", "reads", "all_gather_single in prefetch._gather"),
     ),
     "a gather reads what has not come from the host": Planted(
         {"zero_stage": 3, **OFFLOADED}, lambda _: patch.object(Loaded, "before", lambda _: nullcontext()),
