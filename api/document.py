@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from api.problems import MEDIA_TYPE
 from autotune.wire import figures, jobs, predictions, service, trials
-from autotune.wire.problems import Problem
+from autotune.wire.service import Problem
 
 WIRE_MODELS: Mapping[str, type] = {
     name: kind

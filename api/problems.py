@@ -12,7 +12,7 @@ from starlette.routing import Match
 
 from api.refusals import refusals
 from autotune.errors import AutotuneError, JobNotResumableError, NoBestError, UnknownFormatError, UnstatedError
-from autotune.wire.problems import FieldProblem, Problem
+from autotune.wire.service import FieldProblem, Problem
 from search_spaces.errors import SearchSpaceError
 from search_spaces.plain import to_plain
 from storage.errors import (

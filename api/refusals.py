@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune.errors import AutotuneError
 from autotune.request.job_fields import FIELDS
-from autotune.wire.problems import FieldProblem
+from autotune.wire.service import FieldProblem
 
 Schema = Mapping[str, Any]
 

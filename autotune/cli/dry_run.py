@@ -19,13 +19,13 @@ from autotune.session.session import Session
 from autotune.session.trial_requests import trial_request
 from autotune.text.console import Console
 from autotune.text.rows import bytes_text
-from executor.dry.result import DryRank, DryRun
 from executor.runners.one_process import dry_run_model
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.errors import SearchSpaceError
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
 from search_spaces.models.model import ModelSpec
+from search_spaces.trial import DryRank, DryRun
 from search_spaces.trial_config import TrialConfig
 
 

@@ -1,6 +1,7 @@
 """`autotune fit`: which ways of fine-tuning a model fit on some cards, with which batch, how fast, and how long they take."""
 
 import dataclasses
+import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -59,7 +60,12 @@ def fit_command(
     inputs = PlanningFields(**given)
     if inputs.max is not None and inputs.max not in list(Dimension):
         raise RequestError("max", f"{inputs.max!r} is not known", f"use one of {', '.join(Dimension)}")
+    for name, value in (("price", inputs.price), ("epochs", inputs.epochs)):
+        if value is not None and not 0 < value < math.inf:
+            raise RequestError(name, f"{value:g} is not a positive number", "leave it out, or give one")
     if inputs.cards:
+        if file is not None:
+            raise RequestError("cards", "compares machines, and a file is for one", "give --on one of them with --for")
         return _compare(inputs, database, json=json)
     result, conditions = _answer(inputs, database)
     if file is not None:
@@ -142,15 +148,22 @@ def _headlines(result: Fit, conditions: Conditions, inputs: PlanningFields) -> I
     if leanest is not fastest:
         yield f"least memory: {way_text(leanest)}, {bytes_text(leanest.least.fullest.needed)} at micro-batch 1"
         yield f"  {_rate_text(leanest)}{_hours_text(result, leanest, inputs.price)}"
-    if inputs.max == Dimension.SEQUENCE_LENGTH:
+    if inputs.max is not None:
+        yield _largest_text(result, inputs.max).removeprefix("; ")
+
+
+def _largest_text(result: Fit, dimension: str | None) -> str:
+    """What `--max` asks for; empty: nothing."""
+    if dimension == Dimension.SEQUENCE_LENGTH:
         longest = max(result.fitting, key=lambda answer: answer.sequence_length or 0)
-        yield f"longest samples: {longest.sequence_length or 0:,} tokens, {way_text(longest)}, one at a time"
-    if inputs.max == Dimension.MICRO_BATCH_SIZE:
+        return f"; longest samples: {longest.sequence_length or 0:,} tokens, {way_text(longest)}, one at a time"
+    if dimension == Dimension.MICRO_BATCH_SIZE:
         most = max(result.fitting, key=lambda answer: answer.micro_batch_size)
-        yield f"largest micro-batch: {most.micro_batch_size:,} samples, {way_text(most)}"
-    if inputs.max == Dimension.MODEL:
+        return f"; largest micro-batch: {most.micro_batch_size:,} samples, {way_text(most)}"
+    if dimension == Dimension.MODEL:
         model = result.question.model
-        yield f"largest model that fits: {model.parameter_count:,} parameters ({model.name})"
+        return f"; largest model that fits: {model.parameter_count:,} parameters ({model.name})"
+    return ""
 
 
 def _sizes_text(answer: WayAnswer) -> str:
@@ -302,7 +315,8 @@ def _compare(inputs: PlanningFields, database: str | None, *, json: bool) -> Sta
         hours = None if result.amount is None else hours_of(result.amount, best.estimate)
         cost = None if hours is None or price is None else hours.mean * price * result.question.cluster.world_size
         table.add_row(
-            name, way_text(best), str(best.estimate.config.micro_batch_size), bytes_text(best.estimate.fullest.needed),
+            name, f"{way_text(best)}{_largest_text(result, inputs.max)}",
+            str(best.estimate.config.micro_batch_size), bytes_text(best.estimate.fullest.needed),
             _interval_text(best.tokens_per_second or best.estimate.samples_per_second),
             "-" if hours is None else _interval_text(hours), "-" if cost is None else number_text(cost),
         )  # fmt: skip
@@ -319,9 +333,11 @@ def _compare(inputs: PlanningFields, database: str | None, *, json: bool) -> Sta
 def _card_of(text: str, price: float | None) -> tuple[str, float | None]:
     """`1x4090=0.4`: the machine and the price of a device and hour."""
     name, equals, number = text.partition("=")
-    if not equals:
-        return name, price
     try:
-        return name, float(number)
+        cost = float(number) if equals else price
     except ValueError:
-        raise RequestError("cards", f"{number!r} is not a price", "write for example 1x4090=0.4,1xa100=1.9") from None
+        cost = math.nan
+    if not name or (cost is not None and not 0 < cost < math.inf):
+        problem = f"{text!r} is not a machine with a price of a device and hour"
+        raise RequestError("cards", problem, "write for example 1x4090=0.4,1xa100=1.9")
+    return name, cost

@@ -16,8 +16,7 @@ from autotune.recipes.lint import Linted, checked_version, document, lint, sarif
 from autotune.recipes.outlook import STOPS, dry_run
 from autotune.recipes.remedies import exact
 from autotune.text.console import Console
-from search_spaces.errors import SearchSpaceError
-from search_spaces.finding import Effect
+from search_spaces.errors import Effect, SearchSpaceError
 from search_spaces.models.huggingface import resolve_model
 
 

@@ -11,7 +11,7 @@ ServiceError                            the service failed, or what answers is n
 └── WaitTimeoutError   (TimeoutError)     the job did not end in time
 """
 
-from autotune.wire.problems import FieldProblem
+from autotune.wire.service import FieldProblem
 
 
 class ServiceError(Exception):

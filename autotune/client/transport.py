@@ -27,7 +27,7 @@ from autotune.client.errors import (
     UnreachableError,
 )
 from autotune.errors import RequestError
-from autotune.wire.problems import FieldProblem
+from autotune.wire.service import FieldProblem
 
 T = TypeVar("T")
 

@@ -32,7 +32,7 @@ from autotune.frameworks.deepspeed_checks import findings, version_of
 from autotune.frameworks.deepspeed_sections import finding_of
 from autotune.frameworks.framework import Check, Framework, LintCase, Settings, unknown
 from autotune.frameworks.imported import SWITCHES, Imported, flat, named_file, nested, switch_of
-from search_spaces.finding import Effect, Finding
+from search_spaces.errors import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
 

@@ -10,8 +10,7 @@ from autotune.errors import AutotuneError
 from autotune.frameworks.framework import BATCH, LintCase, Settings
 from search_spaces.capability import Rule, SpaceContext
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
-from search_spaces.errors import ModelFormatError, SearchSpaceError
-from search_spaces.finding import Effect, Finding
+from search_spaces.errors import Effect, Finding, ModelFormatError, SearchSpaceError
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.command import CommandModel

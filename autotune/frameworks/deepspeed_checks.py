@@ -25,7 +25,7 @@ from autotune.frameworks.framework import Framework, LintCase, Settings
 from autotune.frameworks.imported import AUTO, Imported, flat, nested
 from executor.engines.deepspeed.capability import installed_version
 from search_spaces.deepspeed import KEYS
-from search_spaces.finding import Effect, Finding
+from search_spaces.errors import Effect, Finding
 from search_spaces.trial_config import TrialConfig
 
 Config = Mapping[str, Any]

@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.frameworks.framework import closest
 from autotune.frameworks.imported import AUTO, flat, nested, short_text, switch_of
-from search_spaces.finding import Effect, Finding
+from search_spaces.errors import Effect, Finding
 
 Version = tuple[int, ...]
 UNREAD = "no part of DeepSpeed reads this key"

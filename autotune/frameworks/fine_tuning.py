@@ -57,9 +57,24 @@ class FineTuning:
         return self.shape.frozen_bits if self.shape.adapts else 16
 
     @property
-    def in_half(self) -> bool:
-        """Whether parameters are loaded in bf16."""
-        return self.shape.adapts or self.method in ("full-bf16", "full-8bit")
+    def loaded(self) -> str:
+        """The type in which parameters are loaded."""
+        if not self.shape.adapts and self.method not in ("full-bf16", "full-8bit"):
+            return "float32"
+        return {"bf16": "bfloat16", "fp16": "float16"}.get(self.config.precision, "float32")
+
+    @property
+    def precision(self) -> dict[str, bool]:
+        """The switch of mixed precision, by the Trainer's names; empty: all is in fp32."""
+        if self.config.precision not in ("bf16", "fp16", "fp32"):
+            problem = f"{self.config.precision} is a precision that these programs do not have"
+            raise ExportRefusedError("precision", problem, "pin bf16, fp16 or fp32")
+        return {} if self.config.precision == "fp32" else {self.config.precision: True}
+
+    @property
+    def is_sharded(self) -> bool:
+        """Whether parameters are divided: quantised ones are then stored in a floating type."""
+        return self.config.zero_stage == 3
 
     @property
     def packs(self) -> bool:
@@ -108,7 +123,7 @@ def _arguments(run: FineTuning) -> dict[str, Any]:
     content: dict[str, Any] = {
         "per_device_train_batch_size": run.config.micro_batch_size,
         "gradient_accumulation_steps": run.accumulation,
-        "bf16": True,
+        **run.precision,
         "optim": run.optimizer,
         "gradient_checkpointing": run.recomputes,
         **_amount(run, "num_train_epochs"),
@@ -141,7 +156,7 @@ def trl_file(run: FineTuning) -> Export:
         "output_dir": "output",
         "max_length": run.workload.sequence_length,
         "packing": run.packs,
-        **({"dtype": "bfloat16"} if run.in_half else {"dtype": "float32"}),
+        "dtype": run.loaded,
         **({"use_peft": True} if run.shape.adapts else {}),
         **_adapters(
             run, {"rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
@@ -151,6 +166,7 @@ def trl_file(run: FineTuning) -> Export:
     }
     if run.bits == 4:
         content |= {"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
+        content |= {"bnb_4bit_quant_storage": run.loaded} if run.is_sharded else {}
     content = {key: json.dumps(value) if isinstance(value, Mapping) else value for key, value in content.items()}
     return _yaml(run, content, f"trl sft --config FILE{f' --num_processes {run.ranks}' if run.ranks > 1 else ''}")
 
@@ -203,7 +219,7 @@ def axolotl_file(run: FineTuning) -> Export:
         **_amount(run, "num_epochs"),
         "optimizer": run.optimizer,
         "learning_rate": 0.0002,
-        "bf16": True,
+        **run.precision,
         "gradient_checkpointing": run.recomputes,
         **({"deepspeed": arguments["deepspeed"]} if run.by_deepspeed else {}),
     }
@@ -217,7 +233,7 @@ def accelerate_file(run: FineTuning) -> Export:
     """The YAML of `accelerate launch --config_file`, for a program of one's own."""
     content: dict[str, Any] = {
         "compute_environment": "LOCAL_MACHINE",
-        "mixed_precision": "bf16",
+        "mixed_precision": next(iter(run.precision), "no"),
         "num_machines": run.cluster.nodes,
         "num_processes": run.ranks,
         "distributed_type": "NO" if run.ranks == 1 else "MULTI_GPU",
@@ -278,13 +294,14 @@ Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collat
 def trainer_file(run: FineTuning) -> Export:
     """A program with Transformers' Trainer, and PEFT where adapters are trained."""
     arguments, quantised = {"output_dir": "output", **_arguments(run)}, run.bits != 16
-    loading = {"dtype": "torch.bfloat16" if run.in_half else "torch.float32"}
+    loading = {"dtype": f"torch.{run.loaded}"}
     names = ["AutoModelForCausalLM", "AutoTokenizer", "DataCollatorForLanguageModeling", "Trainer", "TrainingArguments"]
     if quantised:
         names.append("BitsAndBytesConfig")
         words = ["load_in_8bit=True"] if run.bits == 8 else [
             "load_in_4bit=True", 'bnb_4bit_quant_type="nf4"', "bnb_4bit_use_double_quant=True",
-            "bnb_4bit_compute_dtype=torch.bfloat16",
+            f"bnb_4bit_compute_dtype=torch.{run.loaded}",
+            *([f"bnb_4bit_quant_storage=torch.{run.loaded}"] if run.is_sharded else []),
         ]  # fmt: skip
         loading["quantization_config"] = _call("BitsAndBytesConfig", words, "    ")
     imports, adapters = [_import("transformers", names)], ""

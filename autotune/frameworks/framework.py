@@ -11,7 +11,7 @@ from autotune.frameworks.imported import Imported, switch_of
 from autotune.frameworks.shell import LAUNCHER
 from autotune.question.assumption import VOCABULARY
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.finding import Effect, Finding
+from search_spaces.errors import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.models.model import ModelSpec

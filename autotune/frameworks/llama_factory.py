@@ -21,7 +21,7 @@ from autotune.frameworks.trainer_checks import (
     unknown_fields,
 )
 from autotune.frameworks.trainer_table import TrainerTable, TrainingProgram, memory_arguments
-from search_spaces.finding import Effect, Finding
+from search_spaces.errors import Effect, Finding
 
 OPTIONS = (
     *OF_TRAINER,

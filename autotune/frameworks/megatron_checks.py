@@ -26,7 +26,7 @@ from autotune.frameworks.megatron import (
 )
 from autotune.frameworks.megatron_parser_checks import PARSER_CHECKS
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
-from search_spaces.finding import Effect, Finding
+from search_spaces.errors import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.frameworks.framework import Check, LintCase, Settings
 from autotune.frameworks.megatron import FULLY_RECOMPUTED
-from search_spaces.finding import Effect
+from search_spaces.errors import Effect
 
 EXCLUSIVE = (
     ("--group-query-attention", "--multi-latent-attention"), ("--mock-data", "--data-path"), ("--fp4-format", "--fp8-format"),

@@ -31,7 +31,7 @@ from autotune.frameworks.torchtitan import (
     from_torchtitan,
     in_tokens,
 )
-from search_spaces.finding import Effect, Finding
+from search_spaces.errors import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.models.pipeline import ONE_STAGE_SCHEDULES
 from search_spaces.trial_config import TrialConfig

@@ -13,7 +13,7 @@ from autotune.frameworks.imported import AUTO, Imported, switch_of
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from autotune.frameworks.trainer import read_trainer
 from autotune.frameworks.trainer_table import STARTED, TrainerTable, TrainingProgram, memory_arguments
-from search_spaces.finding import Effect, Finding
+from search_spaces.errors import Effect, Finding
 from search_spaces.knob import Value
 from search_spaces.trial_config import TrialConfig
 

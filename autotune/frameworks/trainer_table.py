@@ -173,7 +173,8 @@ def memory_arguments(settings: Mapping[str, Any], program: TrainingProgram) -> d
         optimizer, packs = str(table.field("optimizer")), table.on("pack_sequences")
     except RequestError:
         return None
-    loaded = program.loads_in_precision or table.field("dtype") is not None or switch_of(settings.get("pure_bf16")) is True
+    typed = table.field("dtype") is not None and "32" not in str(table.field("dtype"))
+    loaded = program.loads_in_precision or typed or switch_of(settings.get("pure_bf16")) is True
     double = next((switch_of(settings[key]) for key in DOUBLE if key in settings), None)
     reentrant = next((switch_of(settings[key]) for key in REENTRANT if key in settings), True)
     version = 2 if str(settings.get("fsdp_version", settings.get("fsdp_config.fsdp_version", "1"))) == "2" else 1

@@ -17,8 +17,7 @@ from autotune.prediction.planning.estimate import StepEstimate, alike, learned
 from autotune.prediction.planning.memory_fit import memory_limits_of
 from autotune.prediction.planning.ties import RESOLUTION, resolution
 from autotune.recipes.outlook import GIB, STOPS, fits, outlooks, question_about, unpredictable
-from search_spaces.errors import SearchSpaceError
-from search_spaces.finding import Finding
+from search_spaces.errors import Finding, SearchSpaceError
 from search_spaces.knob import Value
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial_config import TrialConfig

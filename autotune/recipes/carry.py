@@ -31,7 +31,7 @@ from autotune.recipes.candidates import (
 from autotune.recipes.outlook import GIB, fits, outlook
 from autotune.recipes.recipe import Recipe, Rewritten
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.finding import Finding
+from search_spaces.errors import Finding
 from search_spaces.knob_values import value_text
 from search_spaces.plain import to_plain
 from search_spaces.trial_config import TrialConfig

@@ -27,7 +27,7 @@ from autotune.recipes.assumed import assumptions, conditional, origins, require_
 from autotune.recipes.candidates import faster
 from autotune.recipes.outlook import GIB, STOPS, outlook
 from autotune.recipes.remedies import Variant, fastest, fit
-from search_spaces.finding import Effect, Finding
+from search_spaces.errors import Effect, Finding
 from search_spaces.knob_values import KNOBS
 from search_spaces.plain import to_plain
 

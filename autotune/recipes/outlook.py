@@ -10,12 +10,10 @@ from autotune.prediction.equations.software import NATIVE_FRAMEWORK_CHECKPOINTIN
 from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import Question, question_of
-from executor.dry.result import DryRun
 from executor.runners.one_process import dry_run_model
-from search_spaces.errors import ModelFormatError
-from search_spaces.finding import Effect
+from search_spaces.errors import Effect, ModelFormatError
 from search_spaces.models.model import ModelSpec
-from search_spaces.trial import TrialRequest, Workload
+from search_spaces.trial import DryRun, TrialRequest, Workload
 from search_spaces.trial_config import TrialConfig
 
 GIB = 2**30

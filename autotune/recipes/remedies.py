@@ -15,10 +15,9 @@ from autotune.prediction.planning.consequences import Verdict, verdict_of
 from autotune.prediction.planning.estimate import StepEstimate
 from autotune.recipes.assumed import with_values
 from autotune.recipes.outlook import GIB, fits, outlook, outlooks
-from executor.dry.result import DryRun
-from search_spaces.errors import SearchSpaceError
-from search_spaces.finding import Effect, Finding
+from search_spaces.errors import Effect, Finding, SearchSpaceError
 from search_spaces.knob import Value
+from search_spaces.trial import DryRun
 
 RULE = "memory"
 LEVERS = (

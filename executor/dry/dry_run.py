@@ -14,7 +14,6 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from executor.batches import read_text
 from executor.dry.ledger import backend_of
 from executor.dry.mode import READS_VALUES, DryMode
-from executor.dry.result import DryRank, DryRun
 from executor.engine import Engine, RankContext, measured_config
 from executor.engines.session import ParallelSession, refuse
 from executor.errors import EngineRefusalError, FactoryError
@@ -25,7 +24,7 @@ from search_spaces.kernels import FUSED_KERNELS, NONE
 from search_spaces.mesh import DIMENSIONS, PIPELINE, make_mesh
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.models.pipeline import stages_of_rank
-from search_spaces.trial import Workload
+from search_spaces.trial import DryRank, DryRun, Workload
 from search_spaces.trial_config import TrialConfig
 
 MOST_MICRO_BATCHES = 3

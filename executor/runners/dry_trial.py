@@ -5,12 +5,11 @@ import time
 from collections.abc import Callable
 
 from executor.dry.dry_run import dry_run_places
-from executor.dry.result import DryRank, DryRun
 from executor.engine import RankContext
 from executor.errors import MemoryLimitError
 from executor.runners.rank_loop import leave
 from search_spaces.outcome import Outcome
-from search_spaces.trial import Progress, RankMeasurement, TrialRequest, TrialResult
+from search_spaces.trial import DryRank, DryRun, Progress, RankMeasurement, TrialRequest, TrialResult
 
 ReportProgress = Callable[[Progress], None]
 

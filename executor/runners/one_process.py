@@ -11,7 +11,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from executor.dry.result import DryRun
 from executor.errors import EngineRefusalError, FactoryError, MemoryLimitError, RunnerError
 from executor.measurement.flops import ModelProfile
 from executor.runners.gang import Gang, assign_devices
@@ -25,7 +24,7 @@ from search_spaces.environment import variables_of
 from search_spaces.models.model import FactoryModel
 from search_spaces.outcome import Outcome
 from search_spaces.plain import from_plain, to_plain
-from search_spaces.trial import TrialRequest, Workload
+from search_spaces.trial import DryRun, TrialRequest, Workload
 
 NO_DEVICE = {"CUDA_VISIBLE_DEVICES": ""}
 """Hides the devices: they may be busy, and a dry run uses none."""

@@ -39,6 +39,8 @@ from search_spaces.trial_config import TrialConfig
 
 TOKENS, LONGEST = 128, 1 << 20
 """Granularity and limit of the longest samples."""
+TIE = 0.05
+"""Relative difference of rates that predictions do not tell apart: the error between two good configurations (plans' ties)."""
 ADAPTER_RANK, BATCH = 16, 64
 """Rank of adapters, and least samples per optimizer step, where none are stated."""
 
@@ -239,8 +241,8 @@ class Fit:
 
     @property
     def fastest(self) -> WayAnswer | None:
-        """The way with the most samples/s of those that fit."""
-        return max(self.fitting, key=lambda answer: answer.estimate.samples_per_second.mean, default=None)
+        """The way with the most samples/s of those that fit; of several within `TIE` the one that offloads least."""
+        return _fastest_way(self.fitting)
 
     @property
     def leanest(self) -> WayAnswer | None:
@@ -273,10 +275,8 @@ class Fit:
     def best_of(self, method: str) -> WayAnswer:
         """The fastest way of a method that fits; if none does, the nearest."""
         answers = [answer for answer in self.answers if answer.way.method.name == method]
-        fitting = [answer for answer in answers if answer.fits]
-        if fitting:
-            return max(fitting, key=lambda answer: answer.estimate.samples_per_second.mean)
-        return min(answers, key=lambda answer: (answer.lacks_card, answer.lacks_host))
+        fastest = _fastest_way([answer for answer in answers if answer.fits])
+        return fastest or min(answers, key=lambda answer: (answer.lacks_card, answer.lacks_host))
 
     def document(self) -> dict[str, Any]:
         """The JSON representation."""
@@ -290,6 +290,19 @@ class Fit:
             "remedies": [{"remedy": name.value, "value": value} for name, value in self.remedies.items()],
             "ways": [answer.document(self.amount) for answer in self.answers],
         }
+
+
+def _fastest_way(answers: Sequence[WayAnswer]) -> WayAnswer | None:
+    if not answers:
+        return None
+    rates = [answer.estimate.samples_per_second.mean for answer in answers]
+    near = [(answer, rate) for answer, rate in zip(answers, rates, strict=True) if rate >= (1 - TIE) * max(rates)]
+
+    def key(pair: tuple[WayAnswer, float]) -> tuple[int, float]:
+        sharding = pair[0].way.sharding
+        return sharding.offload_optimizer + sharding.offload_param, -pair[1]
+
+    return min(near, key=key)[0]
 
 
 def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[str]) -> Question:
@@ -364,6 +377,10 @@ def ways_of(question: Question, methods: Sequence[str] = ()) -> list[Way]:
     model, pins = question.model, single_values(question.pins)
     shape = model if isinstance(model, ModelSpec) else None
     defaults = device_defaults(question.cluster, capability_of(question.engine), None if shape else model)
+    if shape is not None:
+        # The Trainer neither compiles nor sets torch's allocator unless it is told to, and takes fp16 on cards without bf16.
+        half = "bf16" if question.cluster.device.supports("bf16") else "fp16"
+        defaults = defaults.replace({"compile_blocks": False, "expandable_segments": False, "precision": half})
     base = defaults.replace({"micro_batch_size": 1, **pins})
     stated = question.stated_arguments or {}
     alone = question.cluster.world_size == 1
@@ -372,8 +389,10 @@ def ways_of(question: Question, methods: Sequence[str] = ()) -> list[Way]:
     for method in methods_of(model, methods):
         changed = model if shape is None or not method.adapts else _adapted(shape, method)
         for sharding in shardings:
-            if not _exists(method, sharding, shape):
-                continue
+            if not _exists(method, sharding, shape) or (
+                base.precision == "fp16" and method.arguments.get("parameter_width") == "2"
+            ):
+                continue  # fp16 is not trained without parameters in fp32
             arguments = None
             if shape is not None:
                 arguments = {**method.arguments, **({"sharding": sharding.library} if sharding.library else {}), **stated}

@@ -7,9 +7,8 @@ import pytest
 from called import Command
 
 from autotune.cli import dry_run
-from executor.dry.result import DryRank, DryRun
 from executor.runners import rank_process
-from search_spaces.trial import CollectiveCount
+from search_spaces.trial import CollectiveCount, DryRank, DryRun
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
 

@@ -92,7 +92,12 @@ def test_a_file_is_written_with_how_to_start_it(command: Command, tmp_path: Path
         (("llama-2-7b", "--on", "2x24GB", "--frozen-bits", 4), "frozen_bits: says how adapters are"),
         (("llama-2-7b", "--on", "2x24GB", "--max", "speed"), "max: 'speed' is not known"),
         (("llama-2-7b", "--on", "2x24GB", "--for", "keras"), "program: 'keras' is not known; use one of trl, "),
-        (("llama-2-7b", "--cards", "1x4090=cheap"), "cards: 'cheap' is not a price"),
+        (("llama-2-7b", "--cards", "1x4090=cheap"), "cards: '1x4090=cheap' is not a machine with a price"),
+        (("llama-2-7b", "--cards", "1x4090=-1"), "cards: '1x4090=-1' is not a machine with a price"),
+        (("llama-2-7b", "--cards", "1x4090,,2x4090"), "cards: '' is not a machine"),
+        (("llama-2-7b", "--cards", "1x4090", "--for", "trl"), "cards: compares machines, and a file is for one"),
+        (("llama-2-7b", "--on", "1x4090", "--price", -3), "price: -3 is not a positive number"),
+        (("llama-2-7b", "--on", "1x4090", "--epochs", -1, "--dataset-rows", 5), "epochs: -1 is not a positive number"),
         (("mine:factory", "--on", "2x24GB"), "there is no module 'mine'"),
     ],
 )
@@ -100,6 +105,42 @@ def test_bad_input_is_one_line(command: Command, words: tuple[object, ...], says
     answer = command("fit", *words)
     assert (answer.status, answer.out, len(answer.err.splitlines())) == (2, "", 1)
     assert says in answer.err
+
+
+@pytest.mark.prove
+def test_a_file_is_in_the_precision_of_the_card_and_says_which_pins_it_lacks(command: Command) -> None:
+    words = ("opt-1.3b", "--sequence-length", 512, "--methods", "qlora", "--for", "trl", "--on")
+    old = command("fit", *words, "1xt4", "--pin", "zero_stage=0", "--pin", "attention_backend=math")
+    assert (old.status, "fp16: true" in old.out, "dtype: float16" in old.out, "bf16" in old.out) == (0, True, True, False)
+    assert "note: attention_backend=math: not in this file; set it yourself" in old.err
+    assert "bnb_4bit_quant_storage" not in old.out
+    sharded = command("fit", *words, "2x4090", "--pin", "zero_stage=3", "--pin", "offload_param=none")
+    assert "bnb_4bit_quant_storage: bfloat16" in sharded.out  # integers are not divided
+    assert " not in this file" not in sharded.err
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize(
+    ("model", "on", "method", "pins"),
+    [
+        ("gpt2", "1xa100", "full", ("zero_stage=0",)),
+        ("qwen2.5-0.5b", "1xa100", "full-bf16", ()),
+        ("qwen2.5-0.5b", "2xa100", "qlora", ("zero_stage=3", "offload_param=none")),
+    ],
+)
+def test_lint_reads_a_file_with_the_same_memory(
+    command: Command, tmp_path: Path, model: str, on: str, method: str, pins: tuple[str, ...]
+) -> None:
+    path = tmp_path / "sft.yaml"
+    words = ("fit", model, "--on", on, "--methods", method, "--sequence-length", 1024)
+    words += tuple(word for pin in pins for word in ("--pin", pin))
+    assert command(*words, "--for", "trl", "--out", path).status == 0
+    document = json.loads(command(*words, "--json").out)
+    ours = document["ways"][document["fastest"]]["predicted"]["peak_memory_bytes"][0]["by_tag"]
+    read = json.loads(command("lint", "trainer", path, "--model", model, "--cluster", on, "--json").out)["files"][0]
+    theirs = read["predicted"]["peak_memory_bytes"][0]["by_tag"]
+    for tag in ("parameters", "gradients", "optimizer_state", "activations", "buffers", "context"):
+        assert theirs[tag] == pytest.approx(ours[tag], rel=1e-6), tag
 
 
 @pytest.mark.prove

@@ -16,7 +16,7 @@ from autotune.frameworks.framework import LintCase, Surroundings
 from autotune.frameworks.imported import Imported
 from autotune.frameworks.read import read_imported, read_written
 from autotune.recipes.lint import case_of
-from search_spaces.finding import Effect
+from search_spaces.errors import Effect
 
 START = """compute_environment: LOCAL_MACHINE
 debug: false

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from autotune.frameworks.deepspeed_checks import findings
-from search_spaces.finding import Effect
+from search_spaces.errors import Effect
 
 BATCH = {"train_micro_batch_size_per_gpu": 1}
 REFUSED, FAILS, IGNORED, CHANGED = Effect.REFUSED, Effect.FAILS, Effect.IGNORED, Effect.CHANGED

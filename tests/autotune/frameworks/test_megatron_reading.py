@@ -12,7 +12,7 @@ from autotune.frameworks.imported import Imported
 from autotune.frameworks.megatron import layer_pattern, layout_stages
 from autotune.frameworks.read import read_imported, read_written
 from autotune.recipes.lint import lint
-from search_spaces.finding import Effect
+from search_spaces.errors import Effect
 from search_spaces.models.huggingface import resolve_model
 
 SIZES = (

@@ -13,11 +13,11 @@ from autotune.prediction.equations.uneven import layout_overrides, paces_of, ran
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.question import Question
 from executor.dry.dry_run import dry_run_places
-from executor.dry.result import DryRun
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.models.model import ModelSpec
+from search_spaces.trial import DryRun
 from search_spaces.trial_config import TrialConfig
 from tests.sampling import sampled
 

@@ -14,7 +14,7 @@ from autotune.recipes.candidates import certain_gain
 from autotune.recipes.lint import Linted, lint
 from autotune.recipes.outlook import GIB, fits, outlook
 from search_spaces.clusters.presets import resolve_cluster
-from search_spaces.finding import Effect
+from search_spaces.errors import Effect
 from search_spaces.models.huggingface import resolve_model
 
 

@@ -3,9 +3,8 @@
 import pytest
 
 from executor.dry.dry_run import dry_run
-from executor.dry.result import DryRank
 from search_spaces.models.model import ModelSpec
-from search_spaces.trial import Workload
+from search_spaces.trial import DryRank, Workload
 from search_spaces.trial_config import TrialConfig
 
 LAYERS, HIDDEN, TOKENS, SAMPLES = 3, 256, 512, 2

@@ -6,10 +6,9 @@ from typing import Any
 import pytest
 
 from executor.dry.dry_run import dry_run
-from executor.dry.result import DryRank
 from search_spaces.models.model import ModelSpec
 from search_spaces.training.adapters import configured
-from search_spaces.trial import Workload
+from search_spaces.trial import DryRank, Workload
 from search_spaces.trial_config import TrialConfig
 from tests.sampling import sampled
 

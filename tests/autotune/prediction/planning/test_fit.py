@@ -241,3 +241,22 @@ def test_what_the_libraries_do_is_stated_by_name() -> None:
     ):
         with pytest.raises(RequestError, match=f"libraries: {problem}"):
             least(words)
+
+
+def test_the_trainer_does_not_compile_and_takes_fp16_where_there_is_no_bf16() -> None:
+    result = fit(asked("opt-125m", "1xt4", sequence_length=512))
+    assert {answer.way.method.name for answer in result.answers} == {"full", "lora", "lora-8bit", "qlora"}
+    for answer in result.answers:
+        config = answer.way.base
+        assert (config.precision, config.compile_blocks, config.expandable_segments) == ("fp16", False, False)
+    recent = fit(asked("opt-125m", "1x4090", sequence_length=512), among=("lora, one card",))
+    assert recent.answers[0].way.base.precision == "bf16"
+
+
+def test_nothing_is_offloaded_for_a_gain_within_the_error() -> None:
+    result = fit(asked("mistral-7b", "1x4090", sequence_length=2048), methods=("qlora",))
+    best = result.fastest
+    rates = {answer.way.name: answer.estimate.samples_per_second.mean for answer in result.fitting}
+    assert best is not None and best.way.name == "qlora, one card, recomputed"
+    assert best.way.name == result.best_of("qlora").way.name
+    assert rates[best.way.name] >= 0.95 * max(rates.values())

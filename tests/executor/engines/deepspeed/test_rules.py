@@ -15,7 +15,7 @@ import pytest
 from autotune.frameworks import deepspeed_sections
 from autotune.frameworks.deepspeed_checks import findings
 from executor.engines.deepspeed.capability import installed_version
-from search_spaces.finding import Effect
+from search_spaces.errors import Effect
 
 pytestmark = pytest.mark.skipif(
     installed_version() != "0.19.8", reason="DeepSpeed 0.19.8 is not installed: pip install 'autotune[deepspeed]'"
