@@ -104,7 +104,7 @@ def variants() -> Iterator[dict[str, Any]]:
             name = f"DeepSpeed of 4, stage {stage}{', optimizer on the host (device and host together)' if offload else ''}"
             yield common | divided | {"name": name, "stage": stage, "offload": offload, "checkpointing": "plain"}
         yield common | divided | {"name": f"DeepSpeed of 4, stage {stage}, no checkpoints", "stage": stage, "live": 10**9}
-    # Last: it replaces functions of the library for the whole process.
+    # The last of its process: it replaces functions of the library.
     yield few | {"name": "Liger, LoRA", "liger": True}
 
 
@@ -172,10 +172,15 @@ class Compared(NamedTuple):
 
 def compared(python: str, cases: Sequence[dict[str, Any]]) -> list[Compared]:
     """Train and predict."""
-    command = [python, "-m", "benchmarks.prediction.stacks_trainer"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run(command, input=json.dumps(cases), capture_output=True, text=True, cwd=ROOT, env=environment)
-    answers = {answer["name"]: answer for answer in map(json.loads, done.stdout.splitlines())}
+    answers: dict[str, dict[str, Any]] = {}
+    # Two processes: Accelerate takes what DeepSpeed leaves in the environment for ranks of its own.
+    for sharded in (False, True):
+        group = [case for case in cases if ("ranks" in case) is sharded]
+        done = subprocess.run(
+            [python, "-m", "benchmarks.prediction.stacks_trainer"], input=json.dumps(group), capture_output=True, text=True,
+            cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )  # fmt: skip
+        answers |= {answer["name"]: answer for answer in map(json.loads, done.stdout.splitlines())}
     if missing := [case["name"] for case in cases if case["name"] not in answers]:
         raise SystemExit(f"{python} did not answer {missing}: {done.stderr[-2000:]}")
     return [

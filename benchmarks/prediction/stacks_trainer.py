@@ -265,9 +265,6 @@ def train_by_deepspeed(model: Any, case: dict[str, Any], ledger: Ledger) -> Iter
         engine.step()
         del loss
     yield ledger.position()
-    dist.destroy_process_group()
-    for name in ("LOCAL_RANK", "RANK", "WORLD_SIZE"):
-        del os.environ[name]
 
 
 def highest_bytes(case: dict[str, Any]) -> int:
