@@ -19,8 +19,8 @@ from fastapi import Depends, Request
 from starlette.exceptions import HTTPException
 
 from autotune.errors import AutotuneError
-from search_spaces.checkpoints import checkpoints
 from search_spaces.errors import SearchSpaceError, SpaceTooLargeError
+from search_spaces.lattice import checkpoints
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -7,16 +7,37 @@ number is cached per depth and frontier. This is variable elimination [Dechter 1
 
 import random
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from search_spaces.canonical import SEARCH_ORDER, canonical_reads, canonical_value
 from search_spaces.capability import Rule, SpaceContext
-from search_spaces.checkpoints import checkpoint
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Value
 from search_spaces.rules.table import HONOURS, rules_of
 from search_spaces.trial_config import TrialConfig
+
+_CALLBACK: ContextVar[Callable[[], None] | None] = ContextVar("checkpoint", default=None)
+
+
+def checkpoint() -> None:
+    """Call the caller's callback, which may raise; return at once if none is set."""
+    callback = _CALLBACK.get()
+    if callback is not None:
+        callback()
+
+
+@contextmanager
+def checkpoints(callback: Callable[[], None]) -> Iterator[None]:
+    """Call `callback` at each checkpoint of this thread's computations: it returns to continue them, or raises to end them."""
+    token = _CALLBACK.set(callback)
+    try:
+        yield
+    finally:
+        _CALLBACK.reset(token)
+
 
 Prefix = tuple[Value, ...]
 """Canonical values of the first knobs of SEARCH_ORDER."""

@@ -69,18 +69,18 @@ export default function Fit() {
 
 function Answer({ answer, inputs }) {
   const [isWhole, setWhole] = useState(false);
-  const fastest = answer.ways[answer.fastest];
-  const leanest = answer.ways[answer.leanest];
-  const best = new Set(bestOfMethods(answer.ways));
-  const rows = answer.ways.filter((way) => isWhole || best.has(way) || way === leanest);
+  const fastest = answer.setups[answer.fastest];
+  const leanest = answer.setups[answer.leanest];
+  const best = new Set(bestOfMethods(answer.setups));
+  const rows = answer.setups.filter((way) => isWhole || best.has(way) || way === leanest);
   return html`<section class="card stack" aria-label=${`On ${answer.cluster}`}>
     <h2>${answer.model} on ${answer.cluster}</h2>
     ${fastest
       ? html`<p><strong>Fastest that fits: ${wayText(fastest)}</strong>, micro-batch ${fastest.config.micro_batch_size}, ${bytes(fastest.needed_bytes)} of ${`${bytes(fastest.predicted.memory_limit_bytes)} per card`} with a probability of ${share(fastest.predicted.fit_probability)}: ${rateText(fastest)}${fastest.hours && html`, ${interval(fastest.hours.mean, fastest.hours.low, fastest.hours.high)} hours`}.</p>
         ${leanest !== fastest && html`<p>Least memory: ${wayText(leanest)}, ${bytes(leanest.least_bytes)} per card: ${rateText(leanest)}.</p>`}`
-      : html`<p><strong>Nothing fits.</strong> The nearest is ${wayText(answer.ways[answer.nearest])}. ${answer.remedies.length > 0 && html`What would do: ${answer.remedies.map(remedyText).join("; or ")}.`}</p>`}
+      : html`<p><strong>Nothing fits.</strong> The nearest is ${wayText(answer.setups[answer.nearest])}. ${answer.remedies.length > 0 && html`What would do: ${answer.remedies.map(remedyText).join("; or ")}.`}</p>`}
     <${DataTable} caption=${`Ways of training on ${answer.cluster}`} columns=${COLUMNS} rows=${rows} keyOf=${(way) => `${way.method}/${wayText(way)}`} />
-    ${!isWhole && html`<button type="button" class="small" onClick=${() => setWhole(true)}>Show all ${answer.ways.length} ways</button>`}
+    ${!isWhole && html`<button type="button" class="small" onClick=${() => setWhole(true)}>Show all ${answer.setups.length} ways</button>`}
     ${fastest && fastest.method && html`<${File} answer=${answer} inputs=${inputs} />`}
     ${answer.assumed.length > 0 && html`<details><summary>Assumed, because nobody stated it</summary><${Assumed} assumed=${answer.assumed} /></details>`}
   </section>`;

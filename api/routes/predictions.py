@@ -34,7 +34,6 @@ from autotune.goodput.terms import terms_of
 from autotune.prediction.planning import estimate as planning
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.conditional import Conditions, fitted, plan_conditions, planned, predicted
-from autotune.prediction.planning.fit_file import file_of
 from autotune.prediction.planning.largest import Dimension, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions
@@ -49,6 +48,7 @@ from autotune.prediction.planning.question import (
 from autotune.prediction.planning.scan import Bounds
 from autotune.question.assumption import assumed_document
 from autotune.question.question import PlanningFields
+from autotune.recipes.fit_recipe import file_of
 from autotune.request.field_forms import with_loads
 from autotune.request.rows import request_to_row
 from autotune.session.knowledge import learned_of

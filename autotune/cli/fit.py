@@ -20,14 +20,12 @@ from autotune.prediction.planning.consequences import Verdict, verdict_of
 from autotune.prediction.planning.fit import (
     Fit,
     Remedy,
-    WayAnswer,
+    SetupAnswer,
     hours_of,
 )
-from autotune.prediction.planning.fit_file import file_of
 from autotune.prediction.planning.largest import Dimension
 from autotune.prediction.planning.question import Question
 from autotune.question.question import PlanningFields
-from autotune.recipes.fit_recipe import fields_of_recipe
 from autotune.text.console import Console
 from autotune.text.rows import bytes_text
 from search_spaces.models.huggingface import is_factory_reference
@@ -53,11 +51,14 @@ def fit_command(
 
     `recipe`: a file that states what the options leave open.
     """
-    given = read_fields(options)
+    fields = read_fields(options)
     if recipe is not None:
-        cards = given.get("cards", ())
-        given = fields_of_recipe(recipe, _card_of(cards[0], None)[0] if cards else given.get("cluster")) | given
-    inputs = PlanningFields(**given)
+        # Imported on demand: most questions name no recipe, and its readers take time to load.
+        from autotune.recipes.fit_recipe import fields_of_recipe
+
+        cards = fields.get("cards", ())
+        fields = fields_of_recipe(recipe, _card_of(cards[0], None)[0] if cards else fields.get("cluster")) | fields
+    inputs = PlanningFields(**fields)
     if inputs.max is not None and inputs.max not in list(Dimension):
         raise RequestError("max", f"{inputs.max!r} is not known", f"use one of {', '.join(Dimension)}")
     for name, value in (("price", inputs.price), ("epochs", inputs.epochs)):
@@ -84,22 +85,25 @@ def _answer(inputs: PlanningFields, database: str | None) -> tuple[Fit, Conditio
 
 
 def _write(result: Fit, inputs: PlanningFields, file: WantedFile) -> Status:
+    # Imported on demand, as above.
+    from autotune.recipes.fit_recipe import file_of
+
     exported = file_of(result, inputs, file.format, file.dataset)
     if file.out is None:
         sys.stdout.write(exported.text)
     else:
         write_whole(file.out, exported.text)
     assert result.fastest is not None
-    for note in (f"{way_text(result.fastest)}, {_sizes_text(result.fastest)}", *exported.notes):
+    for note in (f"{setup_text(result.fastest)}, {_sizes_text(result.fastest)}", *exported.notes):
         print_note(note)
     return Status.OK
 
 
-def way_text(answer: WayAnswer) -> str:
+def setup_text(answer: SetupAnswer) -> str:
     """A way in words: `QLoRA on one card, activations recomputed`."""
-    way = answer.way
-    recomputed = ", activations recomputed" if way.recomputes else ""
-    return f"{way.method.title} {'on' if way.sharding.name == 'one card' else 'with'} {way.sharding.name}{recomputed}"
+    setup = answer.setup
+    recomputed = ", activations recomputed" if setup.recomputes else ""
+    return f"{setup.method.title} {'on' if setup.sharding.name == 'one card' else 'with'} {setup.sharding.name}{recomputed}"
 
 
 def _print_fit(result: Fit, conditions: Conditions, inputs: PlanningFields, console: Console, *, every: bool) -> None:
@@ -139,14 +143,14 @@ def _headlines(result: Fit, conditions: Conditions, inputs: PlanningFields) -> I
         fitting = {item.assumption.name: item for item in conditions.results if item.changes_verdict}
         alternatives = " or ".join(item.assumption.words(item.value) for item in fitting.values())
         condition = f" as assumed, but with {alternatives} something does" if fitting else ""
-        yield f"nothing fits{condition}: the nearest is {way_text(nearest)}, which {lacks_text(nearest)}"
+        yield f"nothing fits{condition}: the nearest is {setup_text(nearest)}, which {lacks_text(nearest)}"
         remedies = "; or ".join(remedy_text(remedy, value) for remedy, value in result.remedies.items())
         yield f"possible remedies: {remedies}" if remedies else "none of the tried remedies suffices; choose a smaller model"
         return
-    yield f"{assumed}fastest that fits: {way_text(fastest)}, {_sizes_text(fastest)}"
+    yield f"{assumed}fastest that fits: {setup_text(fastest)}, {_sizes_text(fastest)}"
     yield f"  {_rate_text(fastest)}{_hours_text(result, fastest, inputs.price)}"
     if leanest is not fastest:
-        yield f"least memory: {way_text(leanest)}, {bytes_text(leanest.least.fullest.needed)} at micro-batch 1"
+        yield f"least memory: {setup_text(leanest)}, {bytes_text(leanest.least.fullest.needed)} at micro-batch 1"
         yield f"  {_rate_text(leanest)}{_hours_text(result, leanest, inputs.price)}"
     if inputs.max is not None:
         yield _largest_text(result, inputs.max).removeprefix("; ")
@@ -156,17 +160,17 @@ def _largest_text(result: Fit, dimension: str | None) -> str:
     """What `--max` asks for; empty: nothing."""
     if dimension == Dimension.SEQUENCE_LENGTH:
         longest = max(result.fitting, key=lambda answer: answer.sequence_length or 0)
-        return f"; longest samples: {longest.sequence_length or 0:,} tokens, {way_text(longest)}, one at a time"
+        return f"; longest samples: {longest.sequence_length or 0:,} tokens, {setup_text(longest)}, one at a time"
     if dimension == Dimension.MICRO_BATCH_SIZE:
         most = max(result.fitting, key=lambda answer: answer.micro_batch_size)
-        return f"; largest micro-batch: {most.micro_batch_size:,} samples, {way_text(most)}"
+        return f"; largest micro-batch: {most.micro_batch_size:,} samples, {setup_text(most)}"
     if dimension == Dimension.MODEL:
         model = result.question.model
         return f"; largest model that fits: {model.parameter_count:,} parameters ({model.name})"
     return ""
 
 
-def _sizes_text(answer: WayAnswer) -> str:
+def _sizes_text(answer: SetupAnswer) -> str:
     estimate = answer.estimate
     limit, needed, host = estimate.memory_limit_bytes, estimate.fullest.needed, estimate.host_memory_bytes
     main = f" and {bytes_text(host)} of main memory" if host else ""
@@ -181,7 +185,7 @@ def _probability_text(probability: float) -> str:
     return "over 99 %" if probability > 0.995 else f"{probability:.0%}".replace("%", " %")
 
 
-def _rate_text(answer: WayAnswer) -> str:
+def _rate_text(answer: SetupAnswer) -> str:
     rate, unit = answer.tokens_per_second, "tokens/s"
     if rate is None:
         rate, unit = answer.estimate.samples_per_second, "samples/s"
@@ -192,7 +196,7 @@ def _interval_text(interval: Interval) -> str:
     return f"{_number(interval.mean)} [{_number(interval.low)}, {_number(interval.high)}]"
 
 
-def _hours_text(result: Fit, answer: WayAnswer, price: float | None) -> str:
+def _hours_text(result: Fit, answer: SetupAnswer, price: float | None) -> str:
     if result.amount is None:
         return ""
     hours = hours_of(result.amount, answer.estimate)
@@ -205,12 +209,12 @@ def _hours_text(result: Fit, answer: WayAnswer, price: float | None) -> str:
     return f"; {result.amount.text}: {_interval_text(hours)} hours{cost}"
 
 
-def may_fit(answer: WayAnswer) -> bool:
+def may_fit(answer: SetupAnswer) -> bool:
     """Whether it neither fits nor does not fit with the required probability."""
     return verdict_of(answer.least) is Verdict.MAY_FIT
 
 
-def lacks_text(answer: WayAnswer) -> str:
+def lacks_text(answer: SetupAnswer) -> str:
     """Why a way does not fit: `lacks 3.1 GiB per card`, with the margin for an uncertain prediction."""
     lacks = (("per card", answer.lacks_card), ("of main memory", answer.lacks_host))
     return f"lacks {' and '.join(f'{bytes_text(count)} {resource}' for resource, count in lacks if count)}"
@@ -252,7 +256,7 @@ def _table(result: Fit, *, every: bool) -> Table:
     if result.amount:
         table.add_column("hours", justify="right", no_wrap=True)
     for answer in result.answers if every else _shown(result):
-        way, estimate = answer.way, answer.estimate if answer.fits else answer.least
+        setup, estimate = answer.setup, answer.estimate if answer.fits else answer.least
         host = estimate.host_memory_bytes
         figures = {
             "batch": str(estimate.config.micro_batch_size),
@@ -262,8 +266,8 @@ def _table(result: Fit, *, every: bool) -> Table:
             **({"hours": _number(hours_of(result.amount, estimate).mean)} if result.amount else {}),
         }
         table.add_row(
-            way.method.name or "as made",
-            f"{way.sharding.name}{', recomputed' if way.recomputes else ''}",
+            setup.method.name or "as made",
+            f"{setup.sharding.name}{', recomputed' if setup.recomputes else ''}",
             f"{estimate.fullest.needed / 2**30:.1f}",
             f"{host / 2**30:.1f}" if host else "-",
             *(figures.values() if answer.fits else ("may fit" if may_fit(answer) else "-", *("-",) * (len(figures) - 1))),
@@ -275,8 +279,8 @@ def _number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else number_text(value)
 
 
-def _shown(result: Fit) -> Sequence[WayAnswer]:
-    methods = dict.fromkeys(answer.way.method.name for answer in result.answers)
+def _shown(result: Fit) -> Sequence[SetupAnswer]:
+    methods = dict.fromkeys(answer.setup.method.name for answer in result.answers)
     best = [result.best_of(name) for name in methods]
     shown = [answer for answer in best if answer.fits]
     if result.leanest is not None and result.leanest not in shown:
@@ -288,11 +292,11 @@ def _that_do_not_fit(result: Fit, *, every: bool) -> Iterator[str]:
     """A line for each method without a way that fits."""
     if every or not result.fitting:
         return
-    for name in dict.fromkeys(answer.way.method.name for answer in result.answers):
+    for name in dict.fromkeys(answer.setup.method.name for answer in result.answers):
         best = result.best_of(name)
         if not best.fits:
             verdict = f"may fit ({_probability_text(best.least.fit_probability)})" if may_fit(best) else "does not fit"
-            yield f"  {verdict}: {way_text(best)} {lacks_text(best)}"
+            yield f"  {verdict}: {setup_text(best)} {lacks_text(best)}"
 
 
 def _compare(inputs: PlanningFields, database: str | None, *, json: bool) -> Status:
@@ -310,12 +314,12 @@ def _compare(inputs: PlanningFields, database: str | None, *, json: bool) -> Sta
         lines += [line for line in conditions.lines() if line not in lines]
         best, fits = result.fastest, fits or bool(result.fitting)
         if best is None:
-            table.add_row(name, f"nothing: {way_text(result.nearest)} {lacks_text(result.nearest)}", *("-",) * 5)
+            table.add_row(name, f"nothing: {setup_text(result.nearest)} {lacks_text(result.nearest)}", *("-",) * 5)
             continue
         hours = None if result.amount is None else hours_of(result.amount, best.estimate)
         cost = None if hours is None or price is None else hours.mean * price * result.question.cluster.world_size
         table.add_row(
-            name, f"{way_text(best)}{_largest_text(result, inputs.max)}",
+            name, f"{setup_text(best)}{_largest_text(result, inputs.max)}",
             str(best.estimate.config.micro_batch_size), bytes_text(best.estimate.fullest.needed),
             _interval_text(best.tokens_per_second or best.estimate.samples_per_second),
             "-" if hours is None else _interval_text(hours), "-" if cost is None else number_text(cost),

@@ -113,9 +113,9 @@ def deepspeed_content(run: FineTuning) -> dict[str, Any]:
     content = deepspeed_config(run.config, run.workload, run.ranks, run.shape.parameter_count)
     batch = ("train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "gradient_clipping")
     filled: dict[str, Any] = dict.fromkeys(batch, "auto") | {"bf16": {"enabled": "auto"}, "fp16": {"enabled": "auto"}}
-    kept = {key: value for key, value in content.items() if key in ("zero_optimization", "communication_data_type")}
+    sections = {key: value for key, value in content.items() if key in ("zero_optimization", "communication_data_type")}
     untested = {"zero_allow_untested_optimizer": True, "zero_force_ds_cpu_optimizer": False}
-    return {**kept, **filled, **untested}
+    return {**sections, **filled, **untested}
 
 
 def _arguments(run: FineTuning) -> dict[str, Any]:

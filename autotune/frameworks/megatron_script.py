@@ -19,10 +19,10 @@ from autotune.frameworks.megatron import LM, SHARDING, Dialect, options_of
 from autotune.frameworks.peft import ADAPTER_KNOBS, megatron_bridge_notes
 from search_spaces.communication import INT8
 from search_spaces.kernels import ENGINE_ATTENTION
+from search_spaces.knobs.computation import MODULES, modules_in
 from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.models.pipeline import split_layers
 from search_spaces.optimizers import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE, SGD_MOMENTUM
-from search_spaces.recomputation import MODULES, modules_in
 from search_spaces.trial_config import TrialConfig
 
 OPTIONS = options_of(Dialect(LM))

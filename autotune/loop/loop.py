@@ -22,7 +22,7 @@ from autotune.session.session import Session, with_changes_of
 from autotune.session.trial_requests import trial_request
 from executor.errors import RunnerError, failure_table
 from executor.runners.runner import Runner
-from search_spaces.checkpoints import checkpoints
+from search_spaces.lattice import checkpoints
 from search_spaces.models.command import CommandModel
 from search_spaces.outcome import RETRIES, JobState, Outcome
 from search_spaces.trial import LogLines, NodeEvent, Progress, TrialRequest, TrialResult, reference_name

@@ -1,15 +1,23 @@
-"""A recipe of the Trainer, TRL, Axolotl or LLaMA-Factory as fields of `autotune fit`: what it trains, not how it is divided."""
+"""A recipe of the Trainer, TRL, Axolotl or LLaMA-Factory as fields of `autotune fit`, and the answer as such a recipe."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import RequestError
+from autotune.errors import NothingFeasibleError, RequestError
+from autotune.frameworks.export import Export
+from autotune.frameworks.fine_tuning import FineTuning, fine_tuning_file
 from autotune.frameworks.read import FRAMEWORKS, read_written
+from autotune.prediction.planning.fit import Fit
+from autotune.prediction.planning.question import single_values
+from autotune.question.question import PlanningFields
 from search_spaces.clusters.presets import resolve_cluster
+from search_spaces.knob_values import value_text
 from search_spaces.models.huggingface import known_model
+from search_spaces.models.model import ModelSpec
 from search_spaces.training.adapters import FROZEN_BITS, TARGETS
 
-OF_WAYS = ("states", "sharding", "parameter_width", "whole_norms", "whole_tables")
+OF_SETUPS = ("states", "sharding", "parameter_width", "whole_norms", "whole_tables")
 """Words of `Transformers` that a way of `fit` decides itself."""
 
 
@@ -29,7 +37,7 @@ def fields_of_recipe(path: Path, cluster: str | None) -> dict[str, Any]:
         raise imported.unreadable
     knobs, words = imported.knobs, framework.memory_arguments(imported.settings) or {}
     fields: dict[str, Any] = {
-        "libraries": tuple(f"{name}={value.lower()}" for name, value in words.items() if name not in OF_WAYS),
+        "libraries": tuple(f"{name}={value.lower()}" for name, value in words.items() if name not in OF_SETUPS),
         "training_steps": None,
     }
     if imported.model is not None and known_model(imported.model.name) is not None:
@@ -51,3 +59,37 @@ def fields_of_recipe(path: Path, cluster: str | None) -> dict[str, Any]:
         of_optimizer = ("full-8bit",) if knobs.get("optimizer") == "adamw8bit" else ("full-bf16",) if half else ("full",)
         fields["methods"] = of_optimizer
     return {name: value for name, value in fields.items() if value is not None}
+
+
+WRITTEN = frozenset({
+    "zero_stage", "offload_optimizer", "offload_param", "activation_checkpointing", "micro_batch_size", "precision",
+    "optimizer", "reduce_bucket_size", "allgather_bucket_size", "prefetch_bucket_size", "param_persistence_threshold",
+    "max_live_parameters", "overlap_comm", "contiguous_gradients", "reduce_dtype",
+})  # fmt: skip
+"""Knobs that a file has: those of the Trainer and of DeepSpeed."""
+
+
+def file_of(result: Fit, inputs: PlanningFields, format_name: str, dataset: str) -> Export:
+    """The file of a program.
+
+    Raises:
+        NothingFeasibleError: nothing fits.
+        RequestError: the model is a user's module, or there is no such program.
+        ExportRefusedError: as `fine_tuning_file`.
+    """
+    best = result.fastest
+    if best is None:
+        raise NothingFeasibleError("memory", "nothing fits, so there is no file", "ask without a file to see what would")
+    if not isinstance(result.question.model, ModelSpec):
+        raise RequestError("program", f"{result.question.model.name} is your own program's", "leave it out")
+    question = dataclasses.replace(best.setup.question, global_batch_size=result.question.global_batch_size)
+    name = inputs.model or question.shape.name
+    run = FineTuning(
+        method=best.setup.method.name, shape=question.shape, model_name=name.removesuffix("/config.json"),
+        config=best.estimate.config, cluster=question.cluster, with_fsdp=best.setup.sharding.library == "fsdp2",
+        workload=question.workload, dataset=dataset, epochs=inputs.epochs, steps=inputs.training_steps,
+    )  # fmt: skip
+    exported = fine_tuning_file(format_name, run)
+    pins = single_values(question.pins).items()
+    missing = [f"{name}={value_text(value)}: not in this file; set it yourself" for name, value in pins if name not in WRITTEN]
+    return dataclasses.replace(exported, notes=(*exported.notes, *missing))

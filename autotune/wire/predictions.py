@@ -171,7 +171,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FitWay:
+class FitSetup:
     """A way of training a model on some cards."""
 
     method: str | None
@@ -254,14 +254,14 @@ class Fits:
     samples_of_run: float | None
     """Samples of the run whose hours are given."""
     fastest: int | None
-    """Index in `ways` of the fastest that fits; null: nothing fits."""
+    """Index in `setups` of the fastest that fits; null: nothing fits."""
     leanest: int | None
     """Index of the one that fits with the least memory of a card."""
     nearest: int
     """Index of the one that lacks least."""
     remedies: tuple[FitRemedy, ...]
     """If nothing fits: changes, each sufficient on its own by prediction."""
-    ways: tuple[FitWay, ...]
+    setups: tuple[FitSetup, ...]
     origins: Mapping[str, ValueOrigin] = field(default_factory=dict)
     """Field or knob -> where its value comes from."""
     file: FitFile | None = None

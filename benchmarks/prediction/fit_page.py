@@ -13,7 +13,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from autotune.prediction.planning.fit import WayAnswer, fine_tuning, fit
+from autotune.prediction.planning.fit import SetupAnswer, fine_tuning, fit
 from autotune.prediction.planning.question import cluster_of, model_of, question_about
 from autotune.question.question import PlanningFields
 
@@ -36,12 +36,12 @@ def rows_of(asked: tuple[str, str, int, int]) -> list[list[object]]:
     return [_row(answer) for answer in fit(fine_tuning(question, inputs, ())).answers]
 
 
-def _row(answer: WayAnswer) -> list[object]:
+def _row(answer: SetupAnswer) -> list[object]:
     estimate, rate = answer.estimate, answer.tokens_per_second
     assert rate is not None
     sizes = (estimate.fullest.needed, estimate.host_memory_bytes, answer.least.fullest.needed)
     return [
-        answer.way.method.name, answer.way.sharding.name, int(answer.way.recomputes), int(answer.fits),
+        answer.setup.method.name, answer.setup.sharding.name, int(answer.setup.recomputes), int(answer.fits),
         *(round(size / 2**30, 1) for size in sizes), estimate.config.micro_batch_size, answer.micro_batch_size,
         answer.sequence_length or 0, *(round(value) for value in (rate.mean, rate.low, rate.high)),
     ]  # fmt: skip

@@ -78,13 +78,13 @@ def said_of(check: Check, models: Mapping[str, Any], folder: Path) -> Said:
     document = document_of(("fit", name, *options), (0, 3))
     if document is None:
         raise ValueError(f"autotune fit {check.words} fails")
-    way = document["ways"][document["nearest"] if document["fastest"] is None else document["fastest"]]
-    how = f"{way['method']}, {way['sharding']}{', recomputed' if way['recomputes'] else ''}"
-    lacks = [(way["lacks_card_bytes"], "per card"), (way["lacks_host_bytes"], "of main memory")]
+    setup = document["setups"][document["nearest"] if document["fastest"] is None else document["fastest"]]
+    how = f"{setup['method']}, {setup['sharding']}{', recomputed' if setup['recomputes'] else ''}"
+    lacks = [(setup["lacks_card_bytes"], "per card"), (setup["lacks_host_bytes"], "of main memory")]
     missing = " and ".join(f"{count / 2**30:.1f} GiB {of}" for count, of in lacks if count)
-    size, needed = way["config"]["micro_batch_size"], way["predicted"]["peak_memory_bytes"][0]["total"] / 2**30
-    text = f"{how}, micro-batch {size}: {needed:.1f} GiB per card" if way["fits"] else f"nothing; {how} lacks {missing}"
-    return Said(check=check, fits=way["fits"], text=text)
+    size, needed = setup["config"]["micro_batch_size"], setup["predicted"]["peak_memory_bytes"][0]["total"] / 2**30
+    text = f"{how}, micro-batch {size}: {needed:.1f} GiB per card" if setup["fits"] else f"nothing; {how} lacks {missing}"
+    return Said(check=check, fits=setup["fits"], text=text)
 
 
 def page(answers: Mapping[str, list[Said]], threads: list[Thread]) -> list[str]:

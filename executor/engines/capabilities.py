@@ -11,8 +11,8 @@ from search_spaces.capability import Capability, Combination, honoured_by
 from search_spaces.errors import Refusal
 from search_spaces.kernels import FUSED_KERNELS, LIGER, NONE, OFF
 from search_spaces.knob import METHODS, VIRTUAL_TOKENS
+from search_spaces.knobs.computation import ATTENTION, modules_in
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, marks_offloading, marks_recomputation, policies
-from search_spaces.recomputation import ATTENTION, modules_in
 from search_spaces.rules.computation import FLOAT8, GRAPHED
 from search_spaces.training.adapters import adapts
 from search_spaces.training.data_schedule import is_scheduled

@@ -11,8 +11,8 @@ from executor.parallel.attention import Documents, attend_in_documents
 from executor.parallel.context import ContextParallel
 from executor.parallel.operators import Operators, Rotary
 from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel, WholeLinear
+from search_spaces.knobs.computation import ATTENTION, UP_PROJECTIONS
 from search_spaces.models.model import Latent, ModelSpec
-from search_spaces.recomputation import ATTENTION, UP_PROJECTIONS
 from search_spaces.training.windows import AttentionWindow
 
 

@@ -21,8 +21,8 @@ from executor.parallel.latent import LatentAttention
 from executor.parallel.operators import Operators, Rotary, query_factors, rotary_table
 from executor.parallel.quantised import QuantisedMatrix, QuantisedValues
 from executor.parallel.tensor import ColumnLinear, RowLinear, TensorParallel, VocabularyEmbedding, WholeLinear, enter_through
+from search_spaces.knobs.computation import ACTIVATIONS, ATTENTION, EXPERT_ACTIVATIONS, NORMS
 from search_spaces.models.model import HeadNorm, ModelSpec, NormPlace, Position
-from search_spaces.recomputation import ACTIVATIONS, ATTENTION, EXPERT_ACTIVATIONS, NORMS
 from search_spaces.training.expert_loads import drawn_choices
 from search_spaces.training.windows import window_of
 

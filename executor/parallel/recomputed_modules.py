@@ -14,7 +14,7 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from executor.parallel.checkpointing import CheckpointedForward
-from search_spaces.recomputation import modules_in
+from search_spaces.knobs.computation import modules_in
 
 
 class RecomputedBlock:

@@ -12,8 +12,8 @@ from starlette.exceptions import HTTPException
 
 from api.auth import KEY_SECONDS, KeyReader
 from api.computing import RequestBatcher, ThreadPool
-from search_spaces.checkpoints import checkpoint
 from search_spaces.errors import SpaceTooLargeError
+from search_spaces.lattice import checkpoint
 from storage.errors import DatabaseUnavailableError
 from storage.store import Store
 from tests.api.conftest import REQUEST, problem_of, submit

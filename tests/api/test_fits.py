@@ -20,8 +20,8 @@ def fits(client: TestClient, **body: object) -> dict[str, Any]:
 
 def test_ways_are_compared_and_the_fastest_has_a_file(client: TestClient) -> None:
     document = fits(client, dataset_rows=50_000, epochs=3.0, program="trl", dataset="my/data")
-    fastest = document["ways"][document["fastest"]]
-    assert {way["method"] for way in document["ways"]} == {*METHODS}
+    fastest = document["setups"][document["fastest"]]
+    assert {setup["method"] for setup in document["setups"]} == {*METHODS}
     assert fastest["fits"] and fastest["predicted"]["fit_probability"] >= document["fit_probability"]
     assert fastest["hours"]["low"] < fastest["hours"]["mean"] < fastest["hours"]["high"]
     assert document["samples_of_run"] == 150_000

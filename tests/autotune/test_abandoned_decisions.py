@@ -11,7 +11,7 @@ from played import run
 from autotune.loop.listener import StopSignal
 from autotune.strategies.strategy import Strategy
 from autotune.strategies.walks import RandomStrategy
-from search_spaces.checkpoints import checkpoint, checkpoints
+from search_spaces.lattice import checkpoint, checkpoints
 from search_spaces.outcome import JobState
 from storage.records import Ask
 from storage.store import Store

@@ -15,10 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from search_spaces.canonical import SEARCH_ORDER
-from search_spaces.checkpoints import checkpoint
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.lattice import Lattice
+from search_spaces.lattice import Lattice, checkpoint
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 

@@ -28,9 +28,9 @@ from autotune.prediction.equations.schedules import scheduled
 from autotune.prediction.equations.software import Megatron, Software, Transformers
 from autotune.prediction.equations.uneven import LayoutKey, layout_key, tabled
 from search_spaces.canonical import SEARCH_ORDER
-from search_spaces.checkpoints import checkpoint
 from search_spaces.knob import Planning, Value
 from search_spaces.knob_values import KNOBS
+from search_spaces.lattice import checkpoint
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig

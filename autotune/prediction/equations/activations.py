@@ -30,7 +30,7 @@ from autotune.prediction.equations.schedules import (
     trained_tokens,
     with_kept_tokens,
 )
-from search_spaces.recomputation import ACTIVATIONS, ATTENTION, EXPERT_ACTIVATIONS, NORMS, UP_PROJECTIONS
+from search_spaces.knobs.computation import ACTIVATIONS, ATTENTION, EXPERT_ACTIVATIONS, NORMS, UP_PROJECTIONS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

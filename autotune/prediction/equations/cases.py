@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 
 from autotune.prediction.equations.software import Megatron, Software, Transformers
 from search_spaces.knob import Value
+from search_spaces.knobs.computation import MODULES, modules_in
 from search_spaces.models.module_profile import ModuleProfile, Trace
-from search_spaces.recomputation import MODULES, modules_in
 
 Array = NDArray[np.float64]
 """float64; shape (configurations,) or (1,)."""

@@ -46,7 +46,7 @@ from autotune.prediction.equations.schedules import (
 from autotune.prediction.equations.software import EXCHANGE_HIDDEN, FLEX, MEGATRON_EXPERT_WORK, UNFUSED
 from autotune.prediction.equations.transformers import added_launches, added_seconds, covers, layer_traffic
 from search_spaces.communication import ROW_PARTS
-from search_spaces.recomputation import ACTIVATIONS, ATTENTION, EXPERT_ACTIVATIONS, NORMS, UP_PROJECTIONS
+from search_spaces.knobs.computation import ACTIVATIONS, ATTENTION, EXPERT_ACTIVATIONS, NORMS, UP_PROJECTIONS
 
 _ONE = np.ones(1)
 

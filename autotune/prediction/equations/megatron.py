@@ -16,7 +16,7 @@ from autotune.prediction.equations.software import (
     RECOMPUTED_MODULES,
     UNFUSED,
 )
-from search_spaces.recomputation import MODULES
+from search_spaces.knobs.computation import MODULES
 
 
 def allocated_bytes(cases: Cases, layers: Array, in_flight: Array, first: Array, last: Array) -> dict[str, Array]:

@@ -40,7 +40,7 @@ from autotune.prediction.equations.uneven import (
     shares_of,
     with_explicit_layers,
 )
-from search_spaces.checkpoints import checkpoint
+from search_spaces.lattice import checkpoint
 
 TAGS = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "reserved", "context")
 """The engine's tags; `reserved`: bytes the allocator keeps beyond those used; `context`: bytes outside of the allocator."""

@@ -35,7 +35,7 @@ from autotune.prediction.equations.uneven import (
     shares_of,
     with_explicit_layers,
 )
-from search_spaces.checkpoints import checkpoint
+from search_spaces.lattice import checkpoint
 
 PARTS = ("compute", "tensor", "pipeline", "data", "optimizer", "offload")
 """Parts of a step: compute (with recomputation and launches), tensor (with context and expert communication),

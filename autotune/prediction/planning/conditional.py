@@ -223,7 +223,7 @@ def fit_conditions(result: Fit, methods: Sequence[str]) -> Conditions:
     """The fastest way that fits, at the alternatives of what was assumed."""
     question, answer = result.question, result.fastest or result.nearest
     at_alternatives: dict[int, tuple[bool, str]] = {}
-    name, ways = answer.way.name, {answer.way.name, *result.worthwhile()}
+    name, setups = answer.setup.name, {answer.setup.name, *result.worthwhile()}
     unused = ("cores_per_node", *(LINKS if question.cluster.world_size == 1 else ()))
     assumed = tuple(
         dataclasses.replace(item, stated_by="--host-memory") if item.name == "host_memory_bytes" else item
@@ -232,9 +232,9 @@ def fit_conditions(result: Fit, methods: Sequence[str]) -> Conditions:
     )
 
     def estimate_at(values: Mapping[str, Value]) -> StepEstimate:
-        changed = fit(question_with(question, values), result.probability, methods, among=ways)
+        changed = fit(question_with(question, values), result.probability, methods, among=setups)
         best = changed.fastest or changed.nearest
-        at_alternatives[id(best.estimate)] = changed.fastest is not None, "" if best.way.name == name else best.way.name
+        at_alternatives[id(best.estimate)] = changed.fastest is not None, "" if best.setup.name == name else best.setup.name
         return best.estimate
 
     results = []

@@ -9,6 +9,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import le
 from typing import Any
 
 import numpy as np
@@ -119,7 +120,7 @@ OFFLOADING = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Way:
+class TrainingSetup:
     """A method, a sharding, and whether activations are recomputed: a row of the table."""
 
     method: Method
@@ -142,10 +143,10 @@ class Way:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WayAnswer:
+class SetupAnswer:
     """What a way needs and gives."""
 
-    way: Way
+    setup: TrainingSetup
     estimate: StepEstimate
     """At the fastest micro-batch that fits; if none does, at the smallest."""
     least: StepEstimate
@@ -171,13 +172,13 @@ class WayAnswer:
 
     def document(self, amount: "RunAmount | None") -> dict[str, Any]:
         """The JSON representation."""
-        method = self.way.method
+        method = self.setup.method
         return {
             "method": method.name or None,
-            "sharding": self.way.sharding.name,
-            "recomputes": self.way.recomputes,
+            "sharding": self.setup.sharding.name,
+            "recomputes": self.setup.recomputes,
             "fits": self.fits,
-            "lora_rank": self.way.question.model.lora_rank if isinstance(self.way.question.model, ModelSpec) else None,
+            "lora_rank": self.setup.question.model.lora_rank if isinstance(self.setup.question.model, ModelSpec) else None,
             "frozen_bits": method.bits if method.adapts else None,
             "optimizer": method.optimizer,
             "needed_bytes": self.estimate.fullest.needed,
@@ -228,33 +229,33 @@ class Fit:
     question: Question
     probability: float
     """The required probability that a configuration fits."""
-    answers: tuple[WayAnswer, ...]
+    answers: tuple[SetupAnswer, ...]
     """In the order of `EVERY_METHOD`, then of `SHARDINGS`."""
     amount: RunAmount | None = None
     remedies: Mapping[Remedy, int] = field(default_factory=dict)
     """If nothing fits: changes and their values, each sufficient on its own by prediction."""
 
     @property
-    def fitting(self) -> list[WayAnswer]:
+    def fitting(self) -> list[SetupAnswer]:
         """The ways that fit."""
         return [answer for answer in self.answers if answer.fits]
 
     @property
-    def fastest(self) -> WayAnswer | None:
+    def fastest(self) -> SetupAnswer | None:
         """The way with the most samples/s of those that fit; of several within `TIE` the one that offloads least."""
-        return _fastest_way(self.fitting)
+        return _fastest_of(self.fitting)
 
     @property
-    def leanest(self) -> WayAnswer | None:
+    def leanest(self) -> SetupAnswer | None:
         """The way that needs the least memory of a card, the fastest of several."""
 
-        def key(answer: WayAnswer) -> tuple[float, float]:
+        def key(answer: SetupAnswer) -> tuple[float, float]:
             return answer.least.fullest.needed, -answer.estimate.samples_per_second.mean
 
         return min(self.fitting, key=key, default=None)
 
     @property
-    def nearest(self) -> WayAnswer:
+    def nearest(self) -> SetupAnswer:
         """The way with the smallest shortage of card memory, then of main memory."""
         return min(self.answers, key=lambda answer: (answer.lacks_card, answer.lacks_host))
 
@@ -265,17 +266,15 @@ class Fit:
             for answer in self.answers
         ]
 
-        def is_surpassed(ours: tuple[float, float, float]) -> bool:
-            return any(
-                other != ours and all(theirs <= own for theirs, own in zip(other, ours, strict=True)) for other in figures
-            )
+        def is_surpassed(costs: tuple[float, float, float]) -> bool:
+            return any(rival != costs and all(map(le, rival, costs)) for rival in figures)
 
-        return [answer.way.name for answer, ours in zip(self.answers, figures, strict=True) if not is_surpassed(ours)]
+        return [answer.setup.name for answer, costs in zip(self.answers, figures, strict=True) if not is_surpassed(costs)]
 
-    def best_of(self, method: str) -> WayAnswer:
+    def best_of(self, method: str) -> SetupAnswer:
         """The fastest way of a method that fits; if none does, the nearest."""
-        answers = [answer for answer in self.answers if answer.way.method.name == method]
-        fastest = _fastest_way([answer for answer in answers if answer.fits])
+        answers = [answer for answer in self.answers if answer.setup.method.name == method]
+        fastest = _fastest_of([answer for answer in answers if answer.fits])
         return fastest or min(answers, key=lambda answer: (answer.lacks_card, answer.lacks_host))
 
     def document(self) -> dict[str, Any]:
@@ -288,21 +287,21 @@ class Fit:
             "leanest": None if self.leanest is None else rows[id(self.leanest)],
             "nearest": rows[id(self.nearest)],
             "remedies": [{"remedy": name.value, "value": value} for name, value in self.remedies.items()],
-            "ways": [answer.document(self.amount) for answer in self.answers],
+            "setups": [answer.document(self.amount) for answer in self.answers],
         }
 
 
-def _fastest_way(answers: Sequence[WayAnswer]) -> WayAnswer | None:
+def _fastest_of(answers: Sequence[SetupAnswer]) -> SetupAnswer | None:
     if not answers:
         return None
     rates = [answer.estimate.samples_per_second.mean for answer in answers]
-    near = [(answer, rate) for answer, rate in zip(answers, rates, strict=True) if rate >= (1 - TIE) * max(rates)]
+    ties = [(answer, rate) for answer, rate in zip(answers, rates, strict=True) if rate >= (1 - TIE) * max(rates)]
 
-    def key(pair: tuple[WayAnswer, float]) -> tuple[int, float]:
-        sharding = pair[0].way.sharding
+    def key(pair: tuple[SetupAnswer, float]) -> tuple[int, float]:
+        sharding = pair[0].setup.sharding
         return sharding.offload_optimizer + sharding.offload_param, -pair[1]
 
-    return min(near, key=key)[0]
+    return min(ties, key=key)[0]
 
 
 def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[str]) -> Question:
@@ -344,12 +343,12 @@ def run_amount(question: Question, inputs: PlanningFields) -> RunAmount | None:
         RequestError: they say it in several ways, or only half.
     """
     length, rows = question.sequence_length, inputs.dataset_rows
-    stated = {
+    amounts = {
         "training_steps": inputs.training_steps, "run_tokens": inputs.run_tokens, "epochs": inputs.epochs or rows,
     }  # fmt: skip
-    given = [name for name, value in stated.items() if value]
-    if len(given) > 1:
-        raise RequestError(given[1], f"says what {option_name(given[0])} says too", "give one of them")
+    fields = [name for name, value in amounts.items() if value]
+    if len(fields) > 1:
+        raise RequestError(fields[1], f"says what {option_name(fields[0])} says too", "give one of them")
     if inputs.epochs and rows is None:
         raise RequestError("dataset_rows", "is missing, beside --epochs", "give the number of samples of the dataset")
     if inputs.training_steps:
@@ -367,7 +366,7 @@ def run_amount(question: Question, inputs: PlanningFields) -> RunAmount | None:
     return RunAmount(samples=epochs * rows * mean / length, text=f"{passes} of {mean:,.0f} tokens, packed to {length:,}")
 
 
-def ways_of(question: Question, methods: Sequence[str] = ()) -> list[Way]:
+def setups_of(question: Question, methods: Sequence[str] = ()) -> list[TrainingSetup]:
     """Every way that the pins, the rules and the model allow.
 
     Raises:
@@ -382,10 +381,10 @@ def ways_of(question: Question, methods: Sequence[str] = ()) -> list[Way]:
         half = "bf16" if question.cluster.device.supports("bf16") else "fp16"
         defaults = defaults.replace({"compile_blocks": False, "expandable_segments": False, "precision": half})
     base = defaults.replace({"micro_batch_size": 1, **pins})
-    stated = question.stated_arguments or {}
+    words = question.stated_arguments or {}
     alone = question.cluster.world_size == 1
     shardings = (*((ALONE,) if alone else SHARDINGS), *OFFLOADING)
-    ways, refusals = [], []
+    setups, refusals = [], []
     for method in methods_of(model, methods):
         changed = model if shape is None or not method.adapts else _adapted(shape, method)
         for sharding in shardings:
@@ -395,23 +394,25 @@ def ways_of(question: Question, methods: Sequence[str] = ()) -> list[Way]:
                 continue  # fp16 is not trained without parameters in fp32
             arguments = None
             if shape is not None:
-                arguments = {**method.arguments, **({"sharding": sharding.library} if sharding.library else {}), **stated}
+                arguments = {**method.arguments, **({"sharding": sharding.library} if sharding.library else {}), **words}
                 if isinstance(changed, ModelSpec) and changed.adapts:
                     arguments = {"adapted": " ".join(changed.lora_targets), **arguments}
-            asked = dataclasses.replace(question, model=changed, stated_arguments=arguments)
+            of_method = dataclasses.replace(question, model=changed, stated_arguments=arguments)
             for recomputes in (False, True):
                 knobs: dict[str, Value] = {**sharding.knobs, "activation_checkpointing": "full" if recomputes else "none"}
                 if shape is not None:
                     knobs["optimizer"] = method.optimizer
                 if any(pins.get(name, value) != value for name, value in knobs.items()):
                     continue
-                way = Way(method=method, sharding=sharding, recomputes=recomputes, question=asked, base=base.replace(knobs))
-                found = check_config(way.base, _context(way))
-                refusals += found
-                if not found:
-                    ways.append(way)
-    if ways:
-        return ways
+                setup = TrainingSetup(
+                    method=method, sharding=sharding, recomputes=recomputes, question=of_method, base=base.replace(knobs)
+                )  # fmt: skip
+                refused = check_config(setup.base, _context(setup))
+                refusals += refused
+                if not refused:
+                    setups.append(setup)
+    if setups:
+        return setups
     if refusals:
         raise IllegalConfigError(refusals[0].rule, refusals[0].message, refusals[0].remedy)
     pinned = ", ".join(f"{name}={value}" for name, value in pins.items())
@@ -442,11 +443,11 @@ def methods_of(model: ModelSpec | FactoryModel, names: Sequence[str] = ()) -> li
         if names:
             raise RequestError("methods", f"{model.name} is trained as its factory makes it", "leave it out")
         return [Method(name="", title="as its factory makes it")]
-    stated = model.lora_rank > 0
+    has_adapters = model.lora_rank > 0
     possible = [
         method
         for method in EVERY_METHOD.values()
-        if (method.adapts or not stated) and (not stated or model.frozen_bits in (16, method.bits))
+        if (method.adapts or not has_adapters) and (not has_adapters or model.frozen_bits in (16, method.bits))
         and (model.frozen_bits == 16 or (method.adapts and method.bits == model.frozen_bits))
     ]  # fmt: skip
     chosen = [method for method in possible if not names or method.name in names]
@@ -462,10 +463,10 @@ def _adapted(model: ModelSpec, method: Method) -> ModelSpec:
     return dataclasses.replace(adapted, frozen_bits=method.bits)
 
 
-def _context(way: Way) -> SpaceContext:
-    question = way.question
+def _context(setup: TrainingSetup) -> SpaceContext:
+    question = setup.question
     return SpaceContext(
-        model=question.model, cluster=question.cluster, workload=_workload(way.base, question, question.sequence_length),
+        model=question.model, cluster=question.cluster, workload=_workload(setup.base, question, question.sequence_length),
         world_size=question.cluster.world_size, capability=capability_of(question.engine),
     )  # fmt: skip
 
@@ -491,15 +492,15 @@ def fit(
         IllegalConfigError: the rules, the engine or the pins leave no way.
     """
     limits = memory_limits_of(question, probability)
-    ways = [way for way in ways_of(question, methods) if not among or way.name in among]
-    answers = tuple(answer for group in _alike(ways) for answer in _answers(group, limits))
-    order = {id(way): number for number, way in enumerate(ways)}
-    ordered = tuple(sorted(answers, key=lambda answer: order[id(answer.way)]))
+    setups = [setup for setup in setups_of(question, methods) if not among or setup.name in among]
+    answers = tuple(answer for group in _alike(setups) for answer in _answers(group, limits))
+    order = {id(setup): number for number, setup in enumerate(setups)}
+    ordered = tuple(sorted(answers, key=lambda answer: order[id(answer.setup)]))
     result = Fit(question=question, probability=probability, answers=ordered, amount=amount)
     if among:
         return result
     shown = [*result.fitting, *([] if result.fitting else [result.nearest])]
-    lengths = {id(answer): _longest(answer.way, limits) for answer in shown if isinstance(question.model, ModelSpec)}
+    lengths = {id(answer): _longest(answer.setup, limits) for answer in shown if isinstance(question.model, ModelSpec)}
     ordered = tuple(dataclasses.replace(answer, sequence_length=lengths.get(id(answer))) for answer in ordered)
     result = dataclasses.replace(result, answers=ordered)
     return result if result.fitting else dataclasses.replace(result, remedies=dict(_remedies(result, limits, methods)))
@@ -510,7 +511,7 @@ def anything_fits(question: Question, probability: float, methods: Sequence[str]
     limits = memory_limits_of(question, probability)
     needs = (
         _needs(group, [group[0].base.micro_batch_size], question.sequence_length)
-        for group in _alike(ways_of(question, methods))
+        for group in _alike(setups_of(question, methods))
     )
     return any(bool(limits.holds(device, host).any()) for device, host in needs)
 
@@ -526,11 +527,11 @@ def largest_model(question: Question, probability: float, methods: Sequence[str]
     return sizes[count - 1] if count else None
 
 
-def _alike(ways: Sequence[Way]) -> Iterator[list[Way]]:
+def _alike(setups: Sequence[TrainingSetup]) -> Iterator[list[TrainingSetup]]:
     """Ways of one model and one set of arguments, which are predicted together."""
-    groups: dict[tuple[str, str], list[Way]] = {}
-    for way in ways:
-        groups.setdefault((way.method.name, way.sharding.library), []).append(way)
+    groups: dict[tuple[str, str], list[TrainingSetup]] = {}
+    for setup in setups:
+        groups.setdefault((setup.method.name, setup.sharding.library), []).append(setup)
     yield from groups.values()
 
 
@@ -538,21 +539,21 @@ _SIZES = np.unique(np.round(2.0 ** (np.arange(0, 16 * 8 + 1) / 8))).astype(int)
 """Micro-batches that are tried: eight for each doubling."""
 
 
-def _answers(ways: Sequence[Way], limits: MemoryLimits) -> Iterator[WayAnswer]:
+def _answers(setups: Sequence[TrainingSetup], limits: MemoryLimits) -> Iterator[SetupAnswer]:
     """Answers of ways of one model and arguments."""
-    device, host = _needs(ways, [int(size) for size in _SIZES], ways[0].question.sequence_length)
+    device, host = _needs(setups, [int(size) for size in _SIZES], setups[0].question.sequence_length)
     holds = limits.holds(device, host)
-    smallest = ways[0].base.micro_batch_size
+    smallest = setups[0].base.micro_batch_size
     column = int(np.searchsorted(_SIZES, smallest))
-    sizes, question = _sizes_of_step(ways[0])
-    fastest = _fastest(question, ways, sizes, holds)
-    configs = [way.base for way in ways] + [way.config(size) for way, size in zip(ways, fastest, strict=True)]
+    sizes, question = _sizes_of_step(setups[0])
+    fastest = _fastest(question, setups, sizes, holds)
+    configs = [setup.base for setup in setups] + [setup.config(size) for setup, size in zip(setups, fastest, strict=True)]
     predictions = estimates(question, configs)
     cluster = question.cluster
-    for row, way in enumerate(ways):
-        yield WayAnswer(
-            way=way,
-            estimate=predictions[len(ways) + row],
+    for row, setup in enumerate(setups):
+        yield SetupAnswer(
+            setup=setup,
+            estimate=predictions[len(setups) + row],
             least=predictions[row],
             fits=bool(holds[row, column]),
             lacks_card=_lacks(float(device[row, column]), limits.device, cluster.device.memory_bytes),
@@ -561,53 +562,53 @@ def _answers(ways: Sequence[Way], limits: MemoryLimits) -> Iterator[WayAnswer]:
         )
 
 
-def _sizes_of_step(way: Way) -> tuple[list[int], Question]:
+def _sizes_of_step(setup: TrainingSetup) -> tuple[list[int], Question]:
     """The micro-batches that divide a replica's share of the global batch, and the question, with a larger global batch if a
     pinned micro-batch is not among them."""
-    question, smallest = way.question, way.base.micro_batch_size
-    replicas = max(way.base.data_parallel_size(question.cluster.world_size), 1)
+    question, smallest = setup.question, setup.base.micro_batch_size
+    replicas = max(setup.base.data_parallel_size(question.cluster.world_size), 1)
     share = -(-question.global_batch_size // (smallest * replicas)) * smallest
-    asked = dataclasses.replace(question, global_batch_size=share * replicas)
+    question = dataclasses.replace(question, global_batch_size=share * replicas)
     if "micro_batch_size" in question.pins:
-        return [smallest], asked
-    return [size for size in range(1, share + 1) if share % size == 0], asked
+        return [smallest], question
+    return [size for size in range(1, share + 1) if share % size == 0], question
 
 
-def _fastest(question: Question, ways: Sequence[Way], sizes: Sequence[int], holds: Flags) -> list[int]:
+def _fastest(question: Question, setups: Sequence[TrainingSetup], sizes: Sequence[int], holds: Flags) -> list[int]:
     """The fastest micro-batch of each way that fits: the smallest of those within 1 %; the smallest if none does."""
-    configs = [way.config(size) for way in ways for size in sizes]
+    configs = [setup.config(size) for setup in setups for size in sizes]
     cases = cases_of(
         question.model, question.cluster, question.workload, configs, question.profile or question.engine, question.arguments
     )
-    seconds = np.broadcast_to(predict(cases, question.rates).seconds, len(configs)).reshape(len(ways), len(sizes))
+    seconds = np.broadcast_to(predict(cases, question.rates).seconds, len(configs)).reshape(len(setups), len(sizes))
     fits = holds[:, np.minimum(np.searchsorted(_SIZES, sizes), len(_SIZES) - 1)]
     possible = np.where(fits, seconds, np.inf)
-    near = possible <= 1.01 * possible.min(axis=1, keepdims=True)
-    return [sizes[int(np.argmax(row))] if fit.any() else sizes[0] for row, fit in zip(near, fits, strict=True)]
+    ties = possible <= 1.01 * possible.min(axis=1, keepdims=True)
+    return [sizes[int(np.argmax(row))] if fit.any() else sizes[0] for row, fit in zip(ties, fits, strict=True)]
 
 
-def _needs(ways: Sequence[Way], sizes: Sequence[int], tokens: int) -> tuple[Array, Array]:
+def _needs(setups: Sequence[TrainingSetup], sizes: Sequence[int], tokens: int) -> tuple[Array, Array]:
     """(ways, sizes) Bytes per rank on its card and in main memory."""
-    question = ways[0].question
-    configs = [way.config(size) for way in ways for size in sizes]
+    question = setups[0].question
+    configs = [setup.config(size) for setup in setups for size in sizes]
     # Two micro-batches of the largest: gradients are held for accumulation in all.
-    workload = _workload(ways[0].config(max(sizes)), question, tokens)
+    workload = _workload(setups[0].config(max(sizes)), question, tokens)
     software = question.profile or question.engine
     cases = cases_of(question.model, question.cluster, workload, configs, software, question.arguments)
-    usage, shape = memory(cases, question.rates, tagged=False), (len(ways), len(sizes))
+    usage, shape = memory(cases, question.rates, tagged=False), (len(setups), len(sizes))
     device, host = (np.broadcast_to(values, len(configs)).reshape(shape) for values in (usage.needed, usage.host))
     return device, host
 
 
-def _longest(way: Way, limits: MemoryLimits) -> int:
+def _longest(setup: TrainingSetup, limits: MemoryLimits) -> int:
     """Tokens of the longest samples that fit, one micro-batch at a time, by the false position: memory grows with them, and
     nearly in proportion."""
-    shape, size = way.question.shape, way.base.micro_batch_size
+    shape, size = setup.question.shape, setup.base.micro_batch_size
     most = shape.sequence_length if shape.position is Position.LEARNED else LONGEST
 
     def beyond(steps: int) -> float:
         """How far the fuller memory is beyond its limit, relative to it."""
-        device, host = _needs([way], [size], min(steps * TOKENS, most))
+        device, host = _needs([setup], [size], min(steps * TOKENS, most))
         return max(float(device[0, 0]) / limits.device, float(host[0, 0]) / limits.host) - 1
 
     low, high = 0, -(-most // TOKENS)
@@ -639,7 +640,7 @@ def _remedies(result: Fit, limits: MemoryLimits, methods: Sequence[str]) -> Iter
     if isinstance(question.model, ModelSpec):
         # What needs the least memory at this length does so at others.
         least = min(answers, key=lambda answer: answer.least.fullest.needed)
-        if shorter := max(_longest(answer.way, limits) for answer in (least, result.nearest)):
+        if shorter := max(_longest(answer.setup, limits) for answer in (least, result.nearest)):
             yield Remedy.SHORTER_SAMPLES, shorter
     for remedy, has, lacks in (
         (Remedy.CARD_MEMORY, cluster.device.memory_bytes, [a.lacks_card for a in answers if not a.lacks_host]),

@@ -32,11 +32,11 @@ def test_json_is_one_document(command: Command) -> None:
     answer = command("fit", "opt-1.3b", "--cluster", "8x40GB", "--json")
     document = json.loads(answer.out)
     assert (answer.status, answer.err, document["sequence_length"]) == (0, "", 2048)
-    fastest = document["ways"][document["fastest"]]
+    fastest = document["setups"][document["fastest"]]
     assert fastest["fits"]
     assert fastest["predicted"]["fit_probability"] >= 0.95
-    assert max(item["longest_sequence_length"] or 0 for item in document["ways"]) == 2048  # what it has positions for
-    assert {item["method"] for item in document["ways"]} == {"full", "full-bf16", "full-8bit", "lora", "lora-8bit", "qlora"}
+    assert max(item["longest_sequence_length"] or 0 for item in document["setups"]) == 2048  # what it has positions for
+    assert {item["method"] for item in document["setups"]} == {"full", "full-bf16", "full-8bit", "lora", "lora-8bit", "qlora"}
 
 
 @pytest.mark.prove
@@ -136,7 +136,7 @@ def test_lint_reads_a_file_with_the_same_memory(
     words += tuple(word for pin in pins for word in ("--pin", pin))
     assert command(*words, "--for", "trl", "--out", path).status == 0
     document = json.loads(command(*words, "--json").out)
-    ours = document["ways"][document["fastest"]]["predicted"]["peak_memory_bytes"][0]["by_tag"]
+    ours = document["setups"][document["fastest"]]["predicted"]["peak_memory_bytes"][0]["by_tag"]
     read = json.loads(command("lint", "trainer", path, "--model", model, "--cluster", on, "--json").out)["files"][0]
     theirs = read["predicted"]["peak_memory_bytes"][0]["by_tag"]
     for tag in ("parameters", "gradients", "optimizer_state", "activations", "buffers", "context"):
@@ -154,7 +154,7 @@ def test_a_file_is_read_again_as_what_was_asked(command: Command, tmp_path: Path
     assert (answer.status, answer.err) == (0, "")
     document = json.loads(answer.out)
     assert (document["sequence_length"], document["global_batch_size"], document["model"]["name"]) == (1024, 32, "llama-2-7b")
-    assert {(way["method"], way["lora_rank"], way["frozen_bits"]) for way in document["ways"]} == {("qlora", 8, 4)}
+    assert {(setup["method"], setup["lora_rank"], setup["frozen_bits"]) for setup in document["setups"]} == {("qlora", 8, 4)}
     assert document["model"]["spec"]["lora_targets"] == ["query", "key", "value", "output"]
 
 

@@ -152,7 +152,7 @@ def test_more_work_takes_longer_and_sharding_saves_memory() -> None:
 def test_what_fits_and_the_largest_micro_batch() -> None:
     question = question_of(profiled("decoder"), cluster_of("dgx-h100", None, None, None))
     found = fit(question)
-    assert {answer.way.sharding.name for answer in found.answers} > {"DDP", "ZeRO-2", "ZeRO-3"}
+    assert {answer.setup.sharding.name for answer in found.answers} > {"DDP", "ZeRO-2", "ZeRO-3"}
     assert max(answer.micro_batch_size for answer in found.fitting) > 100
     assert all(answer.sequence_length is None for answer in found.answers)
     assert largest(question, "micro_batch_size", 0.95).value >= 1

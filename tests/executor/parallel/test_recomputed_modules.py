@@ -13,8 +13,8 @@ from executor.parallel.model import Block, whole
 from executor.parallel.operators import rotary_table
 from executor.parallel.recomputed_modules import RecomputedBlock, recompute_modules
 from search_spaces.errors import KnobValueError
+from search_spaces.knobs.computation import MODULES, modules_in
 from search_spaces.models.model import Latent, ModelSpec
-from search_spaces.recomputation import MODULES, modules_in
 
 BATCH, TOKENS, WIDTH, HIDDEN, LAYERS = 16, 16, 32, 48, 8
 LLAMA = ModelSpec(

@@ -12,7 +12,7 @@ from autotune.prediction.planning.fit import (
     TOKENS,
     Fit,
     Remedy,
-    WayAnswer,
+    SetupAnswer,
     anything_fits,
     fine_tuning,
     fit,
@@ -39,16 +39,16 @@ def asked(model: str, cluster: str, lora: int | None = None, bits: int | None = 
     return fine_tuning(question, inputs, ())
 
 
-def way(result: Fit, method: str, sharding: str, recomputes: bool = False) -> WayAnswer:
+def setup(result: Fit, method: str, sharding: str, recomputes: bool = False) -> SetupAnswer:
     (answer,) = (
         item
         for item in result.answers
-        if (item.way.method.name, item.way.sharding.name, item.way.recomputes) == (method, sharding, recomputes)
+        if (item.setup.method.name, item.setup.sharding.name, item.setup.recomputes) == (method, sharding, recomputes)
     )
     return answer
 
 
-def states(answer: WayAnswer) -> tuple[float, float]:
+def states(answer: SetupAnswer) -> tuple[float, float]:
     """Bytes of parameters, and of the optimizer's state."""
     tags = answer.least.fullest.by_tag
     return tags["parameters"], tags["optimizer_state"]
@@ -62,12 +62,12 @@ def test_states_of_seven_billion_are_what_everybody_counts() -> None:
     """fp32 masters: 4 bytes, and 8 of Adam's; all in bf16: 2 and 4; LoRA: 2 of what is frozen, and 4 and 8 of adapters in
     fp32; QLoRA: half a byte and scales of 64 and of 256 blocks, and tables in fp32."""
     result = fit(asked("llama-2-7b", "1x300GB"))
-    assert states(way(result, "full", "one card")) == pytest.approx((4 * SEVEN_BILLION, 8 * SEVEN_BILLION), rel=1e-3)
-    assert states(way(result, "full-bf16", "one card")) == pytest.approx((2 * SEVEN_BILLION, 4 * SEVEN_BILLION), rel=1e-3)
-    adapted = states(way(result, "lora", "one card"))
+    assert states(setup(result, "full", "one card")) == pytest.approx((4 * SEVEN_BILLION, 8 * SEVEN_BILLION), rel=1e-3)
+    assert states(setup(result, "full-bf16", "one card")) == pytest.approx((2 * SEVEN_BILLION, 4 * SEVEN_BILLION), rel=1e-3)
+    adapted = states(setup(result, "lora", "one card"))
     assert adapted == pytest.approx((2 * SEVEN_BILLION + 4 * ADAPTERS, 8 * ADAPTERS), rel=1e-3)
     tables = 2 * 32000 * 4096
-    quantised, _ = states(way(result, "qlora", "one card"))
+    quantised, _ = states(setup(result, "qlora", "one card"))
     frozen = (SEVEN_BILLION - tables) * (0.5 + 1 / 64 + 4 / (64 * 256)) + 4 * tables + 4 * ADAPTERS
     assert quantised == pytest.approx(frozen, rel=2e-3)
 
@@ -80,9 +80,9 @@ def test_seven_billion_fits_where_everybody_trains_it() -> None:
         item.fits for item in fit(asked("llama-2-7b", "1xa100"), methods=["full"]).answers if not item.least.host_memory_bytes
     )
     small = fit(asked("llama-2-7b", "2x24GB", sequence_length=2048))
-    assert all(item.least.host_memory_bytes for item in small.fitting if item.way.method.name == "full")
+    assert all(item.least.host_memory_bytes for item in small.fitting if item.setup.method.name == "full")
     alone = fit(asked("llama-2-7b", "1x24GB", sequence_length=2048))
-    assert {"lora", "qlora"} <= {item.way.method.name for item in alone.fitting if not item.least.host_memory_bytes}
+    assert {"lora", "qlora"} <= {item.setup.method.name for item in alone.fitting if not item.least.host_memory_bytes}
     assert fit(asked("llama-2-7b", "1x12GB", sequence_length=1024), methods=["qlora"]).fitting
 
 
@@ -92,7 +92,7 @@ def test_what_is_told_fits_and_one_more_does_not(cluster: str) -> None:
     result = fit(asked("llama-2-7b", cluster, sequence_length=2048))
     assert result.fitting
     for answer in result.fitting:
-        question, tokens = answer.way.question, answer.sequence_length
+        question, tokens = answer.setup.question, answer.sequence_length
         assert tokens is not None
         larger = answer.micro_batch_size + max(answer.micro_batch_size // 8, 1)  # sizes are tried in eighths of a doubling
         for size, length, does in (
@@ -103,8 +103,8 @@ def test_what_is_told_fits_and_one_more_does_not(cluster: str) -> None:
         ):
             batch = 2 * size * question.cluster.world_size
             changed = dataclasses.replace(question, global_batch_size=batch, sequence_length=length)
-            (estimate,) = estimates(changed, [answer.way.config(size)])
-            assert (estimate.fit_probability >= PROBABILITY - 1e-9) is does, (answer.way.name, size, length)
+            (estimate,) = estimates(changed, [answer.setup.config(size)])
+            assert (estimate.fit_probability >= PROBABILITY - 1e-9) is does, (answer.setup.name, size, length)
 
 
 @pytest.mark.prove
@@ -116,7 +116,7 @@ def test_the_fastest_is_no_slower_and_the_leanest_no_larger_than_any() -> None:
         assert answer.least.fullest.needed >= result.leanest.least.fullest.needed
         assert answer.estimate.fit_probability >= PROBABILITY
         assert answer.estimate.config.micro_batch_size <= answer.micro_batch_size
-    assert {result.fastest.way.name, result.leanest.way.name} <= set(result.worthwhile())
+    assert {result.fastest.setup.name, result.leanest.setup.name} <= set(result.worthwhile())
 
 
 @pytest.mark.prove
@@ -168,12 +168,12 @@ def test_a_run_is_stated_in_one_way() -> None:
 def test_pins_and_stated_adapters_hold_in_every_way() -> None:
     pins: dict[str, Pin] = {"zero_stage": 3, "activation_checkpointing": "full", "micro_batch_size": 2}
     result = fit(asked("llama-2-7b", "8xa100", pins=pins))
-    assert {item.way.base.zero_stage for item in result.answers} == {3}
+    assert {item.setup.base.zero_stage for item in result.answers} == {3}
     assert {item.estimate.config.activation_checkpointing for item in result.answers} == {"full"}
     assert {item.estimate.config.micro_batch_size for item in result.answers} == {2}
     adapted = fit(asked("llama-2-7b", "1x24GB", lora=8, bits=4))
-    assert {item.way.method.name for item in adapted.answers} == {"qlora"}
-    assert {item.way.question.shape.lora_rank for item in adapted.answers} == {8}
+    assert {item.setup.method.name for item in adapted.answers} == {"qlora"}
+    assert {item.setup.question.shape.lora_rank for item in adapted.answers} == {8}
     with pytest.raises(RequestError, match="methods: full is not possible with llama-2-7b as it is stated"):
         fit(asked("llama-2-7b", "1x24GB", lora=8), methods=["full"])
     with pytest.raises(RequestError, match="methods: 'none' is not known"):
@@ -211,7 +211,7 @@ def test_the_answer_at_an_alternative_is_that_of_a_question_with_it(cluster: str
 
 def test_frozen_parameters_that_are_on_the_host_are_fetched_twice_for_each_micro_batch() -> None:
     question = asked("llama-2-7b", "1x4090", sequence_length=2048)
-    answer = way(fit(question, methods=["lora"]), "lora", "ZeRO-3, all offloaded", recomputes=True)
+    answer = setup(fit(question, methods=["lora"]), "lora", "ZeRO-3, all offloaded", recomputes=True)
     fetched = 2 * 2 * (SEVEN_BILLION + ADAPTERS) / question.cluster.device.host_link
     batches = question.global_batch_size // answer.estimate.config.micro_batch_size
     assert answer.estimate.breakdown_seconds["offload"] == pytest.approx(batches * fetched, rel=0.02)
@@ -219,9 +219,9 @@ def test_frozen_parameters_that_are_on_the_host_are_fetched_twice_for_each_micro
 
 @pytest.mark.prove
 def test_what_the_libraries_do_is_stated_by_name() -> None:
-    def least(*libraries: str) -> WayAnswer:
+    def least(*libraries: str) -> SetupAnswer:
         question = asked("llama-3-8b", "1xa100", sequence_length=2048, libraries=libraries)
-        return way(fit(question, methods=["lora"]), "lora", "one card", recomputes=True)
+        return setup(fit(question, methods=["lora"]), "lora", "one card", recomputes=True)
 
     plain = least().least.fullest
     assert least("loss=projection").least.fullest.needed < plain.needed
@@ -245,18 +245,18 @@ def test_what_the_libraries_do_is_stated_by_name() -> None:
 
 def test_the_trainer_does_not_compile_and_takes_fp16_where_there_is_no_bf16() -> None:
     result = fit(asked("opt-125m", "1xt4", sequence_length=512))
-    assert {answer.way.method.name for answer in result.answers} == {"full", "lora", "lora-8bit", "qlora"}
+    assert {answer.setup.method.name for answer in result.answers} == {"full", "lora", "lora-8bit", "qlora"}
     for answer in result.answers:
-        config = answer.way.base
+        config = answer.setup.base
         assert (config.precision, config.compile_blocks, config.expandable_segments) == ("fp16", False, False)
     recent = fit(asked("opt-125m", "1x4090", sequence_length=512), among=("lora, one card",))
-    assert recent.answers[0].way.base.precision == "bf16"
+    assert recent.answers[0].setup.base.precision == "bf16"
 
 
 def test_nothing_is_offloaded_for_a_gain_within_the_error() -> None:
     result = fit(asked("mistral-7b", "1x4090", sequence_length=2048), methods=("qlora",))
     best = result.fastest
-    rates = {answer.way.name: answer.estimate.samples_per_second.mean for answer in result.fitting}
-    assert best is not None and best.way.name == "qlora, one card, recomputed"
-    assert best.way.name == result.best_of("qlora").way.name
-    assert rates[best.way.name] >= 0.95 * max(rates.values())
+    rates = {answer.setup.name: answer.estimate.samples_per_second.mean for answer in result.fitting}
+    assert best is not None and best.setup.name == "qlora, one card, recomputed"
+    assert best.setup.name == result.best_of("qlora").setup.name
+    assert rates[best.setup.name] >= 0.95 * max(rates.values())
