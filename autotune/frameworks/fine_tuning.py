@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from autotune.errors import ExportRefusedError, RequestError
+from autotune.errors import ExportRefusedError
 from autotune.frameworks.export import Export, python_text, yaml_text
 from autotune.frameworks.peft import TRANSFORMERS
 from search_spaces.clusters.cluster import ClusterSpec
@@ -364,15 +364,3 @@ FORMATS: Mapping[str, Callable[[FineTuning], Export]] = {
     "deepspeed": deepspeed_file,
 }
 """Program -> what makes its file."""
-
-
-def fine_tuning_file(format_name: str, run: FineTuning) -> Export:
-    """The file of a program.
-
-    Raises:
-        RequestError: there is no such program.
-        ExportRefusedError: the program cannot train so.
-    """
-    if format_name not in FORMATS:
-        raise RequestError("program", f"{format_name!r} is not known", f"use one of {', '.join(FORMATS)}")
-    return FORMATS[format_name](run)

@@ -6,7 +6,7 @@ from typing import Any
 
 from autotune.errors import NothingFeasibleError, RequestError
 from autotune.frameworks.export import Export
-from autotune.frameworks.fine_tuning import FineTuning, fine_tuning_file
+from autotune.frameworks.fine_tuning import FORMATS, FineTuning
 from autotune.frameworks.read import FRAMEWORKS, read_written
 from autotune.prediction.planning.fit import Fit
 from autotune.prediction.planning.question import single_values
@@ -75,7 +75,7 @@ def file_of(result: Fit, inputs: PlanningFields, format_name: str, dataset: str)
     Raises:
         NothingFeasibleError: nothing fits.
         RequestError: the model is a user's module, or there is no such program.
-        ExportRefusedError: as `fine_tuning_file`.
+        ExportRefusedError: the program cannot train so.
     """
     best = result.fastest
     if best is None:
@@ -89,7 +89,9 @@ def file_of(result: Fit, inputs: PlanningFields, format_name: str, dataset: str)
         config=best.estimate.config, cluster=question.cluster, with_fsdp=best.setup.sharding.library == "fsdp2",
         workload=question.workload, dataset=dataset, epochs=inputs.epochs, steps=inputs.training_steps,
     )  # fmt: skip
-    exported = fine_tuning_file(format_name, run)
+    if format_name not in FORMATS:
+        raise RequestError("program", f"{format_name!r} is not known", f"use one of {', '.join(FORMATS)}")
+    exported = FORMATS[format_name](run)
     pins = single_values(question.pins).items()
     missing = [f"{name}={value_text(value)}: not in this file; set it yourself" for name, value in pins if name not in WRITTEN]
     return dataclasses.replace(exported, notes=(*exported.notes, *missing))

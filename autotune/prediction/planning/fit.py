@@ -386,7 +386,11 @@ def setups_of(question: Question, methods: Sequence[str] = ()) -> list[TrainingS
     shardings = (*((ALONE,) if alone else SHARDINGS), *OFFLOADING)
     setups, refusals = [], []
     for method in methods_of(model, methods):
-        changed = model if shape is None or not method.adapts else _adapted(shape, method)
+        changed = model
+        if shape is not None and method.adapts:
+            targets = ("query", "key", "value", "output")
+            changed = shape if shape.lora_rank else with_adapters(shape, ADAPTER_RANK, targets)
+            changed = dataclasses.replace(changed, frozen_bits=method.bits)
         for sharding in shardings:
             if not _exists(method, sharding, shape) or (
                 base.precision == "fp16" and method.arguments.get("parameter_width") == "2"
@@ -456,11 +460,6 @@ def methods_of(model: ModelSpec | FactoryModel, names: Sequence[str] = ()) -> li
         problem = f"{', '.join(names)} is not possible with {model.name} as it is stated"
         raise RequestError("methods", problem, f"use some of {available}, or leave --lora-rank and --frozen-bits out")
     return chosen
-
-
-def _adapted(model: ModelSpec, method: Method) -> ModelSpec:
-    adapted = model if model.lora_rank else with_adapters(model, ADAPTER_RANK, ("query", "key", "value", "output"))
-    return dataclasses.replace(adapted, frozen_bits=method.bits)
 
 
 def _context(setup: TrainingSetup) -> SpaceContext:
