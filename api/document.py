@@ -10,15 +10,15 @@ from pydantic import TypeAdapter
 
 from api.problems import MEDIA_TYPE
 from autotune.wire import figures, jobs, predictions, service, trials
-from autotune.wire.service import Problem
+from autotune.wire.service import FieldProblem, Problem
 
 WIRE_MODELS: Mapping[str, type] = {
     name: kind
     for module in (figures, jobs, predictions, service, trials)
     for name, kind in vars(module).items()
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind not in (Problem, FieldProblem)
 }  # fmt: skip
-"""The classes of responses by name."""
+"""The classes of responses by name, but those of refusals, which leave fields out."""
 COMPONENTS = {
     "Answer": "AnswerView",
     "Attempt": "AttemptView",

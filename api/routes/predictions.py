@@ -68,6 +68,7 @@ PLANNING_TYPES: Mapping[str, Any] = {
     "goodput": KnobValues,
     "max": Annotated[Dimension, Field(strict=False)],
     "methods": Annotated[list[Name], Field(min_length=1, max_length=10)],
+    "libraries": Annotated[list[Annotated[str, Field(max_length=100)]], Field(max_length=40, fail_fast=True)],
 }
 """Types of fields that are not numbers, switches or names. `goodput` has the inputs of `autotune plan --goodput`."""
 _PredictionFields: Any = declared_body("_PredictionFields", PlanningFields, {*PREDICTION, "model"}, PLANNING_TYPES)

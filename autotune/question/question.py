@@ -210,7 +210,7 @@ class QuestionFields:
         Panel.TRAINING,
         "LOADS",
         option=str,
-        commands=(*JOB, *ASKED),
+        commands=(*JOB, *PLANNED),
         shown_default="the router chooses, and predictions assume equal loads",
         helps=(
             (

@@ -28,6 +28,8 @@ def test_ways_are_compared_and_the_fastest_has_a_file(client: TestClient) -> Non
     assert "dataset_name: my/data" in document["file"]["text"]
     assert document["file"]["notes"][0].startswith("start it by: trl sft")
     assert [item["name"] for item in document["assumed"] if item["name"] == "lora_rank"]
+    whole, fused = (fits(client, methods=["lora"], libraries=words)["setups"][0] for words in ([], ["loss=projection"]))
+    assert fused["least_bytes"] < whole["least_bytes"]
     plain = fits(client, methods=["qlora"], global_batch_size=32)
     assert (plain["file"], plain["global_batch_size"]) == (None, 32)
 
@@ -37,6 +39,7 @@ def test_ways_are_compared_and_the_fastest_has_a_file(client: TestClient) -> Non
     [
         ({"methods": ["none"]}, "methods"),
         ({"program": "keras"}, "program"),
+        ({"libraries": ["loss=cheap"]}, "libraries"),
         ({"program": "../x"}, "program"),
         ({"dataset": "a b; rm"}, "dataset"),
         ({"epochs": 2.0}, "dataset_rows"),

@@ -285,6 +285,16 @@ CASES: dict[str, Case] = {
         {"expert_parallel_size": 2, "prompt_length": 4},
         ("experts.json",),
     ),
+    "modules of compiled blocks that are recomputed": (
+        "recompute-modules-hooks",
+        {"recompute_modules": "norms", "compile_blocks": True},
+        (),
+    ),
+    "attention between context ranks that is recomputed": (
+        "recompute-attention-context",
+        {"recompute_modules": "attention", "context_parallel_size": 2},
+        (),
+    ),
     "compiled blocks with experts across ranks": (
         "experts-compiled",
         {"expert_parallel_size": 2, "compile_blocks": True},

@@ -17,7 +17,7 @@ import served
 from api.document import COMPONENTS, WIRE_MODELS
 from autotune import Client
 from autotune.client import Job
-from autotune.client.fields import PLAN, PREDICTION, SUBMISSION
+from autotune.client.fields import FIT, PLAN, PREDICTION, SUBMISSION
 from autotune.client.transport import decode
 
 DOCUMENT: dict[str, Any] = json.loads((Path(__file__).parents[3] / "docs" / "openapi.json").read_text())
@@ -56,6 +56,10 @@ ASKED: dict[str, Any] = {
 PLANNED: dict[str, Any] = ASKED | {
     "space": "3d", "pins": {"zero_stage": [1, 2], "precision": "bf16"}, "objective": "memory", "top": 3, "price": 2.5,
     "rate": 10.0, "share": 0.5, "goodput": {"spares": [0, 2]}, "fit_probability": 0.9, "max": "sequence_length",
+}  # fmt: skip
+FITTED: dict[str, Any] = {name: value for name, value in ASKED.items() if name != "simple"} | {
+    "pins": {"zero_stage": 2}, "fit_probability": 0.9, "max": "sequence_length", "price": 2.5, "methods": ["lora"],
+    "libraries": ["loss=projection"], "run_tokens": 10**9, "epochs": 3.0, "dataset_rows": 5000,
 }  # fmt: skip
 MODEL = {"name": "mine", "config": {"model_type": "llama"}}
 CALLS: dict[str, Callable[[Client], Any]] = {
@@ -98,6 +102,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "count_space": lambda client: client.count_space(MODEL, **FIELDS),
     "predict": lambda client: client.predict(MODEL, {"zero_stage": 3}, **ASKED),
     "plan": lambda client: client.plan(MODEL, **PLANNED),
+    "fit": lambda client: client.fit(MODEL, "trl", "my/data", **FITTED),
     "list_audit": lambda client: list(client.audit(actor="anna", action="job.submit")),
     "get_usage": lambda client: client.usage("anna"),
     "create_webhook": lambda client: client.create_webhook("https://example.com/hook"),
@@ -169,7 +174,9 @@ def test_the_fields_of_what_is_predicted_are_those_of_the_document() -> None:
     assert {"model", "config", *PREDICTION} == properties("PredictionRequest")
     known = {*PLAN}
     assert {"model", *known} == properties("PlanRequest")
-    assert (ASKED.keys(), PLANNED.keys()) == ({*PREDICTION}, known), "the calls above leave fields out"
+    assert {"model", "program", "dataset", *FIT} == properties("FitRequest")
+    asked = (ASKED.keys(), PLANNED.keys(), FITTED.keys())
+    assert asked == ({*PREDICTION}, known, {*FIT}), "the calls above leave fields out"
     with Client("http://127.0.0.1:1") as client, pytest.raises(TypeError, match="'tops' is no field of this request; use"):
         client.plan("llama-tiny", tops=3)
 

@@ -1,13 +1,12 @@
 """What DeepSpeed is given of a user's module. Needs no DeepSpeed."""
 
-import functools
-
 import pytest
 import torch
 from torch import Tensor, nn
 
 from executor.engines.deepspeed.engine import whole_module
 from executor.errors import EngineRefusalError
+from executor.parallel.checkpointing import CheckpointedForward
 from search_spaces.models.model import FactoryModel
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -40,7 +39,7 @@ def factory() -> tuple[nn.Module, object, dict[str, object]]:
 def test_the_blocks_that_the_plan_names_are_checkpointed() -> None:
     module, _ = whole_module(MODEL, TrialConfig(activation_checkpointing="full"), WORK, torch.float32)
     inside = [(name, inner) for name, inner in module.named_modules() if name]
-    again = {name for name, inner in inside if isinstance(vars(inner).get("forward"), functools.partial)}
+    again = {name for name, inner in inside if isinstance(vars(inner).get("forward"), CheckpointedForward)}
     assert again == {"right.0", "right.1"}
 
 
