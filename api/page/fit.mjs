@@ -71,8 +71,7 @@ function Answer({ answer, inputs }) {
   const [isWhole, setWhole] = useState(false);
   const fastest = answer.setups[answer.fastest];
   const leanest = answer.setups[answer.leanest];
-  const best = new Set(bestOfMethods(answer.setups));
-  const rows = answer.setups.filter((way) => isWhole || best.has(way) || way === leanest);
+  const rows = answer.setups.filter((way) => isWhole || way.best_of_method || way === leanest);
   return html`<section class="card stack" aria-label=${`On ${answer.cluster}`}>
     <h2>${answer.model} on ${answer.cluster}</h2>
     ${fastest
@@ -84,19 +83,6 @@ function Answer({ answer, inputs }) {
     ${fastest && fastest.method && html`<${File} answer=${answer} inputs=${inputs} />`}
     ${answer.assumed.length > 0 && html`<details><summary>Assumed, because nobody stated it</summary><${Assumed} assumed=${answer.assumed} /></details>`}
   </section>`;
-}
-
-/** The fastest way of each method that fits, else the nearest. */
-export function bestOfMethods(ways) {
-  const methods = [...new Set(ways.map(({ method }) => method))];
-  const speed = (way) => way.predicted.samples_per_second.mean;
-  return methods.map((name) => {
-    const own = ways.filter(({ method }) => method === name);
-    const fitting = own.filter(({ fits }) => fits);
-    if (fitting.length > 0) return fitting.reduce((best, way) => (speed(way) > speed(best) ? way : best));
-    const lacks = (way) => way.lacks_card_bytes * 1e6 + way.lacks_host_bytes;
-    return own.reduce((best, way) => (lacks(way) < lacks(best) ? way : best));
-  });
 }
 
 function File({ answer, inputs }) {

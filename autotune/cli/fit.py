@@ -149,6 +149,11 @@ def _headlines(result: Fit, conditions: Conditions, inputs: PlanningFields) -> I
         return
     yield f"{assumed}fastest that fits: {setup_text(fastest)}, {_sizes_text(fastest)}"
     yield f"  {_rate_text(fastest)}{_hours_text(result, fastest, inputs.price)}"
+    bands = [answer.estimate.samples_per_second.high / answer.estimate.samples_per_second.low for answer in result.fitting]
+    rate = fastest.estimate.samples_per_second
+    if rate.high / rate.low > 1.05 * min(bands):
+        kind = "its interval is wider than others'" if fastest.estimate.is_modelled else "not modelled"
+        yield f"  {kind}: {'; '.join(fastest.estimate.doubts)}"
     if leanest is not fastest:
         yield f"least memory: {setup_text(leanest)}, {bytes_text(leanest.least.fullest.needed)} at micro-batch 1"
         yield f"  {_rate_text(leanest)}{_hours_text(result, leanest, inputs.price)}"

@@ -182,6 +182,8 @@ class FitSetup:
     """Whether activations are recomputed."""
     fits: bool
     """Whether the smallest micro-batch fits with the required probability."""
+    best_of_method: bool
+    """Whether it is the fastest of its method that fits, or if none does the nearest."""
     lora_rank: int | None
     """Rank of adapters; 0: none; null: a user's module."""
     frozen_bits: int | None

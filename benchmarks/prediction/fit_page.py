@@ -29,11 +29,14 @@ DATA = "/* DATA */"
 
 def rows_of(asked: tuple[str, str, int, int]) -> list[list[object]]:
     """The rows of one question: method, sharding, recomputed, fits; GiB of a card and of main memory at the batch, GiB of a
-    card at micro-batch 1; batch, largest batch, longest samples; tokens/s with the ends of its interval."""
+    card at micro-batch 1; batch, largest batch, longest samples; tokens/s with the ends of its interval; 2: the
+    fastest, 1: the best of its method."""
     model, card, count, length = asked
     inputs = PlanningFields(model=model, cluster=f"{count}x{card}", sequence_length=length, simple="transformers")
     question = question_about(inputs, model_of(model, None, None, None), cluster_of(inputs.cluster or "", None, None))
-    return [_row(answer) for answer in fit(fine_tuning(question, inputs, ())).answers]
+    result = fit(fine_tuning(question, inputs, ()))
+    best = {id(result.best_of(answer.setup.method.name)) for answer in result.answers}
+    return [[*_row(answer), 2 if answer is result.fastest else int(id(answer) in best)] for answer in result.answers]
 
 
 def _row(answer: SetupAnswer) -> list[object]:

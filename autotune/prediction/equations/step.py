@@ -19,6 +19,7 @@ from autotune.prediction.equations.overlap import exposed_copy_seconds
 from autotune.prediction.equations.parameters import StageParameters, divided, stage_parameters
 from autotune.prediction.equations.pipeline import Split, idle_micro_batches, split_layers
 from autotune.prediction.equations.schedules import over_schedule, rank_tokens
+from autotune.prediction.equations.software import INT8
 from autotune.prediction.equations.state_traffic import (
     exposed_state_seconds,
     file_read_seconds,
@@ -110,6 +111,7 @@ def doubts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
         "a tensor group crosses link domains": 5.0 * (layouts.tensor > tensor_group(cases).in_domain),
         "its software is not known to be tuned": 2.5 * software.untuned,
         "stages of many nodes block each other": stalls,
+        "no published run has products of 8-bit weights": 2.5 * (cases.transformers.bits == INT8),
     }
 
 

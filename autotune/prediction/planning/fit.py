@@ -242,7 +242,8 @@ class Fit:
 
     @property
     def fastest(self) -> SetupAnswer | None:
-        """The way with the most samples/s of those that fit; of several within `TIE` the one that offloads least."""
+        """The way that is surely fast, of those that fit: with the highest lower end of its rate's interval; of several within
+        `TIE` the one that offloads least."""
         return _fastest_of(self.fitting)
 
     @property
@@ -280,6 +281,7 @@ class Fit:
     def document(self) -> dict[str, Any]:
         """The JSON representation."""
         rows = {id(answer): number for number, answer in enumerate(self.answers)}
+        best = {id(self.best_of(answer.setup.method.name)) for answer in self.answers}
         return {
             "fit_probability": self.probability,
             "samples_of_run": None if self.amount is None else self.amount.samples,
@@ -287,14 +289,14 @@ class Fit:
             "leanest": None if self.leanest is None else rows[id(self.leanest)],
             "nearest": rows[id(self.nearest)],
             "remedies": [{"remedy": name.value, "value": value} for name, value in self.remedies.items()],
-            "setups": [answer.document(self.amount) for answer in self.answers],
+            "setups": [{**answer.document(self.amount), "best_of_method": id(answer) in best} for answer in self.answers],
         }
 
 
 def _fastest_of(answers: Sequence[SetupAnswer]) -> SetupAnswer | None:
     if not answers:
         return None
-    rates = [answer.estimate.samples_per_second.mean for answer in answers]
+    rates = [answer.estimate.samples_per_second.low for answer in answers]
     ties = [(answer, rate) for answer, rate in zip(answers, rates, strict=True) if rate >= (1 - TIE) * max(rates)]
 
     def key(pair: tuple[SetupAnswer, float]) -> tuple[int, float]:

@@ -9,6 +9,7 @@ from autotune.prediction.planning.conditional import fit_conditions
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.fit import (
     EVERY_METHOD,
+    TIE,
     TOKENS,
     Fit,
     Remedy,
@@ -112,11 +113,11 @@ def test_the_fastest_is_no_slower_and_the_leanest_no_larger_than_any() -> None:
     result = fit(asked("llama-3-8b", "4xa100"))
     assert result.fastest is not None and result.leanest is not None
     for answer in result.fitting:
-        assert answer.estimate.samples_per_second.mean <= result.fastest.estimate.samples_per_second.mean
+        assert (1 - TIE) * answer.estimate.samples_per_second.low <= result.fastest.estimate.samples_per_second.low
         assert answer.least.fullest.needed >= result.leanest.least.fullest.needed
         assert answer.estimate.fit_probability >= PROBABILITY
         assert answer.estimate.config.micro_batch_size <= answer.micro_batch_size
-    assert {result.fastest.setup.name, result.leanest.setup.name} <= set(result.worthwhile())
+    assert result.leanest.setup.name in result.worthwhile()
 
 
 @pytest.mark.prove
@@ -251,6 +252,15 @@ def test_the_trainer_does_not_compile_and_takes_fp16_where_there_is_no_bf16() ->
         assert (config.precision, config.compile_blocks, config.expandable_segments) == ("fp16", False, False)
     recent = fit(asked("opt-125m", "1x4090", sequence_length=512), among=("lora, one card",))
     assert recent.answers[0].setup.base.precision == "bf16"
+
+
+def test_what_was_never_compared_with_a_run_is_no_headline() -> None:
+    """Rates of 8-bit weights have a wide interval, so that a slower way with a narrow one is named."""
+    result = fit(asked("llama-3-8b", "1x4090", sequence_length=2048), methods=("lora-8bit", "qlora"))
+    eight_bits = result.best_of("lora-8bit").estimate
+    assert result.fastest is not None and result.fastest.setup.method.name == "qlora"
+    assert eight_bits.samples_per_second.mean > result.fastest.estimate.samples_per_second.mean
+    assert "no published run has products of 8-bit weights" in eight_bits.doubts
 
 
 def test_nothing_is_offloaded_for_a_gain_within_the_error() -> None:
