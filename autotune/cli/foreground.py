@@ -3,6 +3,7 @@
 import contextlib
 import shlex
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -243,7 +244,8 @@ def _stopping(stop: StopSignal, console: Console, resume_command: str) -> Iterat
         first = not stop.requested
         stop.request()
         message = f"stopping; running trials end first (Ctrl-C again kills them); continue with:\n  {resume_command}"
-        print_line(console, message if first else "killing running trials")
+        # By a thread: the main one may be in the middle of a write, into which a handler may not write.
+        threading.Thread(target=print_line, args=(console, message if first else "killing running trials")).start()
 
     def terminated(number: int, frame: FrameType | None) -> None:
         interrupted(number, frame)
