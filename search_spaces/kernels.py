@@ -215,7 +215,7 @@ def verdict(kernel: str, precision: str, heads: int, kv_heads: int, device: str,
             if name not in (MATH, "cudnn") and precision in candidate.precisions and (candidate.masks or not masked)
         ]
         return KernelVerdict(
-            repeats_heads=heads != kv_heads and bool(fused) and not any(candidate.groups for candidate in fused)
+            repeats_heads=heads != kv_heads and len(fused) > 0 and not any(candidate.groups for candidate in fused)
         )
     if kernel not in kernels:
         return KernelVerdict(problem=f"the {kernel} kernel runs only on CUDA")
