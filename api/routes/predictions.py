@@ -1,6 +1,5 @@
 """Predictions and plans; checks and estimates of submissions that open no job, for a form while it is filled in."""
 
-import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Annotated, Any
@@ -34,6 +33,7 @@ from autotune.goodput.terms import terms_of
 from autotune.prediction.planning import estimate as planning
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.conditional import Conditions, fitted, plan_conditions, planned, predicted
+from autotune.prediction.planning.fit import question_fields
 from autotune.prediction.planning.largest import Dimension, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions
@@ -116,9 +116,7 @@ def predict_config(body: PredictionRequest, settings: Settings, store: Store) ->
 def find_fits(body: FitRequest, settings: Settings, store: Store) -> Fits:
     """What fits of a model on some cards. Errors name the field and the remedy."""
     asked = _asked(body, "program", "dataset", model=body.model if isinstance(body.model, str) else body.model.name)
-    of_module = isinstance(body.model, str) and is_factory_reference(body.model)
-    simple = dataclasses.replace(asked, simple=None if of_module else "transformers", training_steps=None)
-    result, conditions = fitted(_question(simple, body, settings, store), asked)
+    result, conditions = fitted(_question(question_fields(asked), body, settings, store), asked)
     fields = {"world_size": result.question.cluster.world_size, **result.document()}
     if body.program is not None:
         fields["file"] = to_plain(file_of(result, asked, body.program, body.dataset))

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,23 +11,16 @@ from rich.table import Table
 
 from autotune.cli.fields import read_fields
 from autotune.cli.predict import asked_question, question_document
-from autotune.cli.status import Status, print_note, write_document
+from autotune.cli.status import Status, print_note, write_document, write_export
 from autotune.errors import RequestError
-from autotune.output import write_whole
 from autotune.prediction.planning.conditional import Conditions, fitted
 from autotune.prediction.planning.consequences import Verdict, verdict_of
-from autotune.prediction.planning.fit import (
-    Fit,
-    Remedy,
-    SetupAnswer,
-    hours_of,
-)
+from autotune.prediction.planning.fit import Fit, Remedy, SetupAnswer, hours_of, question_fields
 from autotune.prediction.planning.largest import Dimension
 from autotune.prediction.planning.question import Question
 from autotune.question.question import PlanningFields
 from autotune.text.console import Console
 from autotune.text.rows import bytes_text
-from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.models.model import ModelSpec
 from search_spaces.quantities import number_text
 from search_spaces.trial import Interval
@@ -57,7 +49,11 @@ def fit_command(
         from autotune.recipes.fit_recipe import fields_of_recipe
 
         cards = fields.get("cards", ())
-        fields = fields_of_recipe(recipe, _card_of(cards[0], None)[0] if cards else fields.get("cluster")) | fields
+        cluster = _card_of(cards[0], None)[0] if cards else fields.get("cluster")
+        of_recipe, notes = fields_of_recipe(recipe, cluster)
+        fields = of_recipe | fields
+        for note in notes:
+            print_note(f"{recipe.name}: {note}")
     inputs = PlanningFields(**fields)
     if inputs.max is not None and inputs.max not in list(Dimension):
         raise RequestError("max", f"{inputs.max!r} is not known", f"use one of {', '.join(Dimension)}")
@@ -80,8 +76,7 @@ def fit_command(
 
 
 def _answer(inputs: PlanningFields, database: str | None) -> tuple[Fit, Conditions]:
-    simple = None if is_factory_reference(inputs.model) else "transformers"
-    return fitted(asked_question(dataclasses.replace(inputs, simple=simple, training_steps=None), database), inputs)
+    return fitted(asked_question(question_fields(inputs), database), inputs)
 
 
 def _write(result: Fit, inputs: PlanningFields, file: WantedFile) -> Status:
@@ -89,13 +84,8 @@ def _write(result: Fit, inputs: PlanningFields, file: WantedFile) -> Status:
     from autotune.recipes.fit_recipe import file_of
 
     exported = file_of(result, inputs, file.format, file.dataset)
-    if file.out is None:
-        sys.stdout.write(exported.text)
-    else:
-        write_whole(file.out, exported.text)
     assert result.fastest is not None
-    for note in (f"{setup_text(result.fastest)}, {_sizes_text(result.fastest)}", *exported.notes):
-        print_note(note)
+    write_export(exported.text, (f"{setup_text(result.fastest)}, {_sizes_text(result.fastest)}", *exported.notes), file.out)
     return Status.OK
 
 
@@ -158,21 +148,19 @@ def _headlines(result: Fit, conditions: Conditions, inputs: PlanningFields) -> I
         yield f"least memory: {setup_text(leanest)}, {bytes_text(leanest.least.fullest.needed)} at micro-batch 1"
         yield f"  {_rate_text(leanest)}{_hours_text(result, leanest, inputs.price)}"
     if inputs.max is not None:
-        yield _largest_text(result, inputs.max).removeprefix("; ")
+        yield _largest_text(result, inputs.max)
 
 
-def _largest_text(result: Fit, dimension: str | None) -> str:
-    """What `--max` asks for; empty: nothing."""
+def _largest_text(result: Fit, dimension: str) -> str:
+    """What `--max` asks for."""
     if dimension == Dimension.SEQUENCE_LENGTH:
         longest = max(result.fitting, key=lambda answer: answer.sequence_length or 0)
-        return f"; longest samples: {longest.sequence_length or 0:,} tokens, {setup_text(longest)}, one at a time"
+        return f"longest samples: {longest.sequence_length or 0:,} tokens, {setup_text(longest)}, one at a time"
     if dimension == Dimension.MICRO_BATCH_SIZE:
         most = max(result.fitting, key=lambda answer: answer.micro_batch_size)
-        return f"; largest micro-batch: {most.micro_batch_size:,} samples, {setup_text(most)}"
-    if dimension == Dimension.MODEL:
-        model = result.question.model
-        return f"; largest model that fits: {model.parameter_count:,} parameters ({model.name})"
-    return ""
+        return f"largest micro-batch: {most.micro_batch_size:,} samples, {setup_text(most)}"
+    model = result.question.model
+    return f"largest model that fits: {model.parameter_count:,} parameters ({model.name})"
 
 
 def _sizes_text(answer: SetupAnswer) -> str:
@@ -324,7 +312,7 @@ def _compare(inputs: PlanningFields, database: str | None, *, json: bool) -> Sta
         hours = None if result.amount is None else hours_of(result.amount, best.estimate)
         cost = None if hours is None or price is None else hours.mean * price * result.question.cluster.world_size
         table.add_row(
-            name, f"{setup_text(best)}{_largest_text(result, inputs.max)}",
+            name, setup_text(best) + (f"; {_largest_text(result, inputs.max)}" if inputs.max is not None else ""),
             str(best.estimate.config.micro_batch_size), bytes_text(best.estimate.fullest.needed),
             _interval_text(best.tokens_per_second or best.estimate.samples_per_second),
             "-" if hours is None else _interval_text(hours), "-" if cost is None else number_text(cost),

@@ -1,13 +1,12 @@
 """`autotune predict`: predict time and memory of one configuration."""
 
 import dataclasses
-import sys
 from collections.abc import Mapping
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 from autotune.cli.fields import import_folders, read_fields
-from autotune.cli.status import Status, print_note, write_document
+from autotune.cli.status import Status, print_note, write_document, write_export
 from autotune.installed import WHOLE, has
 from autotune.prediction.planning.conditional import Conditions, predicted
 from autotune.prediction.planning.question import Question, cluster_of, described_model, precisions_of, question_about
@@ -50,9 +49,7 @@ def print_export(document: Mapping[str, Any], format_name: str) -> Status:
     from autotune.frameworks.exporters import exporter
 
     exported = exporter(format_name)(document_of_plan(document, "plan"))
-    sys.stdout.write(exported.text)
-    for note in exported.notes:
-        print_note(note)
+    write_export(exported.text, exported.notes)
     return Status.OK
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from autotune.cli.open_backend import open_backend
-from autotune.cli.status import Status, write_document
+from autotune.cli.status import Status, write_document, write_export
 from autotune.errors import NoBestError, RequestError
 from autotune.explain.findings import Explanation
 from autotune.frameworks.best_config import read_best_config
@@ -210,12 +210,7 @@ def export_command(job: str | None, format_name: str, out: Path | None, url: str
     else:
         with open_backend(url, database) as backend:
             exported = backend.export(job, format_name)
-    if out is None:
-        sys.stdout.write(exported.text)
-    else:
-        write_whole(out, exported.text)
-    for note in exported.notes:
-        Console(stderr=True).print(f"note: {note}", soft_wrap=True)
+    write_export(exported.text, exported.notes, out)
     return Status.OK
 
 

@@ -12,6 +12,7 @@ import typer
 
 from autotune.errors import RequestError
 from autotune.installed import missing_line
+from autotune.output import write_whole
 from autotune.text.visible_text import visible, visible_line
 from search_spaces.plain import finite
 
@@ -167,6 +168,16 @@ def print_line(text: str) -> None:
 def print_note(line: str) -> None:
     """Print a note to standard error, so that standard output has only the requested output."""
     print(f"note: {line}", file=sys.stderr)  # noqa: T201
+
+
+def write_export(text: str, notes: Sequence[str], out: Path | None = None) -> None:
+    """Write a file's text to standard output or `out`, and its notes to standard error."""
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        write_whole(out, text)
+    for note in notes:
+        print_line(f"note: {note}")
 
 
 SCHEMAS = Path(__file__).parents[1] / "schemas" / "commands"

@@ -21,8 +21,9 @@ OF_SETUPS = ("states", "sharding", "parameter_width", "whole_norms", "whole_tabl
 """Words of `Transformers` that a way of `fit` decides itself."""
 
 
-def fields_of_recipe(path: Path, cluster: str | None) -> dict[str, Any]:
-    """The fields that the recipe states: the model, the samples, adapters, and what the libraries do.
+def fields_of_recipe(path: Path, cluster: str | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The fields that the recipe states: the model, the samples, adapters, and what the libraries do; and notes on what was
+    not read, or was taken where the recipe does not state it.
 
     Raises:
         RequestError: it cannot be read, is not of such a program, or names a model that is not known here.
@@ -58,7 +59,7 @@ def fields_of_recipe(path: Path, cluster: str | None) -> dict[str, Any]:
         half = words.get("parameter_width") == "2"
         of_optimizer = ("full-8bit",) if knobs.get("optimizer") == "adamw8bit" else ("full-bf16",) if half else ("full",)
         fields["methods"] = of_optimizer
-    return {name: value for name, value in fields.items() if value is not None}
+    return {name: value for name, value in fields.items() if value is not None}, imported.notes
 
 
 WRITTEN = frozenset({

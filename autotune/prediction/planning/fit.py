@@ -16,7 +16,7 @@ import numpy as np
 
 from autotune.errors import RequestError
 from autotune.prediction.cases.config_cases import cases_of
-from autotune.prediction.equations.cases import Array, Flags
+from autotune.prediction.equations.cases import Array, Cases, Flags
 from autotune.prediction.equations.memory import memory
 from autotune.prediction.equations.software import unknown_words
 from autotune.prediction.equations.step import predict
@@ -31,6 +31,7 @@ from autotune.request.engines import capability_of
 from search_spaces.capability import SpaceContext
 from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
+from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.models.model import FactoryModel, ModelSpec, Position
 from search_spaces.plain import to_plain
 from search_spaces.rules.table import check_config
@@ -41,7 +42,7 @@ from search_spaces.trial_config import TrialConfig
 TOKENS, LONGEST = 128, 1 << 20
 """Granularity and limit of the longest samples."""
 TIE = 0.05
-"""Relative difference of rates that predictions do not tell apart: the error between two good configurations (plans' ties)."""
+"""Relative difference of rates that predictions cannot rank: the error between two good configurations (plans' ties)."""
 ADAPTER_RANK, BATCH = 16, 64
 """Rank of adapters, and least samples per optimizer step, where none are stated."""
 
@@ -57,7 +58,7 @@ class Method:
     """Of frozen matrices."""
     adapts: bool = False
     arguments: Mapping[str, str] = field(default_factory=dict)
-    """Of `equations.software.Transformers`."""
+    """Of `equations.software.Transformers`, besides those that the model and the knobs decide (`library_arguments`)."""
     optimizer: str = "adamw"
 
 
@@ -74,10 +75,10 @@ EVERY_METHOD: Mapping[str, Method] = {
             name="full-8bit", title="full in bf16, 8-bit AdamW", arguments={**HALF, "moments": "bnb8"}, optimizer="adamw8bit"
         ),
         Method(name="lora", title="LoRA", adapts=True, arguments=WHOLE),
-        Method(name="lora-8bit", title="LoRA on 8-bit weights", adapts=True, bits=8, arguments={**PREPARED, "bits": "int8"}),
+        Method(name="lora-8bit", title="LoRA on 8-bit weights", adapts=True, bits=8, arguments=PREPARED),
         Method(
             name="qlora", title="QLoRA", adapts=True, bits=4,
-            arguments={**PREPARED, "bits": "nf4", "double_quantised": "true"},
+            arguments={**PREPARED, "double_quantised": "true"},
         ),
     )
 }  # fmt: skip
@@ -160,6 +161,11 @@ class SetupAnswer:
     """The largest that fits; 0: none does."""
     sequence_length: int | None = None
     """Tokens of the longest samples at the smallest micro-batch; None: not computed, or only one length is known."""
+
+    @property
+    def shortage(self) -> tuple[float, float]:
+        """What it lacks of card memory, then of main memory."""
+        return self.lacks_card, self.lacks_host
 
     @property
     def tokens_per_second(self) -> Interval | None:
@@ -258,7 +264,7 @@ class Fit:
     @property
     def nearest(self) -> SetupAnswer:
         """The way with the smallest shortage of card memory, then of main memory."""
-        return min(self.answers, key=lambda answer: (answer.lacks_card, answer.lacks_host))
+        return min(self.answers, key=lambda answer: answer.shortage)
 
     def worthwhile(self) -> list[str]:
         """Names of the ways that no other way surpasses in the memory of cards, in main memory and in the rate."""
@@ -276,7 +282,7 @@ class Fit:
         """The fastest way of a method that fits; if none does, the nearest."""
         answers = [answer for answer in self.answers if answer.setup.method.name == method]
         fastest = _fastest_of([answer for answer in answers if answer.fits])
-        return fastest or min(answers, key=lambda answer: (answer.lacks_card, answer.lacks_host))
+        return fastest or min(answers, key=lambda answer: answer.shortage)
 
     def document(self) -> dict[str, Any]:
         """The JSON representation."""
@@ -306,6 +312,12 @@ def _fastest_of(answers: Sequence[SetupAnswer]) -> SetupAnswer | None:
     return min(ties, key=key)[0]
 
 
+def question_fields(inputs: PlanningFields) -> PlanningFields:
+    """The fields of the question: Transformers trains a model's shape, and no data are scheduled over the steps of the run."""
+    simple = None if is_factory_reference(inputs.model) else "transformers"
+    return dataclasses.replace(inputs, simple=simple, training_steps=None)
+
+
 def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[str]) -> Question:
     """The question with what nobody stated of a fine-tuning: `BATCH` samples a step, adapters of rank `ADAPTER_RANK`; and with
     what was stated of the libraries.
@@ -316,7 +328,10 @@ def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[st
     assumed = [item for item in question.assumed if item.name not in ("global_batch_size", "stated_arguments")]
     if isinstance(question.model, ModelSpec):
         rest = "what is not stated is of " if inputs.libraries else ""
-        text = f"{rest}Transformers 4.57: full-length samples, its own norms and loss, flash attention, a fused optimizer"
+        text = (
+            f"{rest}Transformers 4.57: 16-bit products, full-length samples, its own norms and loss, scaled dot-product "
+            "attention, no dropout, a fused optimizer"
+        )
         assumed.append(Assumption(name="stated_arguments", value="transformers", stated_by="--library", text=text))
     if inputs.global_batch_size is None:
         ranks = question.cluster.world_size
@@ -379,7 +394,7 @@ def setups_of(question: Question, methods: Sequence[str] = ()) -> list[TrainingS
     shape = model if isinstance(model, ModelSpec) else None
     defaults = device_defaults(question.cluster, capability_of(question.engine), None if shape else model)
     if shape is not None:
-        # The Trainer neither compiles nor sets torch's allocator unless it is told to, and takes fp16 on cards without bf16.
+        # By default the Trainer neither compiles nor sets torch's allocator. Cards without bf16 train in fp16.
         half = "bf16" if question.cluster.device.supports("bf16") else "fp16"
         defaults = defaults.replace({"compile_blocks": False, "expandable_segments": False, "precision": half})
     base = defaults.replace({"micro_batch_size": 1, **pins})
@@ -388,21 +403,19 @@ def setups_of(question: Question, methods: Sequence[str] = ()) -> list[TrainingS
     shardings = (*((ALONE,) if alone else SHARDINGS), *OFFLOADING)
     setups, refusals = [], []
     for method in methods_of(model, methods):
+        if base.precision == "fp16" and method.arguments.get("parameter_width") == "2":
+            continue  # fp16 is not trained without parameters in fp32
         changed = model
         if shape is not None and method.adapts:
             targets = ("query", "key", "value", "output")
             changed = shape if shape.lora_rank else with_adapters(shape, ADAPTER_RANK, targets)
             changed = dataclasses.replace(changed, frozen_bits=method.bits)
         for sharding in shardings:
-            if not _exists(method, sharding, shape) or (
-                base.precision == "fp16" and method.arguments.get("parameter_width") == "2"
-            ):
-                continue  # fp16 is not trained without parameters in fp32
+            if not _exists(method, sharding, shape):
+                continue
             arguments = None
             if shape is not None:
                 arguments = {**method.arguments, **({"sharding": sharding.library} if sharding.library else {}), **words}
-                if isinstance(changed, ModelSpec) and changed.adapts:
-                    arguments = {"adapted": " ".join(changed.lora_targets), **arguments}
             of_method = dataclasses.replace(question, model=changed, stated_arguments=arguments)
             for recomputes in (False, True):
                 knobs: dict[str, Value] = {**sharding.knobs, "activation_checkpointing": "full" if recomputes else "none"}
@@ -578,9 +591,7 @@ def _sizes_of_step(setup: TrainingSetup) -> tuple[list[int], Question]:
 def _fastest(question: Question, setups: Sequence[TrainingSetup], sizes: Sequence[int], holds: Flags) -> list[int]:
     """The fastest micro-batch of each way that fits: the smallest of those within 1 %; the smallest if none does."""
     configs = [setup.config(size) for setup in setups for size in sizes]
-    cases = cases_of(
-        question.model, question.cluster, question.workload, configs, question.profile or question.engine, question.arguments
-    )
+    cases = _cases(question, question.workload, configs)
     seconds = np.broadcast_to(predict(cases, question.rates).seconds, len(configs)).reshape(len(setups), len(sizes))
     fits = holds[:, np.minimum(np.searchsorted(_SIZES, sizes), len(_SIZES) - 1)]
     possible = np.where(fits, seconds, np.inf)
@@ -594,11 +605,15 @@ def _needs(setups: Sequence[TrainingSetup], sizes: Sequence[int], tokens: int) -
     configs = [setup.config(size) for setup in setups for size in sizes]
     # Two micro-batches of the largest: gradients are held for accumulation in all.
     workload = _workload(setups[0].config(max(sizes)), question, tokens)
-    software = question.profile or question.engine
-    cases = cases_of(question.model, question.cluster, workload, configs, software, question.arguments)
-    usage, shape = memory(cases, question.rates, tagged=False), (len(setups), len(sizes))
+    usage = memory(_cases(question, workload, configs), question.rates, tagged=False)
+    shape = len(setups), len(sizes)
     device, host = (np.broadcast_to(values, len(configs)).reshape(shape) for values in (usage.needed, usage.host))
     return device, host
+
+
+def _cases(question: Question, workload: Workload, configs: Sequence[TrialConfig]) -> Cases:
+    software = question.profile or question.engine
+    return cases_of(question.model, question.cluster, workload, configs, software, question.arguments)
 
 
 def _longest(setup: TrainingSetup, limits: MemoryLimits) -> int:

@@ -31,7 +31,7 @@ SPEC = ModelSpec(
 
 
 class Echo(ProcessGroup):
-    """Two ranks that have the same numbers, told by one process."""
+    """Two ranks that have the same numbers, simulated by one process."""
 
     def __init__(self) -> None:
         super().__init__(None, RANKS, 1)

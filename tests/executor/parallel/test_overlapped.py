@@ -26,7 +26,7 @@ class Sent(InFlight):
 
 
 class Echo(ProcessGroup):
-    """Two ranks that have the same numbers, told by one process."""
+    """Two ranks that have the same numbers, simulated by one process."""
 
     def __init__(self) -> None:
         super().__init__(None, RANKS, 1)
