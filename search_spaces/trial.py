@@ -144,6 +144,8 @@ class TrialRequest:
     """A folder of every node in which the states are saved and loaded once, after the measurement; None: they are not."""
     trace_path: str | None = None
     """A folder of every node in which each rank writes the profiler's trace of one more step; None: they write none."""
+    profiled_steps: int = 0
+    """Steps that the profiler divides into parts (`RankMeasurement.part_seconds`): after the timed ones, of a script before."""
 
 
 UNDIVIDED = {"tensor_parallel_size": 1, "pipeline_parallel_size": 1, "compile_blocks": False}
@@ -229,6 +231,9 @@ class RankMeasurement:
     """Seconds of a timed step in which it waited in collectives; None: not measured."""
     compute_relative_error: float | None = None
     """Standard error of `compute_seconds_per_step`, as a share of it; None: unknown, so it is not used."""
+    part_seconds: dict[str, float] | None = None
+    """Seconds of a profiled step by part: compute, communication that nothing overlaps, data (waiting for a loader) and host;
+    None: no step was profiled."""
 
     @property
     def needed_memory_bytes(self) -> int:

@@ -87,6 +87,29 @@ def reproduce(
 
 
 @app.command()
+def guard(
+    path: Annotated[Path, typer.Argument(metavar="FILE", help="A best-config.json.")],
+    against: Annotated[Path, typer.Option(metavar="HISTORY", help="A file of its earlier runs; it need not exist yet.")],
+    record: Annotated[bool, typer.Option("--record", help="Add this run to HISTORY.")] = False,
+    trials: Annotated[int, typer.Option(min=2, metavar="N", help="Trials of this run.")] = 5,
+    tolerance: Annotated[float, typer.Option(min=0.0, metavar="SHARE", help="Slowdown that is no regression.")] = 0.01,
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the result as JUnit's XML too.")] = None,
+    runner: Annotated[str | None, typer.Option(metavar="NAME", help="ray or local; default: as in the file.")] = None,
+    ray_address: options.RayAddress = None,
+    json: Json = False,
+) -> Status:
+    """Run a best configuration again and compare it with its earlier runs: whether a step became slower, by how much, and in
+    which part (compute, communication, data or host); exit status 1 if it did."""
+    from autotune.cli.guard import GuardOptions, guard_command
+
+    asked = GuardOptions(
+        path=path, against=against, trials=trials, tolerance=tolerance, record=record, junit=junit, runner=runner,
+        ray_address=ray_address, json=json,
+    )  # fmt: skip
+    return guard_command(asked)
+
+
+@app.command()
 def verify(
     context: typer.Context,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="A best-config.json.")],

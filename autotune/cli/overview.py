@@ -15,6 +15,7 @@ OVERVIEW: Mapping[str, Mapping[str, str]] = {
         "report": "autotune report latest --out report.html",
         "export": "autotune export latest --format megatron",
         "reproduce": "autotune reproduce best-config.json",
+        "guard": "autotune guard best-config.json --against history.jsonl --record",
         "verify": "autotune verify best-config.json --engine deepspeed",
     },
     "Plan without trials": {

@@ -34,7 +34,7 @@ def reproduce_command(
     config = TrialConfig().replace(document["best"]["config"])
     console = Console(stderr=True)
     with console.status(f"running {path}"), make_runner(session) as runner:
-        requests = [_request(session, config, document, number) for number in range(repeats)]
+        requests = [repeat_request(session, config, document, f"reproduce-{number}") for number in range(repeats)]
         if trace is not None:  # in the last one: its profiler disturbs no later trial
             requests[-1] = dataclasses.replace(requests[-1], trace_path=str(trace.absolute()))
         results = [runner.run(request) for request in requests]
@@ -62,9 +62,9 @@ def _require_trace(session: Session, folder: Path) -> None:
     require_writable(folder / TRACE_FILE.format(rank=0), "trace")
 
 
-def _request(session: Session, config: TrialConfig, document: dict[str, Any], number: int) -> TrialRequest:
-    losses = tuple(document["job"].get("reference_losses", ()))
-    return trial_request(session, f"reproduce-{number}", config, losses)
+def repeat_request(session: Session, config: TrialConfig, document: dict[str, Any], attempt: str) -> TrialRequest:
+    """The request to run a best configuration again; its first losses must be those of the document."""
+    return trial_request(session, attempt, config, tuple(document["job"].get("reference_losses", ())))
 
 
 def _print_result(document: dict[str, Any], now: Interval, measured: list[Repeat], as_json: bool) -> Status:

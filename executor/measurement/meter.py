@@ -142,8 +142,8 @@ def _difference(before: Sent, after: Sent, steps: int) -> tuple[CollectiveCount,
     return tuple(collectives)
 
 
-def trace_step(step: Callable[[], object], device: torch.device, path: Path) -> None:
-    """Run `step` once under the profiler and write its trace, in a folder that is made if it does not exist.
+def trace_steps(step: Callable[[], object], device: torch.device, path: Path, count: int = 1) -> None:
+    """Run `step` under the profiler and write the trace, in a folder that is made if it does not exist.
 
     The trace has the operators with the shapes of their inputs, and on CUDA the kernels and copies too.
     Graphs that were captured before are slower afterwards (`account_step`), so this belongs after every measurement.
@@ -154,7 +154,8 @@ def trace_step(step: Callable[[], object], device: torch.device, path: Path) -> 
     path.parent.mkdir(parents=True, exist_ok=True)
     # Without a list of activities: all that this build of torch supports. acc_events: as in account_step.
     with profile(record_shapes=True, acc_events=True) as recorder:
-        step()
+        for _ in range(count):
+            step()
         counters_of(device).synchronize()
     recorder.export_chrome_trace(str(path))
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from executor.engine import Engine, EngineSession, RankContext, StepReport, measured_config
 from executor.engines.capabilities import COMMAND
@@ -24,7 +25,8 @@ from executor.measurement.memory import (
     peak_resident_set,
     reset_peak_resident_set,
 )
-from executor.measurement.meter import Line, Meter, OwnTime, trace_step
+from executor.measurement.meter import Line, Meter, OwnTime, trace_steps
+from executor.measurement.timeline import PARTS, part_seconds
 from executor.measurement.timing import has_trend, steady_steps
 from executor.measurement.trial_report import TimedSteps, Trial, gather_numbers, is_enough, report, window_of_warm_up
 from executor.trial.extrapolation import (
@@ -133,7 +135,7 @@ def _run_whole(context: RankContext, request: TrialRequest, progress: Callable[[
         with closed_at_end(context, session), collected_by_steps(request.config.gc_interval):
             result = _measure(trial, session)
             _trace(trial, session, result)
-            return _with_checkpoint(trial, session, result)
+            return _with_checkpoint(trial, session, _with_parts(trial, session, result))
 
 
 def _trace(trial: Trial, session: EngineSession, result: TrialResult) -> None:
@@ -141,7 +143,24 @@ def _trace(trial: Trial, session: EngineSession, result: TrialResult) -> None:
     folder = trial.request.trace_path
     if folder is not None and result.outcome is Outcome.OK:
         session.prepare(trial.step)
-        trace_step(session.train_step, trial.context.device, Path(folder) / TRACE_FILE.format(rank=trial.context.rank))
+        trace_steps(session.train_step, trial.context.device, Path(folder) / TRACE_FILE.format(rank=trial.context.rank))
+
+
+def _with_parts(trial: Trial, session: EngineSession, result: TrialResult) -> TrialResult:
+    """Add what the time of more steps consists of, if it is requested, after everything else was measured."""
+    count = trial.request.profiled_steps
+    if not count or result.outcome is not Outcome.OK:
+        return result
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        session.prepare(trial.step)
+        trace_steps(session.train_step, trial.context.device, path, count)
+        mine = part_seconds(path, count)
+    rows = gather_numbers(trial.context, [mine[part] for part in PARTS])
+    parts = (dict(zip(PARTS, row, strict=True)) for row in rows)
+    return replace(
+        result, ranks=tuple(replace(rank, part_seconds=mine) for rank, mine in zip(result.ranks, parts, strict=True))
+    )
 
 
 def _with_checkpoint(trial: Trial, session: EngineSession, result: TrialResult) -> TrialResult:

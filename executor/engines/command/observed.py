@@ -12,6 +12,7 @@ from typing import Any
 
 from executor.engines.command import probe
 from executor.engines.command.readings import ReportFile
+from executor.measurement.timeline import part_seconds
 
 PROBE_FOLDER = "probe"
 """Folder of the probe and of its files, in that of the rank's trial."""
@@ -21,13 +22,14 @@ MOST_INTERVALS = 400
 """Reports, and steps, that are compared at most."""
 
 
-def install_probe(folder: Path, python_path: str | None, linked: Path | None) -> dict[str, str]:
+def install_probe(folder: Path, python_path: str | None, linked: Path | None, profiled_steps: int = 0) -> dict[str, str]:
     """Copy the probe into `PROBE_FOLDER` of a folder; return the variables with which every Python of a script runs it.
 
     Args:
         folder: a temporary folder of the trial.
         python_path: the script's own PYTHONPATH, before which the probe's folder comes.
         linked: a folder in which links stand for files that the script must not change; None: there is none.
+        profiled_steps: as in `TrialRequest`.
     """
     probe_folder = folder / PROBE_FOLDER
     probe_folder.mkdir()
@@ -35,6 +37,7 @@ def install_probe(folder: Path, python_path: str | None, linked: Path | None) ->
     return {
         probe.VARIABLE: str(probe_folder),
         **({} if linked is None else {probe.LINKED: str(linked)}),
+        **({probe.PROFILED: str(profiled_steps)} if profiled_steps else {}),
         "PYTHONPATH": os.pathsep.join(filter(None, (str(probe_folder), python_path))),
     }
 
@@ -118,7 +121,7 @@ class ProcessWork:
             samples=totals[0] if seen else None,
             other_counts=tuple(totals[1:]),
             certain=seen and not row["alternating"] and all(certain for _, _, certain in counted),
-            apart=sum(row.get(kind, 0.0) for kind in ("evaluation", "checkpoint", "compilation")),
+            apart=sum(row.get(kind, 0.0) for kind in ("evaluation", "checkpoint", "compilation", "profile")),
         )
 
     def seconds(self, first: int = 0) -> Iterator[tuple[float, ObservedStep]]:
@@ -217,6 +220,11 @@ class ObservedWork:
         """Samples of a step in all processes that are ranks; None: not known for certain."""
         samples = self.timed.samples_of_step()
         return None if samples is None else samples * self.started_ranks
+
+    def part_seconds(self, steps: int) -> dict[str, float] | None:
+        """What a profiled step consists of, of the process that waits least for others; None: none was profiled."""
+        profiles = [part_seconds(path, steps) for path in self.folder.glob("profile-*.json")]
+        return min(profiles, key=lambda parts: parts["communication"], default=None)
 
     def summaries(self, reports: Sequence[tuple[float, float]]) -> list[dict[str, Any]]:
         """`ProcessWork.summary` of each process that is a rank; else of the first that took a step."""

@@ -13,7 +13,8 @@ script runs it at its start (`python -I` and `-E` do not). It uses only the stan
 4. torch's hook on optimizer steps writes a line of JSON for each step. Of several optimizers the one with the most parameters
    decides, of equals the first. Calls without a backward pass in between (one per parameter group, as in DeepSpeed) are one
    step.
-5. Calls that write checkpoints, forward passes in evaluation mode and compilations are timed.
+5. Calls that write checkpoints, forward passes in evaluation mode and compilations are timed. If a trial asks for it, torch's
+   profiler records some steps.
 6. Where links in a trial's folder stand for files of the user, one that is opened for writing first becomes the trial's.
 
 The script's numbers stay the same to the bit, and no device is waited for: on CUDA the times of steps are those of events, and
@@ -45,6 +46,9 @@ from typing import Any
 
 VARIABLE = "AUTOTUNE_PROBE"
 """Environment variable: the folder of this file's copy, into which each training process writes `steps-PID.jsonl`."""
+PROFILED = "AUTOTUNE_PROFILED"
+"""Environment variable: how many steps the profiler records, after the first FIRST_STEPS, into `profile-PID.json`."""
+FIRST_STEPS = 4
 LINKED = "AUTOTUNE_LINKED"
 """Environment variable: a folder in which links stand for files that the script must not change."""
 DEEPEST = 12
@@ -147,6 +151,7 @@ class Probe:
         self.waiting: list[tuple[dict[str, Any], list[Any]]] = []
         """Lines to be written, with the events of the device that must have passed."""
         self.base_event: Any = None
+        self.profiler: Any = None
 
     # The script's calls.
 
@@ -338,6 +343,24 @@ class Probe:
         if self.steps <= COMPARED:
             self.write_later({"parameters": self.steps}, self.compared_parameters())
         self.flush()
+        last = FIRST_STEPS + int(os.environ.get(PROFILED, "0"))
+        if FIRST_STEPS <= self.steps <= last > FIRST_STEPS:
+            began = time.monotonic()
+            with contextlib.suppress(RuntimeError):  # the script uses the profiler itself
+                self.profile(self.steps == last)
+            self.seconds["profile"] = time.monotonic() - began  # a step with such a time is no measurement
+
+    def profile(self, ends: bool) -> None:
+        """Start the profiler if it does not run, or end it and write its trace."""
+        if self.profiler is None and not ends:
+            self.profiler = self.torch.profiler.profile(acc_events=True)
+            self.profiler.start()
+        elif self.profiler is not None and ends:
+            self.profiler.stop()
+            unfinished = Path(self.folder, f"unfinished-{self.pid}.json")
+            self.profiler.export_chrome_trace(str(unfinished))
+            unfinished.rename(unfinished.with_name(f"profile-{self.pid}.json"))
+            self.profiler = None
 
     # The modules that train.
 

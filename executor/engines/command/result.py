@@ -89,6 +89,7 @@ def facts_of(watch: ScriptWatch, rank: int, table: FailureTable) -> Facts:
         "resident": watch.tree.peak_bytes,
         "reserved": readings.reserved_bytes,
         "cpu": watch.tree.cpu_seconds / max(readings.count, 1),
+        "parts": watch.work.part_seconds(watch.profiled_steps),
     }
 
 
@@ -377,6 +378,7 @@ def _rank(row: Facts) -> RankMeasurement:
         collectives=(),
         reserved_bytes=row["reserved"],
         data_wait_seconds=row["waited"],
+        part_seconds=row["parts"],
     )
 
 

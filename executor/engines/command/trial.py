@@ -80,7 +80,8 @@ def make_launch(
         "AUTOTUNE_REPORT": str(folder / "report.jsonl"),
         **environment_of(command, config),
     }
-    variables |= install_probe(folder, variables.get("PYTHONPATH", os.environ.get("PYTHONPATH")), linked)
+    python_path = variables.get("PYTHONPATH", os.environ.get("PYTHONPATH"))
+    variables |= install_probe(folder, python_path, linked, request.profiled_steps)
     limit = request.memory_limit_bytes
     return Launch(
         words=tuple(launcher_command(command.launcher, python_command(words), placement)),

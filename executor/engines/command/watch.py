@@ -58,6 +58,7 @@ class ScriptWatch:
         request = trial.request
         self._limit = request.memory_limit_bytes
         self._on_cpu = on_cpu
+        self.profiled_steps = request.profiled_steps
         work = request.workload
         batch = Batch(
             samples=work.global_batch_size, script_samples=samples_of_step(command, request.config, work, request.world_size),
