@@ -66,7 +66,6 @@ def guard_command(options: GuardOptions) -> Status:
         ]),
         commit=git_commit(),
         time=datetime.now(UTC).isoformat(timespec="seconds"),
-        samples=float(session.request.workload.global_batch_size),
     )  # fmt: skip
     comparison = compare(now, history, options.tolerance)
     if options.record:

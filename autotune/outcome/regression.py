@@ -15,8 +15,9 @@ from executor.measurement.timing import t_quantile
 from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Interval, TrialResult
 
-CONFIDENCE = 0.99
-"""One-sided: of runs that are as fast as the earlier ones, at most one in a hundred is called slower."""
+CONFIDENCE = 0.995
+"""One-sided, for each of two measures of a step, so that of runs that are as fast as the earlier ones, at most one in a hundred
+is called slower."""
 POWER = 0.95
 FEWEST_RUNS = 4
 """Earlier runs from which the difference between runs can be judged at all."""
@@ -35,17 +36,12 @@ class RecipeRun:
     versions: dict[str, str]
     commit: str | None
     time: str
-    samples: float
-    """Samples of a step, by which the rates become seconds."""
-    rates: tuple[float, ...]
-    """Samples/s of each trial."""
+    seconds: tuple[float, ...]
+    """Mean seconds of a step of each trial."""
+    calm_seconds: tuple[float, ...]
+    """Mean of the faster half of each trial's steps, which other work on the machine hardly disturbs."""
     parts: tuple[dict[str, float], ...] = ()
     """Seconds of a profiled step by part, of each trial: of the rank that waited least. Empty: not known."""
-
-    @property
-    def log_seconds(self) -> float:
-        """Mean logarithm of a step's seconds."""
-        return fmean(math.log(self.samples / rate) for rate in self.rates)
 
     def mean_parts(self) -> dict[str, float]:
         """Mean seconds by part."""
@@ -59,7 +55,9 @@ class Comparison:
     runs: int
     """Earlier runs that it is compared with."""
     slowdown: Interval | None = None
-    """Seconds of a step relative to the earlier runs, less 1; with its 98 % interval. None: too few earlier runs."""
+    """Seconds of a step relative to the earlier runs, less 1, with its 99 % interval. None: too few earlier runs."""
+    of_calm_steps: bool = False
+    """Whether it is that of the faster half of the steps, and not that of their mean: the one that is more certain."""
     detectable: float | None = None
     """The least slowdown that such a comparison finds with a probability of 95 %."""
     tolerance: float = 0.0
@@ -87,7 +85,8 @@ class Comparison:
             return [f"nothing to compare with yet: {self.runs} of {FEWEST_RUNS} earlier runs of this recipe on this machine"]
         verdict = "REGRESSION" if self.is_regression else "no regression"
         change = "slower" if self.slowdown.mean >= 0 else "faster"
-        text = f"{verdict}: a step is {abs(self.slowdown.mean):.1%} {change} than in {self.runs} earlier runs"
+        steps = "the faster half of its steps" if self.of_calm_steps else "a step"
+        text = f"{verdict}: {steps} is {abs(self.slowdown.mean):.1%} {change} than in {self.runs} earlier runs"
         lines = [f"{text} [{self.slowdown.low:+.1%}, {self.slowdown.high:+.1%}]"]
         if not self.is_regression:
             return [*lines, f"a slowdown of {self.detectable:.1%} would have been found with 95 %"]
@@ -111,7 +110,10 @@ def run_of(results: Sequence[TrialResult], **facts: Any) -> RecipeRun:
     return RecipeRun(
         machine=f"{len(results[0].ranks)} x {environment.get('device', '')}, {environment.get('cores', '')} cores",
         versions={name: environment[name] for name in names if name in environment},
-        rates=tuple(result.samples_per_second.mean for result in results if result.samples_per_second),
+        seconds=tuple(fmean(result.step_seconds) for result in results),
+        calm_seconds=tuple(
+            fmean(sorted(result.step_seconds)[: (len(result.step_seconds) + 1) // 2]) for result in results
+        ),
         parts=tuple(parts) if len(parts) == len(results) else (),
         **facts,
     )  # fmt: skip
@@ -126,24 +128,33 @@ def compare(now: RecipeRun, history: Sequence[RecipeRun], tolerance: float) -> C
     earlier = [run for run in history if (run.recipe, run.machine) == (now.recipe, now.machine)]
     if len(earlier) < FEWEST_RUNS:
         return Comparison(runs=len(earlier), tolerance=tolerance)
-    change, error = _difference(now.log_seconds, [run.log_seconds for run in earlier])
+    measures = {calm: _change(now, earlier, calm) for calm in (False, True)}
+    calm = max(measures, key=lambda name: measures[name][0] / measures[name][1])
+    change, error = measures[calm]
     half = t_quantile(CONFIDENCE, len(earlier) - 1) * error
-    slowdown = Interval(mean=math.expm1(change), low=math.expm1(change - half), high=math.expm1(change + half))
     added, probabilities = _parts(now, earlier, change)
     before = earlier[-1]
-    facts = {**{name: (before.versions.get(name, ""), now.versions.get(name, "")) for name in now.versions}}
+    facts = {name: (before.versions.get(name, ""), version) for name, version in now.versions.items()}
     facts["commit"] = (before.commit or "", now.commit or "")
     return Comparison(
-        runs=len(earlier), slowdown=slowdown, tolerance=tolerance,
-        detectable=math.expm1(half + t_quantile(POWER, len(earlier) - 1) * error),
+        runs=len(earlier), tolerance=tolerance, of_calm_steps=calm,
+        slowdown=Interval(mean=math.expm1(change), low=math.expm1(change - half), high=math.expm1(change + half)),
+        detectable=math.expm1(half + t_quantile(POWER, len(earlier) - 1) * min(error for _, error in measures.values())),
         part_seconds=added, part_probabilities=probabilities,
         changed={name: values for name, values in facts.items() if values[0] != values[1]},
     )  # fmt: skip
 
 
+def _change(now: RecipeRun, earlier: Sequence[RecipeRun], calm: bool) -> tuple[float, float]:
+    """The difference of the mean logarithm of a step's seconds to that of earlier runs, and its standard error."""
+    of_run = [fmean(map(math.log, run.calm_seconds if calm else run.seconds)) for run in (now, *earlier)]
+    return _difference(of_run[0], of_run[1:])
+
+
 def _difference(now: float, earlier: Sequence[float]) -> tuple[float, float]:
     """The difference to the mean of earlier runs, and its standard error."""
-    return now - fmean(earlier), math.sqrt(variance(earlier) * (1.0 + 1.0 / len(earlier)))
+    # Equal figures are known to the clock's resolution.
+    return now - fmean(earlier), max(math.sqrt(variance(earlier) * (1.0 + 1.0 / len(earlier))), 1e-9)
 
 
 def _parts(now: RecipeRun, earlier: Sequence[RecipeRun], change: float) -> tuple[dict[str, float], dict[str, float]]:
@@ -155,13 +166,12 @@ def _parts(now: RecipeRun, earlier: Sequence[RecipeRun], change: float) -> tuple
     runs = [run.mean_parts() for run in earlier if run.parts]
     if not now.parts or len(runs) < FEWEST_RUNS:
         return {}, {}
-    whole = fmean(math.exp(run.log_seconds) for run in earlier) * math.expm1(change)
+    whole = fmean(fmean(run.seconds) for run in earlier) * math.expm1(change)
     added, weights = {}, {}
     for part, seconds in now.mean_parts().items():
         difference, error = _difference(seconds, [run[part] for run in runs])
         added[part] = difference
-        # A part that never varied is known to the clock's resolution.
-        weights[part] = (2 * difference * whole - whole**2) / (2 * max(error, 1e-9) ** 2)
+        weights[part] = (2 * difference * whole - whole**2) / (2 * error**2)
     largest = max(weights.values())
     likelihoods = {part: math.exp(weight - largest) for part, weight in weights.items()}
     return added, {part: value / sum(likelihoods.values()) for part, value in likelihoods.items()}
