@@ -45,7 +45,7 @@ class Judged:
 
 def autotune(folder: Path, *words: str) -> str:
     answer = subprocess.run(
-        [sys.executable, "-m", "autotune", *words], capture_output=True, text=True, check=False,
+        [str(Path(sys.executable).with_name("autotune")), *words], capture_output=True, text=True, check=False,
         env={**os.environ, "GUARDED_SLOWDOWN": str(folder / "slow.json"), "AUTOTUNE_DB": f"sqlite:///{folder}/runs.db"},
     )  # fmt: skip
     if answer.returncode not in (0, 1) or (answer.returncode and not answer.stdout.startswith("{")):
@@ -140,11 +140,11 @@ def main() -> int:
     replays = [[replay(every, noise, draws) for _ in range(arguments.replays)] for noise in NOISES]
     spread = stdev(math.log(fmean(run.calm_seconds)) for run in every)
     about = (
-        f"Written by `python -m benchmarks.trials.guard`. {len(rows)} runs of a DDP script on two CPU ranks, five trials each. Runs "
-        f"in which nothing is planted differ by {spread:.1%} (standard deviation). A slowdown is {SLOWDOWN:.0%} of a step, in one "
-        "part: more products, more collectives, a slower loader, or a wait of Python. Live runs are compared with the first "
-        f"{CLEAN_RUNS}. A replay draws {HISTORY} earlier runs and a later one from those in which nothing is planted, adds noise "
-        "between runs, and in half of the cases a slowdown."
+        f"Written by `python -m benchmarks.trials.guard`. {len(rows)} runs of a DDP script on two CPU ranks, five trials each. "
+        f"Runs in which nothing is planted differ by {spread:.1%} (standard deviation). A slowdown is {SLOWDOWN:.0%} of a step, "
+        "in one part: more products, more collectives, a slower loader, or a wait of Python. Live runs are compared with the first "
+        f"{CLEAN_RUNS}. A replay draws {HISTORY} earlier runs and a later one from those in which nothing is planted, adds "
+        "noise between runs, and in half of the cases a slowdown."
     )
     lines = [
         "# Guard against planted slowdowns",
@@ -162,7 +162,7 @@ def main() -> int:
             ],
         ),
         "",
-        "`detectable`: the median of the least slowdown that a run says it would find. A part is named from a probability of 90 %.",
+        "`detectable`: the median of the least slowdown that a run says it would find. A part is named from 90 % on.",
     ]
     give(lines, arguments.markdown)
     return 0

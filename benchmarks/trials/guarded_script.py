@@ -1,4 +1,4 @@
-"""A training script for `benchmarks.trials.guard`. The file GUARDED_SLOWDOWN names a part, and seconds that a step loses in it."""
+"""A training script for `benchmarks.trials.guard`. The file GUARDED_SLOWDOWN names a part, and seconds that a step loses."""
 
 import argparse
 import json
