@@ -46,7 +46,7 @@ class Judged:
 def autotune(folder: Path, *words: str) -> str:
     answer = subprocess.run(
         [str(Path(sys.executable).with_name("autotune")), *words], capture_output=True, text=True, check=False,
-        env={**os.environ, "GUARDED_SLOWDOWN": str(folder / "slow.json"), "AUTOTUNE_DB": f"sqlite:///{folder}/runs.db"},
+        env={**os.environ, "AUTOTUNE_DB": f"sqlite:///{folder}/runs.db"},
     )  # fmt: skip
     if answer.returncode not in (0, 1) or (answer.returncode and not answer.stdout.startswith("{")):
         raise SystemExit(f"{shlex.join(words)}: {answer.stderr}")
@@ -58,7 +58,15 @@ def record(folder: Path, repeats: int) -> None:
     plan = [*(CLEAN_RUNS * [""]), *random.Random(1).sample(repeats * ["", *PARTS], repeats * (1 + len(PARTS)))]
     slow, best = folder / "slow.json", folder / "best.json"
     slow.write_text('{"part": "", "seconds": 0}', encoding="utf-8")
-    command = [str(SCRIPT), "--micro-batch", "{micro_batch_size}", "--accumulation", "{gradient_accumulation_steps}"]
+    command = [
+        str(SCRIPT),
+        "--slowdown",
+        str(slow),
+        "--micro-batch",
+        "{micro_batch_size}",
+        "--accumulation",
+        "{gradient_accumulation_steps}",
+    ]
     autotune(
         folder, "sweep", "--ranks", "2", "--runner", "local", "--global-batch-size", "128", "--sequence-length", "512",
         "--pin", "micro_batch_size=32", "--trials", "1", "--out", str(best), "--", sys.executable, *command,
@@ -141,9 +149,9 @@ def main() -> int:
     spread = stdev(math.log(fmean(run.calm_seconds)) for run in every)
     about = (
         f"Written by `python -m benchmarks.trials.guard`. {len(rows)} runs of a DDP script on two CPU ranks, five trials each. "
-        f"Runs in which nothing is planted differ by {spread:.1%} (standard deviation). A slowdown is {SLOWDOWN:.0%} of a step, "
-        "in one part: more products, more collectives, a slower loader, or a wait of Python. Live runs are compared with the first "
-        f"{CLEAN_RUNS}. A replay draws {HISTORY} earlier runs and a later one from those in which nothing is planted, adds "
+        f"Runs in which nothing is planted differ by {spread:.1%} (standard deviation). A slowdown is {SLOWDOWN:.0%} of a "
+        "step, in one part: more products, more collectives, a slower loader, or a wait of Python. Live runs are compared with the "
+        f"first {CLEAN_RUNS}. A replay draws {HISTORY} earlier runs and a later one from those in which nothing is planted, adds "
         "noise between runs, and in half of the cases a slowdown."
     )
     lines = [

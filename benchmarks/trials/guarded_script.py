@@ -1,8 +1,7 @@
-"""A training script for `benchmarks.trials.guard`. The file GUARDED_SLOWDOWN names a part, and seconds that a step loses."""
+"""A training script for `benchmarks.trials.guard`. The file of `--slowdown` names a part, and seconds that a step loses in it."""
 
 import argparse
 import json
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -50,10 +49,11 @@ def collectives_for(seconds: float) -> Callable[[], None]:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--slowdown", type=Path)
     parser.add_argument("--micro-batch", type=int)
     parser.add_argument("--accumulation", type=int)
     arguments = parser.parse_args()
-    slow = json.loads(Path(os.environ["GUARDED_SLOWDOWN"]).read_text(encoding="utf-8"))
+    slow = json.loads(arguments.slowdown.read_text(encoding="utf-8"))
     loss = {part: slow["seconds"] if part == slow["part"] else 0.0 for part in ("compute", "communication", "data", "host")}
     torch.set_num_threads(1)
     torch.manual_seed(0)
