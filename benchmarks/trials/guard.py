@@ -149,10 +149,10 @@ def main() -> int:
     spread = stdev(math.log(fmean(run.calm_seconds)) for run in every)
     about = (
         f"Written by `python -m benchmarks.trials.guard`. {len(rows)} runs of a DDP script on two CPU ranks, five trials each. "
-        f"Runs in which nothing is planted differ by {spread:.1%} (standard deviation). A slowdown is {SLOWDOWN:.0%} of a "
-        "step, in one part: more products, more collectives, a slower loader, or a wait of Python. Live runs are compared with the "
-        f"first {CLEAN_RUNS}. A replay draws {HISTORY} earlier runs and a later one from those in which nothing is planted, adds "
-        "noise between runs, and in half of the cases a slowdown."
+        f"Runs with nothing planted differ by {spread:.1%} (standard deviation). A slowdown is {SLOWDOWN:.0%} of a "
+        "step, in one part: more products, more collectives, a slower loader, or a wait of Python. Live runs are compared with "
+        f"the first {CLEAN_RUNS}. A replay draws {HISTORY} earlier runs and a later one from runs with nothing planted, "
+        "adds noise between runs, and in half of the cases a slowdown."
     )
     lines = [
         "# Guard against planted slowdowns",

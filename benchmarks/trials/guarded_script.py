@@ -1,4 +1,4 @@
-"""A training script for `benchmarks.trials.guard`. The file of `--slowdown` names a part, and seconds that a step loses in it."""
+"""A training script for `benchmarks.trials.guard`. `--slowdown` names a file with a part, and seconds that a step loses."""
 
 import argparse
 import json

@@ -48,6 +48,26 @@ def test_the_best_is_measured_again(swept: Answer, command: Command, folder: Pat
     _reproduce(command, json.loads((folder / "best-config.json").read_text()))
 
 
+@pytest.mark.prove
+def test_a_recipe_is_guarded(swept: Answer, command: Command, folder: Path) -> None:
+    """Five equal runs; then the history says that the step once took a tenth of its time."""
+    words = ("guard", "best-config.json", "--against", "history.jsonl", "--trials", 2, "--tolerance", 3.0)
+    first = command(*words, "--record", "--json")
+    assert (swept.status, first.status) == (0, 0)
+    document = json.loads(first.out)
+    assert (document["runs"], document["slowdown"]) == (0, None)
+    run = document["now"]
+    assert sum(run["parts"][0].values()) > 0
+    assert json.loads((folder / "history.jsonl").read_text()) == run
+    fast = {**run, **{name: [value / 10 for value in run[name]] for name in ("seconds", "calm_seconds")}}
+    fast["parts"] = [{part: value / 10 for part, value in parts.items()} for parts in run["parts"]]
+    Path("history.jsonl").write_text("".join(f"{json.dumps(fast)}\n" for _ in range(4)))
+    slower = command(*words, "--junit", "guard.xml")
+    assert slower.status == 1
+    assert slower.out.startswith("REGRESSION: ")
+    assert '<failure message="REGRESSION: ' in (folder / "guard.xml").read_text()
+
+
 def _show(command: Command, best: dict[str, Any]) -> None:
     shown = command("show")
     assert (shown.status, shown.err) == (0, "")

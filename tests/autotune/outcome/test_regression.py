@@ -1,0 +1,98 @@
+"""A recipe's run against its earlier runs."""
+
+import dataclasses
+import json
+import random
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from autotune.errors import RequestError
+from autotune.outcome.regression import RecipeRun, add_run, compare, junit, read_history
+from executor.measurement.timeline import PARTS
+
+SHARES = {"compute": 0.6, "communication": 0.2, "data": 0.05, "host": 0.15}
+
+
+def run_of(draws: random.Random, slow: str = "", by: float = 0.05, noise: float = 0.005) -> RecipeRun:
+    """A run of a step of 0.1 s whose runs, and trials, vary by `noise`."""
+    whole = 0.1 * (1 + draws.gauss(0, noise))
+    seconds = tuple((1 + by * bool(slow)) * whole * (1 + draws.gauss(0, noise)) for _ in range(5))
+    parts = tuple(
+        {part: share * whole * (1 + draws.gauss(0, 2 * noise)) + 0.1 * by * (part == slow) for part, share in SHARES.items()}
+        for _ in range(5)
+    )
+    return RecipeRun(
+        recipe="a", machine="2 x H100", versions={"torch": "2.13.0"}, commit="c0ffee", time="2026-11-30T00:00:00+00:00",
+        seconds=seconds, calm_seconds=tuple(0.98 * value for value in seconds), parts=parts,
+    )  # fmt: skip
+
+
+def test_planted_slowdowns_are_found_with_their_part_and_equal_runs_pass() -> None:
+    draws = random.Random(0)
+    found = alarms = right = 0
+    for number in range(400):
+        history = [run_of(draws) for _ in range(12)]
+        part = PARTS[number % len(PARTS)]
+        slow = compare(run_of(draws, part), history, 0.01)
+        found += slow.is_regression
+        right += slow.is_regression and slow.part == part
+        alarms += compare(run_of(draws), history, 0.0).is_regression
+    assert found >= 380
+    assert right >= 0.9 * found
+    assert alarms <= 8  # 1 % of 400, and three standard deviations
+
+
+def test_runs_of_another_machine_or_recipe_are_not_compared() -> None:
+    draws = random.Random(1)
+    others = [dataclasses.replace(run_of(draws), machine="2 x A100") for _ in range(9)]
+    others += [dataclasses.replace(run_of(draws), recipe="b") for _ in range(9)]
+    result = compare(run_of(draws, "host", by=0.5), others, 0.01)
+    assert (result.runs, result.slowdown, result.is_regression) == (0, None, False)
+    assert "0 of 4 earlier runs" in result.lines()[0]
+
+
+def test_a_slowdown_below_the_tolerance_is_none_and_changed_versions_are_named() -> None:
+    draws = random.Random(2)
+    history = [run_of(draws, noise=1e-5) for _ in range(6)]
+    now = dataclasses.replace(run_of(draws, "compute", by=0.008, noise=1e-5), versions={"torch": "2.14.0"})
+    assert not compare(now, history, 0.01).is_regression
+    strict = compare(now, history, 0.001)
+    assert strict.is_regression
+    assert strict.part == "compute"
+    assert "changed since the last run: torch 2.13.0 -> 2.14.0" in strict.lines()
+
+
+def test_without_profiled_steps_the_part_is_unknown() -> None:
+    draws = random.Random(3)
+    history = [dataclasses.replace(run_of(draws), parts=()) for _ in range(6)]
+    result = compare(run_of(draws, "data", by=0.3), history, 0.01)
+    assert result.is_regression
+    assert result.part is None
+    assert result.lines()[1] == "part: unknown, since no step of these runs was profiled"
+
+
+def test_the_history_is_a_file_of_lines_and_a_wrong_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "history.jsonl"
+    assert read_history(path) == []
+    runs = [run_of(random.Random(4)) for _ in range(2)]
+    for run in runs:
+        add_run(path, run)
+    assert read_history(path) == runs
+    path.write_text(path.read_text(encoding="utf-8") + json.dumps({"recipe": "a"}) + "\n", encoding="utf-8")
+    with pytest.raises(RequestError, match=r"line 3 of .* is no run"):
+        read_history(path)
+
+
+def test_junit_has_a_failure_for_a_regression_only() -> None:
+    draws = random.Random(5)
+    history = [run_of(draws) for _ in range(8)]
+    bad, good = (
+        ElementTree.fromstring(junit("best.json", compare(run_of(draws, slow), history, 0.01), 3.0)) for slow in ("data", "")
+    )
+    failure = bad.find("testcase/failure")
+    assert failure is not None
+    assert failure.get("message", "").startswith("REGRESSION: ")
+    assert "part: data" in (failure.text or "")
+    assert (bad.get("failures"), good.get("failures")) == ("1", "0")
