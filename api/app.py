@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import APIRouter, FastAPI
 from starlette.routing import BaseRoute
 from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from api import problems
 from api.auth import KeyReader
@@ -22,6 +23,7 @@ from api.deliverer import Deliverer, deliver, networks
 from api.document import DocumentedApp
 from api.guard import VERSION, RequestGuard
 from api.hub import EventHub, LogHub
+from api.identity import ProxyIdentities
 from api.limits import KnownKeys, OwnerLimits
 from api.metrics import Metrics, ProcessMetrics, RequestTimer
 from api.routes import catalog, figures, jobs, logs, operations, page, predictions, results, webhooks
@@ -90,6 +92,9 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_middleware(HeadRequests)
     app.add_middleware(RequestGuard, settings=settings, known_keys=app.state.known_keys)
     app.add_middleware(RequestTimer, metrics=app.state.metrics, log=settings.access_log)
+    if settings.trusted_proxies:
+        app.add_middleware(ProxyHeadersMiddleware, trusted_hosts=[*settings.trusted_proxies])
+    app.add_middleware(ProxyIdentities, settings=settings)
     return app
 
 

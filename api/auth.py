@@ -9,7 +9,7 @@ import contextlib
 import hashlib
 import time
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -21,11 +21,24 @@ from fastapi.security.base import SecurityBase
 from fastapi.security.utils import get_authorization_scheme_param
 from starlette.exceptions import HTTPException
 
+from api.identity import IDENTITY, Identity
 from api.settings import Settings
+from autotune.errors import RequestError
 from storage.errors import DatabaseUnavailableError, UnknownJobError
-from storage.records import ApiKey, JobRecord, Scope
+from storage.records import ApiKey, Audience, JobRecord, Scope
 from storage.service_records import Actor, Quotas
 from storage.store import Store
+
+INCLUDED_IN = {
+    Scope.READ: (Scope.OBSERVE, Scope.OPERATE, Scope.ADMIN),
+    Scope.OBSERVE: (Scope.OPERATE, Scope.ADMIN),
+    Scope.SUBMIT: (Scope.ADMIN,),
+    Scope.OPERATE: (Scope.ADMIN,),
+    Scope.ADMIN: (),
+}
+"""Scope -> scopes that include it."""
+SECONDS_OF_STREAM = 600.0
+"""Longest stream of a person whom a proxy has identified: a new request shows that the proxy still lets them in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +49,32 @@ class Principal:
     scopes: frozenset[str]
     actor: Actor = field(compare=False)
     """The client's identity for the audit log and the quotas."""
+    teams: frozenset[str] = frozenset()
+    """Whose jobs they see besides their own."""
 
     @property
     def sees_all(self) -> bool:
-        """Whether they may see and control other owners' jobs."""
-        return self.may(Scope.OPERATE)
+        """Whether they may see other owners' jobs."""
+        return self.may(Scope.OBSERVE)
+
+    @property
+    def audience(self) -> Audience | None:
+        """The jobs that they may see; None: all."""
+        return None if self.sees_all else Audience(self.owner, self.teams)
 
     def may(self, scope: Scope) -> bool:
-        """Whether they have the scope, directly or by another one: admin includes all scopes, operate includes read."""
-        return scope in self.scopes or Scope.ADMIN in self.scopes or (scope is Scope.READ and Scope.OPERATE in self.scopes)
+        """Whether they have the scope, directly or by another one, which includes it."""
+        return not self.scopes.isdisjoint({scope, *INCLUDED_IN[scope]})
+
+    def require_team(self, team: str) -> None:
+        """Check the team that they show a job to.
+
+        Raises:
+            RequestError: it is not theirs.
+        """
+        if team and not self.sees_all and team not in self.teams:
+            yours = ", ".join(sorted(self.teams)) or "none"
+            raise RequestError("team", f"{team!r} is not one of yours ({yours})", "name one that is, or leave it out")
 
 
 # Dependencies are coroutines, although some never await: FastAPI runs every other dependency in a thread for each request.
@@ -61,7 +91,9 @@ async def settings_of(request: Request) -> Settings:
 
 
 class RequiredScope(SecurityBase):
-    """Requires a key with the scope. It is a single dependency, because FastAPI resolves each dependency for every request."""
+    """Requires a key, or an identified person, with the scope.
+
+    It is a single dependency, because FastAPI resolves each dependency for every request."""
 
     def __init__(self, *scopes: Scope) -> None:
         """
@@ -75,7 +107,9 @@ class RequiredScope(SecurityBase):
     async def __call__(self, request: Request) -> Principal:
         principal = await _principal(request)
         if not any(map(principal.may, self.scopes)):
-            raise HTTPException(403, f"Authorization: this key lacks the scope {' or '.join(self.scopes)}; use one that has it")
+            raise HTTPException(
+                403, f"Authorization: lacks the scope {' or '.join(self.scopes)}; use a key that has it, or ask for the role"
+            )
         return principal
 
 
@@ -85,13 +119,22 @@ async def _principal(request: Request) -> Principal:
     limits: Quotas = state.settings.quotas
     if not state.settings.require_keys:
         return Principal("", frozenset(Scope), Actor(name="", source=source, limits=limits))
+    if (identity := request.scope.get(IDENTITY)) is not None:
+        return _person(identity, state.settings.roles, Actor(name=identity.name, source=source, limits=limits))
     scheme, text = get_authorization_scheme_param(request.headers.get("Authorization"))
     key: ApiKey | None = await state.keys.key(text) if scheme.lower() == "bearer" and text else None
     if key is None:
         detail = "Authorization: give `Bearer` and a valid API key; make one with `autotune keys create`"
         raise HTTPException(401, detail, {"WWW-Authenticate": "Bearer"})
     request.app.state.known_keys.add(request.headers["authorization"])
-    return Principal(key.owner, key.scopes, Actor(name=key.owner, key_id=key.id, source=source, limits=limits))
+    return Principal(key.owner, key.scopes, Actor(name=key.owner, key_id=key.id, source=source, limits=limits), key.teams)
+
+
+def _person(identity: Identity, roles: Iterable[str], actor: Actor) -> Principal:
+    """The person whom a proxy has identified, with the roles of everybody and of their groups."""
+    by_group = [role.rpartition("=") for role in roles]
+    scopes = frozenset(scope for group, equals, scope in by_group if not equals or group in identity.groups)
+    return Principal(identity.name, scopes, actor, frozenset(identity.groups))
 
 
 Reader = Annotated[Principal, Depends(RequiredScope(Scope.READ))]
@@ -106,6 +149,12 @@ SettingsOf = Annotated[Settings, Depends(settings_of)]
 
 async def while_allowed(request: Request, parts: AsyncGenerator[bytes]) -> AsyncIterator[bytes]:
     """The parts of a stream, as long as the key of its request is valid."""
+    if IDENTITY in request.scope:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(SECONDS_OF_STREAM), aclosing(parts):
+                async for part in parts:
+                    yield part
+        return
     _, text = get_authorization_scheme_param(request.headers.get("Authorization"))
     keys: KeyReader = request.app.state.keys
     async with aclosing(keys.while_valid(text, parts) if request.app.state.settings.require_keys else parts) as allowed:
@@ -124,8 +173,21 @@ def visible_job(store: Store, principal: Principal, job_id: str, field: str = "j
 
 def if_visible(job: JobRecord | None, principal: Principal, job_id: str, field: str = "job_id") -> JobRecord:
     """As `visible_job`, for a job that was looked up before."""
-    if job is None or not (principal.sees_all or job.submitter == principal.owner):
+    audience = principal.audience
+    if job is None or not (audience is None or audience.includes(job)):
         raise UnknownJobError(f"{field}: there is no job {job_id!r}; list yours with GET /v1/jobs")
+    return job
+
+
+def controlled_job(store: Store, principal: Principal, job_id: str) -> JobRecord:
+    """As `visible_job`, for a change: only its owner and operators may make one.
+
+    Raises:
+        HTTPException: they only see it.
+    """
+    job = visible_job(store, principal, job_id)
+    if job.submitter != principal.owner and not principal.may(Scope.OPERATE):
+        raise HTTPException(403, f"job_id: belongs to {job.submitter or 'the database'}, whose job you only see; clone it")
     return job
 
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from api.identity import IDENTITY
 from api.limits import KnownKeys, Rates
 from api.problems import problem
 from api.routes.page import is_page
@@ -91,6 +92,8 @@ class RequestGuard:
             # Refuse other sites' pages and DNS rebinding: they would act with the rights of the user of this machine.
             if not self._is_ours(headers.get("host", "")):
                 return HTTPStatus.MISDIRECTED_REQUEST, "Host: is not a name of this server; use 127.0.0.1 or localhost", {}
+        # A browser sends the cookie of a proxy to it, and the rights of this machine's user to itself, whichever page asks.
+        if not self.settings.require_keys or IDENTITY in scope:
             origin = headers.get("origin")
             if origin is not None and _authority(origin) != headers.get("host"):
                 return HTTPStatus.FORBIDDEN, "Origin: is another site; open the page from this server", {}

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from autotune.client.transport import is_loopback
 from autotune.errors import RequestError
 from autotune.session.allowed import AllowList
+from storage.records import Scope
 from storage.service_records import Quotas
 
 
@@ -67,6 +68,13 @@ class Settings:
     trusted_proxies: tuple[str, ...] = ()
     """Addresses and networks whose `X-Forwarded-For` and `X-Forwarded-Proto` are trusted; others are ignored."""
 
+    identity_header: str = ""
+    """Header in which a trusted proxy names the person whom it has identified; empty: persons need a key."""
+    groups_header: str = ""
+    """Header in which it lists the person's groups, separated by commas; empty: there are none."""
+    roles: tuple[str, ...] = ("read", "submit")
+    """Roles of identified persons; `GROUP=ROLE`: of those in a group."""
+
     @property
     def allow_list(self) -> AllowList:
         """The factories, commands and runners that jobs may use."""
@@ -82,6 +90,14 @@ class Settings:
         if self.trusted_proxies and not self.require_keys:
             problem = "is given, and no API keys are required: any client of the proxy could do anything"
             raise RequestError("trusted_proxy", problem, "give --keys")
+        if self.identity_header and not self.trusted_proxies:
+            problem = "is given, and no proxy is trusted to set it: anybody could be anyone"
+            raise RequestError("identity_header", problem, "give --trusted-proxy")
+        for role in self.roles:
+            if role.rpartition("=")[2] not in tuple(Scope):
+                raise RequestError(
+                    "role", f"{role!r} is not a role", f"give ROLE or GROUP=ROLE, with one of {', '.join(Scope)}"
+                )
         for proxy in self.trusted_proxies:
             try:
                 ipaddress.ip_network(proxy)

@@ -103,7 +103,7 @@ def declared_body(name: str, record: type, names: Collection[str], own_types: Ma
 
 OWN_TYPES: Mapping[str, Any] = {
     "document_lengths": DocumentLengths, "expert_loads": ExpertLoads, "memory_limit": Size, "sequence_length": Length,
-    "name": JobName, "note": JobNote, "tags": JobTags, "knowledge": KnowledgeContent,
+    "name": JobName, "note": JobNote, "team": JobName, "tags": JobTags, "knowledge": KnowledgeContent,
     "goodput": Annotated[list[Annotated[str, Field(max_length=200)]], Field(max_length=40, fail_fast=True)],
     "trackers": Annotated[list[Name], Field(max_length=10, fail_fast=True)],
     "environment_settings": Annotated[

@@ -138,8 +138,8 @@ def _job(row: JobRow, request: Mapping[str, Any], losses: Any, damage: str) -> J
 
 
 _LISTED: dict[str, tuple[type[Any], ...]] = {
-    "model": (str,), "name": (str,), "note": (str,), "tags": (list,), "trials": (int, float), "max_seconds": (int, float),
-    "control_every": (int, float), "confirm_repeats": (int, float),
+    "model": (str,), "name": (str,), "note": (str,), "team": (str,), "tags": (list,), "trials": (int, float),
+    "max_seconds": (int, float), "control_every": (int, float), "confirm_repeats": (int, float),
 }  # fmt: skip
 """The fields of requests that lists of jobs read, and their types if they are given."""
 

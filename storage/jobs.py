@@ -7,7 +7,7 @@ from datetime import datetime
 from functools import reduce
 from typing import Any
 
-from sqlalchemy import ColumnElement, Select, Text, cast, delete, func, select, tuple_
+from sqlalchemy import ColumnElement, Select, Text, cast, delete, func, or_, select, tuple_
 from sqlalchemy.orm import Session, defer
 
 from search_spaces.outcome import JobState
@@ -17,7 +17,20 @@ from storage.codec import clean, damaged, dump_json, job_record, job_summary, ow
 from storage.database import StorePart, reads, writes
 from storage.errors import JobStateError, UnknownJobError
 from storage.events import append_event
-from storage.records import ANY_JOB, ASKED, LATEST, SEARCHED, SHAPE, AnsweredJob, EventKind, JobFilter, JobRecord, Lease, Owner
+from storage.records import (
+    ANY_JOB,
+    ASKED,
+    LATEST,
+    SEARCHED,
+    SHAPE,
+    AnsweredJob,
+    Audience,
+    EventKind,
+    JobFilter,
+    JobRecord,
+    Lease,
+    Owner,
+)
 from storage.tables import JobRow, PriorRow, readable
 from storage.trials import abandon
 from storage.webhooks import announce
@@ -79,14 +92,14 @@ class JobStore(StorePart):
         return [job_summary(row) for row in session.scalars(query)]
 
     @reads
-    def answered(self, session: Session, limit: int, submitter: str | None = None) -> list[AnsweredJob]:
+    def answered(self, session: Session, limit: int, audience: Audience | None = None) -> list[AnsweredJob]:
         """Like `summaries`, of jobs with an answer."""
         request = readable(JobRow.request)
         numbers = [request[name].as_integer() for name in ("global_batch_size", "sequence_length")]
         # As text: one that is damaged would fail the whole query in PostgreSQL as a number.
         shape_of = [request[("resolved_model", name)].as_string() for name in SHAPE]
         query = select(JobRow, *numbers, *shape_of).options(*WITHOUT_REQUEST).where(JobRow.answer.is_not(None))
-        query = _newest(session, query, limit, None, JobFilter(submitter=submitter))
+        query = _newest(session, query, limit, None, JobFilter(audience=audience))
         return [
             AnsweredJob(job=job_summary(row), global_batch_size=batch, sequence_length=length, shape=tuple(shape))
             for row, batch, length, *shape in session.execute(query)
@@ -247,6 +260,9 @@ def _newest(session: Session, query: Select[Any], limit: int, before: str | None
         query = query.where(JobRow.state.in_(having.states))
     if having.submitter is not None:
         query = query.where(JobRow.submitter == having.submitter)
+    if having.audience is not None:
+        team = readable(JobRow.summary)["team"].as_string()
+        query = query.where(or_(JobRow.submitter == having.audience.owner, team.in_(having.audience.teams)))
     for tag in having.tags:
         # The list as JSON text has the tag in quotation marks. `replace` is case-sensitive in both databases, LIKE is not.
         listed = readable(JobRow.summary)["tags"].as_string()

@@ -101,7 +101,7 @@ LATEST = "latest"
 """Names the newest job wherever a job id is accepted. Ids begin with a digit."""
 BUDGET = ("trials", "max_seconds")
 """Fields of a request that may change until the job has ended. Raise them to continue a job that SUCCEEDED."""
-LABELS = ("name", "tags", "note")
+LABELS = ("name", "tags", "note", "team")
 """Fields of a request that describe the job to users. They may change in every state."""
 
 DAMAGED = "$damaged"
@@ -127,6 +127,18 @@ def summary_of(request: Any) -> dict[str, Any]:
     return {name: value for name, value in summary.items() if not isinstance(value, dict)}
 
 
+@dataclass(frozen=True, slots=True)
+class Audience:
+    """Someone who sees their own jobs and those of their teams."""
+
+    owner: str
+    teams: frozenset[str]
+
+    def includes(self, job: "JobRecord") -> bool:
+        """Whether they may see the job."""
+        return job.submitter == self.owner or job.request.get("team") in self.teams
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobFilter:
     """The jobs that a list has: those for which every field holds."""
@@ -135,6 +147,8 @@ class JobFilter:
     """It is in one of these states; empty: in any."""
     submitter: str | None = None
     """It is theirs; None: anybody's."""
+    audience: Audience | None = None
+    """They may see it; None: anybody."""
     tags: Collection[str] = ()
     """It has all of these."""
     text: str = ""
@@ -188,12 +202,18 @@ class Scope(StrEnum):
 
     READ = "read"
     """Read the owner's jobs."""
+    OBSERVE = "observe"
+    """Read all jobs. It includes READ."""
     SUBMIT = "submit"
     """Create and control the owner's jobs and webhooks."""
     OPERATE = "operate"
-    """Read and control all jobs, and read the usage of owners. It includes READ."""
+    """Read and control all jobs, and read the usage of owners. It includes OBSERVE."""
     ADMIN = "admin"
     """Everything, including all webhooks and the audit log."""
+
+
+TEAM = "team:"
+"""Beginning of a key's scope that names a team."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -207,6 +227,11 @@ class ApiKey:
     expires: datetime | None
     revoked: datetime | None
     last_used: datetime | None
+
+    @property
+    def teams(self) -> frozenset[str]:
+        """The teams whose jobs its owner sees: scopes such as `team:vision`."""
+        return frozenset(scope.removeprefix(TEAM) for scope in self.scopes if scope.startswith(TEAM))
 
 
 PROVENANCE = "provenance"

@@ -1,4 +1,4 @@
-/** Asks for an API key, where the service wants one. It is kept until the tab is closed. */
+/** Asks for an API key, where the service wants one. The browser keeps it until the person signs out. */
 
 import { html, useRef, useState } from "./vendor/preact.mjs";
 import { go } from "./router.mjs";
@@ -30,7 +30,7 @@ export default function Key() {
         <label for="key">API key</label>
         <input id="key" ref=${field} type="password" autocomplete="current-password" spellcheck=${false} required
           aria-invalid=${problem ? "true" : undefined} aria-describedby="key-hint key-problem" />
-        <p class="hint" id="key-hint">Kept in this tab until it is closed, and sent to this server alone.</p>
+        <p class="hint" id="key-hint">Kept in this browser until you sign out, and sent to this server alone.</p>
         <p class="field-problem" id="key-problem" role="alert">${problem}</p>
       </div>
       <p class="actions"><button type="submit" class="primary" disabled=${isBusy}>${isBusy ? "Asking …" : "Use this key"}</button></p>

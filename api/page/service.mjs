@@ -10,7 +10,7 @@ const WANTED = "autotune-wanted";
 export const reachable = new Signal(true);
 
 /** Whether this page has a key. */
-export const hasKey = new Signal(sessionStorage.getItem(KEPT) !== null);
+export const hasKey = new Signal(localStorage.getItem(KEPT) !== null);
 
 /** Why a request was refused (RFC 9457), or that no answer came. */
 export class Problem extends Error {
@@ -31,14 +31,14 @@ export class Problem extends Error {
   }
 }
 
-/** Keep the key until this tab is closed. */
+/** Keep the key in this browser until the person signs out. */
 export function keepKey(text) {
-  sessionStorage.setItem(KEPT, text);
+  localStorage.setItem(KEPT, text);
   hasKey.value = true;
 }
 
 export function forgetKey() {
-  sessionStorage.removeItem(KEPT);
+  localStorage.removeItem(KEPT);
   hasKey.value = false;
 }
 
@@ -81,7 +81,7 @@ export function askForKey() {
 }
 
 function authorization() {
-  const key = sessionStorage.getItem(KEPT);
+  const key = localStorage.getItem(KEPT);
   return key === null ? {} : { Authorization: `Bearer ${key}` };
 }
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import to_json
 from starlette.exceptions import HTTPException
 
-from api.auth import Principal, Reader, SettingsOf, Steerer, StoreOf, Submitter, if_visible, visible_job
+from api.auth import Principal, Reader, SettingsOf, Steerer, StoreOf, Submitter, controlled_job, if_visible, visible_job
 from api.computing import RequestBatcher
 from api.document import ETAG, LOCATED
 from api.fields import Integer
@@ -61,6 +61,8 @@ class JobChange(BudgetChange):
     """Replace the previous tags."""
     note: JobNote | None = None
     """Empty: remove the note."""
+    team: JobName | None = None
+    """Empty: only you and those who see all jobs see it."""
 
 
 @router.post(
@@ -72,6 +74,7 @@ class JobChange(BudgetChange):
 async def submit_job(body: JobSubmission, request: Request, principal: Submitter, response: Response, key: Key = None) -> Job:
     """Submit a tuning job; its address is in `Location`."""
     state = request.app.state
+    principal.require_team(body.team or "")
     length = len(await request.body())
     resolved = await resolved_submission(
         body, length, state.settings, state.resolver, state.pools.submitting, hashed=key is not None
@@ -100,7 +103,7 @@ def list_jobs(
     ] = None,
     state: Annotated[list[JobState] | None, Query(max_length=9, description="States to list; omitted: all.")] = None,
     submitter: Annotated[
-        str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Whose jobs; only operators see those of others.")
+        str | None, Query(max_length=64, pattern=r"^[^\x00]*$", description="Whose jobs; omitted: all that you may see.")
     ] = None,
     tag: Annotated[
         list[JobTag] | None, Query(max_length=MOST_TAGS, description="List only jobs that have all these tags.")
@@ -118,10 +121,7 @@ def list_jobs(
     """The newest jobs first, without their whole requests (see GET /v1/jobs/{id}). A page with long rows has fewer items."""
     if cursor is not None:
         visible_job(store, principal, cursor, "cursor")
-    owner = submitter if principal.sees_all else principal.owner
-    if submitter is not None and submitter != owner:
-        return page_response((), None)
-    having = JobFilter(states=state or (), submitter=owner, tags=tag or (), text=text)
+    having = JobFilter(states=state or (), submitter=submitter, audience=principal.audience, tags=tag or (), text=text)
     numbered_jobs = [*enumerate(store.jobs.summaries(limit + 1, cursor, having), 1)]
     parts, shown, more = page(
         lambda first, most: numbered_jobs[first : first + most],
@@ -175,7 +175,7 @@ def resume_job(
 
     The server must still allow what it runs.
     """
-    job = visible_job(store, principal, job_id)
+    job = controlled_job(store, principal, job_id)
     if is_from_outside(job):
         settings.allow_list.require(request_of(job))
     return _ask(store, principal, job_id, Ask.RESUME, response, body)
@@ -204,7 +204,9 @@ def clone_job(
         submitter=principal.owner, priority=job.priority, devices=job.devices, key=key, body_hash=f"clone {job_id}",
         by=principal.actor,
     )  # fmt: skip
-    return _located(store.queue.submit({**job.request, **FROM_SERVICE}, submission)[0], response)
+    # A team that is not theirs does not see their jobs.
+    team = {"team": ""} if job.submitter != principal.owner and job.request.get("team") not in principal.teams else {}
+    return _located(store.queue.submit({**job.request, **team, **FROM_SERVICE}, submission)[0], response)
 
 
 @router.patch("/jobs/{job_id}", operation_id="change_job", responses={200: {"headers": ETAG}, 409: {}, 412: {}})
@@ -218,9 +220,10 @@ def change_job(
 ) -> Job:
     """Set the budget or the labels; with `If-Match` only if the job has not changed since. The budget of a job that has ended
     cannot change: resume it with a larger one, or clone it."""
-    job = visible_job(store, principal, job_id)
+    job = controlled_job(store, principal, job_id)
     changes = body.model_dump(exclude_none=True)
     labels = {name: changes.pop(name) for name in LABELS if name in changes}
+    principal.require_team(labels.get("team", ""))
     if job.state in OVER and changes:
         raise HTTPException(409, f"job_id: the job has ended ({job.state}); resume it with a larger budget, or clone it")
     version = None
@@ -245,7 +248,7 @@ def etag(job: JobRecord) -> str:
 def _ask(
     store: Store, principal: Principal, job_id: str, request: Ask, response: Response, body: BudgetChange | None = None
 ) -> Job:
-    visible_job(store, principal, job_id)
+    controlled_job(store, principal, job_id)
     job = store.by(principal.actor).queue.ask(job_id, request, None if body is None else body.model_dump(exclude_none=True))
     response.headers["ETag"] = etag(job)
     return job_view(job)
@@ -301,7 +304,7 @@ def list_leaderboard(store: StoreOf, principal: Reader, model: Name = None, clus
     the model."""
     answers: defaultdict[Workload, list[tuple[Answer, JobRecord]]] = defaultdict(list)
     # Jobs with an answer that are compared, newest first.
-    for answered in store.jobs.answered(2_000, None if principal.sees_all else principal.owner):
+    for answered in store.jobs.answered(2_000, principal.audience):
         job, batch, length = answered.job, answered.global_batch_size, answered.sequence_length
         answer = answer_view(job)
         name, cluster_name = (str(job.request.get(field) or "") for field in ("model", "cluster"))

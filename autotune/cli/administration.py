@@ -38,7 +38,12 @@ def create_key(
     owner: Annotated[str, typer.Argument(metavar="OWNER", help="Owner of the key and of jobs submitted with it.")],
     scope: Annotated[
         list[str] | None,
-        typer.Option("--scope", metavar="NAME", help="read, submit, operate, admin. May be repeated. [default: read, submit]"),
+        typer.Option(
+            "--scope", metavar="NAME", help="read, submit, observe, operate, admin. May be repeated. [default: read, submit]"
+        ),
+    ] = None,
+    team: Annotated[
+        list[str] | None, typer.Option("--team", metavar="NAME", help="A team whose jobs its owner sees. May be repeated.")
     ] = None,
     days: Annotated[
         int | None, typer.Option(min=1, max=36500, metavar="N", help="Days until it expires. [default: never]")
@@ -46,7 +51,7 @@ def create_key(
     db: Database = None,
 ) -> Status:
     """Create a key and print its text once, to standard output."""
-    from storage.records import Scope
+    from storage.records import TEAM, Scope
 
     database = only_database("keys create", db)
     for name in scope or ():
@@ -56,7 +61,8 @@ def create_key(
         raise RequestError("owner", f"{owner!r} is not a name", "give up to 64 printable characters")
     expires = None if days is None else datetime.now(UTC) + timedelta(days=days)
     with open_database(database) as store:
-        key, text = store.keys.create(owner, tuple(scope or (Scope.READ, Scope.SUBMIT)), expires)
+        scopes = (*(scope or (Scope.READ, Scope.SUBMIT)), *(f"{TEAM}{name}" for name in team or ()))
+        key, text = store.keys.create(owner, scopes, expires)
     print_line(f"key {key.id} of {owner}; it is shown only once:")
     sys.stdout.write(text + "\n")
     return Status.OK

@@ -252,18 +252,19 @@ def label(
         typer.Option("--tag", metavar="WORD", help="A tag that replaces the present ones; '' removes them. May be repeated."),
     ] = None,
     note: Annotated[str | None, typer.Option(metavar="TEXT", help="Note about the job; '' removes it.")] = None,
+    team: Annotated[str | None, typer.Option(metavar="NAME", help="Team that sees the job; '': none.")] = None,
     url: Url = None,
     db: Database = None,
     json: Json = False,
 ) -> Status:
-    """Change the name, tags or note of a job in any state."""
+    """Change the name, tags, note or team of a job in any state."""
     from autotune.cli.open_backend import open_backend
     from autotune.text.rows import labels_text
 
     tags = None if tag is None else tuple(word for word in tag if word)
-    labels = options.given(name=name, tags=tags, note=note)
+    labels = options.given(name=name, tags=tags, note=note, team=team)
     if not labels:
-        raise RequestError("name", "and --tag and --note are missing", "give one of them, or several")
+        raise RequestError("name", "and --tag, --note and --team are missing", "give one of them, or several")
     with open_backend(url, db) as backend:
         changed = backend.label(job, labels)
     return _print_job(changed, json, labels_text(changed.request) or "no name, no tags, no note")

@@ -63,6 +63,9 @@ class ServeOptions:
     connections_per_address: int
     header_seconds: float
     trusted_proxies: tuple[str, ...]
+    identity_header: str
+    groups_header: str
+    roles: tuple[str, ...]
     tls_certificate: Path | None
     tls_key: Path | None
     ray_address: str | None
@@ -100,7 +103,7 @@ def serve_command(options: ServeOptions) -> Status:
     with open_store(url) as store:
         # Checked here, so that errors are reported before anything listens.
         usable = [key for key in store.keys.all() if key.revoked is None]
-        if require_keys and not usable:
+        if require_keys and not usable and not options.identity_header:
             raise RequestError(
                 "host",
                 "API keys are required, but there is none",
@@ -129,7 +132,8 @@ def serve_command(options: ServeOptions) -> Status:
         "webhook_networks": list(options.webhook_networks), "access_log": options.access_log,
         "connections": connections, "connections_per_address": min(options.connections_per_address, max(1, connections // 2)),
         "header_seconds": options.header_seconds,
-        "trusted_proxies": list(options.trusted_proxies),
+        "trusted_proxies": list(options.trusted_proxies), "identity_header": options.identity_header,
+        "groups_header": options.groups_header, "roles": list(options.roles),
     }  # fmt: skip
     _require_settings(settings)
     os.environ["AUTOTUNE_SERVER"] = json.dumps(settings)
@@ -149,7 +153,7 @@ def serve_command(options: ServeOptions) -> Status:
             "api.app:make_app", factory=True, http="api.connections:BoundedProtocol",
             host=options.host, port=options.port, access_log=False, server_header=False, log_config=None,
             log_level="error",  # lower levels log a line for each malformed request
-            proxy_headers=bool(options.trusted_proxies), forwarded_allow_ips=[*options.trusted_proxies],
+            proxy_headers=False,  # the app reads them, after who the person is
             timeout_graceful_shutdown=5, ws="none",
             backlog=backlogs[descriptors - connections > 2 * backlogs[1]],
             ssl_certfile=options.tls_certificate, ssl_keyfile=options.tls_key,

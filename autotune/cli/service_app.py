@@ -63,6 +63,21 @@ def serve(
             help="A proxy or network of proxies whose X-Forwarded-For and X-Forwarded-Proto are trusted. May be repeated.",
         ),
     ] = None,
+    identity_header: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="Header in which a trusted proxy names the person, such as X-Auth-Request-Email."),
+    ] = "",
+    groups_header: Annotated[
+        str, typer.Option(metavar="NAME", help="Header in which it lists the person's groups, which are their teams.")
+    ] = "",
+    role: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--role",
+            metavar="[GROUP=]ROLE",
+            help="Role of such persons, or of a group. May be repeated. [default: read, submit]",
+        ),
+    ] = None,
     connections: Annotated[int, typer.Option(min=64, metavar="N", help="Maximum open connections per process.")] = 1000,
     connections_per_address: Annotated[
         int, typer.Option(min=1, metavar="N", help="Maximum open connections per client address; trusted proxies are exempt.")
@@ -86,6 +101,7 @@ def serve(
             requests_per_second=requests_per_second, quotas=tuple(quota or ()),
             webhook_networks=tuple(webhook_network or ()),
             workers=workers, tls_certificate=tls_certificate, tls_key=tls_key, trusted_proxies=tuple(trusted_proxy or ()),
+            identity_header=identity_header, groups_header=groups_header, roles=tuple(role or ("read", "submit")),
             connections=connections, connections_per_address=connections_per_address, header_seconds=header_seconds,
             ray_address=ray_address, pass_environment=tuple(pass_environment or ()), log_format=log_format,
             access_log=access_log,

@@ -115,20 +115,27 @@ class JobCalls:
         return self._transport.post(Job, f"{job_path(job)}/resume", _given(trials=trials, max_seconds=max_seconds) or None)
 
     def label(
-        self, job: str | JobSummary, *, name: str | None = None, tags: Sequence[str] | None = None, note: str | None = None
+        self,
+        job: str | JobSummary,
+        *,
+        name: str | None = None,
+        tags: Sequence[str] | None = None,
+        note: str | None = None,
+        team: str | None = None,
     ) -> Job:
-        """Change what a job is called, in any state.
+        """Change what a job is called and who sees it, in any state.
 
         Args:
             job: the job.
             name: empty: none; None: as it is.
             tags: in place of the former ones; None: as they are.
             note: empty: none; None: as it is.
+            team: that sees it; empty: none; None: as it is.
 
         Raises:
             InvalidRequestError: one of them is refused.
         """
-        body = _given(name=name, tags=None if tags is None else list(tags), note=note)
+        body = _given(name=name, tags=None if tags is None else list(tags), note=note, team=team)
         return self._transport.patch(Job, job_path(job), body, {}, repeatable=True)
 
     def stop(self, job: str | JobSummary) -> Job:

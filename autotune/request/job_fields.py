@@ -363,6 +363,17 @@ class JobFields(QuestionFields):
         "", "Note about the job.", Panel.JOB, "TEXT", shown_default=" ", label="Note", section="labels", helps=(("form", ""),)
     )
     """The user's note about the job."""
+    team: str = request_field(
+        "",
+        "Team that sees the job on a service.",
+        Panel.JOB,
+        "NAME",
+        shown_default=" ",
+        label="Team",
+        section="labels",
+        helps=(("form", "One of your teams: its members see the job."),),
+    )
+    """The team that sees the job, beside its submitter; empty: none."""
     trackers: tuple[str, ...] = request_field(
         (),
         f"Experiment tracker that gets a run for each trial: {', '.join(TRACKERS)}. May be repeated.",

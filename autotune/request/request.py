@@ -65,7 +65,7 @@ class JobRequest(JobFields):
     """Trials from outside the database, with the same model, batch and hardware, from which predictions learn."""
 
     def __post_init__(self) -> None:
-        require_labels(self.name, self.tags, self.note)
+        require_labels(self.name, self.tags, self.note, self.team)
         for name in ("model", "cluster", "space", "engine"):
             require_text(name, getattr(self, name))
         if isinstance(self.objective, str) and self.objective in list(Objective):

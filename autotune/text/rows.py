@@ -116,7 +116,12 @@ def state_word(state: str, reason: str) -> str:
 
 def labels_text(request: Mapping[str, Any]) -> str:
     """`name nightly; tags smoke a100; note …`, only the fields that the request has."""
-    labels = {"name": request.get("name"), "tags": " ".join(request.get("tags") or ()), "note": request.get("note")}
+    labels = {
+        "name": request.get("name"),
+        "tags": " ".join(request.get("tags") or ()),
+        "note": request.get("note"),
+        "team": request.get("team"),
+    }
     return "; ".join(f"{field} {text}" for field, text in labels.items() if text)
 
 

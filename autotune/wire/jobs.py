@@ -155,8 +155,8 @@ class JobSummary:
     answer: Answer | None
     """The answer so far. None: no trial that may win was measured."""
     request: Mapping[str, Any]
-    """Field -> value. In lists only model, name, tags, note, space, strategy, cluster, ranks, runner, trials and max_seconds.
-    For a `Job` the given fields, and the defaults of the others."""
+    """Field -> value. In lists only model, name, tags, note, team, space, strategy, cluster, ranks, runner, trials and
+    max_seconds. For a `Job` the given fields, and the defaults of the others."""
 
     @property
     def name(self) -> str:

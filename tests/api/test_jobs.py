@@ -361,13 +361,13 @@ def test_the_objective_goodput_of_a_job_and_its_answer(client: TestClient, store
 def test_labels_that_change_at_once_are_all_kept(client: TestClient, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     """A change sets the labels that it names, and no others: another one comes after the job was read."""
     job = submit(client)["id"]
-    read = routes.visible_job
+    read = routes.controlled_job
 
     def read_before_another_change(*given: Any) -> JobRecord:
         found = read(*given)
         store.queue.change_request(job, None, {"tags": ("between",)})
         return found
 
-    monkeypatch.setattr(routes, "visible_job", read_before_another_change)
+    monkeypatch.setattr(routes, "controlled_job", read_before_another_change)
     changed = client.patch(f"/v1/jobs/{job}", json={"name": "new"}).json()["request"]
     assert (changed["name"], changed["tags"]) == ("new", ["between"])

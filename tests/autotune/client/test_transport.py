@@ -198,7 +198,7 @@ class TestKeys:
         caplog.set_level(logging.DEBUG)
         with served.service(str(tmp_path / "jobs.db"), require_keys=True) as url, Client(url) as client:
             assert "llama-tiny" in client.models()
-            with pytest.raises(ForbiddenError, match="this key lacks the scope submit; use one that has it") as found:
+            with pytest.raises(ForbiddenError, match="lacks the scope submit; use a key that has it") as found:
                 client.submit("llama-tiny")
         told = "".join(traceback.format_exception(found.value))
         for place in (caplog.text, told, repr(client), repr(client._transport._http.headers), str(vars(client))):
