@@ -49,7 +49,7 @@ class RecipeRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Comparison:
+class RunComparison:
     """A run against its earlier runs."""
 
     runs: int
@@ -119,7 +119,7 @@ def run_of(results: Sequence[TrialResult], **facts: Any) -> RecipeRun:
     )  # fmt: skip
 
 
-def compare(now: RecipeRun, history: Sequence[RecipeRun], tolerance: float) -> Comparison:
+def compare(now: RecipeRun, history: Sequence[RecipeRun], tolerance: float) -> RunComparison:
     """Compare a run with those of its recipe and machine, in the order of time.
 
     The difference of the mean logarithms has Student's distribution with as many degrees of freedom as the earlier runs' spread
@@ -127,7 +127,7 @@ def compare(now: RecipeRun, history: Sequence[RecipeRun], tolerance: float) -> C
     """
     earlier = [run for run in history if (run.recipe, run.machine) == (now.recipe, now.machine)]
     if len(earlier) < FEWEST_RUNS:
-        return Comparison(runs=len(earlier), tolerance=tolerance)
+        return RunComparison(runs=len(earlier), tolerance=tolerance)
     measures = {calm: _change(now, earlier, calm) for calm in (False, True)}
     calm = max(measures, key=lambda name: measures[name][0] / measures[name][1])
     change, error = measures[calm]
@@ -136,7 +136,7 @@ def compare(now: RecipeRun, history: Sequence[RecipeRun], tolerance: float) -> C
     before = earlier[-1]
     facts = {name: (before.versions.get(name, ""), version) for name, version in now.versions.items()}
     facts["commit"] = (before.commit or "", now.commit or "")
-    return Comparison(
+    return RunComparison(
         runs=len(earlier), tolerance=tolerance, of_calm_steps=calm,
         slowdown=Interval(mean=math.expm1(change), low=math.expm1(change - half), high=math.expm1(change + half)),
         detectable=math.expm1(half + t_quantile(POWER, len(earlier) - 1) * min(error for _, error in measures.values())),
@@ -204,7 +204,7 @@ def add_run(path: Path, run: RecipeRun) -> None:
     write_whole(path, f"{before}{json.dumps(to_plain(run), sort_keys=True)}\n")
 
 
-def junit(name: str, comparison: Comparison, seconds: float) -> str:
+def junit(name: str, comparison: RunComparison, seconds: float) -> str:
     """The result as one test case in JUnit's XML."""
     from xml.etree import ElementTree  # only needed here
 
@@ -219,7 +219,7 @@ def junit(name: str, comparison: Comparison, seconds: float) -> str:
     return ElementTree.tostring(suite, encoding="unicode", xml_declaration=True)
 
 
-def document(comparison: Comparison, now: RecipeRun) -> Mapping[str, Any]:
+def document(comparison: RunComparison, now: RecipeRun) -> Mapping[str, Any]:
     """The result as JSON."""
     plain: dict[str, Any] = to_plain(comparison)
     return {"regression": comparison.is_regression, "part": comparison.part, **plain, "now": to_plain(now)}

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from autotune.outcome.regression import Comparison, RecipeRun, compare
+from autotune.outcome.regression import RunComparison, RecipeRun, compare
 from benchmarks.common.written_page import give, page_parser, table
 from executor.measurement.timeline import PARTS
 from search_spaces.plain import from_plain
@@ -40,7 +40,7 @@ class Judged:
 
     planted: str
     """A part; empty: nothing."""
-    comparison: Comparison
+    comparison: RunComparison
 
 
 def autotune(folder: Path, *words: str) -> str:
