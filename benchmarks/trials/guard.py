@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 
-from autotune.outcome.regression import RunComparison, RecipeRun, compare
+from autotune.outcome.regression import RecipeRun, RunComparison, compare
 from benchmarks.common.written_page import give, page_parser, table
 from executor.measurement.timeline import PARTS
 from search_spaces.plain import from_plain
