@@ -21,7 +21,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from autotune.installed import NOT_IN_CLIENT
+from autotune.installed import NOT_IN_CLIENT, WHOLE
 from benchmarks.common.wheel_project import PACKAGES, ROOT, printed
 from release.build import CLIENT, WHOLE, project_of
 from tests.documents import check_document
@@ -151,8 +151,7 @@ def test_the_client_is_small_and_plans(client: Path, tmp_path: Path) -> None:
         ("mcp", "mcp: is not installed; pip install 'autotune-client[mcp]'"),
         (
             "jobs",
-            "url: is missing, and this client reads no database; give --url, set AUTOTUNE_URL, or "
-            "pip install autotune-parallel",
+            f"url: is missing, and this client reads no database; give --url, set AUTOTUNE_URL, or pip install {WHOLE}",
         ),
     ],
 )
