@@ -21,7 +21,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from autotune.installed import NOT_IN_CLIENT, WHOLE
+from autotune.installed import NOT_IN_CLIENT
 from benchmarks.common.wheel_project import PACKAGES, ROOT, printed
 from release.build import CLIENT, WHOLE, project_of
 from tests.documents import check_document
