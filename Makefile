@@ -168,7 +168,7 @@ $(RELEASE_STAMP): locks/release.txt
 client: $(RELEASE_STAMP)
 	$(RELEASE_BIN)/python -m release.build autotune-client
 
-# In dist/: sdists and wheels of autotune-client and autotune, their SBOMs and checksums; the same bytes for the same commit.
+# In dist/: sdists and wheels of autotune-client and autotune-parallel, their SBOMs and checksums; the same bytes for the same commit.
 release: $(RELEASE_STAMP)
 	rm -rf dist
 	$(RELEASE_BIN)/python -m release.build --sbom

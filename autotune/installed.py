@@ -1,4 +1,4 @@
-"""What of the product is installed: the whole (`autotune`), or the client (`autotune-client`), which lacks some packages.
+"""What is installed of the product: the whole (`autotune-parallel`), or the client (`autotune-client`), without some packages.
 
 `[tool.autotune.client]` in pyproject.toml declares what the client has. Both distributions have the same version.
 """
@@ -6,14 +6,14 @@
 from contextlib import suppress
 from importlib import metadata, util
 
-WHOLE, CLIENT = "autotune", "autotune-client"
+WHOLE, CLIENT = "autotune-parallel", "autotune-client"
 NOT_IN_CLIENT = frozenset(
     {
         "alembic", "api", "cryptography", "fastapi", "fastapi_standalone_docs", "httptools", "jinja2", "opentelemetry",
         "optuna", "prometheus_client", "ray", "re2", "sqlalchemy", "torch", "uvicorn", "uvloop",
     }
 )  # fmt: skip
-"""Modules that `autotune` brings, and the client does not."""
+"""Modules that `autotune-parallel` brings, and the client does not."""
 
 
 def version() -> str | None:

@@ -98,7 +98,7 @@ def traces(service: str) -> Iterator[bool]:
         from opentelemetry.sdk.trace import TracerProvider
         from opentelemetry.sdk.trace.export import BatchSpanProcessor
     except ImportError as error:
-        remedy = "pip install 'autotune[opentelemetry]', or unset it"
+        remedy = "pip install 'autotune-parallel[opentelemetry]', or unset it"
         raise RequestError(variable, f"asks for traces, and {error.name} is not installed", remedy) from error
     provider = TracerProvider(resource=Resource.create({"service.name": os.environ.get("OTEL_SERVICE_NAME", service)}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))

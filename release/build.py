@@ -1,8 +1,8 @@
 """Build the two distributions from this tree: `make client`, `make release`. Needs git, build and setuptools.
 
-`autotune-client` has the packages that `[tool.autotune.client]` of pyproject.toml names, and their dependencies. `autotune` has
-the other packages and all other dependencies, and requires the client of the same version. No file belongs to both, so pip can
-remove `autotune` without damage to the client.
+`autotune-client` has the packages that `[tool.autotune.client]` of pyproject.toml names, and their dependencies.
+`autotune-parallel` has the other packages and all other dependencies, and requires the client of the same version. No file
+belongs to both, so pip can remove `autotune-parallel` without damage to the client.
 
 The files are the same to the byte for the same commit, wherever and whenever they are built: times are SOURCE_DATE_EPOCH (by
 default the commit's), modes and orders are fixed.
@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-WHOLE, CLIENT = "autotune", "autotune-client"
+WHOLE, CLIENT = "autotune-parallel", "autotune-client"
 LOCKS = {WHOLE: ("container", "torch-cuda"), CLIENT: ("client",)}
 """Distribution -> the lock files with everything that it needs, for its SBOM."""
 BESIDE = ("README.md", "LICENSE")

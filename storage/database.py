@@ -74,7 +74,7 @@ class Database:
             self._engine = create_engine(driver, **options, **self._backend.engine_options(busy_seconds))
         except (ImportError, NoSuchModuleError) as error:
             raise DatabaseUnavailableError(
-                f"{self._place}: {error}; install the driver that the address names: pip install 'autotune[postgresql]'"
+                f"{self._place}: {error}; the address names a driver: pip install 'autotune-parallel[postgresql]'"
             ) from error
         # The interrupted program reports Ctrl-C itself; the pool would also print a traceback.
         logging.getLogger(f"sqlalchemy.pool.impl.{type(self._engine.pool).__name__}").addFilter(_no_interrupt)

@@ -78,7 +78,7 @@ def both(made: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The programs of an environment that has both, around them the packages of this one."""
     programs = _environment(made, tmp_path_factory.mktemp("both"))
     (_packages(programs) / "around.pth").write_text(f"{sysconfig.get_path('purelib')}\n{sysconfig.get_path('platlib')}\n")
-    _pip(programs, "install", "--no-deps", "--no-index", str(next(made.glob("autotune-*.whl"))))
+    _pip(programs, "install", "--no-deps", "--no-index", str(next(made.glob("autotune_parallel-*.whl"))))
     return programs
 
 
@@ -96,7 +96,7 @@ def test_they_are_the_same_to_the_byte(made: Path, tmp_path: Path) -> None:
 
 @pytest.mark.nightly
 def test_no_file_is_in_both_wheels(made: Path) -> None:
-    ours, theirs = (_files(next(made.glob(f"{name}-*.whl"))) for name in ("autotune", "autotune_client"))
+    ours, theirs = (_files(next(made.glob(f"{name}-*.whl"))) for name in ("autotune_parallel", "autotune_client"))
     assert {name.partition("/")[0] for name in theirs if ".dist-info/" not in name} == {*PACKAGES} - {"api"}
     assert ours & theirs == set()
     assert {str(path.relative_to(ROOT)) for path in (ROOT / "autotune" / "schemas").rglob("*.json")} <= theirs
@@ -142,11 +142,17 @@ def test_the_client_is_small_and_plans(client: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "line"),
     [
-        ("sweep llama-tiny", "sqlalchemy: is needed for this, and is not part of autotune-client; pip install autotune"),
-        ("serve", "uvicorn: is needed for this, and is not part of autotune-client; pip install autotune"),
-        ("dry-run llama-tiny", "torch: is needed for this, and is not part of autotune-client; pip install autotune"),
+        (
+            "sweep llama-tiny",
+            "sqlalchemy: is needed for this, and is not part of autotune-client; pip install autotune-parallel",
+        ),
+        ("serve", "uvicorn: is needed for this, and is not part of autotune-client; pip install autotune-parallel"),
+        ("dry-run llama-tiny", "torch: is needed for this, and is not part of autotune-client; pip install autotune-parallel"),
         ("mcp", "mcp: is not installed; pip install 'autotune-client[mcp]'"),
-        ("jobs", "url: is missing, and this client reads no database; give --url, set AUTOTUNE_URL, or pip install autotune"),
+        (
+            "jobs",
+            f"url: is missing, and this client reads no database; give --url, set AUTOTUNE_URL, or pip install {WHOLE}",
+        ),
     ],
 )
 def test_what_the_client_lacks_is_one_line(client: Path, tmp_path: Path, words: str, line: str) -> None:
@@ -181,7 +187,10 @@ def test_the_client_outlives_the_whole(both: Path, tmp_path: Path) -> None:
     _pip(both, "uninstall", "--yes", "autotune")
     assert "llama-tiny" in _autotune(both, tmp_path, "space", "llama-tiny")
     answer = _call(both, tmp_path, "serve")
-    assert answer.stderr == "autotune: api: is needed for this, and is not part of autotune-client; pip install autotune\n"
+    assert (
+        answer.stderr
+        == "autotune: api: is needed for this, and is not part of autotune-client; pip install autotune-parallel\n"
+    )
 
 
 def _released(out: Path, further: Mapping[str, str]) -> Path:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.cli.status import Status, write_document
 from autotune.errors import RequestError
-from autotune.installed import CLIENT, WHOLE
+from autotune.installed import CLIENT, WHOLE, version
 from autotune.ray_cluster import ANY, named_address
 from autotune.request.engines import CAPABILITIES, why_unusable
 from autotune.text.console import Console
@@ -174,8 +174,8 @@ def cluster_findings(ray_address: str | None, database: str | None) -> list[Chec
 
 def _versions_here() -> dict[str, str]:
     """Versions in this process, which must be compatible with the ranks' messages."""
-    versions = {"python": platform.python_version()}
-    for name in ("ray", "torch", "autotune"):
+    versions = {"python": platform.python_version(), **({"autotune": mine} if (mine := version()) else {})}
+    for name in ("ray", "torch"):
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[name] = importlib.metadata.version(name)
     return versions

@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
+from autotune import installed
 from autotune.errors import NoBestError
 from autotune.frameworks.best_config import SCHEMA_VERSION
 from autotune.objective.ranking import peak_bytes, rate
@@ -231,8 +232,8 @@ def git_commit() -> str | None:
 
 
 def _versions() -> dict[str, str]:
-    versions: dict[str, str] = {}
-    for package in ("autotune", "torch", "numpy", "optuna", "ray", "sqlalchemy"):
+    versions = {"autotune": mine} if (mine := installed.version()) else {}
+    for package in ("torch", "numpy", "optuna", "ray", "sqlalchemy"):
         try:
             versions[package] = version(package)
         except PackageNotFoundError:

@@ -2,8 +2,8 @@
 
     python -m benchmarks.engines.deepspeed_engine [--trials 30] [--rounds 3] [--markdown docs/results/deepspeed-engine.md]
 
-About 6 minutes on two idle cores. DeepSpeed 0.19.8 must be installed (`pip install 'autotune[deepspeed]'`); without it, the
-program prints the reason and measures nothing.
+6 minutes on two idle cores. DeepSpeed 0.19.8 must be installed (`pip install 'autotune-parallel[deepspeed]'`); without it,
+the program prints the reason and measures nothing.
 """
 
 import statistics

@@ -3,7 +3,7 @@
     python -m benchmarks.engines.prefetch [--engines native deepspeed] [--markdown docs/results/prefetch.md]
 
 About 2 minutes on two cores. Only counts, no times: any machine gives the same. DeepSpeed 0.19.8 takes part if it is installed
-(`pip install 'autotune[deepspeed]'`); without it, only our engine is measured.
+(`pip install 'autotune-parallel[deepspeed]'`); without it, only our engine is measured.
 """
 
 import itertools

@@ -5,7 +5,7 @@
 Every configuration is measured `--repeats` times, then those that decide the answer some more times: they were chosen for being
 fast, and repeats differ. About 30 minutes on two idle cores. Each rank runs in its own network namespace (root and Linux are
 needed; elsewhere use `--loopback` for a trial run). Every measurement is written at once to benchmarks/data/transfer.csv; a
-restart continues from there. DeepSpeed must be installed: `pip install 'autotune[deepspeed]'`.
+restart continues from there. DeepSpeed must be installed: `pip install 'autotune-parallel[deepspeed]'`.
 """
 
 import contextlib

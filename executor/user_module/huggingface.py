@@ -215,5 +215,5 @@ def _import(package: str, reference: str) -> Any:
     except ModuleNotFoundError as error:
         if error.name != package:
             raise
-        remedy = "pip install 'autotune[transformers]'"
+        remedy = "pip install 'autotune-parallel[transformers]'"
         raise FactoryError(f"{reference}: the package {package} is not installed here; {remedy}") from None

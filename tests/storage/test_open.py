@@ -140,7 +140,7 @@ def test_an_unknown_schema(database: Path, schema: str) -> None:
         (":memory:", "names no file"),
         ("sqlite://", "names no file"),
         ("sqlite:///:memory:", "names no file"),
-        ("postgresql+nosuch://host/name", "install the driver"),
+        ("postgresql+nosuch://host/name", "the address names a driver"),
     ],
 )
 def test_addresses_that_are_not_ours(address: str, message: str) -> None:

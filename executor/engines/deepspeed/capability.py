@@ -11,7 +11,7 @@ from search_spaces.trial_config import TrialConfig
 PACKAGE = "deepspeed"
 LEAST_VERSION = (0, 19)
 """Older versions have no partition_config for AutoTP and cannot free the memory of an engine."""
-INSTALL = "pip install 'autotune[deepspeed]'"
+INSTALL = "pip install 'autotune-parallel[deepspeed]'"
 _DEFAULTS = TrialConfig()
 
 

@@ -140,7 +140,7 @@ def installed(distributions: dict[str, str]) -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    return installed({name: name for name in ("ray", "torch", "autotune")})
+    return installed({"ray": "ray", "torch": "torch", "autotune": "autotune-parallel"})
 
 
 def _cuda_versions(cards: list[list[str]]) -> dict[str, str]:

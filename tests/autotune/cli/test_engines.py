@@ -31,7 +31,7 @@ def test_a_missing_package_is_told_here_and_by_the_doctor(
     command: Command, monkeypatch: pytest.MonkeyPatch, version: str | None
 ) -> None:
     monkeypatch.setattr(engines, "installed_version", lambda: version)
-    line = "engine deepspeed: the package is not installed; pip install 'autotune[deepspeed]'\n"
+    line = "engine deepspeed: the package is not installed; pip install 'autotune-parallel[deepspeed]'\n"
     assert command("engines").out.endswith(line) == (version is None)
     told = [finding for finding in json.loads(command("doctor", "--json").out) if finding["name"] == "engine deepspeed"]
     assert [finding["good"] for finding in told] == ([True] if version is None else [])

@@ -12,7 +12,7 @@ from called import Answer
 from autotune import installed
 from tests.ports import free_port
 
-WITHOUT = "is needed for this, and is not part of autotune-client; pip install autotune"
+WITHOUT = "is needed for this, and is not part of autotune-client; pip install autotune-parallel"
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def test_the_version_of_either(only_client: None) -> None:
 
 def test_an_extra_of_either(only_client: None) -> None:
     assert installed.install_line("mcp") == "pip install 'autotune-client[mcp]'"
-    assert installed.install_line("postgresql") == "pip install 'autotune[postgresql]'"
+    assert installed.install_line("postgresql") == "pip install 'autotune-parallel[postgresql]'"
 
 
 def test_a_module_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,7 +58,7 @@ def test_a_module_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("serve", "uvicorn", f"uvicorn: {WITHOUT}"),
         ("weights llama-tiny a.pt b.pt", "torch", f"torch: {WITHOUT}"),
-        ("mcp", "mcp", "mcp: is not installed; pip install 'autotune[mcp]'"),
+        ("mcp", "mcp", "mcp: is not installed; pip install 'autotune-parallel[mcp]'"),
     ],
 )
 def test_a_command_that_lacks_a_module(folder: Path, words: str, module: str, line: str) -> None:
@@ -74,14 +74,17 @@ def test_a_client_of_a_service_needs_no_database(folder: Path, words: str) -> No
 
 
 def test_a_client_without_a_service(folder: Path) -> None:
-    line = "url: is missing, and this client reads no database; give --url, set AUTOTUNE_URL, or pip install autotune"
+    line = "url: is missing, and this client reads no database; give --url, set AUTOTUNE_URL, or pip install autotune-parallel"
     assert _without("sqlalchemy", "jobs") == Answer(2, "", f"autotune: {line}\n")
 
 
 def test_a_plan_without_what_reads_a_database(folder: Path) -> None:
     """AUTOTUNE_DB is set: a note says that its calibrations are not used."""
     answer = _without("sqlalchemy", "predict llama-tiny --cluster dgx-h100:1")
-    assert (answer.status, answer.err) == (0, "note: calibrations of your database are not used: pip install autotune\n")
+    assert (answer.status, answer.err) == (
+        0,
+        "note: calibrations of your database are not used: pip install autotune-parallel\n",
+    )
 
 
 def _without(module: str, words: str) -> Answer:

@@ -158,7 +158,7 @@ def test_a_collector_is_sent_a_span_for_the_job_and_each_of_its_trials(store: St
 def test_traces_without_their_packages_are_refused_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:1")
     monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.http.trace_exporter", None)
-    with pytest.raises(RequestError, match=r"pip install 'autotune\[opentelemetry\]'"), traces("x"):
+    with pytest.raises(RequestError, match=r"pip install 'autotune-parallel\[opentelemetry\]'"), traces("x"):
         pass
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT")
     with traces("x") as sent:

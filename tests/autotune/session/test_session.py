@@ -48,7 +48,7 @@ def test_an_engine_whose_package_is_missing_is_refused_in_one_line(tmp_path: Pat
     monkeypatch.setattr(engines, "installed_version", lambda: None)
     with pytest.raises(RequestError) as refused:
         table.session(tmp_path, engine="deepspeed")
-    assert str(refused.value) == "engine deepspeed: the package is not installed; pip install 'autotune[deepspeed]'"
+    assert str(refused.value) == "engine deepspeed: the package is not installed; pip install 'autotune-parallel[deepspeed]'"
 
 
 def session_of_row(session: Session) -> Session:

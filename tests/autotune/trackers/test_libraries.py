@@ -42,7 +42,7 @@ READERS: dict[str, Callable[[Path, str], ReadJob]] = {
 def tracker(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Each tracker, in a folder of its own and without a server."""
     name: str = request.param
-    pytest.importorskip(name, reason=f"{name} is not installed: pip install 'autotune[{name}]'")
+    pytest.importorskip(name, reason=f"{name} is not installed: pip install 'autotune-parallel[{name}]'")
     settle(tmp_path, monkeypatch)
     return name
 

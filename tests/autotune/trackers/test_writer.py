@@ -151,7 +151,7 @@ def test_a_missing_library_is_the_line_to_type(name: str, tmp_path: Path, monkey
     monkeypatch.setattr("autotune.request.component_names.has", lambda _: False)
     with pytest.raises(MissingPackageError) as refused:
         table.session(tmp_path, trackers=(name,))
-    assert str(refused.value) == f"tracker {name}: is not installed; pip install 'autotune[{name}]'"
+    assert str(refused.value) == f"tracker {name}: is not installed; pip install 'autotune-parallel[{name}]'"
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,11 @@ from search_spaces.trial_config import TrialConfig
 @pytest.mark.parametrize(
     ("version", "rule", "told"),
     [
-        (None, "deepspeed-installed", "engine deepspeed: the package is not installed; pip install 'autotune[deepspeed]'"),
+        (
+            None,
+            "deepspeed-installed",
+            "engine deepspeed: the package is not installed; pip install 'autotune-parallel[deepspeed]'",
+        ),
         (
             "0.16.2",
             "deepspeed-version",

@@ -18,7 +18,7 @@ from executor.engines.deepspeed.capability import installed_version
 from search_spaces.errors import Effect
 
 pytestmark = pytest.mark.skipif(
-    installed_version() != "0.19.8", reason="DeepSpeed 0.19.8 is not installed: pip install 'autotune[deepspeed]'"
+    installed_version() != "0.19.8", reason="DeepSpeed 0.19.8 is not installed: pip install 'autotune-parallel[deepspeed]'"
 )
 CASES = Path(__file__).parents[3] / "autotune" / "frameworks" / "test_deepspeed_checks.py"
 TABLE = Path(deepspeed_sections.__file__).with_suffix(".toml")

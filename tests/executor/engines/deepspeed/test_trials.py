@@ -17,7 +17,7 @@ from search_spaces.trial import Fidelity, TrialRequest, TrialResult, Workload
 from search_spaces.trial_config import TrialConfig
 
 pytestmark = pytest.mark.skipif(
-    unusable(installed_version()) is not None, reason="DeepSpeed is not installed: pip install 'autotune[deepspeed]'"
+    unusable(installed_version()) is not None, reason="DeepSpeed is not installed: pip install 'autotune-parallel[deepspeed]'"
 )
 RANKS = 2
 WORK = Workload(global_batch_size=8, sequence_length=32)
