@@ -3,7 +3,7 @@
 import { html, useEffect, useState } from "./vendor/preact.mjs";
 import { Board } from "./board.mjs";
 import { SearchText } from "./filters.mjs";
-import { ago, count, counted, duration, number, share } from "./format.mjs";
+import { ago, count, counted, duration, number, times } from "./format.mjs";
 import { stateLook, STATE_NAMES } from "./outcomes.mjs";
 import { here, jobLink, setQuery } from "./router.mjs";
 import { useTitle } from "./shell.mjs";
@@ -95,9 +95,9 @@ function Progress({ job, overview, trials }) {
 
 function Best({ overview }) {
   const { best_rate: best = null, gain = null, keeps_baseline: keeps = false } = overview ?? {};
-  const gained = gain && (gain.of === "peak_memory_bytes" ? `, memory ${number(gain.mean)}x less` : `, gain ${share(gain.mean - 1, true)}`);
+  const gained = gain && `, ${times(gain.mean)} ${gain.of === "peak_memory_bytes" ? "less memory" : "the baseline"}`;
   return html`<div class="job-cell">
-    <span><strong>${number(best)}</strong> <span class="unit">samples/s</span></span>
+    <span><strong>${number(best, 4)}</strong> <span class="unit">samples/s</span></span>
     <span class="soft">${best === null ? (overview ? "nothing that may win" : "") : keeps ? "keeps the baseline" : `answer${gained ?? ""}`}</span>
   </div>`;
 }

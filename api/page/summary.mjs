@@ -1,7 +1,7 @@
 /** A job in a few figures: how far it is, what is best, how long it may take; and what keeps it from finding anything. */
 
 import { html, useMemo } from "./vendor/preact.mjs";
-import { bytes, count, counted, duration, interval, share } from "./format.mjs";
+import { bytes, count, counted, duration, interval, share, times } from "./format.mjs";
 import { isOver, outcomeLook, OUTCOME_NAMES, REASONS, stateLook } from "./outcomes.mjs";
 import { trialLink } from "./router.mjs";
 import { census, nearest } from "./standing.mjs";
@@ -70,13 +70,13 @@ function Gain({ points }) {
   const gain = points.best?.gain;
   if (!gain) return html`<${Figure} title="Gain over the baseline" value="–" more=${points.best ? "the baseline was not measured" : ""} />`;
   const isMemory = gain.of === "peak_memory_bytes";
-  const more = points.best.keeps_baseline ? runnerUpText(points.best) : `between ${share(gain.low - 1, true)} and ${share(gain.high - 1, true)}`;
-  return html`<${Figure} title=${isMemory ? "Memory against the baseline" : "Gain over the baseline"} value=${share(gain.mean - 1, true)} more=${more} />`;
+  const more = points.best.keeps_baseline ? runnerUpText(points.best) : `between ${times(gain.low)} and ${times(gain.high)}`;
+  return html`<${Figure} title=${isMemory ? "Less memory than the baseline" : "Gain over the baseline"} value=${times(gain.mean)} more=${more} />`;
 }
 
 /** The other configuration that is most likely better, against the baseline that is kept. */
 function runnerUpText({ runner_up: trial, runner_up_ratio: ratio }) {
-  return trial === null ? "the baseline is kept" : `trial ${trial}: ${share(ratio.low - 1, true)} to ${share(ratio.high - 1, true)}`;
+  return trial === null ? "the baseline is kept" : `trial ${trial}: ${times(ratio.mean, ratio.low, ratio.high)}`;
 }
 
 /** How sure the answer is. */
