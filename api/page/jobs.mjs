@@ -77,7 +77,7 @@ function JobRow({ job, overview, isChosen, onChoose }) {
       ${job.state === "FAILED" && html`<p class="row-problem">${job.message}</p>`}
     </div>
     <${Progress} job=${job} overview=${overview} trials=${trials} />
-    <${Best} overview=${overview} />
+    <${Best} job=${job} overview=${overview} />
     <${Time} job=${job} overview=${overview} />
   </li>`;
 }
@@ -93,12 +93,19 @@ function Progress({ job, overview, trials }) {
   </div>`;
 }
 
-function Best({ overview }) {
+/** What a job without an answer says of itself. */
+function answerless({ state }, { waiting, outcomes }) {
+  if (state === "QUEUED") return waiting;
+  if (state === "CANCELLED") return outcomes.OK ? "cancelled before it had an answer" : "cancelled before anything was measured";
+  return state === "FAILED" || state === "SUCCEEDED" || outcomes.OK ? "nothing that may win" : "nothing measured yet";
+}
+
+function Best({ job, overview }) {
   const { best_rate: best = null, gain = null, keeps_baseline: keeps = false } = overview ?? {};
   const gained = gain && `, ${times(gain.mean)} ${gain.of === "peak_memory_bytes" ? "less memory" : "the baseline"}`;
   return html`<div class="job-cell">
     <span><strong>${number(best, 4)}</strong> <span class="unit">samples/s</span></span>
-    <span class="soft">${best === null ? (overview ? "nothing that may win" : "") : keeps ? "keeps the baseline" : `answer${gained ?? ""}`}</span>
+    <span class="soft">${best === null ? (overview ? answerless(job, overview) : "") : keeps ? "keeps the baseline" : `answer${gained ?? ""}`}</span>
   </div>`;
 }
 

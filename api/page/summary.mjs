@@ -1,9 +1,10 @@
 /** A job in a few figures: how far it is, what is best, how long it may take; and what keeps it from finding anything. */
 
-import { html, useMemo } from "./vendor/preact.mjs";
+import { html, useEffect, useMemo, useState } from "./vendor/preact.mjs";
 import { bytes, count, counted, duration, interval, share, times } from "./format.mjs";
 import { isOver, outcomeLook, OUTCOME_NAMES, REASONS, stateLook } from "./outcomes.mjs";
 import { trialLink } from "./router.mjs";
+import { ask } from "./service.mjs";
 import { census, nearest } from "./standing.mjs";
 
 export function StateBadge({ job }) {
@@ -120,11 +121,23 @@ function Advice({ job, points, counts }) {
   </div>`;
 }
 
+/** Asked for every few seconds: workers come and go without an event of the job. */
+function WhyItWaits({ job }) {
+  const [waiting, setWaiting] = useState("");
+  useEffect(() => {
+    const read = () => ask(`/v1/overviews?job=${job}`).then(({ items: [{ waiting: reason }] }) => setWaiting(reason), () => {});
+    read();
+    const timer = setInterval(read, 5000);
+    return () => clearInterval(timer);
+  }, [job]);
+  return html`${waiting || "It starts as soon as one is free."} <a href="#/usage">Workers</a>`;
+}
+
 function advice(job, points, { counts, measured }) {
   const message = job.message;
   if (job.state === "FAILED") return { isBad: true, heading: "The job failed.", text: message };
   if (job.state === "CANCELLED") return { heading: "The job was cancelled.", text: measured ? "What was measured before is kept." : "Nothing had been measured." };
-  if (job.state === "QUEUED" && !points.size) return { heading: "The job waits for a worker.", text: html`It starts as soon as one is free; <code>autotune worker</code> starts another.` };
+  if (job.state === "QUEUED" && !points.size) return { heading: "The job waits for a worker.", text: html`<${WhyItWaits} job=${job.id} />` };
   if (job.state === "PAUSED") return { heading: "The job is paused.", text: message };
   const beyond = counts.get("INFEASIBLE") ?? 0;
   if (points.best === null && beyond > 0 && measured === 0) return allInfeasible(points, beyond);

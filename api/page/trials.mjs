@@ -73,7 +73,7 @@ function columnsOf(points, job, chosen, choose) {
       cell: (row) => estimated(points.estimate(row)),
     },
     measure("rate", "This measurement", 26, (mean, row) => interval(mean, columns.low[row], columns.high[row]), "samples/s"),
-    { key: "gain", title: "Gain", width: 10, numeric: true, value: (row) => gain(points.rate(row), base), cell: (row) => times(gain(points.rate(row), base)) },
+    { key: "gain", title: "Gain", width: 10, numeric: true, value: (row) => gain(points, row, base), cell: (row) => times(gain(points, row, base)) },
     measure("peak", "Memory", 13, (value) => bytes(value)),
     measure("predicted_rate", "Predicted", 24, (value) => number(value, 4), "samples/s"),
     ...points.varied.map((knob) => ({
@@ -88,7 +88,9 @@ function columnsOf(points, job, chosen, choose) {
 
 const estimated = (standing) => standing && interval(standing.rate.mean, standing.rate.low, standing.rate.high);
 
-function gain(rate, base) {
+/** Of a configuration: that of a repeat is at the trial that it repeats. */
+function gain(points, row, base) {
+  const rate = points.isRepeat(row) ? null : points.rate(row);
   return rate === null || !base ? null : rate / base;
 }
 

@@ -71,6 +71,12 @@ def jobs(
         return Status.OK
     console = Console()
     console.print(_table(listed, standings))
+    reasons: dict[str, list[str]] = {}
+    for job, standing in zip(listed, standings, strict=True):
+        if standing.waiting:
+            reasons.setdefault(standing.waiting, []).append(job.id)
+    for reason, ids in reasons.items():
+        console.print(f"{ids[0]}{f' and {len(ids) - 1} more' if len(ids) > 1 else ''}: {reason}", style="dim", soft_wrap=True)
     if any(map(_is_unproven, standings)):
         console.print("? the interval of the gain includes 1.0: the gain is unproven", style="dim")
     return Status.OK

@@ -75,6 +75,7 @@ def show_command(
     with open_backend(url, database) as backend:
         job = backend.job(job_id)
         trials = list(backend.trials(job.id))
+        (progress_of_job,) = backend.standings([job])
         running = {progress.trial: progress_text(progress) for progress in backend.progress(job.id)}
         try:
             best = backend.best(job.id)
@@ -97,8 +98,8 @@ def show_command(
     )
     if labels := labels_text(job.request):
         console.print(f"  {labels}", soft_wrap=True)
-    if job.message:
-        console.print(f"  {job.message}", soft_wrap=True)
+    if told := job.message or progress_of_job.waiting:
+        console.print(f"  {told}", soft_wrap=True)
     for line in assumed_lines(assumed_of_row(job.request)):
         console.print(f"  {line}", soft_wrap=True)
     if sort is not None or every:

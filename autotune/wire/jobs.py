@@ -229,6 +229,8 @@ class Overview:
     """The gain of the answer over the baseline. None: one of them was not measured."""
     keeps_baseline: bool
     """Whether the answer so far is to keep the baseline."""
+    waiting: str = ""
+    """Why a queued job has not started: no worker runs, none has its devices, or all are busy. Empty: it is not queued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
