@@ -104,7 +104,7 @@ function Best({ job, overview }) {
   const { best_rate: best = null, gain = null, keeps_baseline: keeps = false } = overview ?? {};
   const gained = gain && `, ${times(gain.mean)} ${gain.of === "peak_memory_bytes" ? "less memory" : "the baseline"}`;
   return html`<div class="job-cell">
-    <span><strong>${number(best, 4)}</strong> <span class="unit">samples/s</span></span>
+    ${best !== null && html`<span><strong>${number(best, 4)}</strong> <span class="unit">samples/s</span></span>`}
     <span class="soft">${best === null ? (overview ? answerless(job, overview) : "") : keeps ? "keeps the baseline" : `answer${gained ?? ""}`}</span>
   </div>`;
 }

@@ -18,14 +18,14 @@ export const Tags = ({ request }) => (request.tags ?? []).map((tag) => html`<spa
 export function Summary({ job, points }) {
   const counts = useMemo(() => census(points), [points]);
   return html`
-    <dl class="figures">
+    ${(points.size > 0 || job.state !== "QUEUED") && html`<dl class="figures">
       <${Best} job=${job} points=${points} />
       <${Gain} points=${points} />
       <${Certainty} points=${points} />
       <${Goodput} points=${points} />
       <${Memory} points=${points} />
       <${Time} job=${job} points=${points} />
-    </dl>
+    </dl>`}
     <${Progress} job=${job} counts=${counts} />
     <${Advice} job=${job} points=${points} counts=${counts} />
   `;
@@ -130,7 +130,7 @@ function WhyItWaits({ job }) {
     const timer = setInterval(read, 5000);
     return () => clearInterval(timer);
   }, [job]);
-  return html`${waiting || "It starts as soon as one is free."} <a href="#/usage">Workers</a>`;
+  return html`${waiting ? `${waiting[0].toUpperCase()}${waiting.slice(1)}.` : "It starts as soon as one is free."} <a href="#/usage">To the workers</a>`;
 }
 
 function advice(job, points, { counts, measured }) {

@@ -110,8 +110,10 @@ def get_usage(
 
 
 @router.get("/v1/workers", operation_id="list_workers")
-def list_workers(store: StoreOf, _: Reader) -> WorkerList:
-    """The workers that gave a sign of life within a minute: what they take, and whether they are well."""
+def list_workers(store: StoreOf, principal: Reader) -> WorkerList:
+    """The workers that gave a sign of life within a minute: what they take, and whether they are well. The scope operate shows
+    why one is not."""
+    hidden = "its ranks could not be started; an operator sees why"
     return WorkerList(
         items=tuple(
             Worker(
@@ -122,7 +124,7 @@ def list_workers(store: StoreOf, _: Reader) -> WorkerList:
                 runners=tuple(worker.runners.split()),
                 devices=tuple(worker.devices.split()),
                 is_busy=worker.job_id is not None,
-                problem=worker.problem,
+                problem=worker.problem if principal.sees_all or not worker.problem else hidden,
             )
             for worker in store.workers.alive()
         )

@@ -70,7 +70,7 @@ def jobs(
         )
         return Status.OK
     console = Console()
-    console.print(_table(listed, standings))
+    console.print_table(_table(listed, standings), "priority", "submitter", "tags", "trials")
     reasons: dict[str, list[str]] = {}
     for job, standing in zip(listed, standings, strict=True):
         if standing.waiting:

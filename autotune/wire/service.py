@@ -182,7 +182,7 @@ class Worker:
     is_busy: bool
     """Whether it runs a job."""
     problem: str
-    """Why its last start of ranks failed. Empty: it succeeded."""
+    """Why its last start of ranks failed, in detail only for operators. Empty: it succeeded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
