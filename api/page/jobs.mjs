@@ -8,7 +8,7 @@ import { stateLook, STATE_NAMES } from "./outcomes.mjs";
 import { here, jobLink, setQuery } from "./router.mjs";
 import { useTitle } from "./shell.mjs";
 import { useSignal } from "./signal.mjs";
-import { Heading, Unusable, Waiting } from "./states.mjs";
+import { coded, Heading, Unusable, Waiting } from "./states.mjs";
 import { StateBadge, Tags } from "./summary.mjs";
 
 export default function Jobs() {
@@ -95,7 +95,7 @@ function Progress({ job, overview, trials }) {
 
 /** What a job without an answer says of itself. */
 function answerless({ state }, { waiting, outcomes }) {
-  if (state === "QUEUED") return waiting;
+  if (state === "QUEUED") return coded(waiting);
   if (state === "CANCELLED") return outcomes.OK ? "cancelled before it had an answer" : "cancelled before anything was measured";
   return state === "FAILED" || state === "SUCCEEDED" || outcomes.OK ? "nothing that may win" : "nothing measured yet";
 }

@@ -6,6 +6,7 @@ import { isOver, outcomeLook, OUTCOME_NAMES, REASONS, stateLook } from "./outcom
 import { trialLink } from "./router.mjs";
 import { ask } from "./service.mjs";
 import { census, nearest } from "./standing.mjs";
+import { coded } from "./states.mjs";
 
 export function StateBadge({ job }) {
   const { label, mark, kind } = stateLook(job.state, job.reason);
@@ -130,7 +131,7 @@ function WhyItWaits({ job }) {
     const timer = setInterval(read, 5000);
     return () => clearInterval(timer);
   }, [job]);
-  return html`${waiting ? `${waiting[0].toUpperCase()}${waiting.slice(1)}.` : "It starts as soon as one is free."} <a href="#/usage">To the workers</a>`;
+  return html`${waiting ? coded(`${waiting[0].toUpperCase()}${waiting.slice(1)}.`) : "It starts as soon as one is free."} <a href="#/usage">To the workers</a>`;
 }
 
 function advice(job, points, { counts, measured }) {

@@ -211,3 +211,16 @@ def test_a_real_sweep(place: Place, open_page: Open) -> None:
     expect(page.get_by_text("Succeeded").first).to_be_visible(timeout=180_000)
     page.get_by_role("region", name="Trials of this job").get_by_role("link", name="0", exact=True).click()
     expect(page.locator("main")).to_contain_text("parameters")
+
+
+@pytest.mark.prove
+def test_the_list_of_keys_is_opened_and_closed_by_keyboard(place: Place, open_page: Open) -> None:
+    page = open_page("#/")
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog", name="By keyboard")
+    expect(dialog).to_be_in_viewport(ratio=1)
+    assert dialog.evaluate("element => element.scrollHeight <= element.clientHeight")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    page.keyboard.press("/")
+    expect(page.get_by_label("Text")).to_be_focused()
