@@ -415,7 +415,7 @@ def test_show_has_the_best_trials_or_sorts_them(command: Command, kept: Store) -
     assert sizes == sorted(sizes)
     shown = good(command("show", "--top", 2)).out
     assert "  2 of 3 measured configurations; --top N for more\n" in shown
-    assert "  2 of 4 trials\n" in good(command("show", "--all", "--top", 2)).out
+    assert f"  2 of {len(every)} trials\n" in good(command("show", "--all", "--top", 2)).out
     refused = command("show", "--sort", "rate")
     assert refused.status == 2
     fields = "number, samples_per_second, peak_memory_bytes, seconds"
