@@ -52,6 +52,12 @@ def number_text(value: float, digits: int = 4) -> str:
     return f"{value:,.0f}" if "e+" in text else text
 
 
+def ratio_text(mean: float, low: float | None = None, high: float | None = None) -> str:
+    """`1.043x`, or with its interval `1.043x [1.021, 1.066]`: how gains are written everywhere."""
+    text = f"{number_text(mean)}x"
+    return text if low is None or high is None else f"{text} [{number_text(low)}, {number_text(high)}]"
+
+
 def count_text(count: int) -> str:
     """`1.04 T`, `8.03 B`, `857 K`: three digits, and the unit of numbers of parameters."""
     units = {"T": 1e12, "B": 1e9, "M": 1e6, "K": 1e3}

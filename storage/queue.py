@@ -282,7 +282,13 @@ def _waiting(now: datetime, limits: QueueLimits) -> Any:
 def _suitable(limits: QueueLimits) -> list[ColumnElement[bool]]:
     """The conditions on a job's request for this worker."""
     allowed = {("runner",): limits.runners, ("resolved_cluster", "device", "kind"): limits.devices}
-    return [readable(JobRow.request)[path].as_string().in_(names) for path, names in allowed.items() if names]
+    request = readable(JobRow.request)
+    conditions = [request[path].as_string().in_(names) for path, names in allowed.items() if names]
+    if limits.local_devices:
+        kind = request[("resolved_cluster", "device", "kind")].as_string()
+        elsewhere = request[("ray_address",)].as_string().is_not(None)
+        conditions.append(or_(kind.is_(None), kind.in_(limits.local_devices), elsewhere))
+    return conditions
 
 
 def _held(row: Any, now: datetime) -> ColumnElement[bool]:

@@ -195,6 +195,8 @@ class QueueLimits:
     """Take only jobs for these runners; empty: all."""
     devices: frozenset[str] = frozenset()
     """Take only jobs for these kinds of device, cpu or cuda; empty: all."""
+    local_devices: frozenset[str] = frozenset()
+    """As `devices`, but only of jobs without a Ray cluster of their own: these run on the worker's machine."""
 
 
 class Scope(StrEnum):

@@ -64,6 +64,10 @@ class WorkerRecord:
     """The runner whose ranks are warm; empty: none."""
     problem: str
     """Why its last start of ranks failed; empty: it succeeded."""
+    runners: str = ""
+    """The runners whose jobs it takes, with spaces between them; empty: all."""
+    devices: str = ""
+    """The kinds of device, cpu or cuda, whose jobs it takes; empty: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

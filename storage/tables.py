@@ -370,6 +370,8 @@ class WorkerRow(Base):
     job_id: Mapped[str | None] = mapped_column(String(32))
     runner: Mapped[str] = mapped_column(String(16))
     problem: Mapped[str] = mapped_column(Text)
+    runners: Mapped[str] = mapped_column(Text, server_default="")
+    devices: Mapped[str] = mapped_column(Text, server_default="")
 
 
 class WebhookRow(Base):

@@ -28,6 +28,7 @@ class WorkerStore(StorePart):
             row = WorkerRow(id=worker.id, host=clean(worker.host), pid=worker.pid, started=now)
             session.add(row)
         row.seen, row.job_id, row.runner, row.problem = now, worker.job_id, worker.runner, clean(worker.problem)
+        row.runners, row.devices = worker.runners, worker.devices
 
     @writes
     def retire(self, session: Session, now: datetime, worker_id: str) -> None:

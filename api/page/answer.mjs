@@ -2,7 +2,7 @@
 
 import { html } from "./vendor/preact.mjs";
 import { Exports } from "./exports.mjs";
-import { interval, knob as knobText, share } from "./format.mjs";
+import { duration, interval, knob as knobText, share, times } from "./format.mjs";
 import { isOver } from "./outcomes.mjs";
 import { trialLink } from "./router.mjs";
 
@@ -11,7 +11,7 @@ export function Answer({ job, points }) {
   if (best === null) return null;
   return html`<section class="card stack answer" aria-labelledby="answer-heading">
     <h2 id="answer-heading">${headingOf(job, best)}</h2>
-    <p>${sentence(best)}</p>
+    <p>${sentence(best)}${!isOver(job.state) && left(points)}</p>
     <div class="answer-parts">
       ${!best.keeps_baseline && html`<${Changes} job=${job} points=${points} />`}
       <${Exports} job=${job.id} version=${points.bestRow} />
@@ -27,10 +27,14 @@ function headingOf(job, { keeps_baseline: keeps }) {
 function sentence({ rate, gain, keeps_baseline: keeps, probability_best: chance }) {
   const shown = `${interval(rate.mean, rate.low, rate.high)} samples/s`;
   if (keeps) return html`<strong>${shown}</strong>: no other configuration is known to be better.`;
-  const of = gain?.of === "peak_memory_bytes" ? "memory against the baseline" : "over the baseline";
-  const gained = gain && `, ${share(gain.mean - 1, true)} [${share(gain.low - 1, true)}, ${share(gain.high - 1, true)}] ${of}`;
+  const of = gain?.of === "peak_memory_bytes" ? "less memory than the baseline" : "the baseline";
+  const gained = gain && `, ${times(gain.mean, gain.low, gain.high)} ${of}`;
   const sure = chance > 0.999 ? "> 99.9 %" : share(chance);
   return html`<strong>${shown}</strong>${gained}; the best with a probability of ${sure}.`;
+}
+
+function left({ secondsLeft: seconds }) {
+  return seconds === null ? " The search goes on." : html` The search goes on, for <strong>at most ${duration(Math.ceil(seconds))}</strong>.`;
 }
 
 /** The knobs that the best has otherwise than the baseline. */

@@ -1,6 +1,6 @@
 /** Trials in words: what tooltips, the keyboard's readout and screen readers say of one. */
 
-import { bytes, duration, interval, rate } from "./format.mjs";
+import { bytes, counted, duration, interval, rate } from "./format.mjs";
 import { outcomeLook } from "./outcomes.mjs";
 import { trialLink } from "./router.mjs";
 
@@ -8,7 +8,10 @@ import { trialLink } from "./router.mjs";
 export function figuresOf(points, row) {
   const { rate: mean, low, high, peak } = points.columns;
   const told = [];
-  if (mean[row] !== null || high[row] !== null) told.push(`${interval(mean[row], low[row], high[row])} samples/s`);
+  const estimate = points.estimate(row);
+  if (estimate) told.push(`${interval(estimate.rate.mean, estimate.rate.low, estimate.rate.high)} samples/s, estimated from ${counted(estimate.repeats, "measurement")}`);
+  const single = `${interval(mean[row], low[row], high[row])}${estimate ? " in this trial" : " samples/s"}`;
+  if (mean[row] !== null || high[row] !== null) told.push(single);
   if (peak[row] !== null) told.push(bytes(peak[row]));
   return told.join(", ");
 }

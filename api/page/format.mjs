@@ -30,13 +30,19 @@ export function bytes(value) {
   return `${number(size)} GiB`;
 }
 
-/** `67.7 samples/s`. */
-export const rate = (value) => (isKnown(value) ? `${number(value)} samples/s` : NOTHING);
+/** `67.71 samples/s`: four digits, as the command line has them. */
+export const rate = (value) => (isKnown(value) ? `${number(value, 4)} samples/s` : NOTHING);
 
-/** `67.7 [55.6, 79.8]`. */
+/** `67.71 [55.62, 79.83]`. */
 export function interval(mean, low, high) {
-  if (!isKnown(mean)) return isKnown(high) ? `≤ ${number(high)}` : NOTHING;
-  return isKnown(low) && isKnown(high) && low !== high ? `${number(mean)} [${number(low)}, ${number(high)}]` : number(mean);
+  if (!isKnown(mean)) return isKnown(high) ? `≤ ${number(high, 4)}` : NOTHING;
+  return isKnown(low) && isKnown(high) && low !== high ? `${number(mean, 4)} [${number(low, 4)}, ${number(high, 4)}]` : number(mean, 4);
+}
+
+/** `1.043x`, or with its interval `1.043x [1.021, 1.066]`: how gains are written everywhere. */
+export function times(mean, low, high) {
+  if (!isKnown(mean)) return NOTHING;
+  return `${number(mean, 4)}x${isKnown(low) && isKnown(high) ? ` [${number(low, 4)}, ${number(high, 4)}]` : ""}`;
 }
 
 const STEPS = [["d", 86_400], ["h", 3_600], ["min", 60], ["s", 1]];

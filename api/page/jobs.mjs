@@ -3,12 +3,12 @@
 import { html, useEffect, useState } from "./vendor/preact.mjs";
 import { Board } from "./board.mjs";
 import { SearchText } from "./filters.mjs";
-import { ago, count, counted, duration, number, share } from "./format.mjs";
+import { ago, count, counted, duration, number, times } from "./format.mjs";
 import { stateLook, STATE_NAMES } from "./outcomes.mjs";
 import { here, jobLink, setQuery } from "./router.mjs";
 import { useTitle } from "./shell.mjs";
 import { useSignal } from "./signal.mjs";
-import { Heading, Unusable, Waiting } from "./states.mjs";
+import { coded, Heading, Unusable, Waiting } from "./states.mjs";
 import { StateBadge, Tags } from "./summary.mjs";
 
 export default function Jobs() {
@@ -77,7 +77,7 @@ function JobRow({ job, overview, isChosen, onChoose }) {
       ${job.state === "FAILED" && html`<p class="row-problem">${job.message}</p>`}
     </div>
     <${Progress} job=${job} overview=${overview} trials=${trials} />
-    <${Best} overview=${overview} />
+    <${Best} job=${job} overview=${overview} />
     <${Time} job=${job} overview=${overview} />
   </li>`;
 }
@@ -93,12 +93,19 @@ function Progress({ job, overview, trials }) {
   </div>`;
 }
 
-function Best({ overview }) {
+/** What a job without an answer says of itself. */
+function answerless({ state }, { waiting, outcomes }) {
+  if (state === "QUEUED") return coded(waiting);
+  if (state === "CANCELLED") return outcomes.OK ? "cancelled before it had an answer" : "cancelled before anything was measured";
+  return state === "FAILED" || state === "SUCCEEDED" || outcomes.OK ? "nothing that may win" : "nothing measured yet";
+}
+
+function Best({ job, overview }) {
   const { best_rate: best = null, gain = null, keeps_baseline: keeps = false } = overview ?? {};
-  const gained = gain && (gain.of === "peak_memory_bytes" ? `, memory ${number(gain.mean)}x less` : `, gain ${share(gain.mean - 1, true)}`);
+  const gained = gain && `, ${times(gain.mean)} ${gain.of === "peak_memory_bytes" ? "less memory" : "the baseline"}`;
   return html`<div class="job-cell">
-    <span><strong>${number(best)}</strong> <span class="unit">samples/s</span></span>
-    <span class="soft">${best === null ? (overview ? "nothing that may win" : "") : keeps ? "keeps the baseline" : `answer${gained ?? ""}`}</span>
+    ${best !== null && html`<span><strong>${number(best, 4)}</strong> <span class="unit">samples/s</span></span>`}
+    <span class="soft">${best === null ? (overview ? answerless(job, overview) : "") : keeps ? "keeps the baseline" : `answer${gained ?? ""}`}</span>
   </div>`;
 }
 

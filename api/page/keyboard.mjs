@@ -29,7 +29,7 @@ export function KeyboardHelp() {
   }, []);
   return html`<button type="button" class="quiet icon" onClick=${() => dialog.current.showModal()} aria-label="Keys"><span aria-hidden="true">?</span></button>
     <dialog ref=${dialog} aria-labelledby="keys-heading">
-      <h2 id="keys-heading">By keyboard</h2>
+      <h2 id="keys-heading" tabindex="-1" autofocus>By keyboard</h2>
       <dl class="plain-list">${KEYS.map(([keys, what]) => html`<dt key=${keys}><kbd>${keys}</kbd></dt><dd>${what}</dd>`)}</dl>
       <p class="actions"><button type="button" onClick=${() => dialog.current.close()}>Close</button></p>
     </dialog>`;

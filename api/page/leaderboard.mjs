@@ -2,7 +2,7 @@
 
 import { html, useEffect, useMemo, useState } from "./vendor/preact.mjs";
 import { Choice } from "./filters.mjs";
-import { count, counted, interval, moment, number, share } from "./format.mjs";
+import { count, counted, interval, moment, number, times } from "./format.mjs";
 import { here, jobLink, setQuery, trialLink } from "./router.mjs";
 import { ask } from "./service.mjs";
 import { useTitle } from "./shell.mjs";
@@ -50,7 +50,7 @@ function columnsOf() {
     counted("sequence_length", "Length", 10, "tokens"),
     { key: "rate", title: "Best", unit: "samples/s", width: 26, numeric: true, value: (row) => row.rate.mean, cell: ({ rate }) => interval(rate.mean, rate.low, rate.high) },
     { key: "tokens", title: "Tokens", unit: "tokens/s", width: 14, numeric: true, value: tokens, cell: (row) => number(tokens(row)) },
-    { key: "gain", title: "Gain", width: 10, numeric: true, value: ({ gain }) => (gain === null ? null : gain.mean - 1), cell: ({ gain }) => (gain === null ? null : share(gain.mean - 1, true)) },
+    { key: "gain", title: "Gain", width: 10, numeric: true, value: ({ gain }) => gain?.mean ?? null, cell: ({ gain }) => gain && times(gain.mean) },
     { key: "job", title: "Job", width: 30, value: ({ name, job }) => name || job, cell: ({ job, name, trial }) => html`<a href=${jobLink(job)}>${name || job}</a>, <a href=${trialLink(job, trial)}>trial ${trial}</a>` },
     counted("jobs", "Jobs", 8),
     field("submitter", "Owner", 14, { cell: ({ submitter }) => submitter || null }),

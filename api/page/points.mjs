@@ -47,7 +47,7 @@ export class Points {
     next.varied = next.knobs.filter((knob) => knob.values.length > 1);
     return Object.assign(next, {
       version: answer.version, size: next.columns.number.length, epoch: Date.parse(answer.epoch), objective: answer.objective,
-      estimates: new Map((answer.best?.standings ?? []).map(({ trial, rate }) => [trial, rate])),
+      estimates: new Map((answer.best?.standings ?? []).map((standing) => [standing.trial, standing])),
       limit: answer.limit_bytes, capacity: answer.capacity_bytes, front: answer.front, best: answer.best,
       calibrationSource: answer.calibration_source, secondsLeft: answer.seconds_left, constants: answer.constants,
       words: Object.fromEntries(Object.entries(WORDS).map(([column, list]) => [column, answer[list]])),
@@ -96,9 +96,19 @@ export class Points {
     return this.varied.map((knob) => `${knob.name}=${this.value(knob, row)}`).join(" ");
   }
 
+  /** What all measurements of a search trial's configuration come to; undefined: it is not compared, or the trial is a repeat. */
+  estimate(row) {
+    return this.estimates.get(this.columns.number[row]);
+  }
+
   /** Samples/s of the row's configuration by all that was measured of it, where that is known; else what the trial measured. */
   rate(row) {
-    return (this.purpose(row) === "search" ? this.estimates.get(row)?.mean : undefined) ?? this.columns.rate[row];
+    return this.estimate(row)?.rate.mean ?? this.columns.rate[row];
+  }
+
+  /** Whether the row only measured again what another row tried. */
+  isRepeat(row) {
+    return this.purpose(row) === "confirm" || this.purpose(row) === "control";
   }
 
   /** Number of the best trial; null: there is none. */

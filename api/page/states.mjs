@@ -6,6 +6,9 @@ import { useTitle } from "./shell.mjs";
 
 export const Heading = ({ children }) => html`<h1 tabindex="-1" ref=${useHeading()}>${children}</h1>`;
 
+/** A text of the service, in which backticks mark what is typed. */
+export const coded = (text) => text.split("`").map((part, index) => (index % 2 ? html`<code>${part}</code>` : part));
+
 export function Waiting({ what = "the page" }) {
   return html`<p class="state" role="status">Loading ${what} …</p>`;
 }

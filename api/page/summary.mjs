@@ -1,10 +1,12 @@
 /** A job in a few figures: how far it is, what is best, how long it may take; and what keeps it from finding anything. */
 
-import { html, useMemo } from "./vendor/preact.mjs";
-import { bytes, count, counted, duration, interval, share } from "./format.mjs";
+import { html, useEffect, useMemo, useState } from "./vendor/preact.mjs";
+import { bytes, count, counted, duration, interval, share, times } from "./format.mjs";
 import { isOver, outcomeLook, OUTCOME_NAMES, REASONS, stateLook } from "./outcomes.mjs";
 import { trialLink } from "./router.mjs";
+import { ask } from "./service.mjs";
 import { census, nearest } from "./standing.mjs";
+import { coded } from "./states.mjs";
 
 export function StateBadge({ job }) {
   const { label, mark, kind } = stateLook(job.state, job.reason);
@@ -17,14 +19,14 @@ export const Tags = ({ request }) => (request.tags ?? []).map((tag) => html`<spa
 export function Summary({ job, points }) {
   const counts = useMemo(() => census(points), [points]);
   return html`
-    <dl class="figures">
+    ${(points.size > 0 || job.state !== "QUEUED") && html`<dl class="figures">
       <${Best} job=${job} points=${points} />
       <${Gain} points=${points} />
       <${Certainty} points=${points} />
       <${Goodput} points=${points} />
       <${Memory} points=${points} />
       <${Time} job=${job} points=${points} />
-    </dl>
+    </dl>`}
     <${Progress} job=${job} counts=${counts} />
     <${Advice} job=${job} points=${points} counts=${counts} />
   `;
@@ -70,13 +72,13 @@ function Gain({ points }) {
   const gain = points.best?.gain;
   if (!gain) return html`<${Figure} title="Gain over the baseline" value="–" more=${points.best ? "the baseline was not measured" : ""} />`;
   const isMemory = gain.of === "peak_memory_bytes";
-  const more = points.best.keeps_baseline ? runnerUpText(points.best) : `between ${share(gain.low - 1, true)} and ${share(gain.high - 1, true)}`;
-  return html`<${Figure} title=${isMemory ? "Memory against the baseline" : "Gain over the baseline"} value=${share(gain.mean - 1, true)} more=${more} />`;
+  const more = points.best.keeps_baseline ? runnerUpText(points.best) : `between ${times(gain.low)} and ${times(gain.high)}`;
+  return html`<${Figure} title=${isMemory ? "Less memory than the baseline" : "Gain over the baseline"} value=${times(gain.mean)} more=${more} />`;
 }
 
 /** The other configuration that is most likely better, against the baseline that is kept. */
 function runnerUpText({ runner_up: trial, runner_up_ratio: ratio }) {
-  return trial === null ? "the baseline is kept" : `trial ${trial}: ${share(ratio.low - 1, true)} to ${share(ratio.high - 1, true)}`;
+  return trial === null ? "the baseline is kept" : `trial ${trial}: ${times(ratio.mean, ratio.low, ratio.high)}`;
 }
 
 /** How sure the answer is. */
@@ -120,11 +122,23 @@ function Advice({ job, points, counts }) {
   </div>`;
 }
 
+/** Asked for every few seconds: workers come and go without an event of the job. */
+function WhyItWaits({ job }) {
+  const [waiting, setWaiting] = useState("");
+  useEffect(() => {
+    const read = () => ask(`/v1/overviews?job=${job}`).then(({ items: [{ waiting: reason }] }) => setWaiting(reason), () => {});
+    read();
+    const timer = setInterval(read, 5000);
+    return () => clearInterval(timer);
+  }, [job]);
+  return html`${waiting ? coded(`${waiting[0].toUpperCase()}${waiting.slice(1)}.`) : "It starts as soon as one is free."} <a href="#/usage">To the workers</a>`;
+}
+
 function advice(job, points, { counts, measured }) {
   const message = job.message;
   if (job.state === "FAILED") return { isBad: true, heading: "The job failed.", text: message };
   if (job.state === "CANCELLED") return { heading: "The job was cancelled.", text: measured ? "What was measured before is kept." : "Nothing had been measured." };
-  if (job.state === "QUEUED" && !points.size) return { heading: "The job waits for a worker.", text: html`It starts as soon as one is free; <code>autotune worker</code> starts another.` };
+  if (job.state === "QUEUED" && !points.size) return { heading: "The job waits for a worker.", text: html`<${WhyItWaits} job=${job.id} />` };
   if (job.state === "PAUSED") return { heading: "The job is paused.", text: message };
   const beyond = counts.get("INFEASIBLE") ?? 0;
   if (points.best === null && beyond > 0 && measured === 0) return allInfeasible(points, beyond);

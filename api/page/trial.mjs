@@ -23,7 +23,7 @@ export default function TrialPage({ route }) {
   return html`
     <${Top} job=${job} trial=${trial} count=${count} />
     <${Verdict} trial=${trial} sign=${sign} />
-    <${Result} trial=${trial} base=${base} />
+    <${Result} trial=${trial} />
     <div class="charts loose">
       <${Config} trial=${trial} base=${base} />
       <div class="stack">

@@ -5,18 +5,16 @@ import { bytes, duration, interval, knob, number, share } from "./format.mjs";
 import { outcomeLook } from "./outcomes.mjs";
 import { DataTable } from "./table.mjs";
 
-/** What was measured, beside the baseline. */
-export function Result({ trial, base }) {
+/** What this trial measured; the estimate of its configuration, from all of its measurements, is on the job's page. */
+export function Result({ trial }) {
   const { result } = trial;
   const rate = result?.samples_per_second;
   if (!rate && !result?.peak_memory_bytes) return null;
-  const before = base?.result?.samples_per_second?.mean;
   const steps = result.step_seconds ?? [];
   const middle = steps.length ? [...steps].sort((one, other) => one - other)[steps.length >> 1] : null;
   const isBound = trial.outcome === "PRUNED";
   const figures = [
-    ["Measured", isBound ? `≤ ${number(rate?.high)}` : rate && interval(rate.mean, rate.low, rate.high), "samples/s"],
-    ["Against the baseline", before && rate && !isBound ? share(rate.mean / before - 1, true) : null, ""],
+    ["This measurement", isBound ? interval(null, null, rate?.high) : rate && interval(rate.mean, rate.low, rate.high), "samples/s"],
     ["Peak memory", result.peak_memory_bytes ? bytes(result.peak_memory_bytes) : null, "of the highest rank"],
     ["Step", middle === null ? null : duration(middle), `median of ${steps.length}`],
     ["Per device", result.tflops_per_device === null ? null : `${number(result.tflops_per_device)} TFLOP/s`, result.mfu === null ? "" : `MFU ${share(result.mfu)}`],

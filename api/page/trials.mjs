@@ -2,7 +2,7 @@
 
 import { html, useCallback, useEffect, useMemo, useState } from "./vendor/preact.mjs";
 import { Filters, NO_FILTER, passing } from "./filters.mjs";
-import { bytes, duration, interval, knob as knobText, number, share } from "./format.mjs";
+import { bytes, duration, interval, knob as knobText, number, times } from "./format.mjs";
 import { outcomeLook } from "./outcomes.mjs";
 import { here, setQuery, trialLink } from "./router.mjs";
 import { DataTable } from "./table.mjs";
@@ -68,10 +68,14 @@ function columnsOf(points, job, chosen, choose) {
     { key: "number", title: "Trial", numeric: true, width: 9, value: (row) => row, cell: (row) => html`<a href=${trialLink(job.id, row)}>${row}</a>` },
     { key: "outcome", title: "Outcome", width: 16, value: (row) => wordOf(points, row), cell: (row) => html`<${OutcomeMark} points=${points} row=${row} />` },
     { key: "purpose", title: "Purpose", width: 11, value: (row) => points.purpose(row), cell: (row) => `${points.purpose(row)}${columns.repeat[row] ? ` ${columns.repeat[row]}` : ""}` },
-    measure("rate", "Measured", 26, (mean, row) => interval(mean, columns.low[row], columns.high[row]), "samples/s"),
-    { key: "gain", title: "Gain", width: 10, numeric: true, value: (row) => gain(points.rate(row), base), cell: (row) => share(gain(points.rate(row), base), true) },
+    {
+      key: "estimate", title: "Estimate", unit: "samples/s", width: 24, numeric: true, value: (row) => points.estimate(row)?.rate.mean ?? null,
+      cell: (row) => estimated(points.estimate(row)),
+    },
+    measure("rate", "This measurement", 26, (mean, row) => interval(mean, columns.low[row], columns.high[row]), "samples/s"),
+    { key: "gain", title: "Gain", width: 10, numeric: true, value: (row) => gain(points, row, base), cell: (row) => times(gain(points, row, base)) },
     measure("peak", "Memory", 13, (value) => bytes(value)),
-    measure("predicted_rate", "Predicted", 24, (value) => number(value), "samples/s"),
+    measure("predicted_rate", "Predicted", 24, (value) => number(value, 4), "samples/s"),
     ...points.varied.map((knob) => ({
       key: `knob-${knob.name}`, title: knob.name, width: Math.max(10, knob.name.length + 5), numeric: typeof knob.values[0] === "number",
       value: (row) => points.value(knob, row), cell: (row) => knobText(points.value(knob, row)),
@@ -82,8 +86,12 @@ function columnsOf(points, job, chosen, choose) {
   ];
 }
 
-function gain(rate, base) {
-  return rate === null || !base ? null : rate / base - 1;
+const estimated = (standing) => standing && interval(standing.rate.mean, standing.rate.low, standing.rate.high);
+
+/** Of a configuration: that of a repeat is at the trial that it repeats. */
+function gain(points, row, base) {
+  const rate = points.isRepeat(row) ? null : points.rate(row);
+  return rate === null || !base ? null : rate / base;
 }
 
 function wordOf(points, row) {

@@ -18,12 +18,14 @@ from api.submission import JobName, JobNote, JobSubmission, JobTag, JobTags, res
 from api.views import answer_view, job_summary, job_view, page, page_response
 from autotune.errors import RequestError
 from autotune.loop.budget import Measurements, job_seconds_left
+from autotune.outcome.waiting import waiting_text
 from autotune.request.checks import MOST_TAGS, checked_labels
 from autotune.request.rows import request_of
 from autotune.session.allowed import is_from_outside
 from autotune.wire.jobs import Answer, Job, JobPage, Leaderboard, LeaderboardEntry, Overview, OverviewList, job_etag
 from search_spaces.outcome import JobState
 from storage.records import LABELS, ORIGIN, OVER, Ask, JobFilter, JobRecord, Submission, TrialCounts
+from storage.service_records import WorkerRecord
 from storage.store import Store
 
 router = APIRouter(prefix="/v1", tags=["jobs"])
@@ -273,10 +275,11 @@ def list_overviews(
     records_by_id = store.jobs.exact(jobs)
     visible = [if_visible(records_by_id.get(job_id), principal, job_id, "job") for job_id in dict.fromkeys(jobs)]
     job_overviews = store.overviews.of([job.id for job in visible])
-    return OverviewList(items=tuple(_overview(job, job_overviews[job.id]) for job in visible))
+    workers = store.workers.alive() if any(job.state is JobState.QUEUED for job in visible) else []
+    return OverviewList(items=tuple(_overview(job, job_overviews[job.id], workers) for job in visible))
 
 
-def _overview(job: JobRecord, overview: TrialCounts) -> Overview:
+def _overview(job: JobRecord, overview: TrialCounts, workers: Sequence[WorkerRecord]) -> Overview:
     answer = answer_view(job)
     done = Measurements(search=overview.searched, control=overview.controls, confirm=overview.confirmations)
     return Overview(
@@ -290,6 +293,7 @@ def _overview(job: JobRecord, overview: TrialCounts) -> Overview:
         baseline_rate=None if answer is None or answer.baseline_rate is None else answer.baseline_rate.mean,
         gain=None if answer is None else answer.gain,
         keeps_baseline=answer is not None and answer.keeps_baseline,
+        waiting=waiting_text(job, workers),
     )
 
 

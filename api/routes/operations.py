@@ -16,7 +16,7 @@ from api.hub import Hub
 from api.limits import OwnerLimits
 from api.metrics import Metrics
 from autotune.errors import RequestError
-from autotune.wire.service import AuditPage, QuotaUse, Usage
+from autotune.wire.service import AuditPage, QuotaUse, Usage, Worker, WorkerList
 from storage.errors import DatabaseUnavailableError
 from storage.migrations import HEAD
 from storage.service_records import WorkerRecord
@@ -107,6 +107,28 @@ def get_usage(
         submitter=owner, day=used.day, device_seconds=round(float(used.device_seconds), 3), running_jobs=used.running_jobs,
         queued_jobs=used.queued_jobs, quotas=tuple(quotas),
     )  # fmt: skip
+
+
+@router.get("/v1/workers", operation_id="list_workers")
+def list_workers(store: StoreOf, principal: Reader) -> WorkerList:
+    """The workers that gave a sign of life within a minute: what they take, and whether they are well. The scope operate shows
+    why one is not."""
+    hidden = "its ranks could not be started; an operator sees why"
+    return WorkerList(
+        items=tuple(
+            Worker(
+                host=worker.host,
+                pid=worker.pid,
+                started=worker.started,
+                seen=worker.seen,
+                runners=tuple(worker.runners.split()),
+                devices=tuple(worker.devices.split()),
+                is_busy=worker.job_id is not None,
+                problem=worker.problem if principal.sees_all or not worker.problem else hidden,
+            )
+            for worker in store.workers.alive()
+        )
+    )
 
 
 @router.get("/v1/audit", operation_id="list_audit")

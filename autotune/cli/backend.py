@@ -23,14 +23,16 @@ class JobProgress:
     """Gain of the answer relative to the baseline; None: one of them was not measured."""
     keeps_baseline: bool
     """Whether the answer is to keep the baseline."""
+    waiting: str
+    """Why a queued job has not started; empty: it is not queued."""
 
 
-def standing_of(job: JobRecord, searched: int) -> JobProgress:
-    """Progress of a job, from its row and the number of search trials that ran."""
+def standing_of(job: JobRecord, searched: int, waiting: str) -> JobProgress:
+    """Progress of a job, from its row, the number of search trials that ran, and why it waits."""
     answer = job.answer or {}
     gain = answer.get("gain")
     interval = None if gain is None else Interval(mean=gain["mean"], low=gain["low"], high=gain["high"])
-    return JobProgress(searched=searched, gain=interval, keeps_baseline=bool(answer.get("keeps_baseline")))
+    return JobProgress(searched=searched, gain=interval, keeps_baseline=bool(answer.get("keeps_baseline")), waiting=waiting)
 
 
 class JobBackend(ABC):

@@ -13,6 +13,7 @@ from autotune.explain.findings import Explanation
 from autotune.frameworks.exporters import Export, exporter
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
+from autotune.outcome.waiting import waiting_text
 from autotune.reports.report import report_text
 from autotune.request.checks import checked_labels
 from autotune.request.rows import request_from_fields, request_to_row
@@ -55,7 +56,8 @@ class DatabaseBackend(JobBackend):
 
     def standings(self, jobs: Sequence[JobRecord]) -> list[JobProgress]:
         overviews = self._store.overviews.of([job.id for job in jobs])
-        return [standing_of(job, overviews[job.id].searched) for job in jobs]
+        workers = self._store.workers.alive()
+        return [standing_of(job, overviews[job.id].searched, waiting_text(job, workers)) for job in jobs]
 
     def ask(self, job: str, request: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
         return self._store.queue.ask(self._store.jobs.get(job).id, request, budget)

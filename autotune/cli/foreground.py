@@ -11,7 +11,6 @@ from types import FrameType, TracebackType
 
 from rich.console import Group, RenderableType
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
 from autotune.cli.live_charts import LiveCharts
@@ -25,7 +24,7 @@ from autotune.session.calibrate import calibrate_for
 from autotune.session.session import Session
 from autotune.session.trial_requests import make_runner, notes_of
 from autotune.text.console import Console
-from autotune.text.rows import TrialRows, TrialTable, baseline_of, duration_text, rate_text, state_word
+from autotune.text.rows import TextTable, TrialRows, TrialTable, baseline_of, duration_text, rate_text, state_word
 from autotune.tuning import TuneResult, finish, open_job
 from executor.runners.runner import Runner
 from search_spaces.outcome import JobState, Purpose
@@ -142,7 +141,7 @@ class LiveTable(LoopListener):
         self._live.update(Group(*charts, table, summary), refresh=True)
         self._drawn = time.monotonic()
 
-    def _table(self, snapshot: JobSnapshot, best: TrialRecord | None, available: int) -> Table:
+    def _table(self, snapshot: JobSnapshot, best: TrialRecord | None, available: int) -> TextTable:
         """The most recently finished trials, as many as fit into the available lines, and the running ones.
 
         At most one more than in the previous call, since each count requires laying out the table.

@@ -13,6 +13,7 @@ from autotune.cli.options import Database, Job, Json, OneJob, Url
 from autotune.cli.status import Status, print_line, write_document
 from autotune.errors import RequestError
 from search_spaces.outcome import JobState
+from search_spaces.quantities import ratio_text
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -69,7 +70,13 @@ def jobs(
         )
         return Status.OK
     console = Console()
-    console.print(_table(listed, standings))
+    console.print_table(_table(listed, standings), "priority", "submitter", "tags", "trials")
+    reasons: dict[str, list[str]] = {}
+    for job, standing in zip(listed, standings, strict=True):
+        if standing.waiting:
+            reasons.setdefault(standing.waiting, []).append(job.id)
+    for reason, ids in reasons.items():
+        console.print(f"{ids[0]}{f' and {len(ids) - 1} more' if len(ids) > 1 else ''}: {reason}", style="dim", soft_wrap=True)
     if any(map(_is_unproven, standings)):
         console.print("? the interval of the gain includes 1.0: the gain is unproven", style="dim")
     return Status.OK
@@ -91,23 +98,25 @@ def show(
     top: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Show only the N best search trials; with --sort the first N of all. [default: all]"
+            min=1, metavar="N", help="The N best configurations; with --all or --sort the first N trials. [default: 10; all]"
         ),
     ] = None,
+    every: Annotated[bool, typer.Option("--all", help="Every trial with its single measurement, by number.")] = False,
     sort: Annotated[
         str | None,
         typer.Option(
-            metavar="FIELD", help="number, samples_per_second, peak_memory_bytes, seconds, or a knob. [default: number]"
+            metavar="FIELD",
+            help="Every trial, by number, samples_per_second, peak_memory_bytes, seconds, or a knob. [default: number]",
         ),
     ] = None,
     url: Url = None,
     db: Database = None,
     json: Json = False,
 ) -> Status:
-    """Show a job: its state, its trials, the best configuration."""
+    """Show a job: its state, its configurations, best first, its failures, the best configuration."""
     from autotune.cli.show import show_command
 
-    return show_command(job, top, sort, url, db, json)
+    return show_command(job, top, sort, url, db, json, every)
 
 
 @jobs_app.command()
@@ -299,7 +308,7 @@ def _table(jobs: Sequence["JobRecord"], standings: Sequence["JobProgress"]) -> "
 def _gain_text(standing: "JobProgress") -> str:
     if standing.gain is None or standing.keeps_baseline:
         return "keep" if standing.keeps_baseline else ""
-    return f"{standing.gain.mean:.2f}x{' ?' if _is_unproven(standing) else ''}"
+    return f"{ratio_text(standing.gain.mean)}{' ?' if _is_unproven(standing) else ''}"
 
 
 def _is_unproven(standing: "JobProgress") -> bool:

@@ -32,7 +32,7 @@ def models_command(as_json: bool) -> Status:
             str(row["num_experts"] or "-"), f"{row['sequence_length']:,}",
         )  # fmt: skip
     console = Console()
-    console.print(table)
+    console.print_table(table, "experts", "active", "layers", "tokens")
     for row in rows:
         if "problem" in row:
             console.print(f"  {row['name']} ({row['source']}) was not read: {row['problem']}", soft_wrap=True)
@@ -99,13 +99,13 @@ def clusters_command(as_json: bool) -> Status:
         peak = device.peak_flops.get("bf16")
         cards.add_row(name, f"{link}, {rate / 1e9:g} GB/s", _gib(device.memory_bytes), f"{peak / 1e12:g}" if peak else "-")
     console = Console()
-    console.print(machines)
+    console.print_table(machines, "host", "Gbit/s", "GB/s")
     console.print(
         "  GiB: memory of a device; GB/s: from a device to the others of its machine; Gbit/s: from a machine to others; "
         "host: GiB of main memory. NAME:NODES for several machines. --json: cores and sources\n",
         soft_wrap=True, highlight=False,
     )  # fmt: skip
-    console.print(cards)
+    console.print_table(cards, "GiB", "link in a machine")
     console.print(
         "  machines of a number of them: 8xh100, 4x8xh100 or 8xh100:4 for four; 2x24GB by memory alone",
         soft_wrap=True, highlight=False,

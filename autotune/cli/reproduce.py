@@ -18,6 +18,7 @@ from autotune.session.trial_requests import make_runner, notes_of, trial_request
 from autotune.text.console import Console
 from autotune.text.rows import rate_text
 from executor.engines.capabilities import COMMAND
+from search_spaces.quantities import ratio_text
 from search_spaces.trial import TRACE_FILE, Interval, TrialRequest
 from search_spaces.trial_config import TrialConfig
 
@@ -135,4 +136,4 @@ def _print_verification(result: Verification, console: Console) -> None:
 
 
 def _gain(gain: Interval | None) -> str:
-    return "" if gain is None else f", {gain.mean:.2f}x the baseline [{gain.low:.2f}, {gain.high:.2f}]"
+    return "" if gain is None else f", {ratio_text(gain.mean, gain.low, gain.high)} the baseline"

@@ -56,8 +56,8 @@ class ServiceBackend(JobBackend):
         # Maximum jobs per overview request.
         overviews = 200
         pages = [jobs[first : first + overviews] for first in range(0, len(jobs), overviews)]
-        searched = [overview.searched for page in pages for overview in self._client.overviews([job.id for job in page])]
-        return [standing_of(job, count) for job, count in zip(jobs, searched, strict=True)]
+        overviews_of = [overview for page in pages for overview in self._client.overviews([job.id for job in page])]
+        return [standing_of(job, item.searched, item.waiting) for job, item in zip(jobs, overviews_of, strict=True)]
 
     def ask(self, job: str, request: Ask, budget: Mapping[str, Any] | None = None) -> JobRecord:
         client = self._client

@@ -4,6 +4,7 @@ import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,31 @@ from autotune.frameworks.exporters import exporter
 from autotune.objective.ranking import peak_bytes, rate
 from autotune.output import require_writable, write_whole
 from autotune.question.assumption import assumed_document, assumed_lines
-from autotune.request.job_fields import Objective
 from autotune.request.request import JobRequest
 from autotune.request.rows import assumed_of_row
 from autotune.text.console import Console
 from autotune.text.explain_sections import SectionTable, head_lines, markdown_of, sections_of
 from autotune.text.result import print_result
-from autotune.text.rows import TrialTable, baseline_of, duration_text, labels_text, place_text, progress_text, state_text
+from autotune.text.rows import (
+    TextTable,
+    TrialRows,
+    TrialTable,
+    baseline_of,
+    bytes_text,
+    duration_text,
+    labels_text,
+    place_text,
+    progress_text,
+    rate_text,
+    state_text,
+)
 from autotune.text.visible_text import visible
 from executor.errors import failure_table
 from search_spaces.failure import FailureRow
 from search_spaces.outcome import Outcome, Purpose
 from search_spaces.plain import finite, from_plain, to_plain
+from search_spaces.quantities import ratio_text
+from search_spaces.trial import Interval
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import JobRecord, TrialRecord
 
@@ -43,25 +57,37 @@ SORTS: Mapping[str, Callable[[TrialRecord], float | None]] = {
 
 
 def show_command(
-    job_id: str | None, top: int | None, sort: str | None, url: str | None, database: str | None, as_json: bool
+    job_id: str | None,
+    top: int | None,
+    sort: str | None,
+    url: str | None,
+    database: str | None,
+    as_json: bool,
+    every: bool = False,
 ) -> Status:
-    """Print state, trials and best configuration of one job.
+    """Print state, configurations or trials, and best configuration of one job.
 
-    `sort`: one of SORTS or a knob; None: by number, or with `top` only search trials by the job's objective.
+    `every`: every trial with its single measurement, instead of the configurations. `sort`: one of SORTS or a knob, which means
+    trials; None: trials by number.
     """
     if sort is not None and sort not in (*SORTS, *KNOB_NAMES):
         raise RequestError("sort", f"{sort!r} is not a field", f"use {', '.join(SORTS)}, or the name of a knob")
     with open_backend(url, database) as backend:
         job = backend.job(job_id)
         trials = list(backend.trials(job.id))
+        (progress_of_job,) = backend.standings([job])
         running = {progress.trial: progress_text(progress) for progress in backend.progress(job.id)}
         try:
             best = backend.best(job.id)
         except NoBestError:
             best = None
-    chosen = _chosen(job, trials, top, sort)
+    configurations = configurations_of(trials, best)
+    if sort is not None or every:
+        chosen = _sorted(trials, sort)[:top]
+    else:
+        chosen = trials if top is None else [configuration.trial for configuration in configurations[:top]]
     if as_json:
-        write_document(_document(job, chosen, best))
+        write_document(_document(job, configurations[:top], chosen, best))
         return Status.OK
     console = Console()
     counted = sum(trial.counted for trial in trials)
@@ -72,30 +98,113 @@ def show_command(
     )
     if labels := labels_text(job.request):
         console.print(f"  {labels}", soft_wrap=True)
-    if job.message:
-        console.print(f"  {job.message}", soft_wrap=True)
+    if told := job.message or progress_of_job.waiting:
+        console.print(f"  {told}", soft_wrap=True)
     for line in assumed_lines(assumed_of_row(job.request)):
         console.print(f"  {line}", soft_wrap=True)
-    _print_trials(trials, chosen, console, best, running)
-    _print_causes(job, chosen, console)
+    if sort is not None or every:
+        _print_trials(trials, chosen, console, best, running)
+    else:
+        _print_configurations(trials, configurations, top or MOST_CONFIGURATIONS, console)
+        _print_unmeasured(trials, running, console)
+    _print_remedies(job, trials, console)
     print_result(best, console)
     return Status.OK
 
 
-def _chosen(job: JobRecord, trials: list[TrialRecord], top: int | None, field: str | None) -> list[TrialRecord]:
-    """The selected trials in order. Sorting is stable: equal ones keep the order of their numbers."""
-    if field is None and top is not None:
-        # Without repeats, because the luckiest of many repeats would come first.
-        trials = [trial for trial in trials if trial.purpose is Purpose.SEARCH]
-        memory = job.request.get("objective") == Objective.MEMORY
-        field = "peak_memory_bytes" if memory else "samples_per_second"
+MOST_CONFIGURATIONS = 10
+"""Rows of `autotune show` without `--top`: with the failures and the answer they fill a screen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Configuration:
+    """A measured configuration."""
+
+    trial: TrialRecord
+    """Its search trial."""
+    rate: Interval
+    """Samples/s: the pooled estimate; of a configuration that is not compared, its single measurement."""
+    repeats: int
+    """Number of measurements behind the rate."""
+    over_baseline: Interval | None
+    """The rate over the baseline's; None: not compared, or the baseline was not measured."""
+    is_compared: bool
+    """Whether the rate is estimated together with the other configurations', and so shrunk towards them."""
+    mark: str
+    """`best`, `baseline`, or empty."""
+
+    def document(self) -> dict[str, Any]:
+        """As plain data."""
+        return {
+            "trial": self.trial.number, "config": self.trial.config.values(), "rate": to_plain(self.rate),
+            "repeats": self.repeats, "over_baseline": to_plain(self.over_baseline), "is_compared": self.is_compared,
+            "peak_memory_bytes": peak_bytes(self.trial) or None,
+        }  # fmt: skip
+
+
+def configurations_of(trials: Sequence[TrialRecord], best: Mapping[str, Any] | None) -> list[Configuration]:
+    """The measured configurations: those that are compared, best first, then the others by their single measurement.
+
+    `best`: the best-config document, which has the estimates; None: nothing is compared.
+    """
+    decision = best["decision"] if best is not None else {"standings": ()}
+    standings = {standing["trial"]: standing for standing in decision["standings"]}
+    marks = {decision.get("baseline"): "baseline", decision.get("trial"): "best"}
+    configurations = []
+    for trial in trials:
+        standing = standings.get(trial.number)
+        single = trial.result.samples_per_second if trial.result is not None and trial.outcome is Outcome.OK else None
+        rate = Interval(**standing["rate"]) if standing is not None else single
+        if trial.purpose is not Purpose.SEARCH or rate is None:
+            continue
+        over = standing and standing["over_baseline"]
+        configurations.append(
+            Configuration(
+                trial=trial,
+                rate=rate,
+                repeats=standing["repeats"] if standing is not None else 1,
+                over_baseline=Interval(**over) if over else None,
+                is_compared=standing is not None,
+                mark=marks.get(trial.number, ""),
+            )
+        )
+    order = {number: place for place, number in enumerate(standings)}
+    return sorted(configurations, key=lambda item: (order.get(item.trial.number, len(order)), -item.rate.mean))
+
+
+def _sorted(trials: list[TrialRecord], field: str | None) -> list[TrialRecord]:
+    """The trials in order. Sorting is stable: equal ones keep the order of their numbers."""
     value = SORTS.get(field or "number")
-    if value is not None:
-        valued = sorted((trial for trial in trials if value(trial) is not None), key=lambda trial: value(trial) or 0.0)
-        trials = [*valued, *(trial for trial in trials if value(trial) is None)]
-    else:
-        trials = sorted(trials, key=lambda trial: getattr(trial.config, str(field)))
-    return trials[:top]
+    if value is None:
+        return sorted(trials, key=lambda trial: getattr(trial.config, str(field)))
+    valued = sorted((trial for trial in trials if value(trial) is not None), key=lambda trial: value(trial) or 0.0)
+    return [*valued, *(trial for trial in trials if value(trial) is None)]
+
+
+def _print_configurations(
+    trials: Sequence[TrialRecord], configurations: Sequence[Configuration], most: int, console: Console
+) -> None:
+    rows = TrialRows(baseline_of(trials))
+    table = TextTable("configuration", "trial", "samples/s [95 %]", "n", "gain", "peak/rank")
+    for item in configurations[:most]:
+        table.add_row(
+            f"{'★ ' if item.mark == 'best' else ''}{item.trial.number}",
+            rate_text(item.rate),
+            str(item.repeats) if item.is_compared else "single",
+            ratio_text(item.over_baseline.mean) if item.over_baseline is not None else "",
+            bytes_text(peak_bytes(item.trial) or None),
+            text=rows.describe(item.trial.config) + (" (baseline)" if item.mark == "baseline" else ""),
+            style="bold green" if item.mark == "best" else "green" if item.is_compared else "dim",
+        )
+    if configurations:
+        console.print(table)
+    if len(configurations) > most:
+        console.print(f"  {most} of {len(configurations)} measured configurations; --top N for more", style="dim")
+    if any(item.is_compared for item in configurations):
+        console.print(
+            "  samples/s: estimated from all n measurements of a configuration, and shrunk towards the other configurations; "
+            "--all: every trial with its single measurement", style="dim", soft_wrap=True,
+        )  # fmt: skip
 
 
 def _print_trials(
@@ -110,6 +219,7 @@ def _print_trials(
     for trial in chosen:
         rows.add(trial, best=trial.number == number, state=running.get(trial.number, "wanted"))
     console.print(rows.table)
+    console.print("  samples/s: single measurements; the estimate of a configuration is in `autotune show`", style="dim")
     if len(chosen) < len(trials):
         console.print(f"  {len(chosen)} of {len(trials)} trials", style="dim")
     for trial in chosen:
@@ -118,7 +228,23 @@ def _print_trials(
             console.print(line, soft_wrap=True)
 
 
-def _print_causes(job: JobRecord, trials: Sequence[TrialRecord], console: Console) -> None:
+def _print_unmeasured(trials: Sequence[TrialRecord], running: Mapping[int, str], console: Console) -> None:
+    """Print the trials without a rate by outcome and cause, with the first message of each, and those that are open."""
+    groups: dict[tuple[Outcome, str], list[TrialRecord]] = {}
+    for trial in trials:
+        if trial.outcome is None:
+            console.print(f"  trial {trial.number}: {running.get(trial.number, 'waits')}", soft_wrap=True)
+        elif trial.outcome is not Outcome.OK:
+            cause = (trial.result.cause or trial.result.rule) if trial.result is not None else ""
+            groups.setdefault((trial.outcome, cause or ""), []).append(trial)
+    for (outcome, cause), alike in groups.items():
+        label = f"{outcome.value.lower()}{f' ({cause})' if cause else ''}"
+        message = next((trial.result.message for trial in alike if trial.result is not None and trial.result.message), "")
+        numbers = trials_text([trial.number for trial in alike])
+        console.print(f"  {len(alike)} {label}: {numbers}{f': {message}' if message else ''}", soft_wrap=True)
+
+
+def _print_remedies(job: JobRecord, trials: Sequence[TrialRecord], console: Console) -> None:
     """Print the remedy of each cause of failure once."""
     table = failure_table(tuple(from_plain(FailureRow, row) for row in job.request.get("failures", ())))
     causes = dict.fromkeys(trial.result.cause for trial in trials if trial.result is not None)
@@ -134,13 +260,16 @@ def trials_text(numbers: Sequence[int]) -> str:
     return f"trial{'s' if len(numbers) > 1 else ''} {shown}"
 
 
-def _document(job: JobRecord, trials: Sequence[TrialRecord], best: dict[str, Any] | None) -> dict[str, Any]:
+def _document(
+    job: JobRecord, configurations: Sequence[Configuration], trials: Sequence[TrialRecord], best: dict[str, Any] | None
+) -> dict[str, Any]:
     return {
         "job": {
             "id": job.id, "state": job.state.value, "reason": job.reason, "message": job.message,
             "created": job.created.isoformat(), "active_seconds": job.active_seconds, "request": dict(job.request),
             "assumed": assumed_document(assumed_of_row(job.request)),
         },
+        "configurations": [configuration.document() for configuration in configurations],
         "trials": [
             {
                 "number": trial.number, "purpose": trial.purpose.value, "repeat": trial.repeat, "counted": trial.counted,

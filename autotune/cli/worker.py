@@ -97,12 +97,15 @@ def worker(
         sys.stdin.read()  # the server holds the other end, which is closed however the server ends
         ended(0, None)
 
+    local_kinds = ("cpu",) if local_gpus() is None else ("cpu", "cuda")
     make = make_runner if replay is None else make_replay_runner(replay)
     limits = QueueLimits(
-        running_jobs=running_jobs, device_seconds=device_seconds, runners=frozenset(runners), devices=frozenset(devices)
-    )
+        running_jobs=running_jobs, device_seconds=device_seconds, runners=frozenset(runners), devices=frozenset(devices),
+        # Jobs for devices that this machine lacks are left to other workers; a Ray cluster has devices elsewhere.
+        local_devices=frozenset(local_kinds if replay is None and named_address(ray_address) is None else ()),
+    )  # fmt: skip
     with traces("autotune-worker"), open_store(db or default_database_url()) as store:
-        if replay is None and local_gpus() is None:
+        if replay is None and "cuda" not in local_kinds:
             # So that predictions in forms fit this machine before the first job. Other rank counts: with their first job.
             calibrate_quickly(store, local_cluster())
         running = Worker(

@@ -12,7 +12,7 @@ from autotune.client.jobs import JobCalls, WebhookCalls
 from autotune.client.results import ResultCalls
 from autotune.client.transport import HttpTransport
 from autotune.wire.predictions import Draft, Estimate, Fits, Plans, Prediction
-from autotune.wire.service import AuditPage, Choices, Descriptions, Names, Space, Usage, Validation
+from autotune.wire.service import AuditPage, Choices, Descriptions, Names, Space, Usage, Validation, Worker, WorkerList
 from search_spaces.shared_records import AuditEntry
 
 
@@ -40,6 +40,10 @@ class CatalogCalls:
     def knobs(self) -> tuple[Mapping[str, Any], ...]:
         """Every knob: name, unit, domain, default, description."""
         return self._transport.get(Descriptions, "/v1/knobs").items
+
+    def workers(self) -> tuple[Worker, ...]:
+        """The workers that gave a sign of life within a minute."""
+        return self._transport.get(WorkerList, "/v1/workers").items
 
     def usage(self, submitter: str | None = None) -> Usage:
         """What the jobs of a submitter take today; None: yours. Others' are shown to operators."""

@@ -7,6 +7,7 @@ from enum import StrEnum
 from autotune.question.assumption import Assumption
 from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
+from search_spaces.quantities import ratio_text
 from search_spaces.trial import CollectiveCount, Interval
 from search_spaces.trial_config import TrialConfig
 
@@ -301,7 +302,7 @@ def _against(point: KnobPoint) -> str:
     least = "at least " if point.source is Basis.BOUND else ""
     marked = " (predicted)" if point.source in (Basis.PREDICTED, Basis.DOES_NOT_FIT) else ""
     unsure = point.source in (Basis.MEASURED, Basis.BOUND, Basis.OVER_LIMIT) and point.speedup.low <= 1.0 <= point.speedup.high
-    return f"{least}{ratio_text(point.speedup)} the rate of {value_text(point.value)}{marked}" + (
+    return f"{least}{speedup_text(point.speedup)} the rate of {value_text(point.value)}{marked}" + (
         ", not significant" if unsure else ""
     )
 
@@ -309,16 +310,12 @@ def _against(point: KnobPoint) -> str:
 def _far(knob: str, trial: FarTrial) -> str:
     values = {knob: trial.value, **trial.also}
     text = ", ".join(f"{name}={value_text(value)}" for name, value in values.items())
-    return f"{ratio_text(trial.speedup)} the rate of trial {trial.trial}, which has {text}"
+    return f"{speedup_text(trial.speedup)} the rate of trial {trial.trial}, which has {text}"
 
 
-def ratio_text(ratio: Interval) -> str:
-    """`2.00x [1.80, 2.22]`."""
-    return f"{_figure(ratio.mean)}x [{_figure(ratio.low)}, {_figure(ratio.high)}]"
-
-
-def _figure(value: float) -> str:
-    return f"{value:.2f}" if value < 99.995 else f"{value:.3g}"
+def speedup_text(ratio: Interval) -> str:
+    """`2x [1.8, 2.222]`."""
+    return ratio_text(ratio.mean, ratio.low, ratio.high)
 
 
 def percent(share: float) -> str:
@@ -336,7 +333,7 @@ def limits_text(bounds: Sequence[Bound], memory: Sequence[MoreMemory], unexplain
         text = f"{first.name} limits it: {percent(first.share)} of the step would go if it cost nothing (predicted)"
     more = next((option for option in memory if option.gain.mean >= 1.02), None)
     if more is not None:
-        text += f", and memory: {percent(more.factor - 1)} more would allow {ratio_text(more.gain)} the rate (predicted)"
+        text += f", and memory: {percent(more.factor - 1)} more would allow {speedup_text(more.gain)} the rate (predicted)"
     elif memory:
         text += f"; memory does not: {percent(memory[-1].factor - 1)} more would allow nothing faster (predicted)"
     return f"{text[:1].upper()}{text[1:]}."

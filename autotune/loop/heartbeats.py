@@ -14,7 +14,7 @@ from search_spaces.shared_records import LOG_HEAD_BYTES, LOG_TAIL_BYTES
 from search_spaces.trial import LogLines, Progress
 from storage.errors import DatabaseUnavailableError, LeaseLostError
 from storage.leases import current_owner
-from storage.records import Lease
+from storage.records import Lease, QueueLimits
 from storage.service_records import WorkerRecord
 from storage.store import Store
 
@@ -70,8 +70,8 @@ log = logging.getLogger(__name__)
 class WorkerHeartbeat:
     """Writes the worker's state from its own thread until the context exits."""
 
-    def __init__(self, store: Store, seconds: float = 10.0) -> None:
-        self._store, self._seconds = store, seconds
+    def __init__(self, store: Store, limits: QueueLimits | None = None, seconds: float = 10.0) -> None:
+        self._store, self._seconds, self._limits = store, seconds, limits or QueueLimits()
         self._id = secrets.token_hex(8)
         self._job_id: str | None = None
         self._runner = self._problem = ""
@@ -115,7 +115,8 @@ class WorkerHeartbeat:
         now = datetime.now(UTC)  # the store replaces it by its own time
         return WorkerRecord(
             id=self._id, host=current_owner().host, pid=os.getpid(), started=now, seen=now, job_id=self._job_id,
-            runner=self._runner, problem=self._problem,
+            runner=self._runner, problem=self._problem, runners=" ".join(sorted(self._limits.runners)),
+            devices=" ".join(sorted(self._limits.devices or self._limits.local_devices)),
         )  # fmt: skip
 
 

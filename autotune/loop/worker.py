@@ -68,7 +68,7 @@ class Worker:
         self._ray_address = ray_address
         self._poll_seconds = poll_seconds
         self._kept: _Kept | None = None
-        self._heartbeat = WorkerHeartbeat(store)
+        self._heartbeat = WorkerHeartbeat(store, limits)
         self.jobs_done = 0
 
     def run(self, stop: StopSignal, most_jobs: int | None = None) -> None:

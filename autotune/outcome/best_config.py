@@ -24,6 +24,7 @@ from executor.engines.capabilities import COMMAND
 from search_spaces.environment import ENVIRONMENT
 from search_spaces.outcome import Outcome
 from search_spaces.plain import to_plain
+from search_spaces.quantities import ratio_text
 from search_spaces.trial import Interval, TrialResult, reference_name
 from search_spaces.trial_config import TrialConfig, stable_hash
 from storage.records import TrialRecord
@@ -61,13 +62,13 @@ def environment_line(document: dict[str, Any]) -> str:
     measured = [finding for finding in tried if finding["over_layout"] is not None]
     if won is not None:
         winner = next(finding for finding in tried if finding["environment"] == won)
-        return f"{won} has {_ratio_text(winner['over_layout'])} the samples/s of its layout without it"
+        return f"{won} has {ratio_text(**winner['over_layout'])} the samples/s of its layout without it"
     count = f"{len(tried)} environment{'s' if len(tried) != 1 else ''}"
     if not measured:
         return f"none of {count} was measured in full: each was slower than the layout without it, or failed"
     best = max(measured, key=lambda finding: finding["over_layout"]["mean"])
     text = f"none of {count} is significantly faster than the layout without it"
-    return f"{text}; the fastest, {best['environment']}, is {_ratio_text(best['over_layout'])} as fast"
+    return f"{text}; the fastest, {best['environment']}, is {ratio_text(**best['over_layout'])} as fast"
 
 
 def _finding(standings: Standings, trial: TrialRecord, plain: TrialRecord | None) -> EnvironmentFinding:
@@ -75,10 +76,6 @@ def _finding(standings: Standings, trial: TrialRecord, plain: TrialRecord | None
     comparable = plain is not None and trial.outcome is Outcome.OK and rate(trial) > 0
     over = standings.ratio(trial, plain) if plain is not None and comparable else None
     return EnvironmentFinding(environment=trial.config.environment, trial=trial.number, outcome=trial.outcome, over_layout=over)
-
-
-def _ratio_text(ratio: dict[str, float]) -> str:
-    return f"{ratio['mean']:.3f}x [{ratio['low']:.3f}, {ratio['high']:.3f}]"
 
 
 def build_best_config(session: Session, snapshot: JobSnapshot) -> dict[str, Any]:

@@ -102,16 +102,34 @@ def verdict_of(standings: Standings) -> JobVerdict | None:
 
 
 def answer_document(verdict: JobVerdict) -> dict[str, Any]:
-    """Return the answer as plain data, as shown by the job's row, the best-config document, the service and the page.
+    """Return the answer as plain data, as shown by the best-config document, the service and the page.
 
     Trials are given by number, rates in samples/s with their 95 % intervals. `standings` lists every contender, the answer
     first and then by rate, with the number of measurements behind its rate.
     """
+    standings, best, posterior = verdict.standings, verdict.best, verdict.standings.posterior
+    baseline = None if standings.baseline is None else standings.places[standings.baseline.config_hash]
+    places = sorted(standings.order, key=lambda index: standings.contenders[index].config_hash != best.config_hash)
+    return {
+        **answer_summary(verdict),
+        "standings": [
+            {
+                "trial": standings.contenders[index].number,
+                "rate": to_plain(posterior.rate(index)),
+                "repeats": standings.repeats[index],
+                "over_baseline": None if baseline is None else to_plain(posterior.ratio(index, baseline)),
+            }
+            for index in places
+        ],
+    }
+
+
+def answer_summary(verdict: JobVerdict) -> dict[str, Any]:
+    """`answer_document` without the standings: stored in the job's row for lists of many jobs."""
     standings, best, baseline = verdict.standings, verdict.best, verdict.baseline
     of = {Objective.MEMORY: "peak_memory_bytes", Objective.GOODPUT: "goodput"}.get(
         standings.ranking.objective, "samples_per_second"
     )
-    places = sorted(standings.order, key=lambda index: standings.contenders[index].config_hash != best.config_hash)
     return {
         "keeps_baseline": verdict.keeps,
         "trial": best.number,
@@ -127,14 +145,6 @@ def answer_document(verdict: JobVerdict) -> dict[str, Any]:
         "not_compared": _not_compared(verdict),
         "unresolved": [{"trial": trial.number, "rate": to_plain(verdict.rate(trial))} for trial in verdict.unresolved],
         **_goodput(verdict),
-        "standings": [
-            {
-                "trial": standings.contenders[index].number,
-                "rate": to_plain(standings.posterior.rate(index)),
-                "repeats": standings.repeats[index],
-            }
-            for index in places
-        ],
     }
 
 
@@ -159,11 +169,6 @@ def _goodput(verdict: JobVerdict) -> dict[str, Any]:
 
     of_baseline = documents(baseline)[:1] if baseline is not None else []
     return {"goodput": {"ways": documents(verdict.best), "baseline": of_baseline[0] if of_baseline else None}}
-
-
-def answer_summary(verdict: JobVerdict) -> dict[str, Any]:
-    """`answer_document` without the standings: stored in the job's row for lists of many jobs."""
-    return {name: value for name, value in answer_document(verdict).items() if name != "standings"}
 
 
 class Verdicts:

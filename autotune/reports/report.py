@@ -19,6 +19,7 @@ from autotune.text.rows import place_text, state_text
 from autotune.wire.figures import Figure
 from autotune.wire.trials import Points
 from search_spaces.knob_values import KNOBS, value_text
+from search_spaces.quantities import ratio_text
 from search_spaces.trial_config import TrialConfig
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ def _headline(source: FigureSource, document: Mapping[str, Any] | None) -> str:
         other = decision["runner_up_ratio"]
         if other is None:
             return f"{text}."
-        return f"{text}. The runner-up has {_interval(other, lambda value: f'{value:.3f}')} times its rate."
+        return f"{text}. The runner-up has {ratio_text(**other)} its rate."
     text = f"Trial {best['trial']} is the best: {rate_text(rate['mean'])} samples/s"
     if baseline is None:
         return f"{text}; no baseline was measured: the gain is unknown."
@@ -133,7 +134,7 @@ def _headline(source: FigureSource, document: Mapping[str, Any] | None) -> str:
     reference = references.get(gain["of"], "less peak memory than the baseline")
     sure = "" if not gain["low"] <= 1.0 <= gain["high"] else " (unproven: the interval includes 1)"
     tie = "; a tie with the runner-up" if document["job"]["tie"] else ""
-    return f"{text}, {gain['mean']:.3f} times {reference}{sure}{tie}."
+    return f"{text}, {ratio_text(gain['mean'])} {reference}{sure}{tie}."
 
 
 def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
@@ -142,7 +143,7 @@ def _results(document: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield f"samples/s, {CONFIDENCE:.0%} interval".replace("%", " %"), _interval(rate, rate_text)
     if baseline is not None:
         gain = baseline["gain"]
-        yield "over the baseline", _interval(gain, lambda value: f"{value:.3f}×")
+        yield "over the baseline", ratio_text(gain["mean"], gain["low"], gain["high"])
         yield "baseline's samples/s", rate_text(baseline["measured"]["samples_per_second"]["mean"])
     decision = document["decision"]
     share = decision["probability_best"]

@@ -9,7 +9,7 @@ from typing import Any
 
 from autotune.question.field import EVERY, JOB, SWEEP, Panel, redeclared, request_field
 from autotune.question.question import QuestionFields
-from autotune.request.component_names import DEFAULT_STRATEGY, STRATEGIES, TRACKERS, strategy_names, tracker_names
+from autotune.request.component_names import DEFAULT_STRATEGY, TRACKERS, strategy_names, tracker_names
 from search_spaces.knob import Value
 from search_spaces.optimizers import OPTIMIZERS
 
@@ -50,7 +50,7 @@ class JobFields(QuestionFields):
     bandwidths if the answer is for the cluster of the trials. None: both are computed."""
     strategy: str = request_field(
         DEFAULT_STRATEGY,
-        f"{', '.join(STRATEGIES)}.",
+        f"{', '.join(strategy_names())}.",
         Panel.SEARCH,
         "NAME",
         choices=strategy_names,

@@ -1,11 +1,14 @@
 """The terminal console: printed text never acts as a terminal command, even if it is untrusted."""
 
+import dataclasses
 from collections.abc import Iterable
 from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderableType
+from rich.measure import Measurement
 from rich.segment import Segment
+from rich.table import Table
 
 from autotune.text.visible_text import visible
 
@@ -20,3 +23,13 @@ class Console(RichConsole):
         """Keep control segments, in which rich sends its own commands such as cursor moves of a live display."""
         for segment in super().render(renderable, options):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
+
+    def print_table(self, table: Table, *optional: str) -> None:
+        """Print a table without the `optional` columns, in this order, that it has no room for."""
+        for name in optional:
+            if Measurement.get(self, self.options.update(width=1000), table).maximum <= self.width:
+                break
+            columns = (column for column in table.columns if column.header != name)
+            # Rich finds the cells of a column by its index.
+            table.columns = [dataclasses.replace(column, _index=index) for index, column in enumerate(columns)]
+        self.print(table)

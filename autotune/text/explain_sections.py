@@ -12,7 +12,7 @@ from autotune.explain.findings import (
     MemoryUse,
     TimeUse,
     percent,
-    ratio_text,
+    speedup_text,
     values_text,
 )
 from autotune.question.assumption import assumed_lines
@@ -81,7 +81,7 @@ def head_lines(explanation: Explanation) -> list[str]:
     ]
     if explanation.gain is not None:
         measure = "less peak memory" if explanation.objective == "memory" else "samples/s"
-        lines.append(f"  {ratio_text(explanation.gain)} over the baseline ({measure}, measured)")
+        lines.append(f"  {speedup_text(explanation.gain)} over the baseline ({measure}, measured)")
     return [*lines, *assumed_lines(explanation.assumed)]
 
 
@@ -181,7 +181,7 @@ def _outcome(point: KnobPoint) -> str:
         return "ended early, left open"
     least = "at least " if point.source is Basis.BOUND else ""
     marked = "" if point.source in (Basis.MEASURED, Basis.BOUND) else f" ({_MARKS[point.source]})"
-    return f"{least}{ratio_text(point.speedup)}{marked}"
+    return f"{least}{speedup_text(point.speedup)}{marked}"
 
 
 def _curve(finding: KnobFinding) -> SectionTable:
@@ -189,7 +189,7 @@ def _curve(finding: KnobFinding) -> SectionTable:
         (
             f"{value_text(point.value)}{' ★' if point.value == finding.value else ''}",
             _rate(point),
-            f"{'≥ ' * (point.source is Basis.BOUND)}{ratio_text(point.speedup)}" if point.speedup else "",
+            f"{'≥ ' * (point.source is Basis.BOUND)}{speedup_text(point.speedup)}" if point.speedup else "",
             bytes_text(point.peak_bytes) if point.peak_bytes else "",
             _mark(point),
         )
@@ -231,7 +231,7 @@ def _mark(point: KnobPoint) -> str:
 
 def _upgrades(explanation: Explanation) -> Section:
     rows = tuple(
-        (upgrade.name, ratio_text(upgrade.gain), _changed(upgrade.config, explanation.config))
+        (upgrade.name, speedup_text(upgrade.gain), _changed(upgrade.config, explanation.config))
         for upgrade in explanation.upgrades
     )
     table = SectionTable(header=("if there were", "rate (predicted)", "configuration"), rows=rows, left=frozenset({0, 2}))

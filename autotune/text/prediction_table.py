@@ -140,8 +140,8 @@ def _time_table(estimate: StepEstimate) -> Table:
     table.add_column(no_wrap=True, min_width=11)
     table.add_column(justify="right", no_wrap=True, min_width=8)
     table.add_column(justify="right", no_wrap=True, min_width=6)
-    table.add_column(no_wrap=True, width=BAR)
-    table.add_column(style="dim", no_wrap=True)
+    table.add_column(no_wrap=True, max_width=BAR, overflow="crop")
+    table.add_column(style="dim")
     whole = estimate.step_seconds.mean
     for name, seconds in estimate.breakdown_seconds.items():
         share = seconds / whole
@@ -155,7 +155,7 @@ def _memory_table(estimate: StepEstimate, fullest: RankEstimate) -> Table:
     table.add_column(no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
     table.add_column(justify="right", no_wrap=True)
-    table.add_column(no_wrap=True, width=BAR)
+    table.add_column(no_wrap=True, max_width=BAR, overflow="crop")
     limit = estimate.memory_limit_bytes
     for tag, size in fullest.by_tag.items():
         if size:
@@ -169,7 +169,7 @@ def _stage_table(estimate: StepEstimate) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim")
     for name in ("  rank", "layers", "memory"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True, width=BAR)
+    table.add_column("", no_wrap=True, max_width=BAR, overflow="crop")
     for rank in estimate.ranks:
         share = rank.total / estimate.memory_limit_bytes
         table.add_row(str(rank.pipeline_rank), str(rank.layers), bytes_text(rank.total), bar_text(share))

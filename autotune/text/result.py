@@ -1,7 +1,9 @@
 """The printed result of a sweep, from its best-config document."""
 
+from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rich.measure import Measurement
 from rich.table import Table
 
 from autotune.frameworks.best_config import winner_of
@@ -14,7 +16,7 @@ from autotune.text.console import Console
 from autotune.text.rows import bytes_text, first_text
 from executor.engines.capabilities import COMMAND
 from search_spaces.knob_values import value_text
-from search_spaces.quantities import number_text
+from search_spaces.quantities import number_text, ratio_text
 from search_spaces.trial import COMPARABLE
 from search_spaces.trial_config import TrialConfig
 
@@ -29,18 +31,21 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
     count = document["job"]["trials"]
     console.print(f"\n{_headline(document, count)}", style="bold")
     console.print("  " + _knobs(best["config"], baseline["config"] if baseline else DEFAULTS), soft_wrap=True)
-    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     keeps = bool(baseline) and best["config"] == baseline["config"]
     rows = {"  best": best["measured"], **({"  baseline": baseline["measured"]} if baseline and not keeps else {})}
     # Both need the device's peak FLOP/s, which is not known for a CPU.
     shares = [key for key in ("mfu", "hfu") if any(measured[key] is not None for measured in rows.values())]
-    table.add_column("")
     # A script's steps may have other samples than the job's.
     step = f"{document['job']['request']['global_batch_size']} samples" if document["engine"] == COMMAND else "step"
-    for name in ("samples/s [95 %]", step, "peak/rank", "TFLOP/s", *map(str.upper, shares)):
-        table.add_column(name, justify="right")
-    for name, measured in rows.items():
-        table.add_row(name, *_figures(measured), *("-" if measured[key] is None else f"{measured[key]:.1%}" for key in shares))
+    names = ("samples/s [95 %]", step, "peak/rank", "TFLOP/s", *map(str.upper, shares))
+    cells = [
+        (name, *_figures(measured), *("-" if measured[key] is None else f"{measured[key]:.1%}" for key in shares))
+        for name, measured in rows.items()
+    ]
+    table = _table(("", *names), cells)
+    if Measurement.get(console, console.options.update(width=1000), table).maximum > console.width:  # a figure per line
+        figures = zip((f"  {name}" for name in names), *(figures for _, *figures in cells), strict=True)
+        table = _table(("", *rows), figures)
     console.print(table)
     console.print(_gain_text(document), soft_wrap=True)
     if decision := document.get("decision"):
@@ -62,6 +67,15 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
         console.print(f"  {launch_line(document)}", soft_wrap=True)
         for note in files_notes(winner_of(document)):
             console.print(f"  {note}", soft_wrap=True)
+
+
+def _table(header: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
+    table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
+    for name in header:
+        table.add_column(name.strip(), justify="right" if name else "left", no_wrap=True)
+    for row in rows:
+        table.add_row(*row)
+    return table
 
 
 def _headline(document: dict[str, Any], count: int) -> str:
@@ -99,9 +113,9 @@ def _decision_text(decision: dict[str, Any]) -> str:
     if decision["keeps_baseline"] and decision["expected_loss"] > 0.03:
         text += "\n  undecided: repeats differ too much; raise --confirm-repeats, or tune where less else runs"
     ratio = decision["runner_up_ratio"]
-    interval = f"{ratio['mean']:.3f}x [{ratio['low']:.3f}, {ratio['high']:.3f}]"
     tie = "; the measurements do not separate them" if decision["tie"] else ""
-    return f"{text}\n  runner-up: trial {decision['runner_up']}, {interval} the samples/s of the answer{tie}"
+    text_of_ratio = ratio_text(ratio["mean"], ratio["low"], ratio["high"])
+    return f"{text}\n  runner-up: trial {decision['runner_up']}, {text_of_ratio} the samples/s of the answer{tie}"
 
 
 def _uncompared_text(decision: dict[str, Any], outcomes: tuple[str, ...]) -> str:
@@ -208,7 +222,7 @@ def _gain_text(document: dict[str, Any]) -> str:
     if document["best"]["config"] == baseline["config"]:
         return "  gain over the baseline: none, the answer is the baseline itself"
     unit = {"samples_per_second": "samples/s", "goodput": "tokens kept"}.get(gain["of"], "less peak memory")
-    text = f"  gain over the baseline: {gain['mean']:.3f}x {unit}, 95 % interval [{gain['low']:.3f}, {gain['high']:.3f}]"
+    text = f"  gain over the baseline: {ratio_text(gain['mean'], gain['low'], gain['high'])} {unit}"
     if gain["low"] <= 1.0 <= gain["high"]:
         text += " (unproven: the interval includes 1)"
     return text

@@ -3,7 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from rich.console import Console, ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.segment import Segment, Segments
 from rich.table import Table
+from rich.text import Text
 
 from search_spaces.knob_values import value_text
 from search_spaces.outcome import Outcome, Purpose, StopReason
@@ -52,18 +57,52 @@ class TrialRows:
         return "  ".join(part for part in parts if part)
 
 
+class TextTable:
+    """A table whose rows end with a text: beside the figures if the terminal is wide enough for it, else below them."""
+
+    def __init__(self, text: str, *columns: str) -> None:
+        """`text`, `columns`: headings. A column is aligned to the right, except `outcome`."""
+        self._heading, self._columns = text, columns
+        self._rows: list[tuple[tuple[str, ...], str, str]] = []
+
+    def add_row(self, *cells: str, text: str, style: str = "") -> None:
+        """Add one row."""
+        self._rows.append((cells, text, style))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """A word of the text is only broken if it is longer than a line."""
+        figures = self._table(has_text=False)
+        beside = options.max_width - Measurement.get(console, options, figures).maximum - 2
+        if beside >= max(36, *(len(word) for _, text, _ in self._rows for word in text.split())):
+            yield self._table(has_text=True)
+            return
+        heading, *lines = console.render_lines(figures, options, pad=False)
+        yield Segments(heading, new_lines=False)
+        yield Segment.line()
+        for line, (_, text, style) in zip(lines, self._rows, strict=True):
+            yield Segments(line, new_lines=False)
+            yield Segment.line()
+            if text:
+                yield Padding(Text(text, style), (0, 0, 0, 4), expand=False)
+
+    def _table(self, has_text: bool) -> Table:
+        table = Table(box=None, pad_edge=False, header_style="bold")
+        for name in self._columns:
+            table.add_column(name, justify="left" if name == "outcome" else "right", no_wrap=True)
+        if has_text:
+            table.add_column(self._heading, overflow="fold", ratio=1)
+        for cells, text, style in self._rows:
+            table.add_row(*cells, *([Text(text)] if has_text else []), style=style)
+        return table
+
+
 class TrialTable:
-    """A table of trials, row by row."""
+    """A table of trials with their single measurements, row by row."""
 
     def __init__(self, baseline: TrialConfig | None) -> None:
         """`baseline`: as in `TrialRows`."""
         self._rows = TrialRows(baseline)
-        self.table = Table(box=None, pad_edge=False, header_style="bold")
-        self.table.add_column("trial", justify="right")
-        self.table.add_column("configuration", overflow="fold", ratio=1)
-        self.table.add_column("samples/s [95 %]", justify="right", no_wrap=True)
-        self.table.add_column("peak/rank", justify="right", no_wrap=True)
-        self.table.add_column("outcome", no_wrap=True)
+        self.table = TextTable("configuration", "trial", "samples/s [95 %]", "peak/rank", "outcome")
 
     def add(self, trial: TrialRecord, best: bool = False, state: str = "") -> None:
         """Add one trial; `state` is shown while it has no outcome."""
@@ -74,10 +113,10 @@ class TrialTable:
         repeat = {Purpose.CONFIRM: f" ×{trial.repeat}", Purpose.CONTROL: " again"}.get(trial.purpose, "")
         self.table.add_row(
             f"{trial.number}{repeat}",
-            self._rows.describe(trial.config),
             measured_text(result) if result else "",
             bytes_text(result.peak_memory_bytes) if result and result.peak_memory_bytes else "",
             label,
+            text=self._rows.describe(trial.config),
             style=("bold " if best else "") + (STYLES.get(outcome, "") if outcome else "dim"),
         )
 

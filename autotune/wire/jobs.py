@@ -33,9 +33,12 @@ class Standing:
     trial: int
     """Number of its trial."""
     rate: Interval
-    """Samples/s from all measurements of the configuration."""
+    """Samples/s from all measurements of the configuration, shrunk towards the other configurations' rates: the highest of
+    many single measurements are partly luck, so they overstate."""
     repeats: int
-    """Number of measurements from which the rate is computed."""
+    """Number of measurements from which the rate is computed; the more, the less it is shrunk."""
+    over_baseline: Interval | None
+    """The rate divided by the baseline's. None: the baseline was not measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,6 +229,8 @@ class Overview:
     """The gain of the answer over the baseline. None: one of them was not measured."""
     keeps_baseline: bool
     """Whether the answer so far is to keep the baseline."""
+    waiting: str = ""
+    """Why a queued job has not started: no worker runs, none has its devices, or all are busy. Empty: it is not queued."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

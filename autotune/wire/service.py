@@ -167,6 +167,32 @@ class QuotaUse:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Worker:
+    """A worker that gave a sign of life within a minute."""
+
+    host: str
+    pid: int
+    started: datetime
+    seen: datetime
+    """Its last sign of life."""
+    runners: tuple[str, ...]
+    """The runners whose jobs it takes. Empty: all."""
+    devices: tuple[str, ...]
+    """The kinds of device, cpu or cuda, whose jobs it takes. Empty: all."""
+    is_busy: bool
+    """Whether it runs a job."""
+    problem: str
+    """Why its last start of ranks failed, in detail only for operators. Empty: it succeeded."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerList:
+    """The workers, oldest first."""
+
+    items: tuple[Worker, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
     """The resource use of a submitter's jobs."""
 

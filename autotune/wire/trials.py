@@ -36,8 +36,9 @@ class Trial:
     finished: datetime | None
     """None: the trial has no outcome."""
     result: Mapping[str, Any] | None
-    """The measurement (docs/measurement.md): `samples_per_second` with its interval, `peak_memory_bytes` of the highest rank,
-    `step_seconds`, `message`, … Numbers that are not finite are None. None: there is no result."""
+    """This single measurement (docs/measurement.md): `samples_per_second` with its interval, `peak_memory_bytes` of the highest
+    rank, `step_seconds`, `message`, … Numbers that are not finite are None. None: there is no result. The estimate of the
+    configuration, from all of its measurements, is in `decision.standings` of the best configuration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,7 +111,8 @@ class PointColumns:
     cause: tuple[int | None, ...]
     """Codes of words in `causes`: the rule, or the row of the failure table, that determined the outcome."""
     rate: tuple[float | None, ...]
-    """Samples/s; `low` and `high` are its 95 % interval."""
+    """Samples/s of this single measurement; `low` and `high` are its 95 % interval. The estimate of a configuration, from all
+    of its measurements, is in `best.standings`; a configuration without one has this measurement only."""
     low: tuple[float | None, ...]
     """Lower bound of the rate."""
     high: tuple[float | None, ...]

@@ -43,6 +43,22 @@ def test_readiness_tells_of_database_tables_workers_and_ray(client: TestClient, 
     assert "secret" not in failed.text
 
 
+def test_workers_are_listed_and_a_queued_job_says_why_it_waits(client: TestClient, store: Store) -> None:
+    assert client.get("/v1/workers").json() == {"items": []}
+    job = submit(client)
+    overviews = {"url": "/v1/overviews", "params": {"job": job["id"]}}
+    assert client.get(**overviews).json()["items"][0]["waiting"] == "no worker runs; start one with `autotune worker`"
+    beat(store, devices="cuda", runners="local ray", problem="no room")
+    (worker,) = client.get("/v1/workers").json()["items"]
+    assert (worker["host"], worker["runners"], worker["devices"], worker["is_busy"]) == (
+        "here",
+        ["local", "ray"],
+        ["cuda"],
+        False,
+    )
+    assert client.get(**overviews).json()["items"][0]["waiting"].startswith("none of 1 worker has cpu devices; ")
+
+
 def test_a_server_without_database_or_with_other_tables_is_not_ready(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

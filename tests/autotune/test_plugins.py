@@ -90,3 +90,5 @@ def test_they_can_be_left_out(tmp_path: Path, plugins: str) -> None:
     listed = run(tmp_path, "space", "--knobs", AUTOTUNE_PLUGINS=plugins)
     assert listed.returncode == 0, listed.stderr
     assert ("step_pause" in listed.stdout) == (plugins != "none")
+    described = run(tmp_path, "sweep", "--help", AUTOTUNE_PLUGINS=plugins, COLUMNS="200")
+    assert ("last-first" in described.stdout) == (plugins != "none")

@@ -19,6 +19,7 @@ from tests.page.conftest import BROWSERS, DESKTOP, PATIENCE, PHONE
 from tests.page.place import Place
 
 WIDE, TALL = ViewportSize(width=1280, height=960), ViewportSize(width=1280, height=1500)
+LOW = ViewportSize(width=1280, height=560)
 LIMIT = 20 * 2**20
 
 
@@ -54,6 +55,7 @@ def shots(finished: str, other: str, nothing: str, queued: str, failed: int) -> 
         Shot(name="form", path="#/new", viewport=WIDE, before=fill_form),
         Shot(name="job-queued", path=f"#/jobs/{queued}", viewport=DESKTOP),
         Shot(name="job", path=f"#/jobs/{finished}", viewport=TALL),
+        Shot(name="job-phone", path=f"#/jobs/{finished}", viewport=PHONE),
         Shot(name="job-dark-phone", path=f"#/jobs/{finished}", viewport=PHONE, scheme="dark"),
         Shot(name="nothing-fits", path=f"#/jobs/{nothing}", viewport=DESKTOP),
         Shot(name="trial-failed", path=f"#/jobs/{finished}/trials/{failed}", viewport=DESKTOP),
@@ -88,8 +90,13 @@ def main() -> None:
     path = next(filter(None, map(shutil.which, BROWSERS)))
     with tempfile.TemporaryDirectory() as work, closing(Place(Path(work))) as place, sync_playwright() as playwright:
         place.serve()
-        place.work(seconds_per_trial=0.6)
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        take(browser, place, Shot(name="empty", path="#/", viewport=LOW), folder)
+        alone = place.submit(trials=24)
+        take(browser, place, Shot(name="no-worker", path=f"#/jobs/{alone}", viewport=LOW), folder)
+        with Client(place.url) as client:
+            client.cancel(alone)
+        place.work(seconds_per_trial=0.6)
         finished = place.finished(trials=24, memory_limit=LIMIT)
         other = place.finished(model="llama-mini", trials=8, strategy="random", seed=3)
         nothing = place.finished(
@@ -97,6 +104,7 @@ def main() -> None:
         )
         running = place.submit(trials=24, strategy="grid", memory_limit=LIMIT)
         take(browser, place, Shot(name="job-live", path=f"#/jobs/{running}", viewport=WIDE, before=wait_for_trials), folder)
+        take(browser, place, Shot(name="workers", path="#/usage", viewport=DESKTOP), folder)
         queued = place.submit(runner="local", trials=12)
         for shot in shots(finished, other, nothing, queued, first_failed(place, finished)):
             take(browser, place, shot, folder)

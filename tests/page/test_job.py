@@ -32,10 +32,10 @@ def test_trials_are_filtered_and_sorted(finished: str, open_page: Open) -> None:
     expect(rows).to_have_count(2)
     expect(table).to_contain_text("Does not fit")
     page.get_by_label("Outcome").select_option("OK")
-    table.get_by_role("button", name="Measured").click()
+    table.get_by_role("button", name="Estimate").click()
     expect(rows.first).to_have_class(re.compile("best"))
     page.get_by_label("Text").fill("zero_stage=3")
-    expect(rows.locator("td:nth-child(9)").filter(has_not_text="3")).to_have_count(0)
+    expect(rows.locator("td:nth-child(10)").filter(has_not_text="3")).to_have_count(0)
     expect(rows).not_to_have_count(0)
 
 
@@ -101,7 +101,7 @@ def test_the_answer_comes_first(finished: str, open_page: Open, viewport: Viewpo
     """The knobs of the winner and its export are within the first screen of a desktop, and the second of a phone."""
     page = open_page(f"#/jobs/{finished}", viewport=viewport)
     answer = page.get_by_role("region", name="Change this")
-    expect(answer).to_contain_text(re.compile(r"samples/s, \+[\d.]+ % \[.*\] over the baseline; the best with a probability"))
+    expect(answer).to_contain_text(re.compile(r"samples/s, [\d.]+x \[.*\] the baseline; the best with a probability"))
     for part in (answer.get_by_role("table"), answer.get_by_role("button", name="Download")):
         box = part.bounding_box()
         assert box is not None
@@ -211,3 +211,16 @@ def test_a_real_sweep(place: Place, open_page: Open) -> None:
     expect(page.get_by_text("Succeeded").first).to_be_visible(timeout=180_000)
     page.get_by_role("region", name="Trials of this job").get_by_role("link", name="0", exact=True).click()
     expect(page.locator("main")).to_contain_text("parameters")
+
+
+@pytest.mark.prove
+def test_the_list_of_keys_is_opened_and_closed_by_keyboard(place: Place, open_page: Open) -> None:
+    page = open_page("#/")
+    page.keyboard.press("?")
+    dialog = page.get_by_role("dialog", name="By keyboard")
+    expect(dialog).to_be_in_viewport(ratio=1)
+    assert dialog.evaluate("element => element.scrollHeight <= element.clientHeight")
+    page.keyboard.press("Escape")
+    expect(dialog).to_have_count(0)
+    page.keyboard.press("/")
+    expect(page.get_by_label("Text")).to_be_focused()

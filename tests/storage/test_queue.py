@@ -93,6 +93,11 @@ class TestClaiming:
         store.jobs.release(claimed(store), JobState.QUEUED, "", "")
         assert claimed(store).job_id == first
 
+    def test_a_job_with_a_ray_cluster_is_not_for_the_devices_of_the_workers_machine(self, store: Store) -> None:
+        request = {"runner": "ray", "ray_address": "auto", "resolved_cluster": {"device": {"kind": "cuda"}}}
+        job = store.queue.submit(request, Submission())[0].id
+        assert claimed(store, limits=QueueLimits(local_devices=frozenset({"cpu"}))).job_id == job
+
     @pytest.mark.prove(every=5)
     @pytest.mark.parametrize(
         ("limits", "wanted"),
@@ -100,6 +105,7 @@ class TestClaiming:
             (QueueLimits(), [0, 1, 2]),
             (QueueLimits(runners=frozenset({"ray"})), [0, 2]),
             (QueueLimits(devices=frozenset({"cpu"})), [1, 2]),
+            (QueueLimits(local_devices=frozenset({"cpu"})), [1, 2]),
             (QueueLimits(runners=frozenset({"ray", "local"}), devices=frozenset({"cuda"})), [0]),
         ],
     )

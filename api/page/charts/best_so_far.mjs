@@ -2,7 +2,7 @@
 
 import { html, useMemo, useState } from "../vendor/preact.mjs";
 import { line, lines, linkTo } from "../describe.mjs";
-import { bytes, duration, number, rate, share } from "../format.mjs";
+import { bytes, duration, number, rate, times } from "../format.mjs";
 import { course } from "../standing.mjs";
 import { Canvas } from "./canvas.mjs";
 import { FigureCard } from "./card.mjs";
@@ -18,7 +18,7 @@ export function BestSoFar({ points, job }) {
   const title = "Best so far";
   return html`<${FigureCard} name="best_so_far" title=${title} summary=${summaryOf(points, steps)}
     choices=${CHOICES} choice=${over} onChoice=${setOver}
-    tables=${() => [{ caption: title, ...trialTable(points, steps.map(({ row }) => row), ["rate", "peak", "finished"]) }]}>
+    tables=${() => [{ caption: title, ...trialTable(points, steps.map(({ row }) => row), ["estimate", "rate", "peak", "finished"]) }]}>
     ${steps.length > 0 && html`<${Canvas} plot=${plot} label=${`${title} over ${over}.`} />`}
   <//>`;
 }
@@ -31,7 +31,7 @@ function summaryOf(points, steps) {
   const found = points.columns.finished[last.row];
   const after = found === null ? "" : ` after ${duration(found - began(points))}`;
   const base = points.baselineRow === null ? null : points.objective === "memory" ? points.columns.peak[points.baselineRow] : points.rate(points.baselineRow);
-  const gain = base && points.objective !== "memory" ? ` (${share(last.best / base - 1, true)} over the baseline)` : "";
+  const gain = base && points.objective !== "memory" ? ` (${times(last.best / base)} the baseline)` : "";
   return `${format(last.best)}${gain}, found by trial ${points.columns.number[last.row]}${after}.`;
 }
 

@@ -18,16 +18,21 @@ export function PredictedMeasured({ points, job }) {
   const hasAny = rows.length > 0 || comparable(points, "rate").length > 0;
   return html`<${FigureCard} name="predicted_measured" title=${title} summary=${summaryOf(points, rows, what)}
     choices=${CHOICES} choice=${what} onChoice=${setWhat}
-    tables=${() => [{ caption: title, ...trialTable(points, rows, ["rate", "predicted_rate", "peak", "predicted_peak"]) }]}>
+    tables=${() => [{ caption: title, ...trialTable(points, rows, ["estimate", "rate", "predicted_rate", "peak", "predicted_peak"]) }]}>
     ${hasAny && html`<${Canvas} plot=${plot} label=${title} />`}
   <//>`;
 }
 
+/** Of each row; samples/s are those of its configuration. */
+function valuesOf(points, what) {
+  return what === "rate" ? points.columns.rate.map((_, row) => points.rate(row)) : points.columns[what];
+}
+
 function comparable(points, what) {
-  const [measured, predicted] = [points.columns[what], points.columns[`predicted_${what}`]];
+  const [measured, predicted] = [valuesOf(points, what), points.columns[`predicted_${what}`]];
   const rows = [];
   for (let row = 0; row < points.size; row++) {
-    if (points.outcome(row) === "OK" && measured[row] > 0 && predicted[row] > 0) rows.push(row);
+    if (points.outcome(row) === "OK" && !points.isRepeat(row) && measured[row] > 0 && predicted[row] > 0) rows.push(row);
   }
   return rows.sort((one, other) => predicted[one] - predicted[other]);
 }
@@ -35,13 +40,13 @@ function comparable(points, what) {
 function summaryOf(points, rows, what) {
   const about = what === "rate" ? "rates" : "peaks of memory";
   if (rows.length === 0) return `There are no trials yet whose ${about} were both predicted and measured.`;
-  const [measured, predicted] = [points.columns[what], points.columns[`predicted_${what}`]];
+  const [measured, predicted] = [valuesOf(points, what), points.columns[`predicted_${what}`]];
   const errors = rows.map((row) => Math.abs(predicted[row] / measured[row] - 1)).sort((one, other) => one - other);
   return `Of ${counted(rows.length, "trial")} the predicted ${about} are off by ${share(errors[errors.length >> 1])} in the middle, and by ${share(errors.at(-1))} at most.`;
 }
 
 function plotOf(points, rows, what, job) {
-  const [measured, predicted] = [points.columns[what], points.columns[`predicted_${what}`]];
+  const [measured, predicted] = [valuesOf(points, what), points.columns[`predicted_${what}`]];
   const largest = rows.reduce((most, row) => Math.max(most, measured[row], predicted[row]), 0);
   const { unit, size } = what === "rate" ? { unit: "samples/s", size: 1 } : byteScale(largest);
   const at = (row) => [predicted[row] / size, measured[row] / size, row];

@@ -27,6 +27,7 @@ function placeAll(points) {
   const kinds = new Map();
   for (let row = 0; row < points.size; row++) {
     const outcome = points.outcome(row);
+    if (points.isRepeat(row)) continue; // a measurement of a configuration that has its place
     const at = LEFT_OUT.has(outcome) || (outcome === null && !points.isRunning(row)) ? null : placeOf(points, row, outcome);
     if (at === null) continue;
     if (!kinds.has(outcome)) kinds.set(outcome, []);
@@ -37,17 +38,17 @@ function placeAll(points) {
 }
 
 function placeOf(points, row, outcome) {
-  const { rate: mean, high, peak, predicted_rate, predicted_peak } = points.columns;
+  const { high, peak, predicted_rate, predicted_peak } = points.columns;
   const isMeasured = outcome === "OK";
   const x = isMeasured ? peak[row] : outcome === "PRUNED" ? (peak[row] ?? predicted_peak[row]) : predicted_peak[row];
-  const y = isMeasured ? mean[row] : outcome === "PRUNED" ? (high[row] ?? predicted_rate[row]) : predicted_rate[row];
+  const y = isMeasured ? points.rate(row) : outcome === "PRUNED" ? (high[row] ?? predicted_rate[row]) : predicted_rate[row];
   return x === null || y === null || x === undefined || y === undefined ? null : [x, y];
 }
 
 function summaryOf(points, { kinds, all }) {
   if (all.length === 0) return "No trial has been measured or predicted yet.";
   const measured = kinds.get("OK")?.length ?? 0;
-  const told = [measured ? `${counted(measured, "trial")} measured` : "Nothing measured"];
+  const told = [measured ? `${counted(measured, "configuration")} measured` : "Nothing measured"];
   const beyond = kinds.get("INFEASIBLE")?.length ?? 0;
   if (beyond) told.push(`${beyond === 1 ? "one that does not fit is" : `${number(beyond, 6)} that do not fit are`} placed by prediction`);
   const limit = points.limit === null ? "" : ` The limit is ${bytes(points.limit)} a rank.`;
@@ -83,6 +84,7 @@ function optionOf(points, { kinds, all }, look) {
     yAxis: upright(look, { name: "samples/s", format: (value) => number(value) }),
     series: [
       ...order.map((outcome) => seriesOf(outcome, kinds.get(outcome).map(at), look)),
+      singleSeries(points, size, look),
       frontSeries(points, size, look),
       ...marked(points, size, look),
       cursor(look, 22),
@@ -99,9 +101,27 @@ function seriesOf(outcome, data, look) {
   };
 }
 
-function frontSeries(points, size, look) {
+/** The single measurements of the configurations that have an estimate: small, because the estimate is what counts. */
+function singleSeries(points, size, look) {
   const { rate: mean, peak } = points.columns;
-  const data = points.front.map((row) => [peak[row] / size, mean[row], row]).sort((one, other) => one[0] - other[0]);
+  const data = [];
+  for (let row = 0; row < points.size; row++) {
+    const isShown = points.outcome(row) === "OK" && (points.isRepeat(row) || points.estimate(row));
+    if (isShown && mean[row] !== null && peak[row] !== null) data.push([peak[row] / size, mean[row], row]);
+  }
+  return {
+    id: "single", name: "Single measurements", type: "scatter", data, symbol: "circle", symbolSize: 3, z: 2, large: data.length > 2000,
+    itemStyle: { color: look.color("--text-soft"), opacity: 0.8 },
+  };
+}
+
+/** By the estimates, which the front is made of. By another objective the front may have configurations that others beat in both. */
+function frontSeries(points, size, look) {
+  const { peak } = points.columns;
+  const data = [];
+  for (const row of [...points.front].sort((one, other) => peak[one] - peak[other])) {
+    if (data.length === 0 || points.rate(row) >= data.at(-1)[1]) data.push([peak[row] / size, points.rate(row), row]);
+  }
   return {
     id: "front", name: "Pareto front", type: "line", step: "end", data, symbol: "circle", symbolSize: 6, z: 5,
     lineStyle: { color: look.color("--front"), width: 2 }, itemStyle: { color: look.color("--front") },
@@ -119,15 +139,15 @@ function limitLine(points, size, look) {
 }
 
 function marked(points, size, look) {
-  const { rate: mean, peak } = points.columns;
+  const { peak } = points.columns;
   const made = [
     ["best", "Best", points.bestRow, "path://M8 0 10.4 5.2 16 6 12 10 13 16 8 13.2 3 16 4 10 0 6 5.6 5.2Z", 20, "--best", look.color("--text")],
     ["baseline", "Baseline", points.baselineRow, "emptyRect", 13, "--baseline", look.color("--baseline")],
   ];
   return made
-    .filter(([, , row]) => row !== null && mean[row] !== null && peak[row] !== null)
+    .filter(([, , row]) => row !== null && points.rate(row) !== null && peak[row] !== null)
     .map(([id, name, row, symbol, symbolSize, color, borderColor]) => ({
-      id, name, type: "scatter", symbol, symbolSize, z: 7, data: [[peak[row] / size, mean[row], row]],
+      id, name, type: "scatter", symbol, symbolSize, z: 7, data: [[peak[row] / size, points.rate(row), row]],
       itemStyle: { color: look.color(color), borderColor, borderWidth: id === "best" ? 0.8 : 2 },
     }));
 }

@@ -1,7 +1,7 @@
 /** What is said of each job and of each trial that is compared. */
 
 import { html } from "../vendor/preact.mjs";
-import { bytes, duration, interval, knob, share } from "../format.mjs";
+import { bytes, duration, interval, knob, share, times } from "../format.mjs";
 import { outcomeLook, stateLook } from "../outcomes.mjs";
 import { trialLink } from "../router.mjs";
 import { Parts } from "./parts.mjs";
@@ -39,8 +39,8 @@ export function trialLines(subjects) {
   const [other, same] = [knobs.filter((line) => differs(line, subjects)), knobs.filter((line) => !differs(line, subjects))];
   const lines = [
     figure("outcome", ({ trial }) => trial.outcome, ({ trial }) => `${outcomeLook(trial.outcome).mark} ${outcomeLook(trial.outcome).label}`),
-    figure("samples/s", ({ trial }) => trial.result?.samples_per_second?.mean, ({ trial }) => rateOf(trial)),
-    figure("against the first", ({ trial }) => trial.result?.samples_per_second?.mean, ({ trial }) => ratio(trial, subjects[0].trial)),
+    figure("samples/s", rateOf, rateText),
+    figure("against the first", rateOf, (subject) => ratio(subject, subjects[0])),
     figure("predicted samples/s", ({ points, trial }) => points.columns.predicted_rate[trial.number], ({ points, trial }) => interval(points.columns.predicted_rate[trial.number])),
     figure("peak memory", ({ trial }) => trial.result?.peak_memory_bytes, ({ trial }) => bytes(trial.result?.peak_memory_bytes)),
     figure("where the memory goes", ({ trial }) => tags(trial), ({ trial }) => html`<${Parts} parts=${tags(trial)} format=${bytes} />`),
@@ -68,17 +68,20 @@ function bestRate({ best }) {
 }
 
 function gain({ best }) {
-  return best?.gain && `${share(best.gain.mean - 1, true)} [${share(best.gain.low - 1, true)}, ${share(best.gain.high - 1, true)}]`;
+  return best?.gain && times(best.gain.mean, best.gain.low, best.gain.high);
 }
 
-function rateOf({ result }) {
-  const rate = result?.samples_per_second;
+const rateOf = ({ points, trial }) => points.rate(trial.number);
+
+/** The estimate of the trial's configuration; without one, what the trial measured. */
+function rateText({ points, trial }) {
+  const rate = points.estimate(trial.number)?.rate ?? trial.result?.samples_per_second;
   return rate && interval(rate.mean, rate.low, rate.high);
 }
 
-function ratio(trial, first) {
-  const [own, base] = [trial, first].map(({ result }) => result?.samples_per_second?.mean);
-  return own && base && trial !== first ? share(own / base - 1, true) : null;
+function ratio(subject, first) {
+  const [rate, base] = [rateOf(subject), rateOf(first)];
+  return rate && base && subject !== first ? times(rate / base) : null;
 }
 
 /** What the fullest rank holds at its peak, by tag. */

@@ -13,8 +13,9 @@ const SYMBOLS = ["circle", "rect", "triangle", "diamond", "roundRect", "arrow", 
 /** Points of a plot: of which job, which row, and where. */
 const marks = (subjects, at) => subjects.flatMap(({ points }, place) => rowsOf(points).map((row) => ({ place, row, at: at(points, row) })));
 
-function rowsOf({ columns, size }) {
-  return Array.from({ length: size }, (_, row) => row).filter((row) => columns.rate[row] !== null && columns.peak[row] !== null);
+function rowsOf(points) {
+  const { columns, size } = points;
+  return Array.from({ length: size }, (_, row) => row).filter((row) => columns.rate[row] !== null && columns.peak[row] !== null && !points.isRepeat(row));
 }
 
 const nameOf = ({ job }) => `${job.model} ${job.id}`;
@@ -22,7 +23,7 @@ const nameOf = ({ job }) => `${job.model} ${job.id}`;
 export function JobsMeasured({ subjects }) {
   const plot = useMemo(() => {
     const { unit, size } = byteScale(Math.max(0, ...marks(subjects, ({ columns }, row) => columns.peak[row]).map(({ at }) => at)));
-    const found = marks(subjects, ({ columns }, row) => [columns.peak[row] / size, columns.rate[row]]);
+    const found = marks(subjects, (points, row) => [points.columns.peak[row] / size, points.rate(row)]);
     const series = (look) => subjects.map((subject, place) => scatter(subject, place, found, look));
     return plotOf(subjects, found, series, { x: `Peak memory (${unit})`, y: "samples/s" });
   }, [subjects]);
@@ -30,7 +31,7 @@ export function JobsMeasured({ subjects }) {
     caption: nameOf(subject), rows: rowsOf(subject.points),
     columns: [
       { key: "number", title: "Trial", numeric: true, value: (row) => subject.points.columns.number[row] },
-      { key: "rate", title: "samples/s", numeric: true, value: (row) => subject.points.columns.rate[row], cell: (row) => number(subject.points.columns.rate[row]) },
+      { key: "rate", title: "samples/s", numeric: true, value: (row) => subject.points.rate(row), cell: (row) => number(subject.points.rate(row), 4) },
       { key: "peak", title: "Memory", numeric: true, value: (row) => subject.points.columns.peak[row], cell: (row) => bytes(subject.points.columns.peak[row]) },
     ],
   }));

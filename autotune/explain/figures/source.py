@@ -24,7 +24,7 @@ from executor.errors import ExecutorError
 from search_spaces.errors import SearchSpaceError
 from search_spaces.knob_values import value_text
 from search_spaces.outcome import JobState
-from search_spaces.quantities import number_text
+from search_spaces.quantities import number_text, ratio_text
 from search_spaces.trial import Interval
 from search_spaces.trial_config import KNOB_NAMES, TrialConfig
 from storage.records import TrialRecord
@@ -165,7 +165,7 @@ def cell_text(value: Cell, unit: str) -> str:
 
 
 def _ratio_text(ratio: float | None) -> str:
-    return "–" if ratio is None else f"{ratio:.3g}×"
+    return "–" if ratio is None else ratio_text(ratio)
 
 
 _TEXTS: dict[str, Callable[[float | None], str]] = {
