@@ -38,7 +38,7 @@ COLUMNS = {
     "TP": "tp", "PP": "pp", "CP": "cp", "VP": "vpp", "EP": "ep",
 }  # fmt: skip
 PRECISIONS = {"BF16": "bf16", "NVFP4": "fp4"}
-ROUTER, LAYERS, ITERATION = "expert_work=0", "captured=1", "captured=2; pads_experts=0"
+ROUTER, LAYERS, ITERATION = "expert_work=0", "captured=1", "captured=2; pads_experts=0; bias_bytes=0"
 RECOMPUTED = "keeps_products=1"
 EACH, HIDDEN = "once_per_domain=0", f"exchange_hidden={EXCHANGE_HIDDEN}"
 RECIPES: tuple[tuple[str, tuple[str, ...]], ...] = (
