@@ -35,6 +35,7 @@ from autotune.prediction.equations.kernels import (
 from autotune.prediction.equations.layer_shapes import of_kind
 from autotune.prediction.equations.module_compute import module_seconds
 from autotune.prediction.equations.overlap import saved_seconds
+from autotune.prediction.equations.parameters import layer_parameters, own_experts
 from autotune.prediction.equations.schedules import (
     attended_tokens,
     drops_tokens,
@@ -139,6 +140,7 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
         computed = np.where(libraries, _of_libraries(cases, rates), computed)
         launched = launched * np.where(libraries, 1 + added_launches(cases), 1.0)
     computed = computed + copy_seconds(cases) + rounding_seconds(cases, rank_tokens(cases)) + _bias_seconds(cases)
+    computed = computed + _summing_seconds(cases)
     # Kernels of a forward, even if each has nothing to do; checkpointing repeats all of them, or about half.
     computed = computed + LAYER_KERNELS * SMALLEST_KERNEL * (1 + rates.backward_ratio + _if_checkpointed(cases, _ONE, _ONE / 2))
     layer = smooth_maximum(computed + communication, launched) - communication
@@ -301,6 +303,15 @@ def _elementwise(cases: Cases, rates: Coefficients) -> Array:
     return moved * rates.traffic / cases.hardware.bandwidth
 
 
+def _summing_seconds(cases: Cases) -> Array:
+    """Seconds in which a layer's gradients are added to those of earlier micro-batches."""
+    if not np.any(cases.software.summed_bytes > 0):
+        return np.zeros(1)
+    layer = layer_parameters(cases)
+    elements = (layer.attention + layer.dense) / cases.layouts.tensor + own_experts(cases, layer)
+    return elements * cases.software.summed_bytes / cases.hardware.bandwidth
+
+
 def _bias_seconds(cases: Cases) -> Array:
     """Seconds of a layer in which biases are added to the results of experts by operators of their own."""
     shapes, layouts = cases.shapes, cases.layouts
@@ -356,7 +367,9 @@ def _head_forward(cases: Cases, rates: Coefficients) -> Array:
     shapes, layouts = cases.shapes, cases.layouts
     tokens = rank_tokens(cases) - layouts.micro_batch_size * shapes.prompt / layouts.context
     divided = shapes.vocabulary / layouts.tensor
-    loss = tokens * divided * cases.software.logit_bytes / cases.hardware.bandwidth
+    software = cases.software
+    per_logit = np.where(software.loss_bytes > 0, software.loss_bytes / (1 + rates.backward_ratio), software.logit_bytes)
+    loss = tokens * divided * per_logit / cases.hardware.bandwidth
     whole = _product(cases, rates, tokens, shapes.hidden, divided) + loss
     if not np.any(fused := loss_fused(cases)):
         return whole

@@ -91,6 +91,10 @@ class Software:
     """1 if quantised matrices are dequantised to the precision for each product, by operators of torch."""
     logit_bytes: Array = field(default_factory=lambda: np.full(1, 10.0))
     """Bytes per logit at the peak."""
+    loss_bytes: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """Bytes per logit that the loss moves in forward and backward; 0: as many passes over `logit_bytes` as products take."""
+    summed_bytes: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """Bytes per parameter that adding a micro-batch's gradients to the sum moves, by a kernel of its own."""
     whole_logits: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if tensor parallelism does not divide the logits."""
     keeps_gathered: Array = field(default_factory=lambda: np.full(1, 0.0))
