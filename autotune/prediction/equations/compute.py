@@ -121,7 +121,7 @@ def mean_micro_batch(cases: Cases, batches: Sequence[MicroBatchSeconds]) -> Micr
 
 def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     """max(operations / speed, launches) per layer; products by their shape, attention by its kernel, the rest by bytes."""
-    layouts = cases.layouts
+    layouts, software = cases.layouts, cases.software
     forward = _products(cases, rates) + attention_forward(cases, rates) + _elementwise(cases, rates)
     trained = _bottlenecks(cases, rates)
     again = _recomputed(cases, rates, forward + trained)
@@ -130,23 +130,28 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     launched = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
     added = _if_checkpointed(cases, cases.software.full_launches, cases.software.selective_launches)
     launched = launched * (launches(cases, rates.backward_ratio) + added)
-    plain, launched = launched * cases.software.host_work * (cases.software.captured < 2), launched * _host_work(cases)
-    stages = np.where(layouts.pipeline > 1, layouts.pipeline * layouts.virtual_stages, 0.0)
-    launched = launched + cases.software.stage_work * plain * stages / cases.shapes.layers
+    plain = launched * cases.software.host_work * (cases.software.captured < 2) if np.any(software.head_work > 0) else launched
+    launched = launched * _host_work(cases)
+    if np.any(software.stage_work > 0):
+        stages = np.where(layouts.pipeline > 1, layouts.pipeline * layouts.virtual_stages, 0.0)
+        launched = launched + software.stage_work * plain * stages / cases.shapes.layers
     parts = np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
     if np.any(libraries := covers(cases)):
         computed = np.where(libraries, _of_libraries(cases, rates), computed)
         launched = launched * np.where(libraries, 1 + added_launches(cases), 1.0)
-    computed = computed + copy_seconds(cases) + rounding_seconds(cases, rank_tokens(cases)) + _bias_seconds(cases)
-    computed = computed + _summing_seconds(cases)
+    computed = computed + copy_seconds(cases) + rounding_seconds(cases, rank_tokens(cases))
+    if np.any(software.summed_bytes + cases.shapes.biased_experts * software.bias_bytes > 0):
+        computed = computed + (_summed_bytes(cases) + _bias_bytes(cases)) / cases.hardware.bandwidth
     # Kernels of a forward, even if each has nothing to do; checkpointing repeats all of them, or about half.
     computed = computed + LAYER_KERNELS * SMALLEST_KERNEL * (1 + rates.backward_ratio + _if_checkpointed(cases, _ONE, _ONE / 2))
     layer = smooth_maximum(computed + communication, launched) - communication
     frozen = covers(cases) & (cases.shapes.frozen_bytes > 0) & (cases.transformers.trained_tables == 0)
     passes = np.where(frozen, 2.0, 1 + rates.backward_ratio) + np.where(cases.transformers.reference > 0, 1.0, 0.0)
-    head = smooth_maximum(_head_forward(cases, rates) * passes, cases.software.head_work * plain)
+    head = _head_forward(cases, rates) * passes
+    if np.any(software.head_work > 0):
+        head = smooth_maximum(head, software.head_work * plain)
     embedding = 2 * 3 * rank_tokens(cases) * cases.shapes.hidden * layouts.parameter_bytes / cases.hardware.bandwidth
     modules = cases.shapes.modules
     if np.any(modules > 0):
@@ -303,22 +308,18 @@ def _elementwise(cases: Cases, rates: Coefficients) -> Array:
     return moved * rates.traffic / cases.hardware.bandwidth
 
 
-def _summing_seconds(cases: Cases) -> Array:
-    """Seconds in which a layer's gradients are added to those of earlier micro-batches."""
-    if not np.any(cases.software.summed_bytes > 0):
-        return np.zeros(1)
+def _summed_bytes(cases: Cases) -> Array:
+    """Bytes moved to add a layer's gradients to those of earlier micro-batches."""
     layer = layer_parameters(cases)
     elements = (layer.attention + layer.dense) / cases.layouts.tensor + own_experts(cases, layer)
-    return elements * cases.software.summed_bytes / cases.hardware.bandwidth
+    return elements * cases.software.summed_bytes
 
 
-def _bias_seconds(cases: Cases) -> Array:
-    """Seconds of a layer in which biases are added to the results of experts by operators of their own."""
+def _bias_bytes(cases: Cases) -> Array:
+    """Bytes that operators of their own move to add biases to the results of a layer's experts."""
     shapes, layouts = cases.shapes, cases.layouts
-    if not np.any(shapes.biased_experts > 0):
-        return np.zeros(1)
     rows = rank_tokens(cases) * shapes.routed * layouts.busiest_rows * layouts.expert_tensor / layouts.tensor
-    return shapes.biased_experts * rows * shapes.hidden * cases.software.bias_bytes / cases.hardware.bandwidth
+    return shapes.biased_experts * rows * shapes.hidden * cases.software.bias_bytes
 
 
 def _routed_elements(cases: Cases) -> Array:
@@ -444,9 +445,10 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     expert = exchange_seconds(cases, expert_group(cases), travels * routed, travels, rates, crossing_rows(cases))
     expert = expert - _hidden_behind_shared_experts(cases, rates, routed)
     hidden = np.maximum(cases.software.exchange_hidden, EXCHANGE_HIDDEN * cases.megatron.moe_comm_overlap)
-    # Megatron-Core hides none behind another micro-batch with one stage on a rank of a pipeline, or with full recomputation.
-    together = ((layouts.pipeline > 1) & (layouts.virtual_stages == 1)) | (layouts.activation_checkpointing == 2)
-    expert = expert * (1 - np.where(together, 0.0, hidden))
+    if np.any(hidden > 0):
+        # Megatron-Core hides none with one stage on a rank of a pipeline, or with full recomputation.
+        together = ((layouts.pipeline > 1) & (layouts.virtual_stages == 1)) | (layouts.activation_checkpointing == 2)
+        expert = expert * (1 - np.where(together, 0.0, hidden))
     communication: Array = tensor + context + expert + at_experts
     return communication
 
