@@ -144,7 +144,8 @@ def _products(table: Table, device: DeviceSpec, own: float, shared: Sequence[flo
 def _attention(table: Table, device: DeviceSpec, own: float, shared: Sequence[float]) -> Array:
     batch, tokens, heads, width = table[:, :4].T
     flops = 2 * batch * heads * tokens**2 * width
-    return shared[2] + flops / (device.peak_flops["bf16"] * own) * attention_slowdown(tokens, width, shared[0], shared[1])
+    peak = device.peak_flops["bf16"]
+    return shared[2] + flops / (peak * own) * attention_slowdown(tokens, width, peak, shared[0], shared[1])
 
 
 def _collectives(table: Table, device: DeviceSpec, own: float, shared: Sequence[float]) -> Array:

@@ -73,8 +73,9 @@ class Place:
 
 
 def place(row: TableRow, predictor: TablePredictor) -> Place:
-    """The place of a row's layout."""
-    row = completed(row)
+    """The place of a row's layout. What the row states of recomputation is of its layout: every layout has what memory
+    requires."""
+    row = replace(completed(row), recompute=None)
     rows = [each for each in space(row) if refusal(each) is None]
     forecast = predictor.forecast(rows)
     best: dict[tuple[int, ...], tuple[float, TableRow]] = {}

@@ -231,6 +231,7 @@ def shapes_of(model: ModelSpec | FactoryModel, sequence_length: int) -> Shapes:
         experts=scalar(model.num_experts),
         experts_per_token=scalar(rows_per_token),
         expert_share=scalar(model.expert_layers / model.num_layers if model.num_experts else 1.0),
+        biased_experts=scalar(model.mlp_bias and model.num_experts > 0),
         dense_ffn=scalar(model.dense_ffn_size),
         shared_ffn=scalar(model.shared_expert_size),
         **_latent_shapes(model),

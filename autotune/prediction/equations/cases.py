@@ -69,6 +69,8 @@ class Shapes:
     """1 if dropout stores its masks."""
     expert_share: Array = field(default_factory=lambda: scalar(1.0))
     """Layers with experts, as a share of all layers, if there are experts."""
+    biased_experts: Array = field(default_factory=lambda: np.zeros(1))
+    """1 if experts have biases."""
     dense_ffn: Array = field(default_factory=lambda: np.zeros(1))
     """Width of the MLP of the other layers."""
     shared_ffn: Array = field(default_factory=lambda: np.zeros(1))

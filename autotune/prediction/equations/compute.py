@@ -35,6 +35,7 @@ from autotune.prediction.equations.kernels import (
 from autotune.prediction.equations.layer_shapes import of_kind
 from autotune.prediction.equations.module_compute import module_seconds
 from autotune.prediction.equations.overlap import saved_seconds
+from autotune.prediction.equations.parameters import layer_parameters, own_experts
 from autotune.prediction.equations.schedules import (
     attended_tokens,
     drops_tokens,
@@ -51,9 +52,11 @@ from search_spaces.knobs.computation import ACTIVATIONS, ATTENTION, EXPERT_ACTIV
 _ONE = np.ones(1)
 
 
-GROUPED_EXPERTS, SEPARATE_EXPERTS, SEPARATE_EXPERT = 0.41, 0.2, 0.16
+GROUPED_EXPERTS, SEPARATE_EXPERTS, SEPARATE_EXPERT, BIASED_EXPERT = 0.41, 0.2, 0.16, 0.09
 """Kernels that experts add to a layer's hundred of forward and backward, counted on our engine (docs/results/kernel-counts.md):
-41 with grouped products; where each expert is multiplied by itself, 20, and 16 for each of a rank's experts."""
+41 with grouped products; where each expert is multiplied by itself, 20, and 16 for each of a rank's experts. Nine more for each
+expert to whose results torch adds a bias [Megatron-Core, TEGroupedMLP: a product and a sum; two products, three sums and two
+casts in backward]."""
 BEYOND_DOMAIN = 0.35
 """What a rank of a tensor group waits in a collective that crosses link domains, as a share of what it waits if the host
 blocks on messages between stages [nanotron on 16 and 32 tensor ranks: 4 and 12 ms a layer, whatever its width]."""
@@ -118,7 +121,7 @@ def mean_micro_batch(cases: Cases, batches: Sequence[MicroBatchSeconds]) -> Micr
 
 def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     """max(operations / speed, launches) per layer; products by their shape, attention by its kernel, the rest by bytes."""
-    layouts = cases.layouts
+    layouts, software = cases.layouts, cases.software
     forward = _products(cases, rates) + attention_forward(cases, rates) + _elementwise(cases, rates)
     trained = _bottlenecks(cases, rates)
     again = _recomputed(cases, rates, forward + trained)
@@ -126,7 +129,12 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
     communication = _layer_communication(cases, rates)
     launched = rates.kernel_seconds + np.where(layouts.tensor > 1, rates.collective_launch, 0.0)
     added = _if_checkpointed(cases, cases.software.full_launches, cases.software.selective_launches)
-    launched = launched * (launches(cases, rates.backward_ratio) + added) * _host_work(cases)
+    launched = launched * (launches(cases, rates.backward_ratio) + added)
+    plain = launched * cases.software.host_work * (cases.software.captured < 2) if np.any(software.head_work > 0) else launched
+    launched = launched * _host_work(cases)
+    if np.any(software.stage_work > 0):
+        stages = np.where(layouts.pipeline > 1, layouts.pipeline * layouts.virtual_stages, 0.0)
+        launched = launched + software.stage_work * plain * stages / cases.shapes.layers
     parts = np.where((layouts.async_tensor_parallel > 0) & (layouts.tensor > 1), ROW_PARTS - 1.0, 0.0)
     launched = launched + parts * rates.collective_launch
     computed = forward * (1 + backward_only) + trained * (1 + rates.backward_ratio) + again + unpacking_seconds(cases)
@@ -134,12 +142,16 @@ def _micro_batch(cases: Cases, rates: Coefficients) -> MicroBatchSeconds:
         computed = np.where(libraries, _of_libraries(cases, rates), computed)
         launched = launched * np.where(libraries, 1 + added_launches(cases), 1.0)
     computed = computed + copy_seconds(cases) + rounding_seconds(cases, rank_tokens(cases))
+    if np.any(software.summed_bytes + cases.shapes.biased_experts * software.bias_bytes > 0):
+        computed = computed + (_summed_bytes(cases) + _bias_bytes(cases)) / cases.hardware.bandwidth
     # Kernels of a forward, even if each has nothing to do; checkpointing repeats all of them, or about half.
     computed = computed + LAYER_KERNELS * SMALLEST_KERNEL * (1 + rates.backward_ratio + _if_checkpointed(cases, _ONE, _ONE / 2))
     layer = smooth_maximum(computed + communication, launched) - communication
     frozen = covers(cases) & (cases.shapes.frozen_bytes > 0) & (cases.transformers.trained_tables == 0)
     passes = np.where(frozen, 2.0, 1 + rates.backward_ratio) + np.where(cases.transformers.reference > 0, 1.0, 0.0)
     head = _head_forward(cases, rates) * passes
+    if np.any(software.head_work > 0):
+        head = smooth_maximum(head, software.head_work * plain)
     embedding = 2 * 3 * rank_tokens(cases) * cases.shapes.hidden * layouts.parameter_bytes / cases.hardware.bandwidth
     modules = cases.shapes.modules
     if np.any(modules > 0):
@@ -187,6 +199,7 @@ def _host_work(cases: Cases) -> Array:
         apart = (software.separate_experts > 0) | (layouts.rounding_bytes > 0) | (layouts.parameter_bytes > 2)
         local_experts = np.maximum(shapes.experts / layouts.expert, 1.0)
         products = np.where(apart, SEPARATE_EXPERTS + local_experts * SEPARATE_EXPERT, GROUPED_EXPERTS)
+        products = products + local_experts * BIASED_EXPERT * shapes.biased_experts * (software.bias_bytes > 0)
         routes = np.maximum(software.expert_work, MEGATRON_EXPERT_WORK * stated) + 0.15 * stated * (megatron.grouped_gemm == 0)
         layer = layer + np.where(shapes.experts > 0, shapes.expert_share * (products + work * routes), 0.0)
     return np.where(software.captured > 1, 0.0, layer)
@@ -274,7 +287,7 @@ def attention_forward(cases: Cases, rates: Coefficients) -> Array:
     keeps_scores = cases.software.scores > 0
     speed = hardware.peak * rates.attention_efficiency * cases.software.attention_speed
     width = np.maximum(shapes.query / shapes.heads, 1.0)
-    fused = products * causal / attended / speed * attention_slowdown(2 * causal, width)
+    fused = products * causal / attended / speed * attention_slowdown(2 * causal, width, hardware.peak)
     passes = 2 + cases.software.scores
     whole = products / (hardware.peak * rates.matrix_efficiency * 0.6) + elements * passes * 2 / hardware.bandwidth
     return np.where(keeps_scores, whole, fused)
@@ -293,6 +306,20 @@ def _elementwise(cases: Cases, rates: Coefficients) -> Array:
     routed = cases.software.elementwise * _routed_elements(cases)
     moved = rank_tokens(cases) * (moved_elements(cases, wide, norms, rotations) + routed) * layouts.parameter_bytes
     return moved * rates.traffic / cases.hardware.bandwidth
+
+
+def _summed_bytes(cases: Cases) -> Array:
+    """Bytes moved to add a layer's gradients to those of earlier micro-batches."""
+    layer = layer_parameters(cases)
+    elements = (layer.attention + layer.dense) / cases.layouts.tensor + own_experts(cases, layer)
+    return elements * cases.software.summed_bytes
+
+
+def _bias_bytes(cases: Cases) -> Array:
+    """Bytes that operators of their own move to add biases to the results of a layer's experts."""
+    shapes, layouts = cases.shapes, cases.layouts
+    rows = rank_tokens(cases) * shapes.routed * layouts.busiest_rows * layouts.expert_tensor / layouts.tensor
+    return shapes.biased_experts * rows * shapes.hidden * cases.software.bias_bytes
 
 
 def _routed_elements(cases: Cases) -> Array:
@@ -341,7 +368,9 @@ def _head_forward(cases: Cases, rates: Coefficients) -> Array:
     shapes, layouts = cases.shapes, cases.layouts
     tokens = rank_tokens(cases) - layouts.micro_batch_size * shapes.prompt / layouts.context
     divided = shapes.vocabulary / layouts.tensor
-    loss = tokens * divided * cases.software.logit_bytes / cases.hardware.bandwidth
+    software = cases.software
+    per_logit = np.where(software.loss_bytes > 0, software.loss_bytes / (1 + rates.backward_ratio), software.logit_bytes)
+    loss = tokens * divided * per_logit / cases.hardware.bandwidth
     whole = _product(cases, rates, tokens, shapes.hidden, divided) + loss
     if not np.any(fused := loss_fused(cases)):
         return whole
@@ -415,7 +444,11 @@ def _layer_communication(cases: Cases, rates: Coefficients) -> Array:
     travels = 2 * (passes + 0 * e)
     expert = exchange_seconds(cases, expert_group(cases), travels * routed, travels, rates, crossing_rows(cases))
     expert = expert - _hidden_behind_shared_experts(cases, rates, routed)
-    expert = expert * (1 - np.maximum(cases.software.exchange_hidden, EXCHANGE_HIDDEN * cases.megatron.moe_comm_overlap))
+    hidden = np.maximum(cases.software.exchange_hidden, EXCHANGE_HIDDEN * cases.megatron.moe_comm_overlap)
+    if np.any(hidden > 0):
+        # Megatron-Core hides none with one stage on a rank of a pipeline, or with full recomputation.
+        together = ((layouts.pipeline > 1) & (layouts.virtual_stages == 1)) | (layouts.activation_checkpointing == 2)
+        expert = expert * (1 - np.where(together, 0.0, hidden))
     communication: Array = tensor + context + expert + at_experts
     return communication
 

@@ -21,6 +21,8 @@ from search_spaces.knob import Value
 SHORT_SEQUENCE, NARROW_HEAD = 500.0, 25.0
 """Tokens of a causal sequence, and width of a head, at which a fused attention kernel reaches half of its speed:
 FlashAttention 2 on A100, L40S and RTX PRO 6000."""
+A100_PEAK = 312e12
+"""FLOP/s of A100 in bf16. Since then products have become faster and exponentials have not: the width grows with the peak."""
 SMALLEST_KERNEL = 2.5e-6
 """Seconds of a kernel with nothing to do, on a GPU."""
 LAYER_KERNELS = 20.0
@@ -55,17 +57,24 @@ def product_seconds(
     return smooth_maximum(computed, moved / bandwidth)
 
 
-def attention_slowdown(attended: Array, width: Array, short: float = SHORT_SEQUENCE, narrow: float = NARROW_HEAD) -> Array:
+def attention_slowdown(
+    attended: Array, width: Array, peak: Array | float = A100_PEAK, short: float = SHORT_SEQUENCE, narrow: float = NARROW_HEAD
+) -> Array:
     """How much longer a fused attention kernel takes per FLOP than with 4,096 tokens and heads of 128.
+
+    A score takes as many FLOPs as the head is wide, and one exponential: narrow heads wait for it, the more the faster products
+    are.
 
     Args:
         attended: twice the tokens that a token attends to on average: without a window, the sequence length.
         width: of a head.
+        peak: FLOP/s of products.
         short: `attended` at which half of the speed is reached.
-        narrow: `width` at which half of the speed is reached.
+        narrow: `width` at which half of the speed is reached on an A100.
     """
-    usual = (1 + short / 4096) * (1 + narrow / 128)
-    return (1 + short / attended) * (1 + narrow / width) / usual
+    half = narrow * np.where(width < 128, np.maximum(peak / A100_PEAK, 1.0), 1.0)
+    usual = (1 + short / 4096) * (1 + half / 128)
+    return np.asarray((1 + short / attended) * (1 + half / width) / usual)
 
 
 def link_seconds(volume: Array, count: Array, bandwidth: Array, rates: Coefficients) -> Array:

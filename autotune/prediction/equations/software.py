@@ -53,10 +53,16 @@ class Software:
     """What selective checkpointing adds to it."""
     host_work: Array = field(default_factory=lambda: np.full(1, 1.0))
     """Host's time of a layer without experts, as a multiple of that of a plain module of torch."""
+    head_work: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """Host's time of the output projection and the loss, as a share of a layer's."""
+    stage_work: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """Host's time of a stage of a pipeline for each micro-batch, besides its layers: schedule, messages and their waits."""
     untuned: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if its runs are not known to be those of people who tuned it: their times differ more. 0.5 of our engines."""
     separate_experts: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if the products of a rank's experts are launched one by one, or operators for each of them; 0: grouped products."""
+    bias_bytes: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """Bytes that adding the biases of experts to their results moves in forward and backward, per element."""
     pads_experts: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if the rows of each expert are copied to a number that products in 8 bits can have, and back."""
     expert_work: Array = field(default_factory=lambda: np.full(1, 0.0))
@@ -85,6 +91,10 @@ class Software:
     """1 if quantised matrices are dequantised to the precision for each product, by operators of torch."""
     logit_bytes: Array = field(default_factory=lambda: np.full(1, 10.0))
     """Bytes per logit at the peak."""
+    loss_bytes: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """Bytes per logit that the loss moves in forward and backward; 0: as many passes over `logit_bytes` as products take."""
+    summed_bytes: Array = field(default_factory=lambda: np.full(1, 0.0))
+    """Bytes per parameter that adding a micro-batch's gradients to the sum moves, by a kernel of its own."""
     whole_logits: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if tensor parallelism does not divide the logits."""
     keeps_gathered: Array = field(default_factory=lambda: np.full(1, 0.0))

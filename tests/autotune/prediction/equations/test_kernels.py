@@ -48,6 +48,8 @@ def test_attention_is_fastest_with_long_sequences_and_wide_heads() -> None:
     lengths, widths = np.array([256.0, 1024.0, 8192.0]), np.array([32.0, 64.0, 256.0])
     assert np.all(np.diff(attention_slowdown(lengths, np.full(3, 128.0))) < 0)
     assert np.all(np.diff(attention_slowdown(np.full(3, 4096.0), widths)) < 0)
+    narrow, usual = (attention_slowdown(np.full(1, 4096.0), np.full(1, width), 1e15)[0] for width in (64.0, 128.0))
+    assert narrow > attention_slowdown(np.full(1, 4096.0), np.full(1, 64.0))[0] and usual == pytest.approx(1.0)
 
 
 def test_many_messages_take_longer_than_one_of_their_size() -> None:

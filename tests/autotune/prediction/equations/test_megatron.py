@@ -16,6 +16,7 @@ from autotune.prediction.planning.estimate import StepEstimate, estimates
 from autotune.prediction.planning.question import question_of
 from autotune.recipes.lint import lint
 from benchmarks.prediction.megatron_golden import classes, judged
+from benchmarks.prediction.simumax import MODELS
 from search_spaces.clusters.presets import resolve_cluster
 from search_spaces.models.huggingface import resolve_model
 from search_spaces.trial_config import TrialConfig
@@ -162,26 +163,7 @@ def test_deferred_gradients_of_the_output_projection_wait_with_their_inputs() ->
     assert deferred == pytest.approx(2 * 2 * B * S * (V + H))
 
 
-LLAMA = {
-    "gpu_type": "B200-SXM-180GB", "seq_len": 4096, "micro_batch": 1, "sequence_parallel": "true", "swiglu": "True",
-    "normalization": "RMSNorm", "tied_embeddings": "False", "position": "rope", "bias_linear": "False", "kv_channels": 128,
-    "attention_dropout": 0.0, "hidden_dropout": 0.0, "cross_entropy_fusion": "te", "create_attention_mask": "False",
-    "gradient_accumulation_fusion": "True", "attention_backend": "auto", "deterministic": "False", "cublas_workspace": "",
-    "vocab": 128256, "mem_kind": "allocated GiB",
-}  # fmt: skip
-LLAMA_70B = LLAMA | {"num_layers": 12, "hidden": 8192, "ffn_hidden": 28672, "heads": 64, "kv_heads": 8}
-LLAMA_405B = LLAMA | {"num_layers": 4, "hidden": 16384, "ffn_hidden": 53248, "heads": 128, "kv_heads": 16}
-DEEPSEEK = LLAMA | LATENT | {
-    "num_layers": 4, "kv_channels": "", "heads": 128, "kv_heads": 128, "q_lora_rank": 1536, "kv_lora_rank": 512,
-    "qk_head_dim": 128, "qk_pos_dim": 64, "v_head_dim": 128, "moe_layer_freq": "([0]*1+[1]*3)", "dispatcher": "alltoall",
-    "grouped_gemm": "True", "permute_fusion": "True", "etp": 1, "sequence_parallel": "false",
-}  # fmt: skip
-DEEPSEEK_V2 = DEEPSEEK | {
-    "hidden": 5120, "ffn_hidden": 12288, "experts": 160, "topk": 6, "moe_ffn": 1536, "shared_expert": 3072, "vocab": 102400,
-}  # fmt: skip
-DEEPSEEK_V3 = DEEPSEEK | {
-    "hidden": 7168, "ffn_hidden": 18432, "experts": 256, "topk": 8, "moe_ffn": 2048, "shared_expert": 2048, "vocab": 129280,
-}  # fmt: skip
+LLAMA_70B, LLAMA_405B, DEEPSEEK_V2, DEEPSEEK_V3 = MODELS.values()
 PUBLISHED = [
     (LLAMA_70B | {"pp": 2}, 66.55), (LLAMA_70B | {"tp": 2}, 60.68), (LLAMA_70B | {"tp": 4}, 39.07),
     (LLAMA_70B | {"tp": 8}, 28.29),
