@@ -13,6 +13,7 @@ from autotune.frameworks.imported import FlatTable, Imported, model_named, switc
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from search_spaces.errors import ModelFormatError
 from search_spaces.kernels import ENGINE_ATTENTION
+from search_spaces.knobs.computation import MODULES
 from search_spaces.models.model import Latent, ModelSpec, Norm, Position
 from search_spaces.trial_config import TrialConfig
 
@@ -382,9 +383,13 @@ class _MegatronReading:
             )
         modules = names_in(table.take(key("recompute_modules")))
         if kind == "selective" and set(modules) - {"core_attn"}:
-            # More or less is kept than with the attention alone, which predictions know: the knob is not decided.
-            table.assumed["activation_checkpointing"] = "selective"
-            table.notes.append(f"{key('recompute_modules')}={' '.join(modules)}: predictions take core_attn")
+            ours = {theirs: name for name, theirs in MODULES.items()}
+            if set(modules) <= set(ours):
+                table.set("recompute_modules", "+".join(ours[name] for name in modules), key("recompute_modules"))
+            else:
+                # No knob means all of these: it is not decided.
+                table.assumed["activation_checkpointing"] = "selective"
+                table.notes.append(f"{key('recompute_modules')}={' '.join(modules)}: predictions of time take core_attn")
         elif kind in ("selective", "full"):
             table.set("activation_checkpointing", kind, key("recompute_granularity"))
         if kind == "full" and method == "uniform" and (layers or 1) > 1:
