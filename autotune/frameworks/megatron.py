@@ -90,6 +90,7 @@ ARGUMENTS = (
     Argument("ckpt_format", table="checkpoint"),
     Argument("tp_comm_overlap", table="comm_overlap"),
     Argument("overlap_p2p_comm", table="comm_overlap", guarded=False),
+    Argument("overlap_moe_expert_parallel_comm", table="comm_overlap", guarded=False),
 )  # fmt: skip
 """Settings that state knobs or are checked. What else describes the model is read by its name, in the table `model`."""
 BY_NAME = {argument.name: argument for argument in ARGUMENTS}
@@ -389,7 +390,7 @@ class _MegatronReading:
             else:
                 # No knob means all of these: it is not decided.
                 table.assumed["activation_checkpointing"] = "selective"
-                table.notes.append(f"{key('recompute_modules')}={' '.join(modules)}: predictions of time take core_attn")
+                table.notes.append(f"{key('recompute_modules')}={' '.join(modules)}: no knob means all of it; predictions do")
         elif kind in ("selective", "full"):
             table.set("activation_checkpointing", kind, key("recompute_granularity"))
         if kind == "full" and method == "uniform" and (layers or 1) > 1:
