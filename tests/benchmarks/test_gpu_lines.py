@@ -156,7 +156,7 @@ def test_an_item_that_never_fits_is_told_and_tried_again(setting: Setting, tmp_p
 def test_an_item_in_which_processes_end_again_and_again_fails(setting: Setting, tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
     for _ in range(work.MOST_STARTS):
-        LineFile(out).add(Line(part="part", item="crashes", state=State.BEGUN))
+        LineFile(out).add(Line(part="part", item="crashes", state=State.BEGUN, card="the CPU"))
     items = [Item(name="crashes", show=lambda proof: proof.measured("done"), seconds=1.0)]
     assert Worker("part", setting, out, [out]).run(items, 60.0) is Ended.FAILS
     assert results(read_lines([out]))["part", "crashes"].state is State.FAILS
@@ -230,12 +230,12 @@ NAMES = {
 def test_the_page_of_partial_files_says_what_was_not_run(tmp_path: Path) -> None:
     one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
     wide = Claim(state=State.UNDECIDED, text="a ratio of 1.000 [0.500, 2.000]")
-    LineFile(one).add(Line(part="correctness", item="kernels", state=State.UNDECIDED, claims=(wide,)))
+    LineFile(one).add(Line(part="correctness", item="kernels", state=State.UNDECIDED, claims=(wide,), card="the CPU"))
     values = {"outcome": "OK", "config": {}, "rate": {"mean": 2.0}, "seconds": 2.0, "peak": 2**20}
-    LineFile(other).add(Line(part="grid", item="measured: micro 2", state=State.MEASURED, values=values))
+    LineFile(other).add(Line(part="grid", item="measured: micro 2", state=State.MEASURED, values=values, card="the CPU"))
     with other.open("a") as file:
         file.write('{"part": "grid", "item": "measured: mi')
-    text, failed = page(read_lines([one, other, tmp_path / "absent.jsonl"]), NAMES, "cpu", "small")
+    text, failed = page(read_lines([one, other, tmp_path / "absent.jsonl"]), NAMES, "cpu", "small", "the CPU")
     assert not failed
     assert "- **undecided**: kernels: a ratio of 1.000 [0.500, 2.000]" in text
     assert "- *not run*: graphs" in text
@@ -243,7 +243,7 @@ def test_the_page_of_partial_files_says_what_was_not_run(tmp_path: Path) -> None
     assert "| micro 2 | 2.000 | 2.000 |" in text
     assert "- *not run*: 1 of 2 items, from `measured: micro 4` on" in text
     assert "- **fails**" not in text
-    page_of_nothing, _ = page([], NAMES, "cpu", "small")
+    page_of_nothing, _ = page([], NAMES, "cpu", "small", "the CPU")
     assert "| grid |  |  |  |" in page_of_nothing
 
 
