@@ -92,6 +92,9 @@ def write_page(files: list[Path], markdown: Path | None, card: str = "") -> int:
     kind = "cuda" if cards else "cpu"
     setting = Setting(device=torch.device(kind), size=SIZES[kind], folder=FILES)
     names = {part: [item.name for item in items(setting)] for part, items in PARTS.items()}
+    recorded = [*dict.fromkeys(line.item for line in lines if line.part == "grid" and line.size == SIZES[kind])]
+    if set(recorded) - set(names["grid"]):  # of a design with other points, before a knob changed
+        names["grid"] = recorded
     text, failed = page(lines, names, kind, SIZES[kind], card)
     if markdown:
         markdown.write_text(text, encoding="utf-8")

@@ -12,6 +12,15 @@ MEANING = (
     "Every claim **holds**, **fails**, or is **undecided**: its 95 % interval has values on both sides of the bound.",
     "*Measured* figures have no claim, this device cannot show *skipped* items, and *not run* items have no result yet.",
 )
+COVERAGE = """
+What ran, and what did not, whatever holds below:
+
+- Nothing ran on two devices. `one rank` calls NCCL in a group of one rank: its operations and streams, no traffic.
+- `two ranks` and `wrapped pair` are two processes on one device, joined by gloo through host memory.
+- `losses: ENGINE` trains on one rank, where DDP and FSDP2 wrap nothing and DeepSpeed divides nothing; only `wrapped pair` has
+  engines that wrap the model and send.
+- An item that is *not run* or *skipped* shows nothing. Results without a commit are of older code.
+"""
 DESCRIPTIONS = {
     "first": "What users run, in the order of its value.",
     "correctness": "What the engine computes, sends and allocates.",
@@ -40,7 +49,7 @@ def page(lines: Sequence[Line], names: Mapping[str, Sequence[str]], device: str,
         part: [_state(known, part, item) for item in items] + [claim.state for claim in together.get(part, ())]
         for part, items in names.items()
     }
-    text = ["# On a GPU", "", *_head(known, device), "", *MEANING, "", *_summary(states)]
+    text = ["# On a GPU", "", *_head(known, device), "", *MEANING, *COVERAGE.splitlines(), "", *_summary(states)]
     for part, items in names.items():
         text += ["", f"## {part.capitalize()}", "", DESCRIPTIONS.get(part, ""), ""]
         if part == "grid":

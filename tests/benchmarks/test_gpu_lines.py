@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import work
 from benchmarks.gpu.intervals import median_of, rank_correlation, share
-from benchmarks.gpu.lines import Claim, Line, LineFile, State, read_lines, results
+from benchmarks.gpu.lines import Claim, Line, LineFile, State, commit_of, read_lines, results
 from benchmarks.gpu.page import page
 from benchmarks.gpu.proof import Item, Proof, Setting, at_least, at_most, ratio
 from benchmarks.gpu.work import Ended, Worker
@@ -26,6 +27,7 @@ DRIVER = """
 import json, os, random, signal, sys
 from pathlib import Path
 import torch
+from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import work
 from benchmarks.gpu.lines import Line, LineFile, State
 from benchmarks.gpu.proof import Item, Setting
@@ -189,6 +191,65 @@ def test_what_needs_no_device_is_taken_over_from_any(setting: Setting, tmp_path:
     items = [Item(name="dry run", show=show, seconds=1.0, needs_device=False), Item(name="trial", show=show, seconds=1.0)]
     assert Worker("part", setting, out, [ahead]).run(items, 60.0) is Ended.WHOLE
     assert [line.item for line in read_lines([out]) if line.state is not State.BEGUN] == ["trial"]
+
+
+def test_results_of_another_card_are_not_taken_over(setting: Setting, tmp_path: Path) -> None:
+    earlier, out = tmp_path / "earlier.jsonl", tmp_path / "lines.jsonl"
+    items = [Item(name=name, show=lambda proof: proof.measured("done"), seconds=1.0) for name in ("here", "there")]
+    for item, card in (("here", setting.card), ("there", "NVIDIA H100 80GB HBM3")):
+        LineFile(earlier).add(Line(part="part", item=item, state=State.MEASURED, card=card))
+    assert Worker("part", setting, out, [earlier]).run(items, 60.0) is Ended.WHOLE
+    (line,) = (line for line in read_lines([out]) if line.state is not State.BEGUN)
+    assert (line.item, line.card, line.commit) == ("there", "the CPU", commit_of(ROOT))
+
+
+def test_the_card_of_older_lines_is_that_of_their_machine() -> None:
+    tracked = read_lines(sorted((ROOT / "benchmarks" / "data").glob("gpu-*.jsonl")))
+    assert {line.ran_on for line in tracked if line.device == "cuda"} == {"NVIDIA H200"}
+
+
+def test_items_run_by_value_and_end_at_their_deadline(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: dict[str, float] = {}
+    run = Worker._run
+
+    def noted(self: Worker, item: Item, limit: float, hard: float) -> bool:
+        limits[item.name] = limit
+        return run(self, item, limit, hard)
+
+    monkeypatch.setattr(Worker, "_run", noted)
+    made = [
+        Item(name=name, show=lambda proof: proof.measured("done"), seconds=1.0, value=value, deadline=deadline)
+        for name, value, deadline in (("low", 1.0, 0.0), ("high", 2.0, 30.0), ("also low", 1.0, 40.0))
+    ]
+    assert Worker("part", setting, tmp_path / "lines.jsonl", []).run(made, 600.0) is Ended.WHOLE
+    assert [*limits] == ["high", "low", "also low"]
+    assert (limits["high"], limits["also low"]) == (30.0, 40.0) and limits["low"] > 600.0
+
+
+def test_a_fresh_checkout_resumes_what_is_tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracked = tmp_path / "tracked"
+    for number in range(2):
+        line = Line(part="first", item=f"item {number}", state=State.MEASURED, card="the CPU")
+        LineFile(tracked / f"gpu-{number}.jsonl").add(line)
+    items = [Item(name=f"item {number}", show=lambda proof: proof.measured("done"), seconds=1.0) for number in range(3)]
+    monkeypatch.setattr(command, "TRACKED", tracked)
+    monkeypatch.setitem(command.PARTS, "first", lambda _: items)
+    out = tmp_path / "lines.jsonl"
+    monkeypatch.setattr(sys, "argv", [
+        "gpu", "--device", "cpu", "--part", "first", "--out", str(out), "--folder", str(tmp_path / "folder"),
+    ])  # fmt: skip
+    assert command.main() is Ended.WHOLE
+    assert {line.item for line in read_lines([out])} == {"item 2"}
+
+
+def test_pages_of_several_cards_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "lines.jsonl"
+    for card in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
+        LineFile(file).add(Line(part="first", item="item", state=State.MEASURED, device="cuda", size="large", card=card))
+    assert command.write_page([file], None) == 2
+    assert "choose one by --card" in capsys.readouterr().err
 
 
 def test_an_interval_on_both_sides_of_the_bound_decides_nothing() -> None:
