@@ -237,7 +237,8 @@ search: $(STAMP)
 GPU_DEVICE ?= cuda
 GPU_LINES ?= build/gpu/$(GPU_DEVICE).jsonl
 GPU_PAGE ?= docs/results/gpu.md
-GPU_PARTS ?= correctness grid sweep by-hand
+GPU_CARD ?=
+GPU_PARTS ?= first correctness grid sweep by-hand
 GPU_AHEAD ?= build/gpu/ahead.jsonl
 GPU_PART = $(PYTHON) -m benchmarks.gpu --device $(GPU_DEVICE) --out $(GPU_LINES) --resume $(GPU_LINES) $(GPU_AHEAD) --seconds 520
 
@@ -249,7 +250,7 @@ gpu:
 	    done; \
 	    test $$status -le 1 || test $$status -eq 75 || exit $$status; \
 	done
-	test ! -f $(GPU_LINES) || $(PYTHON) -m benchmarks.gpu --page $(GPU_LINES) $(GPU_AHEAD) --markdown $(GPU_PAGE)
+	test ! -f $(GPU_LINES) || $(PYTHON) -m benchmarks.gpu --page benchmarks/data/gpu-*.jsonl $(GPU_LINES) $(GPU_AHEAD) --card "$(GPU_CARD)" --markdown $(GPU_PAGE)
 
 # What `make gpu` needs of a machine with an index and takes along: wheels of the command line, and what needs no GPU.
 gpu-bundle: $(STAMP)

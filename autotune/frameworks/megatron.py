@@ -13,6 +13,7 @@ from autotune.frameworks.imported import FlatTable, Imported, model_named, switc
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from search_spaces.errors import ModelFormatError
 from search_spaces.kernels import ENGINE_ATTENTION
+from search_spaces.knobs.computation import MODULES
 from search_spaces.models.model import Latent, ModelSpec, Norm, Position
 from search_spaces.trial_config import TrialConfig
 
@@ -89,6 +90,7 @@ ARGUMENTS = (
     Argument("ckpt_format", table="checkpoint"),
     Argument("tp_comm_overlap", table="comm_overlap"),
     Argument("overlap_p2p_comm", table="comm_overlap", guarded=False),
+    Argument("overlap_moe_expert_parallel_comm", table="comm_overlap", guarded=False),
 )  # fmt: skip
 """Settings that state knobs or are checked. What else describes the model is read by its name, in the table `model`."""
 BY_NAME = {argument.name: argument for argument in ARGUMENTS}
@@ -382,9 +384,13 @@ class _MegatronReading:
             )
         modules = names_in(table.take(key("recompute_modules")))
         if kind == "selective" and set(modules) - {"core_attn"}:
-            # More or less is kept than with the attention alone, which predictions know: the knob is not decided.
-            table.assumed["activation_checkpointing"] = "selective"
-            table.notes.append(f"{key('recompute_modules')}={' '.join(modules)}: predictions take core_attn")
+            ours = {theirs: name for name, theirs in MODULES.items()}
+            if set(modules) <= set(ours):
+                table.set("recompute_modules", "+".join(ours[name] for name in modules), key("recompute_modules"))
+            else:
+                # No knob means all of these: it is not decided.
+                table.assumed["activation_checkpointing"] = "selective"
+                table.notes.append(f"{key('recompute_modules')}={' '.join(modules)}: no knob means all of it; predictions do")
         elif kind in ("selective", "full"):
             table.set("activation_checkpointing", kind, key("recompute_granularity"))
         if kind == "full" and method == "uniform" and (layers or 1) > 1:

@@ -96,7 +96,7 @@ def claims(rows: Sequence[Row]) -> list[tuple[bool, str]]:
     """(holds, claim) for our engine."""
     counts = [row.counts for row in rows]
     pairs = list(itertools.pairwise(counts))
-    most = all(row.counts.most_ahead < row.blocks * BLOCK + LARGEST for row in rows if row.blocks)
+    most = all(row.counts.most_ahead <= max(row.blocks, 1) * BLOCK for row in rows if row.blocks)
     lean = all(row.held - rows[0].held <= BYTES * row.counts.most_ahead for row in rows)
     return [
         (all(a.in_flight <= b.in_flight for a, b in pairs), "more blocks never mean fewer uses with a gather in flight"),
@@ -105,7 +105,7 @@ def claims(rows: Sequence[Row]) -> list[tuple[bool, str]]:
         (all(a.most_ahead <= b.most_ahead for a, b in pairs), "nor fewer elements ahead"),
         (
             most and not counts[0].most_ahead,
-            "elements ahead exceed `prefetch_bucket_size` by less than one parameter, and are none at 0",
+            "elements ahead are at most `prefetch_bucket_size`, or one block if that is more, and none at 0",
         ),
         (lean, "memory of parameters grows by no more than the elements ahead"),
         (len({row.losses for row in rows}) == 1, "losses are equal to the bit"),
@@ -122,10 +122,10 @@ def lines_of(found: dict[str, list[Row]], missing: str | None) -> list[str]:
         "All figures are for one micro-batch, forward and backward, on a rank, once the order of uses is known.",
         "",
         "`prefetch_bucket_size` bounds the elements that are gathered ahead of their use and not yet used. Parameters are",
-        "gathered in the order of use, in one collective at each use, while fewer elements than that are ahead. As in",
-        "DeepSpeed, the parameter that reaches the bound is still included. A block larger than the bound is gathered partly",
-        "ahead, and the rest when it is used. The grouping of gathers does not change the values, so losses do not depend on",
-        "the knob.",
+        "gathered in the order of use, whole units in one collective at each use, while no more elements than that are ahead.",
+        "A unit that exceeds the bound is still gathered ahead, whole, while less than half of its size is ahead, so that its",
+        "use waits for no second collective. The gather of the first use starts before forward, as DeepSpeed's does when the",
+        "whole module is called. The grouping of gathers does not change the values, so losses do not depend on the knob.",
         "",
         "`max_live_parameters` bounds all whole parameters, as in DeepSpeed: a parameter that would exceed it is not gathered",
         "ahead. `stage3_max_reuse_distance` has no separate knob: with `reshard_after_forward` (0 in DeepSpeed), parameters",

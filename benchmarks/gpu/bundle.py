@@ -22,7 +22,7 @@ MOST_BYTES = 64 << 20
 PACKAGES = (
     "alembic", "annotated-doc", "annotated-types", "anyio", "cffi", "cryptography", "h11", "httpcore2", "httpx2", "idna",
     "mako", "markdown-it-py", "markupsafe", "mdurl", "platformdirs", "pycparser", "pydantic", "pydantic-core", "pygments",
-    "rich", "shellingham", "sqlalchemy", "truststore", "typer", "typing-extensions", "typing-inspection",
+    "pyyaml", "rich", "shellingham", "sqlalchemy", "truststore", "typer", "typing-extensions", "typing-inspection",
 )  # fmt: skip
 """Packages that the sweep imports, with their dependencies. Ray and Optuna are not among them: guided search uses neither."""
 TARGET = ("--python-version", "3.12", "--implementation", "cp", "--abi", "cp312", "--abi", "abi3", "--abi", "none")

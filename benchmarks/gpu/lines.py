@@ -2,6 +2,7 @@
 
 import json
 import os
+import subprocess
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
@@ -64,6 +65,15 @@ class Line:
     """Size of the models: small or large."""
     machine: str = ""
     """The machine it ran on, for the page."""
+    card: str = ""
+    """The device's name; empty in lines that name it in `machine` only."""
+    commit: str = ""
+    """The commit of the code, with + if files were changed; empty: unknown."""
+
+    @property
+    def ran_on(self) -> str:
+        """The name of the device."""
+        return self.card or self.machine.partition(", torch")[0]
 
     @property
     def key(self) -> tuple[str, str]:
@@ -104,6 +114,17 @@ def read_lines(paths: Iterable[Path]) -> list[Line]:
 def results(lines: Iterable[Line]) -> dict[tuple[str, str], Line]:
     """(part, item) -> its last result."""
     return {line.key: line for line in lines if line.state is not State.BEGUN}
+
+
+def commit_of(folder: Path) -> str:
+    """The commit checked out in a folder, with + if tracked files differ from it; empty: it is no checkout."""
+    git = ["git", "-C", str(folder)]
+    try:
+        head = subprocess.run([*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True, timeout=30)
+        changed = subprocess.run([*git, "diff", "--quiet", "HEAD"], capture_output=True, timeout=30)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return head.stdout.strip() + ("+" if changed.returncode else "") if head.returncode == 0 else ""
 
 
 class LineFile:

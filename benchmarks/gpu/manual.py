@@ -14,20 +14,25 @@ Git ignores both: copy `build/gpu-bundle` and `build/gpu/ahead.jsonl` along with
 `make gpu PYTHON=python3`, or piece by piece, each of which can be repeated:
 
     L=build/gpu/cuda.jsonl; A=build/gpu/ahead.jsonl
+    python3 -m benchmarks.gpu --part first --out $L --resume $L $A --seconds 520
     python3 -m benchmarks.gpu --part correctness --out $L --resume $L $A --seconds 520
     python3 -m benchmarks.gpu --part grid --out $L --resume $L $A --seconds 520
     python3 -m benchmarks.gpu --part sweep --out $L --resume $L $A --seconds 520
     python3 -m benchmarks.gpu --part by-hand --out $L --resume $L $A --seconds 520
-    python3 -m benchmarks.gpu --page $L $A --markdown docs/results/gpu.md
+    python3 -m benchmarks.gpu --page benchmarks/data/gpu-*.jsonl $L $A --markdown docs/results/gpu.md
 
 Status 0: every item of the part has a result and none fails. 1: some fail, or lack something that can be provided. 75: items
 are left; the same command continues. Any command may be killed at any point, and `$L` may be moved to another machine with the
 same kind of GPU, together with `build/gpu/cuda-large`, which has the sweep's database. `--items NAME` runs items whose names
-begin with NAME; `--again fails undecided` repeats those with these results. The order matters: the sweep is compared with the
-grid's best, and the faster of the two competes with the model by hand.
+begin with NAME; `--again fails undecided` repeats those with these results. Results of the same card in
+benchmarks/data/gpu-*.jsonl are resumed by every checkout: results of an H100 and of an H200 are never mixed. Copy `$L` there
+under the card's name to keep them. Items of `first` run by descending value, and each has a deadline.
+
+The order matters: the sweep is compared with the grid's best, and the faster of the two competes with the model by hand.
 
 | part | seconds expected on one H100 | main work |
 |---|---|---|
+| first | 750: two pieces | own scripts, 9 wrapped pairs, a 7B with adapters, 45 s against the wall clock |
 | correctness | 900: two pieces | 20 starts of engines on one rank, 17 gangs of two ranks, 6 memory accounts of a 1B model |
 | grid | 1,200: three pieces for 40 points, of which 17 cover every pair | 15 to 25 s a point, 40 to 60 where compiled |
 | sweep | 620: two pieces | calibration 60, sweep 300 to 400, winner against the grid's best 100 to 200 |
@@ -39,6 +44,6 @@ taken so far is left, so that a wrong estimate costs at most one piece. An item 
 its estimate plus a minute, with all stacks on standard error; one that leaves the device unusable ends its process, and the
 next piece continues after it.
 
-In one hour: `correctness` twice, `grid` once (about 20 points), `sweep` twice, `by-hand` once. On a
-CPU all parts run at a small size, with `--device cpu`: `make gpu GPU_DEVICE=cpu GPU_PAGE=build/gpu/cpu.md`.
+In ten minutes: `first`. In one hour: `first` and `correctness` twice, `grid` once (about 20 points), `sweep` twice, `by-hand`
+once. On a CPU all parts run at a small size, with `--device cpu`: `make gpu GPU_DEVICE=cpu GPU_PAGE=build/gpu/cpu.md`.
 """

@@ -12,7 +12,17 @@ MEANING = (
     "Every claim **holds**, **fails**, or is **undecided**: its 95 % interval has values on both sides of the bound.",
     "*Measured* figures have no claim, this device cannot show *skipped* items, and *not run* items have no result yet.",
 )
+COVERAGE = """
+What ran, and what did not, whatever holds below:
+
+- Nothing ran on two devices. `one rank` calls NCCL in a group of one rank: its operations and streams, no traffic.
+- `two ranks` and `wrapped pair` are two processes on one device, joined by gloo through host memory.
+- `losses: ENGINE` trains on one rank, where DDP and FSDP2 wrap nothing and DeepSpeed divides nothing; only `wrapped pair` has
+  engines that wrap the model and send.
+- An item that is *not run* or *skipped* shows nothing. Results without a commit are of older code.
+"""
 DESCRIPTIONS = {
+    "first": "What users run, in the order of its value.",
     "correctness": "What the engine computes, sends and allocates.",
     "grid": "A screening design (`benchmarks/gpu/design.py`): each point covers pairs of values that earlier ones do not. "
     "Every point was predicted before it was measured, in one warm process.",
@@ -21,7 +31,7 @@ DESCRIPTIONS = {
 }
 
 
-def page(lines: Sequence[Line], names: Mapping[str, Sequence[str]], device: str, size: str) -> tuple[str, bool]:
+def page(lines: Sequence[Line], names: Mapping[str, Sequence[str]], device: str, size: str, card: str) -> tuple[str, bool]:
     """The page's text, and whether a claim fails.
 
     Args:
@@ -29,14 +39,17 @@ def page(lines: Sequence[Line], names: Mapping[str, Sequence[str]], device: str,
         names: part -> its items, in order.
         device: cuda or cpu; only its results are shown.
         size: size of the models.
+        card: name of the device; results of other devices are ignored.
     """
-    known = results(line for line in lines if line.size == size and line.device in (device, ANY))
+    known = results(
+        line for line in lines if line.size == size and (line.device == ANY or (line.device == device and line.ran_on == card))
+    )
     together = {"grid": of_grid(known, size, device == "cuda"), "sweep": of_sweep(known, device == "cuda")}
     states = {
         part: [_state(known, part, item) for item in items] + [claim.state for claim in together.get(part, ())]
         for part, items in names.items()
     }
-    text = ["# On a GPU", "", *_head(known, device), "", *MEANING, "", *_summary(states)]
+    text = ["# On a GPU", "", *_head(known, device), "", *MEANING, *COVERAGE.splitlines(), "", *_summary(states)]
     for part, items in names.items():
         text += ["", f"## {part.capitalize()}", "", DESCRIPTIONS.get(part, ""), ""]
         if part == "grid":
@@ -55,7 +68,11 @@ def _head(known: Known, device: str) -> list[str]:
     machines = sorted({line.machine for line in known.values() if line.device == device and line.machine})
     seconds = sum(line.seconds for line in known.values())
     source = f"Written by `python -m benchmarks.gpu --page` from {len(known)} results, {seconds / 60:.0f} minutes of work"
-    where = f" on {'; '.join(machines)}." if machines else "."
+    commits = sorted({line.commit for line in known.values() if line.commit})
+    unnamed = sum(line.state is not State.SKIPPED and not line.commit for line in known.values())
+    of = f", of commit {', '.join(commits)}" if commits else ""
+    of += f" ({unnamed} results do not name their commit)" if unnamed else ""
+    where = f" on {'; '.join(machines)}{of}." if machines else f"{of}."
     if device == "cpu":
         note = (
             "**These results are from a CPU and tiny models**: they show that the proofs themselves run, without claims about "

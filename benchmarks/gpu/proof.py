@@ -44,6 +44,11 @@ class Setting:
     _ranks: tuple[int, str] = field(default=(0, ""), init=False)
 
     @property
+    def card(self) -> str:
+        """The name of the device, by which results of different devices are kept apart."""
+        return torch.cuda.get_device_name(self.device) if self.on_gpu and torch.cuda.is_available() else "the CPU"
+
+    @property
     def on_gpu(self) -> bool:
         """Whether the device is a GPU: claims about times are made only there."""
         return self.device.type == "cuda"
@@ -137,6 +142,10 @@ class Item:
     show: Callable[[Proof], None]
     seconds: float
     """Estimated seconds with the large models on a GPU."""
+    value: float = 0.0
+    """Items of a part run by descending value, those of one value in the order in which they are listed."""
+    deadline: float = 0.0
+    """Seconds after which the item is abandoned; 0: by its estimate (`benchmarks.gpu.work`)."""
     group: str = ""
     """Items of a group take about the same time: one's time is the estimate for the next."""
     skipped: str = ""

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu.lines import ANY, FINAL, Claim, Line, LineFile, State, read_lines, results
+from benchmarks.gpu.bundle import ROOT
+from benchmarks.gpu.lines import ANY, FINAL, Claim, Line, LineFile, State, commit_of, read_lines, results
 from benchmarks.gpu.proof import Item, Proof, Setting
 from executor.process_tree import descendants
 
@@ -57,12 +58,12 @@ class Worker:
         setting.known = self._known
         self._file = LineFile(out)
         self._lock = threading.Lock()
-        self._machine = machine(setting)
+        self._machine, self._commit = machine(setting), commit_of(ROOT)
 
     def run(self, items: Sequence[Item], seconds: float) -> Ended:
-        """Run the missing items, in order; an item starts if its expected time is left."""
+        """Run the missing items, by descending value; an item starts if its expected time is left."""
         until, ran = time.monotonic() + seconds, 0
-        for item in items:
+        for item in sorted(items, key=lambda item: -item.value):
             if (self._part, item.name) in self._final:
                 continue
             if item.skipped:
@@ -81,7 +82,8 @@ class Worker:
                 print(f"{self._part}: {left:.0f} s are left, {item.name} takes about {expected:.0f}; continue with --resume")
                 return Ended.AGAIN
             ran += 1
-            if not self._run(item, LONGEST * expected + HANGS_SECONDS[self._setting.size], left + GRACE_SECONDS):
+            deadline = item.deadline or LONGEST * expected + HANGS_SECONDS[self._setting.size]
+            if not self._run(item, deadline, left + GRACE_SECONDS):
                 return Ended.AGAIN
         states = [self._known[self._part, item.name].state for item in items]
         return Ended.FAILS if {State.FAILS, State.NOT_RUN} & {*states} else Ended.WHOLE
@@ -126,6 +128,7 @@ class Worker:
         line = Line(
             part=self._part, item=item.name, state=state, claims=claims, values=values or {}, seconds=round(seconds, 3),
             device=self._setting.device.type if item.needs_device else ANY, size=self._setting.size, machine=self._machine,
+            card=self._setting.card, commit=self._commit,
         )  # fmt: skip
         with self._lock:
             self._file.add(line)
@@ -142,7 +145,8 @@ class Worker:
         return max(took, default=0.0) or (item.seconds if self._setting.size == "large" else SMALL_SECONDS)
 
     def _is_ours(self, line: Line) -> bool:
-        return line.size == self._setting.size and line.device in (self._setting.device.type, ANY)
+        here = line.device == self._setting.device.type and line.ran_on == self._setting.card
+        return line.size == self._setting.size and (here or line.device == ANY)
 
     def _has_lost_device(self) -> bool:
         """Whether every call fails now: after some CUDA errors a process cannot recover."""
@@ -158,5 +162,4 @@ class Worker:
 
 def machine(setting: Setting) -> str:
     """Device and versions, for the page."""
-    name = torch.cuda.get_device_name(setting.device) if setting.on_gpu else "the CPU"
-    return f"{name}, torch {torch.__version__}, Python {sys.version_info.major}.{sys.version_info.minor}"
+    return f"{setting.card}, torch {torch.__version__}, Python {sys.version_info.major}.{sys.version_info.minor}"

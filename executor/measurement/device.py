@@ -11,6 +11,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import reduce
+from operator import or_
 from statistics import fmean
 from types import TracebackType
 from typing import Any
@@ -38,7 +40,22 @@ class ClockState:
     sm_clock_mhz: float | None = None
     """Mean of the readings."""
     throttled: bool | None = None
-    """Whether the device was throttled for heat or power in any reading."""
+    """Whether the device was throttled for heat or by its power supply in any reading."""
+    reasons: tuple[str, ...] = ()
+    """Names of the reasons that kept the clock from rising in any reading."""
+
+    def variables(self) -> dict[str, str]:
+        """What a result's environment says of them: rank 0's reasons."""
+        return {"clock_reasons": ", ".join(self.reasons)} if self.reasons else {}
+
+
+CLOCK_REASONS = {
+    0x04: "power cap", 0x08: "hardware slowdown", 0x10: "sync boost", 0x20: "heat", 0x40: "heat, by hardware",
+    0x80: "power brake",
+}  # fmt: skip
+"""NVML's clock event reasons (nvmlClocksEventReason*) -> their names; idle and clocks that applications set are left out."""
+THROTTLED = 0xE8
+"""Those that mean heat or power supply. Large products reach the power cap of a healthy device."""
 
 
 class Nvml:
@@ -98,9 +115,10 @@ class ClockWatch:
         within = [reading for at, reading in self._readings if at >= began] or [reading for _, reading in self._readings[-1:]]
         if not within:
             return ClockState()
-        # NVML's clock event reasons that mean heat or power: HW slowdown, SW and HW thermal slowdown, HW power brake.
-        slowed = any(reading.reasons & 0xE8 for reading in within)
-        return ClockState(sm_clock_mhz=fmean(reading.sm_mhz for reading in within), throttled=slowed)
+        bits = reduce(or_, (reading.reasons for reading in within))
+        names = tuple(name for bit, name in CLOCK_REASONS.items() if bits & bit)
+        mean = fmean(reading.sm_mhz for reading in within)
+        return ClockState(sm_clock_mhz=mean, throttled=bool(bits & THROTTLED), reasons=names)
 
     def _watch(self) -> None:
         while not self._stopped.wait(self._interval):

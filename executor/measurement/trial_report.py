@@ -242,7 +242,7 @@ def report(trial: Trial, window: TimedSteps, account: MemoryAccount | None) -> T
         extrapolated=(MICRO_BATCHES,) if window.line else (),
         unstable=window.lost is None and (retried or not window.settled),
         phase_seconds=dict(trial.phase_seconds),
-        environment=environment(context.device),
+        environment={**environment(context.device), **window.clocks.variables()},
     )
 
 

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import sys
 import time
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
@@ -238,6 +239,10 @@ class Gang:
             kind = self._request.device_kind if isinstance(self._request, TrialRequest) else None
             device = kind if kind is not None and self._device == "auto" else self._device
             try:
+                order = device_order([self._ready[rank] for rank in range(self._transport.world_size)])
+                if order != [*range(self._transport.world_size)]:
+                    self._transport.renumber(order)
+                    self._ready = {rank: self._ready[former] for rank, former in enumerate(order)}
                 self._places = assign_devices([message for _, message in sorted(self._ready.items())], device)
             except RunnerError:
                 self._give_up()
@@ -377,6 +382,24 @@ def assign_devices(ready: Sequence[Message], device: str) -> list[Message]:
         {**assignment, "backend": backend, "shares_device": shared, "local_world_size": hosts[rank["host"]]}
         for assignment, rank in zip(assignments, ready, strict=True)
     ]
+
+
+def device_order(ready: Sequence[Message]) -> list[int]:
+    """The ranks, those of each host in the order of their first visible device: neighbours in a group are then neighbours on
+    the host's links, whatever the order in which the cluster gave out its devices."""
+    ranks_by_host: dict[str, list[int]] = collections.defaultdict(list)
+    for rank, message in enumerate(ready):
+        ranks_by_host[message["host"]].append(rank)
+
+    def device(rank: int) -> tuple[int, str]:
+        first = (ready[rank]["visible_devices"] or "").split(",")[0].strip()
+        return (int(first), "") if first.isdigit() else (sys.maxsize, first)
+
+    order = [*range(len(ready))]
+    for ranks in ranks_by_host.values():
+        for number, rank in zip(ranks, sorted(ranks, key=device), strict=True):
+            order[number] = rank
+    return order
 
 
 def _accelerator(ready: Sequence[Message], device: str) -> str | None:

@@ -257,6 +257,8 @@ def join(message: Message, announce: Callable[[int], None]) -> RankContext:
     if rank == 0:
         announce(store.port)
     _set_environment(message, store.port)
+    # Without this, NCCL's watchdog ends a process whose collectives `abort` has ended; our own watchdog ends hanging trials.
+    os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     dist.init_process_group(
         message["backend"],
         store=store,

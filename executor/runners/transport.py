@@ -114,6 +114,10 @@ class RankTransport(ABC):
         del rank
         return None
 
+    def renumber(self, order: Sequence[int]) -> None:
+        """From now on rank i is the process that is rank `order[i]` now; only ranks of one host trade numbers."""
+        raise NotImplementedError
+
     def stacks(self, seconds: float) -> Mapping[int, str]:
         """Return each rank's thread stacks, waiting up to `seconds`, without ranks that do not print them in time."""
         del seconds

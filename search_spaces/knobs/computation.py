@@ -42,6 +42,12 @@ Norms: those of a block's inputs. Activations: of dense MLPs and shared experts,
 their product with the values. Up-projections: of latent attention, with the rotations.
 """
 
+SEARCHED_MODULES = (
+    "", NORMS, EXPERT_ACTIVATIONS, UP_PROJECTIONS, f"{NORMS}+{ACTIVATIONS}+{EXPERT_ACTIVATIONS}",
+    f"{NORMS}+{ACTIVATIONS}+{EXPERT_ACTIVATIONS}+{UP_PROJECTIONS}", "+".join(MODULES),
+)  # fmt: skip
+"""Values of `recompute_modules` that spaces search, from cheap to dear. Those that a model does not distinguish are one."""
+
 
 def modules_in(text: str) -> tuple[str, ...]:
     """The modules of a value of the knob, in the order of `MODULES`; none if it is empty.
@@ -142,6 +148,7 @@ class ComputationKnobs:
             lambda config, _: config.activation_checkpointing == "none" and not marks_recomputation(config),
         ),
         searched_after="checkpoint_every_k",
+        spaces={"full": SEARCHED_MODULES},
         plain=("",),
         remedy="checkpoint these modules in the model",
         normalise=lambda text: "+".join(modules_in(text)),

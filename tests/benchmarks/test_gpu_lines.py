@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import work
 from benchmarks.gpu.intervals import median_of, rank_correlation, share
-from benchmarks.gpu.lines import Claim, Line, LineFile, State, read_lines, results
+from benchmarks.gpu.lines import Claim, Line, LineFile, State, commit_of, read_lines, results
 from benchmarks.gpu.page import page
 from benchmarks.gpu.proof import Item, Proof, Setting, at_least, at_most, ratio
 from benchmarks.gpu.work import Ended, Worker
@@ -26,6 +27,7 @@ DRIVER = """
 import json, os, random, signal, sys
 from pathlib import Path
 import torch
+from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import work
 from benchmarks.gpu.lines import Line, LineFile, State
 from benchmarks.gpu.proof import Item, Setting
@@ -156,7 +158,7 @@ def test_an_item_that_never_fits_is_told_and_tried_again(setting: Setting, tmp_p
 def test_an_item_in_which_processes_end_again_and_again_fails(setting: Setting, tmp_path: Path) -> None:
     out = tmp_path / "lines.jsonl"
     for _ in range(work.MOST_STARTS):
-        LineFile(out).add(Line(part="part", item="crashes", state=State.BEGUN))
+        LineFile(out).add(Line(part="part", item="crashes", state=State.BEGUN, card="the CPU"))
     items = [Item(name="crashes", show=lambda proof: proof.measured("done"), seconds=1.0)]
     assert Worker("part", setting, out, [out]).run(items, 60.0) is Ended.FAILS
     assert results(read_lines([out]))["part", "crashes"].state is State.FAILS
@@ -189,6 +191,65 @@ def test_what_needs_no_device_is_taken_over_from_any(setting: Setting, tmp_path:
     items = [Item(name="dry run", show=show, seconds=1.0, needs_device=False), Item(name="trial", show=show, seconds=1.0)]
     assert Worker("part", setting, out, [ahead]).run(items, 60.0) is Ended.WHOLE
     assert [line.item for line in read_lines([out]) if line.state is not State.BEGUN] == ["trial"]
+
+
+def test_results_of_another_card_are_not_taken_over(setting: Setting, tmp_path: Path) -> None:
+    earlier, out = tmp_path / "earlier.jsonl", tmp_path / "lines.jsonl"
+    items = [Item(name=name, show=lambda proof: proof.measured("done"), seconds=1.0) for name in ("here", "there")]
+    for item, card in (("here", setting.card), ("there", "NVIDIA H100 80GB HBM3")):
+        LineFile(earlier).add(Line(part="part", item=item, state=State.MEASURED, card=card))
+    assert Worker("part", setting, out, [earlier]).run(items, 60.0) is Ended.WHOLE
+    (line,) = (line for line in read_lines([out]) if line.state is not State.BEGUN)
+    assert (line.item, line.card, line.commit) == ("there", "the CPU", commit_of(ROOT))
+
+
+def test_the_card_of_older_lines_is_that_of_their_machine() -> None:
+    tracked = read_lines(sorted((ROOT / "benchmarks" / "data").glob("gpu-*.jsonl")))
+    assert {line.ran_on for line in tracked if line.device == "cuda"} == {"NVIDIA H200"}
+
+
+def test_items_run_by_value_and_end_at_their_deadline(
+    setting: Setting, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limits: dict[str, float] = {}
+    run = Worker._run
+
+    def noted(self: Worker, item: Item, limit: float, hard: float) -> bool:
+        limits[item.name] = limit
+        return run(self, item, limit, hard)
+
+    monkeypatch.setattr(Worker, "_run", noted)
+    made = [
+        Item(name=name, show=lambda proof: proof.measured("done"), seconds=1.0, value=value, deadline=deadline)
+        for name, value, deadline in (("low", 1.0, 0.0), ("high", 2.0, 30.0), ("also low", 1.0, 40.0))
+    ]
+    assert Worker("part", setting, tmp_path / "lines.jsonl", []).run(made, 600.0) is Ended.WHOLE
+    assert [*limits] == ["high", "low", "also low"]
+    assert (limits["high"], limits["also low"]) == (30.0, 40.0) and limits["low"] > 600.0
+
+
+def test_a_fresh_checkout_resumes_what_is_tracked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tracked = tmp_path / "tracked"
+    for number in range(2):
+        line = Line(part="first", item=f"item {number}", state=State.MEASURED, card="the CPU")
+        LineFile(tracked / f"gpu-{number}.jsonl").add(line)
+    items = [Item(name=f"item {number}", show=lambda proof: proof.measured("done"), seconds=1.0) for number in range(3)]
+    monkeypatch.setattr(command, "TRACKED", tracked)
+    monkeypatch.setitem(command.PARTS, "first", lambda _: items)
+    out = tmp_path / "lines.jsonl"
+    monkeypatch.setattr(sys, "argv", [
+        "gpu", "--device", "cpu", "--part", "first", "--out", str(out), "--folder", str(tmp_path / "folder"),
+    ])  # fmt: skip
+    assert command.main() is Ended.WHOLE
+    assert {line.item for line in read_lines([out])} == {"item 2"}
+
+
+def test_pages_of_several_cards_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "lines.jsonl"
+    for card in ("NVIDIA H100 80GB HBM3", "NVIDIA H200"):
+        LineFile(file).add(Line(part="first", item="item", state=State.MEASURED, device="cuda", size="large", card=card))
+    assert command.write_page([file], None) == 2
+    assert "choose one by --card" in capsys.readouterr().err
 
 
 def test_an_interval_on_both_sides_of_the_bound_decides_nothing() -> None:
@@ -230,12 +291,12 @@ NAMES = {
 def test_the_page_of_partial_files_says_what_was_not_run(tmp_path: Path) -> None:
     one, other = tmp_path / "one.jsonl", tmp_path / "other.jsonl"
     wide = Claim(state=State.UNDECIDED, text="a ratio of 1.000 [0.500, 2.000]")
-    LineFile(one).add(Line(part="correctness", item="kernels", state=State.UNDECIDED, claims=(wide,)))
+    LineFile(one).add(Line(part="correctness", item="kernels", state=State.UNDECIDED, claims=(wide,), card="the CPU"))
     values = {"outcome": "OK", "config": {}, "rate": {"mean": 2.0}, "seconds": 2.0, "peak": 2**20}
-    LineFile(other).add(Line(part="grid", item="measured: micro 2", state=State.MEASURED, values=values))
+    LineFile(other).add(Line(part="grid", item="measured: micro 2", state=State.MEASURED, values=values, card="the CPU"))
     with other.open("a") as file:
         file.write('{"part": "grid", "item": "measured: mi')
-    text, failed = page(read_lines([one, other, tmp_path / "absent.jsonl"]), NAMES, "cpu", "small")
+    text, failed = page(read_lines([one, other, tmp_path / "absent.jsonl"]), NAMES, "cpu", "small", "the CPU")
     assert not failed
     assert "- **undecided**: kernels: a ratio of 1.000 [0.500, 2.000]" in text
     assert "- *not run*: graphs" in text
@@ -243,7 +304,7 @@ def test_the_page_of_partial_files_says_what_was_not_run(tmp_path: Path) -> None
     assert "| micro 2 | 2.000 | 2.000 |" in text
     assert "- *not run*: 1 of 2 items, from `measured: micro 4` on" in text
     assert "- **fails**" not in text
-    page_of_nothing, _ = page([], NAMES, "cpu", "small")
+    page_of_nothing, _ = page([], NAMES, "cpu", "small", "the CPU")
     assert "| grid |  |  |  |" in page_of_nothing
 
 

@@ -80,7 +80,9 @@ def activations_of(
     logits = last * logit_tokens * shapes.vocabulary / np.where(cases.software.whole_logits > 0, 1.0, layouts.tensor)
     transient = rates.working_layers * whole + _waiting_bytes(cases)
     working = (
-        np.where(layouts.activation_checkpointing > 0, whole - kept_per_layer, 0.0) if again is None else again.working
+        np.where(layouts.activation_checkpointing > 0, whole - kept_per_layer, _recomputed_at_once(cases))
+        if again is None
+        else again.working
     ) + transient
     modules = last * shapes.modules
     all_kept = all_kept + modules * _module_kept(cases)
@@ -161,24 +163,30 @@ def layer_bytes(cases: Cases) -> Array:
     frozen = shapes.frozen_bytes > 0
     inputs = np.where(frozen, width * shapes.low_rank, 2 * width) * software.input_share * shapes.hidden
     attention = width * (_outputs(cases) * shapes.query + 2 * _keys_kept(cases) * shapes.key_value) + 4 * shapes.heads
-    hidden = mlp_bytes(cases)
-    least = np.where(frozen, np.minimum(hidden, width * (2 * shapes.matrices - 3)), hidden)
     outputs = width * (shapes.query + 2 * shapes.key_value + 2 * shapes.hidden + (shapes.matrices - 1) * shapes.ffn)
     attention = attention + software.frozen_outputs * outputs
     attention = attention + (width + eager_norm_extra(cases) / 2) * shapes.normed_heads
-    routed = np.where(shapes.experts > 0, shapes.routed, 0.0)
-    # A rank's own rows come back; of those that its experts got, the busiest rank has the most. They are whole on each of the
-    # ranks that divide an expert.
-    more = layouts.busiest_kept - 1
-    mlp = least * (shapes.mlp_width + more * shapes.expert_width)
-    rows = (2 + more) * width * routed * shapes.hidden * layouts.expert_tensor / t
     gathered = np.where(gathered_kept(layouts, software), 1.0, _divided(cases))
     attention = attention + width * 2 * shapes.key_value * shapes.prefix / shapes.sequence
     # Narrow vectors before and after their norms; the results of the products are as wide as queries, padded values too.
     norms = norms + width * (2 * (shapes.query_rank + shapes.key_value_rank) + shapes.rotated)
     attention = attention + width * shapes.value
     norms = norms + np.where(shapes.bottleneck > 0, width * (2 * shapes.hidden + 4 * shapes.bottleneck), 0.0)
-    return norms / _divided(cases) + inputs * _inputs_kept(cases, gathered) + rows + (attention + _scores(cases) + mlp) / t
+    inputs = inputs * _inputs_kept(cases, gathered)
+    return norms / _divided(cases) + inputs + (attention + _scores(cases)) / t + _inside_mlp(cases)
+
+
+def _inside_mlp(cases: Cases) -> Array:
+    """Bytes per token that a layer keeps of its MLP's hidden layer, and of the rows of its experts."""
+    shapes, layouts, width = cases.shapes, cases.layouts, cases.layouts.parameter_bytes
+    hidden = mlp_bytes(cases)
+    least = np.where(shapes.frozen_bytes > 0, np.minimum(hidden, width * (2 * shapes.matrices - 3)), hidden)
+    routed = np.where(shapes.experts > 0, shapes.routed, 0.0)
+    # A rank's own rows come back; of those that its experts got, the busiest rank has the most. They are whole on each of the
+    # ranks that divide an expert.
+    more = layouts.busiest_kept - 1
+    rows = (2 + more) * width * routed * shapes.hidden * layouts.expert_tensor
+    return (rows + least * (shapes.mlp_width + more * shapes.expert_width)) / layouts.tensor
 
 
 def _inputs_kept(cases: Cases, gathered: Array) -> Array:
@@ -236,19 +244,21 @@ def kept_layer_bytes(cases: Cases) -> Array:
     policy_bytes = np.select(
         [layouts.activation_checkpointing == 2, layouts.activation_checkpointing == 1], [full, selective], default=whole
     )
-    return whole + (policy_bytes - whole) / layouts.checkpoint_every_k - _dropped(cases)
+    return whole + (policy_bytes - whole) / layouts.checkpoint_every_k - sum(_dropped(cases))
 
 
-def _dropped(cases: Cases) -> Array:
-    """Bytes per token that a layer does not keep because they are recomputed by module: results of modules, and what operators
-    save inside them. With sequence parallelism products keep gathered inputs, which no norm computes again."""
+def _dropped(cases: Cases) -> tuple[Array, Array]:
+    """Bytes per token that a layer's MLP and its attention, with their norms, do not keep because modules are recomputed:
+    results of modules, and what operators save inside them. With sequence parallelism products keep gathered inputs, which no
+    norm computes again. Latent attention keeps a copy of the values, unless it is recomputed, too."""
     shapes, layouts, software = cases.shapes, cases.layouts, cases.software
     if not np.any(layouts.recompute_modules):
-        return np.zeros(1)
+        return np.zeros(1), np.zeros(1)
     width, t, divided = layouts.parameter_bytes, layouts.tensor, _divided(cases)
     frozen = shapes.frozen_bytes > 0
     inputs = np.where(frozen, width * shapes.low_rank, 2 * width) * software.input_share * shapes.hidden
     norms = norm_extra(cases) * shapes.hidden / divided + np.where(divided > 1, 0.0, inputs * _inputs_kept(cases, np.ones(1)))
+    norm = recomputes(layouts, NORMS) * norms / 2
     hidden = mlp_bytes(cases)
     hidden = np.where(frozen, np.minimum(hidden, width * (2 * shapes.matrices - 3)), hidden) - width * (shapes.matrices - 1)
     dense = hidden * (shapes.mlp_width - shapes.expert_width)
@@ -256,14 +266,17 @@ def _dropped(cases: Cases) -> Array:
     latent = shapes.key_value_rank > 0
     results = np.where(latent, shapes.value, (_outputs(cases) - 1) * shapes.query)
     attention = width * (results + 2 * shapes.copied * shapes.key_value) + 4 * shapes.heads + _scores(cases)
-    up = np.where(latent, width * (2 * shapes.query + shapes.value), 0.0)
-    return (
-        recomputes(layouts, NORMS) * norms
-        + recomputes(layouts, ACTIVATIONS) * dense / t
-        + recomputes(layouts, EXPERT_ACTIVATIONS) * experts / t
-        + recomputes(layouts, ATTENTION) * attention / t
-        + recomputes(layouts, UP_PROJECTIONS) * up / t
-    )
+    up = np.where(latent, width * (2 * shapes.query + recomputes(layouts, ATTENTION) * shapes.value), 0.0)
+    mlp = recomputes(layouts, ACTIVATIONS) * dense + recomputes(layouts, EXPERT_ACTIVATIONS) * experts
+    attention = recomputes(layouts, ATTENTION) * attention + recomputes(layouts, UP_PROJECTIONS) * up
+    return norm + mlp / t, norm + attention / t
+
+
+def _recomputed_at_once(cases: Cases) -> Array:
+    """Bytes per token that modules of the layer in backward have recomputed: its MLP's, and then, as what the MLP kept is
+    freed, its attention's."""
+    mlp, attention = _dropped(cases)
+    return np.maximum(np.maximum(mlp, attention - (_inside_mlp(cases) - mlp)), 0.0)
 
 
 def _kept_results(cases: Cases) -> Array:

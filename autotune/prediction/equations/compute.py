@@ -33,6 +33,7 @@ from autotune.prediction.equations.kernels import (
     unpacking_seconds,
 )
 from autotune.prediction.equations.layer_shapes import of_kind
+from autotune.prediction.equations.megatron import recomputes_module
 from autotune.prediction.equations.module_compute import module_seconds
 from autotune.prediction.equations.overlap import saved_seconds
 from autotune.prediction.equations.parameters import layer_parameters, own_experts
@@ -47,7 +48,7 @@ from autotune.prediction.equations.schedules import (
 from autotune.prediction.equations.software import EXCHANGE_HIDDEN, FLEX, MEGATRON_EXPERT_WORK, UNFUSED
 from autotune.prediction.equations.transformers import added_launches, added_seconds, covers, layer_traffic
 from search_spaces.communication import ROW_PARTS
-from search_spaces.knobs.computation import ACTIVATIONS, ATTENTION, EXPERT_ACTIVATIONS, NORMS, UP_PROJECTIONS
+from search_spaces.knobs.computation import ACTIVATIONS
 
 _ONE = np.ones(1)
 
@@ -219,20 +220,30 @@ def _products(cases: Cases, rates: Coefficients) -> Array:
     )
     if np.any(shapes.key_value_rank > 0):
         attention = np.where(shapes.key_value_rank > 0, _latent_products(cases, rates), attention)
-    # Fewer slices of each expert: wider ones, for a share of the tensor group's tokens. Each of a rank's experts multiplies its
-    # own rows: those of the tokens of all ranks that divide the experts.
+    return attention + sum(_of_mlp(cases, rates))
+
+
+def _of_mlp(cases: Cases, rates: Coefficients) -> tuple[Array, Array, Array]:
+    """Products of a mean layer's routed experts, of its shared expert and of a dense MLP.
+
+    Fewer slices of each expert: wider ones, for a share of the tensor group's tokens. Each of a rank's experts multiplies its
+    own rows: those of the tokens of all ranks that divide the experts.
+    """
+    shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, rank_tokens(cases)
     slices, routed = cases.layouts.expert_tensor, np.maximum(shapes.experts_per_token, 1)
     rows = tokens * routed * cases.layouts.busiest_rows * slices / tensor
     local_experts = np.maximum(shapes.experts / cases.layouts.expert, 1.0)
     mlp = local_experts * _mlp_products(cases, rates, rows / local_experts, shapes.ffn, slices)
+    sparse = shapes.experts > 0
     if not np.any(shapes.shared_ffn + shapes.dense_ffn > 0):
-        return attention + mlp
+        return np.where(sparse, mlp, 0.0), np.zeros(1), np.where(sparse, 0.0, mlp)
     shared, dense = (
         _mlp_products(cases, rates, tokens, np.maximum(width, 1.0), tensor) for width in (shapes.shared_ffn, shapes.dense_ffn)
     )
-    beside = np.where(shapes.shared_ffn > 0, shared, 0.0)
     share = shapes.expert_share
-    return attention + share * (mlp + beside) + (1 - share) * np.where(shapes.dense_ffn > 0, dense, 0.0)
+    shared = share * np.where(shapes.shared_ffn > 0, shared, 0.0)
+    dense = (1 - share) * np.where(shapes.dense_ffn > 0, dense, 0.0)
+    return np.where(sparse, share * mlp, 0.0), shared, dense + np.where(sparse, 0.0, share * mlp)
 
 
 def _mlp_products(cases: Cases, rates: Coefficients, rows: Array, width: Array, slices: Array) -> Array:
@@ -338,23 +349,36 @@ def _recomputed(cases: Cases, rates: Coefficients, forward: Array) -> Array:
     keeps_scores = cases.software.scores > 0
     attention = np.where(keeps_scores, attention_forward(cases, rates), 0.5 * forward)
     selective = np.where(cases.software.keeps_products > 0, _elementwise(cases, rates), attention)
+    selective = np.where(cases.megatron.states > 0, 0.0, selective)  # its modules are those that its arguments name
     return _if_checkpointed(cases, forward, selective) + _recomputed_modules(cases, rates)
 
 
 def _recomputed_modules(cases: Cases, rates: Coefficients) -> Array:
-    """Seconds of the forward of modules that are recomputed by themselves."""
+    """Seconds of the forward of modules that are recomputed by themselves, by our knob or by Megatron's arguments."""
     shapes, layouts = cases.shapes, cases.layouts
-    if not np.any(layouts.recompute_modules):
+    if not np.any(layouts.recompute_modules) and not np.any(
+        (cases.megatron.states > 0) & (layouts.activation_checkpointing == 1)
+    ):
         return np.zeros(1)
+    norm, experts_act, attention, up, mlp, moe, shared_experts = (
+        recomputes_module(cases, name)
+        for name in ("layernorm", "moe_act", "core_attn", "mla_up_proj", "mlp", "moe", "shared_experts")
+    )
+    shared_experts = np.maximum(shared_experts, moe)
     divided = np.where(layouts.sequence_parallel > 0, layouts.tensor, 1.0)
-    dense, experts = shapes.mlp_width - shapes.expert_width, shapes.expert_width * layouts.busiest_rows
-    widths = recomputes(layouts, ACTIVATIONS) * dense + recomputes(layouts, EXPERT_ACTIVATIONS) * experts
-    norms = recomputes(layouts, NORMS) * 4 * shapes.hidden / divided
-    moved = moved_elements(cases, shapes.matrices * widths / layouts.tensor, norms, np.zeros(1))
-    elementwise = rank_tokens(cases) * moved * layouts.parameter_bytes * rates.traffic / cases.hardware.bandwidth
-    up = recomputes(layouts, UP_PROJECTIONS) * np.where(shapes.key_value_rank > 0, _up_projections(cases, rates), 0.0)
-    seconds: Array = elementwise + up + recomputes(layouts, ATTENTION) * attention_forward(cases, rates)
-    return seconds
+    shared = np.where(shapes.experts > 0, shapes.expert_share * shapes.shared_ffn, 0.0)
+    dense, experts = shapes.mlp_width - shapes.expert_width - shared, shapes.expert_width * layouts.busiest_rows
+    activations = recomputes(layouts, ACTIVATIONS)
+    widths = np.maximum(activations, mlp) * dense + np.maximum(activations, shared_experts) * shared
+    widths = widths + np.maximum(experts_act, moe) * experts
+    moved = moved_elements(cases, shapes.matrices * widths / layouts.tensor, norm * 4 * shapes.hidden / divided, np.zeros(1))
+    routed = moe * cases.software.elementwise * _routed_elements(cases)
+    elementwise = rank_tokens(cases) * (moved + routed) * layouts.parameter_bytes * rates.traffic / cases.hardware.bandwidth
+    products = (moe, shared_experts, mlp)
+    seconds = elementwise + sum(named * part for named, part in zip(products, _of_mlp(cases, rates), strict=True))
+    seconds = seconds + up * np.where(shapes.key_value_rank > 0, _up_projections(cases, rates), 0.0)
+    again: Array = seconds + attention * attention_forward(cases, rates)
+    return again
 
 
 def _if_checkpointed(cases: Cases, full: Array, selective: Array) -> Array:

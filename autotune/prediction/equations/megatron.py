@@ -34,6 +34,16 @@ def allocated_bytes(cases: Cases, layers: Array, in_flight: Array, first: Array,
     return tags | {"activations": np.maximum(moments, tags.pop("step")), "buffers": buffers}
 
 
+def recomputes_module(cases: Cases, module: str) -> Array:
+    """1 if a module, by Megatron's name, is recomputed selectively by Megatron's arguments or our knob: its results are not
+    kept."""
+    named = np.floor(cases.megatron.recompute_modules / 2 ** RECOMPUTED_MODULES.index(module)) % 2
+    named = np.where(cases.megatron.recompute_modules > 0, named, float(module == "core_attn"))
+    ours = next((name for name, theirs in MODULES.items() if theirs == module), None)
+    by_knob = np.zeros(1) if ours is None else recomputes(cases.layouts, ours)
+    return np.where((cases.megatron.states > 0) & (cases.layouts.activation_checkpointing == 1), named, by_knob)
+
+
 class _Rank:
     """One pipeline rank of the cases; bytes of activations are per token of a micro-batch."""
 
@@ -179,21 +189,13 @@ class _Rank:
         everything: Array = kept + self.modules * (module + logits) + ends + waiting + loader_mask
         return everything
 
-    def recomputes(self, module: str) -> Array:
-        """1 if a module is recomputed selectively, by Megatron's arguments or by our knob: then its results are not kept."""
-        named = np.floor(self.megatron.recompute_modules / 2 ** RECOMPUTED_MODULES.index(module)) % 2
-        named = np.where(self.megatron.recompute_modules > 0, named, float(module == "core_attn"))
-        ours = next((name for name, theirs in MODULES.items() if theirs == module), None)
-        by_knob = np.zeros(1) if ours is None else recomputes(self.layouts, ours)
-        return np.where(self.layouts.activation_checkpointing == 1, named, by_knob)
-
     def attention(self) -> Array:
         """Bytes that attention keeps with the norm before it: the norm's input and result, a mask of dropout, the projected
         states, what the kernel saves, and the input of the last product."""
         megatron, shapes, latent = self.megatron, self.shapes, self.shapes.key_value_rank > 0
         # Latent attention has its norm in a kernel of its own, which can be recomputed by itself.
-        result = self.input_width / self.width * (1 - latent * self.recomputes("layernorm"))
-        projects = 1 - self.recomputes("mla_up_proj")
+        result = self.input_width / self.width * (1 - latent * recomputes_module(self.cases, "layernorm"))
+        projects = 1 - recomputes_module(self.cases, "mla_up_proj")
         # The result of flash-attn, and that of some heads for all tokens, is copied for the next product: both are kept.
         exchanged = (self.layouts.context > 1) & (self.layouts.context_parallel_method == CONTEXT_METHODS.index("ulysses"))
         outputs = np.where((megatron.attention_backend == FLASH) | exchanged, 2.0, 1.0) + np.where(self.in_fp8, 0.5, 0.0)
@@ -205,7 +207,7 @@ class _Rank:
         # Results of softmax (without Apex torch's, in fp32) and of dropout, and its mask.
         softmax = np.where((megatron.transformer_impl > 0) & (megatron.persist_layer_norm == 0), 4.0, self.width)
         score_bytes = softmax + np.where(megatron.attention_dropout > 0, 1 + self.width, 0.0)
-        scores = (1 - self.recomputes("core_attn")) * score_bytes * self.scores()
+        scores = (1 - recomputes_module(self.cases, "core_attn")) * score_bytes * self.scores()
         sums = np.where(megatron.attention_backend < UNFUSED, 4 * shapes.heads, 0.0)  # the logarithm of each row's, in fp32
         inside = (self.width * joined + sums) / self.layouts.tensor + scores
         attention: Array = (1 + result) * self.hidden_state + self.mask + narrow + inside
@@ -226,7 +228,7 @@ class _Rank:
         """Bytes of a layer's MLP with the norm before it."""
         hidden = self.hidden_layer(self.dense_ffn) / self.layouts.tensor
         inside = self.input_width / self.width * self.hidden_state + hidden
-        return self.hidden_state + self.mask + (1 - self.recomputes("mlp")) * inside
+        return self.hidden_state + self.mask + (1 - recomputes_module(self.cases, "mlp")) * inside
 
     def expert_mlp(self) -> Array:
         """Bytes of a layer's experts with the norm before them, whose result the router keeps: of rows that each of the ranks
@@ -235,13 +237,17 @@ class _Rank:
         # Probabilities weigh the activation, in the same kernel if it is gated and fused.
         weighs = np.where((shapes.matrices == 3) & (megatron.bias_gelu_fusion > 0), 0.0, self.width)
         first = self.width * (shapes.matrices - 1) * shapes.ffn
-        activated = (1 - self.recomputes("moe_act")) * (self.hidden_layer(shapes.ffn) + weighs * shapes.ffn - first)
+        activated = (1 - recomputes_module(self.cases, "moe_act")) * (
+            self.hidden_layer(shapes.ffn) + weighs * shapes.ffn - first
+        )
         # index_add_, the deterministic way back to the order of tokens, keeps the rows that it adds.
         added = np.where((megatron.deterministic > 0) & (megatron.permute_fusion == 0), self.width, 0.0)
         rows = self.rows * ((self.input_width + added) * h + (first + activated) / self.layouts.expert_tensor)
-        shared = (1 - self.recomputes("shared_experts")) * self.hidden_layer(shapes.shared_ffn) / self.layouts.tensor
-        norms = (2 - self.recomputes("layernorm")) * self.hidden_state + self.mask
-        return norms + (1 - self.recomputes("moe")) * (shared + rows)
+        shared = (
+            (1 - recomputes_module(self.cases, "shared_experts")) * self.hidden_layer(shapes.shared_ffn) / self.layouts.tensor
+        )
+        norms = (2 - recomputes_module(self.cases, "layernorm")) * self.hidden_state + self.mask
+        return norms + (1 - recomputes_module(self.cases, "moe")) * (shared + rows)
 
     def loss(self) -> Array:
         """Bytes of the logits as the loss is computed: in the compute type and as fp32 probabilities, or their gradient."""

@@ -383,6 +383,14 @@ class _Gatherer:
         """See `ParameterGatherer.begin_backward`."""
         self.gathers, self.gathered_bytes = 0, 0.0
         self.holds = not self.knobs.reshards and not last
+        if self.position < 0 and self.trace and self.knobs.prefetch > 0:
+            first = tuple(slot for slot in self.slots[self.trace[0]] if slot not in self.live and slot not in self.pending)
+            candidates = self._candidates(first)
+            groups = (first, candidates) if self.knobs.overlaps else ((*first, *candidates),)
+            gathers = [self._issue(slots) for slots in groups if slots]
+            if not self.knobs.overlaps:
+                for gather in gathers:
+                    self._finish(gather)
 
     def left(self, unit: int) -> None:
         """After a unit's forward."""
@@ -452,18 +460,18 @@ class _Gatherer:
     def _candidates(self, fetched: Sequence[int]) -> tuple[int, ...]:
         elements, knobs = self.engine.elements, self.knobs
         ahead = sum(elements[slot] for slot in self.ahead)
-        if ahead >= knobs.prefetch:
-            return ()
         present = {*fetched, *self.live, *self.pending}
         if len(present) == len(elements):
             return ()
         live = self.live_elements + sum(elements[slot] for slot in {*fetched, *self.pending})
         candidates: list[int] = []
         for unit in self.trace[self.position + 1 :]:
-            for slot in self.slots[unit]:
-                if slot in present:
-                    continue
-                if ahead >= knobs.prefetch or live + elements[slot] > knobs.max_live:
+            missing = [slot for slot in self.slots[unit] if slot not in present]
+            size = sum(elements[slot] for slot in missing)
+            if ahead + size > knobs.prefetch and 2 * ahead >= size > 0:
+                break
+            for slot in missing:
+                if live + elements[slot] > knobs.max_live:
                     self.ahead.update(candidates)
                     return tuple(candidates)
                 candidates.append(slot)

@@ -223,14 +223,14 @@ def exposed_state_seconds(
 
 
 def _ahead(cases: Cases, parameter_counts: StageParameters) -> Array:
-    """Share of the gathers of stage 3 that starts before use: as much of a layer as fits the prefetch bucket, next to the
-    running layer.
+    """Share of the gathers of stage 3 that starts before use: with prefetching, as much of the next layer as fits
+    `max_live_parameters` next to the running one.
     """
     layouts, counted = cases.layouts, counted_elements(cases)
 
     def share(unit: Array) -> Array:
         room = np.maximum(layouts.max_live_parameters / counted - unit, 0.0)
-        return np.minimum(np.minimum(layouts.prefetch_bucket_size / counted, room) / np.maximum(unit, 1.0), 1.0)
+        return np.where(layouts.prefetch_bucket_size > 0, np.minimum(room / np.maximum(unit, 1.0), 1.0), 0.0)
 
     common, experts = gathered_units(cases)
     of_experts = _of_experts(cases, parameter_counts) / np.maximum(parameter_counts.trained, 1.0)

@@ -20,7 +20,6 @@ from search_spaces.canonical import canonical_value
 from search_spaces.errors import SpaceTooLargeError
 from search_spaces.knob import Planning, Value
 from search_spaces.knob_values import KNOBS
-from search_spaces.models.model import block_parameters
 from search_spaces.space import SearchSpace
 from search_spaces.trial_config import TrialConfig
 
@@ -167,15 +166,9 @@ def _rows_with(chosen: Mask) -> list[Index]:
 
 
 def without_buckets(space: SearchSpace) -> SearchSpace:
-    """The space with each bucket, and each knob that no equation reads, at the value nearest to the base's.
-
-    With less than a block prefetched, stage 3 waits in every layer, which does change the order: there a block is prefetched.
-    """
+    """The space with each bucket, and each knob that no equation reads, at the value nearest to the base's."""
     excluded = {name: values for name, values in space.domains.items() if name in NOT_SCANNED}
     standing = {name: _nearest(getattr(space.base, name), values) for name, values in excluded.items()}
-    sizes, layer = [int(size) for size in excluded.get("prefetch_bucket_size", ())], block_parameters(space.context.model)
-    if sizes and space.base.prefetch_bucket_size < layer:
-        standing["prefetch_bucket_size"] = min((size for size in sizes if size >= layer), default=max(sizes))
     domains = {name: values for name, values in space.domains.items() if name not in excluded}
     return dataclasses.replace(space, domains=domains, base=space.base.replace(standing))
 

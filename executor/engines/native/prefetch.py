@@ -52,11 +52,12 @@ class ParameterGatherer:
 
     1. Before a unit runs forward, and before the gradient of its output runs backward, its missing parameters are gathered in
        one collective (those that are neither present nor in flight), quantised ones in a separate one.
-    2. The first window records the order of uses. Afterwards, each use prefetches the parameters of later uses in that order,
-       in one collective, while the prefetched but unused ones have fewer than `prefetch_bucket_size` elements, and at most
-       `max_live_parameters` elements are whole in total. A unit that is larger is prefetched in part; the rest is gathered
-       when it is used. The trace covers a window: a micro-batch, or a step if there is a pipeline, in which several
-       micro-batches run at once, or if parameters are kept.
+    2. The first window records the order of uses. Afterwards, each use prefetches the units of later uses in that order, in
+       one collective, while the prefetched but unused parameters have at most `prefetch_bucket_size` elements, and at most
+       `max_live_parameters` elements are whole in total. A unit that exceeds the first limit is still prefetched, whole, if
+       less than half of its size is ahead of it: the uses before it would hide too little of its gather. One that exceeds the
+       second limit is prefetched in part. The gather for the first use starts before forward. The trace covers a window: a
+       micro-batch, or a step if there is a pipeline, in which several micro-batches run at once, or if parameters are kept.
     3. After forward a unit's parameters are released, unless `reshard_after_forward` is off or, according to the trace, the
        unit is used again before `prefetch_bucket_size` other elements are. In backward a parameter's memory is freed when its
        gradient is done. For the account that decides what to gather next, a unit ends when the next one begins, because that
@@ -119,10 +120,26 @@ class ParameterGatherer:
         self._hooks.clear()
 
     def begin_backward(self, last: bool) -> None:
-        """Call before a micro-batch's backward: reset the count of remaining units of each parameter."""
+        """Call before a micro-batch: reset the count of remaining units of each parameter, and prefetch for the first use."""
         self.holds = not self.reshard and not last
         self._units_left = Counter(slot for unit in self.units for slot in unit.slots)
         self._gradients_come = True
+        if self.trace and not self.recording and self._position < 0 and self.prefetch_elements > 0:
+            self._prefetch_first(self.trace[0])
+
+    @torch.no_grad()
+    def _prefetch_first(self, unit: GatherUnit) -> None:
+        """Prefetch the first unit of a window, and those after it as when it is used: in a collective of their own if its
+        computation hides it."""
+        missing = tuple(slot for slot in unit.slots if slot not in self._live and slot not in self._pending)
+        prefetched = self._prefetch_candidates(missing)
+        if self.overlap and unit.reads_in_backward:
+            self._issue(missing)
+            self._issue(prefetched)
+        else:
+            gathers = self._issue((*missing, *prefetched))
+            if not self.overlap:
+                self._finish(*gathers)
 
     def end_backward(self) -> None:
         """Call after a micro-batch's backward: release the last unit and the enclosing units."""
@@ -247,22 +264,25 @@ class ParameterGatherer:
     def _prefetch_candidates(self, fetched: Sequence[Slot] = ()) -> tuple[Slot, ...]:
         """What to prefetch now in addition to `fetched`, in the order of the trace, up to the two limits.
 
-        As in DeepSpeed, the parameter that reaches `prefetch_bucket_size` is included, so that a larger one does not block
-        those after it; one that would exceed `max_live_parameters` is not.
+        A parameter that would exceed `max_live_parameters` is not prefetched, as in DeepSpeed.
         """
         present = {*fetched, *self._live, *self._pending}
         live = self._live_elements + sum(slot.elements for slot in {*fetched, *self._pending})
         ahead = sum(slot.elements for slot in self._ahead)
         prefetched: list[Slot] = []
-        for slot in (slot for unit in self.trace[self._position + 1 :] for slot in unit.slots):
-            if slot in present:
-                continue
-            if ahead >= self.prefetch_elements or live + slot.elements > self.max_live:
+        for unit in self.trace[self._position + 1 :]:
+            missing = [slot for slot in unit.slots if slot not in present]
+            size = sum(slot.elements for slot in missing)
+            if ahead + size > self.prefetch_elements and 2 * ahead >= size > 0:
                 break
-            prefetched.append(slot)
-            present.add(slot)
-            ahead += slot.elements
-            live += slot.elements
+            for slot in missing:
+                if live + slot.elements > self.max_live:
+                    self._ahead.update(prefetched)
+                    return tuple(prefetched)
+                prefetched.append(slot)
+                present.add(slot)
+                ahead += slot.elements
+                live += slot.elements
         self._ahead.update(prefetched)
         return tuple(prefetched)
 

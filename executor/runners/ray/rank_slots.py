@@ -260,6 +260,10 @@ class SlotTransport(RankTransport):
                 received.append((rank, slot.inbox.popleft()))
         return received
 
+    def renumber(self, order: Sequence[int]) -> None:
+        """Number the slots anew; see `RankTransport`."""
+        self.slots = tuple(self.slots[rank] for rank in order)
+
     def node_of(self, rank: int) -> str:
         """Return the name of the rank's node; see `RankTransport`."""
         return self.slots[rank].node.name

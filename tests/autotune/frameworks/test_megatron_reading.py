@@ -132,7 +132,10 @@ def test_recomputed_modules_leave_the_knob_open(tmp_path: Path) -> None:
     assert attention.knobs["activation_checkpointing"] == "selective"
     further = read(tmp_path, "--recompute-granularity selective --recompute-modules core_attn mlp")
     assert "activation_checkpointing" not in further.knobs and further.assumed["activation_checkpointing"] == "selective"
-    assert "--recompute-modules=core_attn mlp: predictions take core_attn" in further.notes
+    assert "--recompute-modules=core_attn mlp: no knob means all of it; predictions do" in further.notes
+    named = read(tmp_path, "--recompute-granularity selective --recompute-modules moe_act layernorm")
+    assert named.knobs["recompute_modules"] == "norms+expert_activations"
+    assert named.knobs.get("activation_checkpointing", "none") == "none"
 
 
 @pytest.mark.parametrize(

@@ -60,12 +60,17 @@ def test_small_buckets_are_sent_beside_backward(knobs: dict[str, Any]) -> None:
     assert parted < 0.5 * whole
 
 
-def test_what_exceeds_the_prefetch_bucket_is_waited_for() -> None:
-    """Of a block's gather as large a share hides as fits; no more than is hidden with room for the whole block."""
+def test_what_no_live_parameters_leave_room_for_is_waited_for() -> None:
+    """Of a block's gather as large a share hides as fits beside the running block; a bucket of any size prefetches a block."""
     hides, block = dataclasses.replace(RATES, data_exposed=0.01), resolve_model("llama-tiny").layer_parameters
-    whole, *found, more = (
-        data_seconds(CPUS, hides, zero_stage=3, prefetch_bucket_size=int(blocks * block), param_persistence_threshold=0)
-        for blocks in (0, 0.25, 0.5, 0.9999, 1, 2)
-    )
-    hidden = [(whole - seconds) / (whole - more) for seconds in found]
-    assert hidden == pytest.approx([0.25, 0.5, 0.9999, 1.0], abs=0.01)
+
+    def seconds(live: float, **knobs: Any) -> float:
+        return data_seconds(
+            CPUS, hides, zero_stage=3, param_persistence_threshold=0, max_live_parameters=int(live * block), **knobs
+        )
+
+    whole, *found, more = (seconds(live) for live in (1, 1.25, 1.5, 2, 3))
+    hidden = [(whole - exposed) / (whole - more) for exposed in found]
+    assert hidden == pytest.approx([0.25, 0.5, 1.0], abs=0.01)
+    assert seconds(3, prefetch_bucket_size=1) == more
+    assert seconds(3, prefetch_bucket_size=0) == whole

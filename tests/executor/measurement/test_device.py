@@ -180,6 +180,13 @@ def test_the_clock_is_that_of_the_timed_steps() -> None:
     assert (len(seen), clock.since(0.0).throttled) == (count, True), "nothing is read when they are over"
 
 
+def test_the_power_cap_is_a_reason_but_no_throttling() -> None:
+    with ClockWatch(lambda: ClockReading(sm_mhz=1500.0, reasons=0x4 | 0x1)) as clock:
+        pass
+    state = clock.since(0.0)
+    assert (state.throttled, state.reasons, state.variables()) == (False, ("power cap",), {"clock_reasons": "power cap"})
+
+
 def test_a_device_without_a_clock_is_not_watched() -> None:
     with ClockWatch(counters_of(torch.device("cpu")).clock) as clock:
         assert "clock" not in {thread.name for thread in threading.enumerate()}

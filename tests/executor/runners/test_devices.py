@@ -3,7 +3,7 @@
 import pytest
 
 from executor.errors import RunnerError
-from executor.runners.gang import assign_devices
+from executor.runners.gang import assign_devices, device_order
 
 
 def ready(
@@ -30,6 +30,12 @@ def test_ranks_of_a_host_take_its_devices_in_turn() -> None:
 def test_ranks_that_each_see_their_own_device_have_it_as_their_first() -> None:
     places = assign_devices([ready(count=1, visible="0"), ready(count=1, visible="1")], "auto")
     assert told(places, "device", "backend", "local_rank") == [("cuda:0", "nccl", 0), ("cuda:0", "nccl", 1)]
+
+
+def test_ranks_of_a_host_are_in_the_order_of_its_devices() -> None:
+    seen = [("a", "10"), ("b", "1,0"), ("a", "2"), ("b", "0"), ("a", "3")]
+    assert device_order([ready(host, visible=visible) for host, visible in seen]) == [2, 3, 4, 1, 0]
+    assert device_order([ready("a"), ready("b"), ready("a")]) == [0, 1, 2]
 
 
 def test_ranks_that_share_a_device_are_joined_by_gloo() -> None:

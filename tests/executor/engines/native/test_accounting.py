@@ -112,17 +112,15 @@ TABLE = [
         {**SHARDED, "prefetch_bucket_size": BLOCK},
         {"reduce_scatter": (1, P), "all_gather": (GATHERS - 2, GATHERED - BLOCK), "all_reduce": NORM},
     ),
-    # Room for two: first and second with the embedding, third, fourth, the head with a part of the second for backward, its
-    # rest with a part of the first, and the first's rest.
+    # Room for two: first and second with the embedding, third, fourth, head, and for backward second and first.
     Row(
         {**SHARDED, "prefetch_bucket_size": 2 * BLOCK},
         {"reduce_scatter": (1, P), "all_gather": (6, P + 2 * BLOCK), "all_reduce": NORM},
     ),
-    # The least room: of each unit one parameter is gathered ahead, and the rest when it is used. The first block's comes with
-    # the embedding.
+    # The least room: one unit is gathered ahead. The first block comes with the embedding.
     Row(
         {**SHARDED, "prefetch_bucket_size": 1},
-        {"reduce_scatter": (1, P), "all_gather": (2 * GATHERS - 2, GATHERED), "all_reduce": NORM},
+        {"reduce_scatter": (1, P), "all_gather": (GATHERS - 1, GATHERED), "all_reduce": NORM},
     ),
     # No room for another live parameter: prefetch never starts.
     Row(
