@@ -59,7 +59,7 @@ class _PinnedPages(mmap.mmap):
         RuntimeError: the driver refuses, for example beyond the limit of locked memory.
         """
         self._address = torch.frombuffer(self, dtype=torch.uint8).data_ptr()
-        error = int(torch.cuda.cudart().cudaHostRegister(self._address, size, PORTABLE))
+        error = int(torch.cuda.cudart().cudaHostRegister(self._address, size, PORTABLE))  # type: ignore[no-untyped-call]
         if error:
             raise RuntimeError(
                 f"{size} bytes of host memory cannot be pinned: CUDA error {error}; offload less, or raise ulimit -l"
@@ -67,7 +67,7 @@ class _PinnedPages(mmap.mmap):
 
     def __del__(self) -> None:
         # Before the pages are unmapped. It fails where the process ends and the driver is gone, which releases them as well.
-        torch.cuda.cudart().cudaHostUnregister(self._address)
+        torch.cuda.cudart().cudaHostUnregister(self._address)  # type: ignore[no-untyped-call]
 
 
 class HostPool:

@@ -135,9 +135,8 @@ class Experts(nn.Module):
         """Counts of this rank's tokens to those of whole sequences, on every rank. May overwrite `counts`."""
         if self.slices is self.tensor:
             return counts
-        return (
-            sum_ranks(counts, self.tensor.group) / self.slices.size
-        )  # each token was counted by the ranks that divide each expert
+        total: Tensor = sum_ranks(counts, self.tensor.group)
+        return total / self.slices.size  # each token was counted by the ranks that divide each expert
 
     def _route(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """A token's experts and their weights [batch, tokens, choices] in at least fp32, by the router's scores."""

@@ -19,13 +19,13 @@ Factors = tuple[float, float, float, float, float, float]
 and of the update."""
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _moment(codes, scales, codebook, block, index, valid, stored):  # type: ignore[no-untyped-def]
     code = tl.load(codes + index, mask=valid, other=0).to(tl.int32)
     return tl.load(codebook + code) * tl.load(scales + block, mask=stored, other=0.0)[:, None]
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _store_moment(values, codes, scales, boundaries, block, index, valid, stored):  # type: ignore[no-untyped-def]
     """The code of a number is how many boundaries are below it, by bisection."""
     largest = tl.max(tl.where(valid, tl.abs(values), 0.0), axis=1)
@@ -38,7 +38,7 @@ def _store_moment(values, codes, scales, boundaries, block, index, valid, stored
     tl.store(codes + index, code.to(tl.uint8), mask=valid)
 
 
-@triton.jit  # type: ignore[untyped-decorator]
+@triton.jit
 def _update(  # type: ignore[no-untyped-def]
     weights, gradient, first_codes, first_scales, first_codebook, first_boundaries,
     second_codes, second_scales, second_codebook, second_boundaries,
@@ -63,7 +63,7 @@ def _update(  # type: ignore[no-untyped-def]
 def update(weights: Tensor, gradient: Tensor, first: Moment, second: Moment, factors: Factors) -> None:
     """Update the `weights` [elements] in fp32 and both moments in place, by one reading and one writing of each."""
     grid = (triton.cdiv(weights.numel(), BLOCKS * QUANTISED_BLOCK),)
-    with torch.cuda.device_of(weights):
+    with torch.cuda.device_of(weights):  # type: ignore[no-untyped-call]
         _update[grid](
             weights, gradient, *first, *second, weights.numel(), *factors, size=QUANTISED_BLOCK, blocks=BLOCKS, num_warps=4
         )
