@@ -38,7 +38,7 @@ def _store_moment(values, codes, scales, boundaries, block, index, valid, stored
     tl.store(codes + index, code.to(tl.uint8), mask=valid)
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator]
 def _update(  # type: ignore[no-untyped-def]
     weights, gradient, first_codes, first_scales, first_codebook, first_boundaries,
     second_codes, second_scales, second_codebook, second_boundaries,
