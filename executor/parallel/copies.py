@@ -78,24 +78,25 @@ class HostPool:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._pins = device.type != "cpu"
+        self._pins, self._registers = device.type != "cpu", device.type == "cuda"
         self._tensors: list[Tensor] = []
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tensors in the pool."""
+        """Bytes of all tensors in the pool. For devices other than CUDA's torch pins memory, which may round each up to a power
+        of two."""
         return sum(tensor.nbytes for tensor in self._tensors)
 
     def zeros(self, elements: int, dtype: torch.dtype, pinned: bool = False) -> Tensor:
         """A vector of zeros; `pinned`: in pages that a device can copy asynchronously."""
-        if pinned and self._pins and elements:
+        if pinned and self._registers and elements:
             return self.pages(elements * dtype.itemsize).view(dtype)
-        self._tensors.append(torch.zeros(elements, dtype=dtype))
+        self._tensors.append(torch.zeros(elements, dtype=dtype, pin_memory=pinned and self._pins))
         return self._tensors[-1]
 
     def pages(self, size: int) -> Tensor:
-        """`size` bytes of zeros, aligned to a page for direct I/O, which a device can copy asynchronously."""
-        memory = torch.frombuffer(_PinnedPages(size) if self._pins else mmap.mmap(-1, size), dtype=torch.uint8)
+        """`size` bytes of zeros, aligned to a page for direct I/O, which a CUDA device can copy asynchronously."""
+        memory = torch.frombuffer(_PinnedPages(size) if self._registers else mmap.mmap(-1, size), dtype=torch.uint8)
         self._tensors.append(memory)
         return memory
 
