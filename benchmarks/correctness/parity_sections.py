@@ -121,7 +121,8 @@ def written(engine: str, ranks: int) -> Iterator[Case | None]:
 
 
 def compiled(engine: str, ranks: int) -> Iterator[Case | None]:
-    """Compiled blocks: each stage on three layouts in turn, one for each checkpointing. Few, since each takes seconds."""
+    """Compiled blocks: each stage on three layouts in turn, one for each checkpointing, and with experts on ranks. Few, since
+    each takes seconds."""
     draw = Draw(engine, ranks, "compiled")
     options: tuple[Knobs, ...] = (
         {},
@@ -136,11 +137,14 @@ def compiled(engine: str, ranks: int) -> Iterator[Case | None]:
     for turn, stage in enumerate(stages_of(engine)):
         for way in range(3):
             checkpointing = {"activation_checkpointing": ("none", "full", "selective")[way]}
-            # Experts in float64 read the numbers of rows on the host: no one graph, which selective checkpointing needs.
-            models = ("llama", "gpt2", USER) if way == 2 else (*MODELS, BRANCH, USER)
+            # What some samples alone run through is no one graph, which selective checkpointing needs.
+            models = (*MODELS, USER) if way == 2 else (*MODELS, BRANCH, USER)
             model = models[(turn if way == 2 else 3 * turn + way) % len(models)]
             knobs = {**options[(3 * turn + way) % len(options)], **checkpointing, "zero_stage": stage, "compile_blocks": True}
             yield draw.case(knobs, [model])
+            if way == turn % 3:
+                experts: Knobs = {"expert_parallel_size": 2, **checkpointing, "zero_stage": stage, "compile_blocks": True}
+                yield draw.case(experts, ["experts"])
 
 
 def precisions(engine: str, ranks: int) -> Iterator[Case | None]:

@@ -24,7 +24,31 @@ class _Silent(ProcessGroup):
     all_reduce = reduce_scatter = all_gather = all_to_all = _send_nothing
 
 
-def collective(tensors: str = "Tensor x", result: str = "Tensor", overwrites: bool = False) -> Callable[[Any], Any]:
+def in_compiled_blocks(tensors: str, shape: Callable[..., Any], result: str = "Tensor") -> Callable[[Any], Any]:
+    """Decorate a function that compiled blocks call as one operator, with arguments of the schema `tensors`.
+
+    Args:
+        shape: a result of the same shape and dtype, from the same arguments.
+        result: schema of the result, which consists of new tensors.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        operator = torch.library.custom_op(
+            f"{NAMESPACE}::{function.__name__}", function, mutates_args=(), schema=f"({tensors}) -> {result}"
+        )
+        operator.register_fake(shape)
+
+        def call(*arguments: Any) -> Any:
+            return operator(*arguments) if torch.compiler.is_compiling() else function(*arguments)
+
+        return call
+
+    return decorate
+
+
+def collective(
+    tensors: str = "Tensor x", result: str = "Tensor", overwrites: bool = False, shape: Callable[..., Any] | None = None
+) -> Callable[[Any], Any]:
     """Decorate a function whose last argument is the group over which it communicates.
 
     In an uncompiled, selectively checkpointed block its result is kept (`keep_collective`).
@@ -33,13 +57,14 @@ def collective(tensors: str = "Tensor x", result: str = "Tensor", overwrites: bo
         tensors: schema of the other arguments.
         result: schema of the result, which consists of new tensors.
         overwrites: whether the result is in the memory of the first argument instead. An operator gets a copy.
+        shape: as for `in_compiled_blocks`; None: the function itself finds it, with a group that sends nothing.
     """
 
     def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
         def run(group: ProcessGroup, first: Any, *arguments: Any) -> Any:
             return function(first.clone(memory_format=torch.contiguous_format) if overwrites else first, *arguments, group)
 
-        def shape(*arguments: Any) -> Any:
+        def result_of_nothing(*arguments: Any) -> Any:
             group = ProcessGroup.by_name[arguments[-1]]
             return run(_Silent(None, group.size, group.rank), *arguments[:-1])
 
@@ -49,7 +74,7 @@ def collective(tensors: str = "Tensor x", result: str = "Tensor", overwrites: bo
             mutates_args=(),
             schema=f"({tensors}, str group) -> {result}",
         )
-        operator.register_fake(shape)
+        operator.register_fake(shape or result_of_nothing)
 
         def call(*arguments: Any) -> Any:
             if torch.compiler.is_compiling():

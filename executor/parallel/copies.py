@@ -43,6 +43,33 @@ def is_on_host(value: Tensor) -> bool:
     return value.device.type == "cpu"
 
 
+PORTABLE = 1
+"""`cudaHostRegisterPortable`: pages are pinned for all devices of the process."""
+
+
+class _PinnedPages(mmap.mmap):
+    """Pages that the driver knows, so that a device copies them asynchronously. Unlike torch's pinned memory, whose allocator
+    rounds sizes up to powers of two, they take no more than their size."""
+
+    def __new__(cls, size: int) -> "_PinnedPages":
+        return super().__new__(cls, -1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+
+    def __init__(self, size: int) -> None:
+        """Raises:
+        RuntimeError: the driver refuses, for example beyond the limit of locked memory.
+        """
+        self._address = torch.frombuffer(self, dtype=torch.uint8).data_ptr()
+        error = int(torch.cuda.cudart().cudaHostRegister(self._address, size, PORTABLE))  # type: ignore[no-untyped-call]
+        if error:
+            raise RuntimeError(
+                f"{size} bytes of host memory cannot be pinned: CUDA error {error}; offload less, or raise ulimit -l"
+            )
+
+    def __del__(self) -> None:
+        # Before the pages are unmapped. It fails where the process ends and the driver is gone, which releases them as well.
+        torch.cuda.cudart().cudaHostUnregister(self._address)  # type: ignore[no-untyped-call]
+
+
 class HostPool:
     """Allocates every host tensor of an offloaded model and counts its bytes. Tensors live as long as the pool.
 
@@ -51,23 +78,25 @@ class HostPool:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._pins = device.type != "cpu"
+        self._pins, self._registers = device.type != "cpu", device.type == "cuda"
         self._tensors: list[Tensor] = []
 
     @property
     def bytes(self) -> int:
-        """Bytes of all tensors in the pool. The allocator of pinned memory may round each up to a power of two."""
+        """Bytes of all tensors in the pool. For devices other than CUDA's torch pins memory, which may round each up to a power
+        of two."""
         return sum(tensor.nbytes for tensor in self._tensors)
 
     def zeros(self, elements: int, dtype: torch.dtype, pinned: bool = False) -> Tensor:
         """A vector of zeros; `pinned`: in pages that a device can copy asynchronously."""
-        vector = torch.zeros(elements, dtype=dtype, pin_memory=pinned and self._pins)
-        self._tensors.append(vector)
-        return vector
+        if pinned and self._registers and elements:
+            return self.pages(elements * dtype.itemsize).view(dtype)
+        self._tensors.append(torch.zeros(elements, dtype=dtype, pin_memory=pinned and self._pins))
+        return self._tensors[-1]
 
     def pages(self, size: int) -> Tensor:
-        """`size` bytes of zeros, aligned to a page for direct I/O; not pinned."""
-        memory = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        """`size` bytes of zeros, aligned to a page for direct I/O, which a CUDA device can copy asynchronously."""
+        memory = torch.frombuffer(_PinnedPages(size) if self._registers else mmap.mmap(-1, size), dtype=torch.uint8)
         self._tensors.append(memory)
         return memory
 

@@ -23,47 +23,89 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from executor.parallel.block_collectives import collective, in_compiled_blocks
 from executor.parallel.checkpointing import keep_collective
 from executor.parallel.collectives import InFlight, ProcessGroup
 from executor.parallel.tensor import ColumnLinear, RowLinear
 
+Numbers = Sequence[int] | Tensor
+"""Numbers of rows: of this rank for each expert, then of each rank for each of this rank's experts. In a compiled block, which
+may not read them, int64 on the host."""
+
 
 class Exchange:
-    """An all-to-all of rows and, in backward, that of their gradients the other way."""
+    """An all-to-all of rows. `outward` they go to the ranks of their experts, where they are sorted by expert, else back."""
 
-    def __init__(self, group: ProcessGroup, sent: Sequence[int], received: Sequence[int], returns: bool) -> None:
-        """`sent`, `received`: rows for and from each rank. `returns`: whether rows come back to the rank that owns them."""
-        self.group, self.sent, self.received, self.returns = group, sent, received, returns
+    def __init__(self, numbers: Numbers, outward: bool, group: ProcessGroup) -> None:
+        numbers = numbers.tolist() if isinstance(numbers, Tensor) else numbers
+        half = len(numbers) // 2
+        self._experts_of_ranks = half // group.size
+        self._received = numbers[half:]
+        self._by_rank = [self._sums(numbers[:half]), self._sums(self._received)]
+        self.outward, self._group = outward, group
         self._in_flight: tuple[InFlight, Tensor] | None = None
         """What is waited for, and what is being sent, which must live until then."""
         self.due: Tensor | None = None
         """Rows that may still travel, between `start_exchange` and `finish_exchange`."""
 
-    def start(self, x: Tensor, backward: bool = False) -> Tensor:
-        """Send rows, or in `backward` gradients of received rows; the result may be read after `wait`."""
-        sent, received = (self.received, self.sent) if backward else (self.sent, self.received)
+    def start(self, x: Tensor, outward: bool) -> Tensor:
+        """Send rows; the result is for `finish`."""
+        sent, received = self._by_rank if outward else self._by_rank[::-1]
+        if not outward:
+            by_expert = [self._received[first :: self._experts_of_ranks] for first in range(self._experts_of_ranks)]
+            x = _transposed(x, [size for sizes in by_expert for size in sizes], self._experts_of_ranks)
         x, result = x.contiguous(), x.new_empty(sum(received), *x.shape[1:])
-        self._in_flight = self.group.all_to_all(result, x, received, sent, self.returns != backward), x
+        self._in_flight = self._group.all_to_all(result, x, received, sent, not outward), x
         return result
 
-    def wait(self) -> None:
-        """Wait for the last `start`; returns at once if its result was kept by selective checkpointing instead."""
+    def finish(self, result: Tensor, outward: bool) -> Tensor:
+        """The rows that have arrived, after the last `start`; its result may also be one that selective checkpointing kept."""
         if self._in_flight is not None:
             self._in_flight[0].wait()
             self._in_flight = None
+        return _transposed(result, self._received, self._group.size) if outward else result
 
-    def run(self, x: Tensor, backward: bool = False) -> Tensor:
-        """`start`, and wait."""
-        result = self.start(x, backward)
-        self.wait()
-        return result
+    def _sums(self, numbers: Sequence[int]) -> list[int]:
+        """The sum for each rank of numbers for each of its experts."""
+        return [
+            sum(numbers[first : first + self._experts_of_ranks]) for first in range(0, len(numbers), self._experts_of_ranks)
+        ]
 
 
-def exchange(x: Tensor, by: Exchange) -> Tensor:
-    """The rows that this rank receives."""
-    if by.group.size == 1:
+def _transposed(x: Tensor, sizes: Sequence[int], rows: int) -> Tensor:
+    """Pieces of these `sizes`, a table with this number of rows, in the order of the transposed table."""
+    columns = len(sizes) // rows
+    if 1 in (rows, columns):
         return x
-    result: Tensor = _Waited.apply(x, by)  # type: ignore[no-untyped-call]
+    pieces = torch.split(x, list(sizes))
+    return torch.cat([piece for column in range(columns) for piece in pieces[column::columns]])
+
+
+@collective("Tensor counts")
+def exchange_counts(counts: Tensor, group: ProcessGroup) -> Tensor:
+    """The numbers of each rank's rows for each of this rank's experts, of the numbers for all experts [experts]."""
+    # A copy, so that a group that sends nothing (torch's `fake` backend) receives what it would send.
+    result, sizes = counts.clone(), [len(counts) // group.size] * group.size
+    group.all_to_all(result, counts, sizes, sizes).wait()
+    return result
+
+
+def _moved(x: Tensor, _numbers: Tensor, rows: int | None, *_: Any) -> Tensor:
+    return x.new_empty(torch.library.get_ctx().new_dynamic_size() if rows is None else rows, *x.shape[1:])
+
+
+@collective("Tensor x, Tensor numbers, SymInt? rows, bool outward", shape=_moved)
+def _move_rows(x: Tensor, numbers: Numbers, _rows: int | None, outward: bool, group: ProcessGroup) -> Tensor:
+    """The rows that this rank receives; `_rows`: their number, which the compiler may have to know; None: it does not."""
+    by = Exchange(numbers, outward, group)
+    return by.finish(by.start(x, outward), outward)
+
+
+def exchange(x: Tensor, numbers: Numbers, rows: int | None, outward: bool, group: ProcessGroup) -> Tensor:
+    """The rows that this rank receives, `rows` if that is known."""
+    if group.size == 1:
+        return x
+    result: Tensor = _Waited.apply(x, numbers, rows, outward, group)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -121,13 +163,14 @@ class SharedWork:
 
 class _Waited(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, by: Exchange) -> Tensor:
-        ctx.by = by
-        return keep_collective(lambda: by.run(x))
+    def forward(ctx: Any, x: Tensor, numbers: Numbers, rows: int | None, outward: bool, group: ProcessGroup) -> Tensor:
+        ctx.numbers, ctx.rows, ctx.outward, ctx.group = numbers, x.shape[0], outward, group
+        result: Tensor = _move_rows(x, numbers, rows, outward, group)
+        return result
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.by.run(gradients[0], backward=True), None
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None, None, None]:
+        return _move_rows(gradients[0], ctx.numbers, ctx.rows, not ctx.outward, ctx.group), None, None, None, None
 
 
 class _Started(torch.autograd.Function):
@@ -135,28 +178,26 @@ class _Started(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, by: Exchange) -> Tensor:
         ctx.by = by
         # What is kept arrives before anything reads it: its memory is already that of the result.
-        by.due = keep_collective(lambda: by.start(x))
+        by.due = keep_collective(lambda: by.start(x, by.outward))
         # Of the shape of what is sent, as its gradient is; that of the result may differ.
         return x.new_empty(()).expand(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        ctx.by.wait()
-        return gradients[0], None
+        return ctx.by.finish(gradients[0], not ctx.by.outward), None
 
 
 class _Finished(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, _started: Tensor, by: Exchange) -> Tensor:
         ctx.by = by
-        by.wait()
         due, by.due = by.due, None
         assert due is not None  # `start_exchange` has set it
-        return due
+        return by.finish(due, by.outward)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
-        return ctx.by.start(gradients[0], backward=True), None
+        return ctx.by.start(gradients[0], not ctx.by.outward), None
 
 
 Multiply = Callable[[str, Tensor], Tensor]
@@ -166,17 +207,21 @@ ALIGNED = 8
 
 
 def can_group(experts: Sequence[nn.Module], rows: Tensor) -> bool:
-    """Whether the products of `rows` can be grouped: plain ones in bf16, which torch's kernel supports on every device.
+    """Whether the products of `rows` can be grouped: plain ones in bf16, which torch's kernel supports on every device, and all
+    plain ones of a compiled block, where one operator has many (`_multiply_grouped`).
 
     Not if experts or their matrices have hooks, as with profiles and DeepSpeed's stage 3, since grouping does not call these.
     """
-    if rows.dtype != torch.bfloat16 or len(experts) == 1:
+    if not torch.compiler.is_compiling() and (rows.dtype != torch.bfloat16 or len(experts) == 1):
         return False
     return all(_is_plain(module) for expert in experts for module in expert.modules())
 
 
 def apply_grouped(experts: Sequence[nn.Module], rows: Tensor, counts: Tensor) -> Tensor:
-    """Apply experts to rows [n, hidden] sorted by expert; `counts` [experts], the rows of each, stay on the device."""
+    """Apply experts to rows [n, hidden] sorted by expert; `counts` [experts], the rows of each, stay on the device for torch's
+    kernel."""
+    if rows.dtype != torch.bfloat16:
+        counts = counts.cpu()  # once, for all products
     ends = counts.cumsum(0, dtype=torch.int32)
 
     def multiply(name: str, x: Tensor) -> Tensor:
@@ -187,7 +232,7 @@ def apply_grouped(experts: Sequence[nn.Module], rows: Tensor, counts: Tensor) ->
         if not biases:
             return product
         parts = matrices[0].tensor.size if isinstance(matrices[0], RowLinear) else 1
-        expert_of_row = torch.bucketize(torch.arange(len(x), device=x.device, dtype=ends.dtype), ends, right=True)
+        expert_of_row = torch.bucketize(torch.arange(len(x), device=x.device, dtype=ends.dtype), ends.to(x.device), right=True)
         return product + torch.stack(biases).index_select(0, expert_of_row) / parts
 
     result: Tensor = experts[0](rows, multiply)
@@ -204,24 +249,61 @@ class _Grouped(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, ends: Tensor, *weights: Tensor) -> Tensor:
         ctx.save_for_backward(x, ends, *weights)
-        return torch._grouped_mm(x, stack_weights(weights).transpose(1, 2), offs=ends)
+        result: Tensor = _multiply_grouped(x, ends, list(weights), True)
+        return result
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, ends, *weights = ctx.saved_tensors
         gradient = gradients[0].contiguous()
         of_x, _, *of_weights = ctx.needs_input_grad
-        to_x = torch._grouped_mm(gradient, stack_weights(weights), offs=ends) if of_x else None
+        to_x = _multiply_grouped(gradient, ends, weights, False) if of_x else None
         if not any(of_weights):
             return to_x, None, *(None for _ in weights)
-        return to_x, None, *torch._grouped_mm(gradient.T, x, offs=ends).unbind()
+        return to_x, None, *_multiply_rows(gradient, x, ends).unbind()
+
+
+def _product(x: Tensor, _: Tensor, weights: Sequence[Tensor], transposed: bool) -> Tensor:
+    return x.new_empty(x.shape[0], weights[0].shape[0 if transposed else 1])
+
+
+@in_compiled_blocks("Tensor x, Tensor ends, Tensor[] weights, bool transposed", shape=_product)
+def _multiply_grouped(x: Tensor, ends: Tensor, weights: Sequence[Tensor], transposed: bool) -> Tensor:
+    """Rows `x` times their weights, or the `transposed` of these."""
+    if _is_aligned(x, weights[0], weights[0].T):
+        stacked = stack_weights(weights)
+        return torch._grouped_mm(x, stacked.transpose(1, 2) if transposed else stacked, offs=ends)
+    return torch.cat(
+        [rows @ (weight.T if transposed else weight) for rows, weight in zip(_pieces(x, ends), weights, strict=True)]
+    )
+
+
+def _stacked(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    return x.new_empty(len(ends), gradient.shape[1], x.shape[1])
+
+
+@in_compiled_blocks("Tensor gradient, Tensor x, Tensor ends", shape=_stacked)
+def _multiply_rows(gradient: Tensor, x: Tensor, ends: Tensor) -> Tensor:
+    """The gradients [weights, outputs, inputs]."""
+    if _is_aligned(x, gradient):
+        return torch._grouped_mm(gradient.T, x, offs=ends)
+    return torch.stack([part.T @ rows for part, rows in zip(_pieces(gradient, ends), _pieces(x, ends), strict=True)])
+
+
+def _pieces(x: Tensor, ends: Tensor) -> Sequence[Tensor]:
+    return x.tensor_split(ends.tolist()[:-1])
+
+
+def _is_aligned(*matrices: Tensor) -> bool:
+    """Whether torch has a kernel for grouped products of these matrices."""
+    return all(len(matrix) and matrix.dtype == torch.bfloat16 and not matrix.shape[1] % ALIGNED for matrix in matrices)
 
 
 def stack_weights(weights: Sequence[Tensor]) -> Tensor:
     """Matrices of equal shape as [matrices, outputs, inputs]: a view if they lie at equal distances in one storage, else a
     copy."""
     first = weights[0]
-    if torch.compiler.is_compiling() or not all(weight.is_contiguous() for weight in weights):
+    if not all(weight.is_contiguous() for weight in weights):
         return torch.stack(tuple(weights))
     storages = {weight.untyped_storage()._cdata for weight in weights}
     offsets = [weight.storage_offset() for weight in weights]
@@ -237,8 +319,9 @@ def _is_plain(module: nn.Module) -> bool:
         return False
     if not isinstance(module, ColumnLinear | RowLinear):
         return True
-    plain = module.adapter is None and module.quantised is None and not module.float8
-    return plain and not (module.in_features % ALIGNED or module.out_features % ALIGNED)
+    if module.adapter is not None or module.quantised is not None or module.float8:
+        return False
+    return torch.compiler.is_compiling() or not (module.in_features % ALIGNED or module.out_features % ALIGNED)
 
 
 def _weight(matrix: nn.Module) -> Tensor:

@@ -7,15 +7,17 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from executor.parallel.checkpointing import keep_collective
+from executor.parallel.block_collectives import sum_ranks
 from executor.parallel.collectives import ProcessGroup, rows_of
 from executor.parallel.expert_rows import (
     Exchange,
     Halves,
+    Numbers,
     SharedWork,
     apply_grouped,
     can_group,
     exchange,
+    exchange_counts,
     finish_exchange,
     start_exchange,
 )
@@ -133,8 +135,8 @@ class Experts(nn.Module):
         """Counts of this rank's tokens to those of whole sequences, on every rank. May overwrite `counts`."""
         if self.slices is self.tensor:
             return counts
-        self.tensor.group.all_reduce(counts).wait()
-        return counts / self.slices.size  # each token was counted by the ranks that divide each expert
+        total: Tensor = sum_ranks(counts, self.tensor.group)
+        return total / self.slices.size  # each token was counted by the ranks that divide each expert
 
     def _route(self, scores: Tensor) -> tuple[Tensor, Tensor]:
         """A token's experts and their weights [batch, tokens, choices] in at least fp32, by the router's scores."""
@@ -164,22 +166,29 @@ class Experts(nn.Module):
         rows = tokens.index_select(0, plan.rows)
         if self.spec.weighted_inputs:
             rows = rows * plan.weights[:, None]
-        experts = list(self.experts.values())
+        experts, counts, number = list(self.experts.values()), self._counts(plan), len(plan.rows)
         groups = can_group(experts, rows)
-        if self.group.size == 1 and groups:
-            return self._combine(tokens, plan, apply_grouped(experts, rows, self._counts(plan)))
-        sent, received, counts = self._numbers(plan)
-        outgoing = [sum(sizes) for sizes in sent]
-        incoming = [sum(sizes) for sizes in received]
-        rows = self._exchanged(rows, Exchange(self.group, outgoing, incoming, returns=False), shared)
-        outputs = self._apply_grouped(rows, received, counts) if groups else self._apply_each(rows, received)
-        back = Exchange(self.group, incoming, outgoing, returns=True)
-        return self._combine(tokens, plan, self._exchanged(outputs, back, shared))
+        if self.group.size == 1:
+            outputs = apply_grouped(experts, rows, counts) if groups else self._apply_each(rows, self._read(plan, counts))
+            return self._combine(tokens, plan, outputs)
+        theirs = counts if plan.counts is None else exchange_counts(counts, self.group)
+        both = torch.cat((counts, theirs))
+        # The compiler does not let numbers into a graph without another one for each of them; tensors on the host it does.
+        numbers: Numbers = both.cpu() if torch.compiler.is_compiling() else self._read(plan, both)
+        rows = self._exchanged(rows, numbers, number if plan.counts is None else None, True, shared)
+        if groups:
+            outputs = apply_grouped(experts, rows, theirs.view(self.group.size, -1).sum(0))
+        else:
+            received = numbers[len(counts) :]
+            outputs = self._apply_each(rows, [sum(received[first :: len(experts)]) for first in range(len(experts))])
+        return self._combine(tokens, plan, self._exchanged(outputs, numbers, number, False, shared))
 
-    def _exchanged(self, rows: Tensor, by: Exchange, shared: SharedWork) -> Tensor:
-        """The rows that this rank receives. While they travel, half of the shared expert computes if that overlaps."""
+    def _exchanged(self, rows: Tensor, numbers: Numbers, number: int | None, outward: bool, shared: SharedWork) -> Tensor:
+        """The rows that this rank receives (`exchange`). While they travel, half of the shared expert computes if that
+        overlaps."""
         if not self.overlaps:
-            return exchange(rows, by)
+            return exchange(rows, numbers, number, outward, self.group)
+        by = Exchange(numbers, outward, self.group)
         started = start_exchange(rows, by)
         shared.step()
         return finish_exchange(started, by)
@@ -193,42 +202,18 @@ class Experts(nn.Module):
         experts = self.spec.num_experts
         return plan.rows.new_full((experts,), len(plan.rows) // experts) if plan.counts is None else plan.counts
 
-    def _numbers(self, plan: Dispatch) -> tuple[list[list[int]], list[list[int]], Tensor]:
-        """Numbers of rows sent to each rank's experts, of rows received from each rank for this rank's experts, and the sums of
-        the latter on the device.
-        """
-        ranks, rows, counts = self.group.size, len(plan.rows), self._counts(plan)
-        num_local_experts = self.spec.num_experts // ranks
+    def _read(self, plan: Dispatch, counts: Tensor) -> list[int]:
+        """Numbers of rows for experts, on the host."""
+        rows, experts = len(plan.rows), self.spec.num_experts
         if plan.counts is None:
-            equal = [[rows // self.spec.num_experts] * num_local_experts for _ in range(ranks)]
-            return equal, equal, counts[:num_local_experts] * ranks
-        of_numbers = Exchange(self.group, [num_local_experts] * ranks, [num_local_experts] * ranks, returns=False)
-        theirs = keep_collective(lambda: of_numbers.run(counts))
-        numbers = rows_of(torch.cat((counts, theirs)), 2 * rows)
-        table = [numbers[first : first + num_local_experts] for first in range(0, len(numbers), num_local_experts)]
-        return table[:ranks], table[ranks:], theirs.view(ranks, num_local_experts).sum(0)
+            return [rows // experts] * len(counts)
+        return rows_of(counts, rows * len(counts) // experts)
 
-    def _apply_grouped(self, rows: Tensor, received: Sequence[Sequence[int]], counts: Tensor) -> Tensor:
-        """`_apply_each` with grouped products."""
-        if not len(rows):
-            return self._apply_each(rows, received)
-        experts, ranks = len(self.experts), len(received)
-        pieces = torch.split(rows, [size for sizes in received for size in sizes])
-        by_expert = [pieces[rank * experts + index] for index in range(experts) for rank in range(ranks)]
-        results = apply_grouped(list(self.experts.values()), torch.cat(by_expert), counts)
-        parts = torch.split(results, [len(piece) for piece in by_expert])
-        return torch.cat([parts[index * ranks + rank] for rank in range(ranks) for index in range(experts)])
-
-    def _apply_each(self, rows: Tensor, received: Sequence[Sequence[int]]) -> Tensor:
-        """Apply this rank's experts to the received rows, sorted by rank and then by expert; results are in the same order."""
-        num_local_experts = len(self.experts)
-        pieces = torch.split(rows, [size for sizes in received for size in sizes])
-        results = []
-        for index, expert in enumerate(self.experts.values()):
-            # Even without rows, so that every rank has the same graph and its gradients come in the same order.
-            inputs = torch.cat(pieces[index::num_local_experts]) if self.group.size > 1 else pieces[index]
-            results.append(torch.split(expert(inputs), [sizes[index] for sizes in received]))
-        return torch.cat([result[rank] for rank in range(len(received)) for result in results])
+    def _apply_each(self, rows: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Apply this rank's experts to rows sorted by expert, even to none, so that every rank has the same graph and its
+        gradients come in the same order."""
+        pieces = torch.split(rows, list(sizes))
+        return torch.cat([expert(piece) for expert, piece in zip(self.experts.values(), pieces, strict=True)])
 
 
 def _numbers_of(chosen: Tensor, experts: int) -> Tensor:

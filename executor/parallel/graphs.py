@@ -16,6 +16,7 @@ from torch.utils._pytree import tree_leaves
 from executor.engine import PrivatePool, RankContext
 from executor.errors import EngineRefusalError
 from executor.parallel.checkpointing import CheckpointedForward
+from executor.parallel.experts import Experts
 from search_spaces.models.model import Model
 from search_spaces.rules.computation import GRAPHS_MODEL, GRAPHS_REMEDY, graphs_problem
 from search_spaces.trial import Workload
@@ -229,6 +230,8 @@ def compile_blocks(blocks: Iterable[nn.Module]) -> None:
     # In this process: the ranks of a host compile the same code concurrently, and compile workers would outlive the trial.
     torch._inductor.config.compile_threads = 1
     for block in blocks:
+        # The numbers of rows that other ranks send are sizes in a graph; users' modules keep torch's default.
+        torch._dynamo.config.capture_dynamic_output_shape_ops |= any(isinstance(part, Experts) for part in block.modules())
         checkpointed = block.forward if isinstance(block.forward, CheckpointedForward) else None
         block.forward = torch.compile(block.forward) if checkpointed is None else _compiled_around(checkpointed)
 
@@ -268,3 +271,4 @@ def compile_seconds() -> float:
 def forget_compiled() -> None:
     """Discard the compiled code of a closed model: beyond a number of variants, torch runs a function uncompiled."""
     torch._dynamo.reset()
+    torch._dynamo.config.capture_dynamic_output_shape_ops = False

@@ -222,27 +222,57 @@ def test_deepspeed_is_told_the_device_of_the_rank(monkeypatch: pytest.MonkeyPatc
     assert [package.os.environ[name] for name in ("DS_ACCELERATOR", "LOCAL_RANK")] == ["cuda", "1"]
 
 
-def test_streams_and_pinned_memory_are_asked_for_where_there_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[object] = []
-    zeros = torch.zeros
-
-    def pinned(*size: int, pin_memory: bool = False, **given: Any) -> Tensor:
-        asked.append(pin_memory)
-        return zeros(*size, **given)
-
+def test_streams_are_asked_for_where_there_is_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch, "Stream", lambda device: ("stream", device))
     monkeypatch.setattr(torch.accelerator, "current_stream", lambda device: ("current", device))
-    monkeypatch.setattr(torch, "zeros", pinned)
     assert copies.make_stream(CUDA) == ("stream", CUDA)
     assert copies.current_stream(CUDA) == ("current", CUDA)
     assert copies.make_stream(torch.device("cpu")) is None
     assert not copies.is_on_host(torch.empty(0, device="meta"))
-    for device, wanted in ((CUDA, [True, False]), (torch.device("cpu"), [False, False])):
-        asked.clear()
+
+
+class Driver:
+    """Records the memory that is registered."""
+
+    def __init__(self, error: int) -> None:
+        self.registered: dict[int, int] = {}
+        self.error = error
+
+    def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+        assert flags == 1
+        self.registered[address] = size
+        return self.error
+
+    def cudaHostUnregister(self, address: int) -> int:
+        del self.registered[address]
+        return 0
+
+
+def test_pinned_memory_takes_no_more_than_its_size_and_is_registered_as_long_as_a_tensor_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver(error=0)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    for device in (torch.device("cpu"), CUDA):
         pool = HostPool(device)
-        pool.zeros(4, torch.float32, pinned=True)
+        pinned, pages = pool.zeros(1100, torch.float32, pinned=True), pool.pages(8192)
         pool.zeros(4, torch.float32)
-        assert asked == wanted
+        assert not pinned.any()
+        assert pool.bytes == 4400 + 8192 + 16
+        expected = {pinned.data_ptr(): 4400, pages.data_ptr(): 8192} if device == CUDA else {}
+        assert driver.registered == expected
+    part = pinned[:8]
+    del pool, pinned, pages
+    assert [*driver.registered] == [part.data_ptr()]
+    del part
+    assert not driver.registered
+
+
+def test_memory_that_the_driver_does_not_pin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = Driver(error=2)
+    monkeypatch.setattr(torch.cuda, "cudart", lambda: driver)
+    with pytest.raises(RuntimeError, match="cannot be pinned: CUDA error 2"):
+        HostPool(CUDA).zeros(4, torch.float32, pinned=True)
 
 
 def test_the_host_does_not_wait_where_streams_do() -> None:

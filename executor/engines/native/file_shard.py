@@ -3,7 +3,7 @@
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from executor.engines.native.offload import Hyperparameters, Initial, MakeShare,
 from executor.engines.native.parameter_shard import Loaded, ParameterShard, Range
 from executor.files.rank_file import ALIGNMENT, Extent, FileStream, RankFile, Transfer, folder_of, rounded_up
 from executor.parallel.collectives import mark
-from executor.parallel.copies import HostPool
+from executor.parallel.copies import Copy, CopyEngine, HostPool
 from executor.parallel.initialization import FirstValues
 from search_spaces.training.states import BUFFERS, UNITS
 from search_spaces.trial import Workload
@@ -50,6 +50,8 @@ class _Staged:
 
     buffer: Tensor
     views: dict[FileExtent, tuple[Transfer, Tensor]]
+    copies: list[Copy] = field(default_factory=list)
+    """Copies of it to the device; before they end, nothing else may be read into the buffer."""
 
 
 class FileShard(ParameterShard):
@@ -69,6 +71,7 @@ class FileShard(ParameterShard):
         dtype: torch.dtype,
         device: torch.device,
         pool: HostPool,
+        copies: CopyEngine,
         folder: Path,
     ) -> None:
         """`pieces`: ranges of the vector that are written as a whole; `units`: the parameters of each unit, read as a whole.
@@ -84,8 +87,9 @@ class FileShard(ParameterShard):
         self._starts = [extent.start for extent in self._extents]
         self.file = RankFile(folder, sum(sizes))
         largest = max(sum(extent.size for extent in self._within(unit)) for unit in units)
-        self._free = deque(pool.pages(largest) for _ in range(AHEAD))
-        self._own = pool.pages(largest)
+        self._copies = copies
+        self._free: deque[tuple[Tensor, list[Copy]]] = deque((pool.pages(largest), []) for _ in range(AHEAD))
+        self._own: tuple[Tensor, list[Copy]] = pool.pages(largest), []
         self._staged: deque[_Staged] = deque()
         self._outgoing = deque(pool.pages(max(sizes)) for _ in range(BEHIND))
         self._written: deque[tuple[Transfer, Tensor]] = deque()
@@ -96,22 +100,28 @@ class FileShard(ParameterShard):
             return
         if not self._free:
             self._discard(self._staged.popleft())
-        buffer = self._free.popleft()
-        self._staged.append(_Staged(buffer, self._start_reads(extents, buffer)))
+        buffer, leaving = self._free.popleft()
+        self._staged.append(_Staged(buffer, self._start_reads(extents, buffer, leaving)))
 
     def read(self, ranges: Sequence[Range]) -> Loaded:
         extents = self._within(ranges)
         values = torch.empty(sum(extent.end - extent.start for extent in extents), dtype=self._dtype, device=self._device)
         mark("buffers", values)
         targets = dict(zip(extents, torch.split(values, [extent.end - extent.start for extent in extents]), strict=True))
+        started: list[Copy] = []
         for staged in [*self._staged]:
-            self._land({extent: staged.views.pop(extent) for extent in extents if extent in staged.views}, targets)
+            staged.copies += self._land(
+                {extent: staged.views.pop(extent) for extent in extents if extent in staged.views}, targets
+            )
+            started += staged.copies
             if not staged.views:
                 self._staged.remove(staged)
-                self._free.append(staged.buffer)
+                self._free.append((staged.buffer, staged.copies))
+        buffer, leaving = self._own
         for batch in [*self._batches(targets)]:
-            self._land(self._start_reads(batch, self._own), targets)
-        return Loaded(values)
+            leaving += self._land(self._start_reads(batch, buffer, leaving), targets)
+            started += leaving
+        return Loaded(values, tuple(started))
 
     def accept_from_device(self, start: int, values: Tensor) -> None:
         begins = (start, start + values.numel())
@@ -153,14 +163,20 @@ class FileShard(ParameterShard):
         """The extents that were not expected, in batches that fit into the buffer of `read`."""
         batch: list[FileExtent] = []
         for extent in targets:
-            if batch and sum(batched.size for batched in (*batch, extent)) > self._own.numel():
+            if batch and sum(batched.size for batched in (*batch, extent)) > self._own[0].numel():
                 yield batch
                 batch = []
             batch.append(extent)
         if batch:
             yield batch
 
-    def _start_reads(self, extents: Sequence[FileExtent], buffer: Tensor) -> dict[FileExtent, tuple[Transfer, Tensor]]:
+    def _start_reads(
+        self, extents: Sequence[FileExtent], buffer: Tensor, leaving: list[Copy]
+    ) -> dict[FileExtent, tuple[Transfer, Tensor]]:
+        """Read into the buffer, after the copies of what was in it have ended; forgets these."""
+        for copy in leaving:
+            copy.end()
+        leaving.clear()
         views, used = {}, 0
         for extent in extents:
             part = buffer[used : used + extent.size]
@@ -168,16 +184,18 @@ class FileShard(ParameterShard):
             used += extent.size
         return views
 
-    def _land(self, views: dict[FileExtent, tuple[Transfer, Tensor]], targets: dict[FileExtent, Tensor]) -> None:
-        """Copy extents to the device once they are read, and remove them from `targets`."""
+    def _land(self, views: dict[FileExtent, tuple[Transfer, Tensor]], targets: dict[FileExtent, Tensor]) -> list[Copy]:
+        """Start to copy extents to the device once they are read, and remove them from `targets`. The device waits for none."""
+        started = []
         for extent, (transfer, values) in views.items():
             transfer.wait()
-            targets.pop(extent).copy_(values)
+            started.append(self._copies.start(targets.pop(extent), values))
+        return started
 
     def _discard(self, staged: _Staged) -> None:
         for transfer, _ in staged.views.values():
             transfer.wait()
-        self._free.append(staged.buffer)
+        self._free.append((staged.buffer, staged.copies))
 
     def _write(self, start: int, values: Tensor) -> None:
         while self._staged:

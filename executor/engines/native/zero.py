@@ -399,7 +399,7 @@ class ShardedModel(Replica):
         read = [[pair for slot in unit.slots for pair in ranges((slot,))] for unit in units]
         frozen = parts_of(self.layout.master_elements, self._frozen.master_elements)
         pieces, folder = [*self.optimizer.update_ranges(), *frozen], folder_of(self._workload)
-        return FileShard(pieces, read, self.dtype, self.device, self.pool, folder)
+        return FileShard(pieces, read, self.dtype, self.device, self.pool, self._copies, folder)
 
     def _device_shard(self) -> DeviceShard:
         return DeviceShard(self._frozen.master_elements, self.dtype, self.device, self._arrivals)

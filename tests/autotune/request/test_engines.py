@@ -68,7 +68,7 @@ REFUSED: dict[str, dict[str, Any]] = {
         "pipeline_schedule": "interleaved_zero_bubble",
     },
     "experts-copies": {"expert_parallel_size": 2, "zero_stage": 3, "hsdp_shard_size": 2},
-    "experts-compiled": {"expert_parallel_size": 2, "compile_blocks": True},
+    "experts-compiled": {"expert_parallel_size": 2, "compile_blocks": True, "precision": "fp8"},
     "experts-adapters": {"expert_parallel_size": 2, "lora_rank": 4},
     "prompt-context": {"context_parallel_size": 2, "prompt_length": 4},
     "virtual-tokens-muon": {"optimizer": "muon", "prefix_length": 4},

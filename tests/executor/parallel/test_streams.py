@@ -289,6 +289,10 @@ PLANTED = {
         OPTIMIZER, lambda _: patch.object(Copy, "end", lambda _: None),
         ("copy_ in parameter_shard.accept_from_host on host", "writes", "copy_ in parameter_shard.accept_from_host on copies"),
     ),
+    "a file is read into memory that is still copied to the device": Planted(
+        {"zero_stage": 3, "param_persistence_threshold": 0, **IN_FILES}, lambda _: patch.object(Copy, "end", lambda _: None),
+        ("file_shard", "writes", "copy_ in file_shard"),
+    ),
     "the host reads a gradient that has not arrived": Planted(
         OPTIMIZER, lambda _: patch.object(Copy, "wait", lambda _: None),
         ("_fused_adamw_ in offload.updated on host", "writes", "copy_ in offload"),

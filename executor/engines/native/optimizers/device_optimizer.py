@@ -2,11 +2,14 @@
 [Dettmers et al. 2022, 8-bit Optimizers via Block-wise Quantization].
 """
 
+import importlib
+import importlib.util
 import itertools
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -243,6 +246,8 @@ class AdamW8bit(DeviceOptimizer):
     Shares start at block boundaries (`share_block` of `make_layout`), so that the blocks, and with them every number, equal
     those of one rank with the whole parameter. Each tensor-parallel slice counts as a separate parameter. Parameters of fewer
     than LEAST_QUANTISED elements keep unquantised moments.
+
+    On a CUDA device with Triton, fp32 is updated by one kernel per parameter (`fused_update`), elsewhere by operators of torch.
     """
 
     def __init__(self, master: Tensor, layout: BucketLayout, hyperparameters: Hyperparameters) -> None:
@@ -256,6 +261,8 @@ class AdamW8bit(DeviceOptimizer):
         self._first = QuantisedVector(total, signed=True, device=master.device)
         self._second = QuantisedVector(total, signed=False, device=master.device)
         self._rest = RestAdamW({slot: self._weights(slot) for slot in small}, hyperparameters)
+        fuses = master.is_cuda and master.dtype == torch.float32 and importlib.util.find_spec("triton") is not None
+        self._kernel: Any = importlib.import_module("executor.engines.native.optimizers.fused_update") if fuses else None
 
     def settled(self) -> bool:
         return self._rest.settled()
@@ -271,6 +278,13 @@ class AdamW8bit(DeviceOptimizer):
         rate, decay = self._hyperparameters.learning_rate, self._hyperparameters.weight_decay
         first_decay, second_decay = BETAS
         first_scale, second_scale = 1 - first_decay**self._steps, 1 - second_decay**self._steps
+        if self._kernel is not None:
+            self._kernel.update(
+                weights, gradient, self._first.parts(offset, slot.shard_elements),
+                self._second.parts(offset, slot.shard_elements),
+                (1 - first_decay, second_decay, math.sqrt(second_scale), EPSILON, 1 - rate * decay, -rate / first_scale),
+            )  # fmt: skip
+            return
         chunk = HOST_CHUNK_ELEMENTS if copies.is_on_host(weights) else DEVICE_CHUNK_ELEMENTS
         for start, end in itertools.pairwise([*range(0, slot.shard_elements, chunk), slot.shard_elements]):
             part = gradient[start:end]
@@ -322,6 +336,11 @@ class QuantisedVector:
         least = torch.finfo(torch.float32).tiny
         relative = (_blocks(values) / scales[:, None].clamp(min=least)).float().view(-1)[: values.numel()]
         self._codes[start:end] = torch.bucketize(relative, self._boundaries, out_int32=True).to(torch.uint8)
+
+    def parts(self, start: int, elements: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Codes and scales from `start`, a block boundary, on, the codebook, and the boundaries between its numbers."""
+        end = start + elements
+        return self._codes[start:end], self._scales_of(start, end), self._codebook, self._boundaries
 
     def tensors(self) -> Iterator[Tensor]:
         """The kept tensors."""

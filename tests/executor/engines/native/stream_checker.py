@@ -355,7 +355,7 @@ class StreamChecker(TorchDispatchMode):
 
     def _pooled(self, pages: bool, make: Callable[..., Tensor], pool: HostPool, *args: Any, **kwargs: Any) -> Tensor:
         made = make(pool, *args, **kwargs)
-        pinned = not pages and (kwargs.get("pinned") or (len(args) > 2 and args[2]))
+        pinned = pages or kwargs.get("pinned") or (len(args) > 2 and args[2])
         storage = made.untyped_storage()
         if not storage.nbytes():
             return made

@@ -172,7 +172,7 @@ def shards(folder: Path, elements: int, piece: int, dtype: torch.dtype) -> tuple
     pieces = [(start, min(start + piece, elements)) for start in range(0, elements, piece)]
     slots = [(start, min(start + 11, elements)) for start in range(0, elements, 11)]
     units = [slots[number : number + 3] for number in range(0, len(slots), 3)]
-    file = FileShard(pieces, units, dtype, CPU, pool, folder)
+    file = FileShard(pieces, units, dtype, CPU, pool, CopyEngine(CPU), folder)
     largest = max(sum(place.size for place in file._within(unit)) for unit in units)
     assert pool.bytes == UNITS * largest + BUFFERS // 2 * rank_file.rounded_up(min(piece, elements) * dtype.itemsize)
     return file, HostShard(elements, dtype, CPU, pool, CopyEngine(CPU)), slots
