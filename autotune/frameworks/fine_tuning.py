@@ -35,6 +35,8 @@ class FineTuning:
     dataset: str
     epochs: float | None
     steps: int | None
+    measured: str = ""
+    """What a sweep measured of it; empty: nothing did."""
 
     @property
     def ranks(self) -> int:
@@ -126,6 +128,7 @@ def _arguments(run: FineTuning) -> dict[str, Any]:
         **run.precision,
         "optim": run.optimizer,
         "gradient_checkpointing": run.recomputes,
+        **({"use_cpu": True} if run.cluster.device.kind == "cpu" else {}),
         **_amount(run, "num_train_epochs"),
     }
     if run.by_deepspeed:
@@ -262,7 +265,7 @@ def deepspeed_file(run: FineTuning) -> Export:
         problem = "this way of training does not use DeepSpeed"
         raise ExportRefusedError("program", problem, "pin zero_stage=2 or 3, or use another format")
     sizes = f"{run.config.micro_batch_size} per card and {run.accumulation} micro-batches a step"
-    notes = (f"give the Trainer {sizes}, and this file as `deepspeed`", NOT_MEASURED)
+    notes = (f"give the Trainer {sizes}, and this file as `deepspeed`", run.measured or NOT_MEASURED)
     return Export(text=json.dumps(deepspeed_content(run), indent=2) + "\n", notes=notes)
 
 
@@ -334,14 +337,14 @@ def _import(package: str, names: Sequence[str]) -> str:
     return f"from {package} import {_call('', sorted(names))}"
 
 
-NOT_MEASURED = "predicted and not measured anywhere: measure it by `autotune sweep` of your program before you rely on it"
+NOT_MEASURED = "predicted and not measured anywhere: measure it with --measure before you rely on it"
 
 
 def _notes(run: FineTuning, launch: str, *further: str) -> tuple[str, ...]:
     stand_ins = {"your dataset": DATASET if run.dataset == DATASET else ""}
     stand_ins["the model's Hugging Face id or folder"] = "" if "/" in run.model_name else run.model_name
     missing = [f"put {thing} in the place of {name}" for thing, name in stand_ins.items() if name]
-    return (f"start it by: {launch}", *further, *missing, NOT_MEASURED)
+    return (f"start it by: {launch}", *further, *missing, run.measured or NOT_MEASURED)
 
 
 def _yaml(run: FineTuning, content: Mapping[str, Any], launch: str, *further: str) -> Export:
@@ -355,12 +358,25 @@ def _bits(run: FineTuning) -> dict[str, bool]:
 
 DATASET = "DATASET"
 """Stands for the dataset where none is stated."""
-FORMATS: Mapping[str, Callable[[FineTuning], Export]] = {
-    "trl": trl_file,
-    "trainer": trainer_file,
-    "axolotl": axolotl_file,
-    "llamafactory": llama_factory_file,
-    "accelerate": accelerate_file,
-    "deepspeed": deepspeed_file,
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program of fine-tuners, and its files."""
+
+    write: Callable[[FineTuning], Export]
+    suffix: str = ".yaml"
+    """Of the file's name."""
+    command: str = ""
+    """What each rank runs, where `{file}` is the file; empty: the user's own program, which reads it."""
+
+
+FORMATS: Mapping[str, Program] = {
+    "trl": Program(write=trl_file, command="python -m trl.scripts.sft --config {file}"),
+    "trainer": Program(write=trainer_file, suffix=".py", command="python {file}"),
+    "axolotl": Program(write=axolotl_file, command="python -m axolotl.cli.train {file}"),
+    "llamafactory": Program(write=llama_factory_file, command="python -m llamafactory.launcher {file}"),
+    "accelerate": Program(write=accelerate_file),
+    "deepspeed": Program(write=deepspeed_file, suffix=".json"),
 }
-"""Program -> what makes its file."""
+"""Name -> program."""

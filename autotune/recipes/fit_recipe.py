@@ -6,9 +6,9 @@ from typing import Any
 
 from autotune.errors import NothingFeasibleError, RequestError
 from autotune.frameworks.export import Export
-from autotune.frameworks.fine_tuning import FORMATS, FineTuning
+from autotune.frameworks.fine_tuning import FORMATS, FineTuning, Program
 from autotune.frameworks.read import FRAMEWORKS, read_written
-from autotune.prediction.planning.fit import Fit
+from autotune.prediction.planning.fit import Fit, SetupAnswer
 from autotune.prediction.planning.question import single_values
 from autotune.question.question import PlanningFields
 from search_spaces.clusters.presets import resolve_cluster
@@ -16,6 +16,7 @@ from search_spaces.knob_values import value_text
 from search_spaces.models.huggingface import known_model
 from search_spaces.models.model import ModelSpec
 from search_spaces.training.adapters import FROZEN_BITS, TARGETS
+from search_spaces.trial_config import TrialConfig
 
 OF_SETUPS = ("states", "sharding", "parameter_width", "whole_norms", "whole_tables")
 """Words of `Transformers` that a way of `fit` decides itself."""
@@ -70,29 +71,48 @@ WRITTEN = frozenset({
 """Knobs that a file has: those of the Trainer and of DeepSpeed."""
 
 
-def file_of(result: Fit, inputs: PlanningFields, format_name: str, dataset: str) -> Export:
-    """The file of a program.
+def file_of(
+    result: Fit,
+    inputs: PlanningFields,
+    program: str,
+    dataset: str,
+    *,
+    way: tuple[SetupAnswer, TrialConfig] | None = None,
+    measured: str = "",
+) -> Export:
+    """The file of a program, of the fastest way or of `way` with a configuration.
 
     Raises:
         NothingFeasibleError: nothing fits.
         RequestError: the model is a user's module, or there is no such program.
         ExportRefusedError: the program cannot train so.
     """
-    best = result.fastest
-    if best is None:
-        raise NothingFeasibleError("memory", "nothing fits, so there is no file", "ask without a file to see what would")
+    if way is None:
+        if (best := result.fastest) is None:
+            raise NothingFeasibleError("memory", "nothing fits, so there is no file", "ask without a file to see what would")
+        way = best, best.estimate.config
     if not isinstance(result.question.model, ModelSpec):
         raise RequestError("program", f"{result.question.model.name} is your own program's", "leave it out")
-    question = dataclasses.replace(best.setup.question, global_batch_size=result.question.global_batch_size)
+    setup, config = way[0].setup, way[1]
+    question = dataclasses.replace(setup.question, global_batch_size=result.question.global_batch_size)
     name = inputs.model or question.shape.name
     run = FineTuning(
-        method=best.setup.method.name, shape=question.shape, model_name=name.removesuffix("/config.json"),
-        config=best.estimate.config, cluster=question.cluster, with_fsdp=best.setup.sharding.library == "fsdp2",
-        workload=question.workload, dataset=dataset, epochs=inputs.epochs, steps=inputs.training_steps,
+        method=setup.method.name, shape=question.shape, model_name=name.removesuffix("/config.json"), config=config,
+        cluster=question.cluster, with_fsdp=setup.sharding.library == "fsdp2", workload=question.workload, dataset=dataset,
+        epochs=inputs.epochs, steps=inputs.training_steps, measured=measured,
     )  # fmt: skip
-    if format_name not in FORMATS:
-        raise RequestError("program", f"{format_name!r} is not known", f"use one of {', '.join(FORMATS)}")
-    exported = FORMATS[format_name](run)
+    exported = program_of(program).write(run)
     pins = single_values(question.pins).items()
     missing = [f"{name}={value_text(value)}: not in this file; set it yourself" for name, value in pins if name not in WRITTEN]
     return dataclasses.replace(exported, notes=(*exported.notes, *missing))
+
+
+def program_of(name: str) -> Program:
+    """The program of that name.
+
+    Raises:
+        RequestError: there is none.
+    """
+    if name not in FORMATS:
+        raise RequestError("program", f"{name!r} is not known", f"use one of {', '.join(FORMATS)}")
+    return FORMATS[name]

@@ -559,7 +559,7 @@ def _answers(setups: Sequence[TrainingSetup], limits: MemoryLimits) -> Iterator[
     holds = limits.holds(device, host)
     smallest = setups[0].base.micro_batch_size
     column = int(np.searchsorted(_SIZES, smallest))
-    sizes, question = _sizes_of_step(setups[0])
+    sizes, question = sizes_of_step(setups[0])
     fastest = _fastest(question, setups, sizes, holds)
     configs = [setup.base for setup in setups] + [setup.config(size) for setup, size in zip(setups, fastest, strict=True)]
     predictions = estimates(question, configs)
@@ -576,7 +576,7 @@ def _answers(setups: Sequence[TrainingSetup], limits: MemoryLimits) -> Iterator[
         )
 
 
-def _sizes_of_step(setup: TrainingSetup) -> tuple[list[int], Question]:
+def sizes_of_step(setup: TrainingSetup) -> tuple[list[int], Question]:
     """The micro-batches that divide a replica's share of the global batch, and the question, with a larger global batch if a
     pinned micro-batch is not among them."""
     question, smallest = setup.question, setup.base.micro_batch_size
