@@ -85,11 +85,10 @@ def _answer(inputs: PlanningFields, database: str | None) -> tuple[Fit, Conditio
 
 def _write(result: Fit, inputs: PlanningFields, file: WantedFile) -> Status:
     # Imported on demand, as above.
-    from autotune.recipes.fit_recipe import file_of
+    from autotune.recipes.fit_recipe import fastest_file
 
-    exported = file_of(result, inputs, file.format, file.dataset)
-    assert result.fastest is not None
-    write_export(exported.text, (f"{setup_text(result.fastest)}, {_sizes_text(result.fastest)}", *exported.notes), file.out)
+    answer, exported = fastest_file(result, inputs, file.format, file.dataset)
+    write_export(exported.text, (f"{setup_text(answer)}, {_sizes_text(answer)}", *exported.notes), file.out)
     return Status.OK
 
 

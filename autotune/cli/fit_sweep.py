@@ -55,9 +55,8 @@ class Candidate:
 def candidates(result: Fit, most: int) -> list[Candidate]:
     """What is measured, in this order: the headline; the other ways that fit, the surely fastest first; half and twice the
     micro-batches of the leading ones."""
-    ways = sorted(result.fitting, key=lambda answer: (answer is not result.fastest, -answer.estimate.samples_per_second.low))
-    chosen = [Candidate(answer=answer, estimate=answer.estimate) for answer in ways]
-    for answer in ways[:3]:
+    chosen = [Candidate(answer=answer, estimate=answer.estimate) for answer in result.ranked]
+    for answer in result.ranked[:3]:
         size, (sizes, question) = answer.estimate.config.micro_batch_size, sizes_of_step(answer.setup)
         others = [other for other in (2 * size, size // 2) if other in sizes and other <= answer.micro_batch_size]
         predictions = estimates(question, [answer.setup.config(other) for other in others])
@@ -86,9 +85,9 @@ def measured_fit(
     chosen: dict[str, Candidate] = {}
     for candidate in candidates(result, sweep.trials):
         if file is not None and program is not None:
-            way = candidate.answer, candidate.estimate.config
+            config = candidate.estimate.config
             try:
-                text = file_of(result, inputs, file.format, file.dataset, way=way).text
+                text = file_of(result, inputs, file.format, file.dataset, candidate.answer, config).text
             except ExportRefusedError as error:
                 print_note(f"{candidate.name} is not measured: {error}")
                 continue
@@ -127,8 +126,7 @@ def measured_fit(
     if file is None:
         print_note(f"fastest: {fastest.name}; {text}")
         return Status.OK
-    way = fastest.answer, fastest.estimate.config
-    exported = file_of(result, inputs, file.format, file.dataset, way=way, measured=text)
+    exported = file_of(result, inputs, file.format, file.dataset, fastest.answer, fastest.estimate.config, text)
     write_export(exported.text, (f"fastest: {fastest.name}, written to {out}", *exported.notes), out)
     return Status.OK
 

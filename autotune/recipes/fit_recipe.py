@@ -1,12 +1,23 @@
 """A recipe of the Trainer, TRL, Axolotl or LLaMA-Factory as fields of `autotune fit`, and the answer as such a recipe."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import NothingFeasibleError, RequestError
+from autotune.errors import ExportRefusedError, NothingFeasibleError, RequestError
 from autotune.frameworks.export import Export
-from autotune.frameworks.fine_tuning import FORMATS, FineTuning, Program
+from autotune.frameworks.fine_tuning import (
+    FineTuning,
+    accelerate_file,
+    axolotl_file,
+    deepspeed_file,
+    llama_factory_file,
+    torchtune_file,
+    trl_file,
+)
+from autotune.frameworks.fine_tuning_scripts import lightning_file, trainer_file
 from autotune.frameworks.read import FRAMEWORKS, read_written
 from autotune.prediction.planning.fit import Fit, SetupAnswer
 from autotune.prediction.planning.question import single_values
@@ -71,29 +82,70 @@ WRITTEN = frozenset({
 """Knobs that a file has: those of the Trainer and of DeepSpeed."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program of fine-tuners, and its files."""
+
+    write: Callable[[FineTuning], Export]
+    suffix: str = ".yaml"
+    """Of the file's name."""
+    command: str = ""
+    """What each rank runs, where `{file}` is the file; empty: the user's own program, which reads it."""
+
+
+FORMATS: Mapping[str, Program] = {
+    "trl": Program(write=trl_file, command="python -m trl.scripts.sft --config {file}"),
+    "trainer": Program(write=trainer_file, suffix=".py", command="python {file}"),
+    "axolotl": Program(write=axolotl_file, command="python -m axolotl.cli.train {file}"),
+    "llamafactory": Program(write=llama_factory_file, command="python -m llamafactory.launcher {file}"),
+    "torchtune": Program(write=torchtune_file),
+    "lightning": Program(write=lightning_file, suffix=".py", command="python {file}"),
+    "accelerate": Program(write=accelerate_file),
+    "deepspeed": Program(write=deepspeed_file, suffix=".json"),
+}
+"""Name -> program."""
+
+
+def fastest_file(result: Fit, inputs: PlanningFields, program: str, dataset: str) -> tuple[SetupAnswer, Export]:
+    """The fastest way that a program can train, and its file; a note says so if it is not the fastest that fits.
+
+    Raises:
+        NothingFeasibleError: nothing fits.
+        RequestError: the model is a user's module, or there is no such program.
+        ExportRefusedError: the program can train none of the ways.
+    """
+    if not result.fitting:
+        raise NothingFeasibleError("memory", "nothing fits, so there is no file", "ask without a file to see what would")
+    refusals = []
+    for answer in result.ranked:
+        try:
+            exported = file_of(result, inputs, program, dataset, answer, answer.estimate.config)
+        except ExportRefusedError as error:
+            refusals.append(error)
+            continue
+        notes = [f"the fastest that fits is {result.ranked[0].setup.name}, but {refusals[0].problem}"] if refusals else []
+        return answer, dataclasses.replace(exported, notes=(*notes, *exported.notes))
+    raise refusals[0]
+
+
 def file_of(
     result: Fit,
     inputs: PlanningFields,
     program: str,
     dataset: str,
-    *,
-    way: tuple[SetupAnswer, TrialConfig] | None = None,
+    answer: SetupAnswer,
+    config: TrialConfig,
     measured: str = "",
 ) -> Export:
-    """The file of a program, of the fastest way or of `way` with a configuration.
+    """The file of a program for a way with a configuration; `measured` says what a sweep measured of it.
 
     Raises:
-        NothingFeasibleError: nothing fits.
         RequestError: the model is a user's module, or there is no such program.
         ExportRefusedError: the program cannot train so.
     """
-    if way is None:
-        if (best := result.fastest) is None:
-            raise NothingFeasibleError("memory", "nothing fits, so there is no file", "ask without a file to see what would")
-        way = best, best.estimate.config
     if not isinstance(result.question.model, ModelSpec):
         raise RequestError("program", f"{result.question.model.name} is your own program's", "leave it out")
-    setup, config = way[0].setup, way[1]
+    setup = answer.setup
     question = dataclasses.replace(setup.question, global_batch_size=result.question.global_batch_size)
     name = inputs.model or question.shape.name
     run = FineTuning(

@@ -253,6 +253,12 @@ class Fit:
         return _fastest_of(self.fitting)
 
     @property
+    def ranked(self) -> list[SetupAnswer]:
+        """The ways that fit: the fastest, then the others by the lower ends of their rates."""
+        fastest = self.fastest
+        return sorted(self.fitting, key=lambda answer: (answer is not fastest, -answer.estimate.samples_per_second.low))
+
+    @property
     def leanest(self) -> SetupAnswer | None:
         """The way that needs the least memory of a card, the fastest of several."""
 
