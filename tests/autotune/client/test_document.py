@@ -111,7 +111,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_deliveries": lambda client: client.deliveries("0123456789ab", limit=5),
     "validate_config": lambda client: client.validate_config(MODEL, {"zero_stage": 3}, **FIELDS),
 }
-VIEWS: dict[type, str] = {kind: COMPONENTS.get(name, name) for name, kind in WIRE_MODELS.items()}
+VIEWS: dict[type, str] = {kind: COMPONENTS.get(name, name) for name, kind in WIRE_MODELS.items() if not kind.__subclasses__()}
 """Class -> its component in the document."""
 
 
