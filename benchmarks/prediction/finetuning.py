@@ -162,9 +162,10 @@ ONCE = """\
 ## Rows that were described once
 
 The rows above were described with their predictions at hand. These 39 were not: LitGPT's resource tables of LoRA
-(Apache-2.0), in the words of the rows of its config hub, and the README of torchao (BSD-3-Clause; torchtune's low-memory recipe). On several
-cards LitGPT of that version loads the whole model on each card before it divides it (13.5 GB of a model of 7B, beside its share).
-That peak was read, and is not in the equations: those rows are far too low, and both wrong verdicts are of them."""
+(Apache-2.0), in the words of the rows of its config hub, and the README of torchao (BSD-3-Clause; torchtune's low-memory
+recipe). On several cards LitGPT of that version loads the whole model on each card before it divides it (13.5 GB of a model
+of 7B, beside its share). That peak was read, and is not in the equations: those rows are far too low, and both wrong verdicts
+are of them."""
 
 
 def page_once(path: Path) -> list[str]:
