@@ -44,6 +44,7 @@ FIELDS: dict[str, Any] = {
     "run_device_hours": 100.0, "stop_margin": 0.02, "priority": 5,
     "environment_settings": ["MALLOC_ARENA_MAX=1", "OMP_WAIT_POLICY=passive"],
     "failures": {"killed": {"retries": 1}}, "name": "nightly", "tags": ["a100", "smoke"], "note": "after the upgrade",
+    "team": "vision",
     "trackers": ["wandb"], "knowledge": {"settings": [{}], "measurements": [{}]},
     "command": {"arguments": ["python", "train.py", "{micro_batch_size}"], "folder": "/srv", "script_knobs": {"a": ["1"]}},
 }  # fmt: skip
@@ -111,7 +112,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "list_deliveries": lambda client: client.deliveries("0123456789ab", limit=5),
     "validate_config": lambda client: client.validate_config(MODEL, {"zero_stage": 3}, **FIELDS),
 }
-VIEWS: dict[type, str] = {kind: COMPONENTS.get(name, name) for name, kind in WIRE_MODELS.items() if not kind.__subclasses__()}
+VIEWS: dict[type, str] = {kind: COMPONENTS.get(name, name) for name, kind in WIRE_MODELS.items()}
 """Class -> its component in the document."""
 
 
