@@ -10,15 +10,16 @@ from pydantic import TypeAdapter
 
 from api.problems import MEDIA_TYPE
 from autotune.wire import figures, jobs, predictions, service, trials
+from autotune.wire.predictions import AnsweredQuestion
 from autotune.wire.service import FieldProblem, Problem
 
 WIRE_MODELS: Mapping[str, type] = {
     name: kind
     for module in (figures, jobs, predictions, service, trials)
     for name, kind in vars(module).items()
-    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind not in (Problem, FieldProblem)
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind) and kind not in (Problem, FieldProblem, AnsweredQuestion)
 }  # fmt: skip
-"""The classes of responses by name, but those of refusals, which leave fields out."""
+"""The classes of responses by name, but those of refusals, which leave fields out, and what several share."""
 COMPONENTS = {
     "Answer": "AnswerView",
     "Attempt": "AttemptView",

@@ -48,7 +48,7 @@ from autotune.prediction.planning.question import (
 from autotune.prediction.planning.scan import Bounds
 from autotune.question.assumption import assumed_document
 from autotune.question.question import PlanningFields
-from autotune.recipes.fit_recipe import file_of
+from autotune.recipes.fit_recipe import fastest_file
 from autotune.request.field_forms import with_loads
 from autotune.request.rows import request_to_row
 from autotune.session.knowledge import learned_of
@@ -100,7 +100,7 @@ class FitRequest(_FitFields):  # type: ignore[misc]
     model: Name | UploadedModel
     """A preset's name, the content of a config.json, or a `module:factory` that the server allows."""
     program: Name | None = None
-    """Also return the file of the fastest way for trl, trainer, axolotl, llamafactory, accelerate or deepspeed."""
+    """Also return the file of the fastest way for one of the programs of `autotune fit --for`."""
     dataset: Annotated[str, Field(max_length=200, pattern=r"^[\w./-]+$")] = "DATASET"
     """The dataset in the file."""
 
@@ -119,7 +119,7 @@ def find_fits(body: FitRequest, settings: Settings, store: Store) -> Fits:
     result, conditions = fitted(_question(question_fields(asked), body, settings, store), asked)
     fields = {"world_size": result.question.cluster.world_size, **result.document()}
     if body.program is not None:
-        fields["file"] = to_plain(file_of(result, asked, body.program, body.dataset))
+        fields["file"] = to_plain(fastest_file(result, asked, body.program, body.dataset)[1])
     return checked_view(Fits, {**_shown(result.question, conditions), **fields})
 
 

@@ -3,13 +3,13 @@
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rich.table import Table
 
 from autotune.cli.fields import read_fields
+from autotune.cli.options import SweepOfWays, WantedFile
 from autotune.cli.predict import asked_question, question_document
 from autotune.cli.status import Status, print_note, write_document, write_export
 from autotune.errors import RequestError
@@ -26,20 +26,18 @@ from search_spaces.quantities import number_text
 from search_spaces.trial import Interval
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WantedFile:
-    """The file that the fastest way is written to."""
-
-    format: str
-    dataset: str
-    out: Path | None
-    """None: standard output."""
-
-
 def fit_command(
-    options: Mapping[str, Any], database: str | None, *, recipe: Path | None, file: WantedFile | None, every: bool, json: bool
+    options: Mapping[str, Any],
+    database: str | None,
+    *,
+    recipe: Path | None,
+    file: WantedFile | None,
+    sweep: SweepOfWays | None,
+    every: bool,
+    json: bool,
 ) -> Status:
-    """Resolve the question, find what fits and print it, or write its file; with `cards` for each of these machines.
+    """Resolve the question, find what fits and print it, or write its file, or measure it; with `cards` for each of these
+    machines.
 
     `recipe`: a file that states what the options leave open.
     """
@@ -61,10 +59,16 @@ def fit_command(
         if value is not None and not 0 < value < math.inf:
             raise RequestError(name, f"{value:g} is not a positive number", "leave it out, or give one")
     if inputs.cards:
-        if file is not None:
-            raise RequestError("cards", "compares machines, and a file is for one", "give --on one of them with --for")
+        if file is not None or sweep is not None:
+            raise RequestError("cards", "compares machines, and a file or a sweep is for one", "give --on one of them instead")
         return _compare(inputs, database, json=json)
     result, conditions = _answer(inputs, database)
+    if sweep is not None:
+        from autotune.cli.fit_sweep import measured_fit
+
+        if not json:
+            _print_fit(result, conditions, inputs, Console(stderr=True), every=every)
+        return measured_fit(result, inputs, sweep, file, database, json=json)
     if file is not None:
         return _write(result, inputs, file)
     if json:
@@ -81,11 +85,10 @@ def _answer(inputs: PlanningFields, database: str | None) -> tuple[Fit, Conditio
 
 def _write(result: Fit, inputs: PlanningFields, file: WantedFile) -> Status:
     # Imported on demand, as above.
-    from autotune.recipes.fit_recipe import file_of
+    from autotune.recipes.fit_recipe import fastest_file
 
-    exported = file_of(result, inputs, file.format, file.dataset)
-    assert result.fastest is not None
-    write_export(exported.text, (f"{setup_text(result.fastest)}, {_sizes_text(result.fastest)}", *exported.notes), file.out)
+    answer, exported = fastest_file(result, inputs, file.format, file.dataset)
+    write_export(exported.text, (f"{setup_text(answer)}, {_sizes_text(answer)}", *exported.notes), file.out)
     return Status.OK
 
 

@@ -161,3 +161,26 @@ class SweepOptions:
     json: bool
     pass_environment: tuple[str, ...] = ()
     """Environment variables passed to trials in addition to a fixed list."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WantedFile:
+    """The file that the fastest way is written to."""
+
+    format: str
+    dataset: str
+    out: Path | None
+    """None: standard output."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SweepOfWays:
+    """The sweep of `--measure`."""
+
+    trials: int
+    words: tuple[str, ...]
+    """The user's command for each rank; empty: that of the file's program."""
+    config: Path | None
+    """Further fields of the sweep, as of `autotune sweep --config`."""
+    environment: tuple[str, ...]
+    """Variables of the environment that trials get."""

@@ -81,9 +81,13 @@ def with_calibration(question: Question, database: str | None, knowledge: str | 
         if has_default_database():
             print_note(f"calibrations of your database are not used: pip install {WHOLE}")
         return question
+    has_database = database is not None or has_default_database()
+    if not has_database and knowledge is None and question.cluster.device.kind != "cpu":
+        return question
+    # Imported on demand: what reads a database takes longer to load than an answer without one to compute.
     from autotune.session.calibrate import calibrate_quickly, may_calibrate
 
-    has_database = database is not None or has_default_database() or may_calibrate(question.cluster)
+    has_database = has_database or may_calibrate(question.cluster)
     if not has_database and knowledge is None:
         return question
     from autotune.prediction.planning.calibrated import asked_here

@@ -7,8 +7,8 @@ from typing import Annotated
 import typer
 
 from autotune.cli import options
-from autotune.cli.options import DEFAULT_OUT, Database, Json, SweepOptions, Url
-from autotune.cli.question_options import QuestionCommand, asked_values, given_fields
+from autotune.cli.options import DEFAULT_OUT, Database, Json, SweepOfWays, SweepOptions, Url, WantedFile
+from autotune.cli.question_options import KEY, QuestionCommand, asked_values, given_fields
 from autotune.cli.status import Status, print_note
 from autotune.errors import RequestError
 from autotune.question.field import Panel
@@ -220,15 +220,40 @@ def fit(
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="File of --for. [default: standard output]")] = None,
+    measure: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            max=64,
+            metavar="N",
+            help="Run N of the ways on this machine, the promising first, and write the file of the fastest. Your own command "
+            "comes after --, with {file} for the file of --for.",
+        ),
+    ] = None,
+    config: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="TOML file with further fields of the sweep of --measure.")
+    ] = None,
+    pass_environment: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--pass-environment", metavar="NAME", help="A variable of the environment for --measure. May be repeated."
+        ),
+    ] = None,
     every: Annotated[bool, typer.Option("--all", help="Show every way, not only the best of each method.")] = False,
     db: Database = None,
     json: Json = False,
 ) -> Status:
     """Say which ways of fine-tuning a model fit on your cards, with which batch, how fast, and how long they take."""
-    from autotune.cli.fit import WantedFile, fit_command
+    from autotune.cli.fit import fit_command
 
     file = None if for_ is None else WantedFile(format=for_, dataset=dataset, out=out)
-    return fit_command(given_fields(context), db, recipe=from_, file=file, every=every, json=json)
+    sweep = None
+    words = tuple((context.obj or {}).get(KEY, ()))
+    if measure is not None:
+        sweep = SweepOfWays(trials=measure, words=words, config=config, environment=tuple(pass_environment or ()))
+    elif words or config is not None:
+        raise RequestError("command" if words else "config", "is for --measure alone", "give --measure 8, or leave it out")
+    return fit_command(given_fields(context), db, recipe=from_, file=file, sweep=sweep, every=every, json=json)
 
 
 @planning_app.command(cls=QuestionCommand)

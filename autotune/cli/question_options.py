@@ -175,7 +175,7 @@ def without_command(arguments: Sequence[str]) -> tuple[list[str], dict[str, Any]
     """Split our arguments from the words of the user's command, in which our options are not parsed."""
     words = list(arguments)
     # Our commands that accept a user's command.
-    if not words or words[0] not in (*SCRIPT_COMMANDS, "verify") or "--" not in words:
+    if not words or words[0] not in (*SCRIPT_COMMANDS, "verify", "fit") or "--" not in words:
         return words, {}
     at = words.index("--")
     return words[:at], {KEY: words[at + 1 :]}

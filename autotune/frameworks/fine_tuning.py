@@ -1,13 +1,14 @@
-"""Files of a way of fine-tuning that `autotune fit` answers with: what people give to TRL, the Trainer, Axolotl,
-LLaMA-Factory, Accelerate and DeepSpeed (TRL 1.10, transformers 5.24, Axolotl 067b021c, LLaMA-Factory ff6d4d12)."""
+"""Files of a way of fine-tuning that `autotune fit` answers with: what people give to TRL, Axolotl, LLaMA-Factory, torchtune,
+Accelerate and DeepSpeed (TRL 1.10, transformers 5.24, Axolotl 067b021c, LLaMA-Factory ff6d4d12, torchtune 0.6.1)."""
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from autotune.errors import ExportRefusedError
-from autotune.frameworks.export import Export, python_text, yaml_text
+from autotune.frameworks.export import Export, yaml_text
 from autotune.frameworks.peft import TRANSFORMERS
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.deepspeed import deepspeed_config
@@ -35,6 +36,8 @@ class FineTuning:
     dataset: str
     epochs: float | None
     steps: int | None
+    measured: str = ""
+    """What a sweep measured of it; empty: nothing did."""
 
     @property
     def ranks(self) -> int:
@@ -118,7 +121,7 @@ def deepspeed_content(run: FineTuning) -> dict[str, Any]:
     return {**sections, **filled, **untested}
 
 
-def _arguments(run: FineTuning) -> dict[str, Any]:
+def arguments_of(run: FineTuning) -> dict[str, Any]:
     """What `TrainingArguments`, and the programs that take them, are given."""
     content: dict[str, Any] = {
         "per_device_train_batch_size": run.config.micro_batch_size,
@@ -126,7 +129,8 @@ def _arguments(run: FineTuning) -> dict[str, Any]:
         **run.precision,
         "optim": run.optimizer,
         "gradient_checkpointing": run.recomputes,
-        **_amount(run, "num_train_epochs"),
+        **({"use_cpu": True} if run.cluster.device.kind == "cpu" else {}),
+        **amount_of(run, "num_train_epochs"),
     }
     if run.by_deepspeed:
         content["deepspeed"] = deepspeed_content(run)
@@ -135,7 +139,7 @@ def _arguments(run: FineTuning) -> dict[str, Any]:
     return content
 
 
-def _amount(run: FineTuning, epochs: str) -> dict[str, Any]:
+def amount_of(run: FineTuning, epochs: str) -> dict[str, Any]:
     if run.steps is not None:
         return {"max_steps": run.steps}
     return {} if run.epochs is None else {epochs: run.epochs}
@@ -162,7 +166,7 @@ def trl_file(run: FineTuning) -> Export:
             run, {"rank": "lora_r", "alpha": "lora_alpha", "dropout": "lora_dropout", "targets": "lora_target_modules"}
         ),
         **_bits(run),
-        **_arguments(run),
+        **arguments_of(run),
     }
     if run.bits == 4:
         content |= {"bnb_4bit_quant_type": "nf4", "use_bnb_nested_quant": True}
@@ -184,7 +188,7 @@ def llama_factory_file(run: FineTuning) -> Export:
         "cutoff_len": run.workload.sequence_length,
         "packing": run.packs,
         "output_dir": "output",
-        **_arguments(run),
+        **arguments_of(run),
     }
     if run.shape.adapts:
         content["lora_target"] = ",".join(run.targets)
@@ -202,7 +206,7 @@ def axolotl_file(run: FineTuning) -> Export:
     if run.method == "full" and not (run.by_deepspeed or run.with_fsdp):
         problem = "Axolotl loads parameters in bf16, and has fp32 masters with DeepSpeed or FSDP only"
         raise ExportRefusedError("program", problem, "give --methods full-bf16, or use trl")
-    arguments = _arguments(run)
+    arguments = arguments_of(run)
     content: dict[str, Any] = {
         "base_model": run.model_name,
         "datasets": [{"path": run.dataset, "type": "alpaca"}],
@@ -216,7 +220,7 @@ def axolotl_file(run: FineTuning) -> Export:
         **_bits(run),
         "micro_batch_size": arguments["per_device_train_batch_size"],
         "gradient_accumulation_steps": arguments["gradient_accumulation_steps"],
-        **_amount(run, "num_epochs"),
+        **amount_of(run, "num_epochs"),
         "optimizer": run.optimizer,
         "learning_rate": 0.0002,
         **run.precision,
@@ -262,90 +266,22 @@ def deepspeed_file(run: FineTuning) -> Export:
         problem = "this way of training does not use DeepSpeed"
         raise ExportRefusedError("program", problem, "pin zero_stage=2 or 3, or use another format")
     sizes = f"{run.config.micro_batch_size} per card and {run.accumulation} micro-batches a step"
-    notes = (f"give the Trainer {sizes}, and this file as `deepspeed`", NOT_MEASURED)
+    notes = (f"give the Trainer {sizes}, and this file as `deepspeed`", run.measured or NOT_MEASURED)
     return Export(text=json.dumps(deepspeed_content(run), indent=2) + "\n", notes=notes)
 
 
-TRAINER = '''"""Fine-tuning with Transformers' Trainer{with_peft}. Start it by: {launch}"""
-
-import torch
-from datasets import load_dataset
-{imports}
-
-LENGTH = {length}
-arguments = TrainingArguments(**{arguments})
-tokenizer = AutoTokenizer.from_pretrained({model})
-tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
-model = AutoModelForCausalLM.from_pretrained{loading}
-{adapters}
-
-def tokens_of(rows):
-    """Rows with a column `text`, cut to the length."""
-    return tokenizer(rows["text"], truncation=True, max_length=LENGTH)
+NOT_MEASURED = "predicted and not measured anywhere: measure it with --measure before you rely on it"
 
 
-dataset = load_dataset({dataset}, split="train")
-dataset = dataset.map(tokens_of, batched=True, remove_columns=dataset.column_names)
-collator = DataCollatorForLanguageModeling(tokenizer, mlm=False)
-Trainer(model=model, args=arguments, train_dataset=dataset, data_collator=collator).train()
-'''
-
-
-def trainer_file(run: FineTuning) -> Export:
-    """A program with Transformers' Trainer, and PEFT where adapters are trained."""
-    arguments, quantised = {"output_dir": "output", **_arguments(run)}, run.bits != 16
-    loading = {"dtype": f"torch.{run.loaded}"}
-    names = ["AutoModelForCausalLM", "AutoTokenizer", "DataCollatorForLanguageModeling", "Trainer", "TrainingArguments"]
-    if quantised:
-        names.append("BitsAndBytesConfig")
-        words = ["load_in_8bit=True"] if run.bits == 8 else [
-            "load_in_4bit=True", 'bnb_4bit_quant_type="nf4"', "bnb_4bit_use_double_quant=True",
-            f"bnb_4bit_compute_dtype=torch.{run.loaded}",
-            *([f"bnb_4bit_quant_storage=torch.{run.loaded}"] if run.is_sharded else []),
-        ]  # fmt: skip
-        loading["quantization_config"] = _call("BitsAndBytesConfig", words, "    ")
-    imports, adapters = [_import("transformers", names)], ""
-    if run.shape.adapts:
-        prepares = ["prepare_model_for_kbit_training"] if quantised else []
-        imports.insert(0, _import("peft", ["LoraConfig", "get_peft_model", *prepares]))
-        if quantised:
-            adapters = f"model = prepare_model_for_kbit_training(model, use_gradient_checkpointing={run.recomputes})\n"
-        elif run.recomputes:
-            adapters = "model.enable_input_require_grads()\n"
-        rank, targets = run.shape.lora_rank, json.dumps(run.targets)
-        words = [f"r={rank}", f"lora_alpha={ALPHA_PER_RANK * rank}", f"target_modules={targets}", 'task_type="CAUSAL_LM"']
-        adapters += f"adapters = {_call('LoraConfig', words)}\nmodel = get_peft_model(model, adapters)\n"
-    alone = run.ranks == 1 and not run.by_deepspeed
-    launch = "python train.py" if alone else f"torchrun --nproc-per-node={run.ranks // run.cluster.nodes} train.py"
-    text = TRAINER.format(
-        with_peft=" and PEFT" * run.shape.adapts, launch=launch, length=run.workload.sequence_length,
-        imports="\n".join(imports), arguments=python_text(arguments), model=json.dumps(run.model_name),
-        loading=_call("", [json.dumps(run.model_name), *(f"{name}={value}" for name, value in loading.items())]),
-        adapters=adapters, dataset=json.dumps(run.dataset),
-    )  # fmt: skip
-    return Export(text=text, notes=_notes(run, launch))
-
-
-def _call(name: str, words: Sequence[str], indent: str = "") -> str:
-    return f"{name}(\n{''.join(f'{indent}    {word},{chr(10)}' for word in words)}{indent})"
-
-
-def _import(package: str, names: Sequence[str]) -> str:
-    return f"from {package} import {_call('', sorted(names))}"
-
-
-NOT_MEASURED = "predicted and not measured anywhere: measure it by `autotune sweep` of your program before you rely on it"
-
-
-def _notes(run: FineTuning, launch: str, *further: str) -> tuple[str, ...]:
+def notes_of(run: FineTuning, launch: str, *further: str) -> tuple[str, ...]:
     stand_ins = {"your dataset": DATASET if run.dataset == DATASET else ""}
     stand_ins["the model's Hugging Face id or folder"] = "" if "/" in run.model_name else run.model_name
     missing = [f"put {thing} in the place of {name}" for thing, name in stand_ins.items() if name]
-    return (f"start it by: {launch}", *further, *missing, NOT_MEASURED)
+    return (f"start it by: {launch}", *further, *missing, run.measured or NOT_MEASURED)
 
 
 def _yaml(run: FineTuning, content: Mapping[str, Any], launch: str, *further: str) -> Export:
-    notes = _notes(run, launch, *further)
+    notes = notes_of(run, launch, *further)
     return Export(text="".join(f"# {note}\n" for note in notes) + yaml_text(content), notes=notes)
 
 
@@ -355,12 +291,101 @@ def _bits(run: FineTuning) -> dict[str, bool]:
 
 DATASET = "DATASET"
 """Stands for the dataset where none is stated."""
-FORMATS: Mapping[str, Callable[[FineTuning], Export]] = {
-    "trl": trl_file,
-    "trainer": trainer_file,
-    "axolotl": axolotl_file,
-    "llamafactory": llama_factory_file,
-    "accelerate": accelerate_file,
-    "deepspeed": deepspeed_file,
-}
-"""Program -> what makes its file."""
+
+
+TORCHTUNE = {"llama": ("llama3", "LLAMA3"), "qwen2": ("qwen2", "QWEN2"), "mistral": ("mistral", "MISTRAL")}
+"""Family -> torchtune's package of it, and the type of its checkpoints."""
+ATTENTION_MODULES = {"q_proj": "q_proj", "k_proj": "k_proj", "v_proj": "v_proj", "o_proj": "output_proj"}
+"""Transformers' name -> torchtune's."""
+
+
+def torchtune_file(run: FineTuning) -> Export:
+    """The YAML of `tune run` (torchtune 0.6.1): a model of this shape, built from its components."""
+    shape, recipe = run.shape, "lora_finetune" if run.shape.adapts else "full_finetune"
+    if shape.family not in TORCHTUNE or (shape.family == "llama" and shape.rope_theta == 10_000.0):
+        raise ExportRefusedError("program", f"this shape of {shape.family} is not torchtune's", "use trl or another program")
+    if run.method not in ("full-bf16", "full-8bit", "lora", "qlora") or run.config.precision not in ("bf16", "fp32"):
+        problem = f"torchtune trains with parameters of one type, and not as {run.method} in {run.config.precision}"
+        raise ExportRefusedError("program", problem, "give --methods full-bf16, lora or qlora")
+    if run.ranks > 1 and not run.with_fsdp:
+        raise ExportRefusedError("program", "torchtune divides states by FSDP2 alone", "let fit choose, or use trl")
+    family, kind = TORCHTUNE[shape.family]
+    package = "llama3_1" if family == "llama3" and shape.rope_scaling is not None else family
+    tokenizer = {"path": f"{run.model_name}/{'vocab.json' if family == 'qwen2' else 'tokenizer.model'}"}
+    if family == "qwen2":
+        tokenizer["merges_file"] = f"{run.model_name}/merges.txt"
+    model: dict[str, Any] = {
+        "_component_": f"torchtune.models.{package}.{'lora_' * shape.adapts}{package}",
+        "vocab_size": shape.vocab_size,
+        "num_layers": shape.num_layers,
+        "num_heads": shape.num_attention_heads,
+        "num_kv_heads": shape.num_key_value_heads,
+        "embed_dim": shape.hidden_size,
+        "intermediate_dim": shape.ffn_hidden_size,
+        "max_seq_len": max(shape.sequence_length, run.workload.sequence_length),
+        "norm_eps": shape.norm_epsilon,
+        "rope_base": int(shape.rope_theta),
+    }
+    if shape.rope_scaling is not None:
+        model["scale_factor"] = int(shape.rope_scaling.factor)
+    if family == "qwen2":
+        model["tie_word_embeddings"] = shape.tied_embeddings
+    elif shape.tied_embeddings:
+        raise ExportRefusedError("program", "torchtune has no tied tables of this family", "use trl")
+    if shape.adapts:
+        model |= {
+            "lora_attn_modules": [ATTENTION_MODULES[name] for name in run.targets if name in ATTENTION_MODULES],
+            "apply_lora_to_mlp": "down_proj" in run.targets,
+            "lora_rank": shape.lora_rank,
+            "lora_alpha": ALPHA_PER_RANK * shape.lora_rank,
+            "lora_dropout": 0.0,
+            "quantize_base": run.bits == 4,
+        }
+    folder = Path(run.model_name)
+    weights = sorted(path.name for path in folder.glob("*.safetensors")) if folder.is_dir() else []
+    optimizer = {"_component_": "torch.optim.AdamW", "fused": True}
+    if run.optimizer != "adamw_torch_fused":
+        optimizer = {"_component_": "torchao.optim.AdamW8bit" if run.with_fsdp else "bitsandbytes.optim.AdamW8bit"}
+    content: dict[str, Any] = {
+        "output_dir": "output",
+        "tokenizer": {"_component_": f"torchtune.models.{family}.{family}_tokenizer", **tokenizer,
+                      "max_seq_len": run.workload.sequence_length},
+        "dataset": {"_component_": "torchtune.datasets.alpaca_dataset", "source": run.dataset, "packed": run.packs},
+        "model": model,
+        "checkpointer": {
+            "_component_": "torchtune.training.FullModelHFCheckpointer", "checkpoint_dir": run.model_name,
+            "checkpoint_files": weights or ["model.safetensors"], "output_dir": "output", "model_type": kind,
+        },
+        "resume_from_checkpoint": False,
+        "seed": None,
+        "shuffle": True,
+        "epochs": 1 if run.epochs is None else max(round(run.epochs), 1),
+        "max_steps_per_epoch": run.steps,
+        "batch_size": run.config.micro_batch_size,
+        "gradient_accumulation_steps": run.accumulation,
+        "optimizer": {**optimizer, "lr": 0.0002},
+        **({"lr_scheduler": {"_component_": "torchtune.training.lr_schedulers.get_cosine_schedule_with_warmup",
+                             "num_warmup_steps": 100}} if shape.adapts else {"optimizer_in_bwd": False}),
+        "loss": {"_component_": "torchtune.modules.loss.CEWithChunkedOutputLoss"},
+        "compile": False,
+        "device": "cpu" if run.cluster.device.kind == "cpu" else "cuda",
+        "dtype": run.config.precision,
+        "enable_activation_checkpointing": run.recomputes,
+        "enable_activation_offloading": False,
+        "fsdp_cpu_offload": run.config.offload_param == "cpu",
+        "metric_logger": {"_component_": "torchtune.training.metric_logging.DiskLogger", "log_dir": "output/logs"},
+        "log_every_n_steps": 1,
+        "log_peak_memory_stats": run.cluster.device.kind != "cpu",
+        "log_level": "INFO",
+        "clip_grad_norm": None,
+    }  # fmt: skip
+    name = f"{recipe}_{'distributed' if run.ranks > 1 else 'single_device'}"
+    launch = f"tune run {f'--nproc_per_node {run.ranks // run.cluster.nodes} ' * (run.ranks > 1)}{name} --config FILE"
+    download = f"tune download {run.model_name} --output-dir {run.model_name}"
+    downloaded = () if weights else (f"download the model by: {download}; list its *.safetensors as checkpoint_files",)
+    notes = (
+        *downloaded,
+        "lr is that of torchtune's examples, because none was stated",
+        "predicted as Transformers trains this model; torchtune keeps adapters in the model's type, and chunks the loss",
+    )
+    return _yaml(run, content, launch, *notes)

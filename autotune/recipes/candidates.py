@@ -326,5 +326,5 @@ def _states(case: LintCase, name: str, value: Value) -> bool:
 
 def shortage(outlook: StepEstimate) -> str:
     """Why a layout does not fit, with its arithmetic."""
-    needed, limit = outlook.peak_memory_bytes.mean / GIB, outlook.memory_limit_bytes / GIB
+    needed, limit = outlook.fullest.needed / GIB, outlook.memory_limit_bytes / GIB
     return f"predicted {needed:.0f} GiB of {limit:.0f} GiB on the fullest device"

@@ -1,14 +1,25 @@
 """A recipe of the Trainer, TRL, Axolotl or LLaMA-Factory as fields of `autotune fit`, and the answer as such a recipe."""
 
 import dataclasses
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from autotune.errors import NothingFeasibleError, RequestError
+from autotune.errors import ExportRefusedError, NothingFeasibleError, RequestError
 from autotune.frameworks.export import Export
-from autotune.frameworks.fine_tuning import FORMATS, FineTuning
+from autotune.frameworks.fine_tuning import (
+    FineTuning,
+    accelerate_file,
+    axolotl_file,
+    deepspeed_file,
+    llama_factory_file,
+    torchtune_file,
+    trl_file,
+)
+from autotune.frameworks.fine_tuning_scripts import lightning_file, trainer_file
 from autotune.frameworks.read import FRAMEWORKS, read_written
-from autotune.prediction.planning.fit import Fit
+from autotune.prediction.planning.fit import Fit, SetupAnswer
 from autotune.prediction.planning.question import single_values
 from autotune.question.question import PlanningFields
 from search_spaces.clusters.presets import resolve_cluster
@@ -16,6 +27,7 @@ from search_spaces.knob_values import value_text
 from search_spaces.models.huggingface import known_model
 from search_spaces.models.model import ModelSpec
 from search_spaces.training.adapters import FROZEN_BITS, TARGETS
+from search_spaces.trial_config import TrialConfig
 
 OF_SETUPS = ("states", "sharding", "parameter_width", "whole_norms", "whole_tables")
 """Words of `Transformers` that a way of `fit` decides itself."""
@@ -70,29 +82,89 @@ WRITTEN = frozenset({
 """Knobs that a file has: those of the Trainer and of DeepSpeed."""
 
 
-def file_of(result: Fit, inputs: PlanningFields, format_name: str, dataset: str) -> Export:
-    """The file of a program.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Program:
+    """A program of fine-tuners, and its files."""
+
+    write: Callable[[FineTuning], Export]
+    suffix: str = ".yaml"
+    """Of the file's name."""
+    command: str = ""
+    """What each rank runs, where `{file}` is the file; empty: the user's own program, which reads it."""
+
+
+FORMATS: Mapping[str, Program] = {
+    "trl": Program(write=trl_file, command="python -m trl.scripts.sft --config {file}"),
+    "trainer": Program(write=trainer_file, suffix=".py", command="python {file}"),
+    "axolotl": Program(write=axolotl_file, command="python -m axolotl.cli.train {file}"),
+    "llamafactory": Program(write=llama_factory_file, command="python -m llamafactory.launcher {file}"),
+    "torchtune": Program(write=torchtune_file),
+    "lightning": Program(write=lightning_file, suffix=".py", command="python {file}"),
+    "accelerate": Program(write=accelerate_file),
+    "deepspeed": Program(write=deepspeed_file, suffix=".json"),
+}
+"""Name -> program."""
+
+
+def fastest_file(result: Fit, inputs: PlanningFields, program: str, dataset: str) -> tuple[SetupAnswer, Export]:
+    """The fastest way that a program can train, and its file; a note says so if it is not the fastest that fits.
 
     Raises:
         NothingFeasibleError: nothing fits.
         RequestError: the model is a user's module, or there is no such program.
+        ExportRefusedError: the program can train none of the ways.
+    """
+    if not result.fitting:
+        raise NothingFeasibleError("memory", "nothing fits, so there is no file", "ask without a file to see what would")
+    refusals = []
+    for answer in result.ranked:
+        try:
+            exported = file_of(result, inputs, program, dataset, answer, answer.estimate.config)
+        except ExportRefusedError as error:
+            refusals.append(error)
+            continue
+        notes = [f"the fastest that fits is {result.ranked[0].setup.name}, but {refusals[0].problem}"] if refusals else []
+        return answer, dataclasses.replace(exported, notes=(*notes, *exported.notes))
+    raise refusals[0]
+
+
+def file_of(
+    result: Fit,
+    inputs: PlanningFields,
+    program: str,
+    dataset: str,
+    answer: SetupAnswer,
+    config: TrialConfig,
+    measured: str = "",
+) -> Export:
+    """The file of a program for a way with a configuration; `measured` says what a sweep measured of it.
+
+    Raises:
+        RequestError: the model is a user's module, or there is no such program.
         ExportRefusedError: the program cannot train so.
     """
-    best = result.fastest
-    if best is None:
-        raise NothingFeasibleError("memory", "nothing fits, so there is no file", "ask without a file to see what would")
     if not isinstance(result.question.model, ModelSpec):
         raise RequestError("program", f"{result.question.model.name} is your own program's", "leave it out")
-    question = dataclasses.replace(best.setup.question, global_batch_size=result.question.global_batch_size)
+    setup = answer.setup
+    question = dataclasses.replace(setup.question, global_batch_size=result.question.global_batch_size)
     name = inputs.model or question.shape.name
     run = FineTuning(
-        method=best.setup.method.name, shape=question.shape, model_name=name.removesuffix("/config.json"),
-        config=best.estimate.config, cluster=question.cluster, with_fsdp=best.setup.sharding.library == "fsdp2",
-        workload=question.workload, dataset=dataset, epochs=inputs.epochs, steps=inputs.training_steps,
+        method=setup.method.name, shape=question.shape, model_name=name.removesuffix("/config.json"), config=config,
+        cluster=question.cluster, with_fsdp=setup.sharding.library == "fsdp2", workload=question.workload, dataset=dataset,
+        epochs=inputs.epochs, steps=inputs.training_steps, measured=measured,
     )  # fmt: skip
-    if format_name not in FORMATS:
-        raise RequestError("program", f"{format_name!r} is not known", f"use one of {', '.join(FORMATS)}")
-    exported = FORMATS[format_name](run)
+    exported = program_of(program).write(run)
     pins = single_values(question.pins).items()
     missing = [f"{name}={value_text(value)}: not in this file; set it yourself" for name, value in pins if name not in WRITTEN]
     return dataclasses.replace(exported, notes=(*exported.notes, *missing))
+
+
+def program_of(name: str) -> Program:
+    """The program of that name.
+
+    Raises:
+        RequestError: there is none.
+    """
+    if name not in FORMATS:
+        raise RequestError("program", f"{name!r} is not known", f"use one of {', '.join(FORMATS)}")
+    return FORMATS[name]

@@ -228,9 +228,9 @@ def outlook_text(answer: ConditionalEstimate | StepEstimate | str) -> str:
     if isinstance(answer, str):
         return answer
     outlook, condition = (answer, "") if isinstance(answer, StepEstimate) else (answer.estimate, answer.condition)
-    rate, peak = outlook.samples_per_second, outlook.peak_memory_bytes
+    rate, needed = outlook.samples_per_second, outlook.fullest.needed
     return (
-        f"predicted {rate.mean:.3g} samples/s ({rate.low:.3g} to {rate.high:.3g}), {peak.mean / GIB:.0f} of "
+        f"predicted {rate.mean:.3g} samples/s ({rate.low:.3g} to {rate.high:.3g}), needs {needed / GIB:.0f} of "
         f"{outlook.memory_limit_bytes / GIB:.0f} GiB on the fullest device, "
         f"fits with probability {outlook.fit_probability:.2f}"
         + (" (it may not fit)" if verdict_of(outlook) is Verdict.MAY_FIT else "")

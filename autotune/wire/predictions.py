@@ -141,8 +141,8 @@ class Predicted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Prediction:
-    """A configuration with its prediction."""
+class AnsweredQuestion:
+    """The question of a prediction, as it was understood."""
 
     model: str
     """Name of the model."""
@@ -150,8 +150,6 @@ class Prediction:
     """Number of parameters, frozen ones included."""
     cluster: str
     """Name of the cluster."""
-    world_size: int
-    """Number of ranks."""
     engine: str
     """Name of the engine."""
     global_batch_size: int
@@ -159,15 +157,24 @@ class Prediction:
     sequence_length: int
     """Tokens per sample."""
     assumed: tuple[AssumedValue, ...]
-    """What nobody stated, most consequential first."""
+    """What nobody stated, most consequential first: alternatives are for the answer's configuration, its fastest way or its
+    first plan."""
     calibration_source: str
     """The source of the prediction, in words: shipped coefficients, or measurements of the cluster."""
+    origins: Mapping[str, ValueOrigin] = field(default_factory=dict)
+    """Field or knob -> where its value comes from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prediction(AnsweredQuestion):
+    """A configuration with its prediction."""
+
+    world_size: int
+    """Number of ranks."""
     config: Mapping[str, Any]
     """Knob -> value, in canonical form."""
     predicted: Predicted
     """The prediction for `config`."""
-    origins: Mapping[str, ValueOrigin] = field(default_factory=dict)
-    """Field or knob -> where its value comes from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,27 +237,11 @@ class FitFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fits:
+class Fits(AnsweredQuestion):
     """What fits of the ways of training a model on some cards."""
 
-    model: str
-    """Name of the model."""
-    parameter_count: int
-    """Number of parameters."""
-    cluster: str
-    """Name of the cluster."""
     world_size: int
     """Number of cards."""
-    engine: str
-    """Name of the engine, for a user's module."""
-    global_batch_size: int
-    """Samples per optimizer step, over all cards."""
-    sequence_length: int
-    """Tokens per sample."""
-    assumed: tuple[AssumedValue, ...]
-    """What nobody stated, most consequential first: alternatives are for the fastest way."""
-    calibration_source: str
-    """The source of the predictions, in words."""
     fit_probability: float
     """The required probability that a way fits."""
     samples_of_run: float | None
@@ -264,8 +255,6 @@ class Fits:
     remedies: tuple[FitRemedy, ...]
     """If nothing fits: changes, each sufficient on its own by prediction."""
     setups: tuple[FitSetup, ...]
-    origins: Mapping[str, ValueOrigin] = field(default_factory=dict)
-    """Field or knob -> where its value comes from."""
     file: FitFile | None = None
     """The file of the program that the request names; null: it names none."""
 
@@ -453,25 +442,9 @@ class PlanMax:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plans:
+class Plans(AnsweredQuestion):
     """The best configurations of a space."""
 
-    model: str
-    """Name of the model."""
-    parameter_count: int
-    """Number of parameters, frozen ones included."""
-    cluster: str
-    """Name of the cluster."""
-    engine: str
-    """Name of the engine."""
-    global_batch_size: int
-    """Samples per optimizer step, over all ranks."""
-    sequence_length: int
-    """Tokens per sample."""
-    assumed: tuple[AssumedValue, ...]
-    """What nobody stated, most consequential first: alternatives are for the first plan."""
-    calibration_source: str
-    """The source of the predictions, in words."""
     space: str
     """Name of the space."""
     objective: str
@@ -492,5 +465,3 @@ class Plans:
     """Duration of planning, in seconds."""
     plans: tuple[Plan, ...]
     """Best first."""
-    origins: Mapping[str, ValueOrigin] = field(default_factory=dict)
-    """Field or knob -> where its value comes from."""

@@ -96,14 +96,18 @@ def variants() -> Iterator[dict[str, Any]]:
         sharded = common | {"load": "fp32", "ranks": 4, "checkpointing": checkpointing}
         yield sharded | {"name": f"FSDP2 of 4, full, checkpoints {checkpointing}", "model": wide}
     yield short | {"name": "FSDP2 of 4, full, short", "model": wide, "load": "fp32", "ranks": 4}
+    on_host = "on the host (device and host together)"
+    whole = common | {"model": wide, "ranks": 4, "checkpointing": "plain", "offload": True, "offload_param": True}
+    yield whole | {"name": f"FSDP2 of 4, all {on_host}", "load": "fp32"}
     lora = {"rank": 16, "targets": "query value", "wide_adapters": False, "checkpointing": "plain"}
     yield common | lora | {"name": "FSDP2 of 4, LoRA", "model": wide, "ranks": 4}
     divided = {"model": wide, "ranks": 4, "autocast": False, "bucket": 1_000_000, "live": 4_000_000}
     for stage in (2, 3):
         for offload in (False, True):
-            name = f"DeepSpeed of 4, stage {stage}{', optimizer on the host (device and host together)' if offload else ''}"
+            name = f"DeepSpeed of 4, stage {stage}{f', optimizer {on_host}' if offload else ''}"
             yield common | divided | {"name": name, "stage": stage, "offload": offload, "checkpointing": "plain"}
         yield common | divided | {"name": f"DeepSpeed of 4, stage {stage}, no checkpoints", "stage": stage, "live": 10**9}
+    yield whole | divided | {"name": f"DeepSpeed of 4, stage 3, all {on_host}", "stage": 3}
     # The last of its process: it replaces functions of the library.
     yield few | {"name": "Liger, LoRA", "liger": True}
 
@@ -125,6 +129,7 @@ def predicted_bytes(case: dict[str, Any]) -> float:
         micro_batch_size=case["micro_batch"], zero_stage=case.get("stage", 3 if ranks > 1 else 0),
         precision="bf16" if autocast else load, activation_checkpointing="none" if checkpointing == "none" else "full",
         offload_optimizer="cpu" if case.get("offload") else "none",
+        offload_param="cpu" if case.get("offload_param") else "none",
     )  # fmt: skip
     if "stage" in case:
         config = config.replace({"reduce_bucket_size": case["bucket"], "max_live_parameters": case["live"]})
@@ -213,10 +218,11 @@ def main() -> int:
     """Train, predict, print and write."""
     parser = page_parser(__doc__)
     parser.add_argument("--python", required=True)
+    parser.add_argument("--only", default="", help="Cases whose names contain this text.")
     options = parser.parse_args()
     script = f"import importlib.metadata as m; print(', '.join(f'{{p}} {{m.version(p)}}' for p in {PACKAGES!r}))"
     versions = subprocess.run([options.python, "-c", script], capture_output=True, text=True, check=True).stdout.strip()
-    runs = compared(options.python, list(variants()))
+    runs = compared(options.python, [case for case in variants() if options.only in case["name"]])
     problems = [f"{run.name}: {run.refused or f'{100 * run.error:+.1f} %'}" for run in runs if not abs(run.error) <= BOUND]
     return judge("\n".join(page(runs, versions)) + "\n", problems, options.markdown)
 

@@ -207,7 +207,7 @@ def train_by_trl(model: Any, case: dict[str, Any], settings: dict[str, Any], sam
 def train_sharded(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[int]:
     """Two steps of one rank of FSDP2, as Accelerate divides a model, among ranks that send nothing."""
     from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     if not dist.is_initialized():
         dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=case["ranks"])
@@ -218,7 +218,8 @@ def train_sharded(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[
     mesh = init_device_mesh("cpu", (case["ranks"],))
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, output_dtype=torch.bfloat16)
     for module in (*base.model.layers, model):
-        fully_shard(module, mesh=mesh, mp_policy=half, reshard_after_forward=True)
+        offload = CPUOffloadPolicy(pin_memory=False) if case.get("offload_param") else OffloadPolicy()
+        fully_shard(module, mesh=mesh, mp_policy=half, reshard_after_forward=True, offload_policy=offload)
     optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], fused=True)
     for step in range(STEPS):
         tokens = torch.randint(0, case["model"]["vocab"], (case["micro_batch"], case["length"]))
@@ -249,6 +250,7 @@ def train_by_deepspeed(model: Any, case: dict[str, Any], ledger: Ledger) -> Iter
         "allgather_bucket_size": bucket, "stage3_prefetch_bucket_size": bucket // 2, "stage3_param_persistence_threshold": 1000,
         "stage3_max_live_parameters": live, "stage3_max_reuse_distance": live,
         **({"offload_optimizer": {"device": "cpu"}} if case.get("offload") else {}),
+        **({"offload_param": {"device": "cpu"}} if case.get("offload_param") else {}),
     }  # fmt: skip
     settings = {
         "train_micro_batch_size_per_gpu": case["micro_batch"], "gradient_accumulation_steps": 1, "bf16": {"enabled": True},

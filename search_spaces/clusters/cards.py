@@ -31,7 +31,7 @@ def count_and_cards(text: str) -> tuple[int, int, str] | None:
     plain = re.sub(r"\s*\bx\b\s*|(?<=\d)x\s+", "x", text.strip().lower().replace("×", "x").replace("*", "x"))
     if match := re.fullmatch(r"(?:([1-9][0-9]{0,4})x)?([1-9][0-9]{0,3})x([^:/]+)", plain):
         return int(match[2]), int(match[1] or 1), match[3]
-    if match := re.fullmatch(r"([^:/]*[^:/x])x([1-9][0-9]{0,3})", plain):
+    if match := re.fullmatch(r"((?!0+x)[^:/]*[^:/x])x([1-9][0-9]{0,3})", plain):
         return int(match[2]), 1, match[1]
     return None
 

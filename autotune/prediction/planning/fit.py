@@ -253,6 +253,12 @@ class Fit:
         return _fastest_of(self.fitting)
 
     @property
+    def ranked(self) -> list[SetupAnswer]:
+        """The ways that fit: the fastest, then the others by the lower ends of their rates."""
+        fastest = self.fastest
+        return sorted(self.fitting, key=lambda answer: (answer is not fastest, -answer.estimate.samples_per_second.low))
+
+    @property
     def leanest(self) -> SetupAnswer | None:
         """The way that needs the least memory of a card, the fastest of several."""
 
@@ -507,7 +513,7 @@ def fit(
     """
     limits = memory_limits_of(question, probability)
     setups = [setup for setup in setups_of(question, methods) if not among or setup.name in among]
-    answers = tuple(answer for group in _alike(setups) for answer in _answers(group, limits))
+    answers = tuple(answer for group in _alike(setups) for answer in _answers(group, limits, briefly=bool(among)))
     order = {id(setup): number for number, setup in enumerate(setups)}
     ordered = tuple(sorted(answers, key=lambda answer: order[id(answer.setup)]))
     result = Fit(question=question, probability=probability, answers=ordered, amount=amount)
@@ -553,30 +559,30 @@ _SIZES = np.unique(np.round(2.0 ** (np.arange(0, 16 * 8 + 1) / 8))).astype(int)
 """Micro-batches that are tried: eight for each doubling."""
 
 
-def _answers(setups: Sequence[TrainingSetup], limits: MemoryLimits) -> Iterator[SetupAnswer]:
-    """Answers of ways of one model and arguments."""
-    device, host = _needs(setups, [int(size) for size in _SIZES], setups[0].question.sequence_length)
+def _answers(setups: Sequence[TrainingSetup], limits: MemoryLimits, *, briefly: bool) -> Iterator[SetupAnswer]:
+    """Answers of ways of one model and arguments; `briefly`: of micro-batches that a step has, each with one estimate."""
+    sizes, question = sizes_of_step(setups[0])
+    tried = np.array(sizes) if briefly else _SIZES
+    device, host = _needs(setups, [int(size) for size in tried], setups[0].question.sequence_length)
     holds = limits.holds(device, host)
-    smallest = setups[0].base.micro_batch_size
-    column = int(np.searchsorted(_SIZES, smallest))
-    sizes, question = _sizes_of_step(setups[0])
-    fastest = _fastest(question, setups, sizes, holds)
-    configs = [setup.base for setup in setups] + [setup.config(size) for setup, size in zip(setups, fastest, strict=True)]
-    predictions = estimates(question, configs)
+    column = int(np.searchsorted(tried, setups[0].base.micro_batch_size))
+    fastest = _fastest(question, setups, sizes, holds[:, np.minimum(np.searchsorted(tried, sizes), len(tried) - 1)])
+    predictions = estimates(question, [setup.config(size) for setup, size in zip(setups, fastest, strict=True)])
+    smallest_predictions = predictions if briefly else estimates(question, [setup.base for setup in setups])
     cluster = question.cluster
     for row, setup in enumerate(setups):
         yield SetupAnswer(
             setup=setup,
-            estimate=predictions[len(setups) + row],
-            least=predictions[row],
+            estimate=predictions[row],
+            least=smallest_predictions[row],
             fits=bool(holds[row, column]),
             lacks_card=_lacks(float(device[row, column]), limits.device, cluster.device.memory_bytes),
             lacks_host=_lacks(float(host[row, column]), limits.host, cluster.host_memory_bytes),
-            micro_batch_size=int(_SIZES[np.flatnonzero(holds[row])[-1]]) if holds[row].any() else 0,
+            micro_batch_size=int(tried[np.flatnonzero(holds[row])[-1]]) if holds[row].any() else 0,
         )
 
 
-def _sizes_of_step(setup: TrainingSetup) -> tuple[list[int], Question]:
+def sizes_of_step(setup: TrainingSetup) -> tuple[list[int], Question]:
     """The micro-batches that divide a replica's share of the global batch, and the question, with a larger global batch if a
     pinned micro-batch is not among them."""
     question, smallest = setup.question, setup.base.micro_batch_size
@@ -588,12 +594,11 @@ def _sizes_of_step(setup: TrainingSetup) -> tuple[list[int], Question]:
     return [size for size in range(1, share + 1) if share % size == 0], question
 
 
-def _fastest(question: Question, setups: Sequence[TrainingSetup], sizes: Sequence[int], holds: Flags) -> list[int]:
+def _fastest(question: Question, setups: Sequence[TrainingSetup], sizes: Sequence[int], fits: Flags) -> list[int]:
     """The fastest micro-batch of each way that fits: the smallest of those within 1 %; the smallest if none does."""
     configs = [setup.config(size) for setup in setups for size in sizes]
     cases = _cases(question, question.workload, configs)
     seconds = np.broadcast_to(predict(cases, question.rates).seconds, len(configs)).reshape(len(setups), len(sizes))
-    fits = holds[:, np.minimum(np.searchsorted(_SIZES, sizes), len(_SIZES) - 1)]
     possible = np.where(fits, seconds, np.inf)
     ties = possible <= 1.01 * possible.min(axis=1, keepdims=True)
     return [sizes[int(np.argmax(row))] if fit.any() else sizes[0] for row, fit in zip(ties, fits, strict=True)]

@@ -603,10 +603,10 @@ class Finder:
             find = None if finder is self else getattr(finder, "find_spec", None)
             specification = None if find is None else find(name, path, target)
             if specification is not None:
-                return self._observed(specification, Guard(self._probe, self._imported.pop(name)))
+                return self._observed(specification, name)
         return None
 
-    def _observed(self, specification: Any, observe: Callable[..., None]) -> Any:
+    def _observed(self, specification: Any, name: str) -> Any:
         loader = specification.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None:
@@ -614,7 +614,9 @@ class Finder:
 
         def exec_module(module: Any) -> None:
             execute(module)
-            observe(module)
+            # Here, because programs also look for packages that they do not import then (`importlib.util.find_spec`).
+            if name in self._imported:
+                Guard(self._probe, self._imported.pop(name))(module)
 
         loader.exec_module = exec_module
         return specification

@@ -103,6 +103,64 @@ def test_a_script_is_tuned_as_it_is(script: Path, command: Command) -> None:
     assert "workers=2" in command("explain").out
 
 
+READS_A_FILE = """
+import re, sys, time
+import autotune
+
+text = open(sys.argv[1]).read()
+batch, accumulate = (int(re.search(rf"{name}: (\\d+)", text)[1]) for name in ("train_batch_size", "accumulation_steps"))
+now = 0.0
+while True:
+    step = (0.004 + 0.002 * batch) * accumulate
+    time.sleep(step)
+    now += step
+    autotune.report(samples=batch * accumulate * 2, loss=0.5, clock=now)
+"""
+WAYS = ("fit", "llama-tiny", "--on", "2x24GB", "--global-batch-size", 16, "--sequence-length", 64, "--methods", "lora")
+
+
+def test_ways_that_fit_are_measured_beside_their_predictions_and_the_fastest_is_written(script: Path, command: Command) -> None:
+    (script / "file.py").write_text(READS_A_FILE)
+    (script / "sweep.toml").write_text("confirm_repeats = 0\nracing = false\nfidelity = {max_seconds = 0.1}\n")
+    measure = ("--measure", 4, "--config", script / "sweep.toml", "--pin", "zero_stage=0")
+    answer = command(*WAYS, *measure, "--for", "trl", "--out", "sft.yaml", "--", "python", "file.py", "{file}")
+    assert answer.status == 0, answer.err
+    assert sorted(path.stem for path in (script / "sft-ways").glob("*.yaml")) == [
+        "lora-ddp-4", "lora-ddp-8", "lora-ddp-recomputed-4", "lora-ddp-recomputed-8",
+    ]  # fmt: skip
+    rows = {line.split()[0]: line.split() for line in answer.out.splitlines() if line.startswith("lora-ddp-")}
+    assert all(words[-1] == "ok" for words in rows.values())
+    written = (script / "sft.yaml").read_text()
+    assert "per_device_train_batch_size: 8" in written
+    assert "# measured here: " in written
+
+
+@pytest.mark.prove
+def test_ways_of_an_own_program_are_measured_by_its_placeholders(script: Path, command: Command) -> None:
+    (script / "sweep.toml").write_text("confirm_repeats = 0\nracing = false\nfidelity = {max_seconds = 0.1}\n")
+    words = ("--measure", 2, "--config", script / "sweep.toml", "--pin", "zero_stage=0", "--json", "--")
+    own = ("python", "train.py", "{micro_batch_size}", "{gradient_accumulation_steps}", "1")
+    document = json.loads(command(*WAYS, *words, *own).out)
+    assert document["fastest"] == "lora-ddp-8"
+    assert [row["way"] for row in document["ways"]] == ["lora-ddp-8", "lora-ddp-recomputed-8"]
+    assert all(row["measured"]["mean"] > 0 for row in document["ways"])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--measure", 2), "command"),
+        (("--measure", 2, "--for", "deepspeed"), "{file}"),
+        (("--", "python", "train.py"), "give --measure 8"),
+        (("--measure", 2, "--cards", "1x4090"), "is for one"),
+    ],
+)
+def test_a_measurement_that_says_not_enough_is_refused(command: Command, words: tuple[object, ...], said: str) -> None:
+    answer = command(*WAYS, *words)
+    assert answer.status == 2
+    assert said in answer.err
+
+
 SPAWNS = """
 import sys, torch
 import torch.distributed as dist

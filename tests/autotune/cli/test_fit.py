@@ -1,10 +1,13 @@
 """`autotune fit`: the answer, the one document, machines side by side, files, where nothing fits."""
 
+import ast
+import importlib.util
 import itertools
 import json
 from pathlib import Path
 
 import pytest
+import yaml
 from called import Command
 
 
@@ -81,6 +84,32 @@ def test_a_file_is_written_with_how_to_start_it(command: Command, tmp_path: Path
     assert "note: put the model's Hugging Face id or folder in the place of llama-2-7b" in answer.err
     assert "dataset_name: my/data" in path.read_text()
     assert "load_in_4bit: true" in path.read_text()
+
+
+def test_torchtune_gets_the_fastest_way_that_it_can_train(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "recipe.yaml"
+    words = ("fit", "llama-3-8b", "--on", "2xa100", "--methods", "lora,full-bf16", "--sequence-length", "1k", "--out", path)
+    answer = command(*words, "--for", "torchtune")
+    assert (answer.status, answer.out) == (0, "")
+    assert "but torchtune divides states by FSDP2 alone" in answer.err
+    assert "tune run --nproc_per_node 2 lora_finetune_distributed --config FILE" in answer.err
+    content = yaml.safe_load(path.read_text())
+    assert content["model"]["_component_"] == "torchtune.models.llama3.lora_llama3"
+    assert (content["model"]["num_layers"], content["model"]["lora_rank"], content["dtype"]) == (32, 16, "bf16")
+    if importlib.util.find_spec("torchtune"):
+        config, settings = importlib.import_module("torchtune.config"), importlib.import_module("omegaconf").OmegaConf
+        config.validate(settings.create(content))
+    refused = command("fit", "gpt2", "--on", "1xa100", "--methods", "lora", "--for", "torchtune")
+    assert (refused.status, refused.out) == (2, "")
+
+
+@pytest.mark.parametrize("pins", [("zero_stage=0",), ("zero_stage=2", "offload_optimizer=none"), ("zero_stage=3",)])
+def test_lightning_gets_a_program(command: Command, pins: tuple[str, ...]) -> None:
+    words = tuple(word for pin in pins for word in ("--pin", pin))
+    text = command("fit", "opt-1.3b", "--on", "2xa100", "--methods", "lora", "--for", "lightning", *words).out
+    program = ast.parse(text)
+    assert ("DeepSpeedStrategy" in text) is (pins[0] != "zero_stage=0")
+    assert "auto" not in {node.value for node in ast.walk(program) if isinstance(node, ast.Constant)}
 
 
 @pytest.mark.prove

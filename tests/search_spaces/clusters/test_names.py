@@ -151,6 +151,7 @@ def test_the_number_of_devices_is_asked_for(text: str) -> None:
     [
         ("8xh10", "did you mean 8xh100"),
         ("2x24", "did you mean 2x24GB"),
+        ("0x3090", "or give NAME:NODES"),
         ("p5.49xlarge", "p5.48xlarge"),
         ("ten machines of mine", "`autotune clusters` lists them"),
     ],

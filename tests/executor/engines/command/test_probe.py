@@ -167,13 +167,17 @@ def test_the_probe_hides_nothing(tmp_path: Path) -> None:
     assert python(tmp_path / "probe", "-c", words) == " []\n"
 
 
-@pytest.mark.parametrize("importer", ["sitecustomize", "pth"])
-def test_a_script_is_seen_whose_torch_is_imported_before_it_starts(tmp_path: Path, importer: str) -> None:
+LOOKS = "import importlib.util; importlib.util.find_spec('torch')"
+"""As Transformers and Accelerate look for packages before they import them."""
+
+
+@pytest.mark.parametrize("importer", ["import torch", LOOKS, "pth"])
+def test_a_script_is_seen_whose_torch_is_imported_or_looked_for_before_it_starts(tmp_path: Path, importer: str) -> None:
     folder, script = tmp_path / "probe", tmp_path / "train.py"
     script.write_text(TRAINED_ALONE)
-    if importer == "sitecustomize":
+    if importer != "pth":
         (tmp_path / "hidden").mkdir()
-        (tmp_path / "hidden" / "sitecustomize.py").write_text("import torch")
+        (tmp_path / "hidden" / "sitecustomize.py").write_text(importer)
         python(folder, str(script), str(tmp_path / "model"), hidden=tmp_path / "hidden")
     else:
         folder.mkdir()
