@@ -121,6 +121,17 @@ class Schedule:
         self.setting = self._machine.send(step)
         return self.setting
 
+    def skip(self) -> None:
+        """A step without a known time has been trained."""
+        self.done += 1
+
+    def restart(self, why: str) -> None:
+        """Begin anew with the incumbent, which is another one now."""
+        self._note(why)
+        self._comparisons.clear()
+        self._machine = self._run(None)
+        self.setting = next(self._machine)
+
     # The budget.
 
     @property
