@@ -171,7 +171,9 @@ class InRunTuner:
         """Find the knobs, and what an earlier run has found."""
         rows = sum(map(rows_of, batches))
         present = max(map(rows_of, batches))
-        largest = rows if are_alike(batches, self._count) else present
+        # Ranks whose batches differ in counts would join different ones, and where passes communicate all must have as many.
+        joins = are_alike(batches, self._count) and not self._steps.communicates
+        largest = min(self.agreement.gathered(rows if joins else present))
         values = sorted({value for value in _halvings(largest) if value >= largest / 64} | {present})
         reason = changes_with_batch(unwrapped(self._model))
         if self._rows is None and self.agreement.world_size > 1:

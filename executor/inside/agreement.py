@@ -4,6 +4,7 @@ A collective would need every rank to reach it, and on GPUs wait for the device.
 of memory can write to it whatever the others do.
 """
 
+import itertools
 import json
 from datetime import timedelta
 from typing import Any
@@ -12,7 +13,9 @@ import torch.distributed as dist
 
 
 class Agreement:
-    """The ranks of the default process group; one rank without it."""
+    """The ranks of the default process group; one rank without it. All ranks make theirs in the same order."""
+
+    _made = itertools.count()
 
     def __init__(self, name: str = "autotune-inside", timeout: float = 1800.0) -> None:
         """`timeout`: seconds that a rank waits for another one's part of a step."""
@@ -20,7 +23,7 @@ class Agreement:
         self._number = 0
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
-            self._store = dist.PrefixStore(name, dist.distributed_c10d._get_default_store())
+            self._store = dist.PrefixStore(f"{name}/{next(self._made)}", dist.distributed_c10d._get_default_store())
             self._timeout = timedelta(seconds=timeout)
 
     def decided(self, value: Any) -> Any:

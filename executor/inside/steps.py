@@ -47,9 +47,14 @@ class TunedSteps:
             optimizer.step, optimizer.zero_grad = self._step, self._zero_grad
 
     @property
+    def communicates(self) -> bool:
+        """Whether ranks communicate inside of forward and backward passes, so that all must run equally many."""
+        return self.agreement.world_size > 1 and not self.is_ddp
+
+    @property
     def can_recover(self) -> bool:
         """Whether a step that runs out of memory is trained again."""
-        return self.guarded and (self.agreement.world_size == 1 or self.is_ddp) and not self.is_deepspeed
+        return self.guarded and not self.communicates and not self.is_deepspeed
 
     def run(self, batches: Sequence[Any], micro_batch_size: int) -> Iterator[Any]:
         """Yield the micro-batches of one step. `failure` says afterwards why it must be trained again."""
