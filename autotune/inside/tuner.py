@@ -142,6 +142,16 @@ class InRunTuner:
         return self._steps.part.is_last
 
     @property
+    def is_first_part(self) -> bool:
+        """Whether the present micro-batch is the first of its optimizer step, or of another attempt at it."""
+        return self._steps.part.is_first
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the present step ran out of memory, and will be trained again."""
+        return self._steps.failure is not None
+
+    @property
     def weight(self) -> float:
         """Factor of the present micro-batch's mean loss in that of the step."""
         return self._steps.part.weight

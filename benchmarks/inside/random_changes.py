@@ -34,7 +34,13 @@ class RandomSchedule:
     def record(self, _: StepRecord) -> None:
         """Draw the next setting."""
         self.used.add(self.setting)
-        self.setting = tuple(self.random.choice(knob.values) for knob in self.space.knobs)
+        while True:
+            self.setting = tuple(self.random.choice(knob.values) for knob in self.space.knobs)
+            if self.space.fits(self.setting):
+                return
+
+    def restart(self, _: str) -> None:
+        """The run's own setting was out of memory."""
 
 
 class RandomlyTuned(InRunTuner):

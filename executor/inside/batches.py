@@ -17,6 +17,7 @@ class Part:
     weight: float
     """Factor of its mean loss, so that the sum over the step is the loss of the step."""
     is_last: bool
+    is_first: bool = False
 
 
 def rows_of(batch: Any) -> int:
@@ -59,7 +60,7 @@ def parts_of(batches: Sequence[Any], micro_batch_size: int, count: Count = count
         # Without anything that is counted the loss is not a number, divided or not.
         total = sum(counts) or 1.0
         made += [(each, share * value / total) for each, value in zip(pieces, counts, strict=True)]
-    return [Part(batch, weight, number == len(made)) for number, (batch, weight) in enumerate(made, 1)]
+    return [Part(batch, weight, number == len(made), number == 1) for number, (batch, weight) in enumerate(made, 1)]
 
 
 def joined(batches: Sequence[Any], micro_batch_size: int, count: Count) -> list[tuple[Any, int]]:
