@@ -136,6 +136,22 @@ class InRunTuner:
         """The backward pass of a micro-batch, with its weight in the step; `call`: instead of `loss.backward()`."""
         self._steps.backward(loss, call)
 
+    def in_library_loop(self) -> None:
+        """The loop is a library's: an update that fails is run again at once, because its samples cannot come again."""
+        self._steps.retries_update = True
+
+    def close(self) -> None:
+        """End the search, and give the optimizer its own methods back."""
+        self._steps.close()
+
+    def note_backward(self) -> None:
+        """A backward pass has taken place whose loss had its weight already."""
+        self._steps.note_backward()
+
+    def restart_clock(self) -> None:
+        """The time since the last step is not part of the next one: an evaluation, a checkpoint."""
+        self._boundary = time.perf_counter()
+
     @property
     def step_ends(self) -> bool:
         """Whether the present micro-batch is the last of its optimizer step."""
@@ -319,6 +335,10 @@ class InRunTuner:
 
     def _end(self) -> None:
         """Note the time of a step, and have the schedule decide about the next one."""
+        if self._steps.update_failed and self.schedule is not None:
+            # The update fitted only after everything else was freed: the setting leaves too little.
+            self._space.too_large.add(self._space.setting(self.setting) or ())
+        self._steps.update_failed = False
         is_tuning = self._is_meeting
         if is_tuning:
             synchronized()

@@ -41,10 +41,16 @@ class TunedSteps:
         """Whether the body of the user's loop is in a `with` block, which a failed step can leave."""
         self.failure: BaseException | None = None
         self.is_running = False
+        self.retries_update = False
+        """Whether a failed update is run again at once, with its gradients: in a loop that is not the user's own."""
+        self.update_failed = False
+        """Whether the update of the present step had to be run again."""
         self._has_backward = self._has_updated = self._is_evaluating = False
         if optimizer is not None and not self.is_deepspeed:
             self._update, self._clear = optimizer.step, optimizer.zero_grad
-            optimizer.step, optimizer.zero_grad = self._step, self._zero_grad
+            # With the marks that schedulers of the learning rate look for.
+            optimizer.step = functools.update_wrapper(functools.partial(self._step), self._update)
+            optimizer.zero_grad = self._zero_grad
 
     @property
     def communicates(self) -> bool:
@@ -87,7 +93,6 @@ class TunedSteps:
 
     def backward(self, loss: torch.Tensor, call: Callable[[torch.Tensor], Any] | None = None) -> None:
         """The backward pass of a micro-batch with its weight in the step."""
-        self._has_backward = True
         scaled = loss * self.part.weight if self.part.weight != 1.0 else loss
         if self.is_deepspeed:
             self.model.backward(scaled, scale_wrt_gas=False)
@@ -95,6 +100,11 @@ class TunedSteps:
             call(scaled)
         else:
             scaled.backward()
+        self.note_backward()
+
+    def note_backward(self) -> None:
+        """A backward pass of the present micro-batch has ended."""
+        self._has_backward = True
         if self.part.is_last:
             self.combine()
 
@@ -178,8 +188,9 @@ class TunedSteps:
             result = self._update(*arguments, **keywords)
             self._has_updated = True
             return result
-        result, error = None, None
         snapshot: Snapshot | None = None
+        result: Any = None
+        error: BaseException | None = None
         try:
             snapshot = Snapshot(self.optimizer)
             result = self._update(*arguments, **keywords)
@@ -192,8 +203,13 @@ class TunedSteps:
         except BaseException as problem:
             if snapshot is not None:
                 snapshot.restore()
-            problem.is_known = True  # type: ignore[attr-defined]
-            raise
+            if not self.retries_update:
+                problem.is_known = True  # type: ignore[attr-defined]
+                raise
+            snapshot, problem.__context__ = None, None
+            release(problem.__traceback__)
+            self.update_failed = True
+            result = self._update(*arguments, **keywords)
         self._has_updated = True
         return result
 
