@@ -1,5 +1,6 @@
 """`autotune.InRunTuner`: finds the fastest setting in the steps of a training run itself."""
 
+import atexit
 import logging
 import math
 import sys
@@ -140,10 +141,6 @@ class InRunTuner:
         """The loop is a library's: an update that fails is run again at once, because its samples cannot come again."""
         self._steps.retries_update = True
 
-    def close(self) -> None:
-        """End the search, and give the optimizer its own methods back."""
-        self._steps.close()
-
     def note_backward(self) -> None:
         """A backward pass has taken place whose loss had its weight already."""
         self._steps.note_backward()
@@ -255,7 +252,13 @@ class InRunTuner:
     def _new_schedule(self) -> Schedule:
         start = self._space.setting(self.setting)
         assert start is not None
-        remembered = self._memory.read(self._identity)
+        if self._is_database():
+            from autotune.inside.job import recall
+
+            remembered = recall(str(self._remember), self._identity)
+            atexit.register(self.close)
+        else:
+            remembered = self._memory.read(self._identity)
         seconds = None
         if remembered is not None and (setting := self._space.setting(remembered.setting)) is not None:
             start, seconds = setting, remembered.step_seconds
@@ -390,7 +393,7 @@ class InRunTuner:
         self._told = len(self.schedule.journal)
 
     def _keep(self) -> None:
-        """Write the answer for the next run."""
+        """Keep the answer for the next run."""
         schedule = self.schedule
         assert schedule is not None
         answer = Remembered(
@@ -399,6 +402,35 @@ class InRunTuner:
             too_large=tuple(map(self._space.named, sorted(self._space.too_large, key=str))),
         )
         self._memory.write(self._identity, answer)
+        # A drift is a new search of the same job, which is recorded once it is over too.
+        if self._is_database():
+            self._answer = answer
+
+    _answer: Remembered | None = None
+
+    def close(self) -> None:
+        """End the search with the run: record the job, and give the optimizer its own methods back.
+
+        It is called at the end of the process otherwise.
+        """
+        self._steps.close()
+        atexit.unregister(self.close)
+        if self._answer is None or self.schedule is None:
+            return
+        # The database and what verdicts need are loaded only here: a run with a file needs torch alone.
+        from autotune.inside.job import VisitedSetting, record
+
+        visited = [
+            VisitedSetting(values=self._space.named(setting), step_seconds=tuple(seconds))
+            for setting, seconds in self.schedule.visited().items()
+        ]
+        lines = "\n".join(f"step {decision.step}: {decision.text}" for decision in self.schedule.journal)
+        self.job_id = record(str(self._remember), self._identity, self._answer, visited, lines)
+        self._answer = None
+        self._report(f"recorded as job {self.job_id}")
+
+    job_id: str | None = None
+    """The job of the run, once it is recorded."""
 
 
 def _halvings(rows: int) -> Iterator[int]:
