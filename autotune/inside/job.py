@@ -1,14 +1,11 @@
 """A run that tuned itself, as a job: its settings are trials, and its answer is what the next run starts with."""
 
+import contextlib
 import math
 import shlex
-import statistics
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
-from autotune.inside.memory import Remembered, RunIdentity
+from autotune.inside.memory import RunIdentity, RunRecord, VisitedSetting
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.outcome.verdict import Verdicts, answer_summary
 from autotune.request.rows import request_from_fields
@@ -17,6 +14,7 @@ from autotune.tuning import open_job
 from executor.measurement.timing import step_time, student_t_975
 from search_spaces.knob import Value
 from search_spaces.outcome import JobState, Outcome, Purpose, StopReason
+from search_spaces.plain import from_plain, to_plain
 from search_spaces.trial import Interval, TrialResult
 from search_spaces.trial_config import KNOB_NAMES, SCRIPT, TrialConfig
 from storage.leases import current_owner
@@ -25,15 +23,6 @@ from storage.store import open_store
 
 TAG = "inside"
 """Tag of the jobs of runs that tuned themselves."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class VisitedSetting:
-    """What a run knows of one of its settings."""
-
-    values: Mapping[str, Value]
-    step_seconds: Sequence[float]
-    """Empty: it ran out of memory."""
 
 
 def config_of(values: Mapping[str, Value], zero_stage: int = 0) -> TrialConfig:
@@ -47,52 +36,74 @@ def _is_legal(name: str, value: Value) -> bool:
     return isinstance(value, type(getattr(TrialConfig(), name)))
 
 
-def record(database: str, identity: RunIdentity, answer: Remembered, visited: Sequence[VisitedSetting], journal: str) -> str:
+def record_job(database: str, run: RunRecord) -> str:
     """Store the run as a job that has succeeded; return its id. The first setting is the baseline."""
-    configs = [config_of(setting.values) for setting in visited]
+    identity = run.run
+    words, first = templated(["python", *identity.arguments]), run.visited[0].values["micro_batch_size"]
     request = request_from_fields({
-        "engine": "command", "command": {"arguments": ["python", *sys.argv]},
-        "cluster": "local", "runner": "local", "ranks": identity.world_size, "global_batch_size": identity.global_batch_size,
-        "trials": max(len(visited), 1), "name": identity.script, "tags": (TAG, f"{TAG}-{identity.key}"), "note": journal,
-        "confirm_repeats": 0, "control_every": 0,
+        "engine": "command", "command": {"arguments": words}, "cluster": "local", "runner": "local",
+        "ranks": identity.world_size, "global_batch_size": identity.global_batch_size, "trials": max(len(run.visited), 1),
+        "name": identity.script, "tags": (TAG, f"{TAG}-{identity.key}"), "note": run.journal, "confirm_repeats": 0,
+        "control_every": 0, **({} if "{micro_batch_size}" not in words else {"baseline": {"micro_batch_size": first}}),
     })  # fmt: skip
     session = resolve(request)
     with open_store(database) as store:
         job = open_job(store, session)
         lease = store.jobs.acquire(job.id, current_owner())
-        store.jobs.set_prior(lease, {TAG: {name: getattr(answer, name) for name in Remembered.__slots__}})
-        for setting, config in zip(visited, configs, strict=True):
-            trial = store.trials.add(lease, config, Purpose.SEARCH)
+        store.jobs.set_prior(lease, {TAG: to_plain(run)})
+        for setting in run.visited:
+            trial = store.trials.add(lease, config_of(setting.values), Purpose.SEARCH)
             attempt = store.attempts.start(lease, trial.number)
-            store.attempts.finish(lease, _result(attempt.token, setting, identity.global_batch_size))
+            store.attempts.finish(lease, _result(attempt.token, setting, identity))
         snapshot = read_snapshot(store, job.id)
         verdict = Verdicts().of(snapshot, session.ranking, session.prior, session.baselines)
         store.jobs.set_answer(lease, None if verdict is None else answer_summary(verdict))
-        message = journal.strip().rsplit("\n", 1)[-1]
+        message = run.journal.strip().rsplit("\n", 1)[-1]
         store.jobs.release(lease, JobState.SUCCEEDED, StopReason.CONVERGED, message)
     return job.id
 
 
-def _result(token: str, setting: VisitedSetting, global_batch_size: int) -> TrialResult:
+_CARRIED = {
+    "per_device_train_batch_size": "{micro_batch_size}",
+    "gradient_accumulation_steps": "{gradient_accumulation_steps}",
+    "gradient_checkpointing": "{gradient_checkpointing}",
+}
+"""Arguments of the Trainer -> the placeholder that carries the knob in a sweep, and in the command that the job exports."""
+
+
+def templated(words: list[str]) -> list[str]:
+    """The command with placeholders in place of the values of the Trainer's arguments."""
+    made = [*words]
+    for index, word in enumerate(words):
+        name, equals, _ = word.removeprefix("--").partition("=")
+        placeholder = _CARRIED.get(name.replace("-", "_")) if word.startswith("--") else None
+        if placeholder and equals:
+            made[index] = f"--{name}={placeholder}"
+        elif placeholder and index + 1 < len(words) and not words[index + 1].startswith("--"):
+            made[index + 1] = placeholder
+    return made
+
+
+def _result(token: str, setting: VisitedSetting, identity: RunIdentity) -> TrialResult:
     if not setting.step_seconds:
         return TrialResult(attempt=token, outcome=Outcome.INFEASIBLE, message="out of memory; its samples were trained again")
     timing = step_time(setting.step_seconds)
     error = timing.relative_error if math.isfinite(timing.relative_error) else 1.0
     half = student_t_975(max(timing.steps - 1, 1)) * error
-    rate = global_batch_size / timing.mean
+    rate = identity.global_batch_size / timing.mean
     return TrialResult(
         attempt=token, outcome=Outcome.OK, message=f"{timing.steps} steps inside of the run",
         step_seconds=tuple(setting.step_seconds[-200:]), within_relative_error=error, warmup_steps=1,
         samples_per_second=Interval(mean=rate, low=max(rate * (1 - half), 0.0), high=rate * (1 + half)),
-        environment={"command": shlex.join(["python", *sys.argv]), "median_step_seconds": f"{statistics.median(setting.step_seconds):.6g}"},
+        environment={"command": shlex.join(["python", *identity.arguments])},
     )  # fmt: skip
 
 
-def recall(database: str, identity: RunIdentity) -> Remembered | None:
-    """The answer of the newest run with the same identity; None: there is none."""
+def recorded_runs(database: str) -> list[RunRecord]:
+    """The newest runs that tuned themselves, the newest last."""
+    records = []
     with open_store(database) as store:
-        for job in store.jobs.newest(1, having=JobFilter(tags=(f"{TAG}-{identity.key}",))):
-            entry: Any = (store.jobs.prior(job.id) or {}).get(TAG)
-            if isinstance(entry, Mapping) and set(Remembered.__slots__) <= entry.keys():
-                return Remembered(**{name: entry[name] for name in Remembered.__slots__})
-    return None
+        for job in store.jobs.newest(100, having=JobFilter(tags=(TAG,))):
+            with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):
+                records.append(from_plain(RunRecord, (store.jobs.prior(job.id) or {})[TAG]))
+    return records[::-1]

@@ -1,15 +1,18 @@
 """What a run remembers for the next one of the same script on the same machine."""
 
+import contextlib
 import hashlib
 import json
 import socket
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from autotune.output import write_whole
 from search_spaces.knob import Value
+from search_spaces.plain import from_plain, to_plain
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,11 +27,13 @@ class RunIdentity:
     world_size: int
     device: str
     host: str = field(default_factory=socket.gethostname)
+    arguments: tuple[str, ...] = field(default_factory=lambda: tuple(sys.argv))
+    """The program and its arguments, as the run was started; they may differ."""
 
     @property
     def key(self) -> str:
         """16 hexadecimal digits."""
-        text = json.dumps([getattr(self, name) for name in self.__slots__])
+        text = json.dumps([getattr(self, name) for name in self.__slots__ if name != "arguments"])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -41,6 +46,27 @@ class Remembered:
     too_large: tuple[Mapping[str, Value], ...] = ()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VisitedSetting:
+    """What a run knows of one of its settings."""
+
+    values: Mapping[str, Value]
+    step_seconds: Sequence[float]
+    """Empty: it ran out of memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord:
+    """A run whose search is over."""
+
+    run: RunIdentity
+    answer: Remembered
+    visited: tuple[VisitedSetting, ...]
+    """The first one is what the run began with."""
+    journal: str
+    """A line for each decision."""
+
+
 class RunMemory:
     """A JSON file with the answer of each identity. Without a file nothing is remembered."""
 
@@ -49,20 +75,22 @@ class RunMemory:
 
     def read(self, identity: RunIdentity) -> Remembered | None:
         """The answer of an earlier run; None: there is none, or it cannot be read."""
-        entry = self._entries().get(identity.key)
-        try:
-            return None if entry is None else Remembered(**{name: entry[name] for name in Remembered.__slots__})
-        except (KeyError, TypeError):
-            return None
+        record = self.records().get(identity.key)
+        return None if record is None else record.answer
 
-    def write(self, identity: RunIdentity, answer: Remembered) -> None:
-        """Replace the answer of an identity."""
-        if self._path is None:
-            return
-        entry = {name: getattr(answer, name) for name in Remembered.__slots__}
-        about = {name: getattr(identity, name) for name in RunIdentity.__slots__}
-        entries = self._entries() | {identity.key: {**entry, "run": about}}
-        write_whole(self._path, json.dumps(entries, indent=2) + "\n")
+    def records(self) -> dict[str, RunRecord]:
+        """The newest record of each identity, by its key; those that cannot be read are left out."""
+        records: dict[str, RunRecord] = {}
+        for key, entry in self._entries().items():
+            with contextlib.suppress(TypeError, ValueError, LookupError, AttributeError):
+                records[key] = from_plain(RunRecord, entry)
+        return records
+
+    def write(self, *records: RunRecord) -> None:
+        """Replace the records of these identities."""
+        if self._path is not None:
+            entries = self._entries() | {record.run.key: to_plain(record) for record in records}
+            write_whole(self._path, json.dumps(entries, indent=1) + "\n")
 
     def _entries(self) -> dict[str, Any]:
         try:

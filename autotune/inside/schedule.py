@@ -326,7 +326,9 @@ class Schedule:
         ]
         spread = pooled_spread(groups, Spread(relative=0.01, degrees_of_freedom=4))
         # A longer visit counts for more: as often as it has blocks.
-        mine, its = ([visit[side] for number, visit in enumerate(comparison.visits) for _ in range(1 + number)] for side in (0, 1))
+        mine, its = (
+            [visit[side] for number, visit in enumerate(comparison.visits) for _ in range(1 + number)] for side in (0, 1)
+        )
         ratio = spread.ratio(its, mine, 0.68)
         lag, error = -math.log(ratio.mean), math.log(ratio.high / ratio.low) / 2
         mean, deviation = comparison.prior
@@ -422,7 +424,9 @@ class Schedule:
 
     def _name(self, setting: Setting) -> str:
         values = self.space.named(setting).items()
-        return " ".join(f"{name}={value}" for (name, value), other in zip(values, self.incumbent, strict=True) if value != other)
+        return " ".join(
+            f"{name}={value}" for (name, value), other in zip(values, self.incumbent, strict=True) if value != other
+        )
 
 
 @dataclass(slots=True)
@@ -444,7 +448,9 @@ class Comparison:
     def text(self) -> str:
         """The ratio of rates with its 95 % interval."""
         low, middle, high = (100 * math.expm1(-self.mean + sign * 2 * self.deviation) for sign in (-1, 0, 1))
-        return f"{middle:+.1f} % [{low:+.1f}, {high:+.1f}] samples/s after {len(self.visits)} visit{'s' * (len(self.visits) > 1)}"
+        return (
+            f"{middle:+.1f} % [{low:+.1f}, {high:+.1f}] samples/s after {len(self.visits)} visit{'s' * (len(self.visits) > 1)}"
+        )
 
 
 @dataclass(frozen=True, slots=True)

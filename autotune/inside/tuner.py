@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from autotune.errors import RequestError
-from autotune.inside.memory import Remembered, RunIdentity, RunMemory
+from autotune.inside.memory import Remembered, RunIdentity, RunMemory, RunRecord, VisitedSetting
 from autotune.inside.schedule import Schedule, StepRecord
 from autotune.inside.space import RunKnob, RunSpace, Setting
 from executor.inside.agreement import Agreement
@@ -253,9 +253,10 @@ class InRunTuner:
         start = self._space.setting(self.setting)
         assert start is not None
         if self._is_database():
-            from autotune.inside.job import recall
+            from autotune.inside.job import recorded_runs
 
-            remembered = recall(str(self._remember), self._identity)
+            answers = [run.answer for run in recorded_runs(str(self._remember)) if run.run.key == self._identity.key]
+            remembered = answers[-1] if answers else None
             atexit.register(self.close)
         else:
             remembered = self._memory.read(self._identity)
@@ -396,41 +397,39 @@ class InRunTuner:
         """Keep the answer for the next run."""
         schedule = self.schedule
         assert schedule is not None
-        answer = Remembered(
-            setting=self._space.named(schedule.incumbent),
-            step_seconds=schedule.level,
-            too_large=tuple(map(self._space.named, sorted(self._space.too_large, key=str))),
+        self._record = RunRecord(
+            run=self._identity,
+            answer=Remembered(
+                setting=self._space.named(schedule.incumbent),
+                step_seconds=schedule.level,
+                too_large=tuple(map(self._space.named, sorted(self._space.too_large, key=str))),
+            ),
+            visited=tuple(
+                VisitedSetting(values=self._space.named(setting), step_seconds=tuple(seconds))
+                for setting, seconds in schedule.visited().items()
+            ),
+            journal="\n".join(f"step {decision.step}: {decision.text}" for decision in schedule.journal),
         )
-        self._memory.write(self._identity, answer)
-        # A drift is a new search of the same job, which is recorded once it is over too.
-        if self._is_database():
-            self._answer = answer
+        self._memory.write(self._record)
 
-    _answer: Remembered | None = None
+    _record: RunRecord | None = None
+    job_id: str | None = None
+    """The job of the run, once it is recorded."""
 
     def close(self) -> None:
-        """End the search with the run: record the job, and give the optimizer its own methods back.
+        """End the search with the run: record the job in a database, and give the optimizer its own methods back.
 
-        It is called at the end of the process otherwise.
+        The end of the process calls it otherwise.
         """
         self._steps.close()
         atexit.unregister(self.close)
-        if self._answer is None or self.schedule is None:
-            return
-        # The database and what verdicts need are loaded only here: a run with a file needs torch alone.
-        from autotune.inside.job import VisitedSetting, record
+        if self._record is not None and self._is_database():
+            # The database and what verdicts need are loaded only here: a run with a file needs torch alone.
+            from autotune.inside.job import record_job
 
-        visited = [
-            VisitedSetting(values=self._space.named(setting), step_seconds=tuple(seconds))
-            for setting, seconds in self.schedule.visited().items()
-        ]
-        lines = "\n".join(f"step {decision.step}: {decision.text}" for decision in self.schedule.journal)
-        self.job_id = record(str(self._remember), self._identity, self._answer, visited, lines)
-        self._answer = None
-        self._report(f"recorded as job {self.job_id}")
-
-    job_id: str | None = None
-    """The job of the run, once it is recorded."""
+            self.job_id = record_job(str(self._remember), self._record)
+            self._record = None
+            self._report(f"recorded as job {self.job_id}")
 
 
 def _halvings(rows: int) -> Iterator[int]:

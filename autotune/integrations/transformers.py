@@ -3,7 +3,6 @@
 import functools
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 from transformers import Trainer, TrainerCallback
@@ -161,8 +160,10 @@ def _callback_of(trainer: Any) -> AutotuneCallback | None:
     for callback in trainer.callback_handler.callbacks:
         if isinstance(callback, AutotuneCallback) and callback.tunes:
             return callback
-    if (settings := os.environ.get("AUTOTUNE_INSIDE")) and str(trainer.accelerator.distributed_type) != "DistributedType.DEEPSPEED":
-        callback = AutotuneCallback(tune=True, remember=settings, report=print, script=Path(os.environ.get("AUTOTUNE_SCRIPT", "script")).name)
+    if (settings := os.environ.get("AUTOTUNE_INSIDE")) and str(
+        trainer.accelerator.distributed_type
+    ) != "DistributedType.DEEPSPEED":
+        callback = AutotuneCallback(tune=True, remember=settings, report=print)
         trainer.add_callback(callback)
         return callback
     return None

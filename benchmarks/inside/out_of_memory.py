@@ -80,7 +80,9 @@ def run_event(seed: int, wrapper: str, phase: str, everywhere: bool) -> dict[str
 
     model = wrapped(tuned, wrapper)
     inner = getattr(model, "module", model)
-    inner.layers[1].register_forward_pre_hook(lambda module, inputs: limit.enter("forward" if module.training else "evaluation"))
+    inner.layers[1].register_forward_pre_hook(
+        lambda module, inputs: limit.enter("forward" if module.training else "evaluation")
+    )
     inner.layers[0].register_forward_hook(lambda module, inputs, output: _Fails.apply(output) if module.training else None)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     optimizer.register_step_pre_hook(lambda *_: limit.enter("optimizer"))

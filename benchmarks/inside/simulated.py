@@ -41,7 +41,15 @@ class SimulatedRun:
         draw = self.random = Random(self.seed)
         self.steps = round(math.exp(draw.uniform(math.log(5_000), math.log(50_000))))
         self.noise = math.exp(draw.uniform(math.log(0.02), math.log(0.2)))
-        self.start = next(filter(self.fits, iter(lambda: tuple(draw.choice(knob.values[:1] if knob.name == "compile" else knob.values) for knob in KNOBS), None)))
+        self.start = next(
+            filter(
+                self.fits,
+                iter(
+                    lambda: tuple(draw.choice(knob.values[:1] if knob.name == "compile" else knob.values) for knob in KNOBS),
+                    None,
+                ),
+            )
+        )
         self._tables = [self._table()]
         self._changes: list[tuple[int, float]] = []
         """Step and factor of each jump of the machine's speed."""
@@ -165,7 +173,9 @@ if __name__ == "__main__":
 
     def show(title, rows):
         if rows:
-            print(f"{title:24} {len(rows):4} share {sum(o.cost <= 0.01 for o in rows) / len(rows):.3f} close {sum(o.behind <= 0.03 for o in rows) / len(rows):.3f} cost {statistics.fmean(o.cost for o in rows):.4f} max {max(o.cost for o in rows):.4f} behind {statistics.fmean(o.behind for o in rows):.4f}")
+            print(
+                f"{title:24} {len(rows):4} share {sum(o.cost <= 0.01 for o in rows) / len(rows):.3f} close {sum(o.behind <= 0.03 for o in rows) / len(rows):.3f} cost {statistics.fmean(o.cost for o in rows):.4f} max {max(o.cost for o in rows):.4f} behind {statistics.fmean(o.behind for o in rows):.4f}"
+            )
 
     show("all", outcomes)
     for a, b in itertools.pairwise((0.02, 0.05, 0.1, 0.2)):
@@ -175,4 +185,7 @@ if __name__ == "__main__":
     show("other work", [o for o in outcomes if o.run.other_work_from < o.run.steps])
     show("same work", [o for o in outcomes if o.run.other_work_from >= o.run.steps])
     for o in [o for o in outcomes if o.behind > 0.03 and o.run.noise < 0.05]:
-        print(o.run.seed, f"behind {o.behind:.3f} cost {o.cost:.4f} noise {o.run.noise:.3f} steps {o.run.steps} other {o.run.other_work_from}")
+        print(
+            o.run.seed,
+            f"behind {o.behind:.3f} cost {o.cost:.4f} noise {o.run.noise:.3f} steps {o.run.steps} other {o.run.other_work_from}",
+        )

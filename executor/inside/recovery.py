@@ -45,7 +45,8 @@ class Snapshot:
         self._values = [(parameter, _copy(parameter.detach())) for parameter in parameters]
         self._states = {
             parameter: {
-                name: _copy(value) if isinstance(value, torch.Tensor) else value for name, value in optimizer.state[parameter].items()
+                name: _copy(value) if isinstance(value, torch.Tensor) else value
+                for name, value in optimizer.state[parameter].items()
             }
             for parameter in parameters
             if parameter in optimizer.state

@@ -97,7 +97,10 @@ def _checkpointing(model: nn.Module, left_out: dict[str, str]) -> Iterator[Switc
 
 
 def _attention(model: Any, left_out: dict[str, str]) -> Iterator[Switch]:
-    setter, current = getattr(model, "set_attn_implementation", None), getattr(getattr(model, "config", None), "_attn_implementation", None)
+    setter, current = (
+        getattr(model, "set_attn_implementation", None),
+        getattr(getattr(model, "config", None), "_attn_implementation", None),
+    )
     if setter is None or current not in ("eager", "sdpa"):
         left_out["attention_kernel"] = "the model cannot switch between eager and sdpa"
         return

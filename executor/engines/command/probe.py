@@ -45,6 +45,8 @@ from typing import Any
 
 VARIABLE = "AUTOTUNE_PROBE"
 """Environment variable: the folder of this file's copy, into which each training process writes `steps-PID.jsonl`."""
+INSIDE = "AUTOTUNE_INSIDE"
+"""Environment variable: the file or database of a run whose Trainer tunes itself, instead of being observed."""
 LINKED = "AUTOTUNE_LINKED"
 """Environment variable: a folder in which links stand for files that the script must not change."""
 DEEPEST = 12
@@ -560,6 +562,8 @@ class Finder:
             "safetensors.torch": lambda module: probe.time_calls(module, "checkpoint", "save_file", "save_model"),
             "torch._dynamo.callback": self._observe_compiler,
         }
+        if os.environ.get(INSIDE):
+            self._imported = {"transformers.trainer": tune_inside}
         self._probe = probe
 
     def install(self) -> None:
@@ -595,6 +599,11 @@ class Finder:
 
         loader.exec_module = exec_module
         return specification
+
+
+def tune_inside(_: Any) -> None:
+    """Have the Trainers of this process tune themselves, if autotune can be imported."""
+    importlib.import_module("autotune.integrations.transformers").tune_trainers()
 
 
 def start() -> None:
