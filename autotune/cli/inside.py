@@ -16,9 +16,9 @@ from autotune.errors import RequestError
 from autotune.frameworks.best_config import best_config_text
 from autotune.inside.job import record_job, recorded_runs
 from autotune.inside.memory import RunMemory
-from autotune.output import write_whole
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
+from autotune.output import write_whole
 from autotune.session.resolve import session_of
 from autotune.text.console import Console
 from autotune.text.result import print_result

@@ -29,7 +29,7 @@ BLOCK_ERROR = 0.04
 DRIFT = 0.1
 """Relative change of the time of a step from which the search starts again."""
 NEW_WORK = 0.3
-"""Drift from which nothing measured before counts: a step consists of other work. A smaller one is more likely the machine's."""
+"""Drift from which nothing measured before counts: a step is other work. A smaller one is more likely the machine's."""
 PLANNED = 0.85
 """Part of the budget that the search plans with; the rest is for what it does not foresee."""
 FIRST_PLANNED = 0.65
@@ -80,7 +80,7 @@ class Schedule:
     def __init__(
         self, space: RunSpace, start: Setting, *, share: float, steps: int | None, remembered_seconds: float | None = None
     ) -> None:
-        """`steps`: of the whole run; None: unknown. `remembered_seconds`: of a step with `start`, the answer of an earlier run."""
+        """`steps`: of the whole run; None: unknown. `remembered_seconds`: of a step with `start`, an earlier run's answer."""
         self.space, self.incumbent, self.steps = space, start, steps
         self.journal: list[Decision] = []
         self.is_over = False

@@ -101,6 +101,8 @@ class InRunTuner:
         self._boundary: float | None = None
         self._is_meeting, self._until_meeting = True, 0
         self._changed_seconds = 0.0
+        self._quiet: list[float] = []
+        """Seconds of steps that the schedule does not know yet."""
         self._told = 0
         self._standing: int | None = None
 
@@ -111,6 +113,12 @@ class InRunTuner:
         pending: list[Any] = []
         rows = 0
         for batch in loader:
+            if not (self._is_meeting or pending) and self._is_whole(batch):
+                yield from self._steps.whole(batch)
+                if self._steps.failure is None:
+                    self._end_quietly()
+                    continue
+                self._fail(0.0)
             pending.append(batch)
             rows += rows_of(batch)
             if self._rows is None or rows >= self._rows:
@@ -118,6 +126,33 @@ class InRunTuner:
                 pending, rows = [], 0
         if pending:
             yield from self.step(pending)
+
+    def _is_whole(self, batch: Any) -> bool:
+        """Whether a batch is the only micro-batch of its step."""
+        rows = rows_of(batch)
+        return rows <= self.setting[MICRO_BATCH_SIZE] and (self._rows is None or rows >= self._rows)  # type: ignore[operator]
+
+    def _end_quietly(self) -> None:
+        """Note the time of a step when nothing is tuned; the schedule gets several at once."""
+        now, quiet = time.perf_counter(), self._quiet
+        if self._boundary is not None:
+            quiet.append(now - self._boundary - self.paused_seconds)
+        self._boundary, self.paused_seconds = now, 0.0
+        if len(quiet) >= min(16, self._until_meeting):
+            self._note_quiet_steps()
+
+    def _note_quiet_steps(self) -> None:
+        schedule, count = self.schedule, len(self._quiet)
+        for seconds in self._quiet if schedule is not None else ():
+            if not self._wakes:
+                schedule.record(StepRecord(max(seconds, 1e-9)))  # type: ignore[union-attr]
+                self._wakes = not schedule.is_over  # type: ignore[union-attr]
+        self._quiet.clear()
+        if self._wakes:
+            self._tell()
+        self._until_meeting -= count
+        if self._until_meeting <= 0:
+            self._is_meeting, self._wakes = True, False
 
     def step(self, batches: Sequence[Any]) -> Iterator[Any]:
         """Yield the micro-batches of one optimizer step, again after it ran out of memory."""
@@ -352,25 +387,19 @@ class InRunTuner:
         if self._steps.is_proof:
             self._prove()
         schedule = self.schedule
-        if schedule is not None:
+        if not is_tuning:
+            self._quiet.append(now if seconds is None else seconds)
+            self._note_quiet_steps()
+        elif schedule is not None:
             was_over = schedule.is_over
-            if was_over and not is_tuning and self._wakes:
-                pass  # the schedule waits for the meeting
-            elif seconds is None:
+            if seconds is None:
                 schedule.skip()
             else:
                 schedule.record(StepRecord(max(seconds, 1e-9), self._changed_seconds))
-                if was_over != schedule.is_over:
-                    self._wakes = was_over
-                    if schedule.is_over:
-                        self._keep()
-                if is_tuning or self._wakes:
-                    self._tell()
+            if schedule.is_over and not was_over:
+                self._keep()
+            self._tell()
         self._changed_seconds = 0.0
-        if self._until_meeting:
-            self._until_meeting -= 1
-            if not self._until_meeting:
-                self._is_meeting, self._wakes = True, False
 
     _wakes = False
     """Whether the search starts again at the next meeting."""

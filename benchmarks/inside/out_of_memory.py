@@ -1,6 +1,6 @@
 """Memory limits in the middle of a run: each makes a real allocation fail, in a chosen phase, on one rank or on all.
 
-`python -m benchmarks.inside.out_of_memory EVENTS` on each rank. The limit is that of the address space (RLIMIT_AS), with 4 MiB
+`python -m benchmarks.inside.out_of_memory EVENTS FIRST` on each rank. The limit is that of the address space (RLIMIT_AS), with 4 MiB
 left, and is lifted when the run goes on. Losses, weights and evaluations are compared with an untuned loop without limits.
 """
 
@@ -69,7 +69,7 @@ def run_event(seed: int, wrapper: str, phase: str, everywhere: bool) -> dict[str
     # A rank's own limit, in a step in which most settings are new.
     mine = everywhere or rank_number() == seed % 2
     limit = _Fails.limit = Limit(phase, draw.randrange(1, 4)) if mine else Limit("never", 0)
-    batches = make_batches(8 * per_step, rows, 1000 * seed + rank_number(), ragged=True)
+    batches = make_batches(5 * per_step, rows, 1000 * seed + rank_number(), ragged=True)
     evaluated = make_batches(2, 32, 5000 + seed, ragged=False)
     torch.manual_seed(seed)
     reference = Language(width=256, layers=2)
@@ -80,10 +80,8 @@ def run_event(seed: int, wrapper: str, phase: str, everywhere: bool) -> dict[str
 
     model = wrapped(tuned, wrapper)
     inner = getattr(model, "module", model)
-    inner.layers[1].register_forward_pre_hook(
-        lambda module, inputs: limit.enter("forward" if module.training else "evaluation")
-    )
-    inner.layers[0].register_forward_hook(lambda module, inputs, output: _Fails.apply(output) if module.training else None)
+    inner.layers[1].register_forward_pre_hook(lambda module, _: limit.enter("forward" if module.training else "evaluation"))
+    inner.layers[0].register_forward_hook(lambda module, _, output: _Fails.apply(output) if module.training else None)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
     optimizer.register_step_pre_hook(lambda *_: limit.enter("optimizer"))
     world = dist.get_world_size() if dist.is_initialized() else 1
@@ -139,7 +137,7 @@ if __name__ == "__main__":
     start_ranks()
     several = dist.is_initialized()
     outcomes = []
-    for number in range(int(sys.argv[1])):
+    for number in range(int(sys.argv[2]), int(sys.argv[2]) + int(sys.argv[1])):
         phase = PHASES[number % 4]
         row = run_event(number, "ddp" if several else "none", phase, everywhere=not several or number // 4 % 2 == 0)
         outcomes.append({"phase": phase, "everywhere": number // 4 % 2 == 0, **row})

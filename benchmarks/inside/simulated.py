@@ -1,6 +1,6 @@
 """Simulated runs that tune themselves: what the search costs, and how far its choice is from the best.
 
-A run has six knobs with 480 settings. The time of a step is (b + a / micro-batch size) x the factors of the other knobs x an
+A run has six knobs, 480 settings. The time of a step is (b + a / micro-batch size) x the factors of the other knobs x an
 interaction of each setting, with correlated noise, outliers, a slow drift of the machine, jumps (a neighbour comes or goes) and,
 in some runs, a change of what steps consist of, after which other settings are best.
 """
@@ -8,6 +8,7 @@ in some runs, a change of what steps consist of, after which other settings are 
 import itertools
 import math
 import statistics
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from random import Random
@@ -165,27 +166,28 @@ class Outcome:
     run: SimulatedRun
 
 
-if __name__ == "__main__":
-    import sys
-
-    outcomes = [SimulatedRun(seed).play() for seed in range(int(sys.argv[1]))]
-    n = len(outcomes)
-
-    def show(title, rows):
-        if rows:
-            print(
-                f"{title:24} {len(rows):4} share {sum(o.cost <= 0.01 for o in rows) / len(rows):.3f} close {sum(o.behind <= 0.03 for o in rows) / len(rows):.3f} cost {statistics.fmean(o.cost for o in rows):.4f} max {max(o.cost for o in rows):.4f} behind {statistics.fmean(o.behind for o in rows):.4f}"
+def rows_of_page(outcomes: list[Outcome]) -> list[tuple[str, int, float, float, float, float]]:
+    """For each class of runs: name, runs, share within the budget, share within 3 % of the best, mean cost, highest cost."""
+    classes: list[tuple[str, Callable[[Outcome], bool]]] = [("all", lambda _: True)]
+    for low, high in itertools.pairwise((0.02, 0.05, 0.1, 0.2)):
+        classes.append((f"noise {low:.0%} to {high:.0%}", lambda o, low=low, high=high: low <= o.run.noise < high))  # type: ignore[misc]
+    for low, high in itertools.pairwise((5_000, 10_000, 20_000, 50_000)):
+        classes.append((f"{low:,} to {high:,} steps", lambda o, low=low, high=high: low <= o.run.steps < high))  # type: ignore[misc]
+    classes.append(("other work in the middle", lambda o: o.run.other_work_from < o.run.steps))
+    rows = []
+    for name, belongs in classes:
+        chosen = [outcome for outcome in outcomes if belongs(outcome)]
+        if chosen:
+            within, close = (
+                statistics.fmean(flags)
+                for flags in ([o.cost <= o.run.share for o in chosen], [o.behind <= 0.03 for o in chosen])
             )
+            rows.append(
+                (name, len(chosen), within, close, statistics.fmean(o.cost for o in chosen), max(o.cost for o in chosen))
+            )
+    return rows
 
-    show("all", outcomes)
-    for a, b in itertools.pairwise((0.02, 0.05, 0.1, 0.2)):
-        show(f"noise {a}-{b}", [o for o in outcomes if a <= o.run.noise < b])
-    for a, b in itertools.pairwise((5_000, 10_000, 20_000, 50_000)):
-        show(f"steps {a}-{b}", [o for o in outcomes if a <= o.run.steps < b])
-    show("other work", [o for o in outcomes if o.run.other_work_from < o.run.steps])
-    show("same work", [o for o in outcomes if o.run.other_work_from >= o.run.steps])
-    for o in [o for o in outcomes if o.behind > 0.03 and o.run.noise < 0.05]:
-        print(
-            o.run.seed,
-            f"behind {o.behind:.3f} cost {o.cost:.4f} noise {o.run.noise:.3f} steps {o.run.steps} other {o.run.other_work_from}",
-        )
+
+if __name__ == "__main__":
+    for name, count, within, close, mean, most in rows_of_page([SimulatedRun(seed).play() for seed in range(int(sys.argv[1]))]):
+        print(f"{name:28} {count:4} {within:7.1%} {close:7.1%} {mean:8.2%} {most:8.2%}")

@@ -1,7 +1,7 @@
 """How the ranks of a run agree between optimizer steps: through the store of the process group, without a collective.
 
-A collective would need every rank to reach it, and on GPUs wait for the device. The store is a side channel: a rank that ran out
-of memory can write to it whatever the others do.
+A collective would need every rank to reach it, and on GPUs wait for the device. The store is a side channel: a rank that ran
+out of memory can write to it whatever the others do.
 """
 
 import itertools
@@ -23,7 +23,9 @@ class Agreement:
         self._number = 0
         if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
             self.world_size, self.rank = dist.get_world_size(), dist.get_rank()
-            self._store = dist.PrefixStore(f"{name}/{next(self._made)}", dist.distributed_c10d._get_default_store())
+            self._store = dist.distributed_c10d.PrefixStore(
+                f"{name}/{next(self._made)}", dist.distributed_c10d._get_default_store()
+            )
             self._timeout = timedelta(seconds=timeout)
 
     def decided(self, value: Any) -> Any:

@@ -26,7 +26,7 @@ def rows_of(batch: Any) -> int:
     Raises:
         ValueError: it has no tensor.
     """
-    tensor = next(_tensors(batch), None)
+    tensor = batch if isinstance(batch, torch.Tensor) else next(_tensors(batch), None)
     if tensor is None:
         raise ValueError("a batch has no tensor: its samples cannot be counted; leave micro_batch_size out of the knobs")
     return tensor.shape[0]
@@ -47,6 +47,8 @@ def parts_of(batches: Sequence[Any], micro_batch_size: int, count: Count = count
     The reference is a loop that trains on each batch and divides its mean loss by the number of batches. A part of a batch
     has the batch's weight times its share of what is counted. Batches are joined only if they are equal in shapes and counts.
     """
+    if len(batches) == 1 and rows_of(batches[0]) <= micro_batch_size:
+        return [Part(batches[0], 1.0, is_last=True, is_first=True)]
     groups = joined(batches, micro_batch_size, count) if len(batches) > 1 else [(batch, 1) for batch in batches]
     made: list[tuple[Any, float]] = []
     for batch, number in groups:

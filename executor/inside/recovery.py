@@ -29,7 +29,7 @@ def release(trace: TracebackType | None = None) -> None:
     if trace is not None:
         traceback.clear_frames(trace)
     gc.collect()
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if _counts():
         torch.cuda.empty_cache()
 
 
@@ -105,4 +105,4 @@ def device_bytes() -> int | None:
 
 
 def _counts() -> bool:
-    return torch.cuda.is_available() and torch.cuda.is_initialized()
+    return torch.cuda.is_available() and bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""The optimizer steps of a run that tunes itself: which micro-batch is trained, when gradients are combined, what a failure undoes."""
+"""The optimizer steps of a run that tunes itself: their micro-batches, when gradients are combined, what a failure undoes."""
 
 import contextlib
 import functools
@@ -11,8 +11,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from executor.inside.agreement import Agreement
 from executor.inside.batches import Count, Part, parts_of, piece, rows_of
-from executor.inside.recovery import Snapshot, is_out_of_memory, reduce_gradients, release
+from executor.inside.recovery import Snapshot, device_bytes, is_out_of_memory, reduce_gradients, release
 from executor.inside.switches import unwrapped
+
+_OUTSIDE = Part(None, 1.0, is_last=True)
+_WHOLE = Part(None, 1.0, is_last=True, is_first=True)
 
 
 class _StepFailedError(Exception):
@@ -22,10 +25,10 @@ class _StepFailedError(Exception):
 class TunedSteps:
     """Trains optimizer steps on parts of batches, each again from its beginning after it ran out of memory.
 
-    The first step of a setting is a proof: gradients are combined over ranks only when every rank has computed its own, and the
-    update is undone on all ranks if it fails on one. So no rank waits in a collective for one that ran out of memory. This holds
-    for one rank and for DistributedDataParallel. FSDP2 and DeepSpeed communicate inside of forward passes, so with several ranks
-    nothing is proven (`can_recover`).
+    The first step of a setting is a proof: gradients are combined over ranks only when every rank has computed its own, and
+    the update is undone on all ranks if it fails on one. So no rank waits in a collective for one that ran out of memory. This
+    holds for one rank and for DistributedDataParallel. FSDP2 and DeepSpeed communicate inside of forward passes, so with
+    several ranks nothing is proven (`can_recover`).
     """
 
     def __init__(self, model: Any, optimizer: Any, agreement: Agreement, count: Count) -> None:
@@ -34,7 +37,7 @@ class TunedSteps:
         self.is_fsdp = hasattr(inner, "set_requires_gradient_sync")
         self.is_deepspeed = hasattr(model, "set_gradient_accumulation_boundary")
         self.is_ddp = isinstance(model, DistributedDataParallel)
-        self.part = Part(None, 1.0, is_last=True)
+        self.part = _OUTSIDE
         self.is_proof = False
         """Whether the step must show that its setting fits."""
         self.guarded = False
@@ -43,14 +46,12 @@ class TunedSteps:
         self.is_running = False
         self.retries_update = False
         """Whether a failed update is run again at once, with its gradients: in a loop that is not the user's own."""
+        self._synchronizes: bool | None = None
+        """Whether the wrapper combines gradients at present; None: unknown."""
         self.update_failed = False
         """Whether the update of the present step had to be run again."""
         self._has_backward = self._has_updated = self._is_evaluating = False
-        if optimizer is not None and not self.is_deepspeed:
-            self._update, self._clear = optimizer.step, optimizer.zero_grad
-            # With the marks that schedulers of the learning rate look for.
-            optimizer.step = functools.update_wrapper(functools.partial(self._step), self._update)
-            optimizer.zero_grad = self._zero_grad
+        self.open()
 
     @property
     def communicates(self) -> bool:
@@ -73,8 +74,16 @@ class TunedSteps:
                 if self.failure is not None:
                     break
         finally:
-            self.is_running = False
-            self.part = Part(None, 1.0, is_last=True)
+            self.is_running, self.part = False, _OUTSIDE
+
+    def whole(self, batch: Any) -> Iterator[Any]:
+        """`run` for a batch that is the step's only micro-batch, where the step is no proof."""
+        self.part, self.failure, self.is_running, self._has_backward, self._has_updated = _WHOLE, None, True, False, False
+        self._synchronize(True)
+        try:
+            yield batch
+        finally:
+            self.is_running, self.part = False, _OUTSIDE
 
     @property
     def _defers(self) -> bool:
@@ -82,6 +91,9 @@ class TunedSteps:
 
     def _synchronize(self, is_last: bool) -> None:
         """Have the wrapper combine gradients in this micro-batch's backward pass, or not."""
+        if is_last is self._synchronizes:
+            return
+        self._synchronizes = is_last
         if self.is_ddp:
             self.model.require_backward_grad_sync = is_last
         elif self.is_deepspeed:
@@ -99,7 +111,7 @@ class TunedSteps:
         elif call is not None:
             call(scaled)
         else:
-            scaled.backward()
+            scaled.backward()  # type: ignore[no-untyped-call]
         self.note_backward()
 
     def note_backward(self) -> None:
@@ -184,10 +196,15 @@ class TunedSteps:
             raise RuntimeError("the optimizer steps without a backward pass of the tuner; call tuner.backward(loss)")
         if not self.part.is_last or self.failure is not None:
             return None
-        if not (self.is_proof and self.can_recover):
+        if self.is_proof and self.can_recover:
+            result = self._proven_update(arguments, keywords)
+        else:
             result = self._update(*arguments, **keywords)
-            self._has_updated = True
-            return result
+        self._has_updated = True
+        return result
+
+    def _proven_update(self, arguments: Any, keywords: Any) -> Any:
+        """The update, undone on all ranks if it fails on one."""
         snapshot: Snapshot | None = None
         result: Any = None
         error: BaseException | None = None
@@ -209,14 +226,21 @@ class TunedSteps:
             snapshot, problem.__context__ = None, None
             release(problem.__traceback__)
             self.update_failed = True
-            result = self._update(*arguments, **keywords)
-        self._has_updated = True
+            return self._update(*arguments, **keywords)
         return result
 
     def _zero_grad(self, *arguments: Any, **keywords: Any) -> None:
         # Before the step's first backward pass or after its update: some loops clear first, others last.
         if not self.is_running or self._has_updated or not self._has_backward:
             self._clear(*arguments, **keywords)
+
+    def open(self) -> None:
+        """Have the optimizer's methods act at the end of a step only."""
+        if self.optimizer is not None and not self.is_deepspeed:
+            self._update, self._clear = self.optimizer.step, self.optimizer.zero_grad
+            # With the marks that schedulers of the learning rate look for.
+            self.optimizer.step = functools.update_wrapper(functools.partial(self._step), self._update)
+            self.optimizer.zero_grad = self._zero_grad
 
     def close(self) -> None:
         """Give the optimizer its own methods back."""
@@ -227,7 +251,7 @@ class TunedSteps:
 
 def synchronized() -> None:
     """Wait for the device, so that the time of a step is that of its work."""
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if device_bytes() is not None:
         torch.cuda.synchronize()
 
 
@@ -235,3 +259,8 @@ def synchronized() -> None:
 def device_name() -> str:
     """What the run's figures belong to."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu x{torch.get_num_threads()}"
+
+
+def zero_loss(device: Any) -> torch.Tensor:
+    """The loss of a micro-step whose batch is trained later."""
+    return torch.zeros((), device=device)

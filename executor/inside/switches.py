@@ -85,9 +85,7 @@ def _checkpointing(model: nn.Module, left_out: dict[str, str]) -> Iterator[Switc
 
         def switch(value: str) -> None:
             for block, original in zip(blocks, originals, strict=True):
-                block.forward = (  # type: ignore[method-assign]
-                    functools.partial(checkpoint, original, use_reentrant=False) if value == "full" else original
-                )
+                block.forward = functools.partial(checkpoint, original, use_reentrant=False) if value == "full" else original
 
         current = "none"
     else:
@@ -130,9 +128,10 @@ def _compilation(model: nn.Module, left_out: dict[str, str]) -> Iterator[Switch]
     yield Switch("compile_blocks", (False, True), current, switch, effect=0.15, change_seconds=0.0 if current else 30.0)
 
 
-def _ddp_buckets(model: Any, left_out: dict[str, str]) -> Iterator[Switch]:
-    if not isinstance(model, DistributedDataParallel):
+def _ddp_buckets(wrapper: Any, left_out: dict[str, str]) -> Iterator[Switch]:
+    if not isinstance(wrapper, DistributedDataParallel):
         return
+    model: Any = wrapper  # what follows is not declared
     if model.static_graph:
         left_out["ddp_bucket_mb"] = "static_graph=True: DDP records the graph once"
         return
@@ -162,7 +161,7 @@ def _ddp_buckets(model: Any, left_out: dict[str, str]) -> Iterator[Switch]:
 def _fsdp2(model: Any) -> Iterator[Switch]:
     if not hasattr(model, "set_reshard_after_forward"):
         return
-    units = [module for module in blocks_of(model) if hasattr(module, "set_reshard_after_forward")]
+    units: list[Any] = [module for module in blocks_of(model) if hasattr(module, "set_reshard_after_forward")]
 
     def prefetch(depth: int) -> None:
         for number, unit in enumerate(units):
