@@ -27,7 +27,7 @@ from executor.engines.command.observed import install_probe
 from storage.address import default_database_url
 from storage.store import open_store
 
-_STEERED = re.compile(r"\b(?:transformers|trl)\b[\s\S]*\bTrainer\b|\b\w+Trainer\b[\s\S]*\b(?:transformers|trl)\b")
+_STEERED = re.compile(r"\b(?:transformers|trl)\b[\s\S]*Trainer\b")
 _LINE = (
     "add `tuner = autotune.InRunTuner(model, optimizer)` and `for batch in tuner.batches(loader)` to its loop "
     "(docs/tutorials/tune-inside-the-run.md), or sweep it without --inside"

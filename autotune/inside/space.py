@@ -91,9 +91,8 @@ class RunSpace:
         for index, knob in enumerate(self.knobs):
             if index == changed:
                 continue
-            smaller = knob.values.index(setting[index]) - 1
-            value = knob.saving_value if not knob.grows else knob.values[smaller] if smaller >= 0 else None
-            if value is not None and value != setting[index]:
-                roomier = (*setting[:index], value, *setting[index + 1 :])
-                if self.fits(roomier):
-                    yield roomier
+            smaller = knob.values[: knob.values.index(setting[index])][::-1] if knob.grows else (knob.saving_value,)
+            settings = ((*setting[:index], value, *setting[index + 1 :]) for value in smaller if value is not None)
+            roomier = next((other for other in settings if other != setting and self.fits(other)), None)
+            if roomier is not None:
+                yield roomier
