@@ -110,7 +110,7 @@ def test_an_evaluation_that_runs_out_of_memory_comes_in_halves() -> None:
 def test_other_errors_are_the_users() -> None:
     model, optimizer = made()
     tuner = InRunTuner(model, optimizer)
-    with pytest.raises(ValueError, match="own"):  # noqa: PT012
+    with pytest.raises(ValueError, match="own"):
         for _ in tuner.batches(make_batches(1, 2, 1, ragged=False)):
             with tuner:
                 raise ValueError("own")
@@ -119,7 +119,7 @@ def test_other_errors_are_the_users() -> None:
 def test_a_backward_pass_that_the_tuner_does_not_know_is_refused() -> None:
     model, optimizer = made()
     tuner = InRunTuner(model, optimizer)
-    with pytest.raises(RuntimeError, match=r"call tuner\.backward"):  # noqa: PT012
+    with pytest.raises(RuntimeError, match=r"call tuner\.backward"):
         for batch in tuner.batches(make_batches(1, 2, 1, ragged=False)):
             model(batch["input_ids"], batch["labels"]).backward()
             optimizer.step()
