@@ -30,9 +30,9 @@ DRIFT = 0.1
 """Relative change of the time of a step from which the search starts again."""
 NEW_WORK = 0.3
 """Drift from which nothing measured before counts: a step is other work. A smaller one is more likely the machine's."""
-PLANNED = 0.85
+PLANNED = 0.78
 """Part of the budget that the search plans with; the rest is for what it does not foresee."""
-FIRST_PLANNED = 0.65
+FIRST_PLANNED = 0.6
 """The same for the first search, after which a drift may ask for another one."""
 UNKNOWN_STEPS = 1_000
 """Steps that a run of unknown length is assumed to have at least. Later it is assumed to be half over."""

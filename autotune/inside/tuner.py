@@ -46,7 +46,7 @@ class InRunTuner:
     def __init__(
         self,
         model: Any,
-        optimizer: Any = None,
+        optimizer: Any,
         *,
         global_batch_size: int | None = None,
         knobs: Iterable[str] | Mapping[str, Sequence[Value]] | None = None,
@@ -62,7 +62,7 @@ class InRunTuner:
 
         Args:
             model: the model as the loop calls it, wrapped and on its device.
-            optimizer: of torch; None: its calls are not the loop's own, as in DeepSpeed.
+            optimizer: whose `step` and `zero_grad` the loop calls.
             global_batch_size: samples of an optimizer step over all ranks; None: each batch of the loader is a step.
             knobs: names of the knobs to change, or their values; None: all that can change. `left_out` has the others.
             steps: optimizer steps of the whole run; None: unknown.
@@ -78,6 +78,9 @@ class InRunTuner:
         """
         if not 0.0 < share < 1.0:
             raise RequestError("share", f"{share} is not between 0 and 1", "give 0.01 for one percent of the run")
+        if hasattr(model, "set_gradient_accumulation_boundary"):
+            problem = "is DeepSpeed's engine, whose steps cannot be divided from outside"
+            raise RequestError("model", problem, "sweep the script without --inside")
         self.agreement = Agreement()
         self._steps = TunedSteps(model, optimizer, self.agreement, count)
         self.left_out: dict[str, str] = {}

@@ -1,7 +1,7 @@
 """Memory limits in the middle of a run: each makes a real allocation fail, in a chosen phase, on one rank or on all.
 
-`python -m benchmarks.inside.out_of_memory EVENTS FIRST` on each rank. The limit is that of the address space (RLIMIT_AS), with 4 MiB
-left, and is lifted when the run goes on. Losses, weights and evaluations are compared with an untuned loop without limits.
+`python -m benchmarks.inside.out_of_memory EVENTS FIRST` on each rank. The limit is that of the address space (RLIMIT_AS), with
+4 MiB left, and is lifted when the run goes on. Losses, weights and evaluations are compared with an untuned loop.
 """
 
 import copy

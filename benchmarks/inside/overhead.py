@@ -11,7 +11,7 @@ from autotune.inside.tuner import InRunTuner
 
 
 def overhead(rounds: int = 20, steps: int = 200, step_seconds: float = 0.0) -> tuple[float, float]:
-    """Seconds of processor time of a step in the plain loop and in the tuned one: least over the rounds, because other work only adds."""
+    """Seconds of processor time of a step in the plain loop and in the tuned one: the least, as other work only adds."""
     torch.set_num_threads(1)
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
     optimizer = torch.optim.SGD(model.parameters(), 1e-9)
@@ -48,6 +48,4 @@ def overhead(rounds: int = 20, steps: int = 200, step_seconds: float = 0.0) -> t
 
 if __name__ == "__main__":
     plain, tuned = overhead()
-    print(
-        f"plain {1e6 * plain:.1f} us, tuned {1e6 * tuned:.1f} us: {1e6 * (tuned - plain):.1f} us, {(tuned - plain) / 0.01:.3%} of 10 ms"
-    )
+    print(f"plain {1e6 * plain:.1f} us, tuned {1e6 * tuned:.1f} us: {(tuned - plain) / 0.01:.3%} of 10 ms")

@@ -21,9 +21,9 @@ Written by `python -m benchmarks.inside.page`. [The tutorial](../tutorials/tune-
 
 ## Simulated runs
 
-Six knobs, 480 settings, steps with correlated noise of 2 to 20 %, outliers, slow drifts, jumps, and in a fifth of the runs other
-work from the middle on. The search may cost 1 % of the run. The first target is that 99 % of the runs keep this budget, the second
-that the choice of 95 % is within 3 % of the best setting.
+Six knobs, 480 settings, steps with correlated noise of 2 to 20 %, outliers, slow drifts, jumps, and in a fifth of the runs
+other work from the middle on. The search may cost 1 % of the run. The first target is that 99 % of the runs keep this budget,
+the second that the choice of 95 % is within 3 % of the best setting.
 
 {simulated}
 
@@ -31,8 +31,8 @@ that the choice of 95 % is within 3 % of the best setting.
 
 ## Random changes in every step
 
-Each schedule draws another setting for each step of a small language model in float64: micro-batch, recomputation, and DDP's bucket
-or FSDP2's resharding and prefetch. It is compared with an untuned loop.
+Each schedule draws another setting for each step of a small language model in float64: micro-batch, recomputation, and DDP's
+bucket or FSDP2's resharding and prefetch. It is compared with an untuned loop.
 
 {changes}
 
@@ -50,10 +50,10 @@ A step in which nothing is tuned any more takes {microseconds:.1f} microseconds 
 
 ## Not covered
 
-- With several ranks, FSDP2 and DeepSpeed communicate inside of forward passes. A step that runs out of memory there cannot be trained
-  again, so larger settings are tried only where the device's memory is predicted to suffice, and not on CPUs.
+- With several ranks, FSDP2 communicates inside of forward passes. A step that runs out of memory there cannot be trained again,
+  so larger settings are tried only where the device's memory is predicted to suffice, and not on CPUs.
 - With several ranks under DDP, a step of a setting that was proven before ends the run if it runs out of memory.
-- Workers of data loaders, and DeepSpeed under a Trainer, do not change.
+- Workers of data loaders do not change. DeepSpeed, Lightning and a kill in the middle of a step are not covered.
 """
 
 
@@ -116,7 +116,8 @@ def events(results: Results, number: int) -> str:
         for phase in sorted({row["phase"] for row in outcomes}):
             chosen = [row for row in outcomes if row["phase"] == phase]
             rows.append((
-                f"{phase}, {ranks} rank{'s' * (ranks > 1)}", str(len(chosen) // ranks), str(sum(row["happened"] for row in chosen)),
+                f"{phase}, {ranks} rank{'s' * (ranks > 1)}", str(len(chosen) // ranks),
+                str(sum(row["happened"] for row in chosen)),
                 f"{max(row['weights'] for row in chosen):.1e}", "yes" if all(row["in_order"] for row in chosen) else "no",
             ))  # fmt: skip
     return table(("phase", "events", "allocations that failed", "largest difference of weights", "no sample lost"), rows)

@@ -1,8 +1,8 @@
 """Simulated runs that tune themselves: what the search costs, and how far its choice is from the best.
 
 A run has six knobs, 480 settings. The time of a step is (b + a / micro-batch size) x the factors of the other knobs x an
-interaction of each setting, with correlated noise, outliers, a slow drift of the machine, jumps (a neighbour comes or goes) and,
-in some runs, a change of what steps consist of, after which other settings are best.
+interaction of each setting, with correlated noise, outliers, a slow drift of the machine, jumps (a neighbour comes or goes)
+and, in a fifth of the runs, a change of what steps consist of, after which other settings are best.
 """
 
 import itertools

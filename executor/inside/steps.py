@@ -27,7 +27,7 @@ class TunedSteps:
 
     The first step of a setting is a proof: gradients are combined over ranks only when every rank has computed its own, and
     the update is undone on all ranks if it fails on one. So no rank waits in a collective for one that ran out of memory. This
-    holds for one rank and for DistributedDataParallel. FSDP2 and DeepSpeed communicate inside of forward passes, so with
+    holds for one rank and for DistributedDataParallel. FSDP2 communicates inside of forward passes, so with
     several ranks nothing is proven (`can_recover`).
     """
 
@@ -35,7 +35,6 @@ class TunedSteps:
         self.model, self.optimizer, self.agreement, self.count = model, optimizer, agreement, count
         inner = unwrapped(model)
         self.is_fsdp = hasattr(inner, "set_requires_gradient_sync")
-        self.is_deepspeed = hasattr(model, "set_gradient_accumulation_boundary")
         self.is_ddp = isinstance(model, DistributedDataParallel)
         self.part = _OUTSIDE
         self.is_proof = False
@@ -61,11 +60,11 @@ class TunedSteps:
     @property
     def can_recover(self) -> bool:
         """Whether a step that runs out of memory is trained again."""
-        return self.guarded and not self.communicates and not self.is_deepspeed
+        return self.guarded and not self.communicates
 
     def run(self, batches: Sequence[Any], micro_batch_size: int) -> Iterator[Any]:
         """Yield the micro-batches of one step. `failure` says afterwards why it must be trained again."""
-        self.failure, self.is_running, self._has_backward, self._has_updated = None, True, False, False
+        self._start()
         try:
             for part in parts_of(batches, micro_batch_size, self.count):
                 self.part = part
@@ -78,12 +77,16 @@ class TunedSteps:
 
     def whole(self, batch: Any) -> Iterator[Any]:
         """`run` for a batch that is the step's only micro-batch, where the step is no proof."""
-        self.part, self.failure, self.is_running, self._has_backward, self._has_updated = _WHOLE, None, True, False, False
+        self._start()
+        self.part = _WHOLE
         self._synchronize(True)
         try:
             yield batch
         finally:
             self.is_running, self.part = False, _OUTSIDE
+
+    def _start(self) -> None:
+        self.failure, self.is_running, self._has_backward, self._has_updated = None, True, False, False
 
     @property
     def _defers(self) -> bool:
@@ -96,8 +99,6 @@ class TunedSteps:
         self._synchronizes = is_last
         if self.is_ddp:
             self.model.require_backward_grad_sync = is_last
-        elif self.is_deepspeed:
-            self.model.set_gradient_accumulation_boundary(is_last)
         elif self.is_fsdp:
             inner = unwrapped(self.model)
             inner.set_requires_gradient_sync(is_last)
@@ -106,9 +107,7 @@ class TunedSteps:
     def backward(self, loss: torch.Tensor, call: Callable[[torch.Tensor], Any] | None = None) -> None:
         """The backward pass of a micro-batch with its weight in the step."""
         scaled = loss * self.part.weight if self.part.weight != 1.0 else loss
-        if self.is_deepspeed:
-            self.model.backward(scaled, scale_wrt_gas=False)
-        elif call is not None:
+        if call is not None:
             call(scaled)
         else:
             scaled.backward()  # type: ignore[no-untyped-call]
@@ -236,7 +235,7 @@ class TunedSteps:
 
     def open(self) -> None:
         """Have the optimizer's methods act at the end of a step only."""
-        if self.optimizer is not None and not self.is_deepspeed:
+        if self.optimizer is not None:
             self._update, self._clear = self.optimizer.step, self.optimizer.zero_grad
             # With the marks that schedulers of the learning rate look for.
             self.optimizer.step = functools.update_wrapper(functools.partial(self._step), self._update)
@@ -244,7 +243,7 @@ class TunedSteps:
 
     def close(self) -> None:
         """Give the optimizer its own methods back."""
-        if self.optimizer is not None and not self.is_deepspeed:
+        if self.optimizer is not None:
             for name in ("step", "zero_grad"):
                 self.optimizer.__dict__.pop(name, None)
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -31,7 +30,7 @@ class Switch:
 
 
 def unwrapped(model: Any) -> Any:
-    """The user's module inside of DDP, of DeepSpeed's engine or of torch.compile."""
+    """The user's module inside of DDP or of torch.compile."""
     while True:
         if hasattr(model, "_orig_mod"):
             model = model._orig_mod
@@ -59,7 +58,6 @@ def switches_of(model: Any, left_out: dict[str, str]) -> Iterator[Switch]:
     yield from _compilation(inner, left_out)
     yield from _ddp_buckets(model, left_out)
     yield from _fsdp2(inner)
-    yield from _deepspeed(model, left_out)
 
 
 def changes_with_batch(model: nn.Module) -> str | None:
@@ -175,23 +173,3 @@ def _fsdp2(model: Any) -> Iterator[Switch]:
     if units:
         yield Switch("reshard_after_forward", (True, False), True, reshard, saving_value=True)
         yield Switch("fsdp_prefetch", (0, 1, 2), 0, prefetch, ordered=True, effect=0.05, saving_value=0)
-
-
-def _deepspeed(engine: Any, left_out: dict[str, str]) -> Iterator[Switch]:
-    optimizer = getattr(engine, "optimizer", None)
-    size = getattr(optimizer, "reduce_bucket_size", None)
-    if size is None or not hasattr(engine, "zero_optimization_stage"):
-        return
-    for name in ("zero_stage", "allgather_bucket_size", "offload_optimizer"):
-        left_out[name] = "DeepSpeed reads it only when it starts"
-    if engine.zero_optimization_stage() == 3:
-        left_out["reduce_bucket_size"] = "DeepSpeed allocates stage 3's bucket only when it starts"
-        return
-    parameters = sum(parameter.numel() for parameter in engine.parameters())
-    values = sorted({2**power for power in range(18, 31, 2) if 2**power < 2 * parameters} | {size})
-    # With contiguous gradients the bucket's buffer is made anew in every step, of the size that the step finds.
-    if len(values) > 1 and not math.isinf(size):
-        yield Switch(
-            "reduce_bucket_size", tuple(values), size, functools.partial(setattr, optimizer, "reduce_bucket_size"),
-            ordered=True, effect=0.05,
-        )  # fmt: skip
