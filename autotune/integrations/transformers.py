@@ -5,7 +5,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from transformers import Trainer, TrainerCallback
+from transformers import TrainerCallback
 
 from autotune.measured import VARIABLE, report, timed
 
@@ -111,6 +111,8 @@ class TunedTrainer:
 @functools.cache
 def tune_trainers() -> None:
     """Have Trainers with an `AutotuneCallback(tune=True)`, or all if AUTOTUNE_INSIDE is set, tune themselves."""
+    from transformers import Trainer
+
     original, predict = Trainer.training_step, Trainer.prediction_step
 
     @functools.wraps(original)

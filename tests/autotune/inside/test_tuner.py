@@ -138,17 +138,17 @@ def test_what_depends_on_the_micro_batch_is_left_out_by_name() -> None:
 
 def test_the_share_is_checked() -> None:
     with pytest.raises(RequestError, match="share"):
-        InRunTuner(torch.nn.Linear(1, 1), share=1.5)
+        InRunTuner(torch.nn.Linear(1, 1), None, share=1.5)
 
 
 def test_the_next_run_starts_from_the_answer(tmp_path: Path) -> None:
     batches, file = make_batches(60, 4, 1, ragged=False), tmp_path / "runs.json"
     model, optimizer = made()
-    loop(InRunTuner(model, optimizer, remember=file, share=0.9, steps=60), model, optimizer, batches)
+    loop(InRunTuner(model, optimizer, remember=file, knobs=(), steps=60), model, optimizer, batches)
     (record,) = RunMemory(file).records().values()
     model, optimizer = made()
     lines: list[str] = []
-    tuner = InRunTuner(model, optimizer, remember=file, steps=60, report=lines.append)
+    tuner = InRunTuner(model, optimizer, remember=file, knobs=(), steps=60, report=lines.append)
     loop(tuner, model, optimizer, batches[:1])
     assert "an earlier run" in lines[0]
     assert tuner.setting == record.answer.setting
@@ -157,7 +157,7 @@ def test_the_next_run_starts_from_the_answer(tmp_path: Path) -> None:
 def test_a_run_is_a_job(tmp_path: Path) -> None:
     model, optimizer = made()
     url = f"sqlite:///{tmp_path}/runs.db"
-    tuner = InRunTuner(model, optimizer, remember=url, share=0.9, steps=60)
+    tuner = InRunTuner(model, optimizer, remember=url, knobs=(), steps=60)
     loop(tuner, model, optimizer, make_batches(60, 4, 1, ragged=False))
     tuner.close()
     with open_store(url) as store:
