@@ -65,7 +65,9 @@ def inside_command(options: SweepOptions, fields: Mapping[str, Any], ranks: Sequ
     document = build_best_config(session_of(job), snapshot)
     write_whole(options.out, best_config_text(document))
     if options.json:
-        write_document({"job": job.id, "state": job.state.value, "message": job.message, "best_config": document})
+        write_document(
+            {"job": job.id, "state": job.state.value, "reason": job.reason, "message": job.message, "best_config": document}
+        )
     else:
         print_result(document, Console())
         Console().print(f"written to {options.out} (job {job.id})", soft_wrap=True, highlight=False)

@@ -7,8 +7,9 @@ import itertools
 import math
 import statistics
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
+from autotune.inside.comparison import Comparison, Visit, expected_excess, ordinary, typical
 from autotune.inside.space import Move, RunSpace, Setting
 from autotune.objective.intervals import Repeat, Spread, pooled_spread
 from executor.measurement.timing import WINDOW, has_trend
@@ -302,7 +303,7 @@ class Schedule:
             if self.setting != move.setting:
                 its = (yield from self._block(move.setting, self._block_length())) or its
             self.incumbent, self._last_steps = move.setting, its
-            self.level = _typical(its)
+            self.level = typical(its)
         else:
             self._note(f"{name}: {rate}: is not faster")
 
@@ -374,17 +375,17 @@ class Schedule:
             seconds.append(step.seconds)
             self._times.setdefault(setting, []).append(step.seconds)
             if is_rival:
-                lag = math.log(_typical(seconds) / self.level)
+                lag = math.log(typical(seconds) / self.level)
                 error = self._noise * math.sqrt(1 / len(seconds) + 1 / len(self._last_steps))
                 if lag > max(2.5 * error, 0.03) or not self._affords(math.expm1(max(lag, 0.0)) * self.level):
                     break
         if not is_rival and seconds:
-            self._last_steps, self.level = seconds, _typical(seconds)
+            self._last_steps, self.level = seconds, typical(seconds)
         self._learn_noise(seconds)
         return seconds or None
 
     def _learn_noise(self, seconds: Sequence[float]) -> None:
-        logs = [math.log(each) for each in _ordinary(seconds)]
+        logs = [math.log(each) for each in ordinary(seconds)]
         if len(logs) > 1:
             mean, scale = statistics.fmean(logs), math.sqrt(len(logs) / (len(logs) - 1))
             residuals = [(each - mean) * scale for each in logs]
@@ -396,7 +397,7 @@ class Schedule:
             self._noise = max(math.sqrt(variance * (1 + correlation) / (1 - correlation)), 0.005)
 
     def _repeat(self, seconds: Sequence[float]) -> Repeat:
-        return Repeat(rate=1 / _typical(seconds), within=self._noise / math.sqrt(len(_ordinary(seconds))))
+        return Repeat(rate=1 / typical(seconds), within=self._noise / math.sqrt(len(ordinary(seconds))))
 
     def _watch(self, drift: float) -> Generator[Setting, StepRecord, float]:
         """Train with the incumbent until the time of a step has changed; return the logarithm of the change."""
@@ -408,7 +409,7 @@ class Schedule:
                 step = yield self.incumbent
                 if step.seconds is not None:
                     seconds.append(step.seconds)
-            self.level, self._last_steps = _typical(seconds), seconds
+            self.level, self._last_steps = typical(seconds), seconds
             level = math.log(self.level)
             if reference is None:
                 reference = level
@@ -427,61 +428,3 @@ class Schedule:
         return " ".join(
             f"{name}={value}" for (name, value), other in zip(values, self.incumbent, strict=True) if value != other
         )
-
-
-@dataclass(slots=True)
-class Comparison:
-    """What is known of a rival and an incumbent."""
-
-    move: Move
-    prior: tuple[float, float]
-    """Mean and standard deviation before the first visit."""
-    visits: list[tuple[Repeat, Repeat]]
-    """Of the incumbent and the rival."""
-    mean: float = field(init=False)
-    """Logarithm of the ratio of the rival's time to the incumbent's."""
-    deviation: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.mean, self.deviation = self.prior
-
-    def text(self) -> str:
-        """The ratio of rates with its 95 % interval."""
-        low, middle, high = (100 * math.expm1(-self.mean + sign * 2 * self.deviation) for sign in (-1, 0, 1))
-        return (
-            f"{middle:+.1f} % [{low:+.1f}, {high:+.1f}] samples/s after {len(self.visits)} visit{'s' * (len(self.visits) > 1)}"
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Visit:
-    """A planned visit of a rival."""
-
-    move: Move
-    blocks: int
-    gain: float
-    """Seconds that it is expected to save in the rest of the run."""
-    cost: float
-    """Seconds that it is expected to lose."""
-    risk: float
-    """Seconds that it may lose, or show to be lost already."""
-    urgency: float
-    """Order of visits: expected gain for cost."""
-
-
-def expected_excess(mean: float, deviation: float) -> float:
-    """E[max(X, 0)] of a normal variable."""
-    if deviation <= 0:
-        return max(mean, 0.0)
-    normal = statistics.NormalDist()
-    return deviation * normal.pdf(mean / deviation) + mean * normal.cdf(mean / deviation)
-
-
-def _ordinary(seconds: Sequence[float]) -> list[float]:
-    """The steps without those that are slow for another reason."""
-    limit = 2.5 * statistics.median(seconds)
-    return [each for each in seconds if each <= limit]
-
-
-def _typical(seconds: Sequence[float]) -> float:
-    return math.exp(statistics.fmean(map(math.log, _ordinary(seconds))))
