@@ -83,9 +83,10 @@ def run_event(seed: int, wrapper: str, phase: str, everywhere: bool) -> dict[str
     inner.layers[1].register_forward_pre_hook(lambda module, _: limit.enter("forward" if module.training else "evaluation"))
     inner.layers[0].register_forward_hook(lambda module, _, output: _Fails.apply(output) if module.training else None)
     optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
-    optimizer.register_step_pre_hook(lambda *_: limit.enter("optimizer"))
     world = dist.get_world_size() if dist.is_initialized() else 1
     tuner = RandomlyTuned(model, optimizer, global_batch_size=rows * per_step * world)
+    # Only in a proof: an update of a setting that has trained before is not undone.
+    optimizer.register_step_pre_hook(lambda *_: limit.enter("optimizer" if tuner._steps.is_proof else "proven update"))
     tuner.seed = seed
     trained: list[int] = []
     attempt: list[int] = []

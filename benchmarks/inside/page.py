@@ -52,6 +52,7 @@ A step in which nothing is tuned any more takes {microseconds:.1f} microseconds 
 
 - With several ranks, FSDP2 communicates inside of forward passes. A step that runs out of memory there cannot be trained again,
   so larger settings are tried only where the device's memory is predicted to suffice, and not on CPUs.
+- An update that runs out of memory with a setting that was proven before ends the run: nothing could undo a half of it.
 - With several ranks under DDP, a step of a setting that was proven before ends the run if it runs out of memory.
 - Workers of data loaders do not change. DeepSpeed, Lightning and a kill in the middle of a step are not covered.
 """

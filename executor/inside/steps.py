@@ -195,10 +195,11 @@ class TunedSteps:
             raise RuntimeError("the optimizer steps without a backward pass of the tuner; call tuner.backward(loss)")
         if not self.part.is_last or self.failure is not None:
             return None
-        if self.is_proof and self.can_recover:
-            result = self._proven_update(arguments, keywords)
-        else:
-            result = self._update(*arguments, **keywords)
+        if not (self.is_proof and self.can_recover):
+            # Nothing could undo an update that stops in the middle, so its error must reach the user.
+            self._has_updated = True
+            return self._update(*arguments, **keywords)
+        result = self._proven_update(arguments, keywords)
         self._has_updated = True
         return result
 

@@ -164,3 +164,18 @@ def test_a_run_is_a_job(tmp_path: Path) -> None:
         job = store.jobs.get(tuner.job_id)
         assert job.state == "SUCCEEDED"
         assert [trial.outcome for trial in store.trials.of(job.id)].count("OK") >= 1
+
+
+def test_an_update_of_a_proven_setting_that_stops_in_the_middle_is_the_users_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, optimizer = made()
+    calls = 0
+
+    def fail() -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2 * len([*model.parameters()]) + 3:
+            raise torch.OutOfMemoryError("planted")
+
+    monkeypatch.setattr(torch.Tensor, "addcdiv_", planted(torch.Tensor.addcdiv_, fail))
+    with pytest.raises(torch.OutOfMemoryError, match="planted"):
+        loop(InRunTuner(model, optimizer, knobs=()), model, optimizer, make_batches(5, 2, 1, ragged=False))
