@@ -72,7 +72,7 @@ def simulated(runs: int) -> tuple[str, str]:
     _, count, within, close, _, _ = rows[0]
     verdict = f"Of {count} runs, {within:.1%} keep the budget (target 99 %), and {close:.1%} choose within 3 % (target 95 %)."
     if close < 0.95:
-        verdict += " The second target is missed: in short and noisy runs 1 % of the run is too little to measure six knobs."
+        verdict += " The second target is missed, least in long runs with little noise."
     return table(("runs", "number", "within the budget", "within 3 % of the best", "mean cost", "highest cost"), shown), verdict
 
 
