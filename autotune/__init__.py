@@ -9,20 +9,25 @@ from autotune.measured import batches, paused, report
 
 if TYPE_CHECKING:
     from autotune.client import Client
+    from autotune.inside.tuner import InRunTuner
     from autotune.sampler import GuidedSampler
     from autotune.series_run import tune_series
     from autotune.tuning import TuneResult, tune
 
-__all__ = ["Client", "GuidedSampler", "TuneResult", "batches", "paused", "report", "tune", "tune_series"]
+__all__ = ["Client", "GuidedSampler", "InRunTuner", "TuneResult", "batches", "paused", "report", "tune", "tune_series"]
 
 
 def __getattr__(name: str) -> Any:
     """Load on first use: `tune` and `TuneResult` bring the whole search with them, `Client` brings httpx2,
-    `GuidedSampler` Optuna."""
+    `GuidedSampler` Optuna, `InRunTuner` torch."""
     if name == "Client":
         from autotune.client import Client
 
         return Client
+    if name == "InRunTuner":
+        from autotune.inside.tuner import InRunTuner
+
+        return InRunTuner
     if name == "GuidedSampler":
         from autotune.sampler import GuidedSampler
 

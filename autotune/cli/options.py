@@ -161,6 +161,8 @@ class SweepOptions:
     json: bool
     pass_environment: tuple[str, ...] = ()
     """Environment variables passed to trials in addition to a fixed list."""
+    inside: bool = False
+    """Whether the command is the whole run, which tunes itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -60,6 +60,14 @@ def sweep(
             rich_help_panel=Panel.BASIC.value,
         ),
     ] = None,
+    inside: Annotated[
+        bool,
+        typer.Option(
+            "--inside",
+            help="The command after -- is your whole run, of a Trainer: it tunes itself in its own steps.",
+            rich_help_panel=Panel.SCRIPT.value,
+        ),
+    ] = False,
     db: Database = None,
     json: Json = False,
 ) -> Status:
@@ -77,6 +85,7 @@ def sweep(
             pass_environment=tuple(pass_environment or ()),
             config=config,
             resume=resume,
+            inside=inside,
             database=options.only_database("sweep", db, "submit the job with `autotune submit`, "),
             json=json,
         )

@@ -46,6 +46,10 @@ def sweep_command(options: SweepOptions) -> Status:
     else:
         fields = with_address(request_fields(options.fields, options.config))
         ranks = ranks_of(fields)
+        if options.inside:
+            from autotune.cli.inside import inside_command
+
+            return inside_command(options, fields, ranks)
         if options.imported is not None:
             from autotune.cli.imported import with_imported
 

@@ -49,6 +49,8 @@ VARIABLE = "AUTOTUNE_PROBE"
 PROFILED = "AUTOTUNE_PROFILED"
 """Environment variable: how many steps the profiler records, after the first FIRST_STEPS, into `profile-PID.json`."""
 FIRST_STEPS = 4
+INSIDE = "AUTOTUNE_INSIDE"
+"""Environment variable: the file or database of a run whose Trainer tunes itself, instead of being observed."""
 LINKED = "AUTOTUNE_LINKED"
 """Environment variable: a folder in which links stand for files that the script must not change."""
 DEEPEST = 12
@@ -583,6 +585,8 @@ class Finder:
             "safetensors.torch": lambda module: probe.time_calls(module, "checkpoint", "save_file", "save_model"),
             "torch._dynamo.callback": self._observe_compiler,
         }
+        if os.environ.get(INSIDE):
+            self._imported = {"transformers.trainer": tune_inside}
         self._probe = probe
 
     def install(self) -> None:
@@ -620,6 +624,11 @@ class Finder:
 
         loader.exec_module = exec_module
         return specification
+
+
+def tune_inside(_: Any) -> None:
+    """Have the Trainers of this process tune themselves, if autotune can be imported."""
+    importlib.import_module("autotune.integrations.transformers").tune_trainers()
 
 
 def start() -> None:

@@ -1,0 +1,1 @@
+"""What tuning inside a run does to the run: parts of batches, changes of settings, recovery, agreement of ranks."""

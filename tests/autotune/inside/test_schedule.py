@@ -1,0 +1,80 @@
+"""The schedule finds fast settings within its budget, starts again on drift, and says why."""
+
+import statistics
+
+import pytest
+
+from autotune.inside.schedule import Schedule, StepRecord
+from autotune.inside.space import RunKnob, RunSpace, Setting
+from benchmarks.inside.simulated import SimulatedRun
+
+SIZES = RunKnob(name="micro_batch_size", values=(1, 2, 4, 8), ordered=True, effect=0.2, grows=True)
+RECOMPUTATION = RunKnob(name="activation_checkpointing", values=("none", "full"), effect=0.2, saving_value="full")
+
+
+def seconds_of(setting: Setting) -> float:
+    return (1.0 + 0.8 / int(setting[0])) * (1.5 if setting[1] == "full" else 1.0)  # type: ignore[call-overload]
+
+
+def play(schedule: Schedule, steps: int, limit: int = 8, factor: float = 1.0) -> None:
+    """Train without noise; settings above the limit without recomputation are out of memory."""
+    for _ in range(steps):
+        while int(schedule.setting[0]) > limit and schedule.setting[1] == "none":  # type: ignore[call-overload]
+            schedule.record(StepRecord(None, 0.1))
+        schedule.record(StepRecord(factor * seconds_of(schedule.setting)))
+
+
+def make(steps: int | None = 5_000, start: Setting = (1, "full"), remembered: float | None = None) -> Schedule:
+    return Schedule(RunSpace((SIZES, RECOMPUTATION)), start, share=0.01, steps=steps, remembered_seconds=remembered)
+
+
+def test_the_fastest_setting_is_found_and_the_search_ends() -> None:
+    schedule = make()
+    play(schedule, 200)
+    assert schedule.incumbent == schedule.setting == (8, "none")
+    assert schedule.is_over
+    assert schedule.spent_seconds <= schedule.budget_seconds
+    assert "over" in schedule.journal[-1].text
+
+
+def test_a_setting_that_runs_out_of_memory_is_left_out_with_all_that_are_larger() -> None:
+    schedule = make()
+    play(schedule, 200, limit=2)
+    assert schedule.incumbent == (2, "none")
+    assert not schedule.space.fits((8, "none"))
+    assert schedule.space.fits((8, "full"))
+    assert any("out of memory" in decision.text for decision in schedule.journal)
+
+
+def test_a_search_starts_again_when_the_time_of_a_step_drifts() -> None:
+    schedule = make()
+    play(schedule, 200)
+    assert schedule.is_over
+    play(schedule, 100, factor=1.5)
+    assert any("starts again" in decision.text for decision in schedule.journal)
+
+
+def test_an_earlier_answer_is_checked_in_a_few_steps() -> None:
+    schedule = make(start=(8, "none"), remembered=seconds_of((8, "none")))
+    play(schedule, 12)
+    assert schedule.is_over
+    assert "as in the earlier run" in schedule.journal[0].text
+
+
+def test_a_run_too_short_for_a_trial_tries_nothing() -> None:
+    schedule = make(steps=20)
+    play(schedule, 20)
+    assert schedule.incumbent == (1, "full")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_cost_of_simulated_runs_is_bounded(seed: int) -> None:
+    outcome = SimulatedRun(seed).play()
+    assert outcome.cost <= 1.1 * outcome.run.share
+
+
+@pytest.mark.prove
+def test_of_simulated_runs_most_keep_the_budget() -> None:
+    outcomes = [SimulatedRun(seed).play() for seed in range(100, 160)]
+    assert sum(outcome.cost <= outcome.run.share for outcome in outcomes) >= 57
+    assert statistics.median(outcome.behind for outcome in outcomes) <= 0.03
