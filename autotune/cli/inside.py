@@ -30,7 +30,7 @@ from storage.store import open_store
 _STEERED = re.compile(r"\b(?:transformers|trl)\b[\s\S]*Trainer\b")
 _LINE = (
     "add `tuner = autotune.InRunTuner(model, optimizer)` and `for batch in tuner.batches(loader)` to its loop "
-    "(docs/tutorials/tune-inside-the-run.md), or sweep it without --inside"
+    "(docs/tune-inside-the-run.md), or sweep it without --inside"
 )
 
 

@@ -17,7 +17,7 @@ from benchmarks.inside.simulated import SimulatedRun, rows_of_page
 PAGE = Path("docs/results/inside.md")
 TEXT = """# Tuning inside a run
 
-Written by `python -m benchmarks.inside.page`. [The tutorial](../tutorials/tune-inside-the-run.md) says how to use it.
+Written by `python -m benchmarks.inside.page`. [A page](../tune-inside-the-run.md) says how to use it.
 
 ## Simulated runs
 
