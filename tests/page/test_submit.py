@@ -30,7 +30,7 @@ def test_a_job_is_submitted_and_watched_to_its_end(place: Place, open_page: Open
     expect(before.get_by_text("Ready to submit.")).to_be_visible()
     expect(before.get_by_text("24 configurations")).to_be_visible()
     expect(before).to_contain_text("Predicted best")
-    expect(before).to_contain_text("over the baseline")
+    expect(before).to_contain_text("x the baseline")
     expect(before).to_contain_text("device-hours, by predictions")
     page.get_by_role("button", name="Submit").click()
     expect(page).to_have_url(re.compile("#/jobs/"))

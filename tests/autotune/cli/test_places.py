@@ -59,6 +59,7 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "worker": (Place.HERE, []),
     "lint": (Place.HERE, []),
     "mcp": (Place.HERE, []),
+    "guard": (Place.HERE, []),
     "challenge": (Place.SERVICE, [JOB, "--predict-only"]),
     "carry": (Place.SERVICE, [JOB, "--to", "dgx-h100:2"]),
     "weights": (Place.HERE, []),

@@ -106,6 +106,7 @@ CALLS: dict[str, Callable[[Client], Any]] = {
     "fit": lambda client: client.fit(MODEL, "trl", "my/data", **FITTED),
     "list_audit": lambda client: list(client.audit(actor="anna", action="job.submit")),
     "get_usage": lambda client: client.usage("anna"),
+    "list_workers": lambda client: client.workers(),
     "create_webhook": lambda client: client.create_webhook("https://example.com/hook"),
     "list_webhooks": lambda client: client.webhooks(),
     "delete_webhook": lambda client: client.delete_webhook("0123456789ab"),
