@@ -33,7 +33,6 @@ from autotune.goodput.terms import terms_of
 from autotune.prediction.planning import estimate as planning
 from autotune.prediction.planning.calibrated import asked_here
 from autotune.prediction.planning.conditional import Conditions, fitted, plan_conditions, planned, predicted
-from autotune.prediction.planning.fit import question_fields
 from autotune.prediction.planning.largest import Dimension, largest
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions
@@ -46,6 +45,7 @@ from autotune.prediction.planning.question import (
     with_adapters,
 )
 from autotune.prediction.planning.scan import Bounds
+from autotune.prediction.planning.training_setups import question_fields
 from autotune.question.assumption import assumed_document
 from autotune.question.question import PlanningFields
 from autotune.recipes.fit_recipe import fastest_file

@@ -15,9 +15,10 @@ from autotune.cli.status import Status, print_note, write_document, write_export
 from autotune.errors import RequestError
 from autotune.prediction.planning.conditional import Conditions, fitted
 from autotune.prediction.planning.consequences import Verdict, verdict_of
-from autotune.prediction.planning.fit import Fit, Remedy, SetupAnswer, hours_of, question_fields
+from autotune.prediction.planning.fit import Fit, Remedy, SetupAnswer, hours_of
 from autotune.prediction.planning.largest import Dimension
 from autotune.prediction.planning.question import Question
+from autotune.prediction.planning.training_setups import question_fields
 from autotune.question.question import PlanningFields
 from autotune.text.console import Console
 from autotune.text.rows import bytes_text

@@ -13,8 +13,9 @@ import sys
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from autotune.prediction.planning.fit import SetupAnswer, fine_tuning, fit
+from autotune.prediction.planning.fit import SetupAnswer, fit
 from autotune.prediction.planning.question import cluster_of, model_of, question_about
+from autotune.prediction.planning.training_setups import fine_tuning
 from autotune.question.question import PlanningFields
 
 MODELS = (

@@ -21,12 +21,13 @@ from autotune.prediction.planning.consequences import (
     verdict_of,
 )
 from autotune.prediction.planning.estimate import StepEstimate, estimates
-from autotune.prediction.planning.fit import Fit, fine_tuning, fit, largest_model, run_amount
+from autotune.prediction.planning.fit import Fit, fit, largest_model, run_amount
 from autotune.prediction.planning.largest import Dimension
 from autotune.prediction.planning.memory_fit import PROBABILITY, memory_limits_of
 from autotune.prediction.planning.plan import PlanObjective, PlanOptions, RankedPlans, costs_of, plan
 from autotune.prediction.planning.question import Question
 from autotune.prediction.planning.scan import NOT_SCANNED, Bounds
+from autotune.prediction.planning.training_setups import fine_tuning
 from autotune.question.assumption import LINKS, Assumption, assumed_document, assumed_lines
 from autotune.question.question import PlanningFields
 from search_spaces.clusters.cluster import ClusterSpec

@@ -8,14 +8,12 @@ from autotune.errors import RequestError
 from autotune.prediction.planning.conditional import fit_conditions
 from autotune.prediction.planning.estimate import estimates
 from autotune.prediction.planning.fit import (
-    EVERY_METHOD,
     TIE,
     TOKENS,
     Fit,
     Remedy,
     SetupAnswer,
     anything_fits,
-    fine_tuning,
     fit,
     hours_of,
     largest_model,
@@ -23,6 +21,7 @@ from autotune.prediction.planning.fit import (
 )
 from autotune.prediction.planning.memory_fit import PROBABILITY
 from autotune.prediction.planning.question import Question, cluster_of, model_of, question_about
+from autotune.prediction.planning.training_setups import EVERY_METHOD, fine_tuning
 from autotune.question.question import METHODS, PlanningFields
 from search_spaces.errors import IllegalConfigError
 from search_spaces.spaces import Pin
