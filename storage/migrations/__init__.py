@@ -5,7 +5,7 @@ from sqlalchemy import Connection, inspect, text
 from storage.errors import DatabaseUnavailableError
 from storage.tables import Base
 
-HEAD = "r001"
+HEAD = "r002"
 """The newest revision in `versions/`."""
 VERSION_TABLE = "autotune_version"
 """Table with the database's revision. It has its own name, so that other programs can use the same database."""

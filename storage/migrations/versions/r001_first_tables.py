@@ -230,8 +230,6 @@ def _create_service_tables() -> None:
         sa.Column("job_id", sa.String(32), nullable=True),
         sa.Column("runner", sa.String(16), nullable=False),
         sa.Column("problem", sa.Text(), nullable=False),
-        sa.Column("runners", sa.Text(), nullable=False, server_default=""),
-        sa.Column("devices", sa.Text(), nullable=False, server_default=""),
         sa.PrimaryKeyConstraint("id", name="pk_workers"),
     )
     op.create_table(
