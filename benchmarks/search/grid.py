@@ -107,7 +107,7 @@ def header(grid: Grid) -> dict[str, str]:
         f"ended at +-{FIDELITY.target_relative_half_width:.0%}",
         "intervals": "95 %, of the measurement's own steps; repeats tell the rest",
         "cores": str(grid.cluster.cores_per_node),
-        "versions": f"autotune {version('autotune')}, torch {version('torch')}, Python {platform.python_version()}",
+        "versions": f"autotune {installed.version()}, torch {version('torch')}, Python {platform.python_version()}",
     }
 
 
