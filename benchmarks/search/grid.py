@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
+from autotune.installed import version as product_version
 from benchmarks.common.shaped_link import why_not
 from benchmarks.common.shaped_network import NetworkRunner, ShapedNetwork
 from benchmarks.common.written_page import give, page_parser
@@ -107,7 +108,7 @@ def header(grid: Grid) -> dict[str, str]:
         f"ended at +-{FIDELITY.target_relative_half_width:.0%}",
         "intervals": "95 %, of the measurement's own steps; repeats tell the rest",
         "cores": str(grid.cluster.cores_per_node),
-        "versions": f"autotune {installed.version()}, torch {version('torch')}, Python {platform.python_version()}",
+        "versions": f"autotune {product_version()}, torch {version('torch')}, Python {platform.python_version()}",
     }
 
 
