@@ -187,10 +187,9 @@ def read_history(path: Path) -> list[RecipeRun]:
     for number, line in enumerate(path.read_text(encoding="utf-8").splitlines() if path.exists() else [], start=1):
         try:
             runs.append(from_plain(RecipeRun, json.loads(line)))
-        except (ValueError, TypeError, KeyError) as error:
-            raise RequestError(
-                "against", f"line {number} of {path} is no run ({error})", "remove it, or name a file of guard"
-            ) from None
+        except (ValueError, TypeError, KeyError):
+            problem = f"line {number} of {path} is no run that guard has recorded"
+            raise RequestError("against", problem, "remove it, or name another file") from None
     return runs
 
 
