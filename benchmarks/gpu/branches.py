@@ -38,8 +38,16 @@ _STREAMS = f"{_PARALLEL}test_streams.py::test_"
 _STREAMED = (
     f"{_STREAMS}the_engine_orders_all_that_it_does",
     f"{_STREAMS}a_planted_fault_is_found",
-    f"{_CUDA}streams_and_pinned_memory_are_asked_for_where_there_is_a_device",
+    f"{_CUDA}streams_are_asked_for_where_there_is_a_device",
 )
+_PINNED = (
+    f"{_CUDA}pinned_memory_takes_no_more_than_its_size_and_is_registered_as_long_as_a_tensor_has_it",
+    f"{_CUDA}memory_that_the_driver_does_not_pin_is_refused",
+)
+_FUSED = (
+    "tests/executor/engines/native/test_fused_update.py::test_the_kernel_updates_weights_and_moments_as_the_operators_do",
+)
+_RECOVERED = "a run goes on after a step that ran out of the device's memory"
 _FLEX = f"{_PARALLEL}test_windowed.py::test_attention_of_a_device_takes_its_kernels_forms"
 _SCORES = f"{_PARALLEL}test_scores.py::test_flex_attention_changes_scores_alike"
 _DEVICE = "tests/executor/measurement/test_device.py::test_"
@@ -96,6 +104,28 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("_accelerator", (f"{_PLACES}a_rank_that_cannot_provide_the_device_is_an_error_with_a_remedy",),
          "nothing", ()),
     ),
+    "engines/native/optimizers/device_optimizer.py": (
+        ("AdamW8bit.__init__", _FUSED, "the kernel is faster than the operators, and trains the same", ()),
+    ),
+    "engines/native/optimizers/fused_update.py": (
+        ("(module)", _FUSED, "the installed Triton compiles the kernel", ()),
+        ("update", _FUSED, "the installed Triton compiles the kernel", ()),
+    ),
+    "inside/recovery.py": tuple(
+        (function, (), _RECOVERED, ())
+        for function in ("release", "_copy", "device_peak", "standing_bytes", "reset_peak", "device_bytes", "_counts")
+    ),
+    "inside/steps.py": (
+        ("synchronized", (), "times of steps are those of the device", ()),
+        ("device_name", (), "nothing", ()),
+    ),
+    "inside/switches.py": (
+        ("_compilation", (), "blocks are compiled and run eagerly again between two steps", ()),
+    ),
+    "measurement/timeline.py": (
+        ("_part", ("tests/executor/measurement/test_timeline.py::test_with_a_device_only_its_kernels_compute",),
+         "NCCL's kernels have these names", ()),
+    ),
     "dry/mode.py": (
         ("DryMode.running", _FOR_CUDA,
          "the predicted peak equals the allocator's", ("correctness", "grid")),
@@ -133,8 +163,10 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
     ),
     "parallel/copies.py": (
         ("CopyEngine.start", _STREAMED, "copies overlap with computation, in both directions", ("correctness", "grid")),
-        ("HostPool.__init__", _STREAMED[2:], "the memory is pinned", ("correctness",)),
-        ("HostPool.zeros", _STREAMED[2:], "the memory is pinned, and the allocator takes the expected bytes", ("correctness",)),
+        ("HostPool.__init__", _PINNED, "the memory is pinned", ("correctness",)),
+        ("HostPool.zeros", _PINNED, "the memory is pinned, and the allocator takes the expected bytes", ("correctness",)),
+        ("_PinnedPages.__init__", _PINNED, "the driver pins pages that are mapped", ("correctness",)),
+        ("_PinnedPages.__del__", _PINNED, "the driver gives them back", ("correctness",)),
         ("make_stream", _STREAMED, "streams run concurrently", ("correctness", "grid")),
         ("working_stream", (f"{_STREAMS}gradients_may_come_on_another_stream", f"{_STREAMS}a_planted_fault_is_found"),
          "gradients of captured blocks are waited for", ("correctness",)),

@@ -23,6 +23,7 @@ def test_jobs_in_their_order(client: TestClient, store: Store) -> None:
     nothing = {"outcomes": {}, "searched": 0, "running": 0, **dict.fromkeys(shown), "keeps_baseline": False}
     items = answer.json()["items"]
     assert [item.pop("seconds_left") is None for item in items] == [True, False]
+    assert [item.pop("waiting") for item in items] == ["no worker runs; start one with `autotune worker`", ""]
     told = [{name: value for name, value in item.items() if name != "version"} for item in items]
     assert told == [{"job": other, **nothing}, {"job": one, **found}]
 

@@ -47,7 +47,18 @@ def test_the_page_asks_for_a_key_and_goes_on_where_it_was(guarded: Guarded, open
     sign_in(page, guarded.anna)
     expect(page.locator("main h1")).to_have_text("New job")
     assert guarded.anna not in page.content()
-    assert page.evaluate("JSON.stringify(localStorage)").find(guarded.anna) == -1
+    page.get_by_role("link", name="Sign out").click()
+    assert page.evaluate("JSON.stringify([localStorage, sessionStorage])").find(guarded.anna) == -1
+
+
+@pytest.mark.prove
+def test_a_browser_keeps_a_key_until_its_person_signs_out(guarded: Guarded, open_page: Open) -> None:
+    page = open_page("#/new", at=guarded, expected=REFUSED)
+    sign_in(page, guarded.anna)
+    expect(page.locator("main h1")).to_have_text("New job")
+    other = page.context.new_page()
+    other.goto(page.url)
+    expect(other.locator("main h1")).to_have_text("New job")
 
 
 @pytest.mark.prove

@@ -124,7 +124,7 @@ def test_lightning_gets_a_program(command: Command, pins: tuple[str, ...]) -> No
         (("llama-2-7b", "--cards", "1x4090=cheap"), "cards: '1x4090=cheap' is not a machine with a price"),
         (("llama-2-7b", "--cards", "1x4090=-1"), "cards: '1x4090=-1' is not a machine with a price"),
         (("llama-2-7b", "--cards", "1x4090,,2x4090"), "cards: '' is not a machine"),
-        (("llama-2-7b", "--cards", "1x4090", "--for", "trl"), "cards: compares machines, and a file is for one"),
+        (("llama-2-7b", "--cards", "1x4090", "--for", "trl"), "cards: compares machines, and a file or a sweep is for one"),
         (("llama-2-7b", "--on", "1x4090", "--price", -3), "price: -3 is not a positive number"),
         (("llama-2-7b", "--on", "1x4090", "--epochs", -1, "--dataset-rows", 5), "epochs: -1 is not a positive number"),
         (("mine:factory", "--on", "2x24GB"), "there is no module 'mine'"),

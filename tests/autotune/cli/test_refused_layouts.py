@@ -297,8 +297,8 @@ CASES: dict[str, Case] = {
     ),
     "compiled blocks with experts across ranks": (
         "experts-compiled",
-        {"expert_parallel_size": 2, "compile_blocks": True},
-        ("experts.json",),
+        {"expert_parallel_size": 2, "compile_blocks": True, "precision": "fp8"},
+        ("experts.json", *FLOAT8),
     ),
     "a curriculum longer than the samples": ("curriculum-length", {**CURRICULUM, "curriculum_start_length": 256}, RUN),
     "a curriculum that is no multiple of eight": ("curriculum-length", {**CURRICULUM, "curriculum_start_length": 60}, RUN),

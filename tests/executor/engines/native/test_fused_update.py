@@ -12,7 +12,6 @@ import pytest
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="needs Triton, which only CUDA builds of torch install")
 def test_the_kernel_updates_weights_and_moments_as_the_operators_do() -> None:
     program = Path(__file__).with_name("interpreted_update.py")
-    ended = subprocess.run(
-        [sys.executable, program], env=os.environ | {"TRITON_INTERPRET": "1"}, capture_output=True, text=True, check=False
-    )
+    variables = {"TRITON_INTERPRET": "1", "PYTHONPATH": str(Path(__file__).parents[4])}
+    ended = subprocess.run([sys.executable, program], env=os.environ | variables, capture_output=True, text=True, check=False)
     assert not ended.returncode, ended.stderr
