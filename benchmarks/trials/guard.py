@@ -1,6 +1,6 @@
 """`autotune guard` against planted slowdowns: live runs of a script, and replays of those that were recorded.
 
-python -m benchmarks.trials.guard [--live 5] [--replays 400] [--markdown docs/results/guard.md]
+python -m benchmarks.trials.guard [--live 5] [--trials 5] [--replays 400] [--markdown docs/results/guard.md]
 
 `--live N` records 16 runs of a script on two CPU ranks, then N runs with a slowdown of 5 % in each of its parts, and N without
 one, interleaved, in benchmarks/data/guard-runs.jsonl. Without it, the recorded runs are judged.
@@ -53,7 +53,7 @@ def autotune(folder: Path, *words: str) -> str:
     return answer.stdout
 
 
-def record(folder: Path, repeats: int) -> None:
+def record(folder: Path, repeats: int, trials: int) -> None:
     """Run the script as often as the module's docstring says, in a random order, and write its runs."""
     plan = [*(CLEAN_RUNS * [""]), *random.Random(1).sample(repeats * ["", *PARTS], repeats * (1 + len(PARTS)))]
     slow, best = folder / "slow.json", folder / "best.json"
@@ -76,7 +76,17 @@ def record(folder: Path, repeats: int) -> None:
         clean = [json.loads(line)["run"]["calm_seconds"] for line in lines[:CLEAN_RUNS]]
         seconds = SLOWDOWN * fmean(map(fmean, clean)) if clean else 0.0
         slow.write_text(json.dumps({"part": part, "seconds": seconds}), encoding="utf-8")
-        words = ("guard", str(best), "--against", str(folder / "none.jsonl"), "--runner", "local", "--json")
+        words = (
+            "guard",
+            str(best),
+            "--against",
+            str(folder / "none.jsonl"),
+            "--trials",
+            str(trials),
+            "--runner",
+            "local",
+            "--json",
+        )
         lines.append(json.dumps({"planted": part, "run": json.loads(autotune(folder, *words))["now"]}))
         print(f"run {number + 1} of {len(plan)}: {part or 'nothing planted'}", file=sys.stderr, flush=True)
         RUNS.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -135,11 +145,12 @@ def row_of(name: str, judged: Sequence[Judged]) -> list[str]:
 def main() -> int:
     parser = page_parser(__doc__)
     parser.add_argument("--live", type=int, default=0)
+    parser.add_argument("--trials", type=int, default=5)
     parser.add_argument("--replays", type=int, default=400)
     arguments = parser.parse_args()
     if arguments.live:
         with tempfile.TemporaryDirectory() as folder:
-            record(Path(folder), arguments.live)
+            record(Path(folder), arguments.live, arguments.trials)
     rows = recorded()
     clean = [run for _, run in rows[:CLEAN_RUNS]]
     live = [Judged(part, compare(run, clean, 0.01)) for part, run in rows[CLEAN_RUNS:]]
@@ -148,11 +159,11 @@ def main() -> int:
     replays = [[replay(every, noise, draws) for _ in range(arguments.replays)] for noise in NOISES]
     spread = stdev(math.log(fmean(run.calm_seconds)) for run in every)
     about = (
-        f"Written by `python -m benchmarks.trials.guard`. {len(rows)} runs of a DDP script on two CPU ranks, five trials each. "
-        f"Runs with nothing planted differ by {spread:.1%} (standard deviation). A slowdown is {SLOWDOWN:.0%} of a "
-        "step, in one part: more products, more collectives, a slower loader, or a wait of Python. Live runs are compared with "
-        f"the first {CLEAN_RUNS}. A replay draws {HISTORY} earlier runs and a later one from runs with nothing planted, "
-        "adds noise between runs, and in half of the cases a slowdown."
+        f"Written by `python -m benchmarks.trials.guard`. {len(rows)} runs of a DDP script on two CPU ranks, "
+        f"{len(rows[0][1].seconds)} trials each. Runs with nothing planted differ by {spread:.1%} (standard deviation). A "
+        f"slowdown is {SLOWDOWN:.0%} of a step, in one part: more products, more collectives, a slower loader, or a wait of "
+        f"Python. Live runs are compared with the first {CLEAN_RUNS}. A replay draws {HISTORY} earlier runs and a later one from "
+        "runs with nothing planted, adds noise between runs, and in half of the cases a slowdown."
     )
     lines = [
         "# Guard against planted slowdowns",
