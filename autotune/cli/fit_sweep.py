@@ -37,7 +37,7 @@ WAY = "way"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
+class SizedWay:
     """A way with a micro-batch."""
 
     answer: SetupAnswer
@@ -52,15 +52,15 @@ class Candidate:
         return "-".join([setup.method.name, sharding, *recomputed, str(self.estimate.config.micro_batch_size)])
 
 
-def candidates(result: Fit, most: int) -> list[Candidate]:
+def candidates(result: Fit, most: int) -> list[SizedWay]:
     """What is measured, in this order: the headline; the other ways that fit, the surely fastest first; half and twice the
     micro-batches of the leading ones."""
-    chosen = [Candidate(answer=answer, estimate=answer.estimate) for answer in result.ranked]
+    chosen = [SizedWay(answer=answer, estimate=answer.estimate) for answer in result.ranked]
     for answer in result.ranked[:3]:
         size, (sizes, question) = answer.estimate.config.micro_batch_size, sizes_of_step(answer.setup)
         others = [other for other in (2 * size, size // 2) if other in sizes and other <= answer.micro_batch_size]
         predictions = estimates(question, [answer.setup.config(other) for other in others])
-        chosen += [Candidate(answer=answer, estimate=estimate) for estimate in predictions]
+        chosen += [SizedWay(answer=answer, estimate=estimate) for estimate in predictions]
     return chosen[:most]
 
 
@@ -82,7 +82,7 @@ def measured_fit(
     require_writable(out)
     folder = out.with_name(f"{out.stem}-ways").absolute()
     folder.mkdir(exist_ok=True)
-    chosen: dict[str, Candidate] = {}
+    chosen: dict[str, SizedWay] = {}
     for candidate in candidates(result, sweep.trials):
         if file is not None and program is not None:
             config = candidate.estimate.config
@@ -131,7 +131,7 @@ def measured_fit(
     return Status.OK
 
 
-def _words(word: str, chosen: Iterable[Candidate]) -> Iterator[str]:
+def _words(word: str, chosen: Iterable[SizedWay]) -> Iterator[str]:
     """The word; if it has placeholders of knobs, one of each candidate with its own values, which its way chooses."""
     names = names_in(single := CommandModel(arguments=(word,)))
     if not names or names == (WAY,):
@@ -158,7 +158,7 @@ def _fields(result: Fit, inputs: PlanningFields, config: Path | None, command: M
     return {**fields, **stated, "command": {"folder": str(Path.cwd()), **of_file, **command, "script_knobs": script_knobs}}
 
 
-def _table(swept: TuneResult, chosen: Mapping[str, Candidate], *, with_memory: bool) -> Table:
+def _table(swept: TuneResult, chosen: Mapping[str, SizedWay], *, with_memory: bool) -> Table:
     """Each way as predicted and as its trials measured it."""
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     table.add_column("way", overflow="fold")
@@ -180,7 +180,7 @@ def _rate(interval: Mapping[str, float] | None) -> str:
     return "-" if interval is None else rate_text(Interval(**interval))
 
 
-def _ways(swept: TuneResult, chosen: Mapping[str, Candidate]) -> list[dict[str, Any]]:
+def _ways(swept: TuneResult, chosen: Mapping[str, SizedWay]) -> list[dict[str, Any]]:
     """Each way that ran, with its prediction and its first trial; memory is the allocator's peak."""
     trials: dict[str, TrialRecord] = {}
     for trial in swept.trials:

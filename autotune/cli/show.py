@@ -98,8 +98,8 @@ def show_command(
     )
     if labels := labels_text(job.request):
         console.print(f"  {labels}", soft_wrap=True)
-    if told := job.message or progress_of_job.waiting:
-        console.print(f"  {told}", soft_wrap=True)
+    if status := job.message or progress_of_job.waiting:
+        console.print(f"  {status}", soft_wrap=True)
     for line in assumed_lines(assumed_of_row(job.request)):
         console.print(f"  {line}", soft_wrap=True)
     if sort is not None or every:

@@ -34,7 +34,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Visit:
+class PlannedVisit:
     """A planned visit of a rival."""
 
     move: Move

@@ -9,7 +9,7 @@ import statistics
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
-from autotune.inside.comparison import Comparison, Visit, expected_excess, ordinary, typical
+from autotune.inside.comparison import Comparison, PlannedVisit, expected_excess, ordinary, typical
 from autotune.inside.space import Move, RunSpace, Setting
 from autotune.objective.intervals import Repeat, Spread, pooled_spread
 from executor.measurement.timing import WINDOW, has_trend
@@ -197,7 +197,7 @@ class Schedule:
         self._times[self.incumbent] = [*self._last_steps] * (len(seconds) // len(self._last_steps))
 
     def _search(self) -> _Search:
-        """Visit rivals until no visit pays."""
+        """PlannedVisit rivals until no visit pays."""
         while True:
             plans = [plan for move in self._moves() if (plan := self._plan(move)).gain > plan.cost]
             if not plans:
@@ -244,7 +244,7 @@ class Schedule:
                 return gain[0] / 2, math.hypot(gain[0] / 2, gain[1], 2 * EQUAL)
         return 0.0, knob.effect
 
-    def _plan(self, move: Move) -> "Visit":
+    def _plan(self, move: Move) -> "PlannedVisit":
         mean, deviation = self._outlook(move)
         comparison = self._comparisons.get((self.incumbent, move.setting))
         blocks = min(2 ** len(comparison.visits), MOST_BLOCKS) if comparison else 1
@@ -262,13 +262,13 @@ class Schedule:
         searched = sum(map(len, self._times.values()))
         risk = max(2.0 * math.expm1(max(mean, 0.0) + deviation), searched * math.expm1(max(deviation - mean, 0.0)))
         # The seconds of a compilation are paid whenever the rival is tried first: no reason to try it later.
-        return Visit(move, blocks, gain, cost, risk * self.level + change, gain / max(cost - one_time, 1e-9))
+        return PlannedVisit(move, blocks, gain, cost, risk * self.level + change, gain / max(cost - one_time, 1e-9))
 
     def _change_cost(self, move: Move) -> float:
         is_paid = (move.knob, move.setting[move.knob]) in self._paid
         return 0.0 if is_paid else self.space.knobs[move.knob].change_seconds
 
-    def _visit(self, visit: "Visit") -> _Search:
+    def _visit(self, visit: "PlannedVisit") -> _Search:
         """Train a block with the rival, then one with the incumbent unless the rival takes its place."""
         move, length = visit.move, self._block_length() * visit.blocks
         prior = self._outlook(move)

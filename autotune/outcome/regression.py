@@ -88,6 +88,8 @@ class RunComparison:
         steps = "the faster half of its steps" if self.of_calm_steps else "a step"
         text = f"{verdict}: {steps} is {abs(self.slowdown.mean):.1%} {change} than in {self.runs} earlier runs"
         lines = [f"{text} [{self.slowdown.low:+.1%}, {self.slowdown.high:+.1%}]"]
+        if not self.is_regression and self.slowdown.low > 0.0:
+            return [*lines, f"it is within the tolerance of {self.tolerance:.1%} (--tolerance)"]
         if not self.is_regression:
             return [*lines, f"a slowdown of {self.detectable:.1%} would have been found with 95 %"]
         if self.part is not None:

@@ -162,8 +162,8 @@ def main() -> int:
         f"Written by `python -m benchmarks.trials.guard`. {len(rows)} runs of a DDP script on two CPU ranks, "
         f"{len(rows[0][1].seconds)} trials each. Runs with nothing planted differ by {spread:.1%} (standard deviation). A "
         f"slowdown is {SLOWDOWN:.0%} of a step, in one part: more products, more collectives, a slower loader, or a wait of "
-        f"Python. Live runs are compared with the first {CLEAN_RUNS}. A replay draws {HISTORY} earlier runs and a later one from "
-        "runs with nothing planted, adds noise between runs, and in half of the cases a slowdown."
+        f"Python. Live runs are compared with the first {CLEAN_RUNS}. A replay draws {HISTORY} earlier runs and a later one "
+        "from runs with nothing planted, adds noise between runs, and in half of the cases a slowdown."
     )
     lines = [
         "# Guard against planted slowdowns",

@@ -14,13 +14,13 @@ COMMANDS = (
 @pytest.mark.prove
 @pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
 def test_tables_fit(command: Command, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]) -> None:
-    told: dict[int, set[str]] = {}
+    printed: dict[int, set[str]] = {}
     for width in (60, 80, 120, 400):
         monkeypatch.setenv("COLUMNS", str(width))
         answer = command(*words)
         assert answer.status == 0, answer.err
         assert not [line for line in answer.out.splitlines() if "…" in line and line.rstrip().endswith("…")]
-        told[width] = set(answer.out.split())
-    for width, shown in told.items():
-        broken = shown - told[400]
+        printed[width] = set(answer.out.split())
+    for width, shown in printed.items():
+        broken = shown - printed[400]
         assert not {word for word in broken if not set(word) <= set("█▏▎▍▌▋▊▉░")}, width

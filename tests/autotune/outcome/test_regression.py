@@ -58,6 +58,7 @@ def test_a_slowdown_below_the_tolerance_is_none_and_changed_versions_are_named()
     history = [run_of(draws, noise=1e-5) for _ in range(6)]
     now = dataclasses.replace(run_of(draws, "compute", by=0.008, noise=1e-5), versions={"torch": "2.14.0"})
     assert not compare(now, history, 0.01).is_regression
+    assert compare(now, history, 0.01).lines()[1] == "it is within the tolerance of 1.0% (--tolerance)"
     strict = compare(now, history, 0.001)
     assert strict.is_regression
     assert strict.part == "compute"
