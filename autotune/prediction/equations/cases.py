@@ -224,7 +224,7 @@ class Layouts:
     update_bytes: Array = field(default_factory=lambda: scalar(38.0))
     """Bytes that the update moves per parameter."""
     updates_pieces: Array = field(default_factory=lambda: np.zeros(1))
-    """1 if the host launches the update in pieces (8-bit AdamW)."""
+    """1 if the update launches several kernels for each parameter, or one (8-bit AdamW)."""
     orthogonalizes: Array = field(default_factory=lambda: scalar(0.0))
     """1 if every matrix is gathered and orthogonalised (muon)."""
     optimizer_in_files: Array = field(default_factory=lambda: np.zeros(1))

@@ -95,6 +95,8 @@ class Software:
     """Bytes per logit that the loss moves in forward and backward; 0: as many passes over `logit_bytes` as products take."""
     summed_bytes: Array = field(default_factory=lambda: np.full(1, 0.0))
     """Bytes per parameter that adding a micro-batch's gradients to the sum moves, by a kernel of its own."""
+    fused_moments: Array = field(default_factory=lambda: np.full(1, 1.0))
+    """1 if one kernel for each parameter updates its 8-bit moments; 0: operators of torch do, in pieces."""
     whole_logits: Array = field(default_factory=lambda: np.full(1, 0.0))
     """1 if tensor parallelism does not divide the logits."""
     keeps_gathered: Array = field(default_factory=lambda: np.full(1, 0.0))
@@ -402,4 +404,6 @@ def software_of(profile: str, device_kind: str, score_bytes: float = 0.0) -> Sof
         numbers |= {"scores": score_bytes, "elementwise": unfused}
     if device_kind == "cuda":  # RMSNorm is one kernel; measured on an H200 with torch 2.11, docs/results/gpu.md
         numbers["rms_extra"] = 0.0
+    if device_kind == "cpu":  # the kernel is Triton's, which comes with torch for CUDA
+        numbers["fused_moments"] = 0.0
     return with_numbers(software, numbers)

@@ -21,7 +21,7 @@ from autotune.prediction.equations.communication import (
     shard_group,
     tensor_group,
 )
-from autotune.prediction.equations.kernels import frozen_bytes, frozen_width
+from autotune.prediction.equations.kernels import LAYER_KERNELS, frozen_bytes, frozen_width
 from autotune.prediction.equations.module_memory import gathers_of_step
 from autotune.prediction.equations.overlap import exposed_gather_seconds, gathers, gathers_late
 from autotune.prediction.equations.parameters import (
@@ -40,16 +40,22 @@ from search_spaces.training.states import BUFFERS, CHUNK_ELEMENTS, UNITS
 MOVED = {"adamw": 38.0, "sgd": 30.0, "lamb": 128.0, "muon": 62.0, "adamw8bit": 200.0, "onebit_adam": 190.0}
 """Bytes that an update moves per parameter: fused AdamW 28, SGD 20; for the others, reads and writes of the engine's unfused
 operators. Each includes 2 for the copy in the precision and 8 for norm and clipping."""
+MOVED_BY_KERNEL = 26.0
+"""The same of 8-bit AdamW as one kernel for each parameter (the engine's `fused_update`, and bitsandbytes'): it reads weight,
+gradient and two codes with 8 / 256 of scales, and writes all but the gradient, 16 bytes."""
 
 
 def update_seconds(cases: Cases, rates: Coefficients, local: Array, layers: Array) -> Array:
     """Seconds for a rank that updates `local` parameters on the device, in a stage with `layers` layers."""
-    moved = local * cases.layouts.update_bytes / (cases.hardware.bandwidth * rates.update_efficiency)
+    by_kernel = (cases.layouts.updates_pieces > 0) & (cases.software.fused_moments > 0)
+    update_bytes = np.where(by_kernel, MOVED_BY_KERNEL, cases.layouts.update_bytes)
+    moved = local * update_bytes / (cases.hardware.bandwidth * rates.update_efficiency)
     if np.any(cases.layouts.updates_pieces):
         # Never of two parameters. Each has about the operators of a layer's forward: 1 ms on an H200
         # (docs/results/gpu-findings.md).
         # Attention has four matrices.
-        pieces = local / DEVICE_CHUNK_ELEMENTS + layers * (4.0 + cases.shapes.matrices)
+        matrices = layers * (4.0 + cases.shapes.matrices)
+        pieces = np.where(by_kernel, matrices / LAYER_KERNELS, local / DEVICE_CHUNK_ELEMENTS + matrices)
         moved = np.maximum(moved, cases.layouts.updates_pieces * pieces * rates.kernel_seconds)
     if np.any(cases.megatron.states > 0):
         # The host copies every tensor to and from its shards: as much as for a forward.

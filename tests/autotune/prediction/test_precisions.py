@@ -50,7 +50,11 @@ def test_without_sharding_the_same_states_are_whole() -> None:
 
 def test_an_update_takes_as_long_as_what_it_moves_and_muon_computes_besides() -> None:
     seconds = dict(zip(OPTIMIZERS, predicted(*({"optimizer": name} for name in OPTIMIZERS)).parts["optimizer"], strict=True))
-    assert seconds["sgd"] < seconds["adamw"] < seconds["lamb"] < seconds["adamw8bit"]
+    assert seconds["adamw8bit"] < seconds["sgd"] < seconds["adamw"] < seconds["lamb"]
+    # By operators of torch on CPUs: five times what AdamW moves, by a kernel two thirds.
+    on_cpus = predicted({}, {"optimizer": "adamw8bit"}, cluster="local").parts["optimizer"]
+    assert on_cpus[1] / on_cpus[0] == pytest.approx(200 / 38)
+    assert seconds["adamw8bit"] / seconds["adamw"] == pytest.approx(26 / 38)
     assert seconds["muon"] > seconds["adamw"] * 62 / 38
     (whole, shared) = predicted({"optimizer": "muon"}, {"optimizer": "muon", "zero_stage": 1}).parts["optimizer"]
     (plain, divided) = predicted({}, {"zero_stage": 1}).parts["optimizer"]
