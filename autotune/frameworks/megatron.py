@@ -13,7 +13,7 @@ from autotune.frameworks.imported import FlatTable, Imported, model_named, switc
 from autotune.frameworks.shell import ENVIRONMENT, LAUNCHER
 from search_spaces.errors import ModelFormatError
 from search_spaces.kernels import ENGINE_ATTENTION
-from search_spaces.knobs.computation import MODULES
+from search_spaces.knobs.computation import MODULES, MXFP8, TENSORWISE
 from search_spaces.models.model import Latent, ModelSpec, Norm, Position
 from search_spaces.trial_config import TrialConfig
 
@@ -361,6 +361,11 @@ class _MegatronReading:
         half = self.switch("fp16") or mixed.startswith("fp16")
         full = self.switch("bf16") or bridge or fp8
         table.set("precision", "fp8" if fp8 and fp8 != "None" else "fp16" if half else "bf16" if full else "fp32", key("bf16"))
+        if table.knobs["precision"] == "fp8":
+            recipe = self.word("fp8_recipe") or ("mxfp8" if "mxfp8" in mixed else "")
+            table.set("fp8_recipe", MXFP8 if recipe == "mxfp8" else TENSORWISE, key("fp8_recipe"))
+            if recipe in ("delayed", "blockwise"):
+                table.notes.append(f"{key('fp8_recipe')}={recipe}: no knob means it; fp8_recipe=tensorwise is the nearest")
         low = self.switch("grad_reduce_in_bf16") or not self.switch("grad_reduce_in_fp32", default=True)
         self.switch("accumulate_allreduce_grads_in_fp32")
         if low and full:

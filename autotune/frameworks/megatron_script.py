@@ -19,7 +19,7 @@ from autotune.frameworks.megatron import LM, SHARDING, Dialect, options_of
 from autotune.frameworks.peft import ADAPTER_KNOBS, megatron_bridge_notes
 from search_spaces.communication import INT8
 from search_spaces.kernels import ENGINE_ATTENTION
-from search_spaces.knobs.computation import MODULES, modules_in
+from search_spaces.knobs.computation import MODULES, MXFP8, TENSORWISE, modules_in
 from search_spaces.models.model import ModelSpec, Norm, Position
 from search_spaces.models.pipeline import split_layers
 from search_spaces.optimizers import GROWTH_INTERVAL, INITIAL_SCALE_POWER, LEAST_SCALE, SGD_MOMENTUM
@@ -34,6 +34,7 @@ TARGET = ExportTarget(
         "reduce_dtype", "hsdp_shard_size", "virtual_stages", "pipeline_schedule", "pipeline_split", "pipeline_layout",
         "checkpoint_every_k", "precision", "expandable_segments", "optimizer", "environment", "attention_window",
         "mtp_loss_weight", "offload_activations", "async_tensor_parallel", "cuda_graphs", "recompute_modules",
+        "fp8_recipe",
     },
     elsewhere={
         "prefetch_bucket_size": "--suggested-communication-unit-size is the nearest, for gathers and reductions together",
@@ -176,7 +177,10 @@ def _sharded(winner: Winner) -> list[str]:
 def _precision(config: TrialConfig) -> list[str]:
     lines = {
         "bf16": ["--bf16"],
-        "fp8": ["--bf16", "--fp8-format hybrid"],
+        "fp8": ["--bf16", *(
+            ["--fp8-format e4m3", "--fp8-recipe mxfp8"] if config.fp8_recipe == MXFP8
+            else ["--fp8-format hybrid", "--fp8-recipe tensorwise"]
+        )],
         "fp16": [
             "--fp16", f"--initial-loss-scale {2**INITIAL_SCALE_POWER}", f"--loss-scale-window {GROWTH_INTERVAL}",
             "--hysteresis 1", f"--min-loss-scale {LEAST_SCALE:g}",
@@ -284,6 +288,8 @@ def _notes(winner: Winner) -> list[str]:
     elif config.pipeline_parallel_size > 1:
         stages = f"virtual_stages={config.virtual_stages}, pipeline_split={config.pipeline_split}"
         notes.append(f"{stages}: give --pipeline-model-parallel-layout your model's layers")
+    if config.precision == "fp8" and config.fp8_recipe not in (TENSORWISE, MXFP8):
+        notes.append(f"fp8_recipe={config.fp8_recipe}: Transformer Engine has no scales of rows; tensorwise is written")
     if config.attention_backend not in ("best", *ENGINE_ATTENTION):
         notes.append(f"attention_backend={config.attention_backend}: Transformer Engine has no such kernel")
     if config.pipeline_parallel_size > 1 and config.pipeline_schedule not in LOOPED:

@@ -488,6 +488,8 @@ def _registry(call: ast.Call) -> Iterator[tuple[str, Any]]:
     converters = [ast.unparse(argument.value) for argument in call.keywords if argument.arg == "converters"]
     if converters:
         yield "model.converters", ["float8"] if "Float8" in converters[0] else re.findall(r"(\w+)Converter", converters[0])
+        if recipe := re.search(r"Float8Linear\w*\(.*recipe_name='(\w+)'", converters[0]):
+            yield "float8.recipe_name", recipe[1]
 
 
 def _literal(node: ast.expr) -> Any:

@@ -23,6 +23,7 @@ from autotune.frameworks.framework import BATCH, Option, knobs_of
 from autotune.frameworks.fsdp2 import fsdp2_notes, state_copies
 from autotune.frameworks.imported import FlatTable, Imported, flat, model_named
 from autotune.frameworks.launch import environment, torchrun_words
+from search_spaces.knobs.computation import MXFP8, TENSORWISE
 from search_spaces.models.model import ModelSpec
 from search_spaces.models.pipeline import FOLDED_SCHEDULES, ONE_STAGE_SCHEDULES, split_layers
 
@@ -94,7 +95,7 @@ TARGET = ExportTarget(
     name="torchtitan's command line",
     expressed=knobs_of(OPTIONS) | spelled("torchtitan") | {
         "zero_stage", "offload_param", "virtual_stages", "pipeline_split", "pipeline_layout", "reduce_dtype",
-        "expandable_segments", "environment",
+        "expandable_segments", "environment", "fp8_recipe",
     },
     elsewhere={
         "fused_kernels": "torchtitan has no option for them: --compile.enable fuses norms, rotations and gates",
@@ -199,7 +200,9 @@ def _notes(winner: Winner) -> list[str]:
     if config.reduce_dtype != "fp32":
         notes.append(f"reduce_dtype={config.reduce_dtype}: torchtitan reduces in float32 alone")
     if config.precision == "fp8":
-        notes.append("precision=fp8: give model_registry converters=[Float8LinearConverter.Config()] in your registry function")
+        recipe = "" if config.fp8_recipe == TENSORWISE else f'recipe_name="{config.fp8_recipe}"'
+        converter = "MXFP8LinearConverter.Config()" if config.fp8_recipe == MXFP8 else f"Float8LinearConverter.Config({recipe})"
+        notes.append(f"precision=fp8: give model_registry converters=[{converter}] in your registry function")
     elif config.precision not in ("fp32", "bf16"):
         notes.append(f"precision={config.precision}: torchtitan trains in float32 and bfloat16 alone")
     if config.pipeline_parallel_size > 1 and _registry(winner) == DEBUG:
@@ -344,9 +347,11 @@ def _read_pipeline(table: FlatTable, model: ModelSpec | None, ranks: int) -> Non
 def _computation(table: FlatTable) -> None:
     _recomputation(table)
     precision = table.choice(PRECISION, {"bfloat16": "bf16", "float32": "fp32"}) or "bf16"
-    converters = table.take("model.converters") or ()
-    if precision == "bf16" and "float8" in str(converters):
+    converters = str(table.take("model.converters") or ()).lower()
+    recipe = table.take("float8.recipe_name")
+    if precision == "bf16" and ("float8" in converters or "mx" in converters):
         precision = "fp8"
+        table.set("fp8_recipe", MXFP8 if "mx" in converters else str(recipe or TENSORWISE), "float8.recipe_name")
     table.set("precision", precision, PRECISION)
     reshard = str(table.take(RESHARD) or "default")
     if table.knobs["zero_stage"] == 3:

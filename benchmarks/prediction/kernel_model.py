@@ -22,10 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import least_squares
 
+from autotune.knowledge.row_cases import FP8_GAIN
 from autotune.prediction.equations import kernels
 from autotune.prediction.equations.cases import Array
 from autotune.prediction.equations.coefficients import Coefficients, shipped_rates
-from autotune.prediction.equations.hardware import FP8_GAIN
 from autotune.prediction.equations.kernels import (
     NARROW_HEAD,
     SHORT_SEQUENCE,
@@ -315,7 +315,7 @@ def gain_section(folder: Path) -> list[str]:
     lines = [
         "## Products in 8 bits", "",
         f"Time in bf16 over that in fp8 and of rounding the inputs, of products of {WIDE:,} rows and widths or more.",
-        f"Predictions take {FP8_GAIN} for a whole step.", "",
+        f"Predictions of rows by others take {FP8_GAIN} for a whole step.", "",
         "| device | products | 10th percentile | median | 90th percentile |", "|---|--:|--:|--:|--:|",
     ]  # fmt: skip
     for device, table in eight.items():

@@ -131,7 +131,7 @@ class _Shape(TrainingSource):
         chunk, length = self.config.loss_chunk_size, self.workload.sequence_length
         module, values = transformer_without_memory(self.spec, length, self.workload.seed, self.dtype, chunk, part)
         if self.config.precision == FLOAT8:
-            module.multiply_in_float8()
+            module.multiply_in_float8(self.config.fp8_recipe)
         tied = (TABLE, OUTPUT) if self.spec.tied_embeddings else (TABLE,)
         return ModelPart(
             module=module, values=values, blocks=module.layers(), units=module.sharding_units(),

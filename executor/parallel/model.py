@@ -343,10 +343,10 @@ class Transformer(nn.Module):
             for _, matrix in self.matrices():
                 matrix.quantise(self.spec.frozen_bits)
 
-    def multiply_in_float8(self) -> None:
+    def multiply_in_float8(self, recipe: str) -> None:
         """Multiply by the matrices of the layers in float8 from now on. Tables, routers and the output projection stay."""
         for _, matrix in self.matrices():
-            matrix.float8 = True
+            matrix.float8 = recipe
 
     def matrices(self) -> list[tuple[str, ColumnLinear | RowLinear]]:
         """Names and matrices of the layers, without routers and those that are whole on each tensor rank."""

@@ -1,5 +1,5 @@
 """Matrix products in few bits, in plain torch: blocks of 8-bit integers, frozen matrices in 8 or 4 bits [Dettmers et al. 2023,
-QLoRA], and float8 products that equal the `tensorwise` recipe of torchao.
+QLoRA], and float8 products that equal those of torchao's recipes.
 
 torchao itself is not used: its conversion replaces our layers by its own, which do not support slices and the collectives
 between ranks, and the engine must run where only torch can be installed.
@@ -14,6 +14,7 @@ from torch._subclasses.fake_tensor import is_fake
 from torch.nn import functional
 
 from executor.parallel.initialization import CHUNK_ELEMENTS, Drawn, FirstValues
+from search_spaces.knobs.computation import MXFP8, ROWWISE_WITH_GW_HP, TENSORWISE
 from search_spaces.optimizers import QUANTISED_BLOCK
 from search_spaces.training.adapters import FROZEN_BLOCK
 
@@ -72,82 +73,132 @@ class Scaled(NamedTuple):
 
     values: Tensor
     unit: Tensor
-    """Factor from values to the numbers that they represent: one fp32 number."""
+    """Factor from values to the numbers that they represent: one fp32 number, one for each row [rows, 1], or with `mxfp8` a
+    power of two for each `MX_BLOCK` numbers of a row, in e8m0 [rows, blocks]."""
 
 
-def float8_linear(x: Tensor, weight: Tensor) -> Tensor:
+def float8_linear(x: Tensor, weight: Tensor, recipe: str = TENSORWISE) -> Tensor:
     """`x` [..., inputs] times the transpose of `weight` [outputs, inputs], both rounded to float8, in the dtype of `x`.
 
-    1. Each operand on this rank is scaled so that its largest magnitude becomes the largest number of its float8 dtype, and
-       rounded: inputs and weights to e4m3, gradients of outputs to e5m2, which has a wider range and less precision.
+    1. Each operand on this rank is scaled so that its largest magnitude (`rowwise`: of each row along which the product sums;
+       `mxfp8`: of each 32 numbers of such a row) becomes the largest number of its float8 dtype or half of it, and rounded: to
+       e4m3, but with `tensorwise` gradients of outputs to e5m2, which has a wider range and less precision.
     2. All three products (the result, the gradients of inputs and of weights) use such operands, accumulate in fp32, and are
-       multiplied by the units of both. Only the result uses fast accumulation.
+       multiplied by the units of both. Only the result uses fast accumulation. With `rowwise_with_gw_hp` the gradient of
+       weights is a product of bf16, and the gradient of inputs has one scale for the weight.
     3. Like `functional.linear`, it saves the unrounded inputs and weights for backward, which rounds them again. So a frozen
        matrix saves no inputs.
     """
     if not x.numel():  # an expert without tokens: there is no largest magnitude
         return functional.linear(x, weight)
-    result: Tensor = _Float8Product.apply(x, weight)  # type: ignore[no-untyped-call]
+    result: Tensor = _Float8Product.apply(x, weight, recipe)  # type: ignore[no-untyped-call]
     return result
 
 
-def scaled(matrix: Tensor, dtype: torch.dtype) -> Scaled:
-    """The matrix in `dtype`, E4M3 or E5M2. An element that is not finite makes all of it NaN."""
-    least, most = torch.aminmax(matrix)
+MX_BLOCK = 32
+"""Numbers that share a scale [Open Compute Project, Microscaling Formats 1.0]."""
+
+
+def scaled(matrix: Tensor, dtype: torch.dtype, recipe: str = TENSORWISE) -> Scaled:
+    """The matrix [rows, n] in `dtype`, E4M3 or E5M2. An element that is not finite makes all that shares its scale NaN."""
+    if recipe == MXFP8:
+        return _scaled_blocks(matrix)
+    whole = recipe == TENSORWISE
+    least, most = torch.aminmax(matrix) if whole else torch.aminmax(matrix, dim=1, keepdim=True)
     # fp64, so that compiled and eager blocks compute the same scale [torchao.float8.float8_utils.amax_to_scale].
     # Lower bound of a tensor's largest magnitude, so that zeros have a scale.
     largest = torch.maximum(most, -least).double().clamp(min=1e-12)
     scale = (torch.finfo(dtype).max / largest).float()
+    scale = scale if whole else torch.exp2(torch.floor(torch.log2(scale)))
     # View with one dimension, so that the products are fp32 and are rounded only once, to 8 bits.
-    return Scaled((matrix * scale.view(1)).to(dtype), scale.reciprocal())
+    return Scaled((matrix * (scale.view(1) if whole else scale)).to(dtype), scale.reciprocal())
+
+
+def _scaled_blocks(matrix: Tensor) -> Scaled:
+    """In e4m3, with the least power of two for each block that overflows nowhere [torchao's RCEIL, as cuBLAS defines it]."""
+    blocks = matrix.float().reshape(len(matrix), -1, MX_BLOCK)
+    largest = blocks.abs().amax(dim=2, keepdim=True)
+    exponent = (largest / torch.finfo(E4M3).max).log2().ceil().clamp(-127, 127)
+    values = (blocks * torch.exp2(-exponent)).clamp(-448, 448)
+    return Scaled(values.to(E4M3).view_as(matrix), torch.exp2(exponent).to(torch.float8_e8m0fnu).view(len(matrix), -1))
 
 
 class _Float8Product(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        of_input, of_weight = ctx.needs_input_grad
+    def forward(ctx: Any, x: Tensor, weight: Tensor, recipe: str) -> Tensor:
+        of_input, of_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(x if of_weight else None, weight if of_input else None)
-        inputs, matrix = scaled(_rows(x), E4M3), scaled(weight, E4M3)
+        ctx.recipe = recipe
+        inputs, matrix = scaled(_rows(x), E4M3, recipe), scaled(weight, E4M3, recipe)
         return _multiply(inputs, matrix, x.dtype, fast=True).view(*x.shape[:-1], -1)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         x, weight = ctx.saved_tensors
-        gradient, dtype = scaled(_rows(gradients[0]), E5M2), gradients[0].dtype
-        of_input, of_weight = None, None
+        recipe, rows, dtype = ctx.recipe, _rows(gradients[0]), gradients[0].dtype
+        whole, of_input, of_weight = recipe == TENSORWISE, None, None
+        gradient = scaled(rows, E5M2 if whole else E4M3, recipe)
         if ctx.needs_input_grad[0]:
-            of_input = _multiply(gradient, _transpose(scaled(weight, E4M3)), dtype).view(*gradients[0].shape[:-1], -1)
+            if recipe == ROWWISE_WITH_GW_HP:
+                matrix = _in_common_scale(weight)
+            else:
+                matrix = _transpose(scaled(weight, E4M3)) if whole else scaled(weight.T.contiguous(), E4M3, recipe)
+            of_input = _multiply(gradient, matrix, dtype).view(*gradients[0].shape[:-1], -1)
         if ctx.needs_input_grad[1]:
-            outputs, inputs = (_transpose(_pad_rows(operand)) for operand in (gradient, scaled(_rows(x), E4M3)))
-            of_weight = _multiply(outputs, inputs, dtype)
-        return of_input, of_weight
+            if recipe == ROWWISE_WITH_GW_HP:
+                of_weight = rows.T @ _rows(x)
+            elif whole:
+                outputs, inputs = (
+                    _transpose(Scaled(_pad_rows(part.values), part.unit)) for part in (gradient, scaled(_rows(x), E4M3))
+                )
+                of_weight = _multiply(outputs, inputs, dtype)
+            else:
+                outputs, inputs = (scaled(_pad_rows(part).T.contiguous(), E4M3, recipe) for part in (rows, _rows(x)))
+                of_weight = _multiply(outputs, inputs, dtype)
+        return of_input, of_weight, None
+
+
+def _in_common_scale(weight: Tensor) -> Scaled:
+    """The transpose of a weight, all rows of which have one scale, a power of two."""
+    by_rows = scaled(weight.reshape(1, -1), E4M3, ROWWISE_WITH_GW_HP)
+    return Scaled(by_rows.values.view_as(weight).T.contiguous(), by_rows.unit.expand(weight.shape[1], 1))
 
 
 def _multiply(left_operand: Scaled, right_operand: Scaled, dtype: torch.dtype, fast: bool = False) -> Tensor:
     """[n, k] times the transpose of [m, k], the only operand order that float8 products support."""
+    left, right, factor = left_operand.unit, right_operand.unit, None
+    if left.dtype == torch.float8_e8m0fnu:
+        left, right = _swizzled(left), _swizzled(right)
+    elif left.dim() == 2 and fast:
+        right = right.T
+    elif left.dim() == 2:
+        # torch's kernel for rows is slow without fast accumulation: the result is scaled afterwards [torchao, float8_ops.py].
+        factor = left * right.T
+        left = right = left.new_ones(())
     result: Tensor = torch._scaled_mm(
-        left_operand.values,
-        right_operand.values.T,
-        scale_a=left_operand.unit,
-        scale_b=right_operand.unit,
-        out_dtype=dtype,
-        use_fast_accum=fast,
+        left_operand.values, right_operand.values.T, scale_a=left, scale_b=right, out_dtype=dtype, use_fast_accum=fast
     )
-    return result
+    return result if factor is None else result.mul_(factor)
+
+
+def _swizzled(units: Tensor) -> Tensor:
+    """Units of blocks in the order of cuBLAS ["1D Block Scaling Factors Layout"]: tiles of 128 rows and 4 blocks."""
+    rows, blocks = units.shape
+    padded = functional.pad(units.view(torch.uint8), (0, -blocks % 4, 0, -rows % 128))
+    tiles = padded.view(len(padded) // 128, 4, 32, -1, 4).permute(0, 3, 2, 1, 4)
+    return tiles.reshape(-1).view(torch.float8_e8m0fnu)
 
 
 def _transpose(matrix: Scaled) -> Scaled:
     return Scaled(matrix.values.T.contiguous(), matrix.unit)
 
 
-def _pad_rows(matrix: Scaled) -> Scaled:
-    """The matrix, padded with rows of zeros to a multiple of `ROWS`."""
-    # A sum over rows must have a multiple of this number of rows on devices with float8 products.
-    missing = -len(matrix.values) % 16
-    if not missing:
-        return matrix
-    filled = functional.pad(matrix.values.view(torch.uint8), (0, 0, 0, missing))
-    return Scaled(filled.view(matrix.values.dtype), matrix.unit)
+def _pad_rows(matrix: Tensor) -> Tensor:
+    """The matrix, padded with rows of zeros to a multiple of a block."""
+    # Devices with float8 products sum over a multiple of 16 rows, with `mxfp8` of 32.
+    missing = -len(matrix) % MX_BLOCK
+    bits = matrix.view(torch.uint8) if matrix.dtype.itemsize == 1 else matrix
+    return functional.pad(bits, (0, 0, 0, missing)).view(matrix.dtype) if missing else matrix
 
 
 def _rows(x: Tensor) -> Tensor:

@@ -98,8 +98,8 @@ class ColumnLinear(nn.Linear):
         super().__init__(inputs, outputs // tensor.size, bias=bias)
         self.adapter: LowRank | None = None
         self.quantised: QuantisedMatrix | None = None
-        self.float8 = False
-        """Whether its products are in 8 bits."""
+        self.float8 = ""
+        """The recipe (`fp8_recipe`) of its products in 8 bits; empty: they are not."""
 
     def adapt(self, rank: int) -> None:
         """Add an adapter to the matrix."""
@@ -120,7 +120,7 @@ class ColumnLinear(nn.Linear):
     def _product(self, x: Tensor) -> Tensor:
         if self.quantised is None and not self.float8:
             return super().forward(x)
-        product: Tensor = float8_linear(x, self.weight) if self.quantised is None else self.quantised(x)
+        product: Tensor = float8_linear(x, self.weight, self.float8) if self.quantised is None else self.quantised(x)
         return product if self.bias is None else product + self.bias
 
 
@@ -152,8 +152,8 @@ class RowLinear(nn.Linear):
         self.tensor, self.leaves = tensor, leaves
         self.adapter: LowRank | None = None
         self.quantised: QuantisedMatrix | None = None
-        self.float8 = False
-        """Whether its products are in 8 bits."""
+        self.float8 = ""
+        """The recipe (`fp8_recipe`) of its products in 8 bits; empty: they are not."""
 
     def adapt(self, rank: int) -> None:
         """Add an adapter to the matrix."""
@@ -176,7 +176,7 @@ class RowLinear(nn.Linear):
 
     def _product(self, x: Tensor) -> Tensor:
         if self.quantised is None:
-            return (float8_linear if self.float8 else functional.linear)(x, self.weight)
+            return float8_linear(x, self.weight, self.float8) if self.float8 else functional.linear(x, self.weight)
         product: Tensor = self.quantised(x)
         return product
 

@@ -23,7 +23,7 @@ class DeviceSpec:
     """cpu or cuda (ROCm devices too: torch calls them cuda)."""
     memory_bytes: int
     peak_flops: dict[str, float]
-    """Precision (fp32, tf32, bf16, fp16, fp8, fp64) -> dense FLOP/s. A missing precision has no stated peak."""
+    """Precision (fp32, tf32, bf16, fp16, fp8, mxfp8, fp64) -> dense FLOP/s. A missing precision has no stated peak."""
     memory_bandwidth: float | None = None
     """Bytes/s; None: unknown."""
     host_link: float = PCIE_COPIES
@@ -42,9 +42,9 @@ class DeviceSpec:
         _require_positive(self.host_link, "host_link")
 
     def supports(self, precision: str) -> bool:
-        """Whether the device supports `precision`: a CPU all but fp8, a GPU fp32, fp64 and those with a stated peak."""
+        """Whether the device supports `precision`: a CPU not fp8 and mxfp8, a GPU fp32, fp64 and those with a stated peak."""
         if self.kind == "cpu":
-            return precision != "fp8"
+            return precision not in ("fp8", "mxfp8")
         return precision in ("fp32", "fp64") or precision in self.peak_flops
 
 

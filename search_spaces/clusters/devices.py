@@ -104,7 +104,7 @@ def device_of(name: str, table: Mapping[str, Any]) -> DeviceSpec:
     flops = table.get("peak_flops", {})
     if not isinstance(flops, Mapping):
         raise ClusterFormatError("peak_flops", f"{flops!r} is not a table", "write peak_flops = { bf16 = 312e12 }")
-    require_known("peak_flops.", flops, ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8"))
+    require_known("peak_flops.", flops, ("fp64", "fp32", "tf32", "bf16", "fp16", "fp8", "mxfp8"))
     return DeviceSpec(
         name=name,
         kind=str(table.get("kind", "cuda")),

@@ -42,6 +42,9 @@ Norms: those of a block's inputs. Activations: of dense MLPs and shared experts,
 their product with the values. Up-projections: of latent attention, with the rotations.
 """
 
+TENSORWISE, ROWWISE, ROWWISE_WITH_GW_HP, MXFP8 = "tensorwise", "rowwise", "rowwise_with_gw_hp", "mxfp8"
+FP8_RECIPES = (TENSORWISE, ROWWISE, ROWWISE_WITH_GW_HP, MXFP8)
+
 SEARCHED_MODULES = (
     "", NORMS, EXPERT_ACTIVATIONS, UP_PROJECTIONS, f"{NORMS}+{ACTIVATIONS}+{EXPERT_ACTIVATIONS}",
     f"{NORMS}+{ACTIVATIONS}+{EXPERT_ACTIVATIONS}+{UP_PROJECTIONS}", "+".join(MODULES),
@@ -196,6 +199,21 @@ class ComputationKnobs:
         searched_after="reduce_dtype",
         planning=Planning.FIXED,
         plain=("fp32", "bf16"),
+    )
+    fp8_recipe: str = knob(
+        TENSORWISE,
+        "Scales of the operands of products in 8 bits, by torchao's names: one for a matrix, one for each row (gw_hp: with "
+        "gradients of weights in bf16), or one for each 32 numbers of a row.",
+        number=68,
+        unit="name",
+        numerics=Numerics.CHANGES,
+        applies=Applies.REBUILD,
+        choices=FP8_RECIPES,
+        condition=Condition("precision is fp8", ("precision",), lambda config, _: config.precision == "fp8"),
+        planning=Planning.FIXED,
+        plain=(TENSORWISE,),
+        distance=Distance.CHOICE,
+        remedy="give it to torchao's conversion of the model",
     )
     attention_backend: str = knob(
         "best",

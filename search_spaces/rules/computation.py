@@ -19,6 +19,7 @@ from search_spaces.kernels import (
     verdict,
 )
 from search_spaces.knob_values import value_text
+from search_spaces.knobs.computation import MXFP8
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import ON_BLOCKS, FactoryModel, Model, ModelSpec
 from search_spaces.rules.parallelism import CP, ETP, METHOD, TP
@@ -98,6 +99,13 @@ def float8_device(config: TrialConfig, context: SpaceContext) -> str | None:
     )
 
 
+def float8_recipe(config: TrialConfig, context: SpaceContext) -> str | None:
+    device = context.cluster.device
+    if config.precision != FLOAT8 or config.fp8_recipe != MXFP8 or float8_device(config, context) or device.supports(MXFP8):
+        return None
+    return f"{device.name} has no products of blocks of 32 numbers, which need a Blackwell of data centres (peak_flops.{MXFP8})"
+
+
 def float8_model(config: TrialConfig, context: SpaceContext) -> str | None:
     if config.precision != FLOAT8 or not isinstance(context.model, FactoryModel) or float8_device(config, context):
         return None
@@ -108,8 +116,8 @@ def float8_sizes(config: TrialConfig, context: SpaceContext) -> str | None:
     """Check the sizes of a rank's slices of a layer's matrices."""
     if config.precision != FLOAT8 or not isinstance(context.model, ModelSpec) or float8_device(config, context):
         return None
-    # Both dimensions of a matrix must be multiples of this, as cuBLASLt's float8 products require.
-    multiple = 16
+    # Both dimensions of a matrix must be multiples of this, as cuBLASLt's float8 products and their blocks require.
+    multiple = 32 if config.fp8_recipe == MXFP8 else 16
     wrong = [f"{name} ({size})" for name, size in _sizes(context.model, config) if size % multiple]
     return f"a rank's {', '.join(wrong)} of {context.model.name} are not multiples of {multiple}" if wrong else None
 
@@ -158,9 +166,13 @@ COMPUTATION_RULES: tuple[Rule, ...] = (
         _attention_kernel,
     ),
     Rule("float8-device", ("precision",), "use precision=bf16, or such a device", float8_device),
+    Rule("float8-recipe", ("precision", "fp8_recipe"), "use fp8_recipe=tensorwise or rowwise", float8_recipe),
     Rule("float8-model", ("precision",), MODEL_REMEDY, float8_model),
     Rule(
-        "float8-sizes", ("precision", TP, ETP), "use precision=bf16, or a tensor_parallel_size whose slices are", float8_sizes
+        "float8-sizes",
+        ("precision", "fp8_recipe", TP, ETP),
+        "use precision=bf16, or a tensor_parallel_size whose slices are",
+        float8_sizes,
     ),
     Rule("accumulation-type", ("accumulation_dtype", "precision"), "set it to fp32 or to the precision", _accumulation_type),
     Rule(ENVIRONMENT_RULE, (ENVIRONMENT,), "set variables of docs/performance.md that act here", _environment),

@@ -50,6 +50,7 @@ from search_spaces.kernels import (
 )
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
+from search_spaces.knobs.computation import FP8_RECIPES
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, HeadNorm, Model, ModelSpec, Position
 from search_spaces.models.module_profile import ModuleProfile, traced_precision
@@ -331,6 +332,8 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
         "fused_kernels": numbers("fused_kernels", lambda value: KERNEL_CHOICES.index(str(value))),
         "compiled": numbers("compile_blocks"),
         "recompute_modules": numbers("recompute_modules", modules_code),
+        "fp8_recipe": numbers("precision", lambda value: value == FLOAT8)
+        * numbers("fp8_recipe", lambda value: 1 + FP8_RECIPES.index(str(value))),
         "rounding_bytes": numbers("precision", lambda value: value == FLOAT8) * numbers("compile_blocks", rounding_bytes),
         "secondary_shard_size": numbers("secondary_shard_size") * numbers("reshard_after_forward"),
     }

@@ -272,6 +272,8 @@ class Layouts:
     """Rows of experts of a layer's busiest rank, relative to even ones, as a mean over the layers (`expert_loads.busiest`)."""
     busiest_kept: Array = field(default_factory=lambda: scalar(1.0))
     """The same of the rank that has the most in all layers."""
+    fp8_recipe: Array = field(default_factory=lambda: np.zeros(1))
+    """1 + the index in `FP8_RECIPES` of how our engine scales operands of products in 8 bits; 0: products use the precision."""
     rounding_bytes: Array = field(default_factory=lambda: np.zeros(1))
     """Temporary bytes per number while our engine rounds it to 8 bits for a product; 0: products use the precision itself."""
 

@@ -28,6 +28,7 @@ from autotune.prediction.equations.kernels import (
     moved_elements,
     pieces,
     product_seconds,
+    product_speed,
     rounding_seconds,
     smooth_maximum,
     unpacking_seconds,
@@ -214,6 +215,8 @@ def _product(cases: Cases, rates: Coefficients, rows: Array, inner: Array, outer
 
 
 def _products(cases: Cases, rates: Coefficients) -> Array:
+    if np.any(cases.layouts.fp8_recipe):
+        cases = replace(cases, hardware=replace(cases.hardware, peak=cases.hardware.peak * product_speed(cases)))
     shapes, tensor, tokens = cases.shapes, cases.layouts.tensor, rank_tokens(cases)
     attention = _product(cases, rates, tokens, shapes.hidden, (shapes.query + 2 * shapes.key_value) / tensor) + _product(
         cases, rates, tokens, shapes.query / tensor, shapes.hidden

@@ -15,16 +15,12 @@ from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
 from search_spaces.mesh import PIPELINE, make_mesh
 from search_spaces.trial_config import TrialConfig
 
-FP8_GAIN = 1.6
-"""Speed of training in fp8 relative to bf16: products are twice as fast; casts, scales and attention are not."""
-
 
 def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
-    """The cluster's hardware at the precision of the computation; the minimum if nodes differ."""
-    device = cluster.device
+    """The cluster's hardware at the precision of the computation; the minimum if nodes differ. With fp8 it is bf16's, which
+    `kernels.product_speed` raises for the layers' products."""
+    device, precision = cluster.device, "bf16" if precision == "fp8" else precision
     peak = _peak(device, precision)
-    if precision == "fp8":
-        peak = min(peak, device.peak_flops.get("bf16", peak) * FP8_GAIN)
     idle_cost = 1.0
     if device.kind == "cpu":
         # If `sharing` ranks share a core, then while a pipeline fills and drains half of its ranks idle on average, and the

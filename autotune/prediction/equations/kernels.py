@@ -17,6 +17,7 @@ from search_spaces.clusters.cluster import DeviceSpec
 from search_spaces.clusters.devices import device_preset
 from search_spaces.kernels import KERNEL_CHOICES, LIGER, TRANSFORMER_ENGINE
 from search_spaces.knob import Value
+from search_spaces.knobs.computation import FP8_RECIPES, ROWWISE_WITH_GW_HP
 
 SHORT_SEQUENCE, NARROW_HEAD = 500.0, 25.0
 """Tokens of a causal sequence, and width of a head, at which a fused attention kernel reaches half of its speed:
@@ -278,6 +279,7 @@ def _message(cases: Cases) -> Array:
     return rank_tokens(cases) * cases.shapes.hidden * layouts.parameter_bytes
 
 
+_HALF_WEIGHTS = 1.0 + FP8_RECIPES.index(ROWWISE_WITH_GW_HP)
 SEPARATE, FUSED = 5.0, 1.0
 """Temporary bytes per number during rounding: fp32 and 8 bits with separate operators, only 8 bits if compiled."""
 
@@ -298,13 +300,21 @@ def rounded_bytes(cases: Cases) -> Array:
     return np.where(rounding > 0, np.maximum(rounding * rows + matrix, rows + rounding * matrix), 0.0)
 
 
-def rounding_seconds(cases: Cases, tokens: Array) -> Array:
-    """Seconds per micro-batch to round a layer's operands, beyond what `FP8_GAIN` includes for compiled ones.
+def product_speed(cases: Cases) -> Array:
+    """Speed of a layer's products relative to bf16's, forward and backward: of three, `rowwise_with_gw_hp` has one in bf16."""
+    recipe = cases.layouts.fp8_recipe
+    return np.select([recipe == 0, recipe == _HALF_WEIGHTS], [1.0, 1.5], default=2.0)
 
-    Forward rounds inputs and weights; backward rounds both again, transposed, and gradients of outputs in both orders. A
-    recomputed layer repeats the forward part.
+
+def rounding_seconds(cases: Cases, tokens: Array) -> Array:
+    """Seconds per micro-batch to round a layer's operands to 8 bits [bytes counted as in torchao's training/roofline_utils.py].
+
+    Forward rounds inputs and weights; backward rounds both again, transposed, and gradients of outputs in both orders. With one
+    scale for a matrix its 8 bits are transposed, with those of rows and blocks its numbers before they are rounded; a product
+    with scales of rows multiplies its result by them, except in forward. A recomputed layer repeats the forward part.
     """
-    if not np.any(cases.layouts.rounding_bytes == SEPARATE):
+    recipe = cases.layouts.fp8_recipe
+    if not np.any(recipe):
         return np.zeros(1)
     shapes, layouts, layer = cases.shapes, cases.layouts, layer_parameters(cases)
     matrices = layer.attention / layouts.tensor
@@ -314,13 +324,25 @@ def rounding_seconds(cases: Cases, tokens: Array) -> Array:
     results = (shapes.query + 2 * shapes.key_value + fan_in * shapes.mlp_width) / layouts.tensor
     results = results + (1 + routed) * shapes.hidden
     again = np.where(layouts.activation_checkpointing > 0, 1.0, 0.0) / layouts.checkpoint_every_k
-    operands = matrices + tokens * inputs
-    # Bytes moved to round a bf16 number with separate operators: its magnitude is read, fp32 written, read again and rounded.
-    rounded = 2.0 + 6.0 + 5.0
-    # Bytes moved to transpose an 8-bit number, as gradients of inputs and of weights require.
-    turned = 2.0
-    moved = (2 + again) * operands * rounded + operands * turned + tokens * results * (rounded + turned)
-    return np.where(layouts.rounding_bytes == SEPARATE, moved / cases.hardware.bandwidth, 0.0)
+    whole, wide = recipe == 1, recipe == _HALF_WEIGHTS
+    # Bytes moved to round a bf16 number. With separate operators its magnitude is read, fp32 written, read again and rounded;
+    # compiled, a row is read once, a matrix twice.
+    separate = (layouts.rounding_bytes == SEPARATE) & (cases.megatron.states == 0)
+    rounded = np.where(separate, 2.0 + 6.0 + 5.0, np.where(whole, 5.0, 3.0))
+    # Bytes moved to transpose an 8-bit number, or one of 16 bits before it is rounded.
+    turned = np.where(whole, 2.0, 4.0)
+    twice, gradients = 2 * rounded + turned, np.where(whole, rounded + turned, 2 * rounded + turned)
+    scaled = np.where((recipe == 2) | wide, 4.0, 0.0)
+    moved = matrices * (twice + again * rounded + np.where(wide, 0.0, scaled))
+    moved = moved + tokens * inputs * (np.where(wide, rounded, twice) + again * rounded + scaled)
+    moved = moved + tokens * results * np.where(wide, rounded, gradients)
+    return np.where(recipe > 0, moved / cases.hardware.bandwidth, 0.0)
+
+
+def rounding_of_step(cases: Cases) -> Array:
+    """The same of all layers of a mean pipeline stage, in a step."""
+    layers = cases.shapes.layers / cases.layouts.pipeline
+    return cases.layouts.accumulation * layers * rounding_seconds(cases, rank_tokens(cases))
 
 
 def frozen_width(cases: Cases) -> Array:

@@ -14,6 +14,7 @@ from autotune.errors import NothingFeasibleError, RequestError
 from autotune.frameworks.exporters import is_lossless
 from autotune.goodput.choice import RunChoice
 from autotune.goodput.terms import GoodputTerms
+from autotune.prediction.equations.kernels import rounding_of_step
 from autotune.prediction.equations.step import predict
 from autotune.prediction.planning.buckets import Tuned, in_order, tuned
 from autotune.prediction.planning.estimate import StepEstimate, alike, estimates, learned
@@ -264,9 +265,12 @@ def costs_of(question: Question, limits: MemoryLimits, configs: Sequence[TrialCo
         parts = {name: np.broadcast_to(values, count) * longer for name, values in prediction.parts.items()}
         needed, host = (np.broadcast_to(usage, count) for usage in (prediction.memory.needed, prediction.memory.host))
         fits = limits.holds(needed, host)
+        rounding = np.broadcast_to(rounding_of_step(cases), count)
         for row, config in enumerate(group_configs):
             row_parts = {name: float(values[row]) for name, values in parts.items()}
-            costs[config] = Cost(parts=row_parts, needed=float(needed[row]), fits=bool(fits[row]))
+            costs[config] = Cost(
+                parts=row_parts, needed=float(needed[row]), fits=bool(fits[row]), rounding=float(rounding[row])
+            )
     return costs
 
 

@@ -70,6 +70,8 @@ class Cost:
     needed: float
     """Bytes of the fullest rank."""
     fits: bool
+    rounding: float = 0.0
+    """Those of `seconds` in which operands of products are rounded to 8 bits."""
 
     @property
     def seconds(self) -> float:
@@ -88,6 +90,8 @@ class Cause:
     needed: float
     """Bytes needed with the other value."""
     fits: bool
+    rounding: float = 0.0
+    """Seconds in which the other value rounds operands of products to 8 bits."""
 
     def text(self, knob: str) -> str:
         """`hides 0.4 s of gradient and parameter traffic behind compute`; empty: no effect to report."""
@@ -102,6 +106,8 @@ class Cause:
         costly, gained = min(self.parts.items(), key=lambda item: item[1])
         # The value's extra cost in another part, if it is at least a tenth of the saving.
         price = f" for {_seconds(-gained)} more {PARTS[costly]}" if -gained > 0.1 * seconds else ""
+        if self.rounding > 0 and knob == "precision":
+            price += f", whose products do not save the {_seconds(self.rounding)} that rounding to 8 bits takes"
         return f"saves {_seconds(seconds)} of {PARTS[part]} over {name} in its place{price}"
 
 
@@ -219,7 +225,7 @@ def _cause(knob: str, values: Iterable[Value], plan: Tuned, costs: Costs) -> Cau
         if chosen_from:
             value, cost = min(chosen_from.items(), key=lambda item: item[1].seconds if item[1].fits else item[1].needed)
             beyond = {name: seconds - plan_cost.parts[name] for name, seconds in cost.parts.items()}
-            return Cause(value=value, parts=beyond, needed=cost.needed, fits=cost.fits)
+            return Cause(value=value, parts=beyond, needed=cost.needed, fits=cost.fits, rounding=cost.rounding)
     return None
 
 

@@ -178,6 +178,11 @@ CASES: dict[str, Case] = {
         ("config.json", "--cluster", "dgx-1v", "--ranks", "8"),
     ),
     "float8 on a device without it": ("float8-device", {"precision": "fp8"}, ()),
+    "float8 in blocks on a device without them": (
+        "float8-recipe",
+        {"precision": "fp8", "fp8_recipe": "mxfp8"},
+        ("config.json", *FLOAT8),
+    ),
     "float8 of slices that no product takes": (
         "float8-sizes",
         {"precision": "fp8", "tensor_parallel_size": 2},

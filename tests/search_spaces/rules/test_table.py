@@ -130,6 +130,7 @@ REFUSED = [
     ("attention-kernel", {"attention_backend": "efficient"}, {"cluster": "dgx-a100:1", "model": "gemma-2-2b"}),
     ("float8-device", {"precision": "fp8"}, {"cluster": "local"}),
     ("float8-device", {"precision": "fp8"}, {"cluster": "dgx-a100"}),
+    ("float8-recipe", {"precision": "fp8", "fp8_recipe": "mxfp8"}, {"cluster": "dgx-h100"}),
     (
         "float8-model",
         {"precision": "fp8"},
