@@ -33,6 +33,8 @@ TYPES: Mapping[str, Mapping[str, Value]] = {
     "fp16, sums and reductions in fp16": {"precision": "fp16", "accumulation_dtype": "fp16", "reduce_dtype": "fp16"},
     "fp32, AdamW with 8-bit moments": {"optimizer": "adamw8bit"},
     "fp8": {"precision": "fp8"},
+    "fp8, rowwise": {"precision": "fp8", "fp8_recipe": "rowwise"},
+    "fp8, rowwise_with_gw_hp": {"precision": "fp8", "fp8_recipe": "rowwise_with_gw_hp"},
 }
 """The first is the reference for the others."""
 SLICED: Mapping[str, Mapping[str, Value]] = {

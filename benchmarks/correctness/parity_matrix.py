@@ -41,6 +41,7 @@ from benchmarks.correctness.parity_sections import (
 from executor.engines.capabilities import version_refusals
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
+from search_spaces.knobs.computation import FP8_RECIPES
 
 NOT_COMPUTED = frozenset({"expandable_segments", "environment", "gc_interval", "numa_binding", "cuda_graphs"})
 """Knobs that change no computation or communication on CPUs: growth of the CUDA allocator, environment of the processes,
@@ -49,7 +50,7 @@ EVERY = 11
 """Every so many-th case on more than four ranks, where the section is large."""
 ON_CUDA: Mapping[str, Sequence[Value]] = {
     "attention_backend": ("flash", "efficient", "cudnn"), "fused_kernels": ("liger", "transformer_engine"),
-    "precision": ("fp8",),
+    "precision": ("fp8",), "fp8_recipe": FP8_RECIPES[1:],
 }  # fmt: skip
 """Values without a case on CPUs: rules refuse CUDA kernels there, and `best` is flash. A test below the rules compares fp8
 products with float64 (`tests/executor/parallel/test_float8.py`)."""

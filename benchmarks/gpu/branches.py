@@ -83,7 +83,7 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
     ),
     "parallel/quantised.py": (
         ("_multiply", (f"{_PARALLEL}test_float8.py::test_products_are_those_of_the_rounded_operands",),
-         "the device's products are right, and faster", ("by-hand",)),
+         "the device's products are right, and faster; those of blocks too", ("by-hand",)),
     ),
     "parallel/fused.py": (
         ("load_operators", (f"{_PARALLEL}test_fused.py::test_numbers_are_those_of_one_process_without_them",),

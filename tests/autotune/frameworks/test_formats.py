@@ -94,6 +94,7 @@ MOVES: dict[str, tuple[Value, dict[str, Value]]] = {
     "activation_checkpointing": ("full", {}),
     "checkpoint_every_k": (2, {"activation_checkpointing": "full"}),
     "precision": ("bf16", {}),
+    "fp8_recipe": ("rowwise", {"precision": "fp8"}),
     "attention_backend": ("math", {}),
     "loss_chunk_size": (1024, {}),
     "fused_optimizer": (False, {}),
