@@ -13,6 +13,7 @@ from executor.errors import EngineRefusalError
 from executor.parallel.context import METHODS
 from executor.parallel.fused import load_operators
 from executor.parallel.groups import ParallelGroups
+from executor.parallel.initialization import is_plain
 from executor.parallel.model import RankModel, Transformer, transformer_without_memory
 from executor.parallel.replica import ModelPart
 from executor.parallel.tensor import TensorParallel
@@ -259,11 +260,14 @@ class LoadedModule:
 
 
 def require_one_dtype(module: nn.Module, engine: str) -> None:
-    """Refuse a module of several dtypes for an engine that gathers parameters of one.
+    """Refuse a module of several dtypes, or of a library's own parameters, for an engine that gathers parameters of one.
 
     Raises:
-        EngineRefusalError: it has several.
+        EngineRefusalError: it has several, or such parameters.
     """
+    if kinds := sorted({type(value).__name__ for value in module.parameters() if not is_plain(value)}):
+        problem = f"the {engine} engine divides plain parameters, and the module has {', '.join(kinds)}"
+        raise EngineRefusalError("factory-dtypes", f"{problem}; use engine=native or ddp, or a module that is not quantised")
     dtypes = sorted({str(value.dtype).removeprefix("torch.") for value in module.parameters() if value.is_floating_point()})
     if len(dtypes) > 1:
         problem = f"the {engine} engine needs parameters of one dtype, and the module has {', '.join(dtypes)}"

@@ -33,7 +33,7 @@ from executor.parallel import copies
 from executor.parallel.collectives import ProcessGroup, mark
 from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.groups import Sharing
-from executor.parallel.initialization import Drawn, FirstValues, Given, Joined, Share, move_without_memory
+from executor.parallel.initialization import Drawn, FirstValues, Given, Joined, Share, is_plain, move_without_memory
 from executor.parallel.replica import ModelPart, Replica
 from search_spaces.communication import INT8
 from search_spaces.optimizers import BF16_MASTERS
@@ -326,9 +326,11 @@ class ShardedModel(Replica):
         """Move frozen parameters that stay whole, and buffers, to the device."""
         sharded = {slot.name for layout in (self._frozen, self._packed) for slot in layout.slots}
         for name, parameter in self.module.named_parameters():
-            if not parameter.requires_grad and name not in sharded:
+            if not parameter.requires_grad and name not in sharded and is_plain(parameter):
                 self._place_whole(name, parameter)
         for module in self.module.modules():
+            if not all(map(is_plain, module.parameters(recurse=False))):
+                module._apply(lambda value: value.to(self.device), recurse=False)  # type: ignore[no-untyped-call]
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self.device))
 
