@@ -1,15 +1,17 @@
 """The supported optimizers: their state per parameter, and their constants and those of loss scaling, which are no knobs."""
 
-OPTIMIZERS = ("adamw", "sgd", "lamb", "muon", "adamw8bit", "onebit_adam")
+BF16_MASTERS = "adamw_bf16"
+"""AdamW without fp32 masters: bf16 parameters are updated in fp32 and rounded stochastically."""
+OPTIMIZERS = ("adamw", "sgd", "lamb", "muon", "adamw8bit", "onebit_adam", BF16_MASTERS)
 KERNELS = ("adamw", "sgd")
 """Optimizers for which torch has a fused kernel."""
 
 SGD_MOMENTUM = 0.9
 """Momentum of sgd. Its weight decay is added to the gradient, as in `torch.optim.SGD`."""
 BETAS = (0.9, 0.999)
-"""Betas of adamw, lamb, adamw8bit and onebit_adam."""
+"""Betas of all optimizers but sgd and muon."""
 EPSILON = 1e-8
-"""Epsilon of adamw, adamw8bit and onebit_adam."""
+"""Epsilon of all optimizers whose name begins with adamw, and of onebit_adam."""
 DEVICE_CHUNK_ELEMENTS = 1 << 23
 """Elements whose 8-bit moments are dequantised at once on a device: an H200 needs 0.65 s for 953 M parameters in chunks of
 `1 << 20`, 7 times what it reads and writes, since it waits for the host to start some 40 operators per chunk."""
@@ -26,12 +28,17 @@ LEAST_QUANTISED = 4096
 """Parameters with fewer elements have unquantised moments, as in bitsandbytes and torchao."""
 
 
+def master_bytes(optimizer: str, full: float) -> float:
+    """Bytes per element of the master copy; `full`: of other optimizers'."""
+    return 2.0 if optimizer == BF16_MASTERS else full
+
+
 def moment_bytes(optimizer: str, full: float, ranks: float = float("inf")) -> tuple[float, float]:
     """Bytes of state per element in addition to the master copy: for matrices of blocks, and for all other parameters.
 
     Args:
         optimizer: one of OPTIMIZERS.
-        full: bytes per element of the master copy.
+        full: bytes per element of a master copy that is not rounded stochastically.
         ranks: data-parallel ranks. Under onebit_adam each also stores the compression error of the averaged momentum of its
             part; inf: without that.
 

@@ -15,6 +15,7 @@ from search_spaces.communication import INT8
 from search_spaces.deepspeed import KEEP_ALL, KEYS, REDUCTION, deepspeed_config, offloads_a_part
 from search_spaces.knob_values import value_text
 from search_spaces.models.command import CommandModel
+from search_spaces.optimizers import BF16_MASTERS
 from search_spaces.placeholders import files_read, is_trainer
 from search_spaces.training.data_schedule import GRANULARITY, UNSCHEDULED_LAYERS
 from search_spaces.trial_config import TrialConfig
@@ -293,9 +294,12 @@ TARGET = ExportTarget(
     },
 )  # fmt: skip
 
+BY_TORCHAO = "torchao.optim._AdamW(bf16_stochastic_round=True), whose moments have the parameters' type"
+"""How another program rounds as `BF16_MASTERS` does."""
 OPTIMIZER_NOTES = {
     "lamb": "as Lamb, which bounds its ratios and under ZeRO takes norms of groups of parameters, not of each",
     "muon": "as Muon, which takes the parameters for matrices whose attribute use_muon is True, and the rest for AdamW's",
+    BF16_MASTERS: f"DeepSpeed keeps fp32 masters beside bf16 parameters; without ZeRO and its bf16 section, {BY_TORCHAO}",
     "adamw8bit": "no type has 8-bit moments: give deepspeed.initialize a torchao.optim.AdamW8bit or bitsandbytes' AdamW8bit",
 }
 """Optimizer -> its note."""

@@ -4,12 +4,12 @@ import json
 from typing import Any
 
 from autotune.frameworks.best_config import Winner
-from autotune.frameworks.deepspeed import DEEPSPEED_ENGINES, RECOMPUTATION, deepspeed_document, deepspeed_notes
+from autotune.frameworks.deepspeed import BY_TORCHAO, DEEPSPEED_ENGINES, RECOMPUTATION, deepspeed_document, deepspeed_notes
 from autotune.frameworks.export import OTHER_FORMATS, Checkpoints, Export, ExportTarget, remarks, unstated_note
 from autotune.frameworks.fsdp2 import bucket_megabytes
 from autotune.frameworks.peft import ADAPTER_KNOBS, peft_notes
 from search_spaces.kernels import LIGER, TRANSFORMER_ENGINE
-from search_spaces.optimizers import SGD_MOMENTUM
+from search_spaces.optimizers import BF16_MASTERS, SGD_MOMENTUM
 from search_spaces.trial_config import TrialConfig
 
 TARGET = ExportTarget(
@@ -106,6 +106,8 @@ def _notes(winner: Winner) -> list[str]:
         notes.append("precision=fp8: as bf16; convert the model with torchao.float8.convert_to_float8_training beforehand")
     if config.optimizer == "onebit_adam" and not _by_deepspeed(config):
         notes.append("optimizer=onebit_adam: AdamW is written; no optimizer that Transformers can make sends signs")
+    if config.optimizer == BF16_MASTERS:
+        notes.append(f"optimizer={BF16_MASTERS}: {BY_TORCHAO}, as optimizer_cls_and_kwargs of the Trainer; AdamW is written")
     if config.optimizer in ("lamb", "muon") and not _by_deepspeed(config):
         notes.append(
             f"optimizer={config.optimizer}: TrainingArguments have no such name; give the Trainer an optimizer_cls_and_kwargs"

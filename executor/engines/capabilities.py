@@ -13,6 +13,7 @@ from search_spaces.kernels import FUSED_KERNELS, LIGER, NONE, OFF
 from search_spaces.knob import METHODS, VIRTUAL_TOKENS
 from search_spaces.knobs.computation import ATTENTION, modules_in
 from search_spaces.models.pipeline import ZERO_BUBBLE_SCHEDULES, marks_offloading, marks_recomputation, policies
+from search_spaces.optimizers import BF16_MASTERS
 from search_spaces.rules.computation import FLOAT8, GRAPHED
 from search_spaces.training.adapters import adapts
 from search_spaces.training.data_schedule import is_scheduled
@@ -260,6 +261,13 @@ NATIVE = Capability(
             holds=lambda config, _: (
                 config.optimizer != "adamw" and (config.offload_optimizer != "none" or marks_offloading(config))
             ),
+        ),
+        Combination(
+            rule="bf16-masters",
+            reads=("optimizer", "precision"),
+            problem=f"the masters of {BF16_MASTERS} are the bf16 parameters",
+            remedy="set precision=bf16, or use optimizer=adamw",
+            holds=lambda config, _: config.optimizer == BF16_MASTERS and config.precision != "bf16",
         ),
         Combination(
             rule="schedule-compiled",

@@ -13,11 +13,13 @@ from executor.errors import EngineRefusalError
 from executor.parallel.context import METHODS
 from executor.parallel.fused import load_operators
 from executor.parallel.groups import ParallelGroups
+from executor.parallel.initialization import is_plain
 from executor.parallel.model import RankModel, Transformer, transformer_without_memory
 from executor.parallel.replica import ModelPart
 from executor.parallel.tensor import TensorParallel
 from executor.user_module.calls import CalledBlocks, called_blocks
-from executor.user_module.factory import LEAST_SAMPLES, load_factory
+from executor.user_module.factory import LEAST_SAMPLES
+from executor.user_module.originals import build_seeded, checksum_of, copy_or_build
 from executor.user_module.plan import UserModule, divide
 from executor.user_module.survey import Survey, UndividedError, cut_stage, survey
 from search_spaces.mesh import PIPELINE
@@ -258,11 +260,14 @@ class LoadedModule:
 
 
 def require_one_dtype(module: nn.Module, engine: str) -> None:
-    """Refuse a module of several dtypes for an engine that gathers parameters of one.
+    """Refuse a module of several dtypes, or of a library's own parameters, for an engine that gathers parameters of one.
 
     Raises:
-        EngineRefusalError: it has several.
+        EngineRefusalError: it has several, or such parameters.
     """
+    if kinds := sorted({type(value).__name__ for value in module.parameters() if not is_plain(value)}):
+        problem = f"the {engine} engine divides plain parameters, and the module has {', '.join(kinds)}"
+        raise EngineRefusalError("factory-dtypes", f"{problem}; use engine=native or ddp, or a module that is not quantised")
     dtypes = sorted({str(value.dtype).removeprefix("torch.") for value in module.parameters() if value.is_floating_point()})
     if len(dtypes) > 1:
         problem = f"the {engine} engine needs parameters of one dtype, and the module has {', '.join(dtypes)}"
@@ -270,23 +275,23 @@ def require_one_dtype(module: nn.Module, engine: str) -> None:
 
 
 @functools.lru_cache(maxsize=4)
-def _observed(reference: str, workload: Workload) -> CalledBlocks:
-    """The blocks that a module calls; observed once by a process on a module of its own, as a run without data may leave its
-    tensors in what the module shares."""
-    user = load_factory(reference, workload)
-    return called_blocks(user, FactoryData(batch=user.batch, seed=workload.seed).micro_batch(0, 0, LEAST_SAMPLES))
+def _observed(reference: str, workload: Workload) -> tuple[CalledBlocks, int | None]:
+    """The blocks that a module calls, and its checksum; observed once by a process on a module of its own, as a run without
+    data may leave its tensors in what the module shares."""
+    user = build_seeded(reference, workload)
+    checksum = checksum_of(user.module)
+    return called_blocks(user, FactoryData(batch=user.batch, seed=workload.seed).micro_batch(0, 0, LEAST_SAMPLES)), checksum
 
 
 def load_user_module(model: FactoryModel, config: TrialConfig, workload: Workload) -> LoadedModule:
-    """Build a user's module from the workload's seed, in the precision of the configuration. One that already has it is not
-    converted: parts of it may have other dtypes on purpose, such as frozen ones next to adapters.
+    """A user's module as the workload's seed makes it (`copy_or_build`), in the precision of the configuration. One that has it
+    is not converted: parts of it may have other dtypes on purpose, such as frozen ones next to adapters.
 
     Raises:
         FactoryError: the factory violates the Protocol, or raises.
     """
-    called = _observed(model.reference, workload)
-    torch.manual_seed(workload.seed)
-    user = load_factory(model.reference, workload)
+    called, checksum = _observed(model.reference, workload)
+    user = copy_or_build(model.reference, workload, checksum)
     data = FactoryData(batch=user.batch, seed=workload.seed)
     dtype = None if config.precision == model.precision else DTYPES[config.precision]
     if dtype is not None:

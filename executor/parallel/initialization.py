@@ -208,6 +208,12 @@ def draw(
     return Drawn(name=name, seed=seed, dtype=dtype, window=window(shape, dimension, first, size))
 
 
+def is_plain(parameter: Tensor) -> bool:
+    """Whether values are all of it: not of a library's own type, such as bitsandbytes' 4-bit weights, which quantise themselves
+    when they are first moved, and move their scales too only by their own `to`."""
+    return type(parameter) is nn.Parameter and type(parameter.data) is Tensor
+
+
 def move_without_memory(module: nn.Module, device: torch.device) -> None:
     """Replace parameters on the meta device by ones on `device` with the same shapes and empty storages.
 

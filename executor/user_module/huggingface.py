@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from executor.batches import BatchFunction, long_text
-from executor.errors import FactoryError
+from executor.errors import FactoryError, one_line
 from executor.user_module.plan import Style
 from search_spaces.models.huggingface import BUILT
 from search_spaces.trial import Workload
 
-CONFIG, ADAPTER = "config.json", "adapter_config.json"
+CONFIG, ADAPTER, QUANTISATION = "config.json", "adapter_config.json", "quantization_config"
 IGNORED = -100
 """Label of a token that the loss ignores."""
 
@@ -28,10 +28,12 @@ def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, Bat
     the text or from noise as sound (`…ForConditionalGeneration`), or classes (`…ForSequenceClassification`,
     `…ForTokenClassification`); or on noise as images (`…ForImageClassification`). For a `…ForConditionalGeneration` with a
     `text_config`, the model is the text tower: batches have no images or sound. A model without a head (`BertModel`) gets the
-    head that transformers has for its family. Code that a config.json names (`auto_map`) is never run.
+    head that transformers has for its family. Code that a config.json names (`auto_map`) is never run. The random weights are
+    quantised as its `quantization_config` says.
 
     Raises:
-        FactoryError: the file does not exist, a package is missing, or the architecture is not one of these.
+        FactoryError: the file does not exist, a package is missing, the architecture is not one of these, or transformers
+            cannot quantise weights so here.
         DataError: the text is shorter than one sample.
     """
     file = _find(reference)
@@ -41,6 +43,7 @@ def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, Bat
     for part in (config, getattr(config, "text_config", None)):
         if part is not None and hasattr(part, "use_cache"):
             part.use_cache = False  # the cache of keys and values is for generation only; a decoder copies the config
+    quantisation = config.__dict__.pop(QUANTISATION, None)  # with it in place, transformers would expect quantised weights
     kind = getattr(transformers, architecture, None)
     text = getattr(config, "text_config", None)
     task = next((task for task in _BATCHES if architecture.endswith(task)), None)
@@ -54,6 +57,8 @@ def make_huggingface(reference: str, workload: Workload) -> tuple[nn.Module, Bat
             f"transformers {transformers.__version__} and has no text_config; write a factory that returns the model and its "
             "batches"
         )
+    if quantisation is not None:
+        model = _quantised(transformers, model, quantisation, reference)
     adapter = file.parent / ADAPTER
     if adapter.is_file():
         model = _with_adapters(model, adapter, reference)
@@ -188,6 +193,22 @@ _BATCHES: Mapping[str, type[_Text]] = {
     "ForImageClassification": _Images,
 }
 """End of an architecture's name -> its batches."""
+
+
+def _quantised(transformers: Any, model: Any, settings: Any, reference: str) -> nn.Module:
+    """The model with its weights quantised as transformers quantises those that it loads, in host memory."""
+    stated = settings if isinstance(settings, dict) else settings.to_dict()
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        quantised: nn.Module = type(model).from_pretrained(
+            None, config=model.config, state_dict=model.state_dict(), device_map={"": "cpu"},
+            quantization_config=transformers.quantizers.AutoQuantizationConfig.from_dict(stated),
+        )  # fmt: skip
+    except Exception as error:
+        problem = f"{QUANTISATION} ({stated.get('quant_method')}) of its {CONFIG} cannot be applied to random weights here"
+        remedy = f"install what it asks for, or remove {QUANTISATION} to train without it"
+        raise FactoryError(f"{reference}: {problem} ({one_line(error)}); {remedy}") from None
+    return quantised.train()
 
 
 def _with_adapters(model: nn.Module, file: Path, reference: str) -> nn.Module:

@@ -38,7 +38,7 @@ class TrainingKnobs:
     optimizer: str = knob(
         "adamw",
         "Optimizer; adamw8bit is AdamW with 8-bit moments, onebit_adam is AdamW whose ranks communicate only the signs of "
-        "momenta.",
+        "momenta, adamw_bf16 is AdamW whose bf16 parameters are rounded stochastically, without fp32 masters.",
         number=36,
         unit="name",
         numerics=Numerics.CHANGES,

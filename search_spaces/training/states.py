@@ -4,7 +4,7 @@ from search_spaces.capability import Capability
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import Model, ModelSpec
 from search_spaces.models.pipeline import marks_offloading
-from search_spaces.optimizers import moment_bytes
+from search_spaces.optimizers import master_bytes, moment_bytes
 from search_spaces.training.adapters import adapts, configured
 from search_spaces.trial_config import TrialConfig
 
@@ -19,10 +19,10 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
 
     1. A rank has P = parameters / (tensor x pipeline degree), of experts parameters / (expert x expert tensor x pipeline
        degree): the fullest rank has at least the mean.
-    2. Master copy and stored gradient take M bytes each per element, the optimizer's moments take `moment_bytes` (2 M for
-       AdamW). At stage 0 they are whole; from stage 1 on each rank has 1/S of them, where S is the number of sharding ranks
-       (data x context, or hsdp_shard_size if `capability` shards by it); for experts S x tensor / (expert x expert tensor
-       degree), since that many ranks hold the same experts.
+    2. Master copy and stored gradient take M bytes each per element (the copy of adamw_bf16 `master_bytes`), the optimizer's
+       moments take `moment_bytes` (2 M for AdamW). At stage 0 they are whole; from stage 1 on each rank has 1/S of them, where
+       S is the number of sharding ranks (data x context, or hsdp_shard_size if `capability` shards by it); for experts S x
+       tensor / (expert x expert tensor degree), since that many ranks hold the same experts.
     3. Stages 0-2 hold whole parameters too. Without sharding and with the master's precision, the master copy is the
        parameters. They count in addition to the gradients if `capability` says so, else only the larger of the two counts:
        one exists at the update, the other at the end of forward. At stage 3 nothing is added: parameters are cast or gathered
@@ -45,12 +45,13 @@ def states_lower_bound_bytes(config: TrialConfig, model: Model, world_size: int,
     frozen *= _frozen_bytes(config, model)
     shards = _shards(config, world_size, capability)
     owned = _owned(config, model, shards)
-    whole, master = PARAMETER_BYTES[config.precision], MASTER_BYTES[config.precision]
+    whole, gradient = PARAMETER_BYTES[config.precision], MASTER_BYTES[config.precision]
+    master = master_bytes(config.optimizer, gradient)
     offloaded = 0.0 if config.offload_optimizer == "none" else config.offload_ratio
     if marks_offloading(config):
         offloaded = 1.0
     state = master * (1.0 - offloaded)
-    gradients, moments = state, _moments(config, model) * (1.0 - offloaded)
+    gradients, moments = gradient * (1.0 - offloaded), _moments(config, model) * (1.0 - offloaded)
     if config.zero_stage == 3:
         device_share = 0.0 if config.offload_param != "none" else 1.0
         parameters = device_share * (state + whole * offloaded)

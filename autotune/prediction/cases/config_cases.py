@@ -54,7 +54,7 @@ from search_spaces.knobs.computation import FP8_RECIPES
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import FactoryModel, HeadNorm, Model, ModelSpec, Position
 from search_spaces.models.module_profile import ModuleProfile, traced_precision
-from search_spaces.optimizers import moment_bytes
+from search_spaces.optimizers import master_bytes, moment_bytes
 from search_spaces.rules.computation import FLOAT8
 from search_spaces.space import SearchSpace
 from search_spaces.training.adapters import adapted
@@ -323,6 +323,7 @@ def layouts_from(numbers: Numbers, global_batch_size: int, world_size: int) -> L
         "reduce_bytes": np.where(signs > 0, SIGN_BYTES, numbers("reduce_dtype", lambda value: REDUCED_BYTES[str(value)])),
         "balanced": numbers("pipeline_split", lambda value: value == "balanced"),
         "accumulation_bytes": numbers("accumulation_dtype", lambda value: PARAMETER_BYTES[str(value)]),
+        "master_bytes": numbers("optimizer", lambda value: master_bytes(str(value), master)),
         "moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), master)[0]) + error_feedback,
         "other_moment_bytes": numbers("optimizer", lambda value: moment_bytes(str(value), master)[1]) + error_feedback,
         "update_bytes": numbers("optimizer", lambda value: MOVED[str(value)]),

@@ -217,6 +217,8 @@ class Layouts:
     """1 + the row of `Cases.ranks` if the layers of every stage are given explicitly; 0: according to `balanced`."""
     accumulation_bytes: Array = field(default_factory=lambda: scalar(np.inf))
     """Bytes per gradient element in which micro-batches are accumulated; inf: the software's own."""
+    master_bytes: Array = field(default_factory=lambda: scalar(4.0))
+    """Bytes per element of the master copy."""
     moment_bytes: Array = field(default_factory=lambda: scalar(8.0))
     """Bytes of optimizer state per element of a layer's matrix, without the master copy."""
     other_moment_bytes: Array = field(default_factory=lambda: scalar(8.0))

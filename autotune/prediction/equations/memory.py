@@ -330,9 +330,9 @@ def _states(cases: Cases, parameter_counts: StageParameters, layers: Array) -> d
     )
     persistent = np.minimum(persistent_parameters(cases, layers), parameter_counts.trained + parameter_counts.frozen)
     whole = persistent * frozen_width(cases) * (1 - 1 / by_parameter)
-    # Parameters in full precision are their own master: unsharded ones, and at stage 3 each rank's share.
-    own_master = (layouts.parameter_bytes >= 4) & ((by_state == 1) | (layouts.zero_stage == 3))
-    state = software.state_bytes - ADAM_BYTES + layouts.moment_bytes - np.where(own_master, 4.0, 0.0)
+    # Parameters in the type of their master are their own: unsharded ones, and at stage 3 each rank's share.
+    own_master = (layouts.parameter_bytes >= layouts.master_bytes) & ((by_state == 1) | (layouts.zero_stage == 3))
+    state = software.state_bytes - ADAM_BYTES + layouts.moment_bytes - np.where(own_master, 4.0, 4.0 - layouts.master_bytes)
     on_tables = parameter_counts.trained_tables / by_state * (layouts.other_moment_bytes - layouts.moment_bytes)
     of_parameters, _, of_states = sharded(cases)
     local_elements = divided(cases, parameter_counts, of_states)

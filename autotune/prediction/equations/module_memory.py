@@ -40,7 +40,7 @@ PIPELINE = ("pipeline", "virtual_stages", "pipeline_schedule")
 MOMENTS = ("activation_checkpointing", "checkpoint_every_k", "offload_activations")
 COLUMNS = (
     *STATES, "virtual_stages", "pipeline_schedule", *MOMENTS, "tensor", "micro_batch_size", "allgather_bucket_size",
-    "moment_bytes", "other_moment_bytes", "overlap_param_gather",
+    "master_bytes", "moment_bytes", "other_moment_bytes", "overlap_param_gather",
 )  # fmt: skip
 """Fields of `Layouts` on which the memory depends."""
 PEAK = ("parameters", "gradients", "optimizer_state", "activations", "buffers", "host")
@@ -422,9 +422,10 @@ def _state_bytes(
     standing = frozen * sum(profile.frozen for profile in profiles) + np.where(
         stage < 3, whole * width, beside * elements * width
     )
-    views = (stage == 0) & (width == master)
+    state_width = np.minimum(columns["master_bytes"], master)
+    views = (stage == 0) & (width == state_width)
     moments = inside * columns["moment_bytes"] + outside * columns["other_moment_bytes"]
-    on_device = (elements * np.where(views, 0.0, master) + moments * master / 4) * (1 - offloaded)
+    on_device = (elements * np.where(views, 0.0, state_width) + moments * master / 4) * (1 - offloaded)
     of_host = elements * offloaded * (master + columns["moment_bytes"] * master / 4)
     on_host = of_host + elements * width * columns["offload_parameters"]
     return standing + np.where(late, elements * width, 0.0), on_device, on_host

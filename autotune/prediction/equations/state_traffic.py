@@ -34,10 +34,12 @@ from autotune.prediction.equations.parameters import (
     persistent_parameters,
 )
 from autotune.prediction.equations.pipeline import Split
-from search_spaces.optimizers import DEVICE_CHUNK_ELEMENTS
+from search_spaces.optimizers import BF16_MASTERS, DEVICE_CHUNK_ELEMENTS
 from search_spaces.training.states import BUFFERS, CHUNK_ELEMENTS, UNITS
 
-MOVED = {"adamw": 38.0, "sgd": 30.0, "lamb": 128.0, "muon": 62.0, "adamw8bit": 200.0, "onebit_adam": 190.0}
+MOVED = {
+    "adamw": 38.0, "sgd": 30.0, "lamb": 128.0, "muon": 62.0, "adamw8bit": 200.0, "onebit_adam": 190.0, BF16_MASTERS: 120.0,
+}  # fmt: skip
 """Bytes that an update moves per parameter: fused AdamW 28, SGD 20; for the others, reads and writes of the engine's unfused
 operators. Each includes 2 for the copy in the precision and 8 for norm and clipping."""
 MOVED_BY_KERNEL = 26.0

@@ -33,9 +33,10 @@ from executor.parallel import copies
 from executor.parallel.collectives import ProcessGroup, mark
 from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.groups import Sharing
-from executor.parallel.initialization import Drawn, FirstValues, Given, Joined, Share, move_without_memory
+from executor.parallel.initialization import Drawn, FirstValues, Given, Joined, Share, is_plain, move_without_memory
 from executor.parallel.replica import ModelPart, Replica
 from search_spaces.communication import INT8
+from search_spaces.optimizers import BF16_MASTERS
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
 
@@ -88,7 +89,8 @@ class ShardedModel(Replica):
         plain, packed = ([item for item in fixed if item[1].is_floating_point() == kind] for kind in (True, False))
         self._frozen = make_layout(plain, self.ranks, config.reduce_bucket_size, blocks, self.layout.master_elements)
         self._packed = make_layout(packed, self.ranks, config.reduce_bucket_size, offset=self._frozen.master_elements)
-        self.master_dtype = torch.promote_types(self.dtype, torch.float32)
+        self.gradient_dtype = torch.promote_types(self.dtype, torch.float32)
+        self.master_dtype = self.dtype if config.optimizer == BF16_MASTERS else self.gradient_dtype
         initial = Initial(self._place_parameters(), self.master_dtype, device)
         frozen = self._shard_frozen(self._frozen, self.layout.master_elements, self.dtype)
         quantised = self._shard_frozen(self._packed, self._frozen.master_elements, torch.uint8)
@@ -104,7 +106,9 @@ class ShardedModel(Replica):
         self._arrivals = Staging(self.optimizer.chunk_elements if arrives else 0, self.dtype, self.pool, self._copies)
         self._shard = self._beside_quantised(self._make_shard(frozen), quantised)
         accumulates = config.gradient_accumulation_steps(workload.global_batch_size, groups.mesh.world_size) > 1
-        self.reducer = GradientReducer(self.layout, self.group, groups.replica, config, self.master_dtype, device, accumulates)
+        self.reducer = GradientReducer(
+            self.layout, self.group, groups.replica, config, self.gradient_dtype, device, accumulates
+        )
         self.gatherer = self._make_gatherer(groups.near_group) if config.zero_stage == 3 else None
         self.window_is_step = config.pipeline_parallel_size > 1 or not config.reshard_after_forward
         self._gradient: list[Tensor] | None = None
@@ -158,7 +162,7 @@ class ShardedModel(Replica):
         if not counts_tied:
             skipped |= {slot for slot in self.layout.slots if slot.name in self.part.tied}
         parts = gradient if not skipped else [self._share(slot) for slot in self.layout.slots if slot not in skipped]
-        zero = torch.zeros((), dtype=self.master_dtype, device=self.device)
+        zero = torch.zeros((), dtype=self.gradient_dtype, device=self.device)
         squared = nn.utils.get_total_norm(parts, foreach=True).square() if parts else zero
         if self.reducer.skips_reduction:
             # Each rank's gradient is a summand of the mean, 1/R of its own gradient: the mean of squares is R times their sum.
@@ -322,9 +326,11 @@ class ShardedModel(Replica):
         """Move frozen parameters that stay whole, and buffers, to the device."""
         sharded = {slot.name for layout in (self._frozen, self._packed) for slot in layout.slots}
         for name, parameter in self.module.named_parameters():
-            if not parameter.requires_grad and name not in sharded:
+            if not parameter.requires_grad and name not in sharded and is_plain(parameter):
                 self._place_whole(name, parameter)
         for module in self.module.modules():
+            if not all(map(is_plain, module.parameters(recurse=False))):
+                module._apply(lambda value: value.to(self.device), recurse=False)  # type: ignore[no-untyped-call]
             for name, buffer in module.named_buffers(recurse=False):
                 setattr(module, name, buffer.to(self.device))
 
@@ -335,7 +341,7 @@ class ShardedModel(Replica):
             matrices = block_matrices(self.part) if config.optimizer == "muon" else frozenset[str]()
             shares = Shares(
                 layout=layout, own_row=self.own_row, group=self.group, tensor=self.tensor, split=self.part.split,
-                matrices=matrices,
+                matrices=matrices, tied=self.part.tied, seed=workload.seed,
             )  # fmt: skip
             return device_optimizer(config, initial.make(0, layout.master_elements), shares, hyperparameters)
         ratio = config.offload_ratio if config.offload_optimizer != "none" else 0.0

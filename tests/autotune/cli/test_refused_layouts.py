@@ -210,6 +210,7 @@ CASES: dict[str, Case] = {
         {**PIPELINE, "zero_stage": 1, "optimizer": "lamb", "pipeline_layout": "2-2o"},
         (),
     ),
+    "masters in bf16 of fp32": ("bf16-masters", {"optimizer": "adamw_bf16", "precision": "fp32"}, ()),
     "1-bit Adam above stage 0": ("onebit-stage", {"zero_stage": 1, "optimizer": "onebit_adam"}, ()),
     "1-bit Adam of slices": ("onebit-dimensions", {"tensor_parallel_size": 2, "optimizer": "onebit_adam"}, ()),
     "second copies that do not divide": ("secondary-shards", {"secondary_shard_size": 3, "zero_stage": 3}, ()),

@@ -72,6 +72,7 @@ REFUSED: dict[str, dict[str, Any]] = {
     "experts-adapters": {"expert_parallel_size": 2, "lora_rank": 4},
     "prompt-context": {"context_parallel_size": 2, "prompt_length": 4},
     "virtual-tokens-muon": {"optimizer": "muon", "prefix_length": 4},
+    "bf16-masters": {"optimizer": "adamw_bf16", "precision": "fp32"},
     "schedule-compiled": {"compile_blocks": True, "curriculum_start_length": 64, "curriculum_steps": 100},
     "random-ltd-curriculum": {
         "random_ltd_start_tokens": 64, "random_ltd_steps": 100, "curriculum_start_length": 64, "curriculum_steps": 100,
@@ -122,6 +123,7 @@ REMEDIED: dict[str, dict[str, Any]] = {
     "experts-adapters": {"lora_rank": 0},
     "prompt-context": {"prompt_length": 0, "prefix_length": 4},
     "virtual-tokens-muon": {"optimizer": "adamw"},
+    "bf16-masters": {"precision": "bf16"},
     "schedule-compiled": {"compile_blocks": False},
     "random-ltd-curriculum": {"curriculum_start_length": 0},
     "random-ltd-divided": {"context_parallel_size": 1},

@@ -289,6 +289,18 @@ def tokens_are_chosen_of_whole_sequences(gang: Gang, rule: str) -> None:
     assert off(gang, tried) > WRONG, "tokens are chosen of what there is now: let it run"
 
 
+def masters_would_be_fp32(_: Gang, rule: str) -> None:
+    """Built all the same, the master has the parameters' type: there is nothing to round."""
+    tried = case("native", {"precision": "fp32", "optimizer": "adamw_bf16"})
+    refused_alone(rule, tried)
+    with patch("executor.engines.native.engine.refuse"):
+        alone = RankContext(rank=0, world_size=1, device=torch.device("cpu"))
+        session = NativeEngine().build(alone, tried.model_of(), tried.config, tried.workload())
+    (replica,) = session.replicas
+    assert isinstance(replica, ShardedModel) and replica.master_dtype == torch.float32
+    session.close()
+
+
 def onebit_shares_nothing(_: Gang, rule: str) -> None:
     """Built all the same over a share, it never hears of what this rank's own gradient says of the others' shares."""
     refused_alone(rule, case("native", {"zero_stage": 1, "optimizer": "onebit_adam"}))
@@ -424,6 +436,7 @@ PROOFS: Mapping[str, Callable[[Gang, str], None]] = {
     "schedule-compiled": kernels_of_a_schedule_are_not_those_of_its_points,
     "random-ltd-curriculum": tokens_are_chosen_of_whole_sequences,
     "random-ltd-divided": tokens_are_chosen_of_whole_sequences,
+    "bf16-masters": masters_would_be_fp32,
     "onebit-stage": onebit_shares_nothing,
     "onebit-dimensions": onebit_copies_drift_apart,
     **GRAPH_PROOFS,

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from executor.engines.native.offload import Hyperparameters
-from executor.engines.native.optimizers.device_optimizer import AdamW8bit, DeviceOptimizer, Lamb, Sgd, Shares
+from executor.engines.native.optimizers.device_optimizer import AdamW8bit, AdamWBf16, DeviceOptimizer, Lamb, Sgd, Shares
 from executor.engines.native.optimizers.muon import Muon
 from executor.engines.native.optimizers.onebit_adam import OneBitAdam
 from executor.errors import EngineRefusalError
@@ -20,6 +20,8 @@ def device_optimizer(config: TrialConfig, master: Tensor, shares: Shares, hyperp
             return Lamb(master, shares, hyperparameters)
         case "adamw8bit":
             return AdamW8bit(master, shares.layout, hyperparameters)
+        case "adamw_bf16":
+            return AdamWBf16(master, shares, hyperparameters)
         case "onebit_adam":
             return OneBitAdam(master, shares, hyperparameters, config.onebit_warmup_steps)
         case _:

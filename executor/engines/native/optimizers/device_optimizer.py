@@ -2,6 +2,7 @@
 [Dettmers et al. 2022, 8-bit Optimizers via Block-wise Quantization].
 """
 
+import hashlib
 import importlib
 import importlib.util
 import itertools
@@ -45,6 +46,10 @@ class Shares:
     """Parameter -> the dimension that is sliced over tensor-parallel ranks."""
     matrices: frozenset[str]
     """Names of the matrices of the blocks."""
+    tied: frozenset[str] = frozenset()
+    """Names of the weight of which another pipeline stage holds a copy."""
+    seed: int = 0
+    """Of the workload."""
 
 
 class DeviceOptimizer(ABC):
@@ -234,6 +239,52 @@ class Lamb(DeviceOptimizer):
 
     def _states(self) -> Iterable[Tensor]:
         return self._first, self._second
+
+
+class AdamWBf16(DeviceOptimizer):
+    """A step on bf16 parameters that are their own master, with moments in fp32, in chunks, so that temporaries are small:
+
+    1. Weights are widened to fp32 and updated as by AdamW.
+    2. They are rounded to one of their two neighbours in bf16, to the farther one with the probability that makes the mean
+       exact: 16 random bits are added below the bits that stay [as torchao's `_fp32_to_bf16_sr`; Gupta et al. 2015, Deep
+       Learning with Limited Numerical Precision, 3.1]. Updates below half a unit, which rounding to nearest loses, add up.
+
+    Random bits depend on the seed, the step, the parameter's name and this rank's share alone: copies of one share on other
+    ranks, and both copies of a tied weight, are rounded alike.
+    """
+
+    def __init__(self, master: Tensor, shares: Shares, hyperparameters: Hyperparameters) -> None:
+        super().__init__(master, shares.layout)
+        self._shares, self._hyperparameters, self._steps = shares, hyperparameters, 0
+        self._first, self._second = (torch.zeros_like(master, dtype=torch.float32) for _ in range(2))
+        self._generator = torch.Generator(master.device)
+
+    def _update(self, gradient: Sequence[Tensor]) -> None:
+        self._steps += 1
+        rate, (first_decay, second_decay) = self._hyperparameters.learning_rate, BETAS
+        first_scale, second_scale = 1 - first_decay**self._steps, 1 - second_decay**self._steps
+        for slot in self.layout.slots:
+            name = "tied" if slot.name in self._shares.tied else slot.name
+            key = f"{self._shares.seed}:{self._steps}:{self._shares.own_row}:{name}"
+            self._generator.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big"))
+            end = slot.offset
+            for part in share_of(gradient, slot).split(DEVICE_CHUNK_ELEMENTS):
+                start, end = end, end + part.numel()
+                first = self._first[start:end].lerp_(part, 1 - first_decay)
+                second = self._second[start:end].mul_(second_decay).addcmul_(part, part, value=1 - second_decay)
+                root = torch.div(second, second_scale, out=part).sqrt_().add_(EPSILON)
+                weights = self.master[start:end].float().mul_(1 - rate * self._hyperparameters.weight_decay)
+                weights.addcdiv_(first, root, value=-rate / first_scale)
+                self.master[start:end].copy_(round_stochastically(weights, self._generator))
+
+    def _states(self) -> Iterable[Tensor]:
+        return self._first, self._second
+
+
+def round_stochastically(values: Tensor, generator: torch.Generator) -> Tensor:
+    """fp32 values, overwritten with one of their two neighbours in bf16 each, such that the mean is exact."""
+    bits = values.view(torch.int32)
+    return bits.add_(torch.empty_like(bits).random_(0, 1 << 16, generator=generator)).bitwise_and_(-1 << 16).view(torch.float32)
 
 
 HOST_CHUNK_ELEMENTS = 1 << 20

@@ -219,4 +219,4 @@ def test_a_matrix_becomes_nearly_orthogonal_in_the_stated_flops(shape: tuple[int
 
 
 def test_every_optimizer_has_a_closed_form() -> None:
-    assert {*STATES, "adamw", "onebit_adam"} == set(OPTIMIZERS)  # the last one's: test_compressed.py
+    assert {*STATES, "adamw", "onebit_adam", "adamw_bf16"} == set(OPTIMIZERS)  # test_compressed.py, test_stochastic_rounding.py
