@@ -101,6 +101,14 @@ def variants() -> Iterator[dict[str, Any]]:
     yield whole | {"name": f"FSDP2 of 4, all {on_host}", "load": "fp32"}
     lora = {"rank": 16, "targets": "query value", "wide_adapters": False, "checkpointing": "plain"}
     yield common | lora | {"name": "FSDP2 of 4, LoRA", "model": wide, "ranks": 4}
+    first = common | {"model": wide, "ranks": 4, "fsdp1": True}
+    for checkpointing in ("none", "plain"):
+        yield first | {"name": f"FSDP1 of 4, full, checkpoints {checkpointing}", "load": "fp32", "checkpointing": checkpointing}
+        for accumulation in (1, 2):
+            ending = f"{'two micro-batches, ' * (accumulation > 1)}checkpoints {checkpointing}"
+            adapters = first | lora | {"accumulation": accumulation, "checkpointing": checkpointing}
+            yield adapters | {"name": f"FSDP1 of 4, LoRA wrapped apart, {ending}"}
+            yield adapters | {"name": f"FSDP1 of 4, LoRA in its block's unit, {ending}", "mixed_units": True}
     divided = {"model": wide, "ranks": 4, "autocast": False, "bucket": 1_000_000, "live": 4_000_000}
     for stage in (2, 3):
         for offload in (False, True):
@@ -141,7 +149,8 @@ def predicted_bytes(case: dict[str, Any]) -> float:
         "attention": case.get("attention", "sdpa"), "adapter_width": "4" if case.get("wide_adapters", True) else "2",
         "adapter_dropout": str(bool(case.get("dropout"))), "reentrant": str(checkpointing == "reentrant"),
         "double_quantised": str(case.get("double", False)),
-        "sharding": "zero" if "stage" in case else "fsdp2" if ranks > 1 else "none",
+        "sharding": "zero" if "stage" in case else "fsdp1" if case.get("fsdp1") else "fsdp2" if ranks > 1 else "none",
+        "mixed_units": str(case.get("mixed_units", False)),
         "update": "fused" if ranks > 1 else "loop" if "optim" in case else "foreach",
         "moments": OPTIMIZERS.get(case.get("optim", ""), "torch"), "loss": "chunked" if "trainer" in case else "whole",
     }  # fmt: skip

@@ -205,7 +205,7 @@ def train_by_trl(model: Any, case: dict[str, Any], settings: dict[str, Any], sam
 
 
 def train_sharded(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[int]:
-    """Two steps of one rank of FSDP2, as Accelerate divides a model, among ranks that send nothing."""
+    """Two steps of one rank of FSDP1 or FSDP2, as Accelerate divides a model, among ranks that send nothing."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -217,21 +217,43 @@ def train_sharded(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     mesh = init_device_mesh("cpu", (case["ranks"],))
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, output_dtype=torch.bfloat16)
-    for module in (*base.model.layers, model):
+    if case.get("fsdp1"):
+        model = flattened(model, type(base.model.layers[0]), apart=not case.get("mixed_units"))
+    for module in () if case.get("fsdp1") else (*base.model.layers, model):
         offload = CPUOffloadPolicy(pin_memory=False) if case.get("offload_param") else OffloadPolicy()
         fully_shard(module, mesh=mesh, mp_policy=half, reshard_after_forward=True, offload_policy=offload)
     optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], fused=True)
     for step in range(STEPS):
-        tokens = torch.randint(0, case["model"]["vocab"], (case["micro_batch"], case["length"]))
         if step == STEPS - 1:
             yield ledger.position()
-        with torch.autocast("cpu", dtype=torch.bfloat16) if case.get("autocast", True) else contextlib.nullcontext():
-            loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
+        for micro_batch in range(accumulation := case.get("accumulation", 1)):
+            tokens = torch.randint(0, case["model"]["vocab"], (case["micro_batch"], case["length"]))
+            with contextlib.ExitStack() as contexts:
+                if micro_batch < accumulation - 1:
+                    contexts.enter_context(model.no_sync())
+                if case.get("autocast", True):
+                    contexts.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
+                loss = model(input_ids=tokens, labels=tokens).loss
+                loss.backward()
+            del loss
         optimizer.step()
         optimizer.zero_grad()
-        del loss
     yield ledger.position()
+
+
+def flattened(model: Any, block: type[nn.Module], *, apart: bool) -> Any:
+    """The model in FSDP1's units: the blocks, and, as PEFT's policy has it, each trained matrix of adapters `apart`."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+
+    def is_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
+        adapter = apart and isinstance(module, nn.Linear) and module.weight.requires_grad and hasattr(model, "peft_config")
+        return recurse or isinstance(module, block) or adapter
+
+    half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16)
+    return FullyShardedDataParallel(
+        model, auto_wrap_policy=is_unit, use_orig_params=True, mixed_precision=half, device_id=torch.device("cpu"),
+        limit_all_gathers=True,
+    )  # fmt: skip
 
 
 def train_by_deepspeed(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[int]:
