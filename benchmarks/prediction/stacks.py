@@ -30,7 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 BOUND = 0.05
 PACKAGES = "torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "torchao", "deepspeed", "liger-kernel"
 ALL = " ".join(ADAPTED)
-OPTIMIZERS = {"adamw_8bit": "bnb8", "adamw_torch_8bit": "ao8", "adamw_torch_4bit": "ao4"}
+OPTIMIZERS = {
+    "adamw_8bit": "bnb8", "paged_adamw_8bit": "bnb8", "paged_adamw_32bit": "bnb32", "adamw_torch_8bit": "ao8", "adamw_torch_4bit": "ao4",
+}  # fmt: skip
 """`optim` of the Trainer -> `Transformers.moments`."""
 
 PROSE = """# Predictions against the libraries themselves
@@ -90,6 +92,23 @@ def variants() -> Iterator[dict[str, Any]]:
         reference = {"reference": "copy"} if trainer == "dpo" else {}
         yield common | reference | {"name": f"{trainer.upper()}, full", "model": table_heavy, "trainer": trainer}
         yield few | {"name": f"{trainer.upper()}, LoRA", "trainer": trainer}
+    for beta in (0.0, 0.04):
+        grpo = common | {"trainer": "grpo", "length": 64, "beta": beta, **({"reference": "copy"} if beta else {})}
+        yield grpo | {"name": f"GRPO, full, beta {beta}", "model": table_heavy}
+        yield few | {"name": f"GRPO, LoRA, beta {beta}", "length": 64, "trainer": "grpo", "beta": beta}
+    for optim in ("adamw_torch_8bit", "adamw_torch_4bit"):
+        yield common | {"name": f"full, torchao's {optim}", "model": table_heavy, "optim": optim}
+    for optim in ("paged_adamw_8bit", "paged_adamw_32bit"):
+        name = f"full, bitsandbytes' {optim} (device and pages together)"
+        yield common | {"name": name, "model": table_heavy, "optim": optim}
+    for checkpointing in ("none", "reentrant"):
+        yield common | {
+            "name": f"full, frozen tower, checkpoints {checkpointing}",
+            "model": table_heavy,
+            "tower": 128,
+            "checkpointing": checkpointing,
+        }
+        yield few | {"name": f"LoRA, frozen tower, checkpoints {checkpointing}", "tower": 128, "checkpointing": checkpointing}
     yield common | {"name": "cut cross-entropy, full", "model": table_heavy, "loss": "cut"}
     yield few | {"name": "cut cross-entropy, LoRA", "loss": "cut"}
     for checkpointing in ("none", "plain"):

@@ -63,7 +63,18 @@ def model_of(case: dict[str, Any]) -> Any:
         num_attention_heads=sizes["heads"], num_key_value_heads=sizes["kv"], vocab_size=sizes["vocab"],
         tie_word_embeddings=sizes.get("tied", False), attn_implementation=case.get("attention", "sdpa"), use_cache=False,
     )  # fmt: skip
-    return LlamaForCausalLM(config).to(torch.float32 if case.get("load") == "fp32" else torch.bfloat16)
+    kind = torch.float32 if case.get("load") == "fp32" else torch.bfloat16
+    if "tower" not in case:
+        return LlamaForCausalLM(config).to(kind)
+    from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration
+
+    width = case["tower"]
+    eyes = CLIPVisionConfig(
+        hidden_size=width, intermediate_size=4 * width, num_hidden_layers=4, num_attention_heads=4, image_size=64, patch_size=16
+    )
+    seeing = LlavaForConditionalGeneration(LlavaConfig(vision_config=eyes, text_config=config, image_token_index=1)).to(kind)
+    seeing.model.vision_tower.requires_grad_(False)
+    return seeing
 
 
 def quantise(model: Any, case: dict[str, Any]) -> Any:
@@ -170,6 +181,10 @@ def train(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[int]:
     if case.get("trainer") is None:
         tokens = torch.randint(0, case["model"]["vocab"], (samples, length))
         rows = [{"input_ids": row, "labels": row.clone()} for row in tokens]
+        if "tower" in case:  # 16 patches of an image
+            tokens[:] = tokens.clamp(min=2)
+            tokens[:, :16] = 1
+            rows = [{**row, "pixel_values": torch.rand(3, 64, 64).to(next(model.parameters()).dtype)} for row in rows]
         Trainer(model=model, args=TrainingArguments(**settings), train_dataset=rows, **callbacks).train()  # type: ignore[arg-type]
     else:
         train_by_trl(model, case, settings, samples, callbacks)
@@ -177,7 +192,7 @@ def train(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[int]:
 
 
 def train_by_trl(model: Any, case: dict[str, Any], settings: dict[str, Any], samples: int, callbacks: Any) -> None:
-    """Train by SFTTrainer or DPOTrainer, whose rows have all the same length."""
+    """Train by SFTTrainer, DPOTrainer or GRPOTrainer, whose rows have all the same length."""
     import copy
 
     import trl
@@ -194,6 +209,15 @@ def train_by_trl(model: Any, case: dict[str, Any], settings: dict[str, Any], sam
         rows = Dataset.from_dict({"input_ids": torch.randint(0, 200, (samples, length)).tolist()})
         config = trl.SFTConfig(**settings, max_length=length)
         trl.SFTTrainer(model=model, args=config, train_dataset=rows, processing_class=tokenizer, **callbacks).train()
+        return
+    if case["trainer"] == "grpo":
+        prompts = Dataset.from_dict({"prompt": ["1 2 3 4"] * samples})
+        settings |= {"max_completion_length": length, "num_generations": case["micro_batch"], "beta": case.get("beta", 0.0)}
+        config = trl.GRPOConfig(**settings, generation_kwargs={"min_new_tokens": length})
+        trl.GRPOTrainer(
+            model=model, reward_funcs=lambda completions, **_: [float(len(text)) for text in completions], args=config,
+            train_dataset=prompts, processing_class=tokenizer, **callbacks,
+        ).train()  # fmt: skip
         return
     chosen, rejected = ([" " + f"{token} " * (length - 5)] * samples for token in (5, 6))
     rows = Dataset.from_dict({"prompt": ["1 2 3 4"] * samples, "chosen": chosen, "rejected": rejected})

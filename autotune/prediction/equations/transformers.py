@@ -281,9 +281,8 @@ class Replica:
         return np.where(mixed, self.width * (self.counts.frozen - self.counts.frozen_tables), 0.0)
 
     def loading(self) -> Array:
-        """Bytes on the device as the whole model is loaded and then divided."""
-        share = self.states()["parameters"] * (self.words.loading > 0)
-        return np.where(self.shard > 1, (1 + self.shard) * share, 0.0)
+        """Bytes of the whole model, which is loaded and then divided."""
+        return np.where((self.words.loading > 0) & (self.shard > 1), self.shard * self.states()["parameters"], 0.0)
 
     def update(self) -> Array:
         """Bytes of the temporary copies of the update: of a moment; DeepSpeed's of gradients, put together and then in fp32, at
