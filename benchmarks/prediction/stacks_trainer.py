@@ -192,7 +192,7 @@ def train(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[int]:
 
 
 def train_by_trl(model: Any, case: dict[str, Any], settings: dict[str, Any], samples: int, callbacks: Any) -> None:
-    """Train by SFTTrainer, DPOTrainer or GRPOTrainer, whose rows have all the same length."""
+    """Train by SFTTrainer or DPOTrainer, whose rows have all the same length."""
     import copy
 
     import trl
@@ -209,15 +209,6 @@ def train_by_trl(model: Any, case: dict[str, Any], settings: dict[str, Any], sam
         rows = Dataset.from_dict({"input_ids": torch.randint(0, 200, (samples, length)).tolist()})
         config = trl.SFTConfig(**settings, max_length=length)
         trl.SFTTrainer(model=model, args=config, train_dataset=rows, processing_class=tokenizer, **callbacks).train()
-        return
-    if case["trainer"] == "grpo":
-        prompts = Dataset.from_dict({"prompt": ["1 2 3 4"] * samples})
-        settings |= {"max_completion_length": length, "num_generations": case["micro_batch"], "beta": case.get("beta", 0.0)}
-        config = trl.GRPOConfig(**settings, generation_kwargs={"min_new_tokens": length})
-        trl.GRPOTrainer(
-            model=model, reward_funcs=lambda completions, **_: [float(len(text)) for text in completions], args=config,
-            train_dataset=prompts, processing_class=tokenizer, **callbacks,
-        ).train()  # fmt: skip
         return
     chosen, rejected = ([" " + f"{token} " * (length - 5)] * samples for token in (5, 6))
     rows = Dataset.from_dict({"prompt": ["1 2 3 4"] * samples, "chosen": chosen, "rejected": rejected})
