@@ -31,7 +31,8 @@ BOUND = 0.05
 PACKAGES = "torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "torchao", "deepspeed", "liger-kernel"
 ALL = " ".join(ADAPTED)
 OPTIMIZERS = {
-    "adamw_8bit": "bnb8", "paged_adamw_8bit": "bnb8", "paged_adamw_32bit": "bnb32", "adamw_torch_8bit": "ao8", "adamw_torch_4bit": "ao4",
+    "adamw_8bit": "bnb8", "paged_adamw_8bit": "bnb8", "paged_adamw_32bit": "bnb32",
+    "adamw_torch_8bit": "ao8", "adamw_torch_4bit": "ao4",
 }  # fmt: skip
 """`optim` of the Trainer -> `Transformers.moments`."""
 
@@ -48,8 +49,9 @@ nothing is fitted.
 - The models are small, so a tensor that the equations leave out shows: relative to the peak of a model of 7B the same tensor
   is a tenth.
 - Not compared: the context and cuBLAS' workspaces, which CPUs do not have; what the allocator adds; torchao's update, which is
-  compiled on devices (run one by one, its operators add a fifth to the peak of these small models); GRPO; Liger with a trained table, whose gradient has another branch there; whether
-  pages of bitsandbytes are on the device.
+  compiled on devices (run one by one, its operators add a fifth to the peak of these small models); GRPO; Liger with a trained
+  table, whose gradient has another branch there; which pages of paged optimizers are on the device: device and pages are
+  compared together.
 """
 
 

@@ -260,7 +260,7 @@ def flattened(model: Any, block: type[nn.Module], *, apart: bool) -> Any:
     """The model in FSDP1's units: the blocks, and, as PEFT's policy has it, each trained matrix of adapters `apart`."""
     from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
 
-    def is_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
+    def is_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:  # noqa: ARG001  # FSDP passes it by name
         adapter = apart and isinstance(module, nn.Linear) and module.weight.requires_grad and hasattr(model, "peft_config")
         return recurse or isinstance(module, block) or adapter
 

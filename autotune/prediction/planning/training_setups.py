@@ -162,8 +162,8 @@ def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[st
     question = dataclasses.replace(question, stated_arguments=words)
     if isinstance(question.model, ModelSpec) and question.cluster.world_size > 1 and "loading" not in words:
         text = (
-            "each card loads its shard, as Transformers, Accelerate and torchtune do; a program that first moves the whole model "
-            "to each card needs that much at once (loading=whole)"
+            "each card loads its shard, as Transformers, Accelerate and torchtune do; a program that first moves the whole "
+            "model to each card needs that much at once (loading=whole)"
         )
         assumed.append(Assumption(name="loading", value="shards", stated_by="--library", text=text))
     if inputs.lora_rank is None and any(method.adapts for method in methods_of(question.model, methods)):
