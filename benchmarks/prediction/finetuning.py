@@ -167,15 +167,15 @@ prediction of them was seen.
 **LitGPT's resource tables** (Apache-2.0; LoRA on one and on several A100), in the words of the rows of its config hub, and the
 README of torchao (BSD-3-Clause). These rows are no fresh test any more: at first, those on several cards were predicted 54 %
 too low, with two wrong verdicts. The cause was not what a rank loads, as this page said: Fabric gathers a block at a time.
-LitGPT puts frozen matrices and adapters into one flat parameter of FSDP1, whose gradients are of all of it, and sums them whole over
-micro-batches (torch's own warning in FullyShardedDataParallel; `mixed_units` of the libraries' words). No figure was fitted."""
+LitGPT puts frozen matrices and adapters into one flat parameter of FSDP1, whose gradients are of all of it, and sums them
+whole over micro-batches (torch's own warning in FullyShardedDataParallel; `mixed_units` of the libraries' words). No figure was fitted."""
 SEVERAL_CARDS = """\
 **Several cards**: 20 rows of other sources, described after that change and not touched since: the README of torchtune at four
 commits of 2024 (BSD-3-Clause), PEFT's documentation of DeepSpeed and FSDP (Apache-2.0), a pull request of llama-cookbook, and a
 published recipe of FSDP with QLoRA. **They are far from the targets.** What may explain it, looked at afterwards and not used:
 torchtune's rows of 7B have padded samples of unknown lengths, and those of 4090, T4 and A6000 were measured on other cards
-whose memory was limited; fp32 and SGD of its first recipes follow from files that state little; PEFT's QLoRA under FSDP is predicted
-with norms in fp32 and the inputs of reentrant checkpoints kept twice."""
+whose memory was limited; fp32 and SGD of its first recipes follow from files that state little; PEFT's QLoRA under FSDP is
+predicted with norms in fp32 and the inputs of reentrant checkpoints kept twice."""
 
 
 def page_once(path: Path, text: str) -> list[str]:
@@ -184,7 +184,7 @@ def page_once(path: Path, text: str) -> list[str]:
     groups = {
         "all": runs,
         "one card": [run for run in runs if run.row.num_gpus == 1],
-        "several cards": [run for run in runs if run.row.num_gpus > 1],
+        "several cards": [run for run in runs if (run.row.num_gpus or 1) > 1],
     }
     headings = ("", "rows", "memory, median", "95th percentile", "worst", "wrong verdicts", "time, median", "in its band")
     rows = [(name, *figures(members)) for name, members in groups.items() if members]
