@@ -168,7 +168,8 @@ prediction of them was seen.
 README of torchao (BSD-3-Clause). These rows are no fresh test any more: at first, those on several cards were predicted 54 %
 too low, with two wrong verdicts. The cause was not what a rank loads, as this page said: Fabric gathers a block at a time.
 LitGPT puts frozen matrices and adapters into one flat parameter of FSDP1, whose gradients are of all of it, and sums them
-whole over micro-batches (torch's own warning in FullyShardedDataParallel; `mixed_units` of the libraries' words). No figure was fitted."""
+whole over micro-batches (torch's own warning in FullyShardedDataParallel; `mixed_units` of the libraries' words).
+No figure was fitted."""
 SEVERAL_CARDS = """\
 **Several cards**: 20 rows of other sources, described after that change and not touched since: the README of torchtune at four
 commits of 2024 (BSD-3-Clause), PEFT's documentation of DeepSpeed and FSDP (Apache-2.0), a pull request of llama-cookbook, and a
