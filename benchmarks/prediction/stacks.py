@@ -30,7 +30,10 @@ ROOT = Path(__file__).resolve().parents[2]
 BOUND = 0.05
 PACKAGES = "torch", "transformers", "peft", "trl", "accelerate", "bitsandbytes", "torchao", "deepspeed", "liger-kernel"
 ALL = " ".join(ADAPTED)
-OPTIMIZERS = {"adamw_8bit": "bnb8", "adamw_torch_8bit": "ao8", "adamw_torch_4bit": "ao4"}
+OPTIMIZERS = {
+    "adamw_8bit": "bnb8", "paged_adamw_8bit": "bnb8", "paged_adamw_32bit": "bnb32",
+    "adamw_torch_8bit": "ao8", "adamw_torch_4bit": "ao4",
+}  # fmt: skip
 """`optim` of the Trainer -> `Transformers.moments`."""
 
 PROSE = """# Predictions against the libraries themselves
@@ -46,8 +49,9 @@ nothing is fitted.
 - The models are small, so a tensor that the equations leave out shows: relative to the peak of a model of 7B the same tensor
   is a tenth.
 - Not compared: the context and cuBLAS' workspaces, which CPUs do not have; what the allocator adds; torchao's update, which is
-  compiled on devices; Liger with a trained table, whose gradient has another branch there; paged optimizers, whose pages are
-  not torch's.
+  compiled on devices (run one by one, its operators add a fifth to the peak of these small models); GRPO; Liger with a trained
+  table, whose gradient has another branch there; which pages of paged optimizers are on the device: device and pages are
+  compared together.
 """
 
 
@@ -90,6 +94,17 @@ def variants() -> Iterator[dict[str, Any]]:
         reference = {"reference": "copy"} if trainer == "dpo" else {}
         yield common | reference | {"name": f"{trainer.upper()}, full", "model": table_heavy, "trainer": trainer}
         yield few | {"name": f"{trainer.upper()}, LoRA", "trainer": trainer}
+    for optim in ("paged_adamw_8bit", "paged_adamw_32bit"):
+        name = f"full, bitsandbytes' {optim} (device and pages together)"
+        yield common | {"name": name, "model": table_heavy, "optim": optim}
+    for checkpointing in ("none", "reentrant"):
+        yield common | {
+            "name": f"full, frozen tower, checkpoints {checkpointing}",
+            "model": table_heavy,
+            "tower": 128,
+            "checkpointing": checkpointing,
+        }
+        yield few | {"name": f"LoRA, frozen tower, checkpoints {checkpointing}", "tower": 128, "checkpointing": checkpointing}
     yield common | {"name": "cut cross-entropy, full", "model": table_heavy, "loss": "cut"}
     yield few | {"name": "cut cross-entropy, LoRA", "loss": "cut"}
     for checkpointing in ("none", "plain"):
@@ -101,6 +116,14 @@ def variants() -> Iterator[dict[str, Any]]:
     yield whole | {"name": f"FSDP2 of 4, all {on_host}", "load": "fp32"}
     lora = {"rank": 16, "targets": "query value", "wide_adapters": False, "checkpointing": "plain"}
     yield common | lora | {"name": "FSDP2 of 4, LoRA", "model": wide, "ranks": 4}
+    first = common | {"model": wide, "ranks": 4, "fsdp1": True}
+    for checkpointing in ("none", "plain"):
+        yield first | {"name": f"FSDP1 of 4, full, checkpoints {checkpointing}", "load": "fp32", "checkpointing": checkpointing}
+        for accumulation in (1, 2):
+            ending = f"{'two micro-batches, ' * (accumulation > 1)}checkpoints {checkpointing}"
+            adapters = first | lora | {"accumulation": accumulation, "checkpointing": checkpointing}
+            yield adapters | {"name": f"FSDP1 of 4, LoRA wrapped apart, {ending}"}
+            yield adapters | {"name": f"FSDP1 of 4, LoRA in its block's unit, {ending}", "mixed_units": True}
     divided = {"model": wide, "ranks": 4, "autocast": False, "bucket": 1_000_000, "live": 4_000_000}
     for stage in (2, 3):
         for offload in (False, True):
@@ -141,7 +164,8 @@ def predicted_bytes(case: dict[str, Any]) -> float:
         "attention": case.get("attention", "sdpa"), "adapter_width": "4" if case.get("wide_adapters", True) else "2",
         "adapter_dropout": str(bool(case.get("dropout"))), "reentrant": str(checkpointing == "reentrant"),
         "double_quantised": str(case.get("double", False)),
-        "sharding": "zero" if "stage" in case else "fsdp2" if ranks > 1 else "none",
+        "sharding": "zero" if "stage" in case else "fsdp1" if case.get("fsdp1") else "fsdp2" if ranks > 1 else "none",
+        "mixed_units": str(case.get("mixed_units", False)),
         "update": "fused" if ranks > 1 else "loop" if "optim" in case else "foreach",
         "moments": OPTIMIZERS.get(case.get("optim", ""), "torch"), "loss": "chunked" if "trainer" in case else "whole",
     }  # fmt: skip
@@ -151,6 +175,8 @@ def predicted_bytes(case: dict[str, Any]) -> float:
         words |= {"sequences": "2", "reference": case.get("reference", "adapter")}
     if case.get("loss") == "cut":
         words["loss"] = "cut"
+    if width := case.get("tower"):  # four layers, patches of 16 x 16 and the projector
+        words["tower"] = str(4 * 12 * width**2 + 3 * 16 * 16 * width + width * sizes["hidden"] + sizes["hidden"] ** 2)
     if case.get("liger"):
         words |= {"loss": "projection", "norms": "fused", "gates": "fused"}
     cases = cases_of(spec, resolve_cluster(f"{ranks}xa100-80gb"), workload, [config], "native", words)

@@ -63,7 +63,18 @@ def model_of(case: dict[str, Any]) -> Any:
         num_attention_heads=sizes["heads"], num_key_value_heads=sizes["kv"], vocab_size=sizes["vocab"],
         tie_word_embeddings=sizes.get("tied", False), attn_implementation=case.get("attention", "sdpa"), use_cache=False,
     )  # fmt: skip
-    return LlamaForCausalLM(config).to(torch.float32 if case.get("load") == "fp32" else torch.bfloat16)
+    kind = torch.float32 if case.get("load") == "fp32" else torch.bfloat16
+    if "tower" not in case:
+        return LlamaForCausalLM(config).to(kind)
+    from transformers import CLIPVisionConfig, LlavaConfig, LlavaForConditionalGeneration
+
+    width = case["tower"]
+    eyes = CLIPVisionConfig(
+        hidden_size=width, intermediate_size=4 * width, num_hidden_layers=4, num_attention_heads=4, image_size=64, patch_size=16
+    )
+    seeing = LlavaForConditionalGeneration(LlavaConfig(vision_config=eyes, text_config=config, image_token_index=1)).to(kind)
+    seeing.model.vision_tower.requires_grad_(False)
+    return seeing
 
 
 def quantise(model: Any, case: dict[str, Any]) -> Any:
@@ -170,6 +181,10 @@ def train(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[int]:
     if case.get("trainer") is None:
         tokens = torch.randint(0, case["model"]["vocab"], (samples, length))
         rows = [{"input_ids": row, "labels": row.clone()} for row in tokens]
+        if "tower" in case:  # 16 patches of an image
+            tokens[:] = tokens.clamp(min=2)
+            tokens[:, :16] = 1
+            rows = [{**row, "pixel_values": torch.rand(3, 64, 64).to(next(model.parameters()).dtype)} for row in rows]
         Trainer(model=model, args=TrainingArguments(**settings), train_dataset=rows, **callbacks).train()  # type: ignore[arg-type]
     else:
         train_by_trl(model, case, settings, samples, callbacks)
@@ -205,7 +220,7 @@ def train_by_trl(model: Any, case: dict[str, Any], settings: dict[str, Any], sam
 
 
 def train_sharded(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[int]:
-    """Two steps of one rank of FSDP2, as Accelerate divides a model, among ranks that send nothing."""
+    """Two steps of one rank of FSDP1 or FSDP2, as Accelerate divides a model, among ranks that send nothing."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
@@ -217,21 +232,43 @@ def train_sharded(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     mesh = init_device_mesh("cpu", (case["ranks"],))
     half = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, output_dtype=torch.bfloat16)
-    for module in (*base.model.layers, model):
+    if case.get("fsdp1"):
+        model = flattened(model, type(base.model.layers[0]), apart=not case.get("mixed_units"))
+    for module in () if case.get("fsdp1") else (*base.model.layers, model):
         offload = CPUOffloadPolicy(pin_memory=False) if case.get("offload_param") else OffloadPolicy()
         fully_shard(module, mesh=mesh, mp_policy=half, reshard_after_forward=True, offload_policy=offload)
     optimizer = torch.optim.AdamW([parameter for parameter in model.parameters() if parameter.requires_grad], fused=True)
     for step in range(STEPS):
-        tokens = torch.randint(0, case["model"]["vocab"], (case["micro_batch"], case["length"]))
         if step == STEPS - 1:
             yield ledger.position()
-        with torch.autocast("cpu", dtype=torch.bfloat16) if case.get("autocast", True) else contextlib.nullcontext():
-            loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
+        for micro_batch in range(accumulation := case.get("accumulation", 1)):
+            tokens = torch.randint(0, case["model"]["vocab"], (case["micro_batch"], case["length"]))
+            with contextlib.ExitStack() as contexts:
+                if micro_batch < accumulation - 1:
+                    contexts.enter_context(model.no_sync())
+                if case.get("autocast", True):
+                    contexts.enter_context(torch.autocast("cpu", dtype=torch.bfloat16))
+                loss = model(input_ids=tokens, labels=tokens).loss
+                loss.backward()
+            del loss
         optimizer.step()
         optimizer.zero_grad()
-        del loss
     yield ledger.position()
+
+
+def flattened(model: Any, block: type[nn.Module], *, apart: bool) -> Any:
+    """The model in FSDP1's units: the blocks, and, as PEFT's policy has it, each trained matrix of adapters `apart`."""
+    from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision
+
+    def is_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:  # noqa: ARG001  # FSDP passes it by name
+        adapter = apart and isinstance(module, nn.Linear) and module.weight.requires_grad and hasattr(model, "peft_config")
+        return recurse or isinstance(module, block) or adapter
+
+    half = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16, buffer_dtype=torch.bfloat16)
+    return FullyShardedDataParallel(
+        model, auto_wrap_policy=is_unit, use_orig_params=True, mixed_precision=half, device_id=torch.device("cpu"),
+        limit_all_gathers=True,
+    )  # fmt: skip
 
 
 def train_by_deepspeed(model: Any, case: dict[str, Any], ledger: Ledger) -> Iterator[int]:

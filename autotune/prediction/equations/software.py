@@ -323,6 +323,12 @@ class Transformers:
     tower: Array = _argument()
     """Parameters of frozen modules beside the model, in 16 bits, such as a vision tower that is not trained."""
     sharding: Array = _argument("none", "fsdp1", "fsdp2", "zero")
+    mixed_units: Array = _argument(*FLAG)
+    """Whether FSDP1's units have frozen parameters beside trained ones: their flat parameter has gradients of all of them.
+    LitGPT wraps whole blocks; PEFT's policy wraps adapters apart."""
+    loading: Array = _argument("shards", "whole")
+    """Whether a rank has the whole model on its device while it loads, beside its share, or only what it divides next:
+    Fabric, torchtune and Accelerate load unit by unit, and DeepSpeed under `zero.Init`."""
     varying_lengths: Array = _argument(*FLAG)
     """Whether micro-batches have as many tokens as their longest sample, neither packed nor padded to the full length."""
     stream_workspace: Array = _argument(default=32 * MIB)

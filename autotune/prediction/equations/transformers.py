@@ -79,6 +79,7 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     3. As the first layer does: with the gradients of all others, and without their activations, but FSDP's hooks on inputs of
        frozen units keep the inputs of reentrant checkpoints and their gradients until the end.
     4. As the optimizer runs: with a copy of a moment of all parameters.
+    5. Before all steps, if the whole model is loaded: that beside a rank's share of it.
     """
     rank = Replica(cases)
     kept, layers = rank.kept(), cases.shapes.layers
@@ -101,7 +102,12 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
     # Those of recomputed layers are made again.
     cast_last = np.where(rank.recomputed > 0, cast_layers / layers, cast_layers)
     moments = {
-        "loss": rank.tokens * (kept + rank.loss()) + root + summed + cast,
+        # FSDP1 gathers the last layer as backward of the root begins.
+        "loss": rank.tokens * (kept + rank.loss())
+        + root
+        + summed
+        + cast
+        + np.where(cases.transformers.sharding == FSDP1, unit, 0.0),
         "last": rank.tokens * last + root + unit + ahead + early + summed + cast_last,
         "first": rank.tokens * first
         + root
@@ -109,13 +115,21 @@ def allocated_bytes(cases: Cases) -> dict[str, Array]:
         + np.maximum(late, unreduced)
         + np.where(rank.shard > 1, early, 0.0)
         + cast_layers / layers,
+        # A mixed unit's gradients, zeros for what is frozen, are put together as its layer has run.
+        "joined": rank.tokens * (kept * (1 - 1 / layers) + rank.residual)
+        + root
+        + unit
+        + ahead
+        + 2 * rank.mixed_gradients() / layers
+        + summed,
         "update": late + rank.update() - rank.released(),
     }
-    highest = np.maximum.reduce(np.broadcast_arrays(*moments.values()))
+    loading = rank.loading() - states["optimizer_state"] - rank.buffers()
+    highest = np.maximum.reduce(np.broadcast_arrays(*moments.values(), loading))
     always = sum((states[tag] for tag in ("parameters", "optimizer_state")), rank.buffers())
     # The update's many small tensors find room between those of the same sizes; large ones of activations do not.
-    running = np.maximum(np.maximum(moments["loss"], moments["last"]), moments["first"])
-    needed = np.maximum(always + moments["update"], FRAGMENTED * (always + running))
+    running = np.maximum.reduce(np.broadcast_arrays(*(moments[name] for name in ("loss", "last", "first", "joined"))))
+    needed = np.maximum(always + np.maximum(moments["update"], loading), FRAGMENTED * (always + running))
     # Blocks are given back where the device has no room.
     free = cases.hardware.capacity - context_bytes(cases) - always - highest
     blocks = summed + (1 + VARYING) * rank.tokens * (kept + np.maximum(rank.loss(), rank.working()))
@@ -136,6 +150,8 @@ class Replica:
     def __init__(self, cases: Cases) -> None:
         self.cases, self.words, self.shapes, self.layouts = cases, cases.transformers, cases.shapes, cases.layouts
         self.frozen = self.shapes.frozen_bytes > 0
+        # Of mixed units, gradients of all matrices are computed.
+        self.saves_few = self.frozen & (self.words.mixed_units == 0)
         self.width = self.layouts.parameter_bytes
         samples = self.layouts.micro_batch_size * self.words.sequences
         self.tokens: Array = samples * self.shapes.sequence / self.layouts.context
@@ -161,6 +177,9 @@ class Replica:
         self.converts = self.wide & ((self.words.bits == NF4) | ((self.words.bits == INT8) & (self.words.autocast == 0)))
         self.inner = np.where((self.words.autocast > 0) & ~self.converts, self.width, self.state)
         self.casts_inputs = (self.words.autocast > 0) & (self.inner < self.state)
+        # Adapters multiply what they get, without a copy in another type and without dropout.
+        casts_adapted = (self.words.autocast > 0) & (self.width < self.state)
+        self.takes_inputs = (self.adapter_width <= self.state) & ~casts_adapted & (self.words.adapter_dropout == 0)
         self.recomputed = np.where(self.layouts.activation_checkpointing > 0, 1.0, 0.0)
         self.counts = stage_parameters(cases, self.shapes.layers, np.ones(1), np.ones(1))
         self.table = self.shapes.vocabulary * self.shapes.hidden
@@ -245,13 +264,25 @@ class Replica:
         gradients = others * self.words.parameter_width + adapters * self.words.adapter_width + tables * self.width
         gradients = np.where(self.words.updates_in_backward > 0, self.width * self.table, gradients)
         in_half = self.width * (others + adapters + tables) / np.where(self.layouts.zero_stage >= 2, self.layouts.shard, 1.0)
+        gradients = gradients + self.mixed_gradients()
         sharded = gradients / self.shard * np.where(self.shard > 1, 1 - self.layouts.offload_parameters, 1.0)
         return np.where(self.by_zero, in_half * (1 - self.layouts.offload_optimizer), sharded)
 
     def unreduced_gradients(self) -> Array:
         """Bytes of whole gradients of all that FSDP divides."""
         _, tables = self.trained()
-        return np.where((self.shard > 1) & ~self.by_zero, self.width * (self.counts.trained + tables), 0.0)
+        whole = self.width * (self.counts.trained + tables) + self.mixed_gradients()
+        return np.where((self.shard > 1) & ~self.by_zero, whole, 0.0)
+
+    def mixed_gradients(self) -> Array:
+        """Bytes of the gradients that frozen matrices have in flat parameters with adapters [torch, FullyShardedDataParallel:
+        "higher than expected gradient memory usage"]."""
+        mixed = (self.words.mixed_units > 0) & self.frozen & (self.shard > 1) & ~self.by_zero
+        return np.where(mixed, self.width * (self.counts.frozen - self.counts.frozen_tables), 0.0)
+
+    def loading(self) -> Array:
+        """Bytes of the whole model, which is loaded and then divided."""
+        return np.where((self.words.loading > 0) & (self.shard > 1), self.shard * self.states()["parameters"], 0.0)
 
     def update(self) -> Array:
         """Bytes of the temporary copies of the update: of a moment; DeepSpeed's of gradients, put together and then in fp32, at
@@ -260,7 +291,8 @@ class Replica:
         local = (self.counts.trained + tables) / self.state_shard
         at_once = np.where(self.layouts.zero_stage >= 3, np.minimum(local, 1e9), local)
         by_zero = (4 + self.width) * at_once * (1 - self.layouts.offload_optimizer)
-        return np.where(self.by_zero, by_zero, np.where(self.words.update == EAGER, self.gradients(), 0.0))
+        by_torch = np.where(self.words.update == EAGER, self.gradients() - self.mixed_gradients() / self.shard, 0.0)
+        return np.where(self.by_zero, by_zero, by_torch)
 
     def waiting_gradients(self) -> Array:
         """Bytes of gradients that wait: that of the output projection for the embedding's, and that of the MLP's last matrix
@@ -295,11 +327,13 @@ class Replica:
 
     def gathered_units(self) -> tuple[Array, Array]:
         """Bytes of the layer that runs, and of the next one, which is gathered ahead unless reentrant checkpoints of FSDP1 run
-        a layer's forward in backward. FSDP2 copies a layer's gradients together before it reduces them."""
+        a layer's forward in backward, or adapters have units of their own there, which come before it. FSDP2 copies a layer's
+        gradients together before it reduces them."""
         matrices = (self.counts.frozen - self.counts.frozen_tables) + (self.counts.trained - self.counts.trained_tables)
         packed = np.where((self.words.bits == NO_BITS) | ~self.frozen, self.width, np.where(self.words.bits < 3, 0.5, 1.0))
         unit = np.where((self.shard > 1) & ~self.by_zero, packed * matrices / self.shapes.layers, 0.0)
-        alone = (self.words.sharding == FSDP1) & (self.words.reentrant > 0) & (self.recomputed > 0)
+        again = (self.words.reentrant > 0) & (self.recomputed > 0)
+        alone = (self.words.sharding == FSDP1) & (again | (self.frozen & (self.words.mixed_units == 0)))
         together = np.where(~self.frozen & (self.words.sharding == FSDP2), unit, 0.0)
         return unit + together, np.where(alone, 0.0, unit)
 
@@ -321,18 +355,17 @@ class Replica:
 
     def norm(self) -> Array:
         """Bytes of a norm: eager RMSNorms keep a copy of their input in fp32; the normalised one if the weight is trained."""
-        kept = np.where(self.wide, 0.0, 4.0) + np.where(self.frozen, 0.0, self.state)
+        kept = np.where(self.wide, 0.0, 4.0) + np.where(self.saves_few, 0.0, self.state)
         return np.where(self.fused_norms, 0.0, self.shapes.hidden * kept)
 
     def product_inputs(self) -> Array:
         """The normalised states, of which trained matrices keep one for attention and one for the MLP, or one each if autocast
         casts it for each of them; so do adapters that are fused, or get them as they are."""
         words = self.words
-        shared = (words.autocast == 0) & (self.adapter_width <= self.state) & (words.adapter_dropout == 0)
-        shared |= words.fused_adapters > 0
+        shared = self.takes_inputs | (words.fused_adapters > 0)
         adapted = [self.adapts(*names) > 0 for names in (("query", "key", "value"), ("gate", "up"))]
         trained = np.where(self.casts_inputs, 3 + self.shapes.matrices - 1, 2.0)
-        count = np.where(self.frozen, np.sum(adapted, axis=0) * shared, trained)
+        count = np.where(self.saves_few, np.sum(adapted, axis=0) * shared, trained)
         # bitsandbytes' products of 8 bits keep what they get.
         by_int8 = np.where(self.frozen & (words.bits == INT8), 2 * self.state, 0.0)
         kept: Array = np.maximum(self.inner * count, by_int8) * self.shapes.hidden
@@ -343,8 +376,8 @@ class Replica:
         autocast, else in the adapter's type. Without dropout and in the same type, a frozen matrix's input itself."""
         words = self.words
         mask = np.where(words.adapter_dropout > 0, 1.0, 0.0)
-        same = (words.autocast == 0) & (self.adapter_width <= self.state) & (mask == 0)
-        factor = np.where(words.autocast > 0, self.width, np.where(same, 0.0, np.maximum(self.adapter_width, self.width)))
+        cast = np.where(words.autocast > 0, self.width, np.maximum(self.adapter_width, self.width))
+        factor = np.where(self.takes_inputs, 0.0, cast)
         fused = np.where(words.adapter_dropout > 0, self.width, 0.0)
         return elements * np.where(words.fused_adapters > 0, fused, mask + factor)
 
@@ -385,7 +418,7 @@ class Replica:
         """Bytes of the input of the MLP's last matrix, which are freed before those of its factors."""
         adapter = self.adapts("down") * self.adapter_input(self.shapes.mlp_width)
         by_int8 = np.where(self.words.bits == INT8, self.inner * self.shapes.mlp_width, 0.0)
-        return np.where(self.frozen, adapter + by_int8, self.width * self.shapes.mlp_width)
+        return np.where(self.saves_few, adapter + by_int8, self.width * self.shapes.mlp_width)
 
     def working(self) -> Array:
         """Bytes as a layer runs backward, with its result, at the fuller of two moments.

@@ -160,6 +160,12 @@ def fine_tuning(question: Question, inputs: PlanningFields, methods: Sequence[st
     if (problem := unknown_words(words)) is not None:
         raise RequestError("libraries", *problem.split("; "))
     question = dataclasses.replace(question, stated_arguments=words)
+    if isinstance(question.model, ModelSpec) and question.cluster.world_size > 1 and "loading" not in words:
+        text = (
+            "each card loads its shard, as Transformers, Accelerate and torchtune do; a program that first moves the whole "
+            "model to each card needs that much at once (loading=whole)"
+        )
+        assumed.append(Assumption(name="loading", value="shards", stated_by="--library", text=text))
     if inputs.lora_rank is None and any(method.adapts for method in methods_of(question.model, methods)):
         text = f"adapters have rank {ADAPTER_RANK}, on queries, keys, values and the outputs of attention"
         assumed.append(Assumption(name="lora_rank", value=ADAPTER_RANK, stated_by="--lora-rank, --lora-targets", text=text))

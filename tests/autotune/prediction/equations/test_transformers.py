@@ -84,6 +84,23 @@ def test_fsdp_sums_whole_gradients_of_micro_batches() -> None:
     assert twice - once == pytest.approx(2 * PARAMETERS * (1 - 1 / 8), rel=0.1)
 
 
+def test_flat_parameters_of_frozen_and_trained_matrices_have_gradients_of_both() -> None:
+    sharded = {"num_gpus": 4, "zero_stage": 3, "framework": "Hugging Face Trainer, FSDP1", "global_batch": 32, "micro_batch": 4}
+    words = f"{LORA}; sharding=fsdp1; adapter_width=2; reentrant=false; grad_acc=2"
+    apart, mixed = (of_row(f"{words}{further}", **sharded) for further in ("", "; mixed_units=true"))
+    matrices = 2 * (PARAMETERS - 2 * V * H - 2 * L * H)
+    assert float((mixed.allocated - apart.allocated)[0]) == pytest.approx(matrices, rel=0.05)
+
+
+def test_a_model_that_is_loaded_whole_is_beside_its_share() -> None:
+    sharded = {"num_gpus": 8, "zero_stage": 3, "framework": "Hugging Face Trainer, FSDP1", "micro_batch": 1, "seq_len": 128}
+    shards, whole = (of_row(f"{LORA}; sharding=fsdp1{further}", **sharded) for further in ("", "; loading=whole"))
+    assert float(shards.allocated[0]) < PARAMETERS
+    assert float(whole.allocated[0]) == pytest.approx(2 * PARAMETERS * (1 + 1 / 8), rel=0.02)
+    long = [of_row(f"{LORA}; sharding=fsdp1{words}", **{**sharded, "seq_len": 65536}) for words in ("", "; loading=whole")]
+    assert float(long[0].allocated[0]) == float(long[1].allocated[0])
+
+
 def test_quantised_matrices_have_constants_that_nothing_divides() -> None:
     matrices = L * (H * (2 * H + 2 * KV) + 3 * H * F)
     double = of_row(f"{LORA}; double_quantised=true", precision="bf16+bnb.nf4")
