@@ -51,6 +51,8 @@ class Principal:
     """The client's identity for the audit log and the quotas."""
     teams: frozenset[str] = frozenset()
     """Whose jobs they see besides their own."""
+    job: str = ""
+    """The only job that they see, because they came by a link to it."""
 
     @property
     def sees_all(self) -> bool:
@@ -110,6 +112,8 @@ class RequiredScope(SecurityBase):
             raise HTTPException(
                 403, f"Authorization: lacks the scope {' or '.join(self.scopes)}; use a key that has it, or ask for the role"
             )
+        if principal.job and request.path_params.get("job_id") != principal.job:
+            raise HTTPException(403, f"Authorization: is a link to job {principal.job} only; sign in to see more")
         return principal
 
 
@@ -119,15 +123,18 @@ async def _principal(request: Request) -> Principal:
     limits: Quotas = state.settings.quotas
     if not state.settings.require_keys:
         return Principal("", frozenset(Scope), Actor(name="", source=source, limits=limits))
-    if (identity := request.scope.get(IDENTITY)) is not None:
-        return _person(identity, state.settings.roles, Actor(name=identity.name, source=source, limits=limits))
     scheme, text = get_authorization_scheme_param(request.headers.get("Authorization"))
     key: ApiKey | None = await state.keys.key(text) if scheme.lower() == "bearer" and text else None
+    if (identity := request.scope.get(IDENTITY)) is not None:
+        if key is None or not key.job:
+            return _person(identity, state.settings.roles, Actor(name=identity.name, source=source, limits=limits))
+        del request.scope[IDENTITY]  # a link shows what it shows, whoever opens it
     if key is None:
         detail = "Authorization: give `Bearer` and a valid API key; make one with `autotune keys create`"
         raise HTTPException(401, detail, {"WWW-Authenticate": "Bearer"})
     request.app.state.known_keys.add(request.headers["authorization"])
-    return Principal(key.owner, key.scopes, Actor(name=key.owner, key_id=key.id, source=source, limits=limits), key.teams)
+    actor = Actor(name=key.owner, key_id=key.id, source=source, limits=limits)
+    return Principal(key.owner, key.scopes, actor, key.teams, key.job)
 
 
 def _person(identity: Identity, roles: Iterable[str], actor: Actor) -> Principal:
@@ -174,7 +181,7 @@ def visible_job(store: Store, principal: Principal, job_id: str, field: str = "j
 def if_visible(job: JobRecord | None, principal: Principal, job_id: str, field: str = "job_id") -> JobRecord:
     """As `visible_job`, for a job that was looked up before."""
     audience = principal.audience
-    if job is None or not (audience is None or audience.includes(job)):
+    if job is None or not (audience is None or audience.includes(job) or job.id == principal.job):
         raise UnknownJobError(f"{field}: there is no job {job_id!r}; list yours with GET /v1/jobs")
     return job
 

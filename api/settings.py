@@ -74,6 +74,8 @@ class Settings:
     """Header in which it lists the person's groups, separated by commas; empty: there are none."""
     roles: tuple[str, ...] = ("read", "submit")
     """Roles of identified persons; `GROUP=ROLE`: of those in a group."""
+    share_days: int = 0
+    """Most days that a link to one job works for whoever has it; 0: nobody may make one."""
 
     @property
     def allow_list(self) -> AllowList:
@@ -90,6 +92,9 @@ class Settings:
         if self.trusted_proxies and not self.require_keys:
             problem = "is given, and no API keys are required: any client of the proxy could do anything"
             raise RequestError("trusted_proxy", problem, "give --keys")
+        if self.share_days and not self.require_keys:
+            problem = "is given, and no API keys are required: whoever reaches the service sees every job"
+            raise RequestError("share_days", problem, "give --keys")
         if self.identity_header and not self.trusted_proxies:
             problem = "is given, and no proxy is trusted to set it: anybody could be anyone"
             raise RequestError("identity_header", problem, "give --trusted-proxy")

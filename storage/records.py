@@ -216,6 +216,8 @@ class Scope(StrEnum):
 
 TEAM = "team:"
 """Beginning of a key's scope that names a team."""
+JOB = "job:"
+"""Beginning of a key's scope that names the only job that it shows: the key is part of a link to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,6 +236,11 @@ class ApiKey:
     def teams(self) -> frozenset[str]:
         """The teams whose jobs its owner sees: scopes such as `team:vision`."""
         return frozenset(scope.removeprefix(TEAM) for scope in self.scopes if scope.startswith(TEAM))
+
+    @property
+    def job(self) -> str:
+        """The only job that it shows, as part of a link; empty: it is no link."""
+        return next((scope.removeprefix(JOB) for scope in self.scopes if scope.startswith(JOB)), "")
 
 
 PROVENANCE = "provenance"

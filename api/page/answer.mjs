@@ -2,7 +2,7 @@
 
 import { html } from "./vendor/preact.mjs";
 import { Exports } from "./exports.mjs";
-import { duration, interval, knob as knobText, share, times } from "./format.mjs";
+import { duration, interval, knob as knobText, sureness, times } from "./format.mjs";
 import { isOver } from "./outcomes.mjs";
 import { trialLink } from "./router.mjs";
 
@@ -29,8 +29,7 @@ function sentence({ rate, gain, keeps_baseline: keeps, probability_best: chance 
   if (keeps) return html`<strong>${shown}</strong>: no other configuration is known to be better.`;
   const of = gain?.of === "peak_memory_bytes" ? "less memory than the baseline" : "the baseline";
   const gained = gain && `, ${times(gain.mean, gain.low, gain.high)} ${of}`;
-  const sure = chance > 0.999 ? "> 99.9 %" : share(chance);
-  return html`<strong>${shown}</strong>${gained}; the best with a probability of ${sure}.`;
+  return html`<strong>${shown}</strong>${gained}; the best with a probability of ${sureness(chance)}.`;
 }
 
 function left({ secondsLeft: seconds }) {

@@ -2,7 +2,7 @@
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.mjs";
 import { Assumed } from "./assumed.mjs";
-import { bytes, count, interval, number, share } from "./format.mjs";
+import { bytes, count, interval, number, sureness } from "./format.mjs";
 import { Labelled, Select, Suggested } from "./form/inputs.mjs";
 import { here, setQuery } from "./router.mjs";
 import { ask } from "./service.mjs";
@@ -75,7 +75,7 @@ function Answer({ answer, inputs }) {
   return html`<section class="card stack" aria-label=${`On ${answer.cluster}`}>
     <h2>${answer.model} on ${answer.cluster}</h2>
     ${fastest
-      ? html`<p><strong>Fastest that fits: ${wayText(fastest)}</strong>, micro-batch ${fastest.config.micro_batch_size}, ${bytes(fastest.needed_bytes)} of ${`${bytes(fastest.predicted.memory_limit_bytes)} per card`} with a probability of ${share(fastest.predicted.fit_probability)}: ${rateText(fastest)}${fastest.hours && html`, ${interval(fastest.hours.mean, fastest.hours.low, fastest.hours.high)} hours`}.</p>
+      ? html`<p><strong>Fastest that fits: ${wayText(fastest)}</strong>, micro-batch ${fastest.config.micro_batch_size}, ${bytes(fastest.needed_bytes)} of ${`${bytes(fastest.predicted.memory_limit_bytes)} per card`} with a probability of ${sureness(fastest.predicted.fit_probability)}: ${rateText(fastest)}${fastest.hours && html`, ${interval(fastest.hours.mean, fastest.hours.low, fastest.hours.high)} hours`}.</p>
         ${leanest !== fastest && html`<p>Least memory: ${wayText(leanest)}, ${bytes(leanest.least_bytes)} per card: ${rateText(leanest)}.</p>`}`
       : html`<p><strong>Nothing fits.</strong> The nearest is ${wayText(answer.setups[answer.nearest])}. ${answer.remedies.length > 0 && html`What would do: ${answer.remedies.map(remedyText).join("; or ")}.`}</p>`}
     <${DataTable} caption=${`Ways of training on ${answer.cluster}`} columns=${COLUMNS} rows=${rows} keyOf=${(way) => `${way.method}/${wayText(way)}`} />

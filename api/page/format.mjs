@@ -66,6 +66,9 @@ export function share(value, signed = false) {
   return `${signed && value > 0 ? "+" : ""}${number(100 * value)} %`;
 }
 
+/** A probability: a computed one is never certain. */
+export const sureness = (value) => (value > 0.999 ? "> 99.9 %" : value < 0.001 ? "< 0.1 %" : share(value));
+
 /** The value of a knob. */
 export function knob(value) {
   if (value === null || value === undefined) return NOTHING;

@@ -17,6 +17,7 @@ import { Notify } from "./notify.mjs";
 import { isOver, stateLook } from "./outcomes.mjs";
 import { RequestCard } from "./request.mjs";
 import { Running } from "./running.mjs";
+import { Share } from "./share.mjs";
 import { say, useTitle } from "./shell.mjs";
 import { useSignal } from "./signal.mjs";
 import { Heading, Unusable, Waiting } from "./states.mjs";
@@ -58,7 +59,7 @@ function Top({ job, live }) {
       <p class="soft"><span class="mono">${job.id}</span> · ${job.request.name && `${job.model} · `}${moment(job.created)}${job.submitter && ` · ${job.submitter}`}</p>
       ${job.request.note && html`<p class="lines">${job.request.note}</p>`}
     </div>
-    <${Actions} job=${job} onDone=${refresh}><${Labels} job=${job} onDone=${refresh} /><${Notify} job=${job} /><//>
+    <${Actions} job=${job} onDone=${refresh}><${Labels} job=${job} onDone=${refresh} /><${Share} job=${job} /><${Notify} job=${job} /><//>
   </div>`;
 }
 

@@ -1,4 +1,4 @@
-/** Name, tags and note of a job, which can be changed at any time. */
+/** Name, tags, team and note of a job, which can be changed at any time. */
 
 import { html, useEffect, useRef, useState } from "./vendor/preact.mjs";
 import { ask } from "./service.mjs";
@@ -16,7 +16,7 @@ export function Labels({ job, onDone }) {
 
 function Form({ job, onDone, onClose }) {
   const dialog = useRef(null);
-  const [labels, setLabels] = useState({ name: job.request.name ?? "", tags: (job.request.tags ?? []).join(" "), note: job.request.note ?? "" });
+  const [labels, setLabels] = useState({ name: job.request.name ?? "", tags: (job.request.tags ?? []).join(" "), note: job.request.note ?? "", team: job.request.team ?? "" });
   const [problem, setProblem] = useState(null);
   useEffect(() => dialog.current.showModal(), []);
   const send = async (event) => {
@@ -38,6 +38,7 @@ function Form({ job, onDone, onClose }) {
     <form class="stack" onSubmit=${send}>
       <label>Name <input type="text" value=${labels.name} onInput=${change("name")} /></label>
       <label>Tags, with spaces between them <input type="text" value=${labels.tags} onInput=${change("tags")} /></label>
+      <label>Team that sees it <input type="text" value=${labels.team} onInput=${change("team")} /></label>
       <label>Note <textarea rows="4" value=${labels.note} onInput=${change("note")}></textarea></label>
       <${ProblemNote} problem=${problem} />
       <p class="actions"><button type="submit" class="primary">Save</button>

@@ -43,17 +43,16 @@ function columnsOf() {
   const counted = (key, title, width, unit) => field(key, title, width, { unit, numeric: true, cell: (row) => count(row[key]) });
   const tokens = (row) => row.rate.mean * row.sequence_length;
   return [
-    field("model", "Model", 22),
-    field("cluster", "Cluster", 16),
+    field("model", "Model", 16),
+    field("cluster", "Cluster", 14),
     counted("ranks", "Ranks", 8),
     counted("global_batch_size", "Batch", 9),
     counted("sequence_length", "Length", 10, "tokens"),
     { key: "rate", title: "Best", unit: "samples/s", width: 26, numeric: true, value: (row) => row.rate.mean, cell: ({ rate }) => interval(rate.mean, rate.low, rate.high) },
     { key: "tokens", title: "Tokens", unit: "tokens/s", width: 14, numeric: true, value: tokens, cell: (row) => number(tokens(row)) },
     { key: "gain", title: "Gain", width: 10, numeric: true, value: ({ gain }) => gain?.mean ?? null, cell: ({ gain }) => gain && times(gain.mean) },
-    { key: "job", title: "Job", width: 30, value: ({ name, job }) => name || job, cell: ({ job, name, trial }) => html`<a href=${jobLink(job)}>${name || job}</a>, <a href=${trialLink(job, trial)}>trial ${trial}</a>` },
+    { key: "created", title: "Measured", width: 30, value: ({ created }) => created, cell: ({ created, submitter }) => `${moment(created)}${submitter && ` by ${submitter}`}` },
+    { key: "job", title: "Job", width: 28, value: ({ name, job }) => name || job, cell: ({ job, name, trial }) => html`<a href=${jobLink(job)}>${name || job}</a>, <a href=${trialLink(job, trial)}>trial ${trial}</a>` },
     counted("jobs", "Jobs", 8),
-    field("submitter", "Owner", 14, { cell: ({ submitter }) => submitter || null }),
-    { key: "created", title: "Submitted", width: 24, value: ({ created }) => created, cell: ({ created }) => moment(created) },
   ];
 }

@@ -5,7 +5,7 @@ import { Assumed } from "./assumed.mjs";
 import { bytes, knob } from "./format.mjs";
 
 export const shown = (name, value) => {
-  if (name.endsWith("_bytes")) return bytes(value);
+  if (name.endsWith("_bytes") || name === "memory_limit") return bytes(value);
   return typeof value === "object" ? JSON.stringify(value) : typeof value === "number" || typeof value === "boolean" ? knob(value) : String(value);
 };
 
@@ -15,7 +15,7 @@ export const isSaid = (value) => value !== null && value !== undefined && value 
 export function RequestCard({ job, points }) {
   const fields = Object.entries(job.request).filter(([name, value]) => isSaid(value) && !LABELS.includes(name));
   const constants = Object.entries(points.constants);
-  return html`<section class="stack" aria-labelledby="request-heading">
+  return html`<section class="stack asked" aria-labelledby="request-heading">
     <h2 id="request-heading">What was asked for</h2>
     <div class="charts loose">
       <div class="card"><dl class="plain-list">${fields.map(([name, value]) => html`<dt key=${name}>${name}</dt><dd>${shown(name, value)}</dd>`)}</dl></div>

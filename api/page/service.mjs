@@ -5,12 +5,13 @@ import { Signal } from "./signal.mjs";
 
 const KEPT = "autotune-key";
 const WANTED = "autotune-wanted";
+const LINK = "autotune-link";
 
 /** Whether the last request got an answer. */
 export const reachable = new Signal(true);
 
 /** Whether this page has a key. */
-export const hasKey = new Signal(localStorage.getItem(KEPT) !== null);
+export const hasKey = new Signal(keyNow() !== null);
 
 /** Why a request was refused (RFC 9457), or that no answer came. */
 export class Problem extends Error {
@@ -34,11 +35,13 @@ export class Problem extends Error {
 /** Keep the key in this browser until the person signs out. */
 export function keepKey(text) {
   localStorage.setItem(KEPT, text);
+  sessionStorage.removeItem(LINK);
   hasKey.value = true;
 }
 
 export function forgetKey() {
   localStorage.removeItem(KEPT);
+  sessionStorage.removeItem(LINK);
   hasKey.value = false;
 }
 
@@ -75,13 +78,21 @@ export const randomKey = () => Array.from(crypto.getRandomValues(new Uint8Array(
 export function askForKey() {
   const { view } = here();
   if (view !== "key") {
-    sessionStorage.setItem(WANTED, location.hash || "#/");
+    sessionStorage.removeItem(LINK);
+    sessionStorage.setItem(WANTED, location.hash.replace(/[?&]link=[^&]*/, "") || "#/");
     go("#/key");
   }
 }
 
+/** The token of a link shows its job in this window, before any key of the person. */
+function keyNow() {
+  const token = here().query.get("link");
+  if (token) sessionStorage.setItem(LINK, token);
+  return sessionStorage.getItem(LINK) ?? localStorage.getItem(KEPT);
+}
+
 function authorization() {
-  const key = localStorage.getItem(KEPT);
+  const key = keyNow();
   return key === null ? {} : { Authorization: `Bearer ${key}` };
 }
 

@@ -1,7 +1,7 @@
 /** A job in a few figures: how far it is, what is best, how long it may take; and what keeps it from finding anything. */
 
 import { html, useEffect, useMemo, useState } from "./vendor/preact.mjs";
-import { bytes, count, counted, duration, interval, share, times } from "./format.mjs";
+import { bytes, count, counted, duration, interval, share, sureness, times } from "./format.mjs";
 import { isOver, outcomeLook, OUTCOME_NAMES, REASONS, stateLook } from "./outcomes.mjs";
 import { trialLink } from "./router.mjs";
 import { ask } from "./service.mjs";
@@ -85,7 +85,7 @@ function runnerUpText({ runner_up: trial, runner_up_ratio: ratio }) {
 function Certainty({ points }) {
   if (points.best === null) return null;
   const { probability_best: chance, expected_loss: loss } = points.best;
-  return html`<${Figure} title="Probability of being the best" value=${chance > 0.999 ? "> 99.9 %" : share(chance)} more=${`expected loss ${share(loss)}`} />`;
+  return html`<${Figure} title="Probability of being the best" value=${sureness(chance)} more=${`expected loss ${share(loss)}`} />`;
 }
 
 /** Objective goodput: how to run the answer on nodes that fail, and when it ends. */

@@ -3,6 +3,7 @@
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
@@ -22,9 +23,20 @@ from autotune.outcome.waiting import waiting_text
 from autotune.request.checks import MOST_TAGS, checked_labels
 from autotune.request.rows import request_of
 from autotune.session.allowed import is_from_outside
-from autotune.wire.jobs import Answer, Job, JobPage, Leaderboard, LeaderboardEntry, Overview, OverviewList, job_etag
+from autotune.wire.jobs import (
+    Answer,
+    Job,
+    JobPage,
+    Leaderboard,
+    LeaderboardEntry,
+    Link,
+    LinkList,
+    Overview,
+    OverviewList,
+    job_etag,
+)  # fmt: skip
 from search_spaces.outcome import JobState
-from storage.records import LABELS, ORIGIN, OVER, Ask, JobFilter, JobRecord, Submission, TrialCounts
+from storage.records import JOB, LABELS, ORIGIN, OVER, ApiKey, Ask, JobFilter, JobRecord, Scope, Submission, TrialCounts
 from storage.service_records import WorkerRecord
 from storage.store import Store
 
@@ -65,6 +77,18 @@ class JobChange(BudgetChange):
     """Empty: remove the note."""
     team: JobName | None = None
     """Empty: only you and those who see all jobs see it."""
+
+
+MOST_LINKS = 20
+"""Most links of a job that work at the same time."""
+
+
+class LinkTime(BaseModel):
+    """How long a link works."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    days: Annotated[Integer, Field(ge=1, le=3650)] = 7
 
 
 @router.post(
@@ -240,6 +264,49 @@ def change_job(
     changed = store.by(principal.actor).queue.change_request(job_id, version, changes)
     response.headers["ETag"] = etag(changed)
     return job_view(changed)
+
+
+@router.post("/jobs/{job_id}/links", operation_id="create_link", status_code=201, responses={409: {}})
+def create_link(job_id: JobId, body: LinkTime, store: StoreOf, settings: SettingsOf, principal: Steerer) -> Link:
+    """Make a link that shows this job, and nothing else, to whoever has it, until it expires or is withdrawn."""
+    controlled_job(store, principal, job_id)
+    if not settings.share_days:
+        raise HTTPException(409, "job_id: this service makes no links; name a team, or start it with --share-days")
+    if body.days > settings.share_days:
+        raise RequestError("days", f"{body.days} is too long", f"give at most {settings.share_days}")
+    if len(_links(store, job_id)) >= MOST_LINKS:
+        raise HTTPException(409, f"job_id: has {MOST_LINKS} links already; withdraw one")
+    expires = datetime.now(UTC) + timedelta(days=body.days)
+    key, token = store.by(principal.actor).keys.create(principal.owner, {Scope.READ, f"{JOB}{job_id}"}, expires)
+    return _link(key, token)
+
+
+@router.get("/jobs/{job_id}/links", operation_id="list_links")
+def list_links(job_id: JobId, store: StoreOf, settings: SettingsOf, principal: Steerer) -> LinkList:
+    """The links that show this job, without their tokens."""
+    controlled_job(store, principal, job_id)
+    return LinkList(items=tuple(_links(store, job_id)), most_days=settings.share_days)
+
+
+@router.delete("/jobs/{job_id}/links/{link_id}", operation_id="withdraw_link", status_code=204)
+def withdraw_link(job_id: JobId, link_id: str, store: StoreOf, principal: Steerer) -> Response:
+    """Withdraw the link: within 5 seconds it shows nothing more."""
+    controlled_job(store, principal, job_id)
+    if link_id not in (link.id for link in _links(store, job_id)):
+        raise HTTPException(404, f"link_id: there is no link {link_id!r} to this job; list them with GET")
+    store.by(principal.actor).keys.revoke(link_id)
+    return Response(status_code=204)
+
+
+def _links(store: Store, job_id: str) -> list[Link]:
+    """The links of the job that work, oldest first."""
+    now = datetime.now(UTC)
+    keys = [key for key in store.keys.all() if key.job == job_id and key.revoked is None]
+    return [_link(key) for key in keys if key.expires is None or key.expires > now]
+
+
+def _link(key: ApiKey, token: str = "") -> Link:
+    return Link(id=key.id, owner=key.owner, created=key.created, expires=key.expires, last_used=key.last_used, token=token)
 
 
 def etag(job: JobRecord) -> str:

@@ -110,7 +110,7 @@ def _print_fit(result: Fit, conditions: Conditions, inputs: PlanningFields, cons
     for line in _headlines(result, conditions, inputs):
         print_line(line, "bold")
     print_line("")
-    console.print(_table(result, every=every), highlight=False)
+    console.print_table(_table(result, every=every), "host", "longest", "most", "batch", "hours")
     for line in _that_do_not_fit(result, every=every):
         print_line(line, "dim")
     program = "with Transformers, PEFT, bitsandbytes, DeepSpeed and FSDP" if result.question.simple else "with its engine"
@@ -300,9 +300,9 @@ def _compare(inputs: PlanningFields, database: str | None, *, json: bool) -> Sta
     """The fastest way that fits on each of the machines."""
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     for name in ("on", "fastest that fits"):
-        table.add_column(name)
+        table.add_column(name, overflow="fold")
     for name in ("batch", "per card", "per second", "hours", "price"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     documents, lines, fits = [], [], False
     for text in inputs.cards:
         name, price = _card_of(text, inputs.price)
@@ -327,7 +327,7 @@ def _compare(inputs: PlanningFields, database: str | None, *, json: bool) -> Sta
         console = Console()
         for line in lines:
             console.print(line, highlight=False, markup=False, soft_wrap=True)
-        console.print(table, highlight=False)
+        console.print_table(table, "price", "hours", "batch", "per card")
     return Status.OK if fits else Status.NOTHING_FEASIBLE
 
 

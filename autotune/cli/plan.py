@@ -112,7 +112,7 @@ def print_plans(question: Question, plans: RankedPlans, options: PlanOptions, co
     # Maximum alternatives printed per knob.
     alternatives = 4
     for number, ranked in enumerate(plans.plans, 1):
-        console.print(_figures(number, ranked, question), soft_wrap=True)
+        console.print(_figures(number, ranked, question), soft_wrap=not console.is_terminal)
         print_line("    " + _config_text(ranked, ranked.estimate.config, question), "dim" if number > 1 else "")
         for position, choice in enumerate(ranked.goodput[: alternatives if number == 1 else 1]):
             print_line(f"    {'' if position == 0 else 'or '}{goodput_text(choice)}", "dim" if number > 1 or position else "")

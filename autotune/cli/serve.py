@@ -66,6 +66,7 @@ class ServeOptions:
     identity_header: str
     groups_header: str
     roles: tuple[str, ...]
+    share_days: int
     tls_certificate: Path | None
     tls_key: Path | None
     ray_address: str | None
@@ -133,7 +134,7 @@ def serve_command(options: ServeOptions) -> Status:
         "connections": connections, "connections_per_address": min(options.connections_per_address, max(1, connections // 2)),
         "header_seconds": options.header_seconds,
         "trusted_proxies": list(options.trusted_proxies), "identity_header": options.identity_header,
-        "groups_header": options.groups_header, "roles": list(options.roles),
+        "groups_header": options.groups_header, "roles": list(options.roles), "share_days": options.share_days,
     }  # fmt: skip
     _require_settings(settings)
     os.environ["AUTOTUNE_SERVER"] = json.dumps(settings)

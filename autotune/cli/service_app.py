@@ -78,6 +78,10 @@ def serve(
             help="Role of such persons, or of a group. May be repeated. [default: read, submit]",
         ),
     ] = None,
+    share_days: Annotated[
+        int,
+        typer.Option(min=0, max=3650, metavar="N", help="Most days of a link that shows a job to anybody; 0: there are none."),
+    ] = 0,
     connections: Annotated[int, typer.Option(min=64, metavar="N", help="Maximum open connections per process.")] = 1000,
     connections_per_address: Annotated[
         int, typer.Option(min=1, metavar="N", help="Maximum open connections per client address; trusted proxies are exempt.")
@@ -102,6 +106,7 @@ def serve(
             webhook_networks=tuple(webhook_network or ()),
             workers=workers, tls_certificate=tls_certificate, tls_key=tls_key, trusted_proxies=tuple(trusted_proxy or ()),
             identity_header=identity_header, groups_header=groups_header, roles=tuple(role or ("read", "submit")),
+            share_days=share_days,
             connections=connections, connections_per_address=connections_per_address, header_seconds=header_seconds,
             ray_address=ray_address, pass_environment=tuple(pass_environment or ()), log_format=log_format,
             access_log=access_log,

@@ -309,7 +309,7 @@ def print_explanation(explanation: Explanation, console: Console) -> None:
         print_line(f"\n{section.title}", "bold")
         for item in section.content:
             if isinstance(item, SectionTable):
-                console.print(_table(item))
+                console.print_table(_table(item), "", "peak/rank", "winner over it", "configuration")
             else:
                 print_line(item)
     for note in explanation.notes:

@@ -6,7 +6,6 @@ from typing import Any
 
 from rich.console import Console as RichConsole
 from rich.console import ConsoleOptions, RenderableType
-from rich.measure import Measurement
 from rich.segment import Segment
 from rich.table import Table
 
@@ -25,9 +24,11 @@ class Console(RichConsole):
             yield segment if segment.control else Segment(visible(segment.text), segment.style)
 
     def print_table(self, table: Table, *optional: str) -> None:
-        """Print a table without the `optional` columns, in this order, that it has no room for."""
+        """Print a table without the `optional` columns, in this order, that it has no room for. No word is broken."""
+        wide = self.options.update(width=1000)
         for name in optional:
-            if Measurement.get(self, self.options.update(width=1000), table).maximum <= self.width:
+            measured = [(column.no_wrap, table._measure_column(self, wide, column)) for column in table.columns]
+            if sum(width.maximum if no_wrap else width.minimum for no_wrap, width in measured) <= self.width:
                 break
             columns = (column for column in table.columns if column.header != name)
             # Rich finds the cells of a column by its index.

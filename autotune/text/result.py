@@ -72,7 +72,7 @@ def print_result(document: dict[str, Any] | None, console: Console) -> None:
 def _table(header: Iterable[str], rows: Iterable[Sequence[str]]) -> Table:
     table = Table(box=None, pad_edge=False, show_header=True, header_style="dim")
     for name in header:
-        table.add_column(name.strip(), justify="right" if name else "left", no_wrap=True)
+        table.add_column(name.strip(), justify="right" if name else "left", overflow="fold")
     for row in rows:
         table.add_row(*row)
     return table

@@ -269,6 +269,29 @@ class LeaderboardEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Link:
+    """A link that shows one job to whoever has it, without a key of theirs."""
+
+    id: str
+    owner: str
+    """Who made it."""
+    created: datetime
+    expires: datetime | None
+    last_used: datetime | None
+    token: str = field(default="", repr=False)
+    """Only of a new link: `/#/jobs/JOB?link=TOKEN` opens the job in the page, `Authorization: Bearer TOKEN` elsewhere."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LinkList:
+    """The links of a job that work, oldest first."""
+
+    items: tuple[Link, ...]
+    most_days: int
+    """Most days that a new one works; 0: none can be made."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Leaderboard:
     """The fastest answers, by model and cluster."""
 

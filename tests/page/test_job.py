@@ -5,6 +5,7 @@ import re
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from playwright.sync_api import Route, ViewportSize, expect
@@ -108,6 +109,22 @@ def test_the_answer_comes_first(finished: str, open_page: Open, viewport: Viewpo
         assert box["y"] + box["height"] <= most
     knobs = answer.get_by_role("rowheader").all_inner_texts()
     assert "zero_stage" in knobs or "micro_batch_size" in knobs
+
+
+@pytest.mark.prove
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_the_answer_is_one_sheet_of_paper(finished: str, open_page: Open, scheme: Literal["light", "dark"]) -> None:
+    page = open_page(f"#/jobs/{finished}")
+    page.emulate_media(color_scheme=scheme)
+    expect(page.get_by_role("region", name="Change this")).to_be_visible()
+    page.locator("[data-figure=throughput_memory] canvas").wait_for()
+    assert len(re.findall(rb"/Type\s*/Page\b", page.pdf(prefer_css_page_size=True))) == 1
+    page.emulate_media(media="print")
+    for shown in ("Knobs to change", "What was asked for"):
+        expect(page.get_by_role("region", name=shown)).to_be_visible()
+    for hidden in ("Main", "What was measured", "Trials of this job"):
+        expect(page.get_by_label(hidden)).to_be_hidden()
+    assert page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--surface').trim()") == "#ffffff"
 
 
 @pytest.mark.prove

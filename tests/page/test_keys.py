@@ -17,7 +17,7 @@ REFUSED = ("401 (Unauthorized", "404 (Not Found", "403 (Forbidden")
 class Guarded(Place):
     """A service that asks for keys, with those of two people."""
 
-    options = ("--keys",)
+    options = ("--keys", "--share-days", "30")
 
     def serve(self) -> None:
         with open_store(self.database) as store:
@@ -83,3 +83,28 @@ def test_a_key_that_only_reads_cannot_submit(guarded: Guarded, open_page: Open) 
     sign_in(page, guarded.reader)
     expect(page.get_by_text("This key may read alone.")).to_be_visible()
     expect(page.get_by_role("button", name="Submit")).to_be_disabled()
+
+
+@pytest.mark.prove
+def test_a_link_opens_its_job_without_a_key_until_it_is_withdrawn(guarded: Guarded, open_page: Open) -> None:
+    job = guarded.submit(api_key=guarded.anna)
+    page = open_page("#/key", at=guarded, expected=REFUSED)
+    sign_in(page, guarded.anna)
+    expect(page.locator("main h1")).to_have_text("Jobs")
+    page.goto(f"/#/jobs/{job}")
+    page.get_by_role("button", name="Share").click()
+    dialog = page.get_by_role("dialog", name="Share")
+    expect(dialog.get_by_label("For those who may see it", exact=True)).to_have_value(f"{guarded.url}/#/jobs/{job}")
+    dialog.get_by_role("button", name="Make a link").click()
+    link = dialog.get_by_label("For anybody who has it; shown once", exact=True).input_value()
+    expect(dialog.get_by_role("listitem")).to_contain_text("by anna, until")
+    stranger = open_page(link.removeprefix(f"{guarded.url}/"), at=guarded, expected=REFUSED)
+    expect(stranger.locator("main h1")).to_have_text("llama-tiny")
+    stranger.goto("/#/")
+    expect(stranger.get_by_text(f"is a link to job {job} only")).to_be_visible()
+    dialog.get_by_role("button", name="Withdraw").click()
+    expect(dialog.get_by_role("listitem")).to_have_count(0)
+    late = open_page(link.removeprefix(f"{guarded.url}/"), at=guarded, expected=REFUSED)
+    expect(late).to_have_url(re.compile("#/key$"))
+    sign_in(late, guarded.anna)
+    expect(late).to_have_url(f"{guarded.url}/#/jobs/{job}")

@@ -1,8 +1,9 @@
 /** What is said of each job and of each trial that is compared. */
 
 import { html } from "../vendor/preact.mjs";
-import { bytes, duration, interval, knob, share, times } from "../format.mjs";
+import { bytes, duration, interval, knob, moment, share, sureness, times } from "../format.mjs";
 import { outcomeLook, stateLook } from "../outcomes.mjs";
+import { isSaid, shown } from "../request.mjs";
 import { trialLink } from "../router.mjs";
 import { Parts } from "./parts.mjs";
 import { differs } from "./beside.mjs";
@@ -10,22 +11,25 @@ import { differs } from "./beside.mjs";
 const heading = (title) => ({ title, isHeading: true });
 const figure = (title, value, cell) => ({ title, value, cell, isFigure: true });
 
-/** Fields of a request that are shown as they are. */
-const ASKED = ["cluster", "ranks", "space", "strategy", "objective", "engine", "global_batch_size", "sequence_length", "trials", "seed"];
+/** Fields of a request that are always shown; the others are where they differ. */
+const ASKED = ["model", "cluster", "ranks", "space", "strategy", "objective", "engine", "global_batch_size", "sequence_length", "trials", "seed", "memory_limit"];
 
 /** @returns {import("./beside.mjs").Line[]} of jobs */
 export function jobLines(subjects) {
+  const line = (name) => ({ title: name.replaceAll("_", " "), value: ({ job }) => job.request[name], cell: ({ job }) => (isSaid(job.request[name]) ? shown(name, job.request[name]) : null) });
+  const others = [...new Set(subjects.flatMap(({ job }) => Object.keys(job.request)))].filter((name) => !ASKED.includes(name)).map(line);
   return [
-    { title: "model", value: ({ job }) => job.model },
-    ...ASKED.map((name) => ({ title: name.replaceAll("_", " "), value: ({ job }) => job.request[name], cell: ({ job }) => knob(job.request[name]) })),
-    { title: "memory limit", value: ({ points }) => points.limit, cell: ({ points }) => bytes(points.limit) },
-    { title: "pins", value: ({ job }) => pins(job) },
+    ...ASKED.map(line),
+    ...others.filter((other) => differs(other, subjects)),
     heading("Outcome"),
+    figure("asked by", ({ job }) => job.submitter),
+    figure("asked at", ({ job }) => job.created, ({ job }) => moment(job.created)),
     figure("state", ({ job }) => stateText(job), ({ job }) => stateText(job)),
     figure("trials measured", ({ points }) => points.columns.number.filter((row) => points.outcome(row) === "OK").length),
     figure("best samples/s", ({ points }) => points.best?.rate.mean, ({ points }) => bestRate(points)),
     figure("best trial", ({ points }) => points.bestRow, ({ job, points }) => points.bestRow !== null && html`<a href=${trialLink(job.id, points.bestRow)}>${points.bestRow}</a>`),
     figure("gain over the baseline", ({ points }) => points.best?.gain?.mean, ({ points }) => gain(points)),
+    figure("probability of being the best", ({ points }) => points.best?.probability_best, ({ points }) => points.best && sureness(points.best.probability_best)),
     figure("memory of the best", ({ points }) => points.bestRow, ({ points }) => points.bestRow !== null && bytes(points.columns.peak[points.bestRow])),
     figure("time taken", ({ job }) => job.active_seconds, ({ job }) => duration(job.active_seconds)),
   ].filter((line) => line.isHeading || subjects.some((subject) => isTold(line.value(subject))));
@@ -60,8 +64,6 @@ function stateText(job) {
 }
 
 const isTold = (value) => value !== null && value !== undefined && value !== "";
-
-const pins = (job) => Object.entries(job.request.pins ?? {}).map(([name, values]) => `${name}=${[values].flat().join(",")}`).join(" ");
 
 function bestRate({ best }) {
   return best && interval(best.rate.mean, best.rate.low, best.rate.high);

@@ -2,7 +2,7 @@
 
 import { Assumed } from "../assumed.mjs";
 import { html } from "../vendor/preact.mjs";
-import { bytes, count, counted, duration, interval, number, share, times } from "../format.mjs";
+import { bytes, count, counted, duration, interval, number, sureness, times } from "../format.mjs";
 import { isSaid, shown } from "../request.mjs";
 import { Problem } from "../service.mjs";
 
@@ -71,7 +71,7 @@ function Prediction({ estimate }) {
 
 function Figures({ of: { predicted }, gain }) {
   const { samples_per_second: rate, peak_memory_band: peak, memory_limit_bytes: limit, fit_probability: fits } = predicted;
-  return html`<strong>${interval(rate.mean, rate.low, rate.high)} samples/s</strong>${gain && html` (${times(gain)} the baseline)`}, ${bytes(peak.mean)} of ${bytes(limit)} a rank, ${fits < 0.95 ? html`<strong>fits with ${share(fits)}</strong>` : `fits with ${share(fits)}`}`;
+  return html`<strong>${interval(rate.mean, rate.low, rate.high)} samples/s</strong>${gain && html` (${times(gain)} the baseline)`}, ${bytes(peak.mean)} of ${bytes(limit)} a rank, ${fits < 0.95 ? html`<strong>fits with ${sureness(fits)}</strong>` : `fits with ${sureness(fits)}`}`;
 }
 
 function Knobs({ best, baseline }) {

@@ -127,3 +127,13 @@ def test_a_variable_to_be_passed_must_be_there(command: Command) -> None:
     assert (answer.status, answer.err.count("\n")) == (2, 1)
     assert "NOT_SET_ANYWHERE is not set here" in answer.err
     assert command("worker", "--db", "jobs.db", "--pass-environment", "A=B").status == 2
+
+
+def test_doctor_prints_no_secret(command: Command, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("AUTOTUNE_API_KEY", "AUTOTUNE_SECRET_KEY", "HF_TOKEN", "WANDB_API_KEY", "RAY_AUTH_TOKEN", "AWS_SECRET_ACCESS_KEY")
+    for name in names:
+        monkeypatch.setenv(name, "hunter2")
+    monkeypatch.setenv("AUTOTUNE_URL", "http://anna:hunter2@127.0.0.1:9")
+    for words in (("doctor",), ("doctor", "--json")):
+        answer = command(*words)
+        assert "hunter2" not in answer.out + answer.err
