@@ -268,7 +268,7 @@ class AdamWBf16(DeviceOptimizer):
             key = f"{self._shares.seed}:{self._steps}:{self._shares.own_row}:{name}"
             self._generator.manual_seed(int.from_bytes(hashlib.sha256(key.encode()).digest()[:7], "big"))
             end = slot.offset
-            for part in share_of(gradient, slot).split(DEVICE_CHUNK_ELEMENTS):
+            for part in torch.split(share_of(gradient, slot), DEVICE_CHUNK_ELEMENTS):
                 start, end = end, end + part.numel()
                 first = self._first[start:end].lerp_(part, 1 - first_decay)
                 second = self._second[start:end].mul_(second_decay).addcmul_(part, part, value=1 - second_decay)
