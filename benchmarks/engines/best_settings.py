@@ -85,24 +85,24 @@ def _variants(stage: int, block: int) -> Iterator[tuple[str, list[str], dict[str
             yield "fsdp2", words, resharded, {"keeps_root": True, "prefetches": blocks, "beside": beside}
 
 
-def run(setting: Setting, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
+def run(setting: Setting, stage: int, arguments: argparse.Namespace) -> dict[str, Any]:
+    name = f"stage {stage}"
     plan = {
         "model": to_plain(setting.model),
         "workload": to_plain(setting.workload),
         "config": to_plain(setting.config),
         "ranks": RANKS,
         "sweeps": {
-            f"stage {stage}": [
+            name: [
                 variant for variant in variants(stage, setting.model) if arguments.deepspeed or variant["engine"] != "deepspeed"
             ]
-            for stage in arguments.stages
         },
         "finalists": FINALISTS,
         "swept_steps": SWEPT_STEPS,
         "rounds": arguments.rounds,
         "steps": 2,
     }
-    return run_ranks(plan, arguments.rate)
+    return run_ranks(plan, arguments.rate)[name]
 
 
 def contest(name: str, found: dict[str, Any], samples: int) -> tuple[list[str], Estimate]:
@@ -170,7 +170,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--rate", default="500mbit", help="rate of the link, as tc writes it; none: loopback")
     parser.add_argument("--markdown", type=Path)
-    parser.add_argument("--json", type=Path, help="raw figures; settings that are in it are not run again")
+    parser.add_argument("--json", type=Path, help="raw figures; contests that are in it are not run again")
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     arguments.deepspeed = importlib.util.find_spec("deepspeed") is not None
@@ -180,15 +180,15 @@ def main() -> int:
     raw = json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}
     lines, ratios = list[str](), dict[str, Estimate]()
     for name in arguments.settings:
-        if name not in raw:
-            raw[name] = run(SETTINGS[name], arguments)
-            if arguments.json:
-                arguments.json.write_text(json.dumps(raw))
         lines += [f"## {name}", "", f"{SETTINGS[name]}."]
-        for stage, found in raw[name].items():
-            more, ratio = contest(f"{name}, {stage}", found, SETTINGS[name].workload.global_batch_size)
+        for stage in arguments.stages:
+            key = f"{name}, stage {stage}"
+            if key not in raw:
+                raw[key] = run(SETTINGS[name], stage, arguments)
+                if arguments.json:
+                    arguments.json.write_text(json.dumps(raw))
+            more, ratios[key] = contest(key, raw[key], SETTINGS[name].workload.global_batch_size)
             lines += more
-            ratios[f"{name}, {stage}"] = ratio
         lines.append("")
     lines = introduction(arguments, ratios, shaped=arguments.rate != "none") + lines
     print("\n".join(lines))

@@ -13,8 +13,6 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad_norm_, clip_grads_with_norm_, get_total_norm
@@ -289,11 +287,9 @@ def live_storages() -> dict[int, Tensor]:
     for value in gc.get_objects():
         if issubclass(type(value), Tensor):
             for tensor in (_local(value), _local(value.grad) if value.is_leaf and value.grad is not None else None):
-                # The compiler keeps tensors without memory.
-                if tensor is None or isinstance(tensor, FakeTensor | FunctionalTensor):
-                    continue
-                if tensor.layout is torch.strided and tensor.device.type == "cpu":
-                    found.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+                if tensor is not None and tensor.layout is torch.strided and tensor.device.type == "cpu":
+                    with contextlib.suppress(RuntimeError):  # the compiler keeps tensors without memory
+                        found.setdefault(tensor.untyped_storage().data_ptr(), tensor)
     return found
 
 
