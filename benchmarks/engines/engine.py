@@ -148,7 +148,7 @@ SETTINGS = {
 
 
 def run(setting: Setting, arguments: argparse.Namespace) -> dict[str, dict[str, Any]]:
-    """Results by contest and engine. All rank processes have ended when this returns or raises."""
+    """Results by contest and engine."""
     plan = {
         "model": to_plain(setting.model),
         "workload": to_plain(setting.workload),
@@ -159,9 +159,14 @@ def run(setting: Setting, arguments: argparse.Namespace) -> dict[str, dict[str, 
         "rounds": arguments.rounds,
         "steps": arguments.steps,
     }
+    return run_ranks(plan, arguments.rate)
+
+
+def run_ranks(plan: dict[str, Any], rate: str) -> dict[str, dict[str, Any]]:
+    """What rank 0 wrote for this plan. All rank processes have ended when this returns or raises."""
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        link = None if arguments.rate == "none" else stack.enter_context(ShapedLink(arguments.rate))
+        link = None if rate == "none" else stack.enter_context(ShapedLink(rate))
         plan |= {"address": ADDRESSES[0], "port": 29500} if link else {"address": "127.0.0.1", "port": _free_port()}
         (folder / "plan.json").write_text(json.dumps(plan))
         ranks = [stack.enter_context(_rank(rank, folder, link)) for rank in range(RANKS)]

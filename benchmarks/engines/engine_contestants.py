@@ -4,7 +4,6 @@ import contextlib
 import gc
 import importlib
 import importlib.util
-import itertools
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -45,6 +44,9 @@ class _Peer:
     def __init__(self, context: RankContext, spec: ModelSpec, config: TrialConfig, workload: Workload) -> None:
         self.context, self.config, self.workload = context, config, workload
         self.module: Transformer = build_transformer(spec, workload.sequence_length, workload.seed, torch.float32)
+        if config.compile_blocks:
+            for block in self.module.blocks.children():
+                block.compile()
         self.data = text_data(workload, spec.vocab_size)
         self.accumulation = config.gradient_accumulation_steps(workload.global_batch_size, context.world_size)
         self.batches: list[dict[str, Tensor]] = []
@@ -104,8 +106,8 @@ class DDP(_Peer):
 class FSDP2(_Peer):
     """torch fully_shard on every block and the root; without resharding, parameters stay whole until the step's last backward.
 
-    `keeps_root`: embedding, head and last norm stay whole between forward and backward. `prefetches`: each block's gather is
-    called before the preceding block runs, in forward and in backward. `beside`: gathers are started and waited for
+    `keeps_root`: embedding, head and last norm stay whole between forward and backward. `prefetches`: the gathers of so many
+    blocks are called before the preceding block runs, in forward and in backward. `beside`: gathers are started and waited for
     later (`async_op=True`), so that they overlap with computation without CUDA streams.
     """
 
@@ -117,7 +119,7 @@ class FSDP2(_Peer):
         workload: Workload,
         *,
         keeps_root: bool = False,
-        prefetches: bool = False,
+        prefetches: int = 0,
         beside: bool = False,
     ) -> None:
         super().__init__(context, spec, config, workload)
@@ -126,11 +128,9 @@ class FSDP2(_Peer):
         for block in blocks:
             fully_shard(block, reshard_after_forward=self.reshard)
         fully_shard(self.module, reshard_after_forward=self.reshard and not keeps_root)
-        if prefetches:
-            for before, after in itertools.pairwise((self._root, *blocks)):
-                before.set_modules_to_forward_prefetch([after])  # type: ignore[operator]
-            for before, after in itertools.pairwise((self._root, *reversed(blocks))):
-                before.set_modules_to_backward_prefetch([after])  # type: ignore[operator]
+        for order, setter in ((blocks, "set_modules_to_forward_prefetch"), (blocks[::-1], "set_modules_to_backward_prefetch")):
+            for index, module in enumerate((self._root, *order[:-1]) if prefetches else ()):
+                getattr(module, setter)(order[index : index + prefetches])
         if beside:
             self._root._set_unshard_async_op(True)
         self.optimizer = self.adamw(self.module.parameters())
@@ -243,19 +243,21 @@ class DeepSpeed(_Peer):
         del self.engine, self.module
 
 
-def build(name: str, context: RankContext, spec: ModelSpec, config: TrialConfig, workload: Workload) -> Contestant:
-    """The contestant of this name on this rank."""
+def build(
+    name: str, context: RankContext, spec: ModelSpec, config: TrialConfig, workload: Workload, **settings: Any
+) -> Contestant:
+    """The contestant of this name on this rank, with `settings` that no knob of ours has."""
     if name == "native":
         return NativeEngine().build(context, spec, config, workload)
-    return PEERS[name](context, spec, config, workload)
+    return PEERS[name](context, spec, config, workload, **settings)
 
 
-PEERS: dict[str, Callable[[RankContext, ModelSpec, TrialConfig, Workload], Contestant]] = {
+PEERS: dict[str, Callable[..., Contestant]] = {
     "ddp": DDP,
     "fsdp2": FSDP2,
     "fsdp2, root kept": partial(FSDP2, keeps_root=True),
-    "fsdp2, prefetch": partial(FSDP2, keeps_root=True, prefetches=True),
-    "fsdp2, prefetch beside": partial(FSDP2, keeps_root=True, prefetches=True, beside=True),
+    "fsdp2, prefetch": partial(FSDP2, keeps_root=True, prefetches=1),
+    "fsdp2, prefetch beside": partial(FSDP2, keeps_root=True, prefetches=1, beside=True),
     "deepspeed": DeepSpeed,
     "deepspeed, a rank's reduces": partial(DeepSpeed, multi_rank_bucket=False),
 }
@@ -286,7 +288,8 @@ def live_storages() -> dict[int, Tensor]:
         if issubclass(type(value), Tensor):
             for tensor in (_local(value), _local(value.grad) if value.is_leaf and value.grad is not None else None):
                 if tensor is not None and tensor.layout is torch.strided and tensor.device.type == "cpu":
-                    found.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+                    with contextlib.suppress(RuntimeError):  # the compiler keeps tensors without memory
+                        found.setdefault(tensor.untyped_storage().data_ptr(), tensor)
     return found
 
 

@@ -96,6 +96,11 @@ def run_contest(context: RankContext, plan: dict[str, Any], name: str, changes: 
         log_line(
             context, f"{name} {engine}: {peak:,} bytes at the peak, {turn.memory[0]['at_start']:,} before, {turn.collectives}"
         )
+    _take_turns(context, turns, plan)
+    return {turn.name: _result(turn) for turn in turns}
+
+
+def _take_turns(context: RankContext, turns: list[Turn], plan: dict[str, Any]) -> None:
     gc.collect()
     gc.freeze()
     for number in range(plan["rounds"]):
@@ -105,7 +110,44 @@ def run_contest(context: RankContext, plan: dict[str, Any], name: str, changes: 
             for _ in range(plan["steps"]):
                 turn.step(context, keep=True)
     gc.unfreeze()
-    return {turn.name: _result(turn) for turn in turns}
+
+
+def run_sweep(context: RankContext, plan: dict[str, Any], variants: list[dict[str, Any]]) -> dict[str, Any]:
+    """Time every variant alone, then the `finalists` fastest of each engine in turns.
+
+    Returns the swept seconds by variant (the fastest step; the error, where the engine refuses its settings) and the
+    finalists' measurements.
+    """
+    spec, workload = from_plain(ModelSpec, plan["model"]), from_plain(Workload, plan["workload"])
+
+    def built(variant: dict[str, Any]) -> Turn:
+        config = from_plain(TrialConfig, plan["config"]).replace(variant["knobs"])
+        turn = Turn(variant["name"], build(variant["engine"], context, spec, config, workload, **variant["settings"]))
+        for _ in range(WARMUP_STEPS):
+            turn.step(context, keep=False)
+        return turn
+
+    swept: dict[str, float | str] = {}
+    for variant in variants:
+        try:
+            turn = built(variant)
+        except Exception as error:  # both ranks fail alike, before or after the same collectives
+            swept[variant["name"]] = f"{type(error).__name__}: {str(error).strip().splitlines()[0][:120]}"
+        else:
+            turn.seconds.append([])
+            for _ in range(plan["swept_steps"]):
+                turn.step(context, keep=True)
+            swept[variant["name"]] = min(turn.seconds[0])
+            turn.contestant.close()
+            del turn
+        gc.collect()
+        log_line(context, f"{variant['name']}: {swept[variant['name']]}")
+    turns = []
+    for engine in dict.fromkeys(variant["engine"] for variant in variants):
+        timed = [one for one in variants if one["engine"] == engine and isinstance(swept[one["name"]], float)]
+        turns += [built(one) for one in sorted(timed, key=lambda one: swept[one["name"]])[: plan["finalists"]]]
+    _take_turns(context, turns, plan)
+    return {"swept": swept, "final": {turn.name: {"losses": turn.losses, "seconds": turn.seconds} for turn in turns}}
 
 
 def _result(turn: Turn) -> dict[str, Any]:
@@ -188,7 +230,10 @@ def main() -> None:
     rank, plan_path, result_path = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     plan = json.loads(plan_path.read_text())
     context = join(rank, plan["ranks"], plan["address"], plan["port"])
-    results = {name: run_contest(context, plan, name, changes) for name, changes in plan["contests"].items()}
+    if "sweeps" in plan:
+        results = {name: run_sweep(context, plan, variants) for name, variants in plan["sweeps"].items()}
+    else:
+        results = {name: run_contest(context, plan, name, changes) for name, changes in plan["contests"].items()}
     if rank == 0:
         result_path.write_text(json.dumps(results))
     gather_numbers(context, [0.0])
