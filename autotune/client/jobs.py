@@ -12,7 +12,7 @@ from autotune.client.errors import UnavailableError, UnreachableError, WaitTimeo
 from autotune.client.fields import SUBMISSION, Model, body_of
 from autotune.client.transport import HttpTransport, quoted
 from autotune.errors import RequestError
-from autotune.wire.jobs import Job, JobPage, JobSummary, Leaderboard, Overview, OverviewList
+from autotune.wire.jobs import Job, JobPage, JobSummary, Leaderboard, Link, LinkList, Overview, OverviewList
 from autotune.wire.service import Delivery, DeliveryList, NewWebhook, Webhook, WebhookList
 
 JOBS = "/v1/jobs"
@@ -157,6 +157,27 @@ class JobCalls:
     def clone(self, job: str | JobSummary, *, idempotency_key: str | None = None) -> Job:
         """Submit the same request once more; `idempotency_key` as in `submit`."""
         return self._transport.post(Job, f"{job_path(job)}/clone", None, _key(idempotency_key))
+
+    def share(self, job: str | JobSummary, *, days: int = 7) -> Link:
+        """Make a link that shows this job, and nothing else, to whoever has it. The token is in the answer, only this once.
+
+        Raises:
+            ConflictError: the service makes no links, or the job has as many as there may be.
+        """
+        return self._transport.once(Link, f"{job_path(job)}/links", {"days": days})
+
+    def links(self, job: str | JobSummary) -> LinkList:
+        """The links of a job that work, oldest first, without their tokens."""
+        return self._transport.get(LinkList, f"{job_path(job)}/links")
+
+    def withdraw_link(self, job: str | JobSummary, link: Link | str) -> None:
+        """End a link: within 5 seconds it shows nothing more.
+
+        Raises:
+            NotFoundError: the job has no such link.
+        """
+        number = link.id if isinstance(link, Link) else link
+        self._transport.send("DELETE", f"{job_path(job)}/links/{quoted(number)}", repeatable=False)
 
     def extend(self, job: str | JobSummary, *, trials: int | None = None, max_seconds: float | None = None) -> Job:
         """Set the budget, in all: what was spent counts. It may be made smaller too.

@@ -41,7 +41,7 @@ def test_search_order_puts_what_is_read_first() -> None:
 
 def test_what_changes_results() -> None:
     assert {name for name, knob in KNOBS.items() if knob.numerics is Numerics.CHANGES} == {
-        "precision", "reduce_dtype", "script", "accumulation_dtype", "optimizer", "lora_rank", "lora_targets",
+        "precision", "fp8_recipe", "reduce_dtype", "script", "accumulation_dtype", "optimizer", "lora_rank", "lora_targets",
         "frozen_dtype", "adapter_size", "prefix_length", "prompt_length", "attention_window", "attention_global_tokens",
         "curriculum_start_length", "curriculum_steps", "random_ltd_start_tokens", "random_ltd_steps",
         "gather_dtype", "onebit_warmup_steps", "pack_sequences", "mtp_layers", "mtp_loss_weight",
