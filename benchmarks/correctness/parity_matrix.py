@@ -42,18 +42,20 @@ from executor.engines.capabilities import version_refusals
 from search_spaces.knob import Value
 from search_spaces.knob_values import KNOBS
 from search_spaces.knobs.computation import FP8_RECIPES
+from search_spaces.optimizers import BF16_MASTERS
 
 NOT_COMPUTED = frozenset({"expandable_segments", "environment", "gc_interval", "numa_binding", "cuda_graphs"})
 """Knobs that change no computation or communication on CPUs: growth of the CUDA allocator, environment of the processes,
 garbage collection, CPU cores, and captures that exist only on CUDA."""
 EVERY = 11
 """Every so many-th case on more than four ranks, where the section is large."""
-ON_CUDA: Mapping[str, Sequence[Value]] = {
+NO_CASE: Mapping[str, Sequence[Value]] = {
     "attention_backend": ("flash", "efficient", "cudnn"), "fused_kernels": ("liger", "transformer_engine"),
-    "precision": ("fp8",), "fp8_recipe": FP8_RECIPES[1:],
+    "precision": ("fp8",), "fp8_recipe": FP8_RECIPES[1:], "optimizer": (BF16_MASTERS,),
 }  # fmt: skip
-"""Values without a case on CPUs: rules refuse CUDA kernels there, and `best` is flash. A test below the rules compares fp8
-products with float64 (`tests/executor/parallel/test_float8.py`)."""
+"""Values without a case: rules refuse CUDA kernels on CPUs, and `best` is flash. A test below the rules compares fp8 products
+with float64 (`tests/executor/parallel/test_float8.py`). Weights that are rounded at random differ from those of other layouts;
+`tests/executor/engines/native/test_stochastic_rounding.py` has their mean and their ranks."""
 
 
 def matrix(ranks: int) -> list[Case]:
@@ -101,8 +103,8 @@ def untested(cases: Iterable[Case]) -> list[str]:
                 continue
             tried = {getattr(case.config, name) for case in mine}
             for value in values or KNOBS[name].choices:
-                found += [] if value in tried or value in ON_CUDA.get(name, ()) else [f"{engine}: {name}={value}"]
-            here = [value for value in values or KNOBS[name].choices or ".." if value not in ON_CUDA.get(name, ())]
+                found += [] if value in tried or value in NO_CASE.get(name, ()) else [f"{engine}: {name}={value}"]
+            here = [value for value in values or KNOBS[name].choices or ".." if value not in NO_CASE.get(name, ())]
             if len(tried) < 2 and len(here) > 1:
                 found.append(f"{engine}: {name} at another value than {tried}")
     return found

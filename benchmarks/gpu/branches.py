@@ -89,6 +89,10 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("load_operators", (f"{_PARALLEL}test_fused.py::test_numbers_are_those_of_one_process_without_them",),
          "the packages' kernels compute the same, faster", ("by-hand",)),
     ),
+    "user_module/originals.py": (
+        ("problem_of_copying", ("tests/executor/user_module/test_originals.py::test_modules_without_data_are_not_copied",),
+         "nothing", ()),
+    ),
     "profile.py": (
         ("ModuleClock.stop", (f"{_CUDA}places_are_timed_by_the_devices_clock",), "module times sum to the step's time", ()),
         ("ModuleClock._now", (f"{_CUDA}places_are_timed_by_the_devices_clock",), "module times sum to the step's time", ()),

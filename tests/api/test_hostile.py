@@ -221,9 +221,11 @@ def test_nobody_has_a_key_to_the_jobs_of_another(serve, store: Store) -> None:
         for method in item:
             if "{job_id}" not in path:
                 continue
-            more = {"json": {"trials": 9}} if method == "patch" else {"params": {"other": 0}} if "differences" in path else {}
+            bodies = {"patch": {"trials": 9}, "post": {"days": 1}}
+            more = {"json": bodies[method]} if method == "patch" or (method, path[-6:]) == ("post", "/links") else {}
+            more |= {"params": {"other": 0}} if "differences" in path else {}
             for job in (job_id, "20300101-000000-aaaa"):
-                url = path.format(job_id=job, number=0, name="timeline")
+                url = path.format(job_id=job, number=0, name="timeline", link_id="0123456789ab")
                 problem_of(client.request(method, url, headers=ben, **more), 404)
             asked += 1
     assert asked >= 13
@@ -243,8 +245,9 @@ def test_who_may_only_read_changes_nothing(serve, store: Store) -> None:
             if method == "get" or path.startswith(("/v1/spaces/", "/v1/predictions", "/v1/plans", "/v1/fits", "/v1/drafts/")):
                 continue
             bodies = {"/v1/jobs": REQUEST, "/v1/webhooks": {"url": "https://8.8.8.8/"}, "/v1/jobs/{job_id}": {"trials": 9}}
+            bodies["/v1/jobs/{job_id}/links"] = {"days": 1}
             body = {"json": bodies[path]} if path in bodies else {}
-            address = path.format(job_id=job_id, webhook_id="0123456789ab")
+            address = path.format(job_id=job_id, webhook_id="0123456789ab", link_id="0123456789ab")
             problem_of(client.request(method, address, headers=reader, **body), 403)
     problem_of(client.get("/v1/jobs", headers=writer), 403)
     assert (store.jobs.get(job_id), store.events.of(job_id)) == before
