@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from executor.engines.capabilities import release
 from executor.parallel import quantised
 from executor.parallel.collectives import ProcessGroup
 from executor.parallel.model import build_transformer
@@ -202,6 +203,9 @@ def test_units_of_blocks_are_in_tiles_of_128_rows_and_4_blocks() -> None:
         assert found[tile * 512 + row % 32 * 16 + row % 128 // 32 * 4 + block % 4] == codes[row, block]
 
 
+@pytest.mark.skipif(
+    release(torch.__version__) < (2, 13), reason="torch 2.11 multiplies with scales of rows on CUDA devices alone"
+)
 @pytest.mark.parametrize("recipe", [ROWWISE, ROWWISE_WITH_GW_HP])
 def test_rows_have_scales_of_their_own(recipe: str) -> None:
     x, weight, gradient = drawn(32, 48), drawn(64, 48, seed=1), drawn(32, 64, seed=2) * 1e-4
