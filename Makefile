@@ -204,6 +204,7 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.trials.fidelity --markdown docs/results/fidelity.md
 	$(BIN)/python -m benchmarks.search.depth --markdown docs/results/depth.md
 	$(BIN)/python -m benchmarks.engines.engine --markdown docs/results/engine-benchmark.md
+	$(BIN)/python -m benchmarks.engines.best_settings --markdown docs/results/engine-best-settings.md
 	$(BIN)/python -m benchmarks.service.load --parts reads processes streams sqlite --markdown docs/results/service-load.md
 	$(BIN)/python -m benchmarks.prediction.speed --markdown docs/results/prediction-speed.md
 	$(BIN)/python -m benchmarks.prediction.kernel_counts --markdown docs/results/kernel-counts.md
