@@ -9,7 +9,7 @@ from enum import StrEnum
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import is_fake
+from torch._subclasses.fake_tensor import FakeTensor, is_fake
 from torch.distributed.tensor import DTensor
 
 INITIAL_DEVIATION = 0.02
@@ -210,8 +210,8 @@ def draw(
 
 def is_plain(parameter: Tensor) -> bool:
     """Whether values are all of it: not of a library's own type, such as bitsandbytes' 4-bit weights, which quantise themselves
-    when they are first moved, and move their scales too only by their own `to`."""
-    return type(parameter) is nn.Parameter and type(parameter.data) is Tensor
+    when they are first moved, and move their scales too only by their own `to`. Tensors of a dry run are plain."""
+    return all(type(value) in (nn.Parameter, Tensor, FakeTensor) for value in (parameter, parameter.data))
 
 
 def move_without_memory(module: nn.Module, device: torch.device) -> None:
