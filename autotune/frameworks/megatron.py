@@ -362,10 +362,16 @@ class _MegatronReading:
         full = self.switch("bf16") or bridge or fp8
         table.set("precision", "fp8" if fp8 and fp8 != "None" else "fp16" if half else "bf16" if full else "fp32", key("bf16"))
         if table.knobs["precision"] == "fp8":
-            recipe = self.word("fp8_recipe") or ("mxfp8" if "mxfp8" in mixed else "")
-            table.set("fp8_recipe", MXFP8 if recipe == "mxfp8" else TENSORWISE, key("fp8_recipe"))
+            recipe, source = self.word("fp8_recipe"), key("fp8_recipe")
+            if not recipe and mixed:
+                named = {"mxfp8": MXFP8, "subchannel": "blockwise", "nanov2": "blockwise", "delayed": "delayed"}
+                recipe = next((value for word, value in named.items() if word in mixed), TENSORWISE)
+                source = f"mixed_precision={mixed}: fp8_recipe"
+            elif not recipe:
+                recipe, source = (TENSORWISE if bridge else "delayed"), f"without {source}, it"
+            table.set("fp8_recipe", MXFP8 if recipe == MXFP8 else TENSORWISE, key("fp8_recipe"))
             if recipe in ("delayed", "blockwise"):
-                table.notes.append(f"{key('fp8_recipe')}={recipe}: no knob means it; fp8_recipe=tensorwise is the nearest")
+                table.notes.append(f"{source} is {recipe}, which no knob means; fp8_recipe=tensorwise is the nearest")
         low = self.switch("grad_reduce_in_bf16") or not self.switch("grad_reduce_in_fp32", default=True)
         self.switch("accumulate_allreduce_grads_in_fp32")
         if low and full:

@@ -52,6 +52,22 @@ def test_latent_attention_and_experts_are_those_of_the_published_model(tmp_path:
 
 
 @pytest.mark.parametrize(
+    ("options", "recipe", "problem"),
+    [
+        ("--fp8-recipe tensorwise", "tensorwise", None),
+        ("--fp8-recipe mxfp8", "mxfp8", None),
+        ("--fp8-recipe blockwise", "tensorwise", "--fp8-recipe is blockwise, which no knob means"),
+        ("", "tensorwise", "without --fp8-recipe, it is delayed, which no knob means"),
+    ],
+)
+def test_recipes_of_8_bits_that_no_knob_means_are_named(tmp_path: Path, options: str, recipe: str, problem: str | None) -> None:
+    """Also where the script leaves it to the parser's default."""
+    imported = read(tmp_path, f"--fp8-format hybrid {options}")
+    assert imported.knobs["fp8_recipe"] == recipe
+    assert [note.partition(";")[0] for note in imported.notes if "recipe" in note] == ([problem] if problem else [])
+
+
+@pytest.mark.parametrize(
     ("value", "pattern"),
     [
         (2, [1, 0, 1, 0]),

@@ -8,10 +8,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from executor.engine import RankContext
 from executor.engines.sources import load_user_module
 from executor.errors import EngineRefusalError, FactoryError
+from executor.parallel.initialization import is_plain
 from executor.trial.run import ENGINES
 from executor.user_module.description import describe
 from executor.user_module.factory import load_factory
@@ -71,6 +73,12 @@ def test_engines_train_beside_weights_that_keep_their_state(factory: str, engine
     assert [(type(value).__name__, value.quant_state is not None) for value in weights] == [("Params4bit", True)] * 2  # type: ignore[attr-defined]
     assert session.train_step().loss == pytest.approx(float(expected), rel=1e-6)
     session.close()
+
+
+def test_parameters_of_a_dry_run_are_plain() -> None:
+    """Where they were not, frozen ones stood outside of the peak."""
+    with FakeTensorMode():
+        assert all(map(is_plain, nn.Linear(4, 4).parameters()))
 
 
 def test_engines_that_divide_parameters_refuse_them_by_name() -> None:
