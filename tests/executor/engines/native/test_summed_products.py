@@ -1,7 +1,7 @@
 """Products that add to the sums of gradients: the same training without tensors for the gradients of weights."""
 
+import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from executor.engines.native.engine import NativeEngine
 from executor.engines.native.zero import ShardedModel
 from executor.measurement.flop_counter import FlopCounter
 from executor.parallel import summed_products
+from executor.parallel.summed_products import can_add
 from search_spaces.models.model import ModelSpec
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -56,7 +57,8 @@ class Trained:
     summed: int
 
 
-def train(spec: ModelSpec, **knobs: Any) -> Trained:
+def train(spec: ModelSpec, counts: bool = True, **knobs: Any) -> Trained:
+    """`counts`: FLOPs are counted, for which compiled blocks run eagerly."""
     config = TrialConfig(precision="fp64").replace(knobs)
     session = NativeEngine().build(ALONE, spec, config, WORKLOAD)
     try:
@@ -65,20 +67,12 @@ def train(spec: ModelSpec, **knobs: Any) -> Trained:
         norms, flops = [], None
         for step in range(STEPS):
             session.prepare(step)
-            with FlopCounter() as counter:
+            with FlopCounter() if counts else contextlib.nullcontext() as counter:
                 norms.append(session.train_step().gradient_norm or 0.0)
-            flops = counter.total
+            flops = counter.total if counter is not None else None
         return Trained(session.full_parameters(), norms, flops, len(replica.reducer.summed))
     finally:
         session.close()
-
-
-@pytest.fixture
-def apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Every gradient is a tensor of its own."""
-    with monkeypatch.context() as patched:
-        patched.setattr(buckets, "can_add", lambda *_: False)
-        yield
 
 
 def require_equal(summed: Trained, apart: Trained, bound: float) -> None:
@@ -98,3 +92,19 @@ def test_a_model_trains_as_with_gradients_of_its_weights(case: str, monkeypatch:
     assert summed.summed == count
     assert summed.flops == apart.flops, "no product runs more often"
     assert not summed_products._SUMS
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("default")  # of what the compiler does inside it warns itself
+@pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
+def test_compiled_blocks_stay_one_graph(checkpointing: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    knobs = {"compile_blocks": True, "precision": "fp32", "activation_checkpointing": checkpointing}
+    results = []
+    for adds in (can_add, lambda *_: False):
+        monkeypatch.setattr(buckets, "can_add", adds)
+        torch._dynamo.utils.counters.clear()
+        results.append(train(BIASED, counts=False, **knobs))
+        assert not torch._dynamo.utils.counters["graph_break"]
+        assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert [result.summed for result in results] == [15, 0]
+    require_equal(*results, bound=1e-5)
