@@ -38,8 +38,10 @@ def can_add(device: torch.device, of_products: torch.dtype, of_sums: torch.dtype
 
 def add_product(total: Tensor, gradient: Tensor, x: Tensor, first: bool) -> None:
     """Add the product of the transpose of `gradient` and `x` to `total`, which `first` overwrites."""
-    kind = {} if x.dtype == total.dtype else {"out_dtype": total.dtype}
-    torch.addmm(total, gradient.T, x, beta=int(not first), out=total, **kind)
+    if x.dtype == total.dtype:
+        torch.addmm(total, gradient.T, x, beta=int(not first), out=total)
+    else:
+        torch.addmm(total, gradient.T, x, total.dtype, beta=int(not first), out=total)
 
 
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -89,4 +91,4 @@ def _add_to_sum(rows: Tensor, x: Tensor, weight: Tensor) -> Tensor:
 
 
 def _key(weight: Tensor) -> tuple[int, int]:
-    return weight.untyped_storage()._cdata, weight.storage_offset()
+    return weight.untyped_storage()._cdata, int(weight.storage_offset())

@@ -30,12 +30,30 @@ BATCH, TOKENS = 2, 6
 
 @pytest.fixture
 def operators(monkeypatch: pytest.MonkeyPatch) -> Iterator[LigerOperators]:
-    if os.environ.get("TRITON_INTERPRET") != "1" or importlib.util.find_spec("liger_kernel") is None:
+    if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("liger_kernel") is not None:
+        convert_floats(monkeypatch)
+    else:
         monkeypatch.syspath_prepend(str(STAND_INS))
     module = importlib.import_module(LIGER_OPERATIONS)
     yield LigerOperators(LigerFunctions(*(getattr(module, name) for name in LIGER_ARGUMENTS)), {NORM, ROTATION, GATE})
     for name in [name for name in sys.modules if name.partition(".")[0] == "liger_kernel"]:
         del sys.modules[name]
+
+
+def convert_floats(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's interpreter leaves Python's floats as they are, where a compiled kernel gets them as fp32, and functions of
+    libdevice return nothing."""
+    interpreter = importlib.import_module("triton.runtime.interpreter")
+    convert, language = interpreter._implicit_cvt, interpreter.tl
+
+    def converted(value: object) -> object:
+        if not isinstance(value, float):
+            return convert(value)
+        handle = interpreter.TensorHandle(interpreter.np.array([value], dtype="float32"), language.float32)
+        return language.tensor(handle, language.float32)
+
+    monkeypatch.setattr(interpreter, "_implicit_cvt", converted)
+    monkeypatch.setattr(importlib.import_module("liger_kernel.ops.rms_norm"), "rsqrt", lambda x: 1 / language.sqrt(x))
 
 
 class Block(nn.Module):
