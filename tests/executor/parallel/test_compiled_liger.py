@@ -1,7 +1,7 @@
 """Liger's kernels in compiled blocks: one graph, and the numbers of eager blocks.
 
-`TRITON_INTERPRET=1 python -m pytest tests/executor/parallel/test_compiled_liger.py` runs the real kernels where Liger and Triton
-are installed; elsewhere what stands in for them runs.
+`TRITON_INTERPRET=1 python -m pytest tests/executor/parallel/test_compiled_liger.py` runs the real kernels where Liger and
+Triton are installed; elsewhere what stands in for them runs.
 """
 
 import importlib.util
