@@ -85,9 +85,15 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("_multiply", (f"{_PARALLEL}test_float8.py::test_products_are_those_of_the_rounded_operands",),
          "the device's products are right, and faster; those of blocks too", ("by-hand",)),
     ),
+    "parallel/summed_products.py": (
+        ("can_add", (f"{_CUDA}products_of_16_bits_add_to_sums_in_fp32",),
+         "products of bf16 add to an fp32 sum, in less time than a second pass takes", ("by-hand",)),
+    ),
     "parallel/fused.py": (
         ("load_operators", (f"{_PARALLEL}test_fused.py::test_numbers_are_those_of_one_process_without_them",),
          "the packages' kernels compute the same, faster", ("by-hand",)),
+        ("(module)", (f"{_PARALLEL}test_compiled_liger.py::test_a_block_is_one_graph_with_the_numbers_of_an_eager_one",),
+         "the kernels compute the same in compiled blocks", ("by-hand",)),
     ),
     "user_module/originals.py": (
         ("problem_of_copying", ("tests/executor/user_module/test_originals.py::test_modules_without_data_are_not_copied",),
