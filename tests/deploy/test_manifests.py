@@ -221,7 +221,7 @@ def test_a_train_job_runs_the_exported_program(tmp_path: Path) -> None:
         return subprocess.run(command, cwd=tmp_path, env=variables, check=True, capture_output=True, text=True).stdout
 
     variables = os.environ | {"PYTHONPATH": str(ROOT), "AUTOTUNE_DB": str(tmp_path / "jobs.db")}
-    question = ("llama-tiny", "--ranks", "2", "--global-batch-size", "8", "--json")
+    question = ("llama-tiny", "--cluster", "2xh100", "--global-batch-size", "8", "--pin", "compile_blocks=false", "--json")
     (tmp_path / "best-config.json").write_text(autotune("plan", *question))
     autotune(*export[1:])
     words = [str(tmp_path / program) if word.endswith(program) else word for word in job["trainer"]["args"]]
