@@ -30,7 +30,7 @@ from tests.ports import free_port
 RELEASE_PYTHON = ROOT / ".venv-release" / "bin" / "python"
 """Made by `make client`, `make release` and `make nightly`."""
 MOST_BYTES = 25_000_000
-"""Of the client and what it needs besides NumPy and SciPy, without the bytecode that Python writes; of the client itself, with it."""
+"""Of the client and what it needs besides NumPy and SciPy, without bytecode; of the client itself, with it."""
 
 
 def test_every_package_and_dependency_is_in_one_of_them() -> None:
