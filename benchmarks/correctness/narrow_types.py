@@ -14,6 +14,9 @@ from benchmarks.common.written_page import judge, page_parser
 from benchmarks.correctness import bytes_of_types, loss_of_types
 from benchmarks.correctness.loss_curves import RANKS, SHOWN, TEXT, WORKLOAD
 
+SECONDS_LIMIT = 1200.0
+"""Of one task: a curve takes ten seconds on an idle machine, and minutes beside other work."""
+
 
 def introduction(steps: int, seconds: float) -> str:
     """Markdown."""
@@ -33,9 +36,9 @@ def main() -> int:
     parser.add_argument("--steps", type=int, default=SHOWN[-1])
     arguments = parser.parse_args()
     began = time.monotonic()
-    with Gang(RANKS, bytes_of_types.weigh) as gang:
+    with Gang(RANKS, bytes_of_types.weigh, SECONDS_LIMIT) as gang:
         measured = {name: gang.run(knobs) for name, knobs in bytes_of_types.HELD.items()}
-    with Gang(RANKS, loss_of_types.train) as gang:
+    with Gang(RANKS, loss_of_types.train, SECONDS_LIMIT) as gang:
         types = {**loss_of_types.TYPES, **loss_of_types.SLICED}
         types = {name: {**loss_of_types.LAYOUT, **knobs} for name, knobs in types.items()}
         ends = loss_of_types.ends(gang, arguments.steps, types, model=loss_of_types.MODEL)

@@ -271,7 +271,7 @@ def test_goes_through_the_comparison_with_the_model_by_hand_on_a_cpu(setting: Se
 
 def test_two_ranks_over_host_messages_on_a_cpu(setting: Setting, forked_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair, "OFFLOADS", {3: pair.OFFLOADS[3][-1:]})
-    items = pair.items()
+    items = pair.items(setting)
     show(only(items, pair.SINGLE_RANK), setting)
     layout, offload = (only(items, f"two ranks: {name}") for name in ("pipeline 2, 1f1b", "offloading at stage 3"))
     proofs = [show(item, setting) for item in (layout, offload)]
