@@ -34,6 +34,7 @@ from benchmarks.gpu.proof import Item, Proof, Setting, ratio
 from executor.engines.native.buckets import GradientReducer
 from executor.parallel.collectives import InFlight, ProcessGroup
 from executor.parallel.model import build_transformer
+from search_spaces.knobs.computation import FP8_RECIPES
 from search_spaces.models.huggingface import model_spec_from_config
 from search_spaces.trial_config import TrialConfig
 
@@ -222,6 +223,22 @@ def test_products_in_8_bits_lose_as_much_as_bf16(setting: Setting, forked_ranks:
     proof = show(only(float8.items(setting), "float8: eager blocks"), setting)
     assert failed(proof) == []
     assert proof.claims[-1].state is State.HOLDS
+
+
+def test_every_recipe_of_8_bits_is_held_against_bf16_or_skipped_with_its_reason(setting: Setting) -> None:
+    found = {name.partition(": ")[2]: (show, skipped) for name, show, _, skipped in float8.items_by_recipe(setting)}
+    assert set(found) == set(FP8_RECIPES)
+    assert "no products of mxfp8 on CPUs" in found["mxfp8"][1]
+    for prove, skipped in found.values():
+        if not skipped:
+            proof = Proof(setting)
+            prove(proof)
+            assert [claim.state for claim in proof.claims] == [State.HOLDS, State.MEASURED]
+
+
+def test_stage_3_is_held_against_fully_shard(setting: Setting) -> None:
+    proof = show(only(command.PARTS["first"](setting), "stage 3 over one rank against fully_shard"), setting)
+    assert [claim.state for claim in proof.claims] == [State.HOLDS, State.MEASURED]
 
 
 def test_goes_through_graphs_against_eager_blocks_on_a_cpu(setting: Setting) -> None:
