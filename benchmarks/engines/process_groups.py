@@ -92,6 +92,7 @@ def count(knobs: Mapping[str, Any], ranks: int, bound: bool) -> Counted:
             made.append(one)
             return mock.Mock(spec=dist.ProcessGroup) if rank in one else None
 
+        hook = sys.excepthook
         dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=ranks)
         try:
             assert dist.group.WORLD is not None
@@ -101,6 +102,7 @@ def count(knobs: Mapping[str, Any], ranks: int, bound: bool) -> Counted:
                 built = ParallelGroups(mesh, RankContext(rank=rank, world_size=ranks, device=torch.device("cpu")))
         finally:
             dist.destroy_process_group()
+            sys.excepthook = hook  # torch wraps it each time
         dimensions.append(sum(1 < group.size < ranks for _, group in built.by_dimension))
         calls.append(len(made))
         joined.append(len(own))
@@ -133,8 +135,8 @@ def measure(ranks: int) -> float:
     """Seconds of gloo ranks until all have all groups of `TIMED`: the median of the repeats, each of the slowest rank."""
     context = multiprocessing.get_context("fork")  # torch is imported once
     results = context.Queue()
-    with tempfile.NamedTemporaryFile() as file:
-        processes = [context.Process(target=_rank, args=(rank, ranks, file.name, results)) for rank in range(ranks)]
+    with tempfile.TemporaryDirectory() as folder:
+        processes = [context.Process(target=_rank, args=(rank, ranks, f"{folder}/store", results)) for rank in range(ranks)]
         for process in processes:
             process.start()
         try:
@@ -213,8 +215,8 @@ def page(
         f"Measured: {measured} (gloo, ranks forked on a machine with {os.cpu_count()} cores beside other work; the median of "
         f"{REPEATS} repeats, each of the slowest rank). The columns in seconds extrapolate the seconds of a call to {RANKS} "
         "ranks, as they grow between these sizes; the band is from no growth to growth with the square of the ranks. Ranks "
-        "that share cores wait for each other: the figures are upper bounds for ranks with cores of their own. NCCL was not "
-        "timed: it needs devices."
+        "that share cores wait for each other, which ranks with cores of their own do not; ranks of several hosts wait for "
+        "the network besides, which these do not. NCCL was not timed: it needs devices."
     )
     lines = [
         "# Process groups of a large gang",
