@@ -6,7 +6,15 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from executor.parallel.adapters import Prefix
-from executor.parallel.attention import Scores, attend_to_window, attend_with_scores, scaled_attention, sees
+from executor.parallel.attention import (
+    Scores,
+    attend_to_earlier,
+    attend_to_window,
+    attend_with_scores,
+    has_no_bias,
+    scaled_attention,
+    sees,
+)
 from executor.parallel.block_collectives import collective, with_adjoint
 from executor.parallel.collectives import ProcessGroup
 from search_spaces.training.windows import AttentionWindow
@@ -122,6 +130,8 @@ def _attend_from(
     if hides and not virtual:
         return attend_to_window(query, key, value, window, start, grouped)
     end = virtual + start + query.shape[2]
+    if end > query.shape[2] and not hides and has_no_bias(query):
+        return attend_to_earlier(query, key[:, :, :end], value[:, :, :end])
     mask = _window_mask(virtual, start, query, window) if hides else _causal_mask(query, end)
     return scaled_attention(query, key[:, :, :end], value[:, :, :end], mask)
 
