@@ -8,6 +8,7 @@ import importlib.util
 import os
 import sys
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -80,22 +81,22 @@ def test_a_block_is_one_graph_with_the_numbers_of_an_eager_one(
     torch.manual_seed(0)
     block = Block(operators, trains)
     with torch.no_grad():
-        block.norm.weight.uniform_(0.5, 1.5)  # type: ignore[union-attr, operator]
+        block.norm.weight.uniform_(0.5, 1.5)  # type: ignore[operator]
     angles = torch.rand(TOKENS, 4).repeat(1, 2)
     given = torch.randn(BATCH, TOKENS, 32)
 
     def run(x: Tensor) -> Tensor:
         inputs = x, angles.cos(), angles.sin()
-        if not recomputes:
-            return block(*inputs)
-        return torch.utils.checkpoint.checkpoint(block, *inputs, use_reentrant=False)
+        recompute = partial(torch.utils.checkpoint.checkpoint, block, use_reentrant=False)
+        result: Tensor = recompute(*inputs) if recomputes else block(*inputs)
+        return result
 
     results = []
     for call in (run, torch.compile(run, fullgraph=True, backend="aot_eager")):
         x = given.clone().requires_grad_()
         block.zero_grad()
         result = call(x)
-        result.square().sum().backward()
+        result.square().sum().backward()  # type: ignore[no-untyped-call]
         results.append([result.detach(), x.grad, block.norm.weight.grad])
     torch._dynamo.reset()
     for eager, compiled in zip(*results, strict=True):
