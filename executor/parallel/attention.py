@@ -199,6 +199,23 @@ def has_no_bias(query: Tensor) -> bool:
     return query.is_cuda and _chosen == "cudnn"
 
 
+def needs_flash(query: Tensor) -> bool:
+    """Whether the flash kernel is to be called by name: in compiled blocks, which cannot create torch's causal bias, if it is
+    allowed and has the query's type and width."""
+    fits = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256
+    return query.is_cuda and torch.compiler.is_compiling() and _chosen in (BEST, "flash") and fits
+
+
+def attend_by_flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of the last tokens to keys and values of all, by the operator that torch's causal bias dispatches
+    to: for it, causal means that the last query sees the last key [torch/nn/attention/bias.py]."""
+    width = query.shape[-1]
+    operands = (functional.pad(x, (0, -(-width // 8) * 8 - x.shape[-1])) for x in (query, key, value))
+    operator = torch.ops.aten._scaled_dot_product_flash_attention
+    mixed: Tensor = operator(*operands, 0.0, is_causal=True, scale=width**-0.5)[0]
+    return mixed[..., : value.shape[-1]]
+
+
 def attend_to_earlier(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Causal attention of the last tokens [batch, heads, n, width] to keys and values of all, by cuDNN without a mask."""
     padded = functional.pad(value, (0, query.shape[-1] - value.shape[-1]))

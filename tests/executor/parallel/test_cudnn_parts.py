@@ -137,7 +137,7 @@ def test_a_device_calls_the_kernel_without_a_mask(
 ) -> None:
     """Of tensors without data: the operators, and that nothing of the size of queries times keys is created."""
     monkeypatch.setattr(context, "has_no_bias", lambda query: True)
-    monkeypatch.setattr(context, "scaled_attention", lambda query, key, value, mask: query)
+    monkeypatch.setattr(context, "scaled_attention", lambda query, key, value, is_causal: query)
     query, key = (torch.empty(1, 2, tokens, 16, dtype=torch.bfloat16, device="meta") for tokens in (256, 4096))
     with Recorded() as recorded:
         mixed = context._attend_from(start, query, key, key, AttentionWindow(0), False, virtual)
@@ -155,3 +155,45 @@ def test_only_the_kernel_that_lacks_the_bias_is_called_in_parts() -> None:
         choose_attention_kernel(name)
         needed[name] = (attention.has_no_bias(on_cuda), attention.has_no_bias(torch.empty(1)))
     assert needed == {name: (name == "cudnn", False) for name in needed}
+
+
+def lower_right(
+    query: Tensor, key: Tensor, value: Tensor, dropout: float = 0.0, is_causal: bool = False, debug_mask: bool = False, *,
+    scale: float | None = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    """The documented flash operator: with keys before the queries, causal means that the last query sees the last key."""
+    assert is_causal and query.shape[-1] % 8 == key.shape[-1] % 8 == value.shape[-1] % 8 == 0
+    keys, values = (x.double().repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
+    later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).triu(1 + key.shape[2] - query.shape[2])
+    product = (query.double() @ keys.transpose(-1, -2) * scale).masked_fill(later, -math.inf)
+    empty = torch.empty(0)
+    mixed = (product.softmax(dim=-1) @ values).to(query.dtype)
+    return mixed, product.logsumexp(dim=-1).float(), empty, empty, query.shape[2], key.shape[2], empty, empty, empty
+
+
+@pytest.mark.filterwarnings("default")  # of what the compiler does inside it warns itself
+@pytest.mark.parametrize(("width", "value_width"), [(8, 8), (12, 12), (16, 8)])
+def test_a_compiled_block_calls_flash_by_name(width: int, value_width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes = ((4, TOKENS, width), (2, EARLIER + TOKENS, width), (2, EARLIER + TOKENS, value_width))
+    query, key, value = (torch.randn(2, *shape).bfloat16() for shape in shapes)
+    expected = by_a_mask(query, key, value)
+    library = torch.library.Library("aten", "IMPL")
+    library.impl("_scaled_dot_product_flash_attention", lower_right, "CPU")
+    monkeypatch.setattr(context, "needs_flash", lambda query: True)
+    mixed = torch.compile(
+        lambda *operands: context._attend_from(EARLIER, *operands, AttentionWindow(0), True), backend="eager", fullgraph=True
+    )(query, key, value)
+    library._destroy()
+    torch.testing.assert_close(mixed, expected, rtol=2e-2, atol=2e-2)
+
+
+def test_flash_is_called_by_name_in_compiled_blocks_on_devices_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def needed(is_cuda: bool = True, dtype: torch.dtype = torch.bfloat16, width: int = 64) -> bool:
+        return attention.needs_flash(cast("Tensor", SimpleNamespace(is_cuda=is_cuda, dtype=dtype, shape=(width,))))
+
+    choose_attention_kernel(BEST)
+    assert not needed()
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
+    assert needed() and not needed(dtype=torch.float32) and not needed(width=264) and not needed(is_cuda=False)
+    choose_attention_kernel("math")
+    assert not needed()
