@@ -13,7 +13,7 @@ from starlette.routing import Match
 from api.refusals import refusals
 from autotune.errors import AutotuneError, JobNotResumableError, NoBestError, UnknownFormatError, UnstatedError
 from autotune.wire.service import FieldProblem, Problem
-from search_spaces.errors import SearchSpaceError
+from search_spaces.errors import IllegalConfigError, SearchSpaceError
 from search_spaces.plain import to_plain
 from storage.errors import (
     DamagedRowError,
@@ -52,7 +52,10 @@ def install(app: FastAPI) -> None:
         remedies = {error.field: error.remedy}
         if isinstance(error, UnstatedError):
             remedies = {name: f"give {meaning}" for name, meaning in error.meanings.items()}
-        errors = [FieldProblem(field=name, message=error.problem, remedy=remedy) for name, remedy in remedies.items()]
+        problem_text = error.problem
+        if isinstance(error, IllegalConfigError) and error.fields:
+            remedies, problem_text = dict.fromkeys(error.fields, error.remedy), f"{error.field}: {error.problem}"
+        errors = [FieldProblem(field=name, message=problem_text, remedy=remedy) for name, remedy in remedies.items()]
         return problem(status, str(error), errors)
 
     @app.exception_handler(JobStateError)

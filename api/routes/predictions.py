@@ -21,6 +21,8 @@ from api.submission import (
     UploadedModel,
     checked,
     declared_body,
+    errors_about,
+    require_pins,
     require_preset_names,
     session_of_job,
     shown_fields,
@@ -54,6 +56,7 @@ from autotune.request.rows import request_to_row
 from autotune.session.knowledge import learned_of
 from autotune.wire.predictions import ConfigEstimate, Draft, Estimate, Fits, Plans, Prediction, Range
 from search_spaces.clusters.cluster import ClusterSpec
+from search_spaces.errors import IllegalConfigError
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.plain import to_plain
@@ -107,8 +110,12 @@ class FitRequest(_FitFields):  # type: ignore[misc]
 
 def predict_config(body: PredictionRequest, settings: Settings, store: Store) -> Prediction:
     """Predict one configuration. Errors name the field and the remedy."""
-    question = _question(_asked(body, "config", pins=checked(body.config)), body, settings, store)
-    answer = predicted(question)
+    question = _question(_asked(body, "config", pins=checked("config", body.config)), body, settings, store)
+    try:
+        answer = predicted(question)
+    except IllegalConfigError as error:
+        error.fields = tuple(name.replace("pins.", "config.") for name in error.fields)
+        raise
     fields = {"world_size": question.cluster.world_size}
     return checked_view(Prediction, {**_shown(question, answer.conditions), **fields, **answer.estimate.document()})
 
@@ -127,10 +134,12 @@ def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
     """Rank a space within the limits of the settings. Errors name the field and the remedy."""
     inputs = _asked(body, "goodput")
     question = _question(inputs, body, settings, store)
+    with errors_about("goodput"):
+        goodput = None if body.goodput is None else terms_of(body.goodput)
     options = PlanOptions(
         objective=PlanObjective(inputs.objective), top=inputs.top, fit_probability=inputs.fit_probability or PROBABILITY,
         share=inputs.share, price=inputs.price, rate=inputs.rate,
-        goodput=None if body.goodput is None else terms_of(body.goodput),
+        goodput=goodput,
     )  # fmt: skip
     bounds = Bounds(configurations=settings.plan_configurations, until=time.monotonic() + settings.plan_seconds)
     biggest = None if inputs.max is None else largest(question, Dimension(inputs.max), options.fit_probability, bounds)
@@ -148,6 +157,7 @@ def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
 def _asked(body: Body, *left_out: str, **further: Any) -> PlanningFields:
     """The question of a body, whose model has a text of its own."""
     fields = body.model_dump(exclude_none=True, exclude={"model", "knowledge", *left_out})
+    require_pins(fields.get("pins", {}))
     fields |= {"expert_loads": tuple(map(tuple, fields.get("expert_loads", ())))}
     return PlanningFields(**fields, **further)
 

@@ -29,6 +29,7 @@ from autotune.strategies.strategy import Strategy
 from search_spaces.capability import Capability
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import ENVIRONMENT
+from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
@@ -276,7 +277,12 @@ def resolve(request: JobRequest, model: ModelSpec | None = None, most_steps: int
         most_steps: most steps for counting the session's space; None: no limit.
     """
     model_request = dataclasses.replace(request, resolved_model=model) if model is not None else request
-    session = _resolve(model_request, found_cluster(model_request), most_steps)
+    try:
+        session = _resolve(model_request, found_cluster(model_request), most_steps)
+    except IllegalConfigError as error:
+        if request.optimizer is not None:  # a pin of its own
+            error.fields = tuple(OPTIMIZER if name == f"pins.{OPTIMIZER}" else name for name in error.fields)
+        raise
     require_positions(session.model, session.request.sequence_length)
     return session
 
