@@ -56,7 +56,6 @@ from autotune.request.rows import request_to_row
 from autotune.session.knowledge import learned_of
 from autotune.wire.predictions import ConfigEstimate, Draft, Estimate, Fits, Plans, Prediction, Range
 from search_spaces.clusters.cluster import ClusterSpec
-from search_spaces.errors import IllegalConfigError
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.models.model import FactoryModel, ModelSpec
 from search_spaces.plain import to_plain
@@ -111,11 +110,7 @@ class FitRequest(_FitFields):  # type: ignore[misc]
 def predict_config(body: PredictionRequest, settings: Settings, store: Store) -> Prediction:
     """Predict one configuration. Errors name the field and the remedy."""
     question = _question(_asked(body, "config", pins=checked("config", body.config)), body, settings, store)
-    try:
-        answer = predicted(question)
-    except IllegalConfigError as error:
-        error.fields = tuple(name.replace("pins.", "config.") for name in error.fields)
-        raise
+    answer = predicted(question)
     fields = {"world_size": question.cluster.world_size}
     return checked_view(Prediction, {**_shown(question, answer.conditions), **fields, **answer.estimate.document()})
 

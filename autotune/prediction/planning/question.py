@@ -151,7 +151,7 @@ class Question:
         space = self.space_around(base)
         base = settled(base, space.context, pinned)
         if refusals := space.check(base):
-            raise illegal(refusals[0], pinned)
+            raise illegal(refusals[0], pinned, "config")
         return space.canonical(base)
 
     def space_around(self, config: TrialConfig) -> SearchSpace:
