@@ -28,7 +28,7 @@ export default function Jobs() {
           ${STATE_NAMES.map((name) => html`<option key=${name} value=${name} selected=${name === filter.state}>${stateLook(name).label}</option>`)}
         </select>
       </label>
-      <${SearchText} value=${filter.text} placeholder="name, tag, note, model, id, owner" onChange=${(text) => change({ text })} />
+      <${SearchText} value=${filter.text} placeholder="name, tag, model, id" onChange=${(text) => change({ text })} />
     </form>
     <${JobList} key=${JSON.stringify(filter)} filter=${filter} chosen=${chosen} onChoose=${setChosen} />
   `;

@@ -26,6 +26,22 @@ LARGE = SUBMITTED | {
     "pins": {"overlap_comm": [True, False], "gc_interval": [0, 1, 5, 10, 50]},
 }  # fmt: skip
 """A job of 200 trials."""
+BEFORE = {
+    "zero_stage": 3, "micro_batch_size": 1, "activation_checkpointing": "full", "overlap_comm": False,
+    "contiguous_gradients": False, "reduce_dtype": "fp32", "precision": "fp32", "loss_chunk_size": 64, "fused_optimizer": False,
+    "gc_interval": 1,
+}  # fmt: skip
+AFTER = {
+    "zero_stage": 2, "micro_batch_size": 4, "activation_checkpointing": "none", "overlap_comm": True,
+    "contiguous_gradients": True, "reduce_dtype": "bf16", "precision": "bf16", "loss_chunk_size": 0, "fused_optimizer": True,
+    "gc_interval": 50,
+}  # fmt: skip
+MANY_CHANGES = SUBMITTED | {
+    "trials": 2, "pins": AFTER, "name": "pretraining-llama-tiny-on-the-shared-cluster-with-all-that-was-off-before-june",
+    "tags": ["team/pretraining", "cluster=shared-a100-80gb", "owner=somebody.with.a.long.name@example.com", "nightly"],
+    "note": "Before the upgrade every knob was at what the first script had; this is the answer for the run of the summer.",
+}  # fmt: skip
+"""A job with long names whose winner differs from the baseline in ten knobs; `results` of both are in a table of its own."""
 NO_ROOM = "out of memory on rank 0: 21.0 MiB are wanted, 20.0 MiB are there"
 BROKEN = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x4)"
 
