@@ -1,6 +1,6 @@
 """Takes the pictures of docs/screenshots: the page's main states, of jobs whose trials are answered from a table.
 
-python -m tests.page.screenshots [--out docs/screenshots] [--format webp]
+python -m tests.page.screenshots [--out docs/screenshots] [--png FOLDER]
 
 Every state of a job is taken on a desktop and a phone, in light and dark: STATE-DESKTOP-LIGHT.webp and so on.
 """
@@ -11,7 +11,7 @@ import itertools
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,19 +61,20 @@ def wait_for_trials(page: Page) -> None:
     expect(page.get_by_text(re.compile(r"^([6-9]|[1-9]\d) of 96 trials"))).to_be_visible()
 
 
-def take(browser: Browser, place: Place, shot: Shot, folder: Path, form: str) -> None:
+def take(browser: Browser, place: Place, shot: Shot, folders: Mapping[str, Path]) -> None:
     context = browser.new_context(viewport=shot.viewport, color_scheme=shot.scheme, reduced_motion="reduce", base_url=place.url)
     context.set_default_timeout(PATIENCE)
     page = context.new_page()
     page.goto(f"/{shot.path}")
     expect(page.locator("main h1")).to_be_visible()
     shot.before(page)
+    expect(page.get_by_text(re.compile(r"^(Loading|Asking|Counting|Checking)"))).to_have_count(0)
     page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(2500)  # plots are drawn when the page has nothing else to do
-    taken = context.new_cdp_session(page).send(
-        "Page.captureScreenshot", {"format": form} | ({"quality": 85} if form == "webp" else {})
-    )
-    (folder / f"{shot.name}.{form}").write_bytes(base64.b64decode(taken["data"]))
+    session = context.new_cdp_session(page)
+    for form, folder in folders.items():
+        taken = session.send("Page.captureScreenshot", {"format": form} | ({"quality": 85} if form == "webp" else {}))
+        (folder / f"{shot.name}.{form}").write_bytes(base64.b64decode(taken["data"]))
     context.close()
 
 
@@ -85,9 +86,11 @@ def first_failed(place: Place, job: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/screenshots"))
-    parser.add_argument("--format", choices=("webp", "png"), default="webp")
+    parser.add_argument("--png", type=Path, help="a folder for the same pictures as PNG, which more programs show")
     arguments = parser.parse_args()
-    arguments.out.mkdir(parents=True, exist_ok=True)
+    folders = {form: folder for form, folder in {"webp": arguments.out, "png": arguments.png}.items() if folder}
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
     expect.set_options(timeout=PATIENCE)
     path = next(filter(None, map(shutil.which, BROWSERS)))
     with tempfile.TemporaryDirectory() as work, closing(Place(Path(work))) as place, sync_playwright() as playwright:
@@ -96,7 +99,7 @@ def main() -> None:
 
         def all_of(*shots: Shot) -> None:
             for shot in shots:
-                take(browser, place, shot, arguments.out, arguments.format)
+                take(browser, place, shot, folders)
 
         all_of(*in_every_form("empty", "#/"))
         alone = place.submit(trials=24)

@@ -1,6 +1,7 @@
 /** What was entered, held against the service while it is entered: whether it would be accepted, what it may find and cost. */
 
 import { useEffect, useRef, useState } from "../vendor/preact.mjs";
+import { sentence } from "../format.mjs";
 import { ask, Problem, randomKey } from "../service.mjs";
 import { sleep } from "../stream.mjs";
 
@@ -94,9 +95,4 @@ function placeOf(name, entries) {
   const isEntry = second && ["pins", "baseline", "model", "command"].includes(first);
   const parts = (isEntry ? rest : [second ?? "", ...rest]).filter((part) => !/^\d*$/.test(part));
   return [isEntry ? `${first}.${second}` : first, parts.join(".")];
-}
-
-function sentence(text) {
-  const told = text.trim();
-  return `${told.charAt(0).toUpperCase()}${told.slice(1)}${/[.?!…]$/.test(told) ? "" : "."}`;
 }
