@@ -75,8 +75,6 @@ PLANNING_TYPES: Mapping[str, Any] = {
 """Types of fields that are not numbers, switches or names. `goodput` has the inputs of `autotune plan --goodput`."""
 _PredictionFields: Any = declared_body("_PredictionFields", PlanningFields, {*PREDICTION, "model"}, PLANNING_TYPES)
 _PlanFields: Any = declared_body("_PlanFields", PlanningFields, {*PLAN, "model"}, PLANNING_TYPES)
-
-
 _FitFields: Any = declared_body("_FitFields", PlanningFields, {*FIT, "model"}, PLANNING_TYPES)
 
 

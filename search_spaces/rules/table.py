@@ -53,7 +53,8 @@ def check_config(config: TrialConfig, context: SpaceContext) -> list[Refusal]:
 def illegal(refusal: Refusal, pins: Iterable[str], field: str = "pins") -> IllegalConfigError:
     """The error of a refused configuration in which these knobs are pinned, by this field of the request."""
     read = {rule.name: rule.reads for rule in RULES}.get(refusal.rule, ())
-    return IllegalConfigError(refusal.rule, refusal.message, refusal.remedy, (f"{field}.{name}" for name in pins if name in read))
+    fields = (f"{field}.{name}" for name in pins if name in read)
+    return IllegalConfigError(refusal.rule, refusal.message, refusal.remedy, fields)
 
 
 def check_shapes(config: TrialConfig, model: Model, workload: Workload, world_size: int) -> list[Refusal]:

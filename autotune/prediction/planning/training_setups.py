@@ -224,9 +224,7 @@ def setups_of(question: Question, methods: Sequence[str] = ()) -> list[TrainingS
     if refusals:
         raise illegal(refusals[0], pins)
     pinned = ", ".join(f"{name}={value}" for name, value in pins.items())
-    raise IllegalConfigError(
-        "set", f"no way of training is possible with {pinned}", "pin fewer knobs", map("pins.{}".format, pins)
-    )
+    raise IllegalConfigError("pins", f"no way of training is possible with {pinned}", "pin fewer knobs")
 
 
 def _exists(method: Method, sharding: Sharding, shape: ModelSpec | None) -> bool:
