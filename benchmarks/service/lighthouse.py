@@ -55,7 +55,7 @@ def page(rows: list[str], version: str) -> str:
     return "\n".join([
         "# Lighthouse on every view", "",
         f"Scores of 100 by Lighthouse {version}, by `python -m benchmarks.service.lighthouse`.",
-        "`tests/page/test_accessible.py` runs axe-core, which Lighthouse's accessibility is made of, on more states of the page.", "",
+        "`tests/page/test_accessible.py` runs axe-core, which Lighthouse's accessibility is made of, on more states.", "",
         f"| view | device | {titles} | what is not passed |", "|---|---|---|---|---|", *rows, "",
     ])  # fmt: skip
 
