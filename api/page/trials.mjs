@@ -22,7 +22,7 @@ export function Trials({ points, job, brushed, onUnbrush }) {
     setFilter(NO_FILTER);
     onUnbrush();
   };
-  if (points.size === 0) return html`<p class="state">No trial has been proposed yet.</p>`;
+  if (points.size === 0) return null;
   return html`<section aria-labelledby="trials-heading" class="stack">
     <div class="section-top">
       <h2 id="trials-heading">Trials</h2>
