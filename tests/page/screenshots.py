@@ -73,6 +73,8 @@ def take(browser: Browser, place: Place, shot: Shot, folders: Mapping[str, Path]
     page.goto(f"/{shot.path}")
     expect(page.locator("main h1")).to_be_visible()
     shot.before(page)
+    if page.locator("[data-figure=throughput_memory]").count():
+        expect(page.locator("[data-figure=throughput_memory] canvas").first).to_be_visible()
     page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(2500)  # plots are drawn when the page has nothing else to do
     session = context.new_cdp_session(page)
