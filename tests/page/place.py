@@ -38,7 +38,7 @@ AFTER = {
 }  # fmt: skip
 MANY_CHANGES = SUBMITTED | {
     "trials": 2, "pins": AFTER, "name": "pretraining-llama-tiny-on-the-shared-cluster-with-all-that-was-off-before-june",
-    "tags": ["team/pretraining", "cluster=shared-a100-80gb", "owner=somebody.with.a.long.name@example.com", "nightly"],
+    "tags": ["team/pretraining", "cluster=shared-a100-80gb", "owner=somebody.with.a.long.name.of.the.team", "nightly"],
     "note": "Before the upgrade every knob was at what the first script had; this is the answer for the run of the summer.",
 }  # fmt: skip
 """A job with long names whose winner differs from the baseline in ten knobs; `results` of both are in a table of its own."""
