@@ -58,7 +58,7 @@ def fill_form(page: Page) -> None:
 
 
 def wait_for_trials(page: Page) -> None:
-    expect(page.get_by_text(re.compile(r"^([6-9]|[1-9]\d) of 96 trials"))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"^([6-9]|\d\d+) of 200 trials$"))).to_be_visible()
 
 
 def shows(name: str) -> Callable[[Page], object]:
@@ -145,7 +145,7 @@ def main() -> None:
             ),
             Shot(name="workers", path="#/usage", viewport=DESKTOP),
         )
-        running = place.submit(**LARGE | {"trials": 96})
+        running = place.submit(**LARGE)
         all_of(*in_every_form("running", f"#/jobs/{running}", wait_for_trials))
         browser.close()
 
