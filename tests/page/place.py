@@ -27,7 +27,7 @@ LARGE = SUBMITTED | {
 }  # fmt: skip
 """A job of 200 trials."""
 BEFORE = {
-    "zero_stage": 3, "micro_batch_size": 1, "activation_checkpointing": "full", "overlap_comm": False,
+    "zero_stage": 1, "micro_batch_size": 1, "activation_checkpointing": "full", "overlap_comm": False,
     "contiguous_gradients": False, "reduce_dtype": "fp32", "precision": "fp32", "loss_chunk_size": 64, "fused_optimizer": False,
     "gc_interval": 1,
 }  # fmt: skip
