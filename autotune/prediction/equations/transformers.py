@@ -158,8 +158,7 @@ class Replica:
         self.shard = np.where(self.layouts.zero_stage >= 3, self.layouts.shard, 1.0)
         # Stages of which nothing else is known are DeepSpeed's.
         self.by_zero = (self.words.sharding == ZERO) | ((self.words.sharding == 0) & (self.layouts.zero_stage > 0))
-        # DeepSpeed turns all into 16 bits, also what was prepared in fp32.
-        self.whole_tables = (self.words.whole_tables > 0) & ~self.by_zero
+        # DeepSpeed turns all into 16 bits.
         self.adapter_width = np.where(self.by_zero, self.width, self.words.adapter_width)
         self.state_shard = np.where(self.layouts.zero_stage >= 1, self.layouts.shard, 1.0)
         # Models without gated MLPs have torch's LayerNorm, which is one kernel.
@@ -171,7 +170,6 @@ class Replica:
         # that it is given. FSDP and DeepSpeed cast parameters.
         self.sharded = self.by_zero | ((self.words.sharding > 0) & (self.shard > 1))
         whole_norms = np.where(self.frozen, self.words.whole_norms > 0, (self.words.parameter_width >= 4) & ~self.sharded)
-        whole_norms &= ~self.by_zero
         self.wide = whole_norms | (self.width >= 4)
         self.state = np.where(self.wide, 4.0, self.width)
         self.residual: Array = self.state * self.shapes.hidden
@@ -201,7 +199,7 @@ class Replica:
         packed = np.select(kinds, [self.width, 0.5, 0.5 + 0.5 / words.group_size], default=1.0)
         constants = np.select(kinds, [0.0, double, 2 / words.group_size], default=0.0)
         trained, width = counts.trained - self.trained()[0], words.parameter_width
-        table_width = np.where(self.whole_tables, 4.0, self.width)
+        table_width = np.where(words.whole_tables > 0, 4.0, self.width)
         head = np.where(self.frozen & (words.packed_head > 0), self.table, 0.0)
         tables = (counts.frozen_tables - head) * table_width + head * packed
         frozen = (matrices * packed + tables) / self.shard + (matrices + head) * constants
@@ -254,7 +252,7 @@ class Replica:
         matrices = self.counts.trained - adapters - self.counts.trained_tables
         whole = np.where(~self.sharded & (words.parameter_width > self.width), 1.0, 0.0)
         cast = np.where((words.fused_adapters == 0) & (self.adapter_width > self.width), adapters, 0.0) / self.shard
-        head = np.where(self.frozen, self.whole_tables, whole) * self.table
+        head = np.where(self.frozen, words.whole_tables, whole) * self.table
         casts = np.where(words.autocast > 0, self.width, 0.0)
         return casts * (whole * matrices + head + cast), casts * (whole * matrices + cast)
 
@@ -462,7 +460,7 @@ class Replica:
         """
         words = self.words
         # Of logits: fp32 if the table is and products are not cast.
-        w = np.where(self.whole_tables & (words.autocast == 0), 4.0, self.width)
+        w = np.where((words.whole_tables > 0) & (words.autocast == 0), 4.0, self.width)
         stays = np.where((words.release >= 446) & (w < 4), w, 0.0)
         shifts = np.where((words.release < 449) & (self.layouts.micro_batch_size > 1), 4.0, 0.0)
         held = np.where(words.keeps_logits > 0, w, 0.0)

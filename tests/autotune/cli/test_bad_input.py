@@ -195,7 +195,10 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "price: 'much' is not a number (price of a device per hour); see `autotune plan --help`",
     ),
     "plan gpt2 --global-batch-size 1M": ("global_batch_size: '1M' is not a whole number (samples per optimizer step);",),
-    "plan llama-3-8b --cluster gb200-nvl72:18 --global-batch-size 1024": ("space: parallel has no legal", "nearest is 1008"),
+    "plan llama-3-8b --cluster gb200-nvl72:18 --global-batch-size 1024": (
+        "global_batch_size: parallel has no legal",
+        "nearest is 1008",
+    ),
     "space gpt2 --sequence-length 1025": ("sequence_length: 1025", "give at most 1024"),
 }
 
