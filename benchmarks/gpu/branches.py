@@ -94,8 +94,6 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
     "parallel/fused.py": (
         ("load_operators", (f"{_PARALLEL}test_fused.py::test_numbers_are_those_of_one_process_without_them",),
          "the packages' kernels compute the same, faster", ("by-hand",)),
-        ("(module)", (f"{_PARALLEL}test_compiled_liger.py::test_a_block_is_one_graph_with_the_numbers_of_an_eager_one",),
-         "the kernels compute the same in compiled blocks", ("by-hand",)),
     ),
     "user_module/originals.py": (
         ("problem_of_copying", ("tests/executor/user_module/test_originals.py::test_modules_without_data_are_not_copied",),

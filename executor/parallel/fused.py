@@ -4,13 +4,12 @@ import importlib
 import inspect
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from executor.errors import EngineRefusalError
-from executor.parallel.block_collectives import in_compiled_blocks
 from executor.parallel.operators import Operators
 from search_spaces.kernels import (
     GATE,
@@ -29,16 +28,13 @@ from search_spaces.kernels import (
 from search_spaces.models.model import ModelSpec, Norm
 from search_spaces.trial_config import TrialConfig
 
-LIGER_OPERATIONS = "liger_kernel.ops"
-NORM_SETTINGS = (0.0, "gemma", False)
-"""Offset, casting mode, in place: this mode computes in fp32 up to and including the weight, as torch's norm does."""
 Function = Any
 """The class of an autograd function; torch.compile traces `apply` only if it is called on the class."""
 
 
 @dataclass(frozen=True, slots=True)
 class LigerFunctions:
-    """The autograd functions of `LIGER_OPERATIONS`."""
+    """The autograd functions of liger_kernel.ops."""
 
     norm: Function
     rotate: Function
@@ -56,8 +52,8 @@ class LigerOperators(Operators):
     | gate | saves only gate and hidden | **overwrites** both with their gradients |
     | loss | computes logits some rows at a time, saves the gradients of rows and weight | multiplies these in place |
 
-    In compiled blocks each is one operator (`in_compiled_blocks`), because the compiler cannot look into it; what a kernel
-    overwrites is copied for it. The loss is outside of blocks.
+    In compiled blocks torch's operators run in their place, which the compiler fuses with what is around them; the loss is
+    outside of blocks.
 
     So a forward cannot run again on the inputs of an earlier run (selective checkpointing reuses saved products), and a
     backward cannot run twice (zero-bubble schedules): rules refuse both (`executor.engines.capabilities`).
@@ -74,19 +70,17 @@ class LigerOperators(Operators):
         return _Norm(spec.hidden_size, spec.norm_epsilon, self._functions.norm)
 
     def rotate(self, query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-        if ROTATION not in self._replaces:
+        if ROTATION not in self._replaces or torch.compiler.is_compiling():
             return super().rotate(query, key, cosines, sines)
         # One row for all samples, or for packed samples one row each: [samples, tokens, head_dim].
         tables = (table[None] if table.dim() == 2 else table[:, 0] for table in (cosines, sines))
-        function = _Rotation if torch.compiler.is_compiling() else self._functions.rotate
-        rotated: tuple[Tensor, Tensor] = function.apply(query, key, *tables)
+        rotated: tuple[Tensor, Tensor] = self._functions.rotate.apply(query, key, *tables)
         return rotated
 
     def gate(self, gate: Tensor, hidden: Tensor, kind: str) -> Tensor:
-        if GATE not in self._replaces:
+        if GATE not in self._replaces or torch.compiler.is_compiling():
             return super().gate(gate, hidden, kind)
-        function = _Gate if torch.compiler.is_compiling() else self._functions.gate
-        gated: Tensor = function.apply(gate.contiguous(), hidden.contiguous())
+        gated: Tensor = self._functions.gate.apply(gate.contiguous(), hidden.contiguous())
         return gated
 
     def _summed_loss(self, rows: Tensor, weight: Tensor, targets: Tensor) -> Tensor:
@@ -107,128 +101,10 @@ class _Norm(nn.RMSNorm):
 
     def forward(self, x: Tensor) -> Tensor:
         if torch.compiler.is_compiling():
-            compiled: Tensor = _RowNorm.apply(x.contiguous(), self.weight, self.eps)  # type: ignore[no-untyped-call]
-            return compiled
-        normed: Tensor = self._function.apply(x.contiguous(), self.weight, self.eps, *NORM_SETTINGS)
+            return super().forward(x)
+        # "gemma": the casting mode that computes in fp32 up to and including the weight, as torch's norm does.
+        normed: Tensor = self._function.apply(x.contiguous(), self.weight, self.eps, 0.0, "gemma", False)
         return normed
-
-
-class _Context:
-    """The context of one of Liger's functions that is called by an operator, without autograd."""
-
-    _settings: ClassVar[dict[tuple[Any, ...], dict[str, Any]]] = {}
-    """Function and shape -> what forward leaves for backward besides tensors."""
-
-    def __init__(
-        self, name: str, x: Tensor, saved_tensors: Sequence[Tensor] = (), needs_input_grad: Sequence[bool] = ()
-    ) -> None:
-        self._key = (name, x.shape, x.dtype, x.device)
-        self.__dict__.update(self._settings.get(self._key, {}))
-        self.saved_tensors, self.needs_input_grad = saved_tensors, needs_input_grad
-        self.function: Function = getattr(importlib.import_module(LIGER_OPERATIONS), name)
-
-    def save_for_backward(self, *tensors: Tensor) -> None:
-        self.saved_tensors = tensors
-
-    def forward(self, *arguments: Any) -> Any:
-        result = self.function.forward(self, *arguments)
-        self._settings[self._key] = {name: value for name, value in vars(self).items() if name not in ("saved_tensors", "_key")}
-        return result
-
-
-@in_compiled_blocks(
-    "Tensor x, Tensor weight, float epsilon",
-    lambda x, *_: [torch.empty_like(x), x.new_empty(x.shape[:-1].numel(), dtype=torch.promote_types(x.dtype, torch.float32))],
-    "Tensor[]",
-)
-def _norm_rows(x: Tensor, weight: Tensor, epsilon: float) -> list[Tensor]:
-    """The norm and a number for each row."""
-    context = _Context("LigerRMSNormFunction", x)
-    normed = context.forward(x, weight, epsilon, *NORM_SETTINGS)
-    return [normed, context.saved_tensors[-1]]
-
-
-@in_compiled_blocks(
-    "Tensor gradient, Tensor x, Tensor weight, Tensor numbers, bool trains",
-    lambda _, x, weight, *__: [torch.empty_like(x), torch.empty_like(weight)],
-    "Tensor[]",
-)
-def _norm_gradients(gradient: Tensor, x: Tensor, weight: Tensor, numbers: Tensor, trains: bool) -> list[Tensor]:
-    saved_tensors = (x.view(-1, x.shape[-1]), weight, numbers)
-    context = _Context("LigerRMSNormFunction", x, saved_tensors, (True, trains))
-    of_input, of_weight, *_ = context.function.backward(context, gradient)
-    return [of_input, torch.zeros_like(weight) if of_weight is None else of_weight]
-
-
-class _RowNorm(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-        normed, numbers = _norm_rows(x, weight, epsilon)
-        ctx.save_for_backward(x, weight, numbers)
-        result: Tensor = normed
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        of_input, of_weight = _norm_gradients(gradients[0].contiguous(), *ctx.saved_tensors, ctx.needs_input_grad[1])
-        return of_input, of_weight if ctx.needs_input_grad[1] else None, None
-
-
-@in_compiled_blocks(
-    "Tensor query, Tensor key, Tensor cosines, Tensor sines, bool back",
-    lambda query, key, *_: [_by_token(query), _by_token(key)],
-    "Tensor[]",
-)
-def _rotate(query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor, back: bool) -> list[Tensor]:
-    context = _Context("LigerRopeFunction", query, (cosines, sines))
-    pair = _by_token(query).copy_(query), _by_token(key).copy_(key)
-    if back:
-        return [*context.function.backward(context, *pair)[:2]]
-    return [*context.forward(*pair, cosines, sines)]
-
-
-def _by_token(x: Tensor) -> Tensor:
-    """An empty tensor of the shape of x [batch, heads, tokens, head_dim], of which each token's heads are contiguous."""
-    return x.new_empty(x.shape[0], x.shape[2], x.shape[1], x.shape[3]).transpose(1, 2)
-
-
-class _Rotation(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-        ctx.save_for_backward(cosines, sines)
-        query, key = _rotate(query, key, cosines, sines, False)
-        return query, key
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        return *_rotate(*gradients, *ctx.saved_tensors, True), None, None
-
-
-@in_compiled_blocks("Tensor gate, Tensor hidden", lambda gate, _: torch.empty_like(gate))
-def _gated(gate: Tensor, hidden: Tensor) -> Tensor:
-    gated: Tensor = _Context("LigerSiLUMulFunction", gate).forward(gate, hidden)
-    return gated
-
-
-@in_compiled_blocks(
-    "Tensor gradient, Tensor gate, Tensor hidden", lambda _, *pair: [torch.empty_like(value) for value in pair], "Tensor[]"
-)
-def _gate_gradients(gradient: Tensor, gate: Tensor, hidden: Tensor) -> list[Tensor]:
-    context = _Context("LigerSiLUMulFunction", gate, (gate.clone(), hidden.clone()))
-    return [*context.function.backward(context, gradient)[:2]]
-
-
-class _Gate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, gate: Tensor, hidden: Tensor) -> Tensor:
-        ctx.save_for_backward(gate, hidden)
-        gated: Tensor = _gated(gate, hidden)
-        return gated
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
-        of_gate, of_hidden = _gate_gradients(gradients[0].contiguous(), *ctx.saved_tensors)
-        return of_gate, of_hidden
 
 
 class TransformerEngineOperators(Operators):
@@ -275,7 +151,7 @@ def load_operators(config: TrialConfig, spec: ModelSpec, device: torch.device, d
         raise EngineRefusalError(refusal.rule, f"{refusal.message}; {refusal.remedy}")
     replaces = replaced(name, spec, config.tensor_parallel_size)
     if name == LIGER:
-        ops = _imported(name, LIGER_OPERATIONS)
+        ops = _imported(name, "liger_kernel.ops")
         functions = (_function(ops, function, arguments) for function, arguments in LIGER_ARGUMENTS.items())
         return LigerOperators(LigerFunctions(*functions), replaces)
     norms = _imported(name, "transformer_engine.pytorch")
