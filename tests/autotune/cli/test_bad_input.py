@@ -123,7 +123,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "config.json --ranks 999": ("ranks: 999 is not between 1 and", "use at most"),
     "config.json --ranks 0": ("ranks: 0", "give at least 1"),
-    "config.json --global-batch-size 7": ("global_batch_size: zero has no legal", "a global batch of 7", "change micro_batch_size"),
+    "config.json --global-batch-size 7": ("global_batch_size: zero has no", "a global batch of 7", "change micro_batch_size"),
     "config.json --sequence-length 0": ("sequence_length: '0' is not a length; write a number of tokens",),
     "gpt2 --sequence-length 1025": ("sequence_length: 1025 tokens are beyond the 1024 learned positions of gpt2; ",),
     "config.json --data-path none": ("data_path: ", "does not exist; give"),
