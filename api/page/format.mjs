@@ -18,8 +18,8 @@ export const count = (value) => (isKnown(value) ? WRITTEN[3].format(value) : NOT
 
 /** The text with a capital at its beginning and a full stop at its end. */
 export function sentence(text) {
-  const told = text.trim();
-  return `${told.charAt(0).toUpperCase()}${told.slice(1)}${/[.?!…]$/.test(told) ? "" : "."}`;
+  const trimmed = text.trim();
+  return `${trimmed.charAt(0).toUpperCase()}${trimmed.slice(1)}${/[.?!…]$/.test(trimmed) ? "" : "."}`;
 }
 
 /** `3 trials`, `1 trial`. */

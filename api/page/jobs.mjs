@@ -85,11 +85,11 @@ function JobRow({ job, overview, isChosen, onChoose }) {
 function Progress({ job, overview, trials }) {
   const done = overview?.searched ?? 0;
   const beyond = overview?.outcomes.INFEASIBLE ?? 0;
-  const told = [overview?.running ? `${count(overview.running)} running` : "", beyond ? `${count(beyond)} ${beyond === 1 ? "does" : "do"} not fit` : ""].filter(Boolean).join(", ");
+  const others = [overview?.running ? `${count(overview.running)} running` : "", beyond ? `${count(beyond)} ${beyond === 1 ? "does" : "do"} not fit` : ""].filter(Boolean).join(", ");
   return html`<div class="job-cell">
     <span>${overview ? `${count(done)} of ${counted(trials, "trial")}` : "…"}</span>
     <progress max=${trials} value=${Math.min(done, trials)} aria-label=${`Trials of ${job.id} that have ended`}></progress>
-    <span class="soft">${told}</span>
+    <span class="soft">${others}</span>
   </div>`;
 }
 

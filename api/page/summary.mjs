@@ -18,8 +18,8 @@ export const Tags = ({ request }) => (request.tags ?? []).map((tag) => html`<spa
 
 export function Summary({ job, points }) {
   const counts = useMemo(() => census(points), [points]);
-  const [progress, told] = [html`<${Progress} job=${job} points=${points} counts=${counts} />`, html`<${Advice} job=${job} points=${points} counts=${counts} />`];
-  if (points.best === null) return html`${told}${progress}`;
+  const [progress, notice] = [html`<${Progress} job=${job} points=${points} counts=${counts} />`, html`<${Advice} job=${job} points=${points} counts=${counts} />`];
+  if (points.best === null) return html`${notice}${progress}`;
   return html`
     <dl class="figures">
       <${Best} job=${job} points=${points} />
@@ -29,7 +29,7 @@ export function Summary({ job, points }) {
       <${Memory} points=${points} />
       <${Time} job=${job} points=${points} />
     </dl>
-    ${progress}${told}
+    ${progress}${notice}
   `;
 }
 
@@ -38,7 +38,7 @@ function Progress({ job, points, counts }) {
   const { trials } = job.request;
   const repeats = points.columns.repeat.filter((repeat) => repeat > 0).length;
   const beside = [repeats && counted(repeats, "repeat"), counts.running && `${count(counts.running)} running`, points.best === null && job.active_seconds > 0 && duration(job.active_seconds)];
-  const told = [...OUTCOME_NAMES, null].filter((outcome) => counts.counts.get(outcome));
+  const outcomes = [...OUTCOME_NAMES, null].filter((outcome) => counts.counts.get(outcome));
   return html`<div class="card progress">
     <div class="progress-line">
       <strong>${count(Math.min(counts.searched, trials))} of ${counted(trials, "trial")}</strong>
@@ -46,7 +46,7 @@ function Progress({ job, points, counts }) {
     </div>
     <progress max=${trials} value=${Math.min(counts.searched, trials)} aria-label="Trials of the budget that have ended"></progress>
     <ul class="tally">
-      ${told.map((outcome) => html`<li key=${outcome}><${Tally} outcome=${outcome} value=${counts.counts.get(outcome)} running=${counts.running} /></li>`)}
+      ${outcomes.map((outcome) => html`<li key=${outcome}><${Tally} outcome=${outcome} value=${counts.counts.get(outcome)} running=${counts.running} /></li>`)}
     </ul>
   </div>`;
 }
@@ -116,10 +116,10 @@ function Time({ job, points }) {
 
 /** What a person should know who sees nothing in the plots, or not what was expected. */
 function Advice({ job, points, counts }) {
-  const told = advice(job, points, counts);
-  return told && html`<div class=${told.isBad ? "problem" : "note"} role=${told.isBad ? "alert" : "status"}>
-    <p><strong>${told.heading}</strong></p>
-    ${told.text && html`<p class="lines">${typeof told.text === "string" ? coded(sentence(told.text)) : told.text}</p>`}
+  const found = advice(job, points, counts);
+  return found && html`<div class=${found.isBad ? "problem" : "note"} role=${found.isBad ? "alert" : "status"}>
+    <p><strong>${found.heading}</strong></p>
+    ${found.text && html`<p class="lines">${typeof found.text === "string" ? coded(sentence(found.text)) : found.text}</p>`}
   </div>`;
 }
 

@@ -201,15 +201,18 @@ def has_no_bias(query: Tensor) -> bool:
 
 def needs_flash(query: Tensor) -> bool:
     """Whether the flash kernel is to be called by name: in compiled blocks, which cannot create torch's causal bias, if it is
-    allowed and has the query's type and width."""
-    fits = query.dtype in (torch.bfloat16, torch.float16) and query.shape[-1] <= 256
-    return query.is_cuda and torch.compiler.is_compiling() and _chosen in (BEST, "flash") and fits
+    allowed and has the query's type and width, on devices since Ampere."""
+    if not (query.is_cuda and torch.compiler.is_compiling() and _chosen in (BEST, "flash")):
+        return False
+    fits = PRECISIONS.get(query.dtype) in ATTENTION_KERNELS["cuda"]["flash"].precisions and query.shape[-1] <= 256
+    return fits and torch.cuda.get_device_properties(query.device).major >= 8
 
 
 def attend_by_flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     """Causal attention of the last tokens to keys and values of all, by the operator that torch's causal bias dispatches
     to: for it, causal means that the last query sees the last key [torch/nn/attention/bias.py]."""
     width = query.shape[-1]
+    # The kernel takes one width, a multiple of 8.
     operands = (functional.pad(x, (0, -(-width // 8) * 8 - x.shape[-1])) for x in (query, key, value))
     operator = torch.ops.aten._scaled_dot_product_flash_attention
     mixed: Tensor = operator(*operands, 0.0, is_causal=True, scale=width**-0.5)[0]

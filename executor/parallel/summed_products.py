@@ -47,7 +47,7 @@ def add_product(total: Tensor, gradient: Tensor, x: Tensor, first: bool) -> None
 def multiply(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """`functional.linear` with a weight that has an open sum. Autograd's gradient of the weight is a stand-in."""
     due = _Inputs.apply(x, weight)  # type: ignore[no-untyped-call]
-    result: Tensor = _Product.apply(due, x.detach(), weight.detach(), bias)  # type: ignore[no-untyped-call]
+    result: Tensor = _LinearProduct.apply(due, x.detach(), weight.detach(), bias)  # type: ignore[no-untyped-call]
     return result
 
 
@@ -69,7 +69,7 @@ class _Inputs(torch.autograd.Function):
         return of_input, _add_to_sum(rows, x, weight)
 
 
-class _Product(torch.autograd.Function):
+class _LinearProduct(torch.autograd.Function):
     @staticmethod
     def forward(_ctx: Any, _due: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         return functional.linear(x, weight, bias)

@@ -82,8 +82,8 @@ export function problemsByField(problem, choices) {
   const errors = problem.errors.length ? problem.errors : [{ field: "", message: problem.message }];
   for (const { field, message, remedy } of errors) {
     const [entry, rest] = placeOf(field, entries);
-    const told = `${rest ? `${rest}: ` : ""}${message}`;
-    (found[entry] ??= []).push(`${sentence(told)}${remedy ? ` ${sentence(remedy)}` : ""}`);
+    const text = `${rest ? `${rest}: ` : ""}${message}`;
+    (found[entry] ??= []).push(`${sentence(text)}${remedy ? ` ${sentence(remedy)}` : ""}`);
   }
   return found;
 }

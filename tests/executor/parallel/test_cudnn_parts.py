@@ -162,7 +162,7 @@ def lower_right(
     scale: float | None = None,
 ) -> tuple[Any, ...]:  # fmt: skip
     """The documented flash operator: with keys before the queries, causal means that the last query sees the last key."""
-    assert is_causal and query.shape[-1] % 8 == key.shape[-1] % 8 == value.shape[-1] % 8 == 0
+    assert is_causal and query.shape[-1] == key.shape[-1] == value.shape[-1] and query.shape[-1] % 8 == 0
     keys, values = (x.double().repeat_interleave(query.shape[1] // x.shape[1], dim=1) for x in (key, value))
     later = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool).triu(1 + key.shape[2] - query.shape[2])
     product = (query.double() @ keys.transpose(-1, -2) * scale).masked_fill(later, -math.inf)
@@ -188,12 +188,20 @@ def test_a_compiled_block_calls_flash_by_name(width: int, value_width: int, monk
 
 
 def test_flash_is_called_by_name_in_compiled_blocks_on_devices_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    def needed(is_cuda: bool = True, dtype: torch.dtype = torch.bfloat16, width: int = 64) -> bool:
-        return attention.needs_flash(cast("Tensor", SimpleNamespace(is_cuda=is_cuda, dtype=dtype, shape=(width,))))
+    def needed(is_cuda: bool = True, dtype: torch.dtype = torch.bfloat16, width: int = 64, major: int = 8) -> bool:
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(major=major))
+        query = SimpleNamespace(is_cuda=is_cuda, dtype=dtype, shape=(width,), device="cuda")
+        return attention.needs_flash(cast("Tensor", query))
 
     choose_attention_kernel(BEST)
     assert not needed()
     monkeypatch.setattr(torch.compiler, "is_compiling", lambda: True)
-    assert needed() and not needed(dtype=torch.float32) and not needed(width=264) and not needed(is_cuda=False)
+    assert (
+        needed()
+        and not needed(dtype=torch.float32)
+        and not needed(width=264)
+        and not needed(is_cuda=False)
+        and not needed(major=7)
+    )
     choose_attention_kernel("math")
     assert not needed()
