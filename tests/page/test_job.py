@@ -97,6 +97,7 @@ def test_jobs_stand_beside_each_other(place: Place, finished: str, open_page: Op
     expect(page.locator("[data-figure=compared_best_so_far] table")).to_have_count(2)
 
 
+@pytest.mark.prove(every=2)
 @pytest.mark.parametrize(("viewport", "most"), [(DESKTOP, 900), (PHONE, 1600)])
 def test_the_answer_comes_first(finished: str, open_page: Open, viewport: ViewportSize, most: int) -> None:
     knobs = knobs_of_the_answer(open_page(f"#/jobs/{finished}", viewport=viewport), most)

@@ -77,6 +77,7 @@ def test_multi_token_prediction_is_foretold(ranks: LocalRunner, case: str) -> No
     require_foretold(ranks, dataclasses.replace(SPEC, num_layers=2), config, workload, exact_memory=True)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "knobs",
     sampled([{"zero_stage": 1}, {**GATHERS, "context_parallel_size": 2, "context_parallel_method": "ulysses"}], every=2),

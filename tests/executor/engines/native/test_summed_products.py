@@ -82,6 +82,7 @@ def require_equal(summed: Trained, apart: Trained, bound: float) -> None:
         torch.testing.assert_close(weight, apart.weights[name], rtol=bound, atol=bound)
 
 
+@pytest.mark.prove(every=4)
 @pytest.mark.parametrize("case", CASES)
 def test_a_model_trains_as_with_gradients_of_its_weights(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     spec, knobs, count = CASES[case]
