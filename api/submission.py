@@ -310,6 +310,9 @@ def require_preset_names(cluster: str, space: str) -> None:
         RequestError, SearchSpaceError: `cluster` or `space` is not such a name.
     """
     name = cluster.partition(":")[0]
+    if cluster == "ray":
+        remedy = "leave it out, or give a description of its hardware, such as dgx-h100:2"
+        raise RequestError("cluster", "'ray' is no description: a job runs on the Ray cluster of the service's workers", remedy)
     if cluster != "local":
         try:
             if name == "local" or not is_cluster_name(name):

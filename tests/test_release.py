@@ -187,7 +187,7 @@ def test_the_client_of_a_service(client: Path, both: Path, tmp_path: Path) -> No
 def test_the_client_outlives_the_whole(both: Path, tmp_path: Path) -> None:
     """`autotune` removed by pip leaves every file of the client. The last test with this environment."""
     assert _autotune(both, tmp_path, "--version") == f"autotune {project_of(WHOLE)['project']['version']}\n"
-    _pip(both, "uninstall", "--yes", "autotune")
+    _pip(both, "uninstall", "--yes", project_of(WHOLE)["project"]["name"])
     assert "llama-tiny" in _autotune(both, tmp_path, "space", "llama-tiny")
     answer = _call(both, tmp_path, "serve")
     assert (
