@@ -27,10 +27,12 @@ MOST_WARM_UP = 10
 """Steps after which the run's first setting counts as warm."""
 DRIFT = 0.1
 """Relative change of the time of a step from which the search starts again."""
-PLANNED = 0.85
+PLANNED = 0.9
 """Part of the budget that the search plans with; the rest is for what it does not foresee."""
-FIRST_PLANNED = 0.7
+FIRST_PLANNED = 0.65
 """The same for the first search, after which a drift may ask for another one."""
+DOUBT = 0.7
+"""Standard deviations of what has been spent that are counted as spent."""
 UNKNOWN_STEPS = 1_000
 """Steps that a run of unknown length is assumed to have at least. Later it is assumed to be half over."""
 
@@ -79,7 +81,7 @@ class Schedule:
     4. No step is planned that could exceed the budget: `share` of the run, for all time lost against the setting that is the
        best so far, changes and failed steps included.
     5. When no block is expected to pay, and a setting that is 3 % faster is missed with 5 % at most, the search is over. It starts
-       again, within the same budget, when the time of a step drifts; after a search without a change only for twice the drift.
+       again, within the same budget, when the time of a step drifts; after a search without a change only for 1.5 times the drift.
     """
 
     def __init__(
@@ -161,7 +163,17 @@ class Schedule:
 
     def _affords(self, cost: float) -> bool:
         planned = PLANNED if self.answers else FIRST_PLANNED
-        return self.spent_seconds + cost <= planned * self.budget_seconds
+        return self.spent_seconds + DOUBT * self._spent_deviation() + cost <= planned * self.budget_seconds
+
+    def _spent_deviation(self) -> float:
+        """Standard deviation of `spent_seconds`, from what is not known of the times of settings."""
+        model, best = self._surrogate, self._mean(self.incumbent)
+        steps = {setting: len(seconds) for setting, seconds in self._times.items() if self._mean(setting) >= best}
+        rows = np.array([model.index[setting] for setting in steps])
+        weights = np.array([*steps.values()], dtype=float)
+        weights[[*steps].index(self.incumbent)] -= weights.sum()
+        covariance = model.covariance(rows)[:-1, :-1]
+        return self.level * math.sqrt(max(float(weights @ covariance @ weights), 0.0))
 
     # The search.
 
@@ -184,7 +196,7 @@ class Schedule:
             self._note(f"steps take {100 * math.expm1(change):+.0f} % of time: the search starts again")
             yield from self._block(self.incumbent, self._reference_length())
             yield from self._search()
-            drift = DRIFT if self.incumbent != before else 2 * drift
+            drift = DRIFT if self.incumbent != before else 1.5 * drift
 
     def _warm_up(self) -> _Search:
         """Steps that take longer at the start are no cost of the search: every run has them."""

@@ -19,7 +19,7 @@ DRIFT_PER_STEP = 2e-3
 """Standard deviation of the change of the machine's speed from one step to the next."""
 JUMP = 0.3
 """Standard deviation of a sudden change of the machine's speed."""
-CARRIED = ((0.0, 0.0), (0.5, 3.0), (1.0, 0.0))
+CARRIED = ((0.0, 0.0), (0.5, 3.0), (1.0, -3.0))
 """Correlation of the effects before a drift with those after it -> logarithm of its weight: other work, similar work, another
 speed of the machine. The middle one holds until measurements contradict it."""
 NODES = np.array([statistics.NormalDist().inv_cdf((2 * number + 1) / 18) for number in range(9)])
@@ -63,7 +63,8 @@ class Surrogate:
         self._cross, self._inverse = np.zeros((len(self.settings), 0)), np.zeros((0, 0))
         self._level = self._weights = np.zeros(0)
         self.mean = np.zeros(len(self.settings))
-        self.carried = 1.0
+        self._carried: list[float] = []
+        """Of each drift, the member of `CARRIED` that its measurements support most."""
 
     def _kernel(self, first: NDArray[np.intp], second: NDArray[np.intp]) -> Array:
         """Prior covariance of settings, of shape (first, second)."""
@@ -77,23 +78,27 @@ class Surrogate:
         """Compute the posterior from all blocks."""
         blocks = self.blocks
         rows = np.array([self.index[block.setting] for block in blocks], dtype=np.intp)
-        at, epochs = (np.array([getattr(block, name) for block in blocks], dtype=float) for name in ("at", "epoch"))
+        at = np.array([block.at for block in blocks])
+        epochs = np.array([block.epoch for block in blocks], dtype=np.intp)
         kernel = self._kernel(rows, rows)
         speed = DRIFT_PER_STEP**2 * np.minimum(at[:, None], at) + JUMP**2 * (1.0 + np.minimum(epochs[:, None], epochs))
         self._level = DRIFT_PER_STEP**2 * at + JUMP**2 * (1.0 + epochs)
         noise = np.diag([block.variance + BLOCK**2 for block in blocks])
         values = np.array([block.log_seconds for block in blocks])
         values = values - values[0]
-        best = -math.inf
-        for carried, weight in CARRIED if epochs[-1] else ((1.0, 0.0),):
-            fade = carried ** np.abs(epochs[:, None] - epochs)
+        last, best = int(epochs[-1]), -math.inf
+        earlier = self._carried[: last - 1] if last else []
+        for carried, weight in CARRIED if last else ((1.0, 0.0),):
+            chain = [*earlier, carried][:last]
+            products = np.array([[math.prod(chain[min(a, b) : max(a, b)]) for b in range(last + 1)] for a in range(last + 1)])
+            fade = products[np.ix_(epochs, epochs)]
             triangle = np.linalg.cholesky(kernel * fade + speed + noise)
             solved = np.linalg.solve(triangle, values)
             evidence = -float(solved @ solved) / 2 - float(np.log(np.diag(triangle)).sum()) + weight
             if evidence > best:
-                best, self.carried = evidence, carried
+                best, self._carried = evidence, chain
                 inverse = np.linalg.inv(triangle)
-                self._inverse, self._fade = inverse.T @ inverse, carried ** (epochs[-1] - epochs)
+                self._inverse, self._fade = inverse.T @ inverse, fade[-1]
         self._weights = self._inverse @ values
         self._cross = self._kernel(np.arange(len(self.settings)), rows) * self._fade
         self.mean = self._cross @ self._weights
