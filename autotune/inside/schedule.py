@@ -27,9 +27,9 @@ MOST_WARM_UP = 10
 """Steps after which the run's first setting counts as warm."""
 DRIFT = 0.1
 """Relative change of the time of a step from which the search starts again."""
-PLANNED = 0.9
+PLANNED = 0.75
 """Part of the budget that the search plans with; the rest is for what it does not foresee."""
-FIRST_PLANNED = 0.65
+FIRST_PLANNED = 0.54
 """The same for the first search, after which a drift may ask for another one."""
 DOUBT = 0.7
 """Standard deviations of what has been spent that are counted as spent."""
