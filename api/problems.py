@@ -13,7 +13,7 @@ from starlette.routing import Match
 from api.refusals import refusals
 from autotune.errors import AutotuneError, JobNotResumableError, NoBestError, UnknownFormatError, UnstatedError
 from autotune.wire.service import FieldProblem, Problem
-from search_spaces.errors import SearchSpaceError
+from search_spaces.errors import IllegalConfigError, SearchSpaceError
 from search_spaces.plain import to_plain
 from storage.errors import (
     DamagedRowError,
@@ -37,8 +37,9 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(UnknownJobError)
     @app.exception_handler(UnknownTrialError)
     @app.exception_handler(UnknownWebhookError)
-    def unknown(_request: Request, error: UnknownJobError | UnknownTrialError | UnknownWebhookError) -> JSONResponse:
-        return problem(HTTPStatus.NOT_FOUND, str(error))
+    @app.exception_handler(JobStateError)
+    def misfit(_request: Request, error: Exception) -> JSONResponse:
+        return problem(HTTPStatus.CONFLICT if isinstance(error, JobStateError) else HTTPStatus.NOT_FOUND, str(error))
 
     @app.exception_handler(AutotuneError)
     @app.exception_handler(SearchSpaceError)
@@ -49,15 +50,13 @@ def install(app: FastAPI) -> None:
             JobNotResumableError: HTTPStatus.CONFLICT,
         }
         status = statuses.get(type(error), HTTPStatus.UNPROCESSABLE_ENTITY)
-        remedies = {error.field: error.remedy}
+        remedies, text = {error.field: error.remedy}, error.problem
         if isinstance(error, UnstatedError):
             remedies = {name: f"give {meaning}" for name, meaning in error.meanings.items()}
-        errors = [FieldProblem(field=name, message=error.problem, remedy=remedy) for name, remedy in remedies.items()]
+        if isinstance(error, IllegalConfigError) and error.fields:
+            remedies, text = dict.fromkeys(error.fields, error.remedy), f"{error.field}: {error.problem}"
+        errors = [FieldProblem(field=name, message=text, remedy=remedy) for name, remedy in remedies.items()]
         return problem(status, str(error), errors)
-
-    @app.exception_handler(JobStateError)
-    def misfit(_request: Request, error: JobStateError) -> JSONResponse:
-        return problem(HTTPStatus.CONFLICT, str(error))
 
     @app.exception_handler(QuotaExceededError)
     def used_up(_request: Request, error: QuotaExceededError) -> JSONResponse:

@@ -3,7 +3,8 @@
 import hashlib
 import json
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -32,6 +33,7 @@ from search_spaces.models.huggingface import is_factory_reference, known_model, 
 from search_spaces.models.model import ModelSpec
 from search_spaces.models.named import model_names
 from search_spaces.preset_files import preset_tables, unknown_name
+from search_spaces.space import check_domain, parse_domain
 
 Name = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]*$")]
 KnobValue = (
@@ -215,9 +217,11 @@ def _request(body: JobSubmission, settings: Settings) -> tuple[JobRequest, Model
     """The request, and the model if it was uploaded."""
     fields = body.model_dump(exclude_none=True, exclude={"priority", "model"})
     _require_names(fields, settings)
-    require_published(parse_terms(fields.get("goodput", ())))
+    with errors_about("goodput"):
+        require_published(parse_terms(fields.get("goodput", ())))
+    require_pins(body.pins)
     if body.baseline is not None:
-        fields["baseline"] = checked(body.baseline)
+        fields["baseline"] = checked("baseline", body.baseline)
     if body.command is not None:
         command = body.command
         fields["command"] = command.model_dump(exclude_none=True) | {"folder": command.folder.rstrip("/") or "/"}
@@ -238,16 +242,36 @@ def uploaded_or_named(model: str | UploadedModel, settings: Settings) -> tuple[s
         return _allowed_model(model, settings), None
     if model.name in preset_tables("models"):
         raise RequestError("model.name", f"{model.name!r} is the name of a preset", "choose another")
-    return model.name, model_spec_from_config(model.config, model.name)
+    with errors_about("model.config"):
+        return model.name, model_spec_from_config(model.config, model.name)
 
 
-def checked(values: Mapping[str, KnobValue]) -> dict[str, Value]:
+@contextmanager
+def errors_about(field: str) -> Iterator[None]:
+    """Errors about a part of a field name the field too: `pins.zero_stage`."""
+    try:
+        yield
+    except (RequestError, SearchSpaceError) as error:
+        if error.field == field:
+            raise
+        raise RequestError(f"{field}.{error.field}", error.problem, error.remedy) from None
+
+
+def checked(field: str, values: Mapping[str, KnobValue]) -> dict[str, Value]:
     """Check that each value is in its knob's domain.
 
     Raises:
-        SearchSpaceError: there is no such knob, or its domain lacks the value.
+        RequestError: there is no such knob, or its domain lacks the value; the message names the knob in the field.
     """
-    return {name: check_value(name, value) for name, value in values.items()}
+    with errors_about(field):
+        return {name: check_value(name, value) for name, value in values.items()}
+
+
+def require_pins(pins: Mapping[str, Any]) -> None:
+    """As `checked`, of values, lists of values and texts of domains."""
+    with errors_about("pins"):
+        for name, pin in pins.items():
+            parse_domain(name, pin) if isinstance(pin, str) else check_domain(name, pin if isinstance(pin, list) else [pin])
 
 
 def shown_fields(request: dict[str, Any]) -> dict[str, Any]:

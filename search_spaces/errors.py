@@ -14,7 +14,7 @@ SearchSpaceError
 └── PluginError           (ImportError)  a plug-in cannot be loaded
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -50,7 +50,11 @@ class KnobValueError(SearchSpaceError, ValueError):
 
 
 class IllegalConfigError(SearchSpaceError, ValueError):
-    """A rule refuses the configuration; `field` is the rule's name."""
+    """A rule refuses the configuration; `field` is the rule's name, `fields` those of the request that it reads (pins.NAME)."""
+
+    def __init__(self, field: str, problem: str, remedy: str, fields: Iterable[str] = ()) -> None:
+        super().__init__(field, problem, remedy)
+        self.fields = tuple(fields)
 
 
 class SpaceFormatError(SearchSpaceError, ValueError):

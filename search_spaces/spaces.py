@@ -121,7 +121,7 @@ def resolve_space(
     )
     for rule in DOCUMENT_RULES:
         if (message := rule.check(TrialConfig(), context)) is not None:
-            raise IllegalConfigError(rule.name, message, rule.remedy)
+            raise IllegalConfigError(rule.name, message, rule.remedy, ("document_lengths",))
     written, explicit_names = _written_domains(text, context)
     pinned = {name: parse_domain(name, pin) if isinstance(pin, str) else pin for name, pin in (pins or {}).items()}
     base_config = base or device_defaults(cluster, capability, model).replace({COMPILED: False})
@@ -175,8 +175,10 @@ def _pins_refused(space: SearchSpace, pinned: Mapping[str, Any]) -> IllegalConfi
         rule = next((other for other in further if other is not rule and set(other.reads) & set(pinned)), rule)
     message = rule.check(example, space.context) if example else None
     values = {name: value if isinstance(value, list | tuple) else [value] for name, value in pinned.items()}
-    pins = ", ".join(f"{name}={','.join(map(str, values[name]))}" for name in pinned if name in rule.reads)
-    return IllegalConfigError(rule.name, f"with {pins}, {message}" if pins else str(message), rule.remedy)
+    read = [name for name in pinned if name in rule.reads]
+    pins = ", ".join(f"{name}={','.join(map(str, values[name]))}" for name in read)
+    fields = map("pins.{}".format, read or pinned)
+    return IllegalConfigError(rule.name, f"with {pins}, {message}" if pins else str(message), rule.remedy, fields)
 
 
 def _written_domains(text: str, context: SpaceContext) -> tuple[dict[str, Any], set[str]]:

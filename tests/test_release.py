@@ -30,7 +30,7 @@ from tests.ports import free_port
 RELEASE_PYTHON = ROOT / ".venv-release" / "bin" / "python"
 """Made by `make client`, `make release` and `make nightly`."""
 MOST_BYTES = 25_000_000
-"""Of the client and what it needs besides NumPy and SciPy, without the bytecode that Python writes."""
+"""Of the client and what it needs besides NumPy and SciPy, without bytecode; of the client itself, with it."""
 
 
 def test_every_package_and_dependency_is_in_one_of_them() -> None:
@@ -128,6 +128,9 @@ def test_the_client_is_small_and_plans(client: Path, tmp_path: Path) -> None:
         path.stat().st_size for path in files if not path.relative_to(packages).parts[0].startswith(("numpy", "scipy"))
     )
     assert besides < MOST_BYTES
+    ours = [path for name in PACKAGES for path in (packages / name).rglob("*") if path.is_file()]
+    assert any(path.suffix == ".pyc" for path in ours)
+    assert sum(path.stat().st_size for path in ours) < MOST_BYTES
     assert not [name for name in ("torch", "ray", "sqlalchemy", "optuna", "fastapi", "api") if (packages / name).exists()]
     plans = json.loads(_autotune(client, tmp_path, "plan", "llama-3-70b", "--cluster", "dgx-h100:8", "--json"))
     assert plans["plans"][0]["config"]["micro_batch_size"] >= 1

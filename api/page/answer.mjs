@@ -11,9 +11,9 @@ export function Answer({ job, points }) {
   if (best === null) return null;
   return html`<section class="card stack answer" aria-labelledby="answer-heading">
     <h2 id="answer-heading">${headingOf(job, best)}</h2>
-    <p>${sentence(best)}${!isOver(job.state) && left(points)}</p>
+    <p><a href=${trialLink(job.id, points.bestRow)}>Trial ${points.bestRow}</a>: ${sentence(best)}${!isOver(job.state) && left(points)}</p>
     <div class="answer-parts">
-      ${!best.keeps_baseline && html`<${Changes} job=${job} points=${points} />`}
+      ${!best.keeps_baseline && html`<${Changes} points=${points} />`}
       <${Exports} job=${job.id} version=${points.bestRow} />
     </div>
   </section>`;
@@ -37,13 +37,13 @@ function left({ secondsLeft: seconds }) {
 }
 
 /** The knobs that the best has otherwise than the baseline. */
-function Changes({ job, points }) {
+function Changes({ points }) {
   const [before, after] = [points.baselineRow, points.bestRow];
   const changed = points.varied.filter((knob) => points.value(knob, before) !== points.value(knob, after));
   return html`<div class="table-box" tabindex="0" role="region" aria-label="Knobs to change">
     <table>
       <caption class="hidden">Knobs to change</caption>
-      <thead><tr><th scope="col">Knob</th><th scope="col">Before</th><th scope="col">Now (<a href=${trialLink(job.id, after)}>trial ${after}</a>)</th></tr></thead>
+      <thead><tr><th scope="col">Knob</th><th scope="col">Before</th><th scope="col">Now</th></tr></thead>
       <tbody>${changed.map((knob) => html`<tr key=${knob.name}><th scope="row" class="mono">${knob.name}</th>
         <td>${knobText(points.value(knob, before))}</td><td><strong>${knobText(points.value(knob, after))}</strong></td></tr>`)}</tbody>
     </table>

@@ -40,7 +40,7 @@ function Form({ from, choices, knobs, start }) {
   const isCurrent = text !== null && verdict.body === text;
   const [refusal, setRefusal] = useState({ body: "", problem: null });
   const problem = own ?? (refusal.body === text ? refusal.problem : isCurrent ? verdict.problem : null);
-  const problems = problemsByField(problem, body ?? {}, choices);
+  const problems = problemsByField(problem, choices);
   const form = useRef(null);
   const submission = useSubmission(text, (refused) => setRefusal({ body: text, problem: refused }));
   const onSubmit = async (event) => {

@@ -16,6 +16,12 @@ export function number(value, digits = 3) {
 
 export const count = (value) => (isKnown(value) ? WRITTEN[3].format(value) : NOTHING);
 
+/** The text with a capital at its beginning and a full stop at its end. */
+export function sentence(text) {
+  const trimmed = text.trim();
+  return `${trimmed.charAt(0).toUpperCase()}${trimmed.slice(1)}${/[.?!…]$/.test(trimmed) ? "" : "."}`;
+}
+
 /** `3 trials`, `1 trial`. */
 export const counted = (value, one, many = `${one}s`) => `${count(value)} ${value === 1 ? one : many}`;
 
@@ -36,13 +42,13 @@ export const rate = (value) => (isKnown(value) ? `${number(value, 4)} samples/s`
 /** `67.71 [55.62, 79.83]`. */
 export function interval(mean, low, high) {
   if (!isKnown(mean)) return isKnown(high) ? `≤ ${number(high, 4)}` : NOTHING;
-  return isKnown(low) && isKnown(high) && low !== high ? `${number(mean, 4)} [${number(low, 4)}, ${number(high, 4)}]` : number(mean, 4);
+  return isKnown(low) && isKnown(high) && low !== high ? `${number(mean, 4)} [${number(low, 4)},\u00a0${number(high, 4)}]` : number(mean, 4);
 }
 
 /** `1.043x`, or with its interval `1.043x [1.021, 1.066]`: how gains are written everywhere. */
 export function times(mean, low, high) {
   if (!isKnown(mean)) return NOTHING;
-  return `${number(mean, 4)}x${isKnown(low) && isKnown(high) ? ` [${number(low, 4)}, ${number(high, 4)}]` : ""}`;
+  return `${number(mean, 4)}x${isKnown(low) && isKnown(high) ? ` [${number(low, 4)},\u00a0${number(high, 4)}]` : ""}`;
 }
 
 const STEPS = [["d", 86_400], ["h", 3_600], ["min", 60], ["s", 1]];
@@ -57,7 +63,7 @@ export function duration(seconds) {
   if (seconds < 59.5) return `${number(seconds)} s`;
   const [[unit, size], [below, part] = []] = STEPS.slice(STEPS.findIndex(([, least]) => seconds >= least));
   const rest = part ? Math.floor((seconds % size) / part) : 0;
-  return `${Math.floor(seconds / size)} ${unit}${rest ? ` ${rest} ${below}` : ""}`;
+  return `${Math.floor(seconds / size)} ${unit}${rest ? ` ${rest}\u00a0${below}` : ""}`;
 }
 
 /** `+12.3 %`. */

@@ -28,7 +28,7 @@ export default function Jobs() {
           ${STATE_NAMES.map((name) => html`<option key=${name} value=${name} selected=${name === filter.state}>${stateLook(name).label}</option>`)}
         </select>
       </label>
-      <${SearchText} value=${filter.text} placeholder="name, tag, note, model, id, owner" onChange=${(text) => change({ text })} />
+      <${SearchText} value=${filter.text} placeholder="name, tag, model, id" onChange=${(text) => change({ text })} />
     </form>
     <${JobList} key=${JSON.stringify(filter)} filter=${filter} chosen=${chosen} onChoose=${setChosen} />
   `;
@@ -85,11 +85,11 @@ function JobRow({ job, overview, isChosen, onChoose }) {
 function Progress({ job, overview, trials }) {
   const done = overview?.searched ?? 0;
   const beyond = overview?.outcomes.INFEASIBLE ?? 0;
-  const told = [overview?.running ? `${count(overview.running)} running` : "", beyond ? `${count(beyond)} do not fit` : ""].filter(Boolean).join(", ");
+  const others = [overview?.running ? `${count(overview.running)} running` : "", beyond ? `${count(beyond)} ${beyond === 1 ? "does" : "do"} not fit` : ""].filter(Boolean).join(", ");
   return html`<div class="job-cell">
     <span>${overview ? `${count(done)} of ${counted(trials, "trial")}` : "…"}</span>
     <progress max=${trials} value=${Math.min(done, trials)} aria-label=${`Trials of ${job.id} that have ended`}></progress>
-    <span class="soft">${told}</span>
+    <span class="soft">${others}</span>
   </div>`;
 }
 
@@ -97,7 +97,7 @@ function Progress({ job, overview, trials }) {
 function answerless({ state }, { waiting, outcomes }) {
   if (state === "QUEUED") return coded(waiting);
   if (state === "CANCELLED") return outcomes.OK ? "cancelled before it had an answer" : "cancelled before anything was measured";
-  return state === "FAILED" || state === "SUCCEEDED" || outcomes.OK ? "nothing that may win" : "nothing measured yet";
+  return state === "FAILED" || state === "SUCCEEDED" || outcomes.OK ? "no answer" : "nothing measured yet";
 }
 
 function Best({ job, overview }) {

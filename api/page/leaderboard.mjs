@@ -38,6 +38,8 @@ export default function Leaderboard() {
 
 const valuesOf = (items, name) => [...new Set(items.map((item) => item[name]))].sort().map((value) => [value, value]);
 
+const wrapped = (content) => html`<span class="wrapped">${content}</span>`;
+
 function columnsOf() {
   const field = (key, title, width, more = {}) => ({ key, title, width, value: (row) => row[key], ...more });
   const counted = (key, title, width, unit) => field(key, title, width, { unit, numeric: true, cell: (row) => count(row[key]) });
@@ -51,8 +53,7 @@ function columnsOf() {
     { key: "rate", title: "Best", unit: "samples/s", width: 26, numeric: true, value: (row) => row.rate.mean, cell: ({ rate }) => interval(rate.mean, rate.low, rate.high) },
     { key: "tokens", title: "Tokens", unit: "tokens/s", width: 14, numeric: true, value: tokens, cell: (row) => number(tokens(row)) },
     { key: "gain", title: "Gain", width: 10, numeric: true, value: ({ gain }) => gain?.mean ?? null, cell: ({ gain }) => gain && times(gain.mean) },
-    { key: "created", title: "Measured", width: 30, value: ({ created }) => created, cell: ({ created, submitter }) => `${moment(created)}${submitter && ` by ${submitter}`}` },
-    { key: "job", title: "Job", width: 28, value: ({ name, job }) => name || job, cell: ({ job, name, trial }) => html`<a href=${jobLink(job)}>${name || job}</a>, <a href=${trialLink(job, trial)}>trial ${trial}</a>` },
-    counted("jobs", "Jobs", 8),
+    { key: "created", title: "Measured", width: 30, value: ({ created }) => created, cell: ({ created, submitter }) => wrapped(`${moment(created)}${submitter && ` by ${submitter}`}`) },
+    { key: "job", title: "Job", width: 28, value: ({ name, job }) => name || job, cell: ({ job, name, trial, jobs }) => wrapped(html`<a href=${jobLink(job)}>${name || job}</a>, <a href=${trialLink(job, trial)}>trial ${trial}</a>${jobs > 1 && `, best of ${count(jobs)} jobs`}`) },
   ];
 }

@@ -1,7 +1,7 @@
 /** A job in a few figures: how far it is, what is best, how long it may take; and what keeps it from finding anything. */
 
 import { html, useEffect, useMemo, useState } from "./vendor/preact.mjs";
-import { bytes, count, counted, duration, interval, share, sureness, times } from "./format.mjs";
+import { bytes, count, counted, duration, interval, sentence, share, sureness, times } from "./format.mjs";
 import { isOver, outcomeLook, OUTCOME_NAMES, REASONS, stateLook } from "./outcomes.mjs";
 import { trialLink } from "./router.mjs";
 import { ask } from "./service.mjs";
@@ -18,32 +18,35 @@ export const Tags = ({ request }) => (request.tags ?? []).map((tag) => html`<spa
 
 export function Summary({ job, points }) {
   const counts = useMemo(() => census(points), [points]);
+  const [progress, notice] = [html`<${Progress} job=${job} points=${points} counts=${counts} />`, html`<${Advice} job=${job} points=${points} counts=${counts} />`];
+  if (points.best === null) return html`${notice}${progress}`;
   return html`
-    ${(points.size > 0 || job.state !== "QUEUED") && html`<dl class="figures">
+    <dl class="figures">
       <${Best} job=${job} points=${points} />
       <${Gain} points=${points} />
       <${Certainty} points=${points} />
       <${Goodput} points=${points} />
       <${Memory} points=${points} />
       <${Time} job=${job} points=${points} />
-    </dl>`}
-    <${Progress} job=${job} counts=${counts} />
-    <${Advice} job=${job} points=${points} counts=${counts} />
+    </dl>
+    ${progress}${notice}
   `;
 }
 
 /** How much of the budget is spent, and how trials ended. */
-function Progress({ job, counts }) {
+function Progress({ job, points, counts }) {
   const { trials } = job.request;
-  const told = [...OUTCOME_NAMES, null].filter((outcome) => counts.counts.get(outcome));
+  const repeats = points.columns.repeat.filter((repeat) => repeat > 0).length;
+  const beside = [repeats && counted(repeats, "repeat"), counts.running && `${count(counts.running)} running`, points.best === null && job.active_seconds > 0 && duration(job.active_seconds)];
+  const outcomes = [...OUTCOME_NAMES, null].filter((outcome) => counts.counts.get(outcome));
   return html`<div class="card progress">
     <div class="progress-line">
       <strong>${count(Math.min(counts.searched, trials))} of ${counted(trials, "trial")}</strong>
-      <span class="soft">${counts.running ? `${count(counts.running)} running` : ""}</span>
+      <span class="soft">${beside.filter(Boolean).join(", ")}</span>
     </div>
     <progress max=${trials} value=${Math.min(counts.searched, trials)} aria-label="Trials of the budget that have ended"></progress>
     <ul class="tally">
-      ${told.map((outcome) => html`<li key=${outcome}><${Tally} outcome=${outcome} value=${counts.counts.get(outcome)} running=${counts.running} /></li>`)}
+      ${outcomes.map((outcome) => html`<li key=${outcome}><${Tally} outcome=${outcome} value=${counts.counts.get(outcome)} running=${counts.running} /></li>`)}
     </ul>
   </div>`;
 }
@@ -51,7 +54,7 @@ function Progress({ job, counts }) {
 function Tally({ outcome, value, running }) {
   const { label, mark, color } = outcomeLook(outcome);
   const shown = outcome === null && running < value ? "Open" : label;
-  return html`<span aria-hidden="true" style=${{ color: `var(${color})` }}>${mark}</span> ${count(value)} ${shown}`;
+  return html`<span aria-hidden="true" style=${{ color: `var(${color})` }}>${mark}</span> ${shown}: ${count(value)}`;
 }
 
 function Figure({ title, value, more }) {
@@ -61,16 +64,15 @@ function Figure({ title, value, more }) {
 function Best({ job, points }) {
   const { best } = points;
   const over = isOver(job.state);
-  const title = best?.keeps_baseline ? (over ? "Keep your configuration" : "Nothing better so far") : over ? "Best" : "Best so far";
-  if (best === null) return html`<${Figure} title=${title} value="–" more="nothing that may win has been measured" />`;
+  const title = best.keeps_baseline ? (over ? "Keep your configuration" : "Nothing better so far") : over ? "Best" : "Best so far";
   const { mean, low, high } = best.rate;
   const more = html`<a href=${trialLink(job.id, best.trial)}>trial ${best.trial}</a>${best.tie && best.runner_up !== null ? html`, a tie with <a href=${trialLink(job.id, best.runner_up)}>trial ${best.runner_up}</a>` : ""}`;
   return html`<${Figure} title=${title} value=${html`${interval(mean, low, high)} <span class="unit">samples/s</span>`} more=${more} />`;
 }
 
 function Gain({ points }) {
-  const gain = points.best?.gain;
-  if (!gain) return html`<${Figure} title="Gain over the baseline" value="–" more=${points.best ? "the baseline was not measured" : ""} />`;
+  const { gain } = points.best;
+  if (!gain) return html`<${Figure} title="Gain over the baseline" value="–" more="the baseline was not measured" />`;
   const isMemory = gain.of === "peak_memory_bytes";
   const more = points.best.keeps_baseline ? runnerUpText(points.best) : `between ${times(gain.low)} and ${times(gain.high)}`;
   return html`<${Figure} title=${isMemory ? "Less memory than the baseline" : "Gain over the baseline"} value=${times(gain.mean)} more=${more} />`;
@@ -83,14 +85,13 @@ function runnerUpText({ runner_up: trial, runner_up_ratio: ratio }) {
 
 /** How sure the answer is. */
 function Certainty({ points }) {
-  if (points.best === null) return null;
   const { probability_best: chance, expected_loss: loss } = points.best;
   return html`<${Figure} title="Probability of being the best" value=${sureness(chance)} more=${`expected loss ${share(loss)}`} />`;
 }
 
 /** Objective goodput: how to run the answer on nodes that fail, and when it ends. */
 function Goodput({ points }) {
-  const way = points.best?.goodput?.ways[0];
+  const way = points.best.goodput?.ways[0];
   if (!way) return null;
   const days = (hours) => (hours / 24).toPrecision(3);
   const saved = way.interval_steps === null ? "no checkpoints" : `${way.checkpoint} checkpoint every ${counted(way.interval_steps, "step")}`;
@@ -100,8 +101,8 @@ function Goodput({ points }) {
 }
 
 function Memory({ points }) {
-  const peak = points.best === null ? null : points.columns.peak[points.best.trial];
-  const more = points.limit === null ? "no limit is known" : `of ${bytes(points.limit)} a rank${peak === null ? "" : `, ${share(peak / points.limit)}`}`;
+  const peak = points.columns.peak[points.best.trial];
+  const more = points.limit === null ? "no limit is known" : `of ${bytes(points.limit)} a rank, ${share(peak / points.limit)}`;
   return html`<${Figure} title="Memory of the best" value=${bytes(peak)} more=${more} />`;
 }
 
@@ -115,10 +116,10 @@ function Time({ job, points }) {
 
 /** What a person should know who sees nothing in the plots, or not what was expected. */
 function Advice({ job, points, counts }) {
-  const told = advice(job, points, counts);
-  return told && html`<div class=${told.isBad ? "problem" : "note"} role=${told.isBad ? "alert" : "status"}>
-    <p><strong>${told.heading}</strong></p>
-    ${told.text && html`<p class="lines">${told.text}</p>`}
+  const found = advice(job, points, counts);
+  return found && html`<div class=${found.isBad ? "problem" : "note"} role=${found.isBad ? "alert" : "status"}>
+    <p><strong>${found.heading}</strong></p>
+    ${found.text && html`<p class="lines">${typeof found.text === "string" ? coded(sentence(found.text)) : found.text}</p>`}
   </div>`;
 }
 
@@ -131,7 +132,7 @@ function WhyItWaits({ job }) {
     const timer = setInterval(read, 5000);
     return () => clearInterval(timer);
   }, [job]);
-  return html`${waiting ? coded(`${waiting[0].toUpperCase()}${waiting.slice(1)}.`) : "It starts as soon as one is free."} <a href="#/usage">To the workers</a>`;
+  return html`${waiting ? coded(sentence(waiting)) : "It starts as soon as one is free."} <a href="#/usage">To the workers</a>`;
 }
 
 function advice(job, points, { counts, measured }) {

@@ -65,7 +65,7 @@ function Verdict({ trial, sign }) {
   if (!message && !rule && !cause && !traceback) return null;
   return html`<div class=${outcome === "OK" || outcome === "PRUNED" ? "note" : "problem"}>
     ${message && html`<p class="lines">${message}</p>`}
-    ${(rule || cause) && html`<p>${rule ? "Rule" : "Told by"}: <code>${rule ?? cause}</code></p>`}
+    ${(rule || cause) && html`<p>${rule ? "Rule" : "Cause"}: <code>${rule ?? cause}</code></p>`}
     ${traceback && html`<details open><summary>Traceback</summary><pre class="log" tabindex="0" role="region" aria-label="Traceback">${traceback}</pre></details>`}
   </div>`;
 }

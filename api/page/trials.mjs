@@ -22,6 +22,7 @@ export function Trials({ points, job, brushed, onUnbrush }) {
     setFilter(NO_FILTER);
     onUnbrush();
   };
+  if (points.size === 0) return null;
   return html`<section aria-labelledby="trials-heading" class="stack">
     <div class="section-top">
       <h2 id="trials-heading">Trials</h2>
@@ -30,7 +31,7 @@ export function Trials({ points, job, brushed, onUnbrush }) {
     <${Filters} points=${points} filter=${filter} shown=${rows.length} brushed=${brushed} onClear=${clear}
       onChange=${(changes) => setFilter((known) => ({ ...known, ...changes }))} />
     ${rows.length === 0
-      ? html`<p class="state">${points.size ? "No trial is like that." : "No trial has been proposed yet."}</p>`
+      ? html`<p class="state">No trial is like that.</p>`
       : html`<${DataTable} caption="Trials of this job" columns=${columns} rows=${rows} keyOf=${(row) => row} sort=${sort} onSort=${setSort}
           classOf=${(row) => (row === points.bestRow ? "best" : "")} />`}
   </section>`;

@@ -126,7 +126,7 @@ async def validate_config(body: ConfigSubmission, settings: SettingsOf, _: Reade
 def _validated(body: ConfigSubmission, settings: Settings) -> Validation:
     submission = JobSubmission(**body.model_dump(exclude={"config"}))
     space = session_of_submission(submission, settings, settings.submission_steps).space
-    config = space.canonical(space.base.replace(checked(body.config)))
+    config = space.canonical(space.base.replace(checked("config", body.config)))
     refusals = space.check(config)
     return Validation(legal=not refusals, config=config.values(), refusals=tuple(refusals))
 

@@ -21,6 +21,8 @@ from api.submission import (
     UploadedModel,
     checked,
     declared_body,
+    errors_about,
+    require_pins,
     require_preset_names,
     session_of_job,
     shown_fields,
@@ -73,8 +75,6 @@ PLANNING_TYPES: Mapping[str, Any] = {
 """Types of fields that are not numbers, switches or names. `goodput` has the inputs of `autotune plan --goodput`."""
 _PredictionFields: Any = declared_body("_PredictionFields", PlanningFields, {*PREDICTION, "model"}, PLANNING_TYPES)
 _PlanFields: Any = declared_body("_PlanFields", PlanningFields, {*PLAN, "model"}, PLANNING_TYPES)
-
-
 _FitFields: Any = declared_body("_FitFields", PlanningFields, {*FIT, "model"}, PLANNING_TYPES)
 
 
@@ -107,7 +107,7 @@ class FitRequest(_FitFields):  # type: ignore[misc]
 
 def predict_config(body: PredictionRequest, settings: Settings, store: Store) -> Prediction:
     """Predict one configuration. Errors name the field and the remedy."""
-    question = _question(_asked(body, "config", pins=checked(body.config)), body, settings, store)
+    question = _question(_asked(body, "config", pins=checked("config", body.config)), body, settings, store)
     answer = predicted(question)
     fields = {"world_size": question.cluster.world_size}
     return checked_view(Prediction, {**_shown(question, answer.conditions), **fields, **answer.estimate.document()})
@@ -127,10 +127,12 @@ def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
     """Rank a space within the limits of the settings. Errors name the field and the remedy."""
     inputs = _asked(body, "goodput")
     question = _question(inputs, body, settings, store)
+    with errors_about("goodput"):
+        goodput = None if body.goodput is None else terms_of(body.goodput)
     options = PlanOptions(
         objective=PlanObjective(inputs.objective), top=inputs.top, fit_probability=inputs.fit_probability or PROBABILITY,
         share=inputs.share, price=inputs.price, rate=inputs.rate,
-        goodput=None if body.goodput is None else terms_of(body.goodput),
+        goodput=goodput,
     )  # fmt: skip
     bounds = Bounds(configurations=settings.plan_configurations, until=time.monotonic() + settings.plan_seconds)
     biggest = None if inputs.max is None else largest(question, Dimension(inputs.max), options.fit_probability, bounds)
@@ -148,6 +150,7 @@ def rank_plans(body: PlanRequest, settings: Settings, store: Store) -> Plans:
 def _asked(body: Body, *left_out: str, **further: Any) -> PlanningFields:
     """The question of a body, whose model has a text of its own."""
     fields = body.model_dump(exclude_none=True, exclude={"model", "knowledge", *left_out})
+    require_pins(fields.get("pins", {}))
     fields |= {"expert_loads": tuple(map(tuple, fields.get("expert_loads", ())))}
     return PlanningFields(**fields, **further)
 

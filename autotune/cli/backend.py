@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from autotune.errors import RequestError
 from autotune.explain.findings import Explanation
 from autotune.frameworks.export import Export
 from search_spaces.shared_records import AttemptProgress, JobEvent, LogPart
@@ -76,6 +77,10 @@ class JobBackend(ABC):
     @abstractmethod
     def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
         """Change the job's name, tags or note."""
+
+    def share(self, job: str, days: int) -> str:  # noqa: ARG002
+        """The address of a link that shows the job, made now; only a service has links."""
+        raise RequestError("url", "is missing: links are those of a service", "give --url, or set AUTOTUNE_URL")
 
     @abstractmethod
     def clone(self, job: str) -> JobRecord:

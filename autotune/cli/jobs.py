@@ -279,6 +279,21 @@ def label(
     return _print_job(changed, json, labels_text(changed.request) or "no name, no tags, no note")
 
 
+@jobs_app.command()
+def share(
+    job: OneJob,
+    days: Annotated[int, typer.Option(min=1, metavar="N", help="Days that it works.")] = 7,
+    url: Url = None,
+    db: Database = None,
+) -> Status:
+    """Make a link that shows a job of a service, and nothing else, to whoever has it; prints it to standard output."""
+    from autotune.cli.open_backend import open_backend
+
+    with open_backend(url, db) as backend:
+        sys.stdout.write(backend.share(job, days) + "\n")
+    return Status.OK
+
+
 def _table(jobs: Sequence["JobRecord"], standings: Sequence["JobProgress"]) -> "Table":
     """One row per job. The id contains the opening time. Empty columns are omitted, so that 80 columns suffice."""
     from rich.table import Table

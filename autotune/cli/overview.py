@@ -48,6 +48,7 @@ OVERVIEW: Mapping[str, Mapping[str, str]] = {
         "clone": "autotune clone latest",
         "extend": "autotune extend latest --trials 60",
         "label": "autotune label latest --name nightly",
+        "share": "autotune share latest --days 30",
         "clean": "autotune clean latest --yes",
         "study": "autotune study export latest --storage sqlite:///study.db",
     },

@@ -21,9 +21,9 @@ from autotune.session.trial_requests import trial_request
 from autotune.text.console import Console
 from executor.measurement.flops import ModelProfile, ModuleCost, Phases, flops_utilization, summed
 from executor.runners.one_process import profile_model
-from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
+from search_spaces.rules.table import illegal
 from search_spaces.space import parse_domain
 from search_spaces.spaces import parse_pins
 from search_spaces.trial import Fidelity
@@ -366,7 +366,7 @@ def configuration(session: Session, values: Mapping[str, Value]) -> TrialConfig:
     """
     config = session.space.canonical(session.space.base.replace(values))
     if refusals := session.space.check(config):
-        raise IllegalConfigError(refusals[0].rule, refusals[0].message, refusals[0].remedy)
+        raise illegal(refusals[0], values)
     return config
 
 

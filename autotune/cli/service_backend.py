@@ -69,6 +69,10 @@ class ServiceBackend(JobBackend):
     def label(self, job: str, labels: Mapping[str, Any]) -> JobRecord:
         return _job(self._client.label(self._id(job), **labels))
 
+    def share(self, job: str, days: int) -> str:
+        job_id = self._id(job)
+        return f"{self._client.url}/#/jobs/{job_id}?link={self._client.share(job_id, days=days).token}"
+
     def clone(self, job: str) -> JobRecord:
         return _job(self._client.clone(self._id(job)))
 

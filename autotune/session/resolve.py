@@ -29,6 +29,7 @@ from autotune.strategies.strategy import Strategy
 from search_spaces.capability import Capability
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.environment import ENVIRONMENT
+from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.knob_values import value_text
 from search_spaces.models.huggingface import is_factory_reference, resolve_model
@@ -122,21 +123,13 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         workload = request.workload
     if request.resolved_domains is None:  # what is stored was checked
         require_knowledge(request, model)
-    space = (
-        _stored_space(request, model, cluster)
-        if request.resolved_domains is not None
-        else resolve_space(
-            request.space,
-            model,
-            cluster,
-            workload,
-            capability,
-            _pins(request, capability),
-            base=_base(request, cluster, capability, model),
-            most_steps=most_steps,
-            layouts=layouts_of(request.engine),
-        )
-    )
+    if request.resolved_domains is not None:
+        space = _stored_space(request, model, cluster)
+    else:
+        space = resolve_space(
+            request.space, model, cluster, workload, capability, _pins(request, capability),
+            base=_base(request, cluster, capability, model), most_steps=most_steps, layouts=layouts_of(request.engine),
+        )  # fmt: skip
     if request.simple is not None and request.resolved_domains is None:
         # The exporters are loaded only for requests that need them.
         from autotune.frameworks.exporters import expressible
@@ -168,16 +161,10 @@ def _resolve(request: JobRequest, live: ClusterSpec | None = None, most_steps: i
         resolved_environments=request.resolved_environments or environments_of(request, space, baselines),
     )
     return Session(
-        request=resolved,
-        model=model,
-        cluster=cluster,
-        space=space,
-        baselines=baselines,
-        ranking=ranking,
+        request=resolved, model=model, cluster=cluster, space=space, baselines=baselines, ranking=ranking,
         prior=Spread(relative=CPU_SPREAD if cluster.device.kind == "cpu" else GPU_SPREAD),
-        strategy=strategy_of(request, space, model, ranking),
-        extrapolation=extrapolation,
-    )
+        strategy=strategy_of(request, space, model, ranking), extrapolation=extrapolation,
+    )  # fmt: skip
 
 
 def _assumed(request: JobRequest, model: Model, cluster: ClusterSpec) -> tuple[Assumption, ...]:
@@ -276,7 +263,12 @@ def resolve(request: JobRequest, model: ModelSpec | None = None, most_steps: int
         most_steps: most steps for counting the session's space; None: no limit.
     """
     model_request = dataclasses.replace(request, resolved_model=model) if model is not None else request
-    session = _resolve(model_request, found_cluster(model_request), most_steps)
+    try:
+        session = _resolve(model_request, found_cluster(model_request), most_steps)
+    except IllegalConfigError as error:
+        if request.optimizer is not None:  # a pin of its own
+            error.fields = tuple(OPTIMIZER if name == f"pins.{OPTIMIZER}" else name for name in error.fields)
+        raise
     require_positions(session.model, session.request.sequence_length)
     return session
 
@@ -331,15 +323,10 @@ def _resolve_model(request: JobRequest, cluster: ClusterSpec) -> Model:
 
 def _stored_space(request: JobRequest, model: Model, cluster: ClusterSpec) -> SearchSpace:
     return SearchSpace(
-        model=model,
-        cluster=cluster,
-        workload=request.workload,
-        world_size=cluster.world_size,
-        domains=request.resolved_domains or {},
-        base=request.resolved_base or TrialConfig(),
+        model=model, cluster=cluster, workload=request.workload, world_size=cluster.world_size, name=request.space,
+        domains=request.resolved_domains or {}, base=request.resolved_base or TrialConfig(),
         capability=capability_of(request.engine, request.command),
-        name=request.space,
-    )
+    )  # fmt: skip
 
 
 def _ranking(
@@ -353,13 +340,9 @@ def _ranking(
     elif extrapolation is not None:
         efficiency = lambda trial, rate: extrapolation.efficiency(trial.config, rate)  # noqa: E731
     return Ranking(
-        objective=request.objective,
-        memory_limit_bytes=memory_limit,
-        headroom=request.headroom,
-        allow_unstable=request.allow_unstable,
-        efficiency=efficiency,
-        choices_of=goodput.choices_of if goodput else None,
-    )
+        objective=request.objective, memory_limit_bytes=memory_limit, headroom=request.headroom, efficiency=efficiency,
+        allow_unstable=request.allow_unstable, choices_of=goodput.choices_of if goodput else None,
+    )  # fmt: skip
 
 
 def strategy_of(

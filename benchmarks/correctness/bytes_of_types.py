@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from benchmarks.correctness.loss_curves import RANKS, SPEC, WORKLOAD
-from benchmarks.correctness.loss_of_types import LAYOUT, TYPES
+from benchmarks.correctness.loss_curves import RANKS, WORKLOAD
+from benchmarks.correctness.loss_of_types import LAYOUT, MODEL, TYPES, products_of_blocks
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
 from executor.engines.session import ParallelSession
@@ -30,10 +30,10 @@ COUNTER = 4
 """Bytes of the step counter of torch's AdamW, for each tensor it is given."""
 CODEBOOKS = 2 * 4 * (256 + 255)
 """Bytes of the code tables of both quantised moments, and of the boundaries between the codes."""
-HIDDEN, LAYERS = SPEC.hidden_size, SPEC.num_layers
-BLOCK = [HIDDEN * HIDDEN] * 4 + [HIDDEN * SPEC.ffn_hidden_size] * 3
+HIDDEN, LAYERS = MODEL.hidden_size, MODEL.num_layers
+BLOCK = [HIDDEN * HIDDEN] * 4 + [HIDDEN * MODEL.ffn_hidden_size] * 3
 """Elements of the matrices of a block: queries, keys, values, outputs; gate, up, down."""
-OTHERS = [SPEC.vocab_size * HIDDEN] * 2 + [HIDDEN] * (2 * LAYERS + 1)
+OTHERS = [MODEL.vocab_size * HIDDEN] * 2 + [HIDDEN] * (2 * LAYERS + 1)
 """Elements of the embedding, of the output projection and of the norms."""
 
 
@@ -57,7 +57,7 @@ class Bytes:
 
 def closed_form(config: TrialConfig) -> Bytes:
     """Bytes of a rank at stage 2, where all shares divide evenly."""
-    parameters, master = SPEC.parameter_count, MASTER_BYTES[config.precision]
+    parameters, master = MODEL.parameter_count, MASTER_BYTES[config.precision]
     moments, counters = _moments(config.optimizer, master)
     micro_batches = config.gradient_accumulation_steps(WORKLOAD.global_batch_size, RANKS)
     return Bytes(
@@ -91,10 +91,11 @@ def _moments(optimizer: str, full: int) -> tuple[int, int]:
 def weigh(rank: int, knobs: Mapping[str, Value]) -> Bytes:
     """Train two steps and measure what this rank holds and has sent."""
     context = RankContext(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu"))
-    session = NativeEngine().build(context, SPEC, TrialConfig().replace({**LAYOUT, **knobs}), WORKLOAD)
-    _accepted_step(session, 0)
-    gradients = _watched_gradients(session)
-    reduced = _accepted_step(session, 1)
+    session = NativeEngine().build(context, MODEL, TrialConfig().replace({**LAYOUT, **knobs}), WORKLOAD)
+    with products_of_blocks():
+        _accepted_step(session, 0)
+        gradients = _watched_gradients(session)
+        reduced = _accepted_step(session, 1)
     storages = [*session.tagged_storages()]
     session.close()
     return Bytes(

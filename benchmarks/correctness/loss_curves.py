@@ -78,13 +78,14 @@ class Curve:
     steps: int
     seed: int = WORKLOAD.seed
     learning_rate: float = WORKLOAD.learning_rate
+    model: ModelSpec = SPEC
 
 
 def train(rank: int, curve: Curve) -> list[float]:
     """The loss of every step: the mean over the ranks that have it."""
     context = RankContext(rank=rank, world_size=dist.get_world_size(), device=torch.device("cpu"))
     workload = dataclasses.replace(WORKLOAD, seed=curve.seed, learning_rate=curve.learning_rate)
-    session = NativeEngine().build(context, SPEC, TrialConfig().replace(curve.knobs), workload)
+    session = NativeEngine().build(context, curve.model, TrialConfig().replace(curve.knobs), workload)
     known = torch.zeros(curve.steps, 2, dtype=torch.float64)
     for step in range(curve.steps):
         session.prepare(step)

@@ -4,14 +4,23 @@ They compute different numbers, so that no two curves can be equal. The mean los
 loses gradients, or a step that is skipped for good, shows there.
 """
 
+import contextlib
 import dataclasses
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from unittest import mock
+
+import torch
+from torch import Tensor
 
 from benchmarks.common.gang import Gang
-from benchmarks.correctness.loss_curves import Curve
+from benchmarks.correctness import loss_curves
+from benchmarks.correctness.loss_curves import SPEC, Curve
+from executor.parallel import quantised
 from search_spaces.knob import Value
+from search_spaces.knobs.computation import FP8_RECIPES
+from search_spaces.models.model import ModelSpec
 
 SEEDS = 5
 LAST = 10
@@ -22,6 +31,8 @@ which hides the loss of a type. At this rate it ends 0.1% off. Steps are also sm
 of them."""
 BOUND, MEAN_BOUND = 5e-3, 2.5e-3
 """Relative bounds of that mean: for every seed, and for the mean over the seeds, which varies less."""
+MODEL = dataclasses.replace(SPEC, name="narrow-types", hidden_size=64, head_dim=16)
+"""Its widths are multiples of the 32 numbers that share a scale in mxfp8."""
 LAYOUT: Mapping[str, Value] = {"micro_batch_size": 2, "zero_stage": 2}
 TYPES: Mapping[str, Mapping[str, Value]] = {
     "fp32": {},
@@ -32,14 +43,15 @@ TYPES: Mapping[str, Mapping[str, Value]] = {
     "fp16, scaled losses": {"precision": "fp16"},
     "fp16, sums and reductions in fp16": {"precision": "fp16", "accumulation_dtype": "fp16", "reduce_dtype": "fp16"},
     "fp32, AdamW with 8-bit moments": {"optimizer": "adamw8bit"},
-    "fp8": {"precision": "fp8"},
-    "fp8, rowwise": {"precision": "fp8", "fp8_recipe": "rowwise"},
-    "fp8, rowwise_with_gw_hp": {"precision": "fp8", "fp8_recipe": "rowwise_with_gw_hp"},
+    **{f"fp8, {recipe}": {"precision": "fp8", "fp8_recipe": recipe} for recipe in FP8_RECIPES},
 }
 """The first is the reference for the others."""
 SLICED: Mapping[str, Mapping[str, Value]] = {
-    "fp8, 2 tensor ranks": {"precision": "fp8", "tensor_parallel_size": 2, "sequence_parallel": True},
-}
+    f"fp8, {recipe}, 2 tensor ranks": {
+        "precision": "fp8", "fp8_recipe": recipe, "tensor_parallel_size": 2, "sequence_parallel": True,
+    }
+    for recipe in FP8_RECIPES
+}  # fmt: skip
 """Types whose scales cover slices of the matrices."""
 
 
@@ -55,15 +67,38 @@ class Ends:
         return [own / other - 1 for own, other in zip(self.losses, exact.losses, strict=True)]
 
 
-def ends(
-    gang: Gang, steps: int, types: Mapping[str, Mapping[str, Value]] | None = None, learning_rate: float = LEARNING_RATE
-) -> list[Ends]:
-    """Train every type with every seed; the default of `types` is TYPES and SLICED.
+@contextlib.contextmanager
+def products_of_blocks() -> Iterator[None]:
+    """Products of mxfp8 on CPUs, whose kernels lack them: of the numbers that the rounded operands represent, in fp32."""
+    multiply = quantised._multiply
 
-    `gang` runs `loss_curves.train`.
+    def represented(operand: quantised.Scaled) -> Tensor:
+        return operand.values.float() * operand.unit.float().repeat_interleave(quantised.MX_BLOCK, dim=1)
+
+    def multiplied(left: quantised.Scaled, right: quantised.Scaled, dtype: torch.dtype, fast: bool = False) -> Tensor:
+        if left.unit.dtype != torch.float8_e8m0fnu:
+            return multiply(left, right, dtype, fast)
+        return (represented(left) @ represented(right).T).to(dtype)
+
+    with mock.patch.object(quantised, "_multiply", multiplied):
+        yield
+
+
+def train(rank: int, curve: Curve) -> list[float]:
+    """`loss_curves.train` of every type."""
+    with products_of_blocks():
+        return loss_curves.train(rank, curve)
+
+
+def ends(
+    gang: Gang, steps: int, types: Mapping[str, Mapping[str, Value]], learning_rate: float = LEARNING_RATE,
+    model: ModelSpec = SPEC,
+) -> list[Ends]:  # fmt: skip
+    """Train every type with every seed.
+
+    `gang` runs `train`, or that of `loss_curves`.
     """
-    chosen = {name: {**LAYOUT, **knobs} for name, knobs in {**TYPES, **SLICED}.items()} if types is None else types
-    curves = {name: Curve(knobs=knobs, steps=steps, learning_rate=learning_rate) for name, knobs in chosen.items()}
+    curves = {name: Curve(knobs=knobs, steps=steps, learning_rate=learning_rate, model=model) for name, knobs in types.items()}
     return [
         Ends(name=name, losses=tuple(_end(gang, dataclasses.replace(curve, seed=seed)) for seed in range(SEEDS)))
         for name, curve in curves.items()

@@ -37,7 +37,7 @@ from benchmarks.gpu.work import Ended, Worker
 def _correctness(setting: Setting) -> list[Item]:
     return [
         *one_rank.items(), *memory.items(setting), *engines.items(), *families.items(setting),
-        *user_models.items(), *pair.items(), *graphs.items(setting),
+        *user_models.items(), *pair.items(setting), *graphs.items(setting),
     ]  # fmt: skip
 
 

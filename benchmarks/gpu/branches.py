@@ -49,9 +49,11 @@ _FUSED = (
 )
 _RECOVERED = "a run goes on after a step that ran out of the device's memory"
 _FLEX = f"{_PARALLEL}test_windowed.py::test_attention_of_a_device_takes_its_kernels_forms"
+_PARTS = f"{_PARALLEL}test_cudnn_parts.py::test_"
 _SCORES = f"{_PARALLEL}test_scores.py::test_flex_attention_changes_scores_alike"
 _DEVICE = "tests/executor/measurement/test_device.py::test_"
 _ANSWERS = (f"{_DEVICE}the_answers_of_cuda",)
+_FLOPS = "tests/executor/measurement/test_flop_counter.py::test_"
 _WINDOWS = ("tests/executor/test_step_windows.py::test_the_host_waits_once_a_window",)
 _TIMED = (f"{_CUDA}steps_and_samples_are_timed_by_the_devices_clock",)
 _ASKED = (f"{_CUDA}a_measurement_asks_the_device_what_it_has",)
@@ -84,6 +86,10 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
     "parallel/quantised.py": (
         ("_multiply", (f"{_PARALLEL}test_float8.py::test_products_are_those_of_the_rounded_operands",),
          "the device's products are right, and faster; those of blocks too", ("by-hand",)),
+    ),
+    "parallel/summed_products.py": (
+        ("can_add", (f"{_CUDA}products_of_16_bits_add_to_sums_in_fp32",),
+         "products of bf16 add to an fp32 sum, in less time than a second pass takes", ("by-hand",)),
     ),
     "parallel/fused.py": (
         ("load_operators", (f"{_PARALLEL}test_fused.py::test_numbers_are_those_of_one_process_without_them",),
@@ -164,6 +170,8 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
     ),
     "parallel/context.py": (
         ("_causal_mask", _BIAS, "fused kernels accept the mask", ("correctness",)),
+        ("_attend_from", (f"{_PARTS}a_device_calls_the_kernel_without_a_mask",), "cuDNN's kernel attends in two calls",
+         ("correctness",)),
     ),
     "parallel/copies.py": (
         ("CopyEngine.start", _STREAMED, "copies overlap with computation, in both directions", ("correctness", "grid")),
@@ -190,6 +198,15 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("block_mask", (f"{_PARALLEL}test_packed.py::test_the_mask_of_flex_attention_is_of_documents",),
          "the mask is built without waiting for the device", ("by-hand",)),
         ("by_flex", (_SCORES,), "the compiled kernel with limited scores is right, forward and backward", ("by-hand",)),
+        ("has_no_bias", (f"{_PARTS}only_the_kernel_that_lacks_the_bias_is_called_in_parts",), "nothing", ("correctness",)),
+        ("needs_flash",
+         tuple(f"{_PARTS}{name}" for name in ("flash_is_called_by_name_in_compiled_blocks_on_devices_only",
+                                              "a_compiled_block_calls_flash_by_name")),
+         "the kernel's causal is of the last query and key", ("correctness",)),
+        ("_EarlierAndOwn.forward", (f"{_PARTS}parts_are_merged_to_what_a_mask_gives",),
+         "the kernel's logarithms are as documented", ("correctness",)),
+        ("_EarlierAndOwn.backward", (f"{_PARTS}parts_are_merged_to_what_a_mask_gives",),
+         "the kernel's backward takes a logarithm of more keys than its own", ("correctness",)),
         ("can_flex", (_FLEX, _SCORES), "flex attention with a window is faster than a mask", ("by-hand",)),
         ("attend_by_flex", (_FLEX,), "the compiled kernel is right, forward and backward", ("by-hand",)),
         ("_plain_flex", (f"{_PARALLEL}test_windowed.py::test_flex_attention_is_attention_under_a_mask",),
@@ -232,6 +249,9 @@ _ENTRIES: dict[str, tuple[_Entry, ...]] = {
         ("DeviceClock.wait", _WINDOWS, "events and the host's clock agree", ("grid",)),
         ("device_clock", (*_TIMED, *_WINDOWS), "events and the host's clock agree", ("grid",)),
         ("environment", (f"{_CUDA}an_environment_names_device_and_libraries",), "nothing", ("sweep",)),
+    ),
+    "measurement/flop_counter.py": (
+        ("(module)", (f"{_FLOPS}attention_within_chunks_counts_the_pairs_of_each_chunk",), "nothing", ()),
     ),
     "measurement/memory.py": (
         ("host_bound", (f"{_DEVICE}what_bounds_the_hosts_memory_is_the_host",), "nothing", ()),

@@ -13,14 +13,18 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-from benchmarks.gpu import memory, one_rank, pair
+from benchmarks.gpu import float8, memory, one_rank, pair
 from benchmarks.gpu.bundle import ROOT
 from benchmarks.gpu.models import BACKEND, LARGE, SMALL, model_of, workload_of
 from benchmarks.gpu.proof import LOSS_BOUND, Item, Proof, Setting, apart, first_losses, ratio, request, why
+from executor.batches import rank_batches, text_data
 from executor.dry.dry_run import dry_run
 from executor.engine import RankContext
 from executor.engines.native.engine import NativeEngine
+from executor.parallel.model import build_transformer
 from search_spaces.models.command import CommandModel
 from search_spaces.models.model import ModelSpec
 from search_spaces.outcome import Outcome
@@ -47,8 +51,6 @@ SEVEN = ModelSpec(
     name="llama-7b", family="llama", num_layers=32, hidden_size=4096, num_attention_heads=32, num_key_value_heads=32,
     head_dim=128, ffn_hidden_size=11008, vocab_size=32000, sequence_length=1024,
 )  # fmt: skip
-WIDE = dataclasses.replace(SEVEN, name="llama-wide", num_layers=4, vocab_size=8192)
-"""Products of width 4096, where 8 bits should gain."""
 LORA_BYTES, LORA_BOUND = 10 << 30, 0.02
 UPDATE_MILLISECONDS = 25.0
 """Of 8-bit AdamW for a billion parameters."""
@@ -64,6 +66,7 @@ def items(setting: Setting) -> list[Item]:
     made: list[tuple[str, Callable[[Proof], None], float, str]] = [
         ("an own script against itself", prove_script, 90.0, ""),
         ("stage 3 over one rank", prove_stage_3, 60.0, ""),
+        ("stage 3 over one rank against fully_shard", prove_fully_shard, 60.0, ""),
         ("orders of recomputation", prove_orders, 60.0, "" if setting.on_gpu else "blocks are compiled on a GPU only"),
         (pair.SINGLE_RANK, pair.measure_single_rank, 25.0, ""),
         *(
@@ -72,7 +75,7 @@ def items(setting: Setting) -> list[Item]:
             for label, (engine, knobs) in PAIRS.items()
         ),
         ("adapters on a 4-bit 7B", prove_adapters, 120.0, on_cpu),
-        ("float8 at width 4096", prove_float8, 60.0, on_cpu),
+        *float8.items_by_recipe(setting),
         ("8-bit AdamW of 1B", prove_update, 30.0, on_cpu),
         ("windows against the wall clock", prove_clock, 80.0, ""),
         ("out of memory on two ranks", prove_out_of_memory, 40.0, ""),
@@ -140,6 +143,57 @@ def prove_stage_3(proof: Proof) -> None:
                 )
     slower = ratio(times[0], times[3])
     proof.at_least(slower, 1 / 1.05, "the time of a step at stage 0 as a multiple of that at stage 3")
+
+
+def prove_fully_shard(proof: Proof) -> None:
+    """Steps of stage 3 that gather over a group of one rank against `fully_shard` on every block and the root, in bf16 with
+    sums and masters in fp32. With one rank torch copies where the engine sends."""
+    setting, config = proof.setting, TrialConfig(precision="bf16", micro_batch_size=2)
+    ours, theirs = [], []
+    for number in range(ROUNDS[setting.size]):
+        for is_ours in (True, False) if number % 2 else (False, True):
+            with one_rank.one_rank(setting.device):
+                if is_ours:
+                    with one_rank._sending():
+                        knobs = {"zero_stage": 3, "param_persistence_threshold": 0}
+                        ours.append(_step_seconds(setting, config.replace(knobs)))
+                else:
+                    theirs.append(_fully_sharded_seconds(proof, config))
+    proof.at_least(ratio(theirs, ours), 0.98, "the time of a step by fully_shard as a multiple of that at stage 3")
+
+
+def _fully_sharded_seconds(proof: Proof, config: TrialConfig) -> float:
+    """Median of some steps after others; the first losses are compared with the engine's."""
+    setting, spec, workload = proof.setting, model_of(proof.setting.size), workload_of(proof.setting.size)
+    module = build_transformer(spec, workload.sequence_length, workload.seed, torch.float32).to(setting.device)
+    mesh = init_device_mesh(setting.device.type, (1,))
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    for unit in (*module.blocks.children(), module):
+        fully_shard(unit, mesh=mesh, mp_policy=policy)
+    optimizer = torch.optim.AdamW(
+        module.parameters(), lr=workload.learning_rate, weight_decay=workload.weight_decay, fused=True
+    )
+    data, count = text_data(workload, spec.vocab_size), workload.global_batch_size // config.micro_batch_size
+    losses, seconds = [], []
+    for step in range(3 + STEPS):
+        parts = rank_batches(data.global_batch(step), step, rank=0, ranks=1, size=config.micro_batch_size, count=count)
+        batches = [{name: value.to(setting.device) for name, value in part.items()} for part in parts]
+        began, total = time.perf_counter(), torch.zeros((), device=setting.device)
+        for batch in batches:
+            loss = module(**batch) / count
+            loss.backward()
+            total += loss.detach()
+        torch.nn.utils.clip_grad_norm_(module.parameters(), workload.gradient_clipping)
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(float(total))  # waits for the device
+        seconds.append(time.perf_counter() - began)
+    del module, optimizer
+    setting.free()
+    if not proof.claims:
+        off = apart(losses[:STEPS], first_losses(setting.device, spec, config, workload, STEPS))
+        proof.claim(off <= LOSS_BOUND["bf16"], f"{STEPS} losses {off:.1e} off those of the engine")
+    return statistics.median(seconds[3:])
 
 
 def _step_seconds(setting: Setting, config: TrialConfig, model: ModelSpec | None = None) -> float:
@@ -222,16 +276,6 @@ def prove_adapters(proof: Proof) -> None:
         proof.setting.free()
     proof.claim(peak <= LORA_BYTES, f"peak {peak:,} bytes (bound {LORA_BYTES:,})")
     memory._compare(proof, "dry run", predicted, "allocator", peak, LORA_BOUND)
-
-
-def prove_float8(proof: Proof) -> None:
-    """Steps of wide blocks in 8 bits against bf16, both compiled."""
-    seconds = {}
-    for precision in ("bf16", "fp8"):
-        config = TrialConfig(precision=precision, micro_batch_size=4, compile_blocks=True)
-        seconds[precision] = _step_seconds(proof.setting, config, WIDE)
-    gained = seconds["bf16"] / seconds["fp8"]
-    proof.measured(f"a step in bf16 takes {gained:.3f} times as long as one in fp8", gained=gained)
 
 
 def prove_update(proof: Proof) -> None:

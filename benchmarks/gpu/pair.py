@@ -34,7 +34,9 @@ LAYOUTS: Mapping[str, Knobs] = {
     "pipeline 2, 1f1b": {"pipeline_parallel_size": 2},
     "pipeline 2, zbv": {"pipeline_parallel_size": 2, "virtual_stages": 2, "pipeline_schedule": "zbv"},
     "context 2": {"context_parallel_size": 2},
+    "context 2, cudnn": {"context_parallel_size": 2, "attention_backend": "cudnn"},
 }
+"""The last has two calls of a kernel without a mask, in 16 bits only."""
 OFFLOADS: Mapping[int, tuple[Knobs, ...]] = {
     1: ({"offload_optimizer": "cpu"}, {"offload_optimizer": "cpu", "offload_ratio": 0.3}),
     3: (
@@ -49,12 +51,13 @@ ALLOCATOR_BYTES = {"cuda": 8 << 20, "cpu": 1 << 12}
 """Further tolerance of a peak, in bytes: CUDA's allocator hands out rounded parts of 2 MiB segments."""
 
 
-def items() -> list[Item]:
+def items(setting: Setting) -> list[Item]:
     """Items of the part correctness."""
     found = [Item(name=SINGLE_RANK, show=measure_single_rank, seconds=25.0)]
     for label, knobs in LAYOUTS.items():
         show = partial(prove_layout, label=label, knobs=knobs)
-        found.append(Item(name=f"two ranks: {label}", show=show, seconds=12.0, group="two ranks"))
+        reason = "" if setting.on_gpu or "attention_backend" not in knobs else "cuDNN runs on CUDA only"
+        found.append(Item(name=f"two ranks: {label}", show=show, seconds=12.0, group="two ranks", skipped=reason))
     for stage in OFFLOADS:
         show = partial(prove_offload, stage=stage)
         found.append(Item(name=f"two ranks: offloading at stage {stage}", show=show, seconds=25.0, group="offloading"))
@@ -94,6 +97,8 @@ def prove_layout(proof: Proof, label: str, knobs: Knobs) -> None:
     if single is None:
         return
     for precision, bound in LOSS_BOUND.items():
+        if "attention_backend" in knobs and precision != "bf16":
+            continue
         result = run(proof, label, precision=precision, micro_batch_size=2, **knobs)
         off = apart(result.losses, single[precision])
         backend = result.environment.get("backend", "")

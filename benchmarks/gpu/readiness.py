@@ -22,6 +22,7 @@ DEVICES = ("cuda", "nccl")
 TOOLS = ("nvidia-smi",)
 CALLS = (
     "any_kernel", "compiled_flex", "create_block_mask", "flex_attention", "_scaled_mm", "_accelerator_setAllocatorSettings",
+    "has_no_bias", "_scaled_dot_product_cudnn_attention", "_scaled_dot_product_cudnn_attention_backward",
 )  # fmt: skip
 """Functions of torch whose kernels run only on devices, and our functions that lead to them."""
 NAMESPACES = ("torch.cuda", "torch.accelerator", "torch.version")

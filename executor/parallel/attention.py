@@ -194,6 +194,78 @@ def scaled_attention(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | N
     return functional.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=is_causal, enable_gqa=grouped)
 
 
+def has_no_bias(query: Tensor) -> bool:
+    """Whether the chosen kernel would get the causal bias of the last tokens as a mask: cuDNN has only that of the first."""
+    return query.is_cuda and _chosen == "cudnn"
+
+
+def needs_flash(query: Tensor) -> bool:
+    """Whether the flash kernel is to be called by name: in compiled blocks, which cannot create torch's causal bias, if it is
+    allowed and has the query's type and width, on devices since Ampere."""
+    if not (query.is_cuda and torch.compiler.is_compiling() and _chosen in (BEST, "flash")):
+        return False
+    fits = PRECISIONS.get(query.dtype) in ATTENTION_KERNELS["cuda"]["flash"].precisions and query.shape[-1] <= 256
+    return fits and torch.cuda.get_device_properties(query.device).major >= 8
+
+
+def attend_by_flash(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of the last tokens to keys and values of all, by the operator that torch's causal bias dispatches
+    to: for it, causal means that the last query sees the last key [torch/nn/attention/bias.py]."""
+    width = query.shape[-1]
+    # The kernel takes one width, a multiple of 8.
+    operands = (functional.pad(x, (0, -(-width // 8) * 8 - x.shape[-1])) for x in (query, key, value))
+    operator = torch.ops.aten._scaled_dot_product_flash_attention
+    mixed: Tensor = operator(*operands, 0.0, is_causal=True, scale=width**-0.5)[0]
+    return mixed[..., : value.shape[-1]]
+
+
+def attend_to_earlier(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention of the last tokens [batch, heads, n, width] to keys and values of all, by cuDNN without a mask."""
+    padded = functional.pad(value, (0, query.shape[-1] - value.shape[-1]))
+    mixed: Tensor = _EarlierAndOwn.apply(query, key, padded)  # type: ignore[no-untyped-call]
+    return mixed[..., : value.shape[-1]]
+
+
+class _EarlierAndOwn(torch.autograd.Function):
+    """1. Queries attend to the earlier keys, which they all see, and causally to those of their own tokens: two calls.
+    2. The results are merged by the logarithms of their sums of exponentials, [batch, heads, n, 1] in fp32.
+    3. Backward of both calls takes the merged result and logarithm, so that their gradients add up [Liu et al. 2023, ring
+       attention; torch.distributed.tensor.experimental does so].
+    """
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        calls = [
+            torch.ops.aten._scaled_dot_product_cudnn_attention(query, keys, values, None, True, is_causal=is_causal)
+            for keys, values, is_causal in _earlier_and_own(query, key, value)
+        ]
+        (earlier, before, *_), (own, logarithm, *_) = calls
+        share = torch.sigmoid(logarithm - before)
+        mixed = torch.lerp(earlier.to(share.dtype), own.to(share.dtype), share).to(query.dtype)
+        seeds = [seed for call in calls for seed in call[6:8]]
+        ctx.save_for_backward(query, key, value, mixed, torch.logaddexp(before, logarithm), *seeds)
+        return mixed
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        query, key, value, mixed, logarithm, *seeds = ctx.saved_tensors
+        calls = [
+            torch.ops.aten._scaled_dot_product_cudnn_attention_backward(
+                gradients[0], query, keys, values, mixed, logarithm, *seeds[2 * index : 2 * index + 2], None, None, None,
+                query.shape[2], keys.shape[2], 0.0, is_causal,
+            )
+            for index, (keys, values, is_causal) in enumerate(_earlier_and_own(query, key, value))
+        ]  # fmt: skip
+        of_queries, of_keys, of_values = zip(*calls, strict=True)
+        return of_queries[0] + of_queries[1], torch.cat(of_keys, dim=2), torch.cat(of_values, dim=2)
+
+
+def _earlier_and_own(query: Tensor, key: Tensor, value: Tensor) -> list[tuple[Tensor, Tensor, bool]]:
+    """Keys and values before those of the queries' tokens, and theirs; whether attention to them is causal."""
+    sizes = [key.shape[2] - query.shape[2], query.shape[2]]
+    return list(zip(torch.split(key, sizes, dim=2), torch.split(value, sizes, dim=2), (False, True), strict=True))
+
+
 def repeats_heads(query: Tensor, key: Tensor, masked: bool) -> bool:
     """Whether the chosen kernel does not support grouped heads on the query's device."""
     kind, precision = query.device.type, PRECISIONS.get(query.dtype)

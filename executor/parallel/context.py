@@ -6,7 +6,17 @@ from torch.nn import functional
 from torch.utils._python_dispatch import _disable_current_modes
 
 from executor.parallel.adapters import Prefix
-from executor.parallel.attention import Scores, attend_to_window, attend_with_scores, scaled_attention, sees
+from executor.parallel.attention import (
+    Scores,
+    attend_by_flash,
+    attend_to_earlier,
+    attend_to_window,
+    attend_with_scores,
+    has_no_bias,
+    needs_flash,
+    scaled_attention,
+    sees,
+)
 from executor.parallel.block_collectives import collective, with_adjoint
 from executor.parallel.collectives import ProcessGroup
 from search_spaces.training.windows import AttentionWindow
@@ -122,8 +132,16 @@ def _attend_from(
     if hides and not virtual:
         return attend_to_window(query, key, value, window, start, grouped)
     end = virtual + start + query.shape[2]
+    key, value = key[:, :, :end], value[:, :, :end]
+    if not hides:
+        if end == query.shape[2]:
+            return scaled_attention(query, key, value, is_causal=True)
+        if has_no_bias(query):
+            return attend_to_earlier(query, key, value)
+        if needs_flash(query):
+            return attend_by_flash(query, key, value)
     mask = _window_mask(virtual, start, query, window) if hides else _causal_mask(query, end)
-    return scaled_attention(query, key[:, :, :end], value[:, :, :end], mask)
+    return scaled_attention(query, key, value, mask)
 
 
 def _window_mask(virtual: int, start: int, query: Tensor, window: AttentionWindow) -> Tensor:
@@ -134,14 +152,13 @@ def _window_mask(virtual: int, start: int, query: Tensor, window: AttentionWindo
 
 
 def _causal_mask(query: Tensor, end: int) -> Tensor:
-    """The causal mask of the last tokens before `end`; on CUDA in the form that the fused kernels support."""
+    """The causal mask of the last tokens before `end`; on CUDA in the form that the fused kernels support, which compiled
+    blocks cannot create."""
     tokens = query.shape[2]
-    if query.is_cuda:
+    if query.is_cuda and not torch.compiler.is_compiling():
         # Imported here, because it loads torch.compile, which takes a second: too long for short-lived ranks on CPUs.
         from torch.nn.attention.bias import causal_lower_right
 
-        if torch.compiler.is_compiling():
-            return causal_lower_right(tokens, end)
         with _disable_current_modes():  # torch cannot create a bias under a dispatch mode, such as a counter of FLOPs
             return causal_lower_right(tokens, end)
     return torch.ones(tokens, end, dtype=torch.bool, device=query.device).tril(end - tokens)

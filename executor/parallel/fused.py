@@ -52,6 +52,9 @@ class LigerOperators(Operators):
     | gate | saves only gate and hidden | **overwrites** both with their gradients |
     | loss | computes logits some rows at a time, saves the gradients of rows and weight | multiplies these in place |
 
+    In compiled blocks torch's operators run in their place, which the compiler fuses with what is around them; the loss is
+    outside of blocks.
+
     So a forward cannot run again on the inputs of an earlier run (selective checkpointing reuses saved products), and a
     backward cannot run twice (zero-bubble schedules): rules refuse both (`executor.engines.capabilities`).
     """
@@ -67,7 +70,7 @@ class LigerOperators(Operators):
         return _Norm(spec.hidden_size, spec.norm_epsilon, self._functions.norm)
 
     def rotate(self, query: Tensor, key: Tensor, cosines: Tensor, sines: Tensor) -> tuple[Tensor, Tensor]:
-        if ROTATION not in self._replaces:
+        if ROTATION not in self._replaces or torch.compiler.is_compiling():
             return super().rotate(query, key, cosines, sines)
         # One row for all samples, or for packed samples one row each: [samples, tokens, head_dim].
         tables = (table[None] if table.dim() == 2 else table[:, 0] for table in (cosines, sines))
@@ -75,7 +78,7 @@ class LigerOperators(Operators):
         return rotated
 
     def gate(self, gate: Tensor, hidden: Tensor, kind: str) -> Tensor:
-        if GATE not in self._replaces:
+        if GATE not in self._replaces or torch.compiler.is_compiling():
             return super().gate(gate, hidden, kind)
         gated: Tensor = self._functions.gate.apply(gate.contiguous(), hidden.contiguous())
         return gated
@@ -97,6 +100,8 @@ class _Norm(nn.RMSNorm):
         self._function = function
 
     def forward(self, x: Tensor) -> Tensor:
+        if torch.compiler.is_compiling():
+            return super().forward(x)
         # "gemma": the casting mode that computes in fp32 up to and including the weight, as torch's norm does.
         normed: Tensor = self._function.apply(x.contiguous(), self.weight, self.eps, 0.0, "gemma", False)
         return normed

@@ -48,6 +48,7 @@ class Head(nn.Module):
         width = spec.embedding_size or spec.hidden_size
         self.project = nn.Linear(spec.hidden_size, width, bias=False) if spec.embedding_size else None
         self.output = OutputProjection(width, spec.vocab_size, tensor, bias=False)
+        self.output.once = not chunk and not spec.mtp_layers
 
     def forward(self, x: Tensor, labels: Tensor, further: Sequence[Tensor] = (), ahead: Tensor | None = None) -> Tensor:
         """`further`: normed hidden states of the modules for multi-token prediction, with `ahead` [batch, tokens, modules] as

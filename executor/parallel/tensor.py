@@ -26,6 +26,7 @@ from executor.parallel.block_collectives import (
 from executor.parallel.collectives import ProcessGroup
 from executor.parallel.overlapped import multiply_columns, multiply_rows
 from executor.parallel.quantised import QuantisedMatrix, float8_linear
+from executor.parallel.summed_products import multiply
 
 
 class TensorParallel:
@@ -89,96 +90,84 @@ class TensorParallel:
         return x.chunk(self.size)[self.rank] if self.sequence_parallel else x
 
 
-class ColumnLinear(nn.Linear):
-    """A slice of the output features: weight [out / ranks, in]."""
+class Matrix(nn.Linear):
+    """This rank's part of a matrix of our own modules: weight [outputs, inputs], and perhaps an adapter."""
 
-    split: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
+    split: ClassVar[dict[str, int]] = {}
+    """Parameter -> the dimension that is sliced over tensor-parallel ranks."""
+    adapter_split: ClassVar[dict[str, int]] = {}
+    """The same of the factors of an adapter."""
 
-    def __init__(self, inputs: int, outputs: int, tensor: TensorParallel, bias: bool) -> None:
-        super().__init__(inputs, outputs // tensor.size, bias=bias)
+    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
+        super().__init__(inputs, outputs, bias=bias)
         self.adapter: LowRank | None = None
         self.quantised: QuantisedMatrix | None = None
         self.float8 = ""
         """The recipe (`fp8_recipe`) of its products in 8 bits; empty: they are not."""
+        self.once = True
+        """Whether a micro-batch multiplies by it once."""
+        self.has_sum = False
+        """Whether products add the weight's gradient to its sum (`summed_products`)."""
 
     def adapt(self, rank: int) -> None:
         """Add an adapter to the matrix."""
-        self.adapter = LowRank(self, rank, {OUTWARD: 0})
+        self.adapter = LowRank(self, rank, self.adapter_split)
 
     def quantise(self, bits: int) -> None:
         """Quantise the frozen matrix to `bits`."""
-        self.quantised = QuantisedMatrix(self.weight, bits, transposed=False)
+        self.quantised = QuantisedMatrix(self.weight, bits, transposed=self.split["weight"] == 1)
         self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        return adapted_result(self._product(x), self.adapter, x)
+        return adapted_result(self._product(x, self.bias), self.adapter, x)
+
+    def _product(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        if self.quantised is None and not self.float8:
+            return multiply(x, self.weight, bias) if self.has_sum else functional.linear(x, self.weight, bias)
+        product: Tensor = float8_linear(x, self.weight, self.float8) if self.quantised is None else self.quantised(x)
+        return product if bias is None else product + bias
+
+
+class ColumnLinear(Matrix):
+    """A slice of the output features: weight [out / ranks, in]."""
+
+    split: ClassVar[dict[str, int]] = {"weight": 0, "bias": 0}
+    adapter_split: ClassVar[dict[str, int]] = {OUTWARD: 0}
+
+    def __init__(self, inputs: int, outputs: int, tensor: TensorParallel, bias: bool) -> None:
+        super().__init__(inputs, outputs // tensor.size, bias)
 
     def completed(self, product: Tensor, x: Tensor) -> Tensor:
         """The result, from the `product` of `x` and the weight: adds bias and adapter."""
         return adapted_result(product if self.bias is None else product + self.bias, self.adapter, x)
 
-    def _product(self, x: Tensor) -> Tensor:
-        if self.quantised is None and not self.float8:
-            return super().forward(x)
-        product: Tensor = float8_linear(x, self.weight, self.float8) if self.quantised is None else self.quantised(x)
-        return product if self.bias is None else product + self.bias
 
-
-class WholeLinear(nn.Linear):
+class WholeLinear(Matrix):
     """A matrix that is whole on each rank, which computes all of its outputs."""
 
-    def __init__(self, inputs: int, outputs: int, bias: bool) -> None:
-        super().__init__(inputs, outputs, bias=bias)
-        self.adapter: LowRank | None = None
 
-    def adapt(self, rank: int) -> None:
-        """Add an adapter to the matrix."""
-        self.adapter = LowRank(self, rank, {})
-
-    def forward(self, x: Tensor) -> Tensor:
-        return adapted_result(super().forward(x), self.adapter, x)
-
-
-class RowLinear(nn.Linear):
+class RowLinear(Matrix):
     """A slice of the input features: weight [out, in / ranks]; the ranks' results are summed, and the bias is added once.
 
     With `leaves` off the caller sums the results, and each rank adds its part of the bias.
     """
 
     split: ClassVar[dict[str, int]] = {"weight": 1}
+    adapter_split: ClassVar[dict[str, int]] = {INWARD: 1}
 
     def __init__(self, inputs: int, outputs: int, tensor: TensorParallel, bias: bool, leaves: bool = True) -> None:
-        super().__init__(inputs // tensor.size, outputs, bias=bias)
+        super().__init__(inputs // tensor.size, outputs, bias)
         self.tensor, self.leaves = tensor, leaves
-        self.adapter: LowRank | None = None
-        self.quantised: QuantisedMatrix | None = None
-        self.float8 = ""
-        """The recipe (`fp8_recipe`) of its products in 8 bits; empty: they are not."""
-
-    def adapt(self, rank: int) -> None:
-        """Add an adapter to the matrix."""
-        self.adapter = LowRank(self, rank, {INWARD: 1})
-
-    def quantise(self, bits: int) -> None:
-        """Quantise the frozen matrix to `bits`."""
-        self.quantised = QuantisedMatrix(self.weight, bits, transposed=True)
-        self.register_parameter("weight", None)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.tensor.size == 1 and self.quantised is None and not self.float8:
-            return adapted_result(super().forward(x), self.adapter, x)
+            return super().forward(x)
         if self.leaves and self.tensor.overlaps:
             return self._with_bias(self.tensor.multiply_rows(x, self.weight, None if self.adapter is None else self.adapter(x)))
-        summand = adapted_result(self._product(x), self.adapter, x)
+        summand = adapted_result(self._product(x, None), self.adapter, x)
         if not self.leaves:
             return summand if self.bias is None else summand + self.bias / self.tensor.size
         return self._with_bias(self.tensor.leave(summand))
-
-    def _product(self, x: Tensor) -> Tensor:
-        if self.quantised is None:
-            return float8_linear(x, self.weight, self.float8) if self.float8 else functional.linear(x, self.weight)
-        product: Tensor = self.quantised(x)
-        return product
 
     def _with_bias(self, total: Tensor) -> Tensor:
         return total if self.bias is None else total + self.bias

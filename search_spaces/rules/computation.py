@@ -8,6 +8,7 @@ from search_spaces.kernels import (
     BEST,
     DEVICE_RULE,
     FUSED_KERNELS,
+    LIGER,
     NONE,
     OFF,
     PACKAGE_RULE,
@@ -143,11 +144,11 @@ def kernels_model(config: TrialConfig, context: SpaceContext) -> str | None:
 
 
 def kernels_untested(config: TrialConfig, context: SpaceContext) -> str | None:
-    """Liger's loss reads tensor values on the host, which a graph cannot; compilation and padding are untested."""
+    """Liger's loss reads tensor values on the host, which a CUDA graph cannot; others and padding are untested."""
     if config.fused_kernels == NONE:
         return None
     untested = {
-        "compile_blocks": config.compile_blocks,
+        "compile_blocks": config.compile_blocks and config.fused_kernels != LIGER,
         "cuda_graphs": config.cuda_graphs,
         "document_lengths": bool(context.workload.document_lengths),
     }

@@ -1,8 +1,10 @@
 """All rules, and checking a configuration against them."""
 
+from collections.abc import Iterable
+
 from search_spaces.capability import ENGINE_HONOURS, HONOURS_REMEDY, Capability, Combination, Rule, SpaceContext
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
-from search_spaces.errors import Refusal
+from search_spaces.errors import IllegalConfigError, Refusal
 from search_spaces.models.model import Model
 from search_spaces.plugins import PluginGroup, load_plugins
 from search_spaces.rules.computation import COMPUTATION_RULES, GRAPH_RULES, KERNEL_RULES
@@ -46,6 +48,13 @@ def check_config(config: TrialConfig, context: SpaceContext) -> list[Refusal]:
     """Every rule that refuses the configuration, in the order of `rules_of`; empty: it is legal."""
     messages = ((rule, rule.check(config, context)) for rule in rules_of(context.capability))
     return [Refusal(rule.name, message, rule.remedy) for rule, message in messages if message is not None]
+
+
+def illegal(refusal: Refusal, pins: Iterable[str], field: str = "pins") -> IllegalConfigError:
+    """The error of a refused configuration in which these knobs are pinned, by this field of the request."""
+    read = {rule.name: rule.reads for rule in RULES}.get(refusal.rule, ())
+    fields = (f"{field}.{name}" for name in pins if name in read)
+    return IllegalConfigError(refusal.rule, refusal.message, refusal.remedy, fields)
 
 
 def check_shapes(config: TrialConfig, model: Model, workload: Workload, world_size: int) -> list[Refusal]:

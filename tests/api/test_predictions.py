@@ -126,12 +126,12 @@ def test_the_largest_is_planned_for(client: TestClient) -> None:
 @pytest.mark.parametrize(
     ("path", "fields", "field", "remedy"),
     [
-        ("/v1/predictions", {"config": {"tensor_parallel_size": 3}}, "world-divides", "choose degrees"),
-        ("/v1/predictions", {"config": {"zero_stag": 3}}, "zero_stag", "did you mean"),
-        ("/v1/predictions", {"config": {"zero_stage": 7}}, "zero_stage", "give 0, 1, 2 or 3"),
-        ("/v1/predictions", {"config": {"offload_param": "nvme", "zero_stage": 3}}, "nvme-path", "use cpu"),
-        ("/v1/predictions", {"engine": "ddp", "config": {"zero_stage": 1}}, "engine-honours", "leave the knob"),
-        ("/v1/predictions", {"cluster": "dgx-a100", "config": {"precision": "fp8"}}, "float8-device", "use precision=bf16"),
+        ("/v1/predictions", {"config": {"tensor_parallel_size": 3}}, "config.tensor_parallel_size", "choose degrees"),
+        ("/v1/predictions", {"config": {"zero_stag": 3}}, "config.zero_stag", "did you mean"),
+        ("/v1/predictions", {"config": {"zero_stage": 7}}, "config.zero_stage", "give 0, 1, 2 or 3"),
+        ("/v1/predictions", {"config": {"offload_param": "nvme", "zero_stage": 3}}, "config.offload_param", "use cpu"),
+        ("/v1/predictions", {"engine": "ddp", "config": {"zero_stage": 1}}, "config.zero_stage", "leave the knob"),
+        ("/v1/predictions", {"cluster": "dgx-a100", "config": {"precision": "fp8"}}, "config.precision", "use precision=bf16"),
         ("/v1/predictions", {"model": "llama-9"}, "model", "did you mean"),
         ("/v1/predictions", {"model": "./confg.json"}, "model", "give {config: …} with the content"),
         ("/v1/predictions", {"cluster": "8xfoo"}, "cluster", "or give 8xMEMORY"),
@@ -149,35 +149,40 @@ def test_the_largest_is_planned_for(client: TestClient) -> None:
         (
             "/v1/predictions",
             {"training_steps": 1000, "config": {"curriculum_start_length": 8192, "curriculum_steps": 100}},
-            "curriculum-length",
+            "config.curriculum_start_length",
             "below --sequence-length",
         ),
-        ("/v1/predictions", {"config": {"random_ltd_start_tokens": 64}}, "random-ltd-steps", "--training-steps"),
+        ("/v1/predictions", {"config": {"random_ltd_start_tokens": 64}}, "config.random_ltd_start_tokens", "--training-steps"),
         ("/v1/predictions", {"expert_loads": [[1.0, 1.0]]}, "expert_loads", "leave it out"),
         ("/v1/plans", {"model": "mixtral-8x7b", "expert_loads": [[1.0] * 3]}, "expert_loads", "one number for each expert"),
         ("/v1/predictions", {"document_lengths": [2**20]}, "document_lengths", "raise the sequence length"),
         (
             "/v1/predictions",
             {"document_lengths": [64, 9], "config": {"pack_sequences": True, "compile_blocks": True}},
-            "pack-compiled",
+            "config.pack_sequences",
             "set pack_sequences=false",
         ),
         ("/v1/plans", {"space": "./mine.toml"}, "space", "use one of"),
-        ("/v1/plans", {"pins": {"tensor_parallel_size": 3}}, "tensor-divides", "choose a tensor"),
+        ("/v1/plans", {"pins": {"tensor_parallel_size": 3}}, "pins.tensor_parallel_size", "choose a tensor"),
         ("/v1/plans", {"objective": "cost"}, "price", "give the price of a device-hour"),
         ("/v1/plans", {"share": 0.5}, "share", "leave it out"),
         ("/v1/plans", {"goodput": {"spares": 2}}, "goodput", "choose that objective"),
         ("/v1/plans", {"objective": "goodput", "goodput": {"spare": 2}}, "goodput", "use one of failures"),
-        ("/v1/plans", {"objective": "goodput", "goodput": {"spares": -1}}, "spares", "give 0 or more"),
-        ("/v1/plans", {"objective": "goodput", "goodput": {"failures": "/etc/log.csv"}}, "failures", "use one of llama3"),
+        ("/v1/plans", {"objective": "goodput", "goodput": {"spares": -1}}, "goodput.spares", "give 0 or more"),
+        (
+            "/v1/plans",
+            {"objective": "goodput", "goodput": {"failures": "/etc/log.csv"}},
+            "goodput.failures",
+            "use one of llama3",
+        ),
         ("/v1/plans", {"memory_limit": 1_000_000_000, "space": "zero"}, "memory", "plan for more devices"),
         ("/v1/plans", {"rate": 1e12, "space": "zero"}, "rate", "lower it"),
     ],
 )
 def test_what_is_wrong_is_named_with_the_remedy(client: TestClient, path: str, fields: Any, field: str, remedy: str) -> None:
-    (error,) = problem(client, path, **fields)["errors"]
-    assert error["field"] == field
-    assert remedy in error["remedy"]
+    errors = problem(client, path, **fields)["errors"]
+    assert field in [error["field"] for error in errors]
+    assert all(remedy in error["remedy"] for error in errors)
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,96 @@ def test_no_field_is_refused_in_the_words_of_the_validator(refusing: TestClient,
         answer = refusing.post("/v1/drafts/check", json=REQUEST | {name: value})
         if answer.status_code != 200:
             refused += 1
-            assert all(line.count("; ") for line in lines_of(answer))
+            for line in lines_of(answer):
+                assert line.count("; ") and re.match(rf"{name}[.:]", line), line
     assert refused >= 5
+
+
+CONFIG = {
+    "model_type": "llama", "num_hidden_layers": 3, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128,
+    "vocab_size": 256,
+}  # fmt: skip
+ON_GPUS = {"cluster": "dgx-h100", "ranks": 8}
+FAULTS: dict[str, tuple[dict[str, Any], ...]] = {
+    "model": ({"model": "nope"}, {"model": "./a.json"}, {"model": "os:system"}),
+    "model.name": ({"model": {"name": "gpt2", "config": CONFIG}},),
+    "model.config.model_type": ({"model": {"config": {}}}, {"model": {"config": CONFIG | {"model_type": "nope"}}}),
+    "model.config.hidden_size": ({"model": {"config": CONFIG | {"hidden_size": "x"}}},),
+    "model.config.num_attention_heads": ({"model": {"config": CONFIG | {"hidden_size": 63}}},),
+    "command": ({"model": None, "command": {"arguments": ["python", "x.py"], "folder": "/x"}}, {"engine": "command"}),
+    "cluster": ({"cluster": "nope"}, {"cluster": "dgx-h100:x"}, {"cluster": "8xnope"}, {"cluster": "local:2"}),
+    "ranks": ({"cluster": "dgx-h100"},),
+    "space": ({"space": "nope"}, {"space": "/etc/passwd"}),
+    "global_batch_size": ({"global_batch_size": 3}, {"ranks": 3}),
+    "sequence_length": ({"sequence_length": "8 bananas"}, {"model": "gpt2", "sequence_length": 10**6}),
+    "memory_limit": ({"memory_limit": "x"},),
+    "engine": ({"engine": "nope"},),
+    "runner": ({"runner": "nope"},),
+    "objective": ({"objective": "nope"}, {"objective": "scale"}),
+    "strategy": ({"strategy": "nope"},),
+    "optimizer": ({"optimizer": "nope"}, {"optimizer": "onebit_adam", "pins": {"zero_stage": 3}}),
+    "run_device_hours": ({"run_device_hours": 1.0, "strategy": "grid"}, {"run_device_hours": 1.0, "objective": "pareto"}),
+    "stop_margin": ({"stop_margin": 0.1, "strategy": "random"},),
+    "simple": ({"simple": "nope"}, {"simple": "fsdp2", "space": "3d", "pins": {"tensor_parallel_size": 2}}),
+    "failures.a.said": ({"failures": {"a": {"outcome": "FAILED", "remedy": "x", "said": ["(?=x)"]}}},),
+    "tags": ({"tags": ["a"] * 33},),
+    "tags.0": ({"tags": ["a b"]},),
+    "name": ({"name": "\x85"},),
+    "note": ({"note": "\x85"},),
+    "team": ({"team": "\x85"},),
+    "document_lengths": ({"document_lengths": [10**6]}, {"document_lengths": [8], "engine": "deepspeed"}),
+    "expert_loads": ({"expert_loads": [[1.0, 2.0]]},),
+    "environment_settings": ({"environment_settings": ["x"]}, {"environment_settings": ["LD_PRELOAD=x"]}),
+    "trackers": ({"trackers": ["nope"]},),
+    "knowledge.settings[0]": ({"knowledge": {"settings": [{"a": 1}], "measurements": [{"b": 1}]}},),
+    "goodput": ({"goodput": ["tokens=1e12"]}, {"objective": "goodput", "goodput": ["nope=1"]}),
+    "goodput.tokens": ({"objective": "goodput", "goodput": ["tokens=x"]}, {"objective": "goodput", "goodput": ["tokens="]}),
+    "goodput.failures": ({"objective": "goodput", "goodput": ["failures=/etc/x.csv"]},),
+    "baseline": ({"baseline": {"tensor_parallel_size": 3}}, {"baseline": {"micro_batch_size": 64}}),
+    "baseline.zero_stag": ({"baseline": {"zero_stag": 1}},),
+    "baseline.zero_stage": ({"baseline": {"zero_stage": 7}}, {"baseline": {"zero_stage": "x"}}),
+    "baseline.environment": ({"baseline": {"environment": "LD_PRELOAD=x"}},),
+    "pins.zero_stag": ({"pins": {"zero_stag": 1}},),
+    "pins.zero_stage": (
+        {"pins": {"zero_stage": 7}}, {"pins": {"zero_stage": [0, 9]}}, {"pins": {"zero_stage": "0,9"}},
+        {"pins": {"zero_stage": 3, "micro_batch_size": 1}, "engine": "ddp"},
+    ),
+    "pins.micro_batch_size": ({"pins": {"zero_stage": 0, "micro_batch_size": 64}},),
+    "pins.tensor_parallel_size": ({"pins": {"tensor_parallel_size": 3}}, {"pins": {"tensor_parallel_size": [3, 5]}}),
+    "pins.offload_optimizer": ({"pins": {"offload_optimizer": "nvme"}},),
+    "pins.precision": ({"pins": {"precision": "fp8"}}, {"pins": {"precision": "fp8"}} | ON_GPUS),
+    "pins.pipeline_layout": ({"pins": {"pipeline_layout": "nope"}},),
+    "pins.environment": ({"pins": {"environment": "LD_PRELOAD=x"}}, {"pins": {"environment": ["A=1", "A=2"]}}),
+    "pins.optimizer": ({"pins": {"optimizer": "onebit_adam", "zero_stage": 3}},),
+}  # fmt: skip
+"""Field -> submissions in which it is at fault, although every field has the right type."""
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_the_field_that_is_at_fault_is_named(refusing: TestClient, name: str) -> None:
+    for change in FAULTS[name]:
+        body = {field: value for field, value in (REQUEST | change).items() if value is not None}
+        named = {line.split(": ")[0] for line in lines_of(refusing.post("/v1/drafts/check", json=body))}
+        assert name in named, (change, named)
+        assert named <= {name, *(f"pins.{knob}" for knob in change.get("pins", {}))}, (change, named)
+
+
+@pytest.mark.parametrize(
+    ("path", "change", "fields"),
+    [
+        ("/v1/plans", {"pins": {"zero_stag": 1}}, ["pins.zero_stag"]),
+        ("/v1/plans", {"pins": {"tensor_parallel_size": 3}, "space": "3d"}, ["pins.tensor_parallel_size"]),
+        ("/v1/plans", {"goodput": {"failures": "/etc/x.csv"}, "objective": "goodput"}, ["goodput.failures"]),
+        ("/v1/fits", {"cluster": "1x24GB", "pins": {"zero_stage": 7}}, ["pins.zero_stage"]),
+        ("/v1/predictions", {"config": {"zero_stage": 7}}, ["config.zero_stage"]),
+        ("/v1/predictions", {"config": {"tensor_parallel_size": 3}}, ["config.tensor_parallel_size"]),
+        ("/v1/spaces/validate", {"config": {"zero_stage": 7}}, ["config.zero_stage"]),
+    ],
+    ids=str,
+)
+def test_so_do_questions(refusing: TestClient, path: str, change: dict[str, Any], fields: list[str]) -> None:
+    body = {"model": "llama-tiny", "cluster": "dgx-h100", "global_batch_size": 8, "sequence_length": 64} | change
+    assert [line.split(": ")[0] for line in lines_of(refusing.post(path, json=body))] == fields
 
 
 @pytest.mark.parametrize(
@@ -73,7 +161,7 @@ def test_no_field_is_refused_in_the_words_of_the_validator(refusing: TestClient,
         ),
         (
             {"objective": "goodput", "goodput": ["failures=/etc/x.csv"]},
-            "failures: '/etc/x.csv' is not known; use one of llama3, ",
+            "goodput.failures: '/etc/x.csv' is not known; use one of llama3, ",
         ),
         ({"goodput": ["tokens=1e12"]}, "goodput: belongs to the objective goodput; leave it out, or choose that objective"),
         ({"failures": {"a": {"outcome": "FUN"}}}, "failures.a.outcome: 'FUN' is not known; use one of INFEASIBLE, FAILED, "),

@@ -1,18 +1,28 @@
 """Forty people in three teams, whom a proxy has identified: who sees which jobs, and who may do what with them."""
 
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 from starlette.testclient import TestClient
 
+from api.app import with_routes
+from api.reference import roles as api_roles
 from storage.store import Store
-from tests.api.conftest import BASE, REQUEST, problem_of, submit
+from tests.api.conftest import BASE, REQUEST, problem_of, service, submit
 
 PROXY = "10.1.0.7"
 TEAMS = ("vision", "language", "speech")
 PEOPLE = {f"person{number:02}@example.com": TEAMS[number % 3] if number < 39 else "" for number in range(40)}
 NAME, GROUPS = "X-Auth-Request-Email", "X-Auth-Request-Groups"
 ROLES = {"reader": "read", "observer": "observe", "submitter": "submit", "operator": "operate", "administrator": "admin"}
+
+SETTINGS: dict[str, Any] = {
+    "require_keys": True, "trusted_proxies": ("10.1.0.0/16",), "identity_header": NAME, "groups_header": GROUPS,
+    "roles": ("staff=read", "staff=submit", *(f"{group}={role}" for group, role in ROLES.items())),
+}  # fmt: skip
 
 
 def identified(name: str, *groups: str) -> dict[str, str]:
@@ -22,10 +32,7 @@ def identified(name: str, *groups: str) -> dict[str, str]:
 @pytest.fixture
 def proxy(serve: Callable[..., TestClient]) -> TestClient:
     """The proxy, as the service sees it."""
-    client = serve(
-        require_keys=True, trusted_proxies=("10.1.0.0/16",), identity_header=NAME, groups_header=GROUPS,
-        roles=("staff=read", "staff=submit", *(f"{group}={role}" for group, role in ROLES.items())),
-    )  # fmt: skip
+    client = serve(**SETTINGS)
     return TestClient(client.app, base_url=BASE, client=(PROXY, 40_000), raise_server_exceptions=False)
 
 
@@ -42,42 +49,69 @@ def test_everybody_sees_their_own_jobs_and_those_of_their_team(proxy: TestClient
     assert len(proxy.get("/v1/jobs?limit=100", headers=identified("lead", "observer")).json()["items"]) == 40
 
 
-ACTIONS = {
-    "see": ("GET", "/v1/jobs/{job}", None), "follow": ("GET", "/v1/jobs/{job}/events", None),
-    "points": ("GET", "/v1/jobs/{job}/points", None), "label": ("PATCH", "/v1/jobs/{job}", {"note": "seen"}),
-    "pause": ("POST", "/v1/jobs/{job}/pause", None), "cancel": ("POST", "/v1/jobs/{job}/cancel", None),
-    "clone": ("POST", "/v1/jobs/{job}/clone", None), "audit": ("GET", "/v1/audit", None),
-}  # fmt: skip
-READS, CHANGES = ("see", "follow", "points"), ("label", "pause", "cancel")
+ROUTES = {route: role for route, role in api_roles(with_routes()).items() if "{job_id}" in route} | {"GET /v1/audit": "admin"}
+BODIES = {"PATCH /v1/jobs/{job_id}": {"note": "seen"}, "POST /v1/jobs/{job_id}/links": {"days": 1}}
 SEES_ALL = ("observer", "operator", "administrator")
 
 
-def expected_status(action: str, role: str, relation: str) -> int:
-    """What the documentation says of this cell."""
-    is_visible = relation in ("own", "team") or role in SEES_ALL
-    if action == "audit":
-        return 200 if role == "administrator" else 403
-    if action in READS:
-        return (200 if is_visible else 404) if role != "submitter" else 403
-    submits = role in ("submitter", "administrator")
-    if action == "clone":
-        return (202 if is_visible else 404) if submits else 403
-    if not (submits or role == "operator"):
+def refusal(needed: str, role: str, relation: str) -> int:
+    """What the documentation says of this cell: the status of its refusal, 0 if it is allowed."""
+    if role == "administrator":
+        return 0
+    allowed = {
+        "read": ("reader", "observer", "operator"), "submit": ("submitter",), "submit or operate": ("submitter", "operator"),
+        "admin": (),
+    }  # fmt: skip
+    if role not in allowed[needed]:
         return 403
-    if not is_visible:
+    if relation == "stranger" and role not in SEES_ALL:
         return 404
-    changed = 200 if action == "label" else 202
-    return changed if relation == "own" or role in ("operator", "administrator") else 403
+    return 403 if needed == "submit or operate" and relation == "team" and role != "operator" else 0
 
 
+@pytest.fixture(scope="module")
+def of_the_matrix(tmp_path_factory: pytest.TempPathFactory, migrated: Path) -> Iterator[TestClient]:
+    """The proxy, for all cells: each has a job of its own."""
+    database = shutil.copy(migrated, tmp_path_factory.mktemp("matrix") / "jobs.db")
+    with service(str(database), share_days=30, **SETTINGS) as client:
+        yield TestClient(client.app, base_url=BASE, client=(PROXY, 40_000), raise_server_exceptions=False)
+
+
+@pytest.mark.prove(every=13)
+@pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("relation", ["own", "team", "stranger"])
 @pytest.mark.parametrize("role", ROLES)
-def test_each_cell_of_the_matrix(proxy: TestClient, role: str, relation: str) -> None:
-    owner, team = ("anna", "") if relation == "own" else ("bert", "vision" if relation == "team" else "speech")
-    for action, (method, path, body) in ACTIONS.items():
-        job = submit(proxy, identified(owner, "staff", team), team=team)["id"]
-        answer = proxy.request(method, path.format(job=job), json=body, headers=identified("anna", role, "vision"))
-        assert answer.status_code == expected_status(action, role, relation), f"{action}: {answer.text}"
+def test_each_cell_of_the_matrix(of_the_matrix: TestClient, role: str, relation: str, route: str) -> None:
+    """Every route about a job, for every role and relation to the job's owner."""
+    client = of_the_matrix
+    name, team = ("anna", "") if relation == "own" else ("bert", "vision" if relation == "team" else "speech")
+    owner = identified(name, "staff", team)
+    job = submit(client, owner, team=team)["id"]
+    link = client.post(f"/v1/jobs/{job}/links", json={"days": 1}, headers=owner).json()["id"]
+    if "stream" in route:  # which ends with the job
+        client.post(f"/v1/jobs/{job}/cancel", headers=owner)
+    method, _, path = route.partition(" ")
+    path = path.format(job_id=job, link_id=link, number=0, name="best_so_far")
+    if "differences" in path:
+        path += "?other=1"
+    answer = client.request(method, path, json=BODIES.get(route), headers=identified("anna", role, "vision"))
+    status = refusal(ROUTES[route], role, relation)
+    if status == 404:
+        assert "there is no job" in problem_of(answer, status)["detail"]
+    elif status:
+        problem_of(answer, status)
+    else:
+        # A job that was just submitted has no trials yet, and is in no state to be resumed.
+        assert answer.is_success or answer.status_code in (404, 409), answer.text
+        assert "there is no job" not in answer.text
+
+
+def test_the_matrix_allows_and_refuses() -> None:
+    """Its table has both, for links too, so that a route in a wrong column is seen."""
+    for route, needed in ROUTES.items():
+        cells = {refusal(needed, role, relation) for role in ROLES for relation in ("own", "team", "stranger")}
+        assert cells == ({0, 403} if needed == "admin" else {0, 403, 404}), route
+    assert sum("/links" in route for route in ROUTES) == 3
 
 
 def test_a_name_counts_from_a_trusted_proxy_alone(proxy: TestClient, store: Store) -> None:

@@ -233,7 +233,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unknown": ({"objective": "speed"}, "objective: 'speed' is not a series; use one of cost, devices, sequence, scale"),
     "no batch": (
         {"objective": "cost", "price": 1.0, "ranks": (1, 3), "fields": {"global_batch_size": 8}},
-        "space: zero has no legal configuration",
+        "global_batch_size: zero has no legal configuration",
     ),
     "for": ({"objective": "sequence", "fields": {"answer_for": "4x2"}}, "answer_for: does not go with the objective sequence"),
 }

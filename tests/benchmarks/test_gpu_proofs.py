@@ -34,6 +34,7 @@ from benchmarks.gpu.proof import Item, Proof, Setting, ratio
 from executor.engines.native.buckets import GradientReducer
 from executor.parallel.collectives import InFlight, ProcessGroup
 from executor.parallel.model import build_transformer
+from search_spaces.knobs.computation import FP8_RECIPES
 from search_spaces.models.huggingface import model_spec_from_config
 from search_spaces.trial_config import TrialConfig
 
@@ -224,6 +225,22 @@ def test_products_in_8_bits_lose_as_much_as_bf16(setting: Setting, forked_ranks:
     assert proof.claims[-1].state is State.HOLDS
 
 
+def test_every_recipe_of_8_bits_is_held_against_bf16_or_skipped_with_its_reason(setting: Setting) -> None:
+    found = {name.partition(": ")[2]: (show, skipped) for name, show, _, skipped in float8.items_by_recipe(setting)}
+    assert set(found) == set(FP8_RECIPES)
+    assert "no products of mxfp8 on CPUs" in found["mxfp8"][1]
+    for prove, skipped in found.values():
+        if not skipped:
+            proof = Proof(setting)
+            prove(proof)
+            assert [claim.state for claim in proof.claims] == [State.HOLDS, State.MEASURED]
+
+
+def test_stage_3_is_held_against_fully_shard(setting: Setting) -> None:
+    proof = show(only(command.PARTS["first"](setting), "stage 3 over one rank against fully_shard"), setting)
+    assert [claim.state for claim in proof.claims] == [State.HOLDS, State.MEASURED]
+
+
 def test_goes_through_graphs_against_eager_blocks_on_a_cpu(setting: Setting) -> None:
     for item in graphs.items(setting):
         proof = show(item, setting)
@@ -271,7 +288,7 @@ def test_goes_through_the_comparison_with_the_model_by_hand_on_a_cpu(setting: Se
 
 def test_two_ranks_over_host_messages_on_a_cpu(setting: Setting, forked_ranks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pair, "OFFLOADS", {3: pair.OFFLOADS[3][-1:]})
-    items = pair.items()
+    items = pair.items(setting)
     show(only(items, pair.SINGLE_RANK), setting)
     layout, offload = (only(items, f"two ranks: {name}") for name in ("pipeline 2, 1f1b", "offloading at stage 3"))
     proofs = [show(item, setting) for item in (layout, offload)]

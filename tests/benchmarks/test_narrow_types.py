@@ -3,11 +3,24 @@
 import dataclasses
 
 import pytest
+import torch
 
 from benchmarks.correctness.bytes_of_types import HELD, closed_form, differing
 from benchmarks.correctness.bytes_of_types import section as bytes_section
-from benchmarks.correctness.loss_of_types import BOUND, LAYOUT, MEAN_BOUND, SEEDS, Ends, problems
+from benchmarks.correctness.loss_of_types import (
+    BOUND,
+    LAYOUT,
+    MEAN_BOUND,
+    SEEDS,
+    SLICED,
+    TYPES,
+    Ends,
+    problems,
+    products_of_blocks,
+)
 from benchmarks.correctness.loss_of_types import section as loss_section
+from executor.parallel.quantised import float8_linear
+from search_spaces.knobs.computation import FP8_RECIPES, MXFP8
 from search_spaces.trial_config import TrialConfig
 
 EXACT = Ends(name="fp32", losses=(2.0,) * SEEDS)
@@ -42,5 +55,19 @@ def test_a_rank_that_holds_something_else_is_told() -> None:
 def test_what_is_saved_is_what_the_types_are_narrower_by() -> None:
     held = {name: [closed_form(TrialConfig().replace({**LAYOUT, **knobs}))] for name, knobs in HELD.items()}
     text = bytes_section(held)
-    assert "| bf16 | 271,200 | 406,804 | 135,600 | -271,200 (-25.0%) | 1,084,800 | – |" in text
-    assert "| bf16, reduced in bf16 | 271,200 | 406,804 | 135,600 | -271,200 (-25.0%) | 542,400 | -542,400 (-50.0%) |" in text
+    assert "| bf16 | 394,368 | 591,556 | 197,184 | -394,368 (-25.0%) | 1,577,472 | – |" in text
+    assert "| bf16, reduced in bf16 | 394,368 | 591,556 | 197,184 | -394,368 (-25.0%) | 788,736 | -788,736 (-50.0%) |" in text
+
+
+def test_every_recipe_of_8_bits_has_its_rows() -> None:
+    types = [*TYPES.values(), *SLICED.values()]
+    for recipe in FP8_RECIPES:
+        assert sum(knobs.get("fp8_recipe") == recipe for knobs in types) == 2
+
+
+def test_products_of_blocks_are_as_near_as_8_bits_are() -> None:
+    x, weight = torch.randn(64, 96).bfloat16(), torch.randn(32, 96).bfloat16()
+    with products_of_blocks():
+        result = float8_linear(x, weight, MXFP8).double()
+    exact = x.double() @ weight.double().T
+    assert 1e-3 < float((result - exact).norm() / exact.norm()) < 0.05

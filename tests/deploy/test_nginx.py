@@ -111,6 +111,7 @@ def _answers(place: Place) -> bool:
             return False
 
 
+@pytest.mark.prove
 def test_browsers_are_sent_to_tls_and_told_to_stay_there(place: Place) -> None:
     with closing(HTTPConnection("127.0.0.1", place.plain_port, timeout=60)) as client:
         client.request("GET", "/x?y", headers={"Host": "localhost"})
@@ -124,6 +125,7 @@ def test_browsers_are_sent_to_tls_and_told_to_stay_there(place: Place) -> None:
         assert "default-src 'none'" in str(answer.getheader("content-security-policy"))
 
 
+@pytest.mark.prove
 def test_a_stream_arrives_while_it_is_open(place: Place) -> None:
     mine = {"Authorization": f"Bearer {place.key}", "Content-Type": "application/json"}
     with closing(place.connect()) as client, closing(place.connect()) as streaming:
@@ -139,6 +141,7 @@ def test_a_stream_arrives_while_it_is_open(place: Place) -> None:
         assert b"event: job_asked" in stream.read()  # to the end, which is the job's
 
 
+@pytest.mark.prove
 def test_what_a_client_says_of_its_address_does_not_count(place: Place) -> None:
     """With a new address for each request nobody would ever wait."""
     statuses = []

@@ -3,21 +3,38 @@
 `sh` is run by bash in one folder, with a shell that is kept. `python title="NAME"` is a file; so are `json` and `toml`.
 `text` is what the commands before it print, among other lines: `…` stands for any text, and any number for any other.
 `sh fails` is a block whose last command has to fail.
+
+
+Pages that begin with an installation are run in an environment of their own, into which `pip install` puts the wheel of this
+tree. They have at most 12 commands.
 """
 
 import os
 import re
 import subprocess
 import sys
+import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from benchmarks.common.wheel_project import build_wheel
+from tests.ports import free_port
+
 ROOT = Path(__file__).parents[2]
 PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
 PROGRAM = f'#!/bin/sh\nexec "{sys.executable}" -c "import sys; from autotune.cli import main; sys.exit(main())" "$@"\n'
 FENCE = re.compile(r'^```(\w+)(?: title="([\w.-]+)")?( fails)?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
+
+FRESH = [page for page in PAGES if "python3 -m venv" in page.read_text("utf-8")]
+# Packages that ours need are those of this environment; the environment itself, pip and the wheel are real.
+MAKES_ENVIRONMENTS = f"""#!/bin/sh
+"{sys.executable}" "$@" || exit
+[ "$1 $2" = "-m venv" ] || exit 0
+cd "$3"/lib/python*/site-packages
+printf '%s\\n' "{sysconfig.get_path("purelib")}" "{sysconfig.get_path("platlib")}" > around.pth
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +104,33 @@ def environment(tmp_path: Path) -> dict[str, str]:
     }
 
 
+@pytest.fixture(scope="session")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_wheel(tmp_path_factory.mktemp("source")).parent
+
+
+def environment_of(page: Path, environment: dict[str, str], folder: Path, request: pytest.FixtureRequest) -> dict[str, str]:
+    """That of a stranger for pages that install: no program or package of ours is there yet."""
+    if page not in FRESH:
+        return environment
+    tools = folder / "fresh"
+    tools.mkdir()
+    (tools / "python3").write_text(MAKES_ENVIRONMENTS)
+    (tools / "python3").chmod(0o755)
+    path = [part for part in os.environ["PATH"].split(":") if not (Path(part) / "autotune").exists()]
+    pip = {"NO_INDEX": "1", "FIND_LINKS": str(request.getfixturevalue("wheels")), "NO_DEPS": "1", "FORCE_REINSTALL": "1"}
+    fresh = environment | {"PATH": ":".join([str(tools), *path])} | {f"PIP_{name}": value for name, value in pip.items()}
+    del fresh["PYTHONPATH"]
+    return fresh
+
+
+@pytest.mark.parametrize("page", FRESH, ids=lambda page: page.stem)
+def test_twelve_commands_are_enough(page: Path) -> None:
+    commands = [line for block in blocks(page) if block.language == "sh" for line in block.text.splitlines() if line.strip()]
+    assert 6 <= len(commands) <= 12
+    assert "pip install" in commands[1]
+
+
 def test_every_page_of_the_index_is_a_program() -> None:
     index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
     assert [page.name for page in PAGES if f"(tutorials/{page.name})" not in index] == []
@@ -103,15 +147,18 @@ def test_a_line_of_a_page_stands_for_lines_with_other_numbers() -> None:
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_tutorial_does_what_it_says(page: Path, environment: dict[str, str], tmp_path: Path) -> None:
+def test_a_tutorial_does_what_it_says(
+    page: Path, environment: dict[str, str], tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
     folder = tmp_path / "work"
     folder.mkdir()
     for block in blocks(page):
         if block.title:
             (folder / block.title).write_text(block.text, encoding="utf-8")
-    run = subprocess.run(
-        ["bash", "-c", program(page)], cwd=folder, env=environment, capture_output=True, text=True, check=False
-    )
+    # The port that the page names may be somebody's here.
+    script = program(page).replace("8000", str(free_port())) if "--port 8000" in program(page) else program(page)
+    environment = environment_of(page, environment, tmp_path, request)
+    run = subprocess.run(["bash", "-c", script], cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stdout + run.stderr
     for number, line in expected(page):
         output = (folder / f"block{number}.out").read_text(encoding="utf-8")

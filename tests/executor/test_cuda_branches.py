@@ -25,6 +25,7 @@ from executor.measurement.microbenchmark import Stopwatch, _Bench, _free_bytes, 
 from executor.parallel import copies
 from executor.parallel.copies import HostPool
 from executor.parallel.graphs import CudaCapture
+from executor.parallel.summed_products import add_product, can_add
 from executor.profile import ModuleClock
 from executor.runners import rank_loop
 from executor.trial import process
@@ -306,3 +307,30 @@ def test_blocks_are_captured_in_one_pool_whose_segments_are_counted(cuda: Cuda, 
     assert asked == {"calls": tuple(blocks), "samples": ((samples[0],), (samples[1],)), "pool": (0, 1)}
     beside = 2 * 2 * 8  # of two samples of two numbers, and of the gradients that come in
     assert capture.held() == (100 + beside, 60 + beside)
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float16])
+def test_products_of_16_bits_add_to_sums_in_fp32(kind: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert can_add(CUDA, kind, torch.float32)
+    assert not can_add(CUDA, torch.float32, kind)
+    assert not can_add(torch.device("cpu"), kind, torch.float32)
+    calls: list[dict[str, Any]] = []
+
+    def addmm(total: Tensor, left: Tensor, right: Tensor, out_dtype: torch.dtype, *, beta: int, out: Tensor) -> Tensor:
+        """As the device's kernel checks its arguments [torch, aten/src/ATen/native/cuda/Blas.cpp]."""
+        assert out is total and out_dtype == out.dtype == torch.float32 and left.dtype == right.dtype == kind
+        calls.append({"beta": beta, "shape": (left.shape[0], right.shape[1])})
+        return out.mul_(beta).add_(left.float() @ right.float()) if beta else out.copy_(left.float() @ right.float())
+
+    gradient, x, total = torch.randn(5, 3).to(kind), torch.randn(5, 2).to(kind), torch.full((3, 2), torch.nan)
+    monkeypatch.setattr(torch, "addmm", addmm)
+    for first in (True, False):
+        add_product(total, gradient, x, first)
+    assert calls == [{"beta": 0, "shape": (3, 2)}, {"beta": 1, "shape": (3, 2)}]
+    torch.testing.assert_close(total, 2 * (gradient.float().T @ x.float()))
+
+
+def test_torch_has_a_product_that_adds_to_fp32() -> None:
+    """Its shape on tensors without data, in every supported torch."""
+    gradient, x = (torch.empty(5, width, dtype=torch.bfloat16, device="meta") for width in (3, 2))
+    add_product(torch.empty(3, 2, device="meta"), gradient, x, False)

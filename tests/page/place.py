@@ -4,8 +4,10 @@ import dataclasses
 import json
 import subprocess
 import urllib.request
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from api.settings import Settings
 from api.submission import JobSubmission, session_of_submission
@@ -19,6 +21,27 @@ from tests.autotune.served import start, until
 from tests.ports import free_port
 
 SUBMITTED = {"model": "llama-tiny", "ranks": 2, "space": "zero", "global_batch_size": 8, "sequence_length": 64}
+LARGE = SUBMITTED | {
+    "trials": 200, "strategy": "random", "confirm_repeats": 1, "control_every": 0,
+    "pins": {"overlap_comm": [True, False], "gc_interval": [0, 1, 5, 10, 50]},
+}  # fmt: skip
+"""A job of 200 trials."""
+BEFORE = {
+    "zero_stage": 1, "micro_batch_size": 1, "activation_checkpointing": "full", "overlap_comm": False,
+    "contiguous_gradients": False, "reduce_dtype": "fp32", "precision": "fp32", "loss_chunk_size": 64, "fused_optimizer": False,
+    "gc_interval": 1,
+}  # fmt: skip
+AFTER = {
+    "zero_stage": 2, "micro_batch_size": 4, "activation_checkpointing": "none", "overlap_comm": True,
+    "contiguous_gradients": True, "reduce_dtype": "bf16", "precision": "bf16", "loss_chunk_size": 0, "fused_optimizer": True,
+    "gc_interval": 50,
+}  # fmt: skip
+MANY_CHANGES = SUBMITTED | {
+    "trials": 2, "pins": AFTER, "name": "pretraining-llama-tiny-on-the-shared-cluster-with-all-that-was-off-before-june",
+    "tags": ["team/pretraining", "cluster=shared-a100-80gb", "owner=somebody.with.a.long.name.of.the.team", "nightly"],
+    "note": "Before the upgrade every knob was at what the first script had; this is the answer for the run of the summer.",
+}  # fmt: skip
+"""A job with long names whose winner differs from the baseline in ten knobs; `results` of both are in a table of its own."""
 NO_ROOM = "out of memory on rank 0: 21.0 MiB are wanted, 20.0 MiB are there"
 BROKEN = "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x8 and 16x4)"
 
@@ -55,9 +78,10 @@ class Place:
         self._processes["service"] = start(self.folder, "serve", "--no-worker", "--port", self.port, *self.options)
         until(self.answers, 120)
 
-    def work(self, seconds_per_trial: float = 0.1) -> None:
+    def work(self, seconds_per_trial: float = 0.1, submitted: Sequence[Mapping[str, Any]] = (SUBMITTED,)) -> None:
         """Start a worker that answers the trials of jobs for the runner `ray` from a table."""
-        (self.folder / "table.json").write_text(json.dumps(results() | {"seconds_per_trial": seconds_per_trial}))
+        table_of = {name: result for job in submitted for name, result in results(job).items()}
+        (self.folder / "table.json").write_text(json.dumps(table_of | {"seconds_per_trial": seconds_per_trial}))
         self._processes["replay"] = start(self.folder, "worker", "--replay", "table.json", "--runner", "ray")
         until(self.is_worked_for)
 
@@ -99,17 +123,17 @@ class Place:
         with Client(self.url, api_key) as client:
             return client.submit(**{**SUBMITTED, **changes}).id  # type: ignore[arg-type]
 
-    def finished(self, **changes: object) -> str:
-        """A job that has ended."""
+    def finished(self, seconds: float = 180, **changes: object) -> str:
+        """A job that has ended, after at most so many seconds."""
         job = self.submit(**changes)
         with Client(self.url) as client:
-            until(lambda: client.job(job).ended, 180)
+            until(lambda: client.job(job).ended, seconds)
         return job
 
 
-def results() -> dict[str, object]:
+def results(submitted: Mapping[str, Any]) -> dict[str, object]:
     """What the table says of every configuration of the space: most are measured, some do not fit, one is broken."""
-    space = session_of_submission(JobSubmission(**SUBMITTED), Settings(database_url=""), 10**6).space  # type: ignore[arg-type]
+    space = session_of_submission(JobSubmission(**submitted), Settings(database_url=""), 10**6).space
     told = ((config, _result(config)) for config in space.enumerate())
     return {config.hash: {k: v for k, v in to_plain(result).items() if k != "attempt"} for config, result in told}
 

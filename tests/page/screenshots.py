@@ -1,13 +1,17 @@
 """Takes the pictures of docs/screenshots: the page's main states, of jobs whose trials are answered from a table.
 
-python -m tests.page.screenshots [--out docs/screenshots]
+python -m tests.page.screenshots [--out docs/screenshots] [--png FOLDER]
+
+Every state of a job is taken on a desktop and a phone, in light and dark: STATE-DESKTOP-LIGHT.webp and so on.
 """
 
 import argparse
+import base64
+import itertools
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +20,7 @@ from playwright.sync_api import Browser, Page, ViewportSize, expect, sync_playwr
 
 from autotune.client import Client
 from tests.page.conftest import BROWSERS, DESKTOP, PATIENCE, PHONE
-from tests.page.place import Place
+from tests.page.place import LARGE, SUBMITTED, Place
 
 WIDE, TALL = ViewportSize(width=1280, height=960), ViewportSize(width=1280, height=1500)
 LOW = ViewportSize(width=1280, height=560)
@@ -34,6 +38,14 @@ class Shot:
     before: Callable[[Page], object] = lambda page: None
 
 
+def in_every_form(name: str, path: str, before: Callable[[Page], object] = lambda page: None) -> list[Shot]:
+    """A view on a desktop and on a phone, in light and in dark."""
+    return [
+        Shot(name=f"{name}-{device}-{scheme}", path=path, viewport=viewport, scheme=scheme, before=before)
+        for (device, viewport), scheme in itertools.product({"desktop": DESKTOP, "phone": PHONE}.items(), ("light", "dark"))
+    ]
+
+
 def fill_form(page: Page) -> None:
     for label, text in {"Ranks": "8", "Global batch size": "512", "Sequence length": "2048", "Trials": "40"}.items():
         page.get_by_label(re.compile(f"^{label}")).fill(text)
@@ -46,33 +58,29 @@ def fill_form(page: Page) -> None:
 
 
 def wait_for_trials(page: Page) -> None:
-    expect(page.get_by_text(re.compile(r"^([6-9]|1\d) of 24 trials"))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"^([6-9]|\d\d+) of 200 trials$"))).to_be_visible()
 
 
-def shots(finished: str, other: str, nothing: str, queued: str, failed: int) -> list[Shot]:
-    return [
-        Shot(name="jobs", path="#/", viewport=WIDE),
-        Shot(name="form", path="#/new", viewport=WIDE, before=fill_form),
-        Shot(name="job-queued", path=f"#/jobs/{queued}", viewport=DESKTOP),
-        Shot(name="job", path=f"#/jobs/{finished}", viewport=TALL),
-        Shot(name="job-phone", path=f"#/jobs/{finished}", viewport=PHONE),
-        Shot(name="job-dark-phone", path=f"#/jobs/{finished}", viewport=PHONE, scheme="dark"),
-        Shot(name="nothing-fits", path=f"#/jobs/{nothing}", viewport=DESKTOP),
-        Shot(name="trial-failed", path=f"#/jobs/{finished}/trials/{failed}", viewport=DESKTOP),
-        Shot(name="compare", path=f"#/compare?jobs={finished},{other}", viewport=WIDE, scheme="dark"),
-    ]
+def shows(name: str) -> Callable[[Page], object]:
+    """Waits for a region."""
+    return lambda page: expect(page.get_by_role("region", name=name)).to_be_visible()
 
 
-def take(browser: Browser, place: Place, shot: Shot, folder: Path) -> None:
+def take(browser: Browser, place: Place, shot: Shot, folders: Mapping[str, Path]) -> None:
     context = browser.new_context(viewport=shot.viewport, color_scheme=shot.scheme, reduced_motion="reduce", base_url=place.url)
     context.set_default_timeout(PATIENCE)
     page = context.new_page()
     page.goto(f"/{shot.path}")
     expect(page.locator("main h1")).to_be_visible()
     shot.before(page)
+    if page.locator("[data-figure=throughput_memory]").count():
+        expect(page.locator("[data-figure=throughput_memory] canvas").first).to_be_visible()
     page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(2500)  # plots are drawn when the page has nothing else to do
-    page.screenshot(path=folder / f"{shot.name}.png")
+    session = context.new_cdp_session(page)
+    for form, folder in folders.items():
+        taken = session.send("Page.captureScreenshot", {"format": form} | ({"quality": 85} if form == "webp" else {}))
+        (folder / f"{shot.name}.{form}").write_bytes(base64.b64decode(taken["data"]))
     context.close()
 
 
@@ -84,30 +92,61 @@ def first_failed(place: Place, job: str) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path("docs/screenshots"))
-    folder = parser.parse_args().out
-    folder.mkdir(parents=True, exist_ok=True)
+    parser.add_argument("--png", type=Path, help="a folder for the same pictures as PNG, which more programs show")
+    arguments = parser.parse_args()
+    folders = {form: folder for form, folder in {"webp": arguments.out, "png": arguments.png}.items() if folder}
+    for folder in folders.values():
+        folder.mkdir(parents=True, exist_ok=True)
     expect.set_options(timeout=PATIENCE)
     path = next(filter(None, map(shutil.which, BROWSERS)))
     with tempfile.TemporaryDirectory() as work, closing(Place(Path(work))) as place, sync_playwright() as playwright:
         place.serve()
         browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
-        take(browser, place, Shot(name="empty", path="#/", viewport=LOW), folder)
+
+        def all_of(*shots: Shot) -> None:
+            for shot in shots:
+                take(browser, place, shot, folders)
+
+        all_of(*in_every_form("empty", "#/"))
         alone = place.submit(trials=24)
-        take(browser, place, Shot(name="no-worker", path=f"#/jobs/{alone}", viewport=LOW), folder)
+        all_of(Shot(name="no-worker", path=f"#/jobs/{alone}", viewport=LOW))
         with Client(place.url) as client:
             client.cancel(alone)
-        place.work(seconds_per_trial=0.6)
+        place.work(0.3, (SUBMITTED, LARGE))
         finished = place.finished(trials=24, memory_limit=LIMIT)
         other = place.finished(model="llama-mini", trials=8, strategy="random", seed=3)
         nothing = place.finished(
             trials=4, pins={"zero_stage": [0, 1], "micro_batch_size": 4, "activation_checkpointing": "none"}
         )
-        running = place.submit(trials=24, strategy="grid", memory_limit=LIMIT)
-        take(browser, place, Shot(name="job-live", path=f"#/jobs/{running}", viewport=WIDE, before=wait_for_trials), folder)
-        take(browser, place, Shot(name="workers", path="#/usage", viewport=DESKTOP), folder)
+        failed = place.finished(trials=4, pins={"zero_stage": 3, "activation_checkpointing": "full"})
+        large = place.finished(1800, **LARGE)
         queued = place.submit(runner="local", trials=12)
-        for shot in shots(finished, other, nothing, queued, first_failed(place, finished)):
-            take(browser, place, shot, folder)
+        trial = first_failed(place, finished)
+        for name, job in {"finished": finished, "nothing-fits": nothing, "failed": failed, "queued": queued}.items():
+            all_of(*in_every_form(name, f"#/jobs/{job}"))
+        all_of(*in_every_form("trials-200", f"#/jobs/{large}"))
+        all_of(
+            Shot(name="after", path=f"#/jobs/{finished}", viewport=TALL),
+            Shot(name="jobs", path="#/", viewport=WIDE),
+            Shot(name="form", path="#/new", viewport=WIDE, before=fill_form),
+            Shot(name="trial-failed", path=f"#/jobs/{finished}/trials/{trial}", viewport=DESKTOP),
+            Shot(
+                name="compare",
+                path=f"#/compare?jobs={finished},{other}",
+                viewport=TALL,
+                before=shows("Trials beside each other"),
+            ),
+            Shot(name="leaderboard", path="#/best", viewport=DESKTOP, before=shows("The fastest answers")),
+            Shot(
+                name="fit",
+                path="#/fit?model=llama-2-7b&cluster=1x4090,2x4GB",
+                viewport=WIDE,
+                before=shows("Ways of training on 1x4090"),
+            ),
+            Shot(name="workers", path="#/usage", viewport=DESKTOP),
+        )
+        running = place.submit(**LARGE)
+        all_of(*in_every_form("running", f"#/jobs/{running}", wait_for_trials))
         browser.close()
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Literal
 
 import pytest
-from playwright.sync_api import Route, ViewportSize, expect
+from playwright.sync_api import Page, Route, ViewportSize, expect
 
 from tests.page.conftest import DESKTOP, PHONE, Open
-from tests.page.place import BROKEN, Place
+from tests.page.place import BEFORE, BROKEN, MANY_CHANGES, Place
 
 
 @pytest.fixture
@@ -97,18 +97,35 @@ def test_jobs_stand_beside_each_other(place: Place, finished: str, open_page: Op
     expect(page.locator("[data-figure=compared_best_so_far] table")).to_have_count(2)
 
 
+@pytest.mark.prove(every=2)
 @pytest.mark.parametrize(("viewport", "most"), [(DESKTOP, 900), (PHONE, 1600)])
 def test_the_answer_comes_first(finished: str, open_page: Open, viewport: ViewportSize, most: int) -> None:
-    """The knobs of the winner and its export are within the first screen of a desktop, and the second of a phone."""
-    page = open_page(f"#/jobs/{finished}", viewport=viewport)
+    knobs = knobs_of_the_answer(open_page(f"#/jobs/{finished}", viewport=viewport), most)
+    assert "zero_stage" in knobs or "micro_batch_size" in knobs
+
+
+@pytest.mark.prove
+def test_so_does_one_with_long_names_and_many_knobs(tmp_path: Path, open_page: Open) -> None:
+    with closing(Place(tmp_path)) as place:
+        place.serve()
+        place.work(submitted=(MANY_CHANGES, MANY_CHANGES | {"pins": BEFORE}))
+        job = place.finished(**MANY_CHANGES, baseline=BEFORE)
+        for viewport, most in ((DESKTOP, 900), (PHONE, 1600)):
+            page = open_page(f"#/jobs/{job}", at=place, viewport=viewport)
+            assert {*knobs_of_the_answer(page, most)} == BEFORE.keys()
+            assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+
+
+def knobs_of_the_answer(page: Page, most: int) -> list[str]:
+    """The knobs to change. They and their export are within `most` pixels: the first screen of a desktop, the second of a
+    phone."""
     answer = page.get_by_role("region", name="Change this")
     expect(answer).to_contain_text(re.compile(r"samples/s, [\d.]+x \[.*\] the baseline; the best with a probability"))
     for part in (answer.get_by_role("table"), answer.get_by_role("button", name="Download")):
         box = part.bounding_box()
         assert box is not None
         assert box["y"] + box["height"] <= most
-    knobs = answer.get_by_role("rowheader").all_inner_texts()
-    assert "zero_stage" in knobs or "micro_batch_size" in knobs
+    return answer.get_by_role("rowheader").all_inner_texts()
 
 
 @pytest.mark.prove

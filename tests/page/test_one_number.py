@@ -4,16 +4,18 @@ report and Python."""
 import json
 import os
 import subprocess
+from contextlib import closing
 from typing import Any
 
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Page, expect
 
 from autotune.client import Client
 from autotune.text.rows import rate_text
 from search_spaces.plain import to_plain
 from search_spaces.quantities import ratio_text
 from search_spaces.trial import Interval
+from storage.store import open_store
 from tests.autotune.served import COMMAND
 from tests.page.conftest import Open
 from tests.page.place import Place
@@ -92,6 +94,55 @@ def test_every_way_to_the_answer_has_the_same_numbers(place: Place, finished: st
             expect(row).to_contain_text(cell)
     page.goto("/#/")
     expect(page.get_by_role("listitem").filter(has_text=finished)).to_contain_text(f"{ratio_text(gain['mean'])} the baseline")
+
+    # The best of all jobs, and jobs and trials beside each other.
+    page.goto("/#/best")
+    best_link = f'a[href="#/jobs/{finished}/trials/{answer["trial"]}"]'
+    row = page.get_by_role("region", name="The fastest answers").get_by_role("row").filter(has=page.locator(best_link))
+    for cell in (interval_text(rate), ratio_text(gain["mean"])):
+        expect(row).to_contain_text(cell)
+    page.goto(f"/#/compare?jobs={finished}")
+    for table_name, figures in {
+        "Jobs beside each other": {"best samples/s": interval_text(rate), "gain over the baseline": gain_text},
+        "Trials beside each other": {"samples/s": interval_text(rate)},
+    }.items():
+        table = page.get_by_role("region", name=table_name)
+        for name, value in figures.items():
+            header = page.get_by_role("rowheader", name=name, exact=True)
+            expect(table.get_by_role("row").filter(has=header)).to_contain_text(value)
+
+    # On paper, and for somebody who has only a link.
+    page.goto(f"/#/jobs/{finished}")
+    page.emulate_media(media="print")
+    require_answer(page, f"{interval_text(rate)} samples/s, {gain_text} the baseline")
+    with closing(Sharing(place.folder)) as sharing:
+        sharing.serve()
+        with Client(sharing.url, sharing.key) as client:
+            token = client.share(finished).token
+        with Client(sharing.url, token) as client:
+            linked = client.best(finished)
+            assert (linked["decision"], linked["best"]) == (document["decision"], document["best"])
+            assert client.explanation(finished) == explanation
+            assert to_plain(client.points(finished).best) == verdict
+        page = open_page(f"#/jobs/{finished}?link={token}", at=sharing)
+        require_answer(page, f"{interval_text(rate)} samples/s, {gain_text} the baseline")
+
+
+class Sharing(Place):
+    """A service that asks for keys and makes links, on the database of another."""
+
+    options = ("--keys", "--share-days", "30")
+
+    def serve(self) -> None:
+        with open_store(self.database) as store:
+            self.key = store.keys.create("operator", {"read", "submit", "admin"})[1]
+        super().serve()
+
+
+def require_answer(page: Page, text: str) -> None:
+    region = page.get_by_role("region", name="Change this")
+    expect(region).to_be_visible()
+    expect(region).to_contain_text(text)
 
 
 @pytest.mark.prove

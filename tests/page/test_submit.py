@@ -40,6 +40,7 @@ def test_a_job_is_submitted_and_watched_to_its_end(place: Place, open_page: Open
     expect(page.locator("[data-figure=throughput_memory] figcaption")).to_contain_text("The best")
 
 
+@pytest.mark.prove
 def test_what_nobody_stated_is_shown_before_and_after(open_page: Open) -> None:
     page = open_page("#/new")
     page.get_by_label("Model", exact=True).fill("gpt2")
@@ -56,6 +57,7 @@ def test_what_nobody_stated_is_shown_before_and_after(open_page: Open) -> None:
     expect(page.get_by_text("sequence_length=128 (--sequence-length)")).to_be_visible()
 
 
+@pytest.mark.prove
 def test_a_cluster_of_gpus_needs_a_workload(open_page: Open) -> None:
     page = open_page("#/new", expected=(REFUSED,))
     page.get_by_label("Model", exact=True).fill("llama-3-8b")
@@ -71,6 +73,7 @@ def test_a_cluster_of_gpus_needs_a_workload(open_page: Open) -> None:
     expect(page.get_by_text("Ready to submit.")).to_be_visible()
 
 
+@pytest.mark.prove
 def test_names_that_no_list_has_are_entered_as_text(open_page: Open) -> None:
     page = open_page("#/new", expected=(REFUSED,))
     page.get_by_label("Model", exact=True).fill("meta-llama/Llama-3.1-8B-Instruct")

@@ -56,14 +56,15 @@ class TestJobs:
         assert list(found.values()) == [[ids[1], ids[0]], [ids[0]], [ids[2]], [ids[0]], []]
 
     def test_words_narrow_the_list_to_jobs_that_have_all_of_them(self, store: Store, clock) -> None:
-        first = {"name": "Grüße 100%", "tags": ("smoke",), "model": "llama-tiny", "trials": 7777}
-        second = {"name": "gruss", "note": 'a_b says "no"', "model": {"name": "llama"}, "cluster": "a100x8"}
+        # Ids end in four random characters: what is searched for is longer, or has a character that ids do not have.
+        first = {"name": "Grüße grand 100%", "tags": ("smoke",), "model": "llama-tiny", "trials": 7777}
+        second = {"name": "gruss grand", "note": 'a_b says "no"', "model": {"name": "llama"}, "cluster": "a100x8"}
         ids = []
         for request in (first, second, {"name": "ÜBER"}):
             ids.append(store.jobs.create(request).id)
             clock.advance(1)
         for text, found in {
-            "GRüße": ids[:1], "ÜBER": ids[2:], "gr": ids[1::-1],
+            "GRüße": ids[:1], "ÜBER": ids[2:], "GRand": ids[1::-1],
             "tiny SMOKE": ids[:1], "tiny gruss": [], "100%": ids[:1], "a%8": [],
             "a_b": ids[1:2], "a?b": [], '"no"': ids[1:2], "queued": ids[::-1], ids[2]: ids[2:], "7777": [],
             "smoke\nllama": ids[:1], "trials": [], " ": ids[::-1], "\\": [], "/": [],

@@ -63,7 +63,7 @@ function optionOf({ points, steps, over, unit, size, at, lineData, look }) {
     grid: { ...base.grid, top: 58, bottom: 26 },
     tooltip: { ...base.tooltip, trigger: "item", formatter: ({ data }) => (data?.length > 2 ? plain(lines(points, data[2])) : "") },
     xAxis: axis(look, { name: isTime ? "Time since the first trial" : "Trial", format: isTime ? duration : (value) => number(value, 6), minInterval: isTime ? 0 : 1 }),
-    yAxis: upright(look, { name: unit, format: (value) => number(value) }),
+    yAxis: upright(look, { name: unit, format: (value) => number(value, 4) }),
     series: [
       { id: "measured", name: "Measured", type: "scatter", data: steps.map(at), ...cloud(steps.length, 7), itemStyle: { color, opacity: 0.5 } },
       {

@@ -67,8 +67,8 @@ function optionOf({ points, rows, at, unit, look }) {
     legend: { show: false },
     grid: { ...base.grid, top: 36, bottom: 26 },
     tooltip: { ...base.tooltip, trigger: "item", formatter: ({ data: found }) => (found?.length > 2 ? plain(lines(points, found[2])) : "") },
-    xAxis: axis(look, { name: `Predicted (${unit})`, format: (value) => number(value) }),
-    yAxis: upright(look, { name: `Measured (${unit})`, format: (value) => number(value) }),
+    xAxis: axis(look, { name: `Predicted (${unit})`, format: (value) => number(value, 4) }),
+    yAxis: upright(look, { name: `Measured (${unit})`, format: (value) => number(value, 4) }),
     series: [
       { id: "trials", type: "scatter", data, ...cloud(rows.length, 8), itemStyle: { color: look.color("--ok"), opacity: 0.6 } },
       { id: "diagonal", type: "line", data: rows.length ? [[least, least], [most, most]] : [], showSymbol: false, silent: true, lineStyle: { color: look.color("--line-strong"), type: "dashed", width: 1.5 } },

@@ -80,8 +80,8 @@ function optionOf(points, { kinds, all }, look) {
     tooltip: { ...base.tooltip, trigger: "item", formatter: ({ data }) => (data?.length > 2 ? plain(lines(points, data[2])) : "") },
     dataZoom: [{ type: "inside", zoomOnMouseWheel: "ctrl", moveOnMouseMove: true, moveOnMouseWheel: false, filterMode: "none" }],
     grid: { ...base.grid, top: 58, bottom: 26 },
-    xAxis: axis(look, { name: `Peak memory of a rank (${unit})`, format: (value) => number(value), max: ({ max }) => Math.max(max, (1.03 * (points.limit ?? 0)) / size) }),
-    yAxis: upright(look, { name: "samples/s", format: (value) => number(value) }),
+    xAxis: axis(look, { name: `Peak memory of a rank (${unit})`, format: (value) => number(value, 4), max: ({ max }) => Math.max(max, (1.03 * (points.limit ?? 0)) / size) }),
+    yAxis: upright(look, { name: "samples/s", format: (value) => number(value, 4) }),
     series: [
       ...order.map((outcome) => seriesOf(outcome, kinds.get(outcome).map(at), look)),
       singleSeries(points, size, look),

@@ -1,6 +1,7 @@
 /** What was entered, held against the service while it is entered: whether it would be accepted, what it may find and cost. */
 
 import { useEffect, useRef, useState } from "../vendor/preact.mjs";
+import { sentence } from "../format.mjs";
 import { ask, Problem, randomKey } from "../service.mjs";
 import { sleep } from "../stream.mjs";
 
@@ -71,36 +72,27 @@ const OTHERS = ["model", "command", "cluster", "space", "pins", "baseline", "fai
 /**
  * The lines of a problem by the entry that they are about; those that no entry has are under "".
  * @param {Problem | null} problem
- * @param {object} body - what was sent
  * @param {object} choices - of the service
  * @returns {Record<string, string[]>}
  */
-export function problemsByField(problem, body, choices) {
+export function problemsByField(problem, choices) {
   const found = {};
   const entries = new Set([...choices.fields.map(({ name }) => name), ...OTHERS]);
   if (problem === null) return found;
   const errors = problem.errors.length ? problem.errors : [{ field: "", message: problem.message }];
   for (const { field, message, remedy } of errors) {
-    const [entry, rest] = placeOf(field, body, entries);
-    const told = `${rest ? `${rest}: ` : ""}${message}`;
-    (found[entry] ??= []).push(`${sentence(told)}${remedy ? ` ${sentence(remedy)}` : ""}`);
+    const [entry, rest] = placeOf(field, entries);
+    const text = `${rest ? `${rest}: ` : ""}${message}`;
+    (found[entry] ??= []).push(`${sentence(text)}${remedy ? ` ${sentence(remedy)}` : ""}`);
   }
   return found;
 }
 
-/** The entry that a problem belongs to, and what it names beside: the service names a field or a knob. */
-function placeOf(name, body, entries) {
-  for (const knobs of ["pins", "baseline"]) {
-    const own = Object.keys(body[knobs] ?? {}).find((knob) => name === knob || name.startsWith(`${knobs}.${knob}`));
-    if (own) return [`${knobs}.${own}`, ""];
-  }
-  const [first, second] = name.split(".");
-  if (second && ["model", "command"].includes(first)) return [second === "config" || first === "command" ? `${first}.${second}` : name, ""];
-  if (entries.has(first)) return [first, ""];
-  return [typeof body.model === "object" ? "model.config" : "", name];
-}
-
-function sentence(text) {
-  const told = text.trim();
-  return `${told.charAt(0).toUpperCase()}${told.slice(1)}${/[.?!…]$/.test(told) ? "" : "."}`;
+/** The entry that a problem belongs to, and which part of it. */
+function placeOf(name, entries) {
+  const [first, second, ...rest] = name.split(".");
+  if (!entries.has(first)) return ["", name];
+  const isEntry = second && ["pins", "baseline", "model", "command"].includes(first);
+  const parts = (isEntry ? rest : [second ?? "", ...rest]).filter((part) => !/^\d*$/.test(part));
+  return [isEntry ? `${first}.${second}` : first, parts.join(".")];
 }

@@ -5,6 +5,7 @@ import { html } from "../vendor/preact.mjs";
 import { bytes, count, counted, duration, interval, number, sureness, times } from "../format.mjs";
 import { isSaid, shown } from "../request.mjs";
 import { Problem } from "../service.mjs";
+import { coded } from "../states.mjs";
 
 /**
  * @param {object} props
@@ -25,7 +26,7 @@ export function Outlook({ verdict, isCurrent, choices, knobs }) {
     <${Cost} estimate=${estimate} space=${space} />
     <${Defaults} draft=${draft} body=${JSON.parse(body)} knobs=${knobs} />
   </dl>
-  ${estimate?.calibration_source && html`<p class="soft">Predicted by ${estimate.calibration_source}.</p>`}
+  ${estimate?.calibration_source && html`<p class="soft">Predicted by ${coded(estimate.calibration_source)}.</p>`}
   ${estimate?.note && html`<p class="note">${estimate.note}</p>`}`;
 }
 

@@ -167,6 +167,8 @@ class Hardware:
     """Share of a rank's idle time that is lost; 0: other ranks compute on its core meanwhile."""
     sustained: Array = field(default_factory=lambda: scalar(1.0))
     """Speed of products under a lasting load, as a share of `peak`: below 1 where the power limit lowers the clock."""
+    block_products: Array = field(default_factory=lambda: scalar(0.0))
+    """1 if the device multiplies blocks of 32 numbers in 8 bits, as Blackwells of data centres do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

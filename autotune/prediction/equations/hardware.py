@@ -12,6 +12,7 @@ import numpy as np
 from autotune.prediction.equations.cases import Hardware, scalar
 from autotune.prediction.equations.kernels import product_efficiency, sustained_share
 from search_spaces.clusters.cluster import ClusterSpec, DeviceSpec
+from search_spaces.knobs.computation import MXFP8
 from search_spaces.mesh import PIPELINE, make_mesh
 from search_spaces.trial_config import TrialConfig
 
@@ -42,6 +43,7 @@ def hardware_of(cluster: ClusterSpec, precision: str) -> Hardware:
         scatter_volume=scalar(2.0 if device.kind == "cpu" else 1.0),
         idle_cost=scalar(idle_cost),
         sustained=scalar(sustained_share(device, precision)),
+        block_products=scalar(float(MXFP8 in device.peak_flops)),
     )
 
 

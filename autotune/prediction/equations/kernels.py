@@ -17,7 +17,7 @@ from search_spaces.clusters.cluster import DeviceSpec
 from search_spaces.clusters.devices import device_preset
 from search_spaces.kernels import KERNEL_CHOICES, LIGER, TRANSFORMER_ENGINE
 from search_spaces.knob import Value
-from search_spaces.knobs.computation import FP8_RECIPES, ROWWISE_WITH_GW_HP
+from search_spaces.knobs.computation import FP8_RECIPES, ROWWISE, ROWWISE_WITH_GW_HP
 
 SHORT_SEQUENCE, NARROW_HEAD = 500.0, 25.0
 """Tokens of a causal sequence, and width of a head, at which a fused attention kernel reaches half of its speed:
@@ -279,7 +279,7 @@ def _message(cases: Cases) -> Array:
     return rank_tokens(cases) * cases.shapes.hidden * layouts.parameter_bytes
 
 
-_HALF_WEIGHTS = 1.0 + FP8_RECIPES.index(ROWWISE_WITH_GW_HP)
+_OF_ROWS = _, _HALF_WEIGHTS = tuple(1.0 + FP8_RECIPES.index(name) for name in (ROWWISE, ROWWISE_WITH_GW_HP))
 SEPARATE, FUSED = 5.0, 1.0
 """Temporary bytes per number during rounding: fp32 and 8 bits with separate operators, only 8 bits if compiled."""
 
@@ -300,10 +300,20 @@ def rounded_bytes(cases: Cases) -> Array:
     return np.where(rounding > 0, np.maximum(rounding * rows + matrix, rows + rounding * matrix), 0.0)
 
 
+def scales_rows(cases: Cases) -> Flags:
+    """Whether the operands of products in 8 bits have scales of rows."""
+    return np.isin(cases.layouts.fp8_recipe, _OF_ROWS)
+
+
 def product_speed(cases: Cases) -> Array:
-    """Speed of a layer's products relative to bf16's, forward and backward: of three, `rowwise_with_gw_hp` has one in bf16."""
-    recipe = cases.layouts.fp8_recipe
-    return np.select([recipe == 0, recipe == _HALF_WEIGHTS], [1.0, 1.5], default=2.0)
+    """Speed of a layer's three products relative to bf16's. Forward has torch's kernel of rows, if those have scales; backward
+    has cuBLAS's, and `rowwise_with_gw_hp` one product of three in bf16 [docs/numerics.md derives the four speeds].
+    """
+    recipe, blocks = cases.layouts.fp8_recipe, cases.hardware.block_products > 0
+    by_cublas, by_rows = np.where(blocks, 1.71, 2.0), np.where(blocks, 1.44, 1.96)
+    forward = np.where(scales_rows(cases), by_rows, by_cublas)
+    weights = np.where(recipe == _HALF_WEIGHTS, 1.0, by_cublas)
+    return np.where(recipe > 0, 3 / (1 / forward + 1 / by_cublas + 1 / weights), 1.0)
 
 
 def rounding_seconds(cases: Cases, tokens: Array) -> Array:
@@ -332,7 +342,7 @@ def rounding_seconds(cases: Cases, tokens: Array) -> Array:
     # Bytes moved to transpose an 8-bit number, or one of 16 bits before it is rounded.
     turned = np.where(whole, 2.0, 4.0)
     twice, gradients = 2 * rounded + turned, np.where(whole, rounded + turned, 2 * rounded + turned)
-    scaled = np.where((recipe == 2) | wide, 4.0, 0.0)
+    scaled = np.where(scales_rows(cases), 4.0, 0.0)
     moved = matrices * (twice + again * rounded + np.where(wide, 0.0, scaled))
     moved = moved + tokens * inputs * (np.where(wide, rounded, twice) + again * rounded + scaled)
     moved = moved + tokens * results * np.where(wide, rounded, gradients)

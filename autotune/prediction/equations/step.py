@@ -12,7 +12,7 @@ from autotune.prediction.equations.cases import Array, Cases, RankShare
 from autotune.prediction.equations.coefficients import Coefficients
 from autotune.prediction.equations.communication import boundary_bandwidth, sends_integers, tensor_group
 from autotune.prediction.equations.compute import MicroBatchSeconds, micro_batch
-from autotune.prediction.equations.kernels import frozen_bytes
+from autotune.prediction.equations.kernels import frozen_bytes, scales_rows
 from autotune.prediction.equations.layer_shapes import with_layers
 from autotune.prediction.equations.memory import Memory, memory
 from autotune.prediction.equations.overlap import exposed_copy_seconds
@@ -112,6 +112,7 @@ def doubts(cases: Cases, rates: Coefficients) -> dict[str, Array]:
         "its software is not known to be tuned": 2.5 * software.untuned,
         "stages of many nodes block each other": stalls,
         "no published run has products of 8-bit weights": 2.5 * (cases.transformers.bits == INT8),
+        "published runs gain less from products with scales of rows": 1.0 * scales_rows(cases),
     }
 
 

@@ -16,13 +16,13 @@ from executor.detect import local_gpus
 from search_spaces.clusters.cards import assumed_figures
 from search_spaces.clusters.cluster import ClusterSpec
 from search_spaces.clusters.presets import cluster_preset_named, local_cluster, resolve_cluster, unstated_figures
-from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.command import CommandModel
 from search_spaces.models.huggingface import BUILT, is_factory_reference, resolve_model
 from search_spaces.models.model import FactoryModel, Model, ModelSpec, Position
 from search_spaces.models.module_profile import traced_precision
 from search_spaces.placeholders import names_in, stated_batch
+from search_spaces.rules.table import illegal
 from search_spaces.space import SearchSpace, parse_domain
 from search_spaces.spaces import Pin, device_defaults, settled
 from search_spaces.training.data_schedule import documents_problem
@@ -151,7 +151,7 @@ class Question:
         space = self.space_around(base)
         base = settled(base, space.context, pinned)
         if refusals := space.check(base):
-            raise IllegalConfigError(refusals[0].rule, refusals[0].message, refusals[0].remedy)
+            raise illegal(refusals[0], pinned, "config")
         return space.canonical(base)
 
     def space_around(self, config: TrialConfig) -> SearchSpace:

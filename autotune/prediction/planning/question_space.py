@@ -49,4 +49,5 @@ def nothing_legal(space: SearchSpace) -> RequestError:
         refusals = [refusal for refusal in space.check(example) if refusal.rule == rule] if example else []
     why = f": {refusals[0].message}" if refusals else ""
     remedy = f"{refusals[0].remedy}; `autotune space` shows which rules refuse them" if refusals else "give it other values"
-    return RequestError("space", f"{space.name} has no legal configuration{why}", remedy)
+    field = "global_batch_size" if refusals and refusals[0].rule == "batch-divides" else "space"
+    return RequestError(field, f"{space.name} has no legal configuration{why}", remedy)

@@ -20,7 +20,7 @@ from search_spaces.errors import IllegalConfigError
 from search_spaces.knob import Value
 from search_spaces.models.huggingface import is_factory_reference
 from search_spaces.models.model import FactoryModel, ModelSpec
-from search_spaces.rules.table import check_config
+from search_spaces.rules.table import check_config, illegal
 from search_spaces.spaces import device_defaults
 from search_spaces.trial import Workload
 from search_spaces.trial_config import TrialConfig
@@ -222,9 +222,9 @@ def setups_of(question: Question, methods: Sequence[str] = ()) -> list[TrainingS
     if setups:
         return setups
     if refusals:
-        raise IllegalConfigError(refusals[0].rule, refusals[0].message, refusals[0].remedy)
+        raise illegal(refusals[0], pins)
     pinned = ", ".join(f"{name}={value}" for name, value in pins.items())
-    raise IllegalConfigError("set", f"no way of training is possible with {pinned}", "pin fewer knobs")
+    raise IllegalConfigError("pins", f"no way of training is possible with {pinned}", "pin fewer knobs")
 
 
 def _exists(method: Method, sharding: Sharding, shape: ModelSpec | None) -> bool:

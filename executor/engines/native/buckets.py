@@ -1,16 +1,19 @@
 """Gradient reduction of ZeRO 0-3 into flat shards, through fixed buckets."""
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from executor.engines.capabilities import splits_backward
 from executor.engines.native.parameter_shard import BucketLayout, Slot, as_rows
 from executor.engines.native.quantised_communication import QuantisedAllReduce, QuantisedReduceScatter
 from executor.parallel.collectives import InFlight, ProcessGroup, mark, shares_memory
+from executor.parallel.summed_products import add_product, can_add
 from search_spaces.communication import IN_FLIGHT, INT8, PIECE_ELEMENTS, cut
 from search_spaces.trial_config import TrialConfig
 
@@ -49,6 +52,9 @@ class GradientReducer:
        r. Adjacent gradients are collected until there are up to `PIECE_ELEMENTS`, which one operation moves.
        (`contiguous_gradients` off: gradients stay in place until the whole bucket is ready, and the bucket is assembled then.
        Autograd accumulates into them if their dtype is the accumulation dtype.)
+       If the matrix has one row (stage 0, or one data rank), a weight's part of it has the weight's shape, and products add to
+       it directly (`add_product`) [Megatron-LM, gradient_accumulation_fusion]. With several rows it is strided: each rank's row
+       has a part of the weight, which no product writes.
     2. When all parameters of a bucket are declared ready and all earlier buckets are sent, it is reduced: all-reduce at
        stage 0, reduce-scatter above. The order is the layout's on every rank. At the end of a micro-batch the remaining
        buckets are sent, with zeros for parameters that had no gradient on this rank.
@@ -71,8 +77,9 @@ class GradientReducer:
         master_dtype: torch.dtype,
         device: torch.device,
         accumulates: bool = True,
+        weights: Collection[Slot] = (),
     ) -> None:
-        """`accumulates`: a step may have several micro-batches."""
+        """`accumulates`: a step may have several micro-batches. `weights`: those whose products can add to sums."""
         self.layout, self.group, self.replicas, self.device = layout, group, replicas, device
         # In a pipeline another micro-batch's work follows at once, so reductions may overlap with it.
         self.waits_per_micro_batch = config.pipeline_parallel_size == 1
@@ -86,19 +93,29 @@ class GradientReducer:
         self.overwritten = config.cuda_graphs
         """Whether the next backward overwrites this micro-batch's gradients (graph replay), so that kept ones are copied."""
         self.limit = IN_FLIGHT if config.overlap_comm else 0
-        self.every_micro_batch = config.zero_stage == 3 or (config.zero_stage == 2 and not config.defer_gradient_reduction)
+        reduced = config.zero_stage == 3 or (config.zero_stage == 2 and not config.defer_gradient_reduction)
+        self.every_micro_batch = reduced and layout.ranks > 1
         self._shares: dict[int, Tensor] = {}
         # Not if each micro-batch is reduced: the next one would overwrite the sum so far.
         in_place = layout.ranks == 1 and not self.every_micro_batch
         self.rows_dtype = self.sum_dtype if accumulates and not self.every_micro_batch else self.reduce_dtype
         """Dtype of full gradients: the accumulation dtype only if they are summed over micro-batches before they are sent."""
         self._in_share = in_place and self.reduce_dtype == self.rows_dtype == master_dtype
+        # A replayed graph does not call into buckets; a backward of two parts would add every product twice.
+        adds = in_place and self.contiguous and not self.overwritten and not splits_backward(config)
+        self.summed = frozenset(slot for slot in weights if adds and can_add(device, slot.parameter.dtype, self.rows_dtype))
+        """Slots to whose sums products add the gradients themselves."""
         self._rows: dict[int, Tensor] = {}
         self._held: dict[Slot, Tensor] = {}
         # At most the size of the largest parameter, whose gradient must wait in any case, so waiting needs no extra memory.
         most = min(PIECE_ELEMENTS, max((slot.elements for slot in layout.slots), default=0))
         self._pieces = [
-            [_BucketPiece(slots) for slots in cut(bucket, lambda slot: slot.elements, most)] for bucket in layout.buckets
+            [
+                _BucketPiece(slots)
+                for _, adjacent in groupby(bucket, self.summed.__contains__)
+                for slots in cut([*adjacent], lambda slot: slot.elements, most)
+            ]
+            for bucket in layout.buckets
         ]
         self._piece_of = {slot: piece for pieces in self._pieces for piece in pieces for slot in piece.slots}
         self._ready: set[Slot] = set()
@@ -191,6 +208,14 @@ class GradientReducer:
             self._held[slot] = gradient.to(self.rows_dtype, copy=self.overwritten)
             mark("gradients", self._held[slot])
             slot.parameter.grad = None
+        self._filled.add(slot)
+
+    @torch.no_grad()
+    def add_product(self, slot: Slot, gradient: Tensor, x: Tensor) -> None:
+        """Add a micro-batch's gradient of a weight: the product of the transpose of `gradient` [rows, outputs] and `x` [rows,
+        inputs]."""
+        total = self._bucket_rows(slot.bucket)[0, slot.column : slot.column + slot.elements].view(slot.shape)
+        add_product(total, gradient, x, first=slot not in self._filled)
         self._filled.add(slot)
 
     def _collect(self, piece: _BucketPiece) -> None:

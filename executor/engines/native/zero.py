@@ -1,9 +1,11 @@
 """ZeRO 0-3 for any module: sharding, the hooks of a micro-batch, and the update."""
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.autograd.graph import Node, get_gradient_edge
 
 from executor.engine import HOST
 from executor.engines.native.buckets import GradientReducer
@@ -34,7 +36,10 @@ from executor.parallel.collectives import ProcessGroup, mark
 from executor.parallel.copies import CopyEngine, HostPool, Staging
 from executor.parallel.groups import Sharing
 from executor.parallel.initialization import Drawn, FirstValues, Given, Joined, Share, is_plain, move_without_memory
+from executor.parallel.model import EXPERTS
 from executor.parallel.replica import ModelPart, Replica
+from executor.parallel.summed_products import close_sum, is_stand_in, open_sum
+from executor.parallel.tensor import Matrix
 from search_spaces.communication import INT8
 from search_spaces.optimizers import BF16_MASTERS
 from search_spaces.trial import Workload
@@ -106,8 +111,9 @@ class ShardedModel(Replica):
         self._arrivals = Staging(self.optimizer.chunk_elements if arrives else 0, self.dtype, self.pool, self._copies)
         self._shard = self._beside_quantised(self._make_shard(frozen), quantised)
         accumulates = config.gradient_accumulation_steps(workload.global_batch_size, groups.mesh.world_size) > 1
+        matrices = self._matrices()
         self.reducer = GradientReducer(
-            self.layout, self.group, groups.replica, config, self.gradient_dtype, device, accumulates
+            self.layout, self.group, groups.replica, config, self.gradient_dtype, device, accumulates, [*matrices]
         )
         self.gatherer = self._make_gatherer(groups.near_group) if config.zero_stage == 3 else None
         self.window_is_step = config.pipeline_parallel_size > 1 or not config.reshard_after_forward
@@ -115,6 +121,9 @@ class ShardedModel(Replica):
         self._stream: torch.Stream | None = None
         """The stream of the step, on which gradients are moved."""
         self._hooks = [self._hook(slot) for slot in self.layout.slots]
+        self._nodes: list[Node] = []
+        """Autograd's nodes of parameters with hooks, which live only as long as something refers to them."""
+        self._hooks += [self._open_sum(slot, matrices[slot]) for slot in self.layout.slots if slot in self.reducer.summed]
 
     def begin_step(self) -> None:
         if self.refill is not None:
@@ -264,6 +273,9 @@ class ShardedModel(Replica):
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
+        self._nodes.clear()
+        for slot in self.reducer.summed:
+            close_sum(slot.parameter)
         if self.gatherer is not None:
             self.gatherer.close()
         if self.refill is not None:
@@ -411,19 +423,46 @@ class ShardedModel(Replica):
         return DeviceShard(self._frozen.master_elements, self.dtype, self.device, self._arrivals)
 
     def _hook(self, slot: Slot) -> torch.utils.hooks.RemovableHandle:
-        def accumulated(parameter: Tensor) -> None:
-            if parameter.grad is not None:
-                mark("gradients", parameter.grad)
-            with copies.resumed(self._stream):
-                self.reducer.take(slot)
-                if self.gatherer is None:
-                    self.reducer.declare_ready((slot,))
-                else:
-                    self.gatherer.gradient_done(slot)
-
         hook: torch.utils.hooks.RemovableHandle = slot.parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-            accumulated
+            lambda _: self._gradient_done(slot)
         )
+        return hook
+
+    def _gradient_done(self, slot: Slot) -> None:
+        if slot.parameter.grad is not None:
+            mark("gradients", slot.parameter.grad)
+        with copies.resumed(self._stream):
+            self.reducer.take(slot)
+            if self.gatherer is None:
+                self.reducer.declare_ready((slot,))
+            else:
+                self.gatherer.gradient_done(slot)
+
+    def _matrices(self) -> dict[Slot, Matrix]:
+        """The weights that each micro-batch multiplies by once, in a module of our own; experts multiply by many at a time."""
+        uses = Counter(value for module in self.module.modules() for value in module.parameters(recurse=False))
+        weights = {module.weight: module for module in self.module.modules() if isinstance(module, Matrix) and module.once}
+        once = (slot for slot in self.layout.slots if uses[slot.parameter] == 1 and EXPERTS not in slot.name)
+        return {slot: weights[slot.parameter] for slot in once if slot.parameter in weights}
+
+    def _open_sum(self, slot: Slot, matrix: Matrix) -> torch.utils.hooks.RemovableHandle:
+        """Let the matrix's products add to the bucket. A stand-in reaches the parameter when they have, and goes no further."""
+
+        def add(gradient: Tensor, x: Tensor) -> None:
+            with copies.resumed(self._stream):
+                self.reducer.add_product(slot, gradient, x)
+
+        def added(gradients: tuple[Tensor | None, ...]) -> tuple[None] | None:
+            if not is_stand_in(gradients[0]):
+                return None
+            self._gradient_done(slot)
+            return (None,)
+
+        matrix.has_sum = True
+        open_sum(slot.parameter, add)
+        node = get_gradient_edge(slot.parameter).node
+        self._nodes.append(node)
+        hook: torch.utils.hooks.RemovableHandle = node.register_prehook(added)
         return hook
 
     def _finished(self) -> list[Tensor]:

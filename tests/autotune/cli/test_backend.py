@@ -15,6 +15,7 @@ import table
 
 from autotune.cli.backend import JobBackend
 from autotune.cli.open_backend import open_backend
+from autotune.client import Client, ServiceError
 from autotune.errors import NoBestError, RequestError, UnknownFormatError
 from autotune.explain.explain import explain
 from autotune.reports.report import report_text
@@ -40,6 +41,23 @@ def desk(request: pytest.FixtureRequest, store: Store, tmp_path: Path) -> Iterat
         open_backend(url, None if on_service else database) as desk,
     ):
         yield desk
+
+
+def test_a_link_is_a_services(store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An operator shares a job of the command line, which has no owner; the link opens it and nothing else."""
+    database = str(tmp_path / "jobs.db")
+    job = store.jobs.create({"model": "llama-tiny"})
+    monkeypatch.setenv("AUTOTUNE_API_KEY", store.keys.create("me", {"operate"})[1])
+    with served.service(database, require_keys=True, share_days=7) as url:
+        with open_backend(url, None) as backend:
+            address, token = backend.share("latest", 7).split("?link=")
+        assert address == f"{url}/#/jobs/{job.id}"
+        with Client(url, token) as guest:
+            assert guest.job(job.id).id == job.id
+            with pytest.raises(ServiceError, match="is a link to job"):
+                list(guest.jobs())
+    with open_backend(None, database) as backend, pytest.raises(RequestError, match="links are those of a service"):
+        backend.share("latest", 7)
 
 
 @pytest.mark.prove

@@ -123,7 +123,7 @@ OPTIONS: dict[str, tuple[str, ...]] = {
     ),
     "config.json --ranks 999": ("ranks: 999 is not between 1 and", "use at most"),
     "config.json --ranks 0": ("ranks: 0", "give at least 1"),
-    "config.json --global-batch-size 7": ("space: zero has no legal", "a global batch of 7", "change micro_batch_size"),
+    "config.json --global-batch-size 7": ("global_batch_size: zero has no", "a global batch of 7", "change micro_batch_size"),
     "config.json --sequence-length 0": ("sequence_length: '0' is not a length; write a number of tokens",),
     "gpt2 --sequence-length 1025": ("sequence_length: 1025 tokens are beyond the 1024 learned positions of gpt2; ",),
     "config.json --data-path none": ("data_path: ", "does not exist; give"),
@@ -195,7 +195,10 @@ OTHERS: dict[str, tuple[str, ...]] = {
         "price: 'much' is not a number (price of a device per hour); see `autotune plan --help`",
     ),
     "plan gpt2 --global-batch-size 1M": ("global_batch_size: '1M' is not a whole number (samples per optimizer step);",),
-    "plan llama-3-8b --cluster gb200-nvl72:18 --global-batch-size 1024": ("space: parallel has no legal", "nearest is 1008"),
+    "plan llama-3-8b --cluster gb200-nvl72:18 --global-batch-size 1024": (
+        "global_batch_size: parallel has no legal",
+        "nearest is 1008",
+    ),
     "space gpt2 --sequence-length 1025": ("sequence_length: 1025", "give at most 1024"),
 }
 

@@ -60,6 +60,7 @@ def script(folder: Path, ranks: Runner, monkeypatch: pytest.MonkeyPatch) -> Path
     return folder
 
 
+@pytest.mark.prove
 def test_a_check_says_what_was_understood(script: Path, command: Command) -> None:
     with (script / "train.py").open("a") as more:
         more.write("    open('written.txt', 'w').close()\n")
@@ -119,6 +120,7 @@ while True:
 WAYS = ("fit", "llama-tiny", "--on", "2x24GB", "--global-batch-size", 16, "--sequence-length", 64, "--methods", "lora")
 
 
+@pytest.mark.prove
 def test_ways_that_fit_are_measured_beside_their_predictions_and_the_fastest_is_written(script: Path, command: Command) -> None:
     (script / "file.py").write_text(READS_A_FILE)
     (script / "sweep.toml").write_text("confirm_repeats = 0\nracing = false\nfidelity = {max_seconds = 0.1}\n")

@@ -16,7 +16,7 @@ SWEEPS = (
     "sweep", "show", "explain", "export", "reproduce", "space", "engines", "profile", "dry-run",
     "predict", "plan", "fit", "calibrate", "lint", "carry", "challenge", "cluster", "doctor", "clean", "weights",
 )  # fmt: skip
-JOBS = ("submit", "jobs", "watch", "pause", "resume", "stop", "cancel", "clone", "extend", "label")
+JOBS = ("submit", "jobs", "watch", "pause", "resume", "stop", "cancel", "clone", "extend", "label", "share")
 SERVICE = ("serve", "worker", "keys", "db", "study")
 
 

@@ -41,6 +41,7 @@ PLACES: Mapping[str, tuple[Place, list[str]]] = {
     "clone": (Place.SERVICE, [JOB]),
     "extend": (Place.SERVICE, [JOB, "--trials", "9"]),
     "label": (Place.SERVICE, [JOB, "--note", "mine"]),
+    "share": (Place.SERVICE, [JOB]),
     "study export": (Place.SERVICE, ["--storage", "sqlite:///study.db"]),
     "reproduce": (Place.HERE, []),
     "verify": (Place.HERE, []),

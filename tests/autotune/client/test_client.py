@@ -179,7 +179,7 @@ def test_what_there_is_to_choose_from(client: Client) -> None:
 REFUSED: dict[str, dict[str, object]] = {
     "^trials: 0 is not a whole number of 1 or more; give at least 1": {"trials": 0},
     "^strategy: 'genetic' is not known; use one of guided": {"strategy": "genetic"},
-    "^zero_stage: 7.*; give 0, 1, 2 or 3": {"pins": {"zero_stage": 7}},
+    "^pins.zero_stage: 7.*; give 0, 1, 2 or 3": {"pins": {"zero_stage": 7}},
     "no space has this name; use one of": {"space": "../x.toml"},
 }
 

@@ -237,6 +237,7 @@ def test_a_value_that_the_script_sets_itself_is_not_stated() -> None:
     assert (found.settings, found.unused) == ({"--tp": 4, "--pp": 8}, ("TP", "NONE"))
 
 
+@pytest.mark.prove
 def test_values_are_limited_and_real_scripts_are_not() -> None:
     doubling = "A=aaaaaaaaaa\n" + "A=$A$A\n" * 30 + "torchrun train.py --a $A\n"
     stripping = f"A={'y' * 999}\n" + "B=${A#*x}\n" * 10_000

@@ -208,7 +208,7 @@ def test_offloading_never_takes_device_memory(name: str) -> None:
         held = less
 
 
-@pytest.mark.prove(every=12)
+@pytest.mark.prove
 @pytest.mark.parametrize("name", sampled(PLACES, every=3))
 def test_recomputing_more_never_keeps_more(name: str) -> None:
     cases, _ = made(name)

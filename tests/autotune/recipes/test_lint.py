@@ -19,6 +19,7 @@ def named(case: RecipeCase) -> str:
     return f"{case.name}{'@' + case.cluster if case.cluster else ''}"
 
 
+@pytest.mark.prove(every=4)
 @pytest.mark.parametrize("case", GOOD, ids=named)
 def test_nothing_is_said_of_a_good_recipe(case: RecipeCase) -> None:
     assert said(case) == "nothing"

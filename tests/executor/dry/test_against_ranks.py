@@ -30,6 +30,7 @@ PIPELINED = {"pipeline_parallel_size": 2}
 VIRTUAL: dict[str, Any] = {**PIPELINED, "virtual_stages": 2}
 # More of them, all schedules among them, are in benchmarks/prediction/dry_run.py.
 CASES: dict[str, dict[str, Any]] = {
+    "stage 0, many micro-batches": {"micro_batch_size": 1},
     "stage 1, bf16": {"zero_stage": 1, "precision": "bf16", "micro_batch_size": 4},
     "stage 2, many micro-batches in buckets": {"zero_stage": 2, "reduce_bucket_size": 3000, "allgather_bucket_size": 3000},
     "stage 3, full checkpointing": {**GATHERS, "micro_batch_size": 4, "activation_checkpointing": "full"},
@@ -76,6 +77,7 @@ def test_multi_token_prediction_is_foretold(ranks: LocalRunner, case: str) -> No
     require_foretold(ranks, dataclasses.replace(SPEC, num_layers=2), config, workload, exact_memory=True)
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize(
     "knobs",
     sampled([{"zero_stage": 1}, {**GATHERS, "context_parallel_size": 2, "context_parallel_method": "ulysses"}], every=2),

@@ -33,6 +33,7 @@ def pair() -> Iterator[Gang]:
         yield gang
 
 
+@pytest.mark.prove(every=4)
 @pytest.mark.parametrize("name", sampled((factory.__name__ for factory in kinds_of_modules.WRITTEN), every=6))
 def test_losses_are_those_of_the_plain_module(pair: Gang, name: str) -> None:
     model = model_of(name)

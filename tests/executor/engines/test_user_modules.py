@@ -42,6 +42,7 @@ def wrong(gang: Gang, cases: Sequence[Case]) -> list[str]:
     return [f"{row.case.label()}: {row.error or row.off}" for row in run(gang, cases) if not row.right]
 
 
+@pytest.mark.prove
 def test_a_module_with_a_plan_runs_in_tensor_and_pipeline_dimensions(pair: Gang) -> None:
     """A part of what the parity matrix has of these models."""
     usual = {"param_persistence_threshold": TrialConfig().param_persistence_threshold}

@@ -111,6 +111,7 @@ def outcome(
     return [result.detach(), *gradients], dict(group.sent)
 
 
+@pytest.mark.prove(every=12)
 @pytest.mark.parametrize("checkpointing", ["none", "full", "selective"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_block_is_one_graph_with_the_numbers_and_messages_of_an_uncompiled_one(layout: str, checkpointing: str) -> None:

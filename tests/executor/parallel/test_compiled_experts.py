@@ -113,7 +113,7 @@ CASES = [
 ]
 
 
-@pytest.mark.prove(every=4)
+@pytest.mark.prove
 @pytest.mark.parametrize(("name", "checkpointing", "dtype"), CASES)
 def test_one_graph_has_the_numbers_and_messages_of_an_uncompiled_block(
     name: str, checkpointing: str, dtype: torch.dtype

@@ -189,7 +189,7 @@ REFUSED = [
     ("fused-kernels-device", {"fused_kernels": "transformer_engine"}, {"cluster": "local"}),
     ("fused-kernels-package", {"fused_kernels": "liger"}, {"cluster": WITHOUT_KERNELS}),
     ("fused-kernels-precision", {"fused_kernels": "liger", "precision": "fp64"}, {}),
-    ("fused-kernels-beside", {"fused_kernels": "liger", "compile_blocks": True}, {}),
+    ("fused-kernels-beside", {"fused_kernels": "transformer_engine", "compile_blocks": True}, {}),
     ("fused-kernels-beside", {"fused_kernels": "liger", "cuda_graphs": True}, {}),
     ("fused-kernels-beside", {"fused_kernels": "liger"}, DOCUMENTS),
     ("graphs-model", {"cuda_graphs": True}, {"model": EXPERTS}),

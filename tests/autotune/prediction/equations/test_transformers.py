@@ -113,6 +113,16 @@ def test_quantised_matrices_have_constants_that_nothing_divides() -> None:
     assert gained == pytest.approx(2 * 2 * V * H, rel=0.06)
 
 
+@pytest.mark.parametrize(("framework", "prepares"), [("", True), ("FSDP1", False)])
+def test_quantised_models_that_are_divided_stay_in_16_bits(framework: str, prepares: bool) -> None:
+    cells = {"framework": f"Hugging Face Trainer, {framework}", "num_gpus": 2, "zero_stage": 3} if framework else {}
+    unstated, half = (
+        per_token(f"{LORA}{words}", precision="bf16+bnb.nf4", **cells)
+        for words in ("", "; whole_norms=false; whole_tables=false")
+    )
+    assert unstated - half >= 2 * H * L if prepares else unstated == half
+
+
 def test_other_software_with_the_same_bits_keeps_its_own_equations() -> None:
     for framework in ("LitGPT", "Megatron-DeepSpeed"):
         cases = cases_of_rows([row(LORA, framework=framework, precision="bf16+bnb.nf4")])

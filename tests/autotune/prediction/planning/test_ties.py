@@ -130,6 +130,21 @@ def test_rows_show_every_knob_that_is_not_at_the_devices_defaults() -> None:
         }
 
 
+@pytest.mark.parametrize(("tokens", "is_large"), [(16, False), (8192, True)])
+def test_a_plan_stays_in_bf16_where_products_are_small_and_says_so(tokens: int, is_large: bool) -> None:
+    pins = {
+        "precision": "bf16,fp8", "compile_blocks": "true", "micro_batch_size": 1, "zero_stage": 3, "tensor_parallel_size": 1,
+        "pipeline_parallel_size": 1, "context_parallel_size": 1, "activation_checkpointing": "none", "offload_param": "none",
+        "offload_optimizer": "none", "checkpoint_every_k": 1,
+    }  # fmt: skip
+    question = dataclasses.replace(asked("llama-2-7b", **pins), global_batch_size=8, sequence_length=tokens)
+    best = plan(question, PlanOptions(top=1)).plans[0]
+    (text,) = [reason.text(best.goal) for reason in best.reasons if reason.knob == "precision"]
+    assert best.estimate.config.precision == ("fp8" if is_large else "bf16")
+    assert ("whose products do not save the" in text) == (not is_large)
+    assert text.startswith("precision=fp8: saves " if is_large else "precision=bf16: saves ")
+
+
 @pytest.mark.prove
 def test_reasons_are_causes() -> None:
     """Each value against another in its place alone: what that one adds to the step, or does not fit."""

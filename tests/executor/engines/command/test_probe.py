@@ -77,7 +77,7 @@ def request(name: str) -> TrialRequest:
 
 
 @pytest.mark.parametrize("name", HONEST)
-@pytest.mark.prove(every=20)
+@pytest.mark.prove(every=30)
 def test_an_honest_script_is_measured(runner: LocalRunner, name: str) -> None:
     result = runner.run(request(name))
     assert result.outcome is Outcome.OK, result.traceback or result.message
@@ -93,7 +93,7 @@ def test_an_honest_script_is_measured(runner: LocalRunner, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LIES)
-@pytest.mark.prove(every=10)
+@pytest.mark.prove(every=30)
 def test_a_script_that_lies_is_wrong_with_both_numbers_and_the_cause(runner: LocalRunner, name: str) -> None:
     result = runner.run(request(name))
     assert result.outcome is Outcome.WRONG, result.traceback or result.message
@@ -144,7 +144,8 @@ def python(folder: Path | None, *words: str, hidden: Path | None = None) -> str:
     ).stdout
 
 
-@pytest.mark.parametrize("how", ["eager", *(pytest.param(how, marks=pytest.mark.prove) for how in ("compile", "in_place"))])
+@pytest.mark.prove
+@pytest.mark.parametrize("how", ["eager", "compile", "in_place"])
 def test_a_script_computes_the_same_to_the_bit_and_its_files_do_not_need_the_probe(tmp_path: Path, how: str) -> None:
     script = tmp_path / "train.py"
     script.write_text(TRAINED_ALONE)
@@ -171,6 +172,7 @@ LOOKS = "import importlib.util; importlib.util.find_spec('torch')"
 """As Transformers and Accelerate look for packages before they import them."""
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("importer", ["import torch", LOOKS, "pth"])
 def test_a_script_is_seen_whose_torch_is_imported_or_looked_for_before_it_starts(tmp_path: Path, importer: str) -> None:
     folder, script = tmp_path / "probe", tmp_path / "train.py"
@@ -204,6 +206,7 @@ train(4, 16)
 """
 
 
+@pytest.mark.prove
 def test_a_model_that_is_built_after_another_was_trained_is_counted_and_the_first_one_is_not_kept(tmp_path: Path) -> None:
     assert python(tmp_path / "probe", "-c", TWO_MODELS) == "True\n"
     samples = [step.samples for step in ObservedWork(tmp_path / "probe", None).read()]

@@ -78,6 +78,7 @@ def losses_and_weights(rank: int, stage: int) -> tuple[list[float], dict[str, Te
     return losses, weights, {**widths, "bytes": sum(own.values())}
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_ranks_agree_and_keep_no_fp32_master(stage: int) -> None:
     with Gang(2, losses_and_weights) as gang:

@@ -24,13 +24,14 @@ class LigerRMSNormFunction(torch.autograd.Function):
         _note("norm", X, W)
         precise = _precise(X)
         rstd = (precise.square().mean(-1, keepdim=True) + eps).rsqrt()
-        ctx.save_for_backward(X, W, rstd)
+        ctx.save_for_backward(X, W, rstd.flatten())
         ctx.in_place = in_place
         return (precise * rstd * _precise(W)).to(X.dtype)
 
     @staticmethod
     def backward(ctx: Any, dY: Tensor) -> Any:
-        X, W, rstd = ctx.saved_tensors
+        X, W, numbers = ctx.saved_tensors
+        X, rstd = X.view(dY.shape), numbers.view(*dY.shape[:-1], 1)
         precise, gradient = _precise(X), _precise(dY) * _precise(W)
         mean = (gradient * precise).mean(-1, keepdim=True)
         dX = (rstd * (gradient - rstd.square() * mean * precise)).to(X.dtype)
