@@ -64,7 +64,8 @@ INTRODUCTION = """# Files of fit, run
 Written by `python -m benchmarks.frameworks.fit_files --python PYTHON --markdown docs/results/fit-files.md`. Each file of
 `autotune fit --for PROGRAM` was written for a tiny Llama, and started unchanged on two CPU ranks by a sweep of one trial and
 by hand. **losses equal**: of the first steps that both runs have, how many have the same losses to the bit. **rate**: samples/s
-of the trial, beside those that an observer of its own saw in the same steps. What runs on GPUs alone (fused kernels, Axolotl,
+of the trial, beside those that an observer of its own saw in the same steps. **bytes**: of all tensors of rank 0 after its
+third update (weights, gradients, states, data), in the trial and by hand. What runs on GPUs alone (fused kernels, Axolotl,
 LLaMA-Factory, Lightning's strategy of DeepSpeed, torchtune's recipes for several cards) is not here. torchtune 0.6.1 validates
 its files for full fine-tuning, LoRA and QLoRA, and trained from those for one card, full and LoRA, on a CPU."""
 
@@ -122,12 +123,13 @@ def main() -> int:
         words = CASES[name][1]
         rate = f"{result['sweep']:.4g} / {result['true']:.4g}" if "true" in result else "–"
         failed += not math.isfinite(result.get("true", math.nan))
-        rows.append([name, f"`{words}`", rate, result.get("losses_equal", "–"), result["said"].replace("|", "/")])
+        held = " / ".join("–" if count is None else f"{count:,}" for count in result.get("bytes", ()))
+        rows.append([name, f"`{words}`", rate, result.get("losses_equal", "–"), held or "–", result["said"].replace("|", "/")])
         sys.stderr.write(f"{rows[-1]}\n")
     lines = [
         *INTRODUCTION.splitlines(),
         "",
-        *table(["file", "asked", "rate / observed", "losses equal", "the trial says"], rows),
+        *table(["file", "asked", "rate / observed", "losses equal", "bytes", "the trial says"], rows),
     ]
     give(lines, options.markdown)
     return int(failed > 0)

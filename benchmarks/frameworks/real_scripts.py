@@ -128,14 +128,15 @@ class Program:
                 name: [self.hand_rate(steps, trial) for trial, steps in turns if trial is which]
                 for name, which in (("baseline", baseline), ("rival", rival))
             },
-            "losses_equal": equal_steps(matched[own[0]][1], losses[0]),
+            "losses_equal": equal_steps([step["losses"] for step in matched[own[0]][1]], losses[0]),
+            "bytes": [allocated_bytes(steps) for steps in (matched[own[0]][1], turns[0][1])],
             "losses_repeat": equal_steps(*losses),
             "said": baseline["result"]["environment"]["observed_work"],
             "messages": sorted({trial["result"]["message"] for trial in trials if trial["result"]} - {""}),
         }  # fmt: skip
 
-    def matching_steps(self, trial: Mapping[str, Any]) -> tuple[float, list[Any]]:
-        """Mean seconds of the steps that a trial timed, as the observer saw them, and the losses of all steps of its rank 0.
+    def matching_steps(self, trial: Mapping[str, Any]) -> tuple[float, Steps]:
+        """Mean seconds of the steps that a trial timed, as the observer saw them, and all steps of its rank 0.
 
         The process and the first step are those whose times fit the trial's own ones best.
         """
@@ -152,7 +153,7 @@ class Program:
                 if error < least:
                     whole = len(fitting) % int(slow[1]) if slow else 0
                     least, mean, port = error, statistics.fmean(fitting[whole:]), path.name.split("-")[1]
-        return mean, [step["losses"] for step in steps_of_rank_0(self.scratch / "sweep", port)]
+        return mean, steps_of_rank_0(self.scratch / "sweep", port)
 
     def by_hand(self, trial: Mapping[str, Any], command: CommandModel, name: str) -> Steps:
         """Steps of rank 0 of the words of a trial, started as torchrun does, without autotune."""
@@ -205,6 +206,10 @@ def steps_in(path: Path) -> Steps:
     steps = [json.loads(line) for line in path.read_text().splitlines() if line.endswith("}")]
     most = max((step["elements"] for step in steps), default=0)
     return [step for step in steps if step["elements"] == most]
+
+
+def allocated_bytes(steps: Steps) -> int | None:
+    return next((step["bytes"] for step in steps if "bytes" in step), None)
 
 
 def steps_of_rank_0(observations: Path, port: str = "*") -> Steps:
