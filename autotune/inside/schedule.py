@@ -12,11 +12,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from autotune.errors import RequestError
 from autotune.inside.space import RunSpace, Setting
 from autotune.inside.surrogate import Block, Surrogate
 from executor.measurement.timing import WINDOW, has_trend
 from search_spaces.knob import Value
 
+SHARE = 0.01
+"""Part of a run's time that the search may cost, if nobody says more."""
 CLOSE, MISSED = 0.03, 0.05
 """While a setting that is faster by this much is missed with more than this probability, trials need only be affordable."""
 LENGTHS = (2, 4, 8, 16, 32, 64, 128, 256, 512)
@@ -27,14 +30,23 @@ MOST_WARM_UP = 10
 """Steps after which the run's first setting counts as warm."""
 DRIFT = 0.1
 """Relative change of the time of a step from which the search starts again."""
-PLANNED = 0.75
+PLANNED = 0.7
 """Part of the budget that the search plans with; the rest is for what it does not foresee."""
-FIRST_PLANNED = 0.54
+FIRST_PLANNED = 0.5
 """The same for the first search, after which a drift may ask for another one."""
 DOUBT = 0.7
 """Standard deviations of what has been spent that are counted as spent."""
 UNKNOWN_STEPS = 1_000
 """Steps that a run of unknown length is assumed to have at least. Later it is assumed to be half over."""
+
+
+def require_share(share: float) -> None:
+    """
+    Raises:
+        RequestError: it is no part of a run.
+    """
+    if not 0.0 < share < 1.0:
+        raise RequestError("share", f"{share} is not between 0 and 1", "give 0.01 for one percent of the run")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +56,7 @@ class StepRecord:
     seconds: float | None
     """None: it ran out of memory, and its samples are trained again."""
     lost_seconds: float = 0.0
-    """Seconds before the step that no step of a steady run has: a change of the setting, or a failed attempt."""
+    """Seconds before the step that no step of a steady run has: a decision, a change of the setting, or a failed attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +92,9 @@ class Schedule:
        incumbent.
     4. No step is planned that could exceed the budget: `share` of the run, for all time lost against the setting that is the
        best so far, changes and failed steps included.
-    5. When no block is expected to pay, and a setting that is 3 % faster is missed with 5 % at most, the search is over. It starts
-       again, within the same budget, when the time of a step drifts; after a search without a change only for 1.5 times the drift.
+    5. When no block is expected to pay, and a setting that is 3 % faster is missed with 5 % at most, the search is over. It
+       starts again, within the same budget, when the time of a step drifts; after a search without a change only for 1.5 times
+       the drift.
     """
 
     def __init__(
