@@ -16,6 +16,7 @@ from autotune.errors import RequestError
 from autotune.frameworks.best_config import best_config_text
 from autotune.inside.job import record_job, recorded_runs
 from autotune.inside.memory import RunMemory
+from autotune.inside.schedule import SHARE, require_share
 from autotune.outcome.best_config import build_best_config
 from autotune.outcome.job_snapshot import read_snapshot
 from autotune.output import write_whole
@@ -38,10 +39,12 @@ def inside_command(options: SweepOptions, fields: Mapping[str, Any], ranks: Sequ
     """Run the command to its end. Its Trainer tunes itself; the job is written when the search is over and the run ends.
 
     Raises:
-        RequestError: there is no command, or its loop is not one that the probe can steer.
+        RequestError: there is no command, its loop is not one that the probe can steer, or the share is none.
     """
     words = _words(fields.get("command"))
     require_steered(words)
+    share = SHARE if options.share is None else options.share
+    require_share(share)
     database = options.database or default_database_url()
     if len(ranks) == 1 and ranks[0] > 1:
         script = words[1:] if words[0] in ("python", "python3") else words
@@ -50,7 +53,8 @@ def inside_command(options: SweepOptions, fields: Mapping[str, Any], ranks: Sequ
         memory, kept = RunMemory(Path(folder) / "runs.json"), {run.run.key: run for run in recorded_runs(database)}
         memory.write(*kept.values())
         variables = install_probe(Path(folder), os.environ.get("PYTHONPATH"), None)
-        environment = {**os.environ, **variables, "AUTOTUNE_INSIDE": str(Path(folder) / "runs.json")}
+        inside = {"AUTOTUNE_INSIDE": str(Path(folder) / "runs.json"), "AUTOTUNE_INSIDE_SHARE": str(share)}
+        environment = {**os.environ, **variables, **inside}
         code = subprocess.run(python_command(words), env=environment, check=False).returncode
         ended = [run for key, run in memory.records().items() if kept.get(key) != run]
         problems = problems_of(Path(folder))

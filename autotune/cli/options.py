@@ -163,6 +163,8 @@ class SweepOptions:
     """Environment variables passed to trials in addition to a fixed list."""
     inside: bool = False
     """Whether the command is the whole run, which tunes itself."""
+    share: float | None = None
+    """Part of such a run's time that its search may cost."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -68,6 +68,14 @@ def sweep(
             rich_help_panel=Panel.SCRIPT.value,
         ),
     ] = False,
+    share: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="With --inside: part of the run's time that the search may cost. [default: 0.01]",
+            rich_help_panel=Panel.SCRIPT.value,
+        ),
+    ] = None,
     db: Database = None,
     json: Json = False,
 ) -> Status:
@@ -86,6 +94,7 @@ def sweep(
             config=config,
             resume=resume,
             inside=inside,
+            share=share,
             database=options.only_database("sweep", db, "submit the job with `autotune submit`, "),
             json=json,
         )

@@ -50,6 +50,8 @@ def sweep_command(options: SweepOptions) -> Status:
             from autotune.cli.inside import inside_command
 
             return inside_command(options, fields, ranks)
+        if options.share is not None:
+            raise RequestError("share", "belongs to a run that tunes itself", "add --inside, or leave --share out")
         if options.imported is not None:
             from autotune.cli.imported import with_imported
 

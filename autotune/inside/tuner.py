@@ -12,7 +12,7 @@ from typing import Any
 
 from autotune.errors import RequestError
 from autotune.inside.memory import Remembered, RunIdentity, RunMemory, RunRecord, VisitedSetting
-from autotune.inside.schedule import Schedule, StepRecord
+from autotune.inside.schedule import SHARE, Schedule, StepRecord, require_share
 from autotune.inside.space import RunKnob, RunSpace, Setting
 from executor.inside.agreement import Agreement
 from executor.inside.batches import Count, are_alike, counted, rows_of
@@ -51,7 +51,7 @@ class InRunTuner:
         global_batch_size: int | None = None,
         knobs: Iterable[str] | Mapping[str, Sequence[Value]] | None = None,
         steps: int | None = None,
-        share: float = 0.01,
+        share: float = SHARE,
         headroom: float = 0.1,
         remember: str | Path | None = None,
         count: Count = counted,
@@ -76,8 +76,7 @@ class InRunTuner:
         Raises:
             RequestError: an option is wrong.
         """
-        if not 0.0 < share < 1.0:
-            raise RequestError("share", f"{share} is not between 0 and 1", "give 0.01 for one percent of the run")
+        require_share(share)
         if hasattr(model, "set_gradient_accumulation_boundary"):
             problem = "is DeepSpeed's engine, whose steps cannot be divided from outside"
             raise RequestError("model", problem, "sweep the script without --inside")
@@ -402,7 +401,8 @@ class InRunTuner:
             if schedule.is_over and not was_over:
                 self._keep()
             self._tell()
-        self._changed_seconds = 0.0
+        # Deciding takes time too, which the search costs and no setting does.
+        self._changed_seconds = time.perf_counter() - now if is_tuning else 0.0
 
     _wakes = False
     """Whether the search starts again at the next meeting."""

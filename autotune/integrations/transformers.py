@@ -166,7 +166,8 @@ def _callback_of(trainer: Any) -> AutotuneCallback | None:
     if (settings := os.environ.get("AUTOTUNE_INSIDE")) and str(
         trainer.accelerator.distributed_type
     ) != "DistributedType.DEEPSPEED":
-        callback = AutotuneCallback(tune=True, remember=settings, report=print)
+        share = float(os.environ["AUTOTUNE_INSIDE_SHARE"])
+        callback = AutotuneCallback(tune=True, remember=settings, share=share, report=print)
         trainer.add_callback(callback)
         return callback
     return None

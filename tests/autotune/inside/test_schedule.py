@@ -67,6 +67,7 @@ def test_a_run_too_short_for_a_trial_tries_nothing() -> None:
     assert schedule.incumbent == (1, "full")
 
 
+@pytest.mark.prove(every=3)
 @pytest.mark.parametrize("seed", range(6))
 def test_the_cost_of_simulated_runs_is_bounded(seed: int) -> None:
     outcome = SimulatedRun(seed).play()

@@ -40,7 +40,7 @@ FLAGS = {
     "--trial-seconds": "fidelity.max_seconds",
     "--from": "reads a baseline", "--set": "of its script",
     "--price": "of a series", "--rate": "of a series", "--step": "of a series",
-    "--config": "a file of fields", "--inside": "the run itself is tuned",
+    "--config": "a file of fields", "--inside": "the run itself is tuned", "--share": "of the run that tunes itself",
     "--out": "", "--resume": "", "--db": "", "--url": "", "--json": "", "--help": "",
     "--priority": "of the queue", "--watch": "", "--no-racing": "turns --racing off",
     "--pass-environment": "of this machine's trials",
