@@ -69,10 +69,10 @@ class Surrogate:
     def _kernel(self, first: NDArray[np.intp], second: NDArray[np.intp]) -> Array:
         """Prior covariance of settings, of shape (first, second)."""
         positions = self._positions
-        effects = sum(
-            effect[np.ix_(positions[first, knob], positions[second, knob])] for knob, effect in enumerate(self._effects)
-        )
-        return effects + INTERACTION**2 * (first[:, None] == second[None, :])
+        kernel: Array = INTERACTION**2 * (first[:, None] == second[None, :])
+        for knob, effect in enumerate(self._effects):
+            kernel = kernel + effect[np.ix_(positions[first, knob], positions[second, knob])]
+        return kernel
 
     def condition(self) -> None:
         """Compute the posterior from all blocks."""

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from called import Command
 
 from autotune.cli.inside import require_steered
 from autotune.errors import RequestError
@@ -30,3 +31,10 @@ def test_a_placeholder_is_refused(tmp_path: Path) -> None:
 def test_the_job_carries_the_knobs_in_the_users_own_arguments() -> None:
     words = ["python", "train.py", "--per_device_train_batch_size", "4", "--gradient-accumulation-steps=2", "--lr", "1"]
     assert templated(words)[3:5] == ["{micro_batch_size}", "--gradient-accumulation-steps={gradient_accumulation_steps}"]
+
+
+@pytest.mark.parametrize(("words", "said"), [(("--share", 0.02), "add --inside"), (("--inside", "--share", 2), "one percent")])
+def test_a_share_is_part_of_such_a_run(command: Command, words: tuple[str | float, ...], said: str) -> None:
+    answer = command("sweep", *words, "--", "python", "-m", "train")
+    assert answer.status == 2
+    assert said in answer.err
