@@ -139,11 +139,12 @@ def test_the_entrypoint_of_the_ray_job(host: Host) -> None:
     assert model == "llama-3-8b"
     port, dashboard = free_port(), free_port()
     nodes = (
-        f"--head --port={port} --num-cpus=0 --node-ip-address=127.0.0.1 --dashboard-host=127.0.0.1 --dashboard-port={dashboard}",
-        f"--address=127.0.0.1:{port} --num-cpus=2 --node-ip-address=127.0.0.1",
+        f"--head --port={port} --num-cpus=0 --dashboard-host=127.0.0.1 --dashboard-port={dashboard}",
+        f"--address=127.0.0.1:{port} --num-cpus=2",
     )
     for options in nodes:
-        words = ("ray", "start", *options.split(), "--num-gpus=0", f"--object-store-memory={80 * 2**20}")
+        ours = ("--node-ip-address=127.0.0.1", "--num-gpus=0", f"--object-store-memory={80 * 2**20}")
+        words = ("ray", "start", *options.split(), *ours)
         host.call(*words, AUTOTUNE_DB=str(host.folder / "rayjob.db"), AUTOTUNE_OUT=str(host.folder / "best-config.json"))
     address = ("--address", f"http://127.0.0.1:{dashboard}")
     entrypoint = shlex.join((script, *QUESTION, *BRIEF, "--trials", "3"))

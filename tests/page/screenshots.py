@@ -74,6 +74,7 @@ def take(browser: Browser, place: Place, shot: Shot, folders: Mapping[str, Path]
     expect(page.locator("main h1")).to_be_visible()
     shot.before(page)
     if page.locator("[data-figure=throughput_memory]").count():
+        page.locator("[data-figure=throughput_memory]").first.scroll_into_view_if_needed()  # it is drawn when it is near
         expect(page.locator("[data-figure=throughput_memory] canvas").first).to_be_visible()
     page.evaluate("scrollTo(0, 0)")
     page.wait_for_timeout(2500)  # plots are drawn when the page has nothing else to do
