@@ -141,7 +141,7 @@ def test_every_import_is_there() -> None:
 def test_the_documentation_loads_nothing_from_elsewhere(refusing: TestClient) -> None:
     page = refusing.get("/docs").text
     loaded = re.findall(r'(?:src|href)="([^"]+)"', page)
-    assert len(loaded) == 4
+    assert len(loaded) == 5
     for address in loaded:
         assert address.startswith("/page/")
         assert refusing.get(address).status_code == 200
