@@ -191,7 +191,7 @@ def interactions(page: Page) -> dict[str, Callable[[], object]]:
     return {
         "typing into the filter": lambda: page.get_by_label("Text").press_sequentially("zero_stage=2", delay=60),
         "choosing an outcome": lambda: page.get_by_label("Outcome").select_option("OK"),
-        "sorting the table": lambda: table.get_by_role("button", name="Measured").click(),
+        "sorting the table": lambda: table.get_by_role("button", name="Estimate").click(),
         SCROLLED: wheel,
         "moving over the plot": hover,
         "brushing an axis": brush,
