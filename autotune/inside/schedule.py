@@ -174,9 +174,10 @@ class Schedule:
         excess = (len(seconds) * math.expm1(max(self._mean(setting) - best, 0.0)) for setting, seconds in self._times.items())
         return self._spent_before + self._lost_seconds + self.level * sum(excess)
 
-    def _affords(self, cost: float) -> bool:
+    def _left_seconds(self) -> float:
+        """Seconds that the search may still plan to lose."""
         planned = PLANNED if self.answers else FIRST_PLANNED
-        return self.spent_seconds + DOUBT * self._spent_deviation() + cost <= planned * self.budget_seconds
+        return planned * self.budget_seconds - self.spent_seconds - DOUBT * self._spent_deviation()
 
     def _spent_deviation(self) -> float:
         """Standard deviation of `spent_seconds`, from what is not known of the times of settings."""
@@ -253,7 +254,8 @@ class Schedule:
     def _plan(self) -> PlannedBlock | None:
         """The block with the most expected gain for its cost; None: none pays, or none is affordable."""
         model = self._surrogate
-        rows = self._candidates()
+        all_deviations = model.deviations(self.incumbent)
+        rows = self._candidates(all_deviations)
         settings, means = [model.settings[row] for row in rows], model.mean[rows]
         covariance = model.covariance(rows)
         mine = settings.index(self.incumbent)
@@ -262,7 +264,7 @@ class Schedule:
         )
         fastest = samples.min(axis=0)
         may_miss = float(np.mean(samples[mine] - fastest > CLOSE)) > MISSED
-        lags, deviations = means - means[mine], model.deviations(self.incumbent)[rows]
+        lags, deviations = means - means[mine], all_deviations[rows]
         changes = np.array([self._change_cost(setting) for setting in settings])
         one_time = np.array([self._first_cost(setting) for setting in settings])
         # If the rival is slow, two steps show it; if it is fast, all steps of this search so far have lost time against it.
@@ -270,7 +272,7 @@ class Schedule:
             2.0 * np.expm1(np.maximum(lags, 0.0) + deviations),
             sum(map(len, self._times.values())) * np.expm1(np.maximum(deviations - lags, 0.0)),
         )
-        are_affordable = [self._affords(risk) for risk in risks * self.level + changes + one_time]
+        are_affordable = risks * self.level + changes + one_time <= self._left_seconds()
         self._why = "no other setting is expected to save more than it costs to try"
         best: PlannedBlock | None = None
         for length in LENGTHS:
@@ -288,13 +290,13 @@ class Schedule:
                     best = PlannedBlock(settings[number], length, float(gains[number] / prices[number]))
         return best
 
-    def _candidates(self) -> NDArray[np.intp]:
+    def _candidates(self, deviations: NDArray[np.float64]) -> NDArray[np.intp]:
         """Settings that a plan looks at: the visited ones, the incumbent's neighbours, and those that may be the fastest."""
         model, fits = self._surrogate, self.space.fits
         chosen = {model.index[setting] for setting in (*self._times, self.incumbent) if fits(setting)}
         for index in range(len(self.space.knobs)):
             chosen |= {model.index[move.setting] for move in self.space.moves(self.incumbent, index)}
-        hopeful = (int(number) for number in np.argsort(model.mean - model.deviations(self.incumbent)))
+        hopeful = (int(number) for number in np.argsort(model.mean - deviations))
         chosen |= {
             *itertools.islice((number for number in hopeful if fits(model.settings[number])), max(CANDIDATES - len(chosen), 0))
         }
@@ -330,7 +332,7 @@ class Schedule:
                 self._lost_seconds += max(step.seconds - self.level, 0.0)
                 self._changes.append(max(self._lost_seconds - lost_before - one_time, 0.0))
                 first = step.seconds
-                if is_rival and not self._affords((step.seconds / self.level - 1) * self.level):
+                if is_rival and (step.seconds / self.level - 1) * self.level > self._left_seconds():
                     break
                 continue
             seconds.append(step.seconds)
@@ -338,9 +340,9 @@ class Schedule:
             if is_rival:
                 lag = math.log(self._typical(seconds) / self.level)
                 error = self._noise * math.sqrt(1 / len(seconds) + 1 / max(len(self._last_steps), 4))
-                if (len(seconds) > 1 and lag > max(2.5 * error, 0.03)) or not self._affords(
-                    math.expm1(max(lag, 0.0)) * self.level
-                ):
+                if (len(seconds) > 1 and lag > max(2.5 * error, 0.03)) or math.expm1(
+                    max(lag, 0.0)
+                ) * self.level > self._left_seconds():
                     break
         if not is_rival and seconds:
             self._last_steps, self.level = seconds, self._typical(seconds)

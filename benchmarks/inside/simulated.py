@@ -153,33 +153,6 @@ class SimulatedRun:
         return Outcome(cost / total, behind, schedule.spent_seconds / total, self)
 
 
-class OverlappedRun(SimulatedRun):
-    """Another generator: communication hides behind computation, so that knobs interact.
-
-    The time of a step is the longer one of computation and communication, a part of the shorter one, and host time per
-    micro-batch.
-    """
-
-    def _table(self) -> dict[Setting, float]:
-        draw = self.random
-        host, hidden, traffic = draw.uniform(0.02, 0.6), draw.uniform(0.0, 0.5), draw.uniform(0.2, 1.2)
-        recomputation, wide = draw.uniform(1.15, 1.35), draw.uniform(0.0, 0.1)
-        attention, compiled = (
-            {value: math.exp(draw.gauss(0.0, 0.1)) for value in values} for values in (KNOBS[2].values, (False, True))
-        )
-        latency, best_bucket = draw.uniform(0.0, 0.15), draw.uniform(0.0, 3.0)
-        table = {}
-        for setting in itertools.product(*(knob.values for knob in KNOBS)):
-            size, checkpointing, kernel, compiles, prefetch, bucket = setting
-            compute = attention[kernel] * compiled[compiles] * (1.0 + wide / size)  # type: ignore[index,operator]
-            compute *= recomputation if checkpointing == "full" else 1.0
-            away = KNOBS[5].values.index(bucket) - best_bucket
-            communication = traffic * (1.0 + latency * away**2) * (1.0 - 0.1 * prefetch * hidden)  # type: ignore[operator]
-            exposed = max(compute, communication) + hidden * min(compute, communication)
-            table[setting] = exposed + host / size * (0.5 if compiles else 1.0)  # type: ignore[operator]
-        return table
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """What a simulated run has shown."""

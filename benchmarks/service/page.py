@@ -112,9 +112,8 @@ class Visitor:
             if time.monotonic() > limit:
                 raise SystemExit(f"the plot is not drawn after {PATIENCE_SECONDS:.0f} s")
             page.wait_for_timeout(100)
-            page.evaluate(
-                "document.querySelector('[data-figure=throughput_memory]')?.scrollIntoView()"
-            )  # it is drawn when near
+            # It is drawn when it is near.
+            page.evaluate("document.querySelector('[data-figure=throughput_memory]')?.scrollIntoView()")
             drawn = page.evaluate("watch.drawn('throughput_memory')")
         tasks = page.evaluate("watch.seen().tasks")
         return Run(

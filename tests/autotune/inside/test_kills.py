@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from autotune.inside.memory import RunMemory
-from benchmarks.inside.models import Language, full_weights, make_batches, plain_loop
+from benchmarks.inside.models import full_weights, make_batches
+from tests.autotune.inside.test_tuner import _float64, made, untuned  # noqa: F401  the fixture is for every test here
 
 ROOT = Path(__file__).parents[3]
 STEPS = 48
@@ -73,16 +74,10 @@ def test_killed_and_resumed(tmp_path: Path, seed: int) -> None:
         RunMemory(tmp_path / "run.json").records()
     assert starts == 7
     assert len(settings) > 1, "the search tried nothing"
-    torch.set_default_dtype(torch.float64)
-    try:
-        batches = make_batches(STEPS, 8, 1, ragged=True)
-        torch.manual_seed(0)
-        model, tuned = Language(), Language()
-        plain_loop(model, torch.optim.AdamW(model.parameters(), 1e-3), batches, 1, lambda _: None)
-        saved = torch.load(tmp_path / "checkpoint.pt")
-        tuned.load_state_dict(saved["model"])
-    finally:
-        torch.set_default_dtype(torch.float32)
+    batches = make_batches(STEPS, 8, 1, ragged=True)
+    tuned, _ = made()
+    saved = torch.load(tmp_path / "checkpoint.pt")
+    tuned.load_state_dict(saved["model"])
     assert (saved["step"], saved["ids"]) == (STEPS, batches[-1]["ids"].tolist())
-    for weights, expected in zip(full_weights(tuned), full_weights(model), strict=True):
+    for weights, expected in zip(full_weights(tuned), untuned(batches, 1), strict=True):
         assert float((weights - expected).detach().abs().max()) < 1e-9
