@@ -15,7 +15,7 @@ import { html, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./v
  */
 
 const ROW = 34;
-const MARGIN = 4;
+const MARGIN = 2;
 /** Rows that are drawn: the style sheet has room for 18, and up to two margins are above them. */
 const DRAWN = 18 + 4 * MARGIN;
 /** Tables of fewer rows are drawn whole: a browser's search finds everything in them. */
@@ -48,13 +48,19 @@ export function DataTable({ caption, columns, rows, keyOf, classOf = () => "", s
       </tr></thead>
       <tbody>
         <${Gap} rows=${first} columns=${columns.length} />
-        ${shown.map((row, index) => html`<tr key=${keyOf ? keyOf(row) : first + index} class=${classOf(row)} aria-rowindex=${first + index + 2}>
-          ${columns.map((column) => html`<td key=${column.key} class=${column.numeric ? "number" : ""}>${shownCell(column, row)}</td>`)}
-        </tr>`)}
+        ${shown.map((row, index) => html`<${Row} key=${keyOf ? keyOf(row) : first + index} row=${row} columns=${columns} look=${classOf(row)}
+          place=${first + index + 2} />`)}
         <${Gap} rows=${sorted.length - last} columns=${columns.length} />
       </tbody>
     </table>
   </div>`;
+}
+
+/** Scrolling draws only the rows that come into sight: the same ones with the same columns stay as they are. */
+function Row({ row, columns, look, place }) {
+  return useMemo(() => html`<tr class=${look} aria-rowindex=${place}>
+    ${columns.map((column) => html`<td key=${column.key} class=${column.numeric ? "number" : ""}>${shownCell(column, row)}</td>`)}
+  </tr>`, [row, columns, look, place]);
 }
 
 function shownCell(column, row) {

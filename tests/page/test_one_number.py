@@ -4,6 +4,7 @@ report and Python."""
 import json
 import os
 import subprocess
+from collections.abc import Iterator
 from contextlib import closing
 from typing import Any
 
@@ -19,6 +20,22 @@ from storage.store import open_store
 from tests.autotune.served import COMMAND
 from tests.page.conftest import Open
 from tests.page.place import Place
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    """A service of its own: an explanation learns from the trials of all jobs, and one service may have cached it before those
+    of other tests."""
+    with closing(Place(tmp_path_factory.mktemp("one_number"))) as place:
+        place.serve()
+        place.work()
+        yield place
+
+
+@pytest.fixture(scope="module")
+def finished(place: Place) -> str:
+    """A job that has ended, with every outcome among its trials."""
+    return place.finished(trials=24, strategy="grid", memory_limit=20 * 2**20)
 
 
 def command(place: Place, *words: str) -> str:

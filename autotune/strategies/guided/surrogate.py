@@ -248,13 +248,13 @@ class Feasibility:
 
     def failing(self, candidates: Described) -> Array:
         """(n,) The probability that each candidate fails for an unpredicted reason."""
-        failed = (~self._observations.ran).astype(np.float32)
+        failed = ~self._observations.ran
         share, features = np.zeros(len(candidates)), self._observations.described.features
         if failed.any():
             for block in blocks(len(candidates), len(features)):
                 # Failures are correlated over this distance in features, and half a success is added to the actual ones.
                 similarity = matern(candidates.features[block], features, 4.0)
-                share[block] = similarity @ failed / (similarity.sum(axis=1) + 0.5)
+                share[block] = similarity[:, failed].sum(axis=1) / (similarity.sum(axis=1) + 0.5)
         return share
 
     def _learn(self) -> None:
