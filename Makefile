@@ -132,7 +132,7 @@ trackers: $(TRACKERS_STAMP)
 # Every test that skips where a framework of others is missing, and the proofs that need them.
 extras: $(EXTRAS_STAMP) trackers
 	$(EXTRAS_BIN)/python -m pytest tests/autotune/frameworks/test_targets.py tests/autotune/strategies \
-	    tests/autotune/test_agents.py tests/search_spaces/models tests/executor/files tests/executor/engines/test_user_modules.py tests/executor/engines/command/test_frameworks.py tests/executor/engines/deepspeed tests/deploy/test_chart.py tests/deploy/test_schedulers.py
+	    tests/autotune/test_agents.py tests/search_spaces/models tests/executor/files tests/executor/engines/test_user_modules.py tests/executor/engines/command/test_frameworks.py tests/executor/engines/deepspeed tests/autotune/inside/test_libraries.py tests/deploy/test_chart.py tests/deploy/test_schedulers.py
 	$(EXTRAS_BIN)/python -m benchmarks.frameworks.torch_export --markdown docs/results/torch-export.md
 	$(EXTRAS_BIN)/python -m benchmarks.frameworks.own_models --markdown docs/results/own-models.md
 	$(EXTRAS_BIN)/python -m benchmarks.frameworks.same_step --markdown docs/results/same-step.md

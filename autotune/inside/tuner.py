@@ -18,7 +18,7 @@ from executor.inside.agreement import Agreement
 from executor.inside.batches import Count, are_alike, counted, rows_of
 from executor.inside.recovery import device_bytes, device_peak, release, reset_peak, standing_bytes
 from executor.inside.steps import TunedSteps, device_name, synchronized
-from executor.inside.switches import MICRO_BATCH_SIZE, Switch, changes_with_batch, switches_of, unwrapped
+from executor.inside.switches import MICRO_BATCH_SIZE, Switch, changes_with_batch, is_deepspeed, switches_of, unwrapped
 from search_spaces.knob import Value
 
 _log = logging.getLogger(__name__)
@@ -61,8 +61,8 @@ class InRunTuner:
         """Start to tune.
 
         Args:
-            model: the model as the loop calls it, wrapped and on its device.
-            optimizer: whose `step` and `zero_grad` the loop calls.
+            model: the model as the loop calls it, wrapped and on its device; DeepSpeed's engine, whose `step` the loop calls.
+            optimizer: whose `step` and `zero_grad` the loop calls; None with DeepSpeed's engine.
             global_batch_size: samples of an optimizer step over all ranks; None: each batch of the loader is a step.
             knobs: names of the knobs to change, or their values; None: all that can change. `left_out` has the others.
             steps: optimizer steps of the whole run; None: unknown.
@@ -77,9 +77,8 @@ class InRunTuner:
             RequestError: an option is wrong.
         """
         require_share(share)
-        if hasattr(model, "set_gradient_accumulation_boundary"):
-            problem = "is DeepSpeed's engine, whose steps cannot be divided from outside"
-            raise RequestError("model", problem, "sweep the script without --inside")
+        if is_deepspeed(model) and hasattr(model, "train_batch"):
+            raise RequestError("model", "is DeepSpeed's pipeline, which divides its own steps", "sweep the script")
         self.agreement = Agreement()
         self._steps = TunedSteps(model, optimizer, self.agreement, count)
         self.left_out: dict[str, str] = {}
@@ -171,7 +170,17 @@ class InRunTuner:
         self._end()
 
     def backward(self, loss: Any, call: Callable[[Any], Any] | None = None) -> None:
-        """The backward pass of a micro-batch, with its weight in the step; `call`: instead of `loss.backward()`."""
+        """The backward pass of a micro-batch, with its weight in the step; `call`: instead of `loss.backward()`.
+
+        Raises:
+            RequestError: the call would step DeepSpeed's engine.
+        """
+        library = getattr(call, "__self__", None)
+        if (steps := getattr(library, "gradient_accumulation_steps", 1)) != 1:
+            loss = loss * steps  # Accelerate divides by it
+        if call is not None and self._steps.is_deepspeed:
+            remedy = "call tuner.backward(loss) and engine.step() with the engine of deepspeed.initialize"
+            raise RequestError("model", "is DeepSpeed's engine, which the other library steps in backward passes", remedy)
         self._steps.backward(loss, call)
 
     def in_library_loop(self) -> None:
@@ -255,7 +264,7 @@ class InRunTuner:
         ))  # fmt: skip
         self._identity = RunIdentity(
             script=self._script,
-            parameters=sum(parameter.numel() for parameter in self._model.parameters()),
+            parameters=sum(getattr(parameter, "ds_numel", parameter.numel()) for parameter in self._model.parameters()),
             model=type(unwrapped(self._model)).__name__,
             global_batch_size=rows if self._rows is None else self._rows * self.agreement.world_size,
             world_size=self.agreement.world_size,

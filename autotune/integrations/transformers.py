@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 
+from autotune.errors import RequestError
 from autotune.measured import VARIABLE, report, timed
 
 
@@ -65,11 +66,16 @@ class TunedTrainer:
 
     The Trainer's loop stays as it is. In all micro-steps of an optimizer step but the last, the batch is only kept; in the last
     one all are trained, divided as the setting says.
+
+    Raises:
+        RequestError: Accelerate runs DeepSpeed, whose steps it makes in backward passes.
     """
 
     def __init__(self, trainer: Any, model: Any, original: Any, options: dict[str, Any]) -> None:
         from autotune.inside.tuner import InRunTuner
 
+        if trainer.is_deepspeed_enabled:
+            raise RequestError("tune", "Accelerate steps DeepSpeed by itself", "sweep the script without tune=True")
         self._trainer, self._original = trainer, original
         self.tuner = InRunTuner(model, trainer.optimizer, steps=trainer.state.max_steps, **options)
         self.tuner.in_library_loop()

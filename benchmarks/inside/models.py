@@ -47,16 +47,16 @@ class Language(nn.Module):
         return functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
 
 
-def make_batches(count: int, rows: int, seed: int, ragged: bool) -> list[dict[str, torch.Tensor]]:
+def make_batches(count: int, rows: int, seed: int, ragged: bool, length: int = 12) -> list[dict[str, torch.Tensor]]:
     """Batches of this rank, with the number of each sample; `ragged`: samples have different numbers of labels."""
     draw = torch.Generator().manual_seed(seed)
     batches = []
     for number in range(count):
-        tokens = torch.randint(0, VOCABULARY, (rows, 12), generator=draw)
+        tokens = torch.randint(0, VOCABULARY, (rows, length), generator=draw)
         labels = tokens.clone()
         if ragged:
-            lengths = torch.randint(2, 13, (rows,), generator=draw)
-            labels[torch.arange(12) >= lengths[:, None]] = -100
+            lengths = torch.randint(2, length + 1, (rows,), generator=draw)
+            labels[torch.arange(length) >= lengths[:, None]] = -100
         batches.append({"input_ids": tokens, "labels": labels, "ids": torch.arange(rows) + number * rows})
     return batches
 

@@ -1,17 +1,21 @@
 """Writes docs/results/inside.md: what tuning inside a run costs, and that it changes nothing of what is trained.
 
-`python -m benchmarks.inside.page` runs everything, in about an hour of two cores; options make it
-shorter.
+`python -m benchmarks.inside.page` runs everything, in two hours of two cores; options make it shorter. Loops of
+libraries that are not installed are left out, and nanoGPT's where NANOGPT does not name a folder with its `model.py`.
 """
 
 import argparse
 import json
+import os
 from collections.abc import Iterable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from benchmarks.inside.loops import LOOPS, NANOGPT
 from benchmarks.inside.overhead import overhead
 from benchmarks.inside.ranks import run_ranks
+from benchmarks.inside.scripts import BLOCK, ROUNDS, steps_of_offline
 from benchmarks.inside.simulated import SimulatedRun, rows_of_page
 
 PAGE = Path("docs/results/inside.md")
@@ -36,6 +40,21 @@ bucket or FSDP2's resharding and prefetch. It is compared with an untuned loop.
 
 {changes}
 
+## Libraries
+
+The same in loops of libraries on two ranks. DeepSpeed trains in fp32, and models of Transformers (TRL) compute their loss in
+it; all others train in float64.
+
+{libraries}
+
+## Eight scripts
+
+Loops of a small language model on two ranks, in which the user's setting is a micro-batch of 2 and four of them in a step.
+Offline, every setting of the run is measured in turn, {block} steps at a time, in {rounds_offline} rounds, without starting the
+program anew. Then the run has the best of them from its first step on, and then it tunes itself; {seeds} seeds, in turn.
+
+{scripts}
+
 ## Out of memory
 
 Limits of the address space (RLIMIT_AS) make a real allocation fail in the forward pass, the backward pass, the update or an
@@ -54,7 +73,8 @@ A step in which nothing is tuned any more takes {microseconds:.1f} microseconds 
   so larger settings are tried only where the device's memory is predicted to suffice, and not on CPUs.
 - An update that runs out of memory with a setting that was proven before ends the run: nothing could undo a half of it.
 - With several ranks under DDP, a step of a setting that was proven before ends the run if it runs out of memory.
-- Workers of data loaders do not change. DeepSpeed, Lightning and a kill in the middle of a step are not covered.
+- With DeepSpeed's engine the same holds on one rank, because it keeps state in the middle of a step.
+- Workers of data loaders do not change: random augmentations would be others.
 """
 
 
@@ -106,6 +126,47 @@ def changes(results: Results, schedules: int) -> str:
     return table(("wrapper", "schedules", "largest difference of losses", "of weights", "each sample once, in order"), rows)
 
 
+def libraries(results: Results, schedules: int) -> str:
+    """The table of random changes in loops of libraries."""
+    rows = []
+    for loop in installed_loops():
+        compared = results.of("libraries", 2, loop, str(schedules))
+        rows.append((
+            loop, str(schedules), f"{max(row['weights'] for row in compared):.1e}",
+            "yes" if all(row["in_order"] for row in compared) else "no",
+        ))  # fmt: skip
+    return table(("loop", "schedules", "largest difference of weights", "each sample once, in order"), rows)
+
+
+def scripts(results: Results, seeds: int, steps: int) -> str:
+    """The table of runs that tune themselves, against every setting measured before."""
+    rows = []
+    for loop in installed_loops():
+        runs = []
+        for seed in range(seeds):
+            count = results.of("scripts", 2, loop, "best", str(seed), "1")[0]["count"]
+            offline = results.of("scripts", 2, loop, "offline", str(seed), str(steps_of_offline(count)))[0]
+            seconds = {json.dumps(setting): time for setting, time in offline["settings"]}
+            best = min(seconds, key=lambda setting: seconds[setting])
+            of_best = results.of("scripts", 2, loop, "best", str(seed), str(steps), best)[0]
+            tuned = results.of("scripts", 2, loop, "tuned", str(seed), str(steps))[0]
+            runs.append((
+                seconds[json.dumps(tuned["setting"])] / seconds[best], tuned["seconds"] / of_best["seconds"],
+                (offline["seconds"] + of_best["seconds"]) / tuned["seconds"], tuned["lost"] / tuned["seconds"],
+            ))  # fmt: skip
+        rows.append((loop, str(count), *(" / ".join(f"{value:.3f}" for value in column) for column in zip(*runs, strict=True))))
+    head = ("loop", "settings", "time of the choice / of the best", f"time to step {steps:,} / with the best",
+            "offline and run / tuned run", "share that the search counted")  # fmt: skip
+    return table(head, rows)
+
+
+def installed_loops() -> list[str]:
+    """The loops whose libraries are installed."""
+    packages = {"trainer": "transformers", "fsdp2": "torch", "ddp": "torch", "nanogpt": "torch"}
+    loops = [loop for loop in LOOPS if find_spec(packages.get(loop, loop)) is not None]
+    return [loop for loop in loops if loop != "nanogpt" or NANOGPT in os.environ]
+
+
 def events(results: Results, number: int) -> str:
     """The table of memory limits."""
     rows = []
@@ -130,6 +191,8 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--schedules", type=int, default=200)
     parser.add_argument("--events", type=int, default=60)
+    parser.add_argument("--seeds", type=int, default=3, help="of the eight scripts")
+    parser.add_argument("--steps", type=int, default=2000, help="of a script's run")
     parser.add_argument("--results", type=Path, metavar="FILE", help="keeps raw results, and goes on from them")
     options = parser.parse_args()
     results = Results(options.results)
@@ -137,6 +200,8 @@ def main() -> None:
     plain, tuned = overhead()
     text = TEXT.format(
         simulated=figures, verdict=verdict, changes=changes(results, options.schedules), events=events(results, options.events),
+        libraries=libraries(results, 6), scripts=scripts(results, options.seeds, options.steps), seeds=options.seeds,
+        block=BLOCK, rounds_offline=ROUNDS,
         microseconds=1e6 * (tuned - plain), share=(tuned - plain) / 0.01, rounds=20,
     )  # fmt: skip
     PAGE.write_text(text, encoding="utf-8")

@@ -5,6 +5,7 @@ import os
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 
@@ -27,7 +28,8 @@ def run_ranks(module: str, ranks: int, *arguments: str, seconds: float = 600.0) 
         for rank in range(ranks)
     ]  # fmt: skip
     try:
-        outputs = [process.communicate(timeout=seconds) for process in processes]
+        with ThreadPoolExecutor(ranks) as readers:  # a rank whose output nobody reads stops when its pipe is full
+            outputs = [*readers.map(lambda process: process.communicate(timeout=seconds), processes)]
     except subprocess.TimeoutExpired:
         for process in processes:
             process.kill()

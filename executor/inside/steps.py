@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 from executor.inside.agreement import Agreement
 from executor.inside.batches import Count, Part, parts_of, piece, rows_of
 from executor.inside.recovery import Snapshot, device_bytes, is_out_of_memory, reduce_gradients, release
-from executor.inside.switches import unwrapped
+from executor.inside.switches import is_deepspeed, unwrapped
 
 _OUTSIDE = Part(None, 1.0, is_last=True)
 _WHOLE = Part(None, 1.0, is_last=True, is_first=True)
@@ -28,14 +28,17 @@ class TunedSteps:
     The first step of a setting is a proof: gradients are combined over ranks only when every rank has computed its own, and
     the update is undone on all ranks if it fails on one. So no rank waits in a collective for one that ran out of memory. This
     holds for one rank and for DistributedDataParallel. FSDP2 communicates inside of forward passes, so with
-    several ranks nothing is proven (`can_recover`).
+    several ranks nothing is proven (`can_recover`), nor with DeepSpeed's engine, which keeps state of a step's middle.
     """
 
     def __init__(self, model: Any, optimizer: Any, agreement: Agreement, count: Count) -> None:
-        self.model, self.optimizer, self.agreement, self.count = model, optimizer, agreement, count
+        self.model, self.agreement, self.count = model, agreement, count
         inner = unwrapped(model)
         self.is_fsdp = hasattr(inner, "set_requires_gradient_sync")
         self.is_ddp = isinstance(model, DistributedDataParallel)
+        self.is_deepspeed = is_deepspeed(model)
+        self.optimizer: Any = None if self.is_deepspeed else optimizer
+        """None: DeepSpeed's engine updates at the end of a step by itself."""
         self.part = _OUTSIDE
         self.is_proof = False
         """Whether the step must show that its setting fits."""
@@ -55,7 +58,7 @@ class TunedSteps:
     @property
     def communicates(self) -> bool:
         """Whether ranks communicate inside of forward and backward passes, so that all must run equally many."""
-        return self.agreement.world_size > 1 and not self.is_ddp
+        return self.is_deepspeed or (self.agreement.world_size > 1 and not self.is_ddp)
 
     @property
     def can_recover(self) -> bool:
@@ -103,12 +106,16 @@ class TunedSteps:
             inner = unwrapped(self.model)
             inner.set_requires_gradient_sync(is_last)
             inner.set_is_last_backward(is_last)
+        elif self.is_deepspeed:
+            self.model.set_gradient_accumulation_boundary(is_last)
 
     def backward(self, loss: torch.Tensor, call: Callable[[torch.Tensor], Any] | None = None) -> None:
         """The backward pass of a micro-batch with its weight in the step."""
         scaled = loss * self.part.weight if self.part.weight != 1.0 else loss
         if call is not None:
             call(scaled)
+        elif self.is_deepspeed:
+            self.model.backward(scaled, scale_wrt_gas=False)
         else:
             scaled.backward()  # type: ignore[no-untyped-call]
         self.note_backward()

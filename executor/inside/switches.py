@@ -40,6 +40,11 @@ def unwrapped(model: Any) -> Any:
             return model
 
 
+def is_deepspeed(model: Any) -> bool:
+    """Whether the model is DeepSpeed's engine."""
+    return hasattr(model, "set_gradient_accumulation_boundary")
+
+
 def blocks_of(model: nn.Module) -> list[nn.Module]:
     """The longest list of modules of one class: the layers of a transformer; empty: there is none with two."""
     lists = [
@@ -57,6 +62,7 @@ def switches_of(model: Any, left_out: dict[str, str]) -> Iterator[Switch]:
     yield from _attention(inner, left_out)
     yield from _compilation(inner, left_out)
     yield from _ddp_buckets(model, left_out)
+    yield from _deepspeed_buckets(model, left_out)
     yield from _fsdp2(inner)
 
 
@@ -154,6 +160,24 @@ def _ddp_buckets(wrapper: Any, left_out: dict[str, str]) -> Iterator[Switch]:
 
     if len(values) > 1:
         yield Switch("ddp_bucket_mb", tuple(values), current, switch, ordered=True, effect=0.05)
+
+
+def _deepspeed_buckets(engine: Any, left_out: dict[str, str]) -> Iterator[Switch]:
+    if not is_deepspeed(engine):
+        return
+    if not hasattr(engine.optimizer, "setup_buckets"):
+        left_out["reduce_bucket_size"] = f"DeepSpeed reads it once at ZeRO stage {engine.zero_optimization_stage()}"
+        return
+    # Stages 1 and 2 make the buffers of buckets anew for each backward pass.
+    size = sum(parameter.numel() for parameter in engine.module.parameters() if parameter.requires_grad)
+    current = engine.optimizer.reduce_bucket_size
+    values = sorted({value for value in (500_000, 5_000_000, 50_000_000, 500_000_000) if value < 2 * size} | {current})
+
+    def switch(value: int) -> None:
+        engine.optimizer.reduce_bucket_size = value
+
+    if len(values) > 1:
+        yield Switch("reduce_bucket_size", tuple(values), current, switch, ordered=True, effect=0.05)
 
 
 def _fsdp2(model: Any) -> Iterator[Switch]:

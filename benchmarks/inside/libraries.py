@@ -1,0 +1,58 @@
+"""Random changes of the setting in every step of a library's loop, against the loop untuned: weights, and the order of samples.
+
+`python -m benchmarks.inside.libraries LOOP SCHEDULES` on each rank; `benchmarks.inside.page` and
+`tests/autotune/inside/test_libraries.py` run it.
+"""
+
+import json
+import sys
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import autotune.inside.tuner as inside
+from benchmarks.inside import loops
+from benchmarks.inside.loops import LOOPS, Run, model_of, note_samples
+from benchmarks.inside.models import full_weights, make_batches, rank_number
+from benchmarks.inside.random_changes import RandomlyTuned
+
+ROWS, STEPS, LENGTH = 4, 8, 12
+LOOPS |= {f"deepspeed-{stage}": partial(loops.deepspeed, stage=stage) for stage in (0, 1, 3)}
+
+
+def compare(loop: str, seed: int) -> dict[str, Any]:
+    """One schedule: the largest difference of weights, whether each sample was trained once and in order, and settings."""
+    per_step, seen, tuners, weights = 1 + seed % 3, ([], []), [], []
+
+    class Kept(RandomlyTuned):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            self.seed = seed
+            super().__init__(*arguments, **options)
+            tuners.append(self)
+
+    inside.InRunTuner = Kept  # type: ignore[misc]
+    for is_tuned in (False, True):
+        # A label of a Trainer may be left out, and nanoGPT's mean is over all tokens.
+        batches = make_batches(STEPS * per_step, ROWS, 100 + rank_number(), ragged=per_step == 1 and loop != "nanogpt")
+        model = model_of(loop, 128, 3, LENGTH)
+        note_samples(model, seen[is_tuned])
+        run = Run(model, [{k: v for k, v in batch.items() if k != "ids"} for batch in batches], per_step, is_tuned)
+        weights.append(full_weights(LOOPS[loop](run)))
+    return {
+        "weights": max(float((a - b).detach().abs().max()) for a, b in zip(*weights, strict=True) if a.numel()),
+        "in_order": seen[0] == seen[1] and len(seen[0]) == STEPS * per_step * ROWS,
+        "settings": len(tuners[0].schedule.used) if tuners[0].schedule is not None else 0,
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    if not sys.argv[1].startswith("deepspeed"):  # its optimizers keep fp32
+        torch.set_default_dtype(torch.float64)
+    if loops.WORLD > 1:
+        dist.init_process_group("gloo")
+    print(json.dumps([compare(sys.argv[1], seed) for seed in range(int(sys.argv[2]))]))
+    if dist.is_initialized():
+        dist.destroy_process_group()

@@ -1,0 +1,134 @@
+"""Runs of eight libraries' loops on two ranks that tune themselves, against every setting measured, and against the best.
+
+    python -m benchmarks.inside.scripts LOOP MODE SEED STEPS [SETTING]     on each rank; `benchmarks.inside.page` runs it
+
+MODE is `offline` (each setting of the run in turn, several steps at a time, in rounds), `best` (SETTING, a JSON object, from
+the first step on) or `tuned`. Prints seconds, the setting at the end, and for `offline` the median seconds of a step of each
+setting.
+"""
+
+import json
+import statistics
+import sys
+import time
+from collections import defaultdict
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import autotune.inside.tuner as inside
+from autotune.inside.schedule import Schedule, StepRecord
+from autotune.inside.space import RunSpace, Setting
+from benchmarks.inside.loops import LOOPS, WORLD, Run, model_of
+from benchmarks.inside.models import make_batches, rank_number
+
+ROWS, PER_STEP, LENGTH, WIDTH, LAYERS = 2, 4, 32, 96, 3
+BLOCK, ROUNDS, FIRST = 8, 4, 2
+"""Steps of a setting at a time, how often each has its turn, and steps at the beginning of a turn that do not count."""
+
+
+class EachInTurn:
+    """A schedule that measures all settings, in rounds."""
+
+    def __init__(self, space: RunSpace, start: Setting) -> None:
+        self.space, self.incumbent, self.setting, self.is_over, self.level = space, start, start, False, 1.0
+        self.journal: list[Any] = []
+        self.seconds: dict[Setting, list[float]] = defaultdict(list)
+        self._order = [setting for _ in range(ROUNDS) for setting in every_setting(space)]
+        self._steps = 0
+
+    def skip(self) -> None:
+        """The first step."""
+
+    def record(self, step: StepRecord) -> None:
+        """Note a step, and go on to the next setting after a block."""
+        self._steps += 1
+        if step.seconds is not None and self._steps > FIRST:
+            self.seconds[self.setting].append(step.seconds)
+        if self._steps == BLOCK and self._order:
+            self._steps, self.setting = 0, self._order.pop(0)
+
+
+class Fixed(EachInTurn):
+    """A schedule that keeps one setting, and so is over from the first step on."""
+
+    def __init__(self, space: RunSpace, start: Setting) -> None:
+        super().__init__(space, start)
+        self.is_over, self.level = True, 0.01
+
+    def record(self, _: StepRecord) -> None:
+        """Nothing is decided."""
+
+
+def steps_of_offline(settings: int) -> int:
+    """Optimizer steps that measure so many settings."""
+    return 1 + BLOCK * (1 + ROUNDS * settings)
+
+
+def every_setting(space: RunSpace) -> list[Setting]:
+    """All settings, in the order of the knobs."""
+    settings: list[Setting] = [()]
+    for knob in space.knobs:
+        settings = [(*setting, value) for setting in settings for value in knob.values]
+    return settings
+
+
+def run(loop: str, mode: str, seed: int, steps: int, chosen: dict[str, Any]) -> dict[str, Any]:
+    """One run."""
+    tuners: list[inside.InRunTuner] = []
+
+    class Kept(inside.InRunTuner):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            tuners.append(self)
+            self.began = self.ended = 0.0
+
+        def _begin(self, batches: Any) -> None:
+            self.began = time.perf_counter()
+            super()._begin(batches)
+
+        def _end(self) -> None:
+            super()._end()
+            self.ended = time.perf_counter()
+
+        def _end_quietly(self) -> None:
+            super()._end_quietly()
+            self.ended = time.perf_counter()
+
+        def _new_schedule(self) -> Any:
+            if mode == "tuned":
+                return super()._new_schedule()
+            start = self._space.setting({**self.setting, **chosen})
+            assert start is not None
+            return (EachInTurn if mode == "offline" else Fixed)(self._space, start)
+
+    inside.InRunTuner = Kept  # type: ignore[misc]
+    batches = [
+        {name: value for name, value in batch.items() if name != "ids"}
+        for batch in make_batches(steps * PER_STEP, ROWS, 100 * seed + rank_number(), ragged=False, length=LENGTH)
+    ]
+    training = Run(model_of(loop, WIDTH, LAYERS, LENGTH), batches, PER_STEP, is_tuned=True)
+    LOOPS[loop](training)
+    tuner: Any = tuners[0]
+    result: dict[str, Any] = {"seconds": tuner.ended - tuner.began, "setting": tuner.setting}
+    if tuner.schedule is not None:
+        result["count"] = len(every_setting(tuner.schedule.space))
+    if isinstance(tuner.schedule, EachInTurn) and mode == "offline":
+        result["settings"] = [
+            (tuner.schedule.space.named(setting), statistics.median(times)) for setting, times in tuner.schedule.seconds.items()
+        ]
+    if isinstance(tuner.schedule, Schedule):
+        result["lost"], result["over_at"] = tuner.schedule.spent_seconds, tuner.schedule.journal[-1].step
+    return result
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    if WORLD > 1:
+        dist.init_process_group("gloo")
+    loop, mode, seed, steps, *chosen = sys.argv[1:]
+    print(json.dumps([run(loop, mode, int(seed), int(steps), json.loads(chosen[0]) if chosen else {})]))
+    if dist.is_initialized():
+        dist.destroy_process_group()
