@@ -20,6 +20,8 @@ class RunKnob:
     """Whether neighbouring values have similar times, so that the search may go from one to the next."""
     effect: float = 0.1
     """Standard deviation of the logarithm of the ratio of the times of two neighbouring values, before any was measured."""
+    trend: float = 0.0
+    """Expected logarithm of that ratio, of a value to the one before it."""
     change_seconds: float = 0.0
     """Expected seconds of one change, beside the first step after it."""
     saving_value: Value | None = None

@@ -44,9 +44,10 @@ class Surrogate:
     """The distribution of the logarithm of the time of a step with each setting, relative to each other.
 
     log seconds of a block = speed of the machine + effects of the knobs' values + interaction of the setting + noise. All are
-    normal a priori, so that the posterior is a Gaussian process's [Rasmussen and Williams, Gaussian Processes for Machine
-    Learning, 2006, equations 2.22 to 2.24 and 2.30]. The speed is a random walk; effects of an ordered knob are one too, whose
-    increments are correlated. So each block informs about all settings that share a value with its own.
+    normal a priori (a larger micro-batch and less recomputation are expected to be faster), so that the posterior is a Gaussian
+    process's [Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, equations 2.22 to 2.24 and 2.30]. The
+    speed is a random walk; effects of an ordered knob are one too, whose increments are correlated. So each block informs about
+    all settings that share a value with its own.
     """
 
     def __init__(self, space: RunSpace) -> None:
@@ -62,7 +63,9 @@ class Surrogate:
             self._variances += np.diag(effect)[self._positions[:, knob]]
         self._cross, self._inverse = np.zeros((len(self.settings), 0)), np.zeros((0, 0))
         self._level = self._weights = np.zeros(0)
-        self.mean = np.zeros(len(self.settings))
+        self._prior = self._positions @ np.array([knob.trend for knob in space.knobs])
+        """Mean logarithm of the time of each setting before any step."""
+        self.mean = self._prior
         self._carried: list[float] = []
         """Of each drift, the member of `CARRIED` that its measurements support most."""
 
@@ -85,7 +88,7 @@ class Surrogate:
         self._level = DRIFT_PER_STEP**2 * at + JUMP**2 * (1.0 + epochs)
         noise = np.diag([block.variance + BLOCK**2 for block in blocks])
         values = np.array([block.log_seconds for block in blocks])
-        values = values - values[0]
+        values = values - values[0] - (self._prior[rows] - self._prior[rows[0]])
         last, best = int(epochs[-1]), -math.inf
         earlier = self._carried[: last - 1] if last else []
         for carried, weight in CARRIED if last else ((1.0, 0.0),):
@@ -101,7 +104,7 @@ class Surrogate:
                 self._inverse, self._fade = inverse.T @ inverse, fade[-1]
         self._weights = self._inverse @ values
         self._cross = self._kernel(np.arange(len(self.settings)), rows) * self._fade
-        self.mean = self._cross @ self._weights
+        self.mean = self._prior + self._cross @ self._weights
 
     def covariance(self, settings: NDArray[np.intp]) -> Array:
         """Posterior covariance of settings, and in the last row and column of the machine's present speed."""

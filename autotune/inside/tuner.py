@@ -1,6 +1,7 @@
 """`autotune.InRunTuner`: finds the fastest setting in the steps of a training run itself."""
 
 import atexit
+import dataclasses
 import logging
 import math
 import sys
@@ -175,12 +176,12 @@ class InRunTuner:
         Raises:
             RequestError: the call would step DeepSpeed's engine.
         """
-        library = getattr(call, "__self__", None)
-        if (steps := getattr(library, "gradient_accumulation_steps", 1)) != 1:
-            loss = loss * steps  # Accelerate divides by it
-        if call is not None and self._steps.is_deepspeed:
-            remedy = "call tuner.backward(loss) and engine.step() with the engine of deepspeed.initialize"
-            raise RequestError("model", "is DeepSpeed's engine, which the other library steps in backward passes", remedy)
+        if call is not None:
+            if self._steps.is_deepspeed:
+                remedy = "call tuner.backward(loss) and engine.step() with the engine of deepspeed.initialize"
+                raise RequestError("model", "is DeepSpeed's engine, which the other library steps in backward passes", remedy)
+            # Accelerate divides by it.
+            loss = loss * getattr(getattr(call, "__self__", None), "gradient_accumulation_steps", 1)
         self._steps.backward(loss, call)
 
     def in_library_loop(self) -> None:
@@ -248,7 +249,7 @@ class InRunTuner:
         if self._rows is None and self.agreement.world_size > 1:
             rows *= self.agreement.world_size
         switches = [
-            Switch(MICRO_BATCH_SIZE, tuple(values) if reason is None else (present,), present, lambda _: None, True, 0.2),
+            Switch(MICRO_BATCH_SIZE, tuple(values) if reason is None else (present,), present, lambda _: None, True, 0.2, -0.1),
             *switches_of(self._model, self.left_out),
         ]
         if reason is not None:
@@ -257,7 +258,7 @@ class InRunTuner:
         self.setting = {name: switch.current for name, switch in self._switches.items()}
         self._space = RunSpace(tuple(
             RunKnob(
-                name=switch.name, values=switch.values, ordered=switch.ordered, effect=switch.effect,
+                name=switch.name, values=switch.values, ordered=switch.ordered, effect=switch.effect, trend=switch.trend,
                 change_seconds=switch.change_seconds, saving_value=switch.saving_value, grows=switch.name == MICRO_BATCH_SIZE,
             )
             for switch in self._switches.values()
@@ -290,10 +291,8 @@ class InRunTuner:
                 values = (*sorted(values),)
         else:
             values = (switch.current,)
-        return Switch(
-            switch.name, values, switch.current, switch.apply, switch.ordered, switch.effect, switch.change_seconds,
-            switch.saving_value if switch.saving_value in values else None,
-        )  # fmt: skip
+        saving_value = switch.saving_value if switch.saving_value in values else None
+        return dataclasses.replace(switch, values=values, saving_value=saving_value)
 
     def _new_schedule(self) -> Schedule:
         start = self._space.setting(self.setting)

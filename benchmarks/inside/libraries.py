@@ -19,7 +19,10 @@ from benchmarks.inside.models import full_weights, make_batches, rank_number
 from benchmarks.inside.random_changes import RandomlyTuned
 
 ROWS, STEPS, LENGTH = 4, 8, 12
-LOOPS |= {f"deepspeed-{stage}": partial(loops.deepspeed, stage=stage) for stage in (0, 1, 3)}
+# DeepSpeed's with buckets that a small model fills.
+CASES = {name: loop for name, loop in LOOPS.items() if name != "deepspeed"} | {
+    f"deepspeed-{stage}": partial(loops.deepspeed, stage=stage, bucket=5000) for stage in range(4)
+}
 
 
 def compare(loop: str, seed: int) -> dict[str, Any]:
@@ -39,7 +42,7 @@ def compare(loop: str, seed: int) -> dict[str, Any]:
         model = model_of(loop, 128, 3, LENGTH)
         note_samples(model, seen[is_tuned])
         run = Run(model, [{k: v for k, v in batch.items() if k != "ids"} for batch in batches], per_step, is_tuned)
-        weights.append(full_weights(LOOPS[loop](run)))
+        weights.append(full_weights(CASES[loop](run)))
     return {
         "weights": max(float((a - b).detach().abs().max()) for a, b in zip(*weights, strict=True) if a.numel()),
         "in_order": seen[0] == seen[1] and len(seen[0]) == STEPS * per_step * ROWS,

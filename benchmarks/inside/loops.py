@@ -21,7 +21,7 @@ ENVIRONMENT = dict(os.environ)
 WORLD = int(ENVIRONMENT.get("WORLD_SIZE", "1"))
 NANOGPT = "NANOGPT"
 """Environment variable: a folder with nanoGPT's `model.py`."""
-RATE, ZERO_STAGE = 0.1, 2
+RATE, ZERO_STAGE, BUCKET = 0.1, 2, 50_000_000
 
 
 class WithLoss(nn.Module):
@@ -111,11 +111,11 @@ def plain(run: Run, wrapper: str) -> Any:
     return model
 
 
-def deepspeed(run: Run, stage: int = ZERO_STAGE) -> Any:
+def deepspeed(run: Run, stage: int = ZERO_STAGE, bucket: int = BUCKET) -> Any:
     """DeepSpeed's loop."""
     settings = {
         "train_micro_batch_size_per_gpu": run.rows, "gradient_accumulation_steps": run.per_step,
-        "zero_optimization": {"stage": stage, "reduce_bucket_size": 5000}, "zero_allow_untested_optimizer": True,
+        "zero_optimization": {"stage": stage, "reduce_bucket_size": bucket}, "zero_allow_untested_optimizer": True,
     }  # fmt: skip
     warnings.filterwarnings("ignore")
     library = importlib.import_module("deepspeed")

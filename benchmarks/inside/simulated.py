@@ -18,8 +18,8 @@ from autotune.inside.space import RunKnob, RunSpace, Setting
 from search_spaces.knob import Value
 
 KNOBS = (
-    RunKnob(name="micro_batch_size", values=(1, 2, 4, 8, 16), ordered=True, effect=0.2, grows=True),
-    RunKnob(name="activation_checkpointing", values=("none", "full"), effect=0.2, saving_value="full"),
+    RunKnob(name="micro_batch_size", values=(1, 2, 4, 8, 16), ordered=True, effect=0.2, trend=-0.1, grows=True),
+    RunKnob(name="activation_checkpointing", values=("none", "full"), effect=0.15, trend=0.25, saving_value="full"),
     RunKnob(name="attention", values=("eager", "sdpa"), effect=0.1),
     RunKnob(name="compile", values=(False, True), effect=0.15),
     RunKnob(name="forward_prefetch", values=(0, 1, 2), ordered=True, effect=0.05),

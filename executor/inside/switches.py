@@ -25,6 +25,7 @@ class Switch:
     apply: Callable[[Any], None]
     ordered: bool = False
     effect: float = 0.1
+    trend: float = 0.0
     change_seconds: float = 0.0
     saving_value: Any = None
 
@@ -95,7 +96,7 @@ def _checkpointing(model: nn.Module, left_out: dict[str, str]) -> Iterator[Switc
     else:
         left_out[CHECKPOINTING] = "the model has no list of equal blocks"
         return
-    yield Switch(CHECKPOINTING, ("none", "full"), current, switch, effect=0.2, saving_value="full")
+    yield Switch(CHECKPOINTING, ("none", "full"), current, switch, effect=0.15, trend=0.25, saving_value="full")
 
 
 def _attention(model: Any, left_out: dict[str, str]) -> Iterator[Switch]:

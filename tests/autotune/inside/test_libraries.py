@@ -9,11 +9,18 @@ from benchmarks.inside.ranks import run_ranks
 
 PACKAGES = {"trainer": "transformers", "fsdp2": "torch", "ddp": "torch", "nanogpt": "torch"}
 LIBRARIES = [
-    "ddp", "fsdp2", "nanogpt", "trainer", "trl", "accelerate", "lightning", "deepspeed", "deepspeed-0", "deepspeed-1",
-    "deepspeed-3",
-]  # fmt: skip
+    "ddp",
+    "fsdp2",
+    "nanogpt",
+    "trainer",
+    "trl",
+    "accelerate",
+    "lightning",
+    *(f"deepspeed-{stage}" for stage in range(4)),
+]
 
 
+@pytest.mark.prove
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_a_tuned_run_is_the_untuned_run(library: str) -> None:
     package = PACKAGES.get(library, library.partition("-")[0])

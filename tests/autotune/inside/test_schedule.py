@@ -37,6 +37,24 @@ def test_the_fastest_setting_is_found_and_the_search_ends() -> None:
     assert "over" in schedule.journal[-1].text
 
 
+def test_what_is_expected_to_be_faster_is_tried_first_and_measurements_overrule_it() -> None:
+    knob = RunKnob(name="micro_batch_size", values=(2, 4, 8), ordered=True, effect=0.2, trend=-0.1, grows=True)
+    space = RunSpace((knob, RunKnob(name="activation_checkpointing", values=("none", "full"), effect=0.15, trend=0.25)))
+    for is_faster, answer in ((True, (8, "none")), (False, (2, "none"))):
+        schedule, tried = Schedule(space, (2, "none"), share=0.01, steps=2000), []
+        for _ in range(200):
+            rows, recomputation = schedule.setting
+            if schedule.setting not in tried:
+                tried.append(schedule.setting)
+            ratio = int(rows) / 2  # type: ignore[call-overload]
+            schedule.record(
+                StepRecord(0.03 * ratio ** (-0.3 if is_faster else 0.3) * (1.4 if recomputation == "full" else 1.0))
+            )
+        assert tried[1][1] == "none", tried
+        assert int(tried[1][0]) > 2, tried
+        assert schedule.incumbent == answer
+
+
 def test_a_setting_that_runs_out_of_memory_is_left_out_with_all_that_are_larger() -> None:
     schedule = make()
     play(schedule, 200, limit=2)
