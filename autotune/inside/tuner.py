@@ -319,10 +319,10 @@ class InRunTuner:
         decision: list[Any] = []
         if schedule is not None:
             wanted = self._admitted(schedule)
-            quiet = 0
-            if schedule.is_over:
+            quiet, is_proof = 0, wanted not in self._proven
+            if schedule.is_over and not is_proof:
                 quiet = math.ceil(min(max(MEETING_SECONDS / max(schedule.level, 1e-6), 16), 100_000))
-            decision = [list(wanted), wanted not in self._proven, quiet]
+            decision = [list(wanted), is_proof, quiet]
         values, is_proof, quiet = self.agreement.decided(decision)
         began = time.perf_counter()
         for (name, switch), value in zip(self._switches.items(), values, strict=True):
